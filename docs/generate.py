@@ -25,9 +25,9 @@ from trueline.analyze.causes.library import known_causes
 from trueline.analyze.stats.alarm_budget import SHARES, AlarmBudget
 from trueline.analyze.workers.outliers import fewest_steps
 from trueline.render.comparison.compare_rows import COLUMNS
+from trueline.schema.columns.records import RECORD_COLUMNS
+from trueline.schema.columns.workers import WORKER_COLUMNS, Column
 from trueline.schema.plan import LIVE, Plan
-from trueline.schema.records import RECORD_COLUMNS
-from trueline.schema.workers import WORKER_COLUMNS, Column
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -46,7 +46,7 @@ API = {
         "analyze/compare/result.py",
         ("findings", "first", "rows", "steps", "counts", "missing", "notes", "exit_code", "to_json"),
     ),
-    "Tolerance": ("schema/tolerance.py", ("load", "save")),
+    "Tolerance": ("schema/files/tolerance.py", ("load", "save")),
     "Run": (
         "store/reader.py",
         (

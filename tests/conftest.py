@@ -39,13 +39,23 @@ cannot show.
 """
 
 LONGEST_FIRST = (
-    *("faults/test_gallery", "ranks/test_watch_changes_nothing", "docs/test_transcripts", "ranks/test_compare_ranks"),
-    *("cli/test_run", "ranks/test_compiled_training", "unit/store/test_records_crash", "ranks/test_compare_placements"),
+    *(
+        "faults/test_gallery",
+        "ranks/test_watch_changes_nothing",
+        "docs/test_transcripts",
+        "ranks/layouts/test_compare_ranks",
+    ),
+    *(
+        "cli/run/test_run",
+        "ranks/test_compiled_training",
+        "unit/store/test_records_crash",
+        "ranks/layouts/test_compare_placements",
+    ),
     *("cli/test_demo", "ranks/test_live_plan", "unit/store/test_disk", "unit/analyze/compare/test_compare"),
-    *("unit/analyze/compare/match/test_name_maps", "ranks/test_shards", "unit/tensor/test_measure"),
+    *("unit/analyze/compare/match/test_name_maps", "ranks/layouts/test_shards", "unit/tensor/test_measure"),
     *("unit/analyze/compare/judge/history/test_over_time", "unit/analyze/checks/workers/test_dispersion_low"),
-    *("unit/analyze/checks/steps/test_overflow_healthy_models", "cli/test_run_ref", "cli/test_run_resume"),
-    *("web/test_report", "unit/tensor/test_kernel_sanitized", "ranks/test_tensor_parallel"),
+    *("unit/analyze/checks/steps/test_overflow_healthy_models", "cli/run/test_run_ref", "cli/run/test_run_resume"),
+    *("web/test_report", "unit/tensor/test_kernel_sanitized", "ranks/layouts/test_tensor_parallel"),
     *("unit/analyze/workers/test_outliers", "unit/analyze/compare/judge/test_stored_values"),
 )
 """Files of more than ten seconds of CPU time, all their processes counted, by what they take. Workers of pytest-xdist

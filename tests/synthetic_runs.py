@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trueline.schema.files.run_manifest import GroupSpec, Manifest, RankEnv
 from trueline.schema.finding import Finding
-from trueline.schema.run_manifest import GroupSpec, Manifest, RankEnv
 from trueline.store.file_names import WORKERS_DIR, PartName
 from trueline.store.log.parts import encode_part
 from trueline.store.records.arrays import from_values

@@ -22,8 +22,8 @@ from trueline.analyze.compare.match.align import align
 from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.compare.prefilter import differing_steps
 from trueline.analyze.recorded.step_values import read_step
-from trueline.schema.records import STAT_NAMES, StepRecords
-from trueline.schema.run_manifest import Manifest, RankEnv
+from trueline.schema.columns.records import STAT_NAMES, StepRecords
+from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter
 

@@ -20,13 +20,13 @@ from trueline.analyze.compare.match.names import NameMap
 from trueline.cli.verbs.import_ import measure
 from trueline.cli.verbs.plan import _document
 from trueline.compat.msprobe.config import read_config, settings_of
+from trueline.schema.columns.records import StackRecord, StepRecords, TensorRecord
 from trueline.schema.errors import PlanError, RunError
+from trueline.schema.files.plan_files import plan_path, read_changes, revision_path, write_plan
+from trueline.schema.files.run_manifest import GroupSpec, Manifest, PlanRevision, RankEnv
+from trueline.schema.files.tolerance import Tolerance
 from trueline.schema.finding import Finding
 from trueline.schema.plan import Plan
-from trueline.schema.plan_files import plan_path, read_changes, revision_path, write_plan
-from trueline.schema.records import StackRecord, StepRecords, TensorRecord
-from trueline.schema.run_manifest import GroupSpec, Manifest, PlanRevision, RankEnv
-from trueline.schema.tolerance import Tolerance
 from trueline.store.importers.checkpoint import import_checkpoint
 from trueline.store.importers.checkpoint_weights import Options
 from trueline.store.importers.hf import import_hf

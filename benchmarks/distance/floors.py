@@ -12,7 +12,7 @@ from benchmarks.distance.recorded import record
 
 from trueline.analyze.compare.calibrate import calibrate
 from trueline.analyze.compare.compare import compare
-from trueline.schema.tolerance import Tolerance
+from trueline.schema.files.tolerance import Tolerance
 
 DRAWS = 3
 

@@ -14,10 +14,10 @@ from torch import nn
 
 import trueline
 from trueline.capture.job.safe_sink import SafeSink
+from trueline.schema.columns.records import StackRecord, StepRecords, TensorRecord
 from trueline.schema.errors import TruelineError
+from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.schema.finding import Finding
-from trueline.schema.records import StackRecord, StepRecords, TensorRecord
-from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.store.log import merge
 from trueline.store.reader import Run
 from trueline.store.verify import verify

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 import trueline
 from trueline.analyze.check_run import check
-from trueline.schema.run_manifest import GroupSpec, Manifest, RankEnv
+from trueline.schema.files.run_manifest import GroupSpec, Manifest, RankEnv
 from trueline.store.file_names import WORKERS_DIR, PartName
 from trueline.store.log import merge
 from trueline.store.log.parts import encode_part

@@ -16,8 +16,8 @@ from benchmarks.overhead.model import LanguageModel, tokens
 from torch import nn
 
 from trueline.capture.watch import Watch
+from trueline.schema.files.start import Job, Start
 from trueline.schema.plan import Plan
-from trueline.schema.start import Job, Start
 from trueline.store.log.table_writer import SEAL_S
 from trueline.store.writer import RunWriter
 from trueline.testing.ranks import Ranks

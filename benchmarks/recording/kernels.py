@@ -21,7 +21,7 @@ import torch
 from benchmarks import page
 from torch import Tensor
 
-from trueline.schema.records import STAT_NAMES
+from trueline.schema.columns.records import STAT_NAMES
 from trueline.tensor.measure import HostMeter, exponents_of
 from trueline.tensor.native import NATIVE
 

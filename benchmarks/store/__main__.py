@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.page import arguments, head, table, write
 from benchmarks.store import recorded_step
 
-from trueline.schema.workers import WORKER_COLUMNS
+from trueline.schema.columns.workers import WORKER_COLUMNS
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter
 

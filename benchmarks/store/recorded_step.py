@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from benchmarks import page
 
-from trueline.schema.records import PROJECTION_NAMES, STAT_NAMES, StepRecords
+from trueline.schema.columns.records import PROJECTION_NAMES, STAT_NAMES, StepRecords
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter
 

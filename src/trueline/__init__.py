@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from trueline.analyze.compare.result import Comparison
     from trueline.capture.seeding import SeedReport
     from trueline.capture.watch import Watch
+    from trueline.schema.files.tolerance import Tolerance
     from trueline.schema.live import Callback
     from trueline.schema.plan import OnFinding, Plan
-    from trueline.schema.tolerance import Tolerance
     from trueline.store.reader import Run
 
 __version__ = "0.1.0"
@@ -171,7 +171,7 @@ def compare(
     """
     given: dict[str, Any] = {} if max_bytes is None else {"max_bytes": max_bytes}
     if isinstance(tolerance, (str, os.PathLike)):
-        given["tolerance"] = importlib.import_module("trueline.schema.tolerance").Tolerance.load(tolerance)
+        given["tolerance"] = importlib.import_module("trueline.schema.files.tolerance").Tolerance.load(tolerance)
     elif tolerance is not None:
         given["tolerance"] = tolerance
     judge = importlib.import_module("trueline.analyze.compare.compare").compare

@@ -12,8 +12,8 @@ from tests.cli import in_process
 from torch import nn
 
 import trueline as library
+from trueline.schema.files.tolerance import Tolerance
 from trueline.schema.text.documents import decode
-from trueline.schema.tolerance import Tolerance
 
 Trueline = Callable[..., tuple[int, str, str]]
 

@@ -7,9 +7,9 @@ import pytest
 from tests.cli.in_process import trueline
 from tests.unit.recorded_steps import make_step, rows_of, tensor_record
 
+from trueline.schema.columns.records import StackRecord
+from trueline.schema.files.run_manifest import GroupSpec, Manifest, RankEnv
 from trueline.schema.finding import Finding
-from trueline.schema.records import StackRecord
-from trueline.schema.run_manifest import GroupSpec, Manifest, RankEnv
 from trueline.schema.site import SITE_FORM
 from trueline.store.writer import RunWriter
 

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from trueline.cli import main as command_line
+from trueline.schema.files.plan_files import plan_path, read_changes, revision_path, write_plan
+from trueline.schema.files.run_manifest import Manifest, PlanRevision, RankEnv
 from trueline.schema.plan import Plan
-from trueline.schema.plan_files import plan_path, read_changes, revision_path, write_plan
-from trueline.schema.run_manifest import Manifest, PlanRevision, RankEnv
 from trueline.store.writer import RunWriter
 
 

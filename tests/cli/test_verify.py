@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.cli import in_process
 
-from trueline.schema.run_manifest import Manifest, RankEnv
+from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.store.writer import RunWriter
 
 

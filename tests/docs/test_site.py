@@ -14,9 +14,9 @@ import pytest
 import typer.main
 
 import trueline
+from trueline.schema.columns.records import RECORD_COLUMNS
+from trueline.schema.columns.workers import WORKER_COLUMNS
 from trueline.schema.plan import Plan
-from trueline.schema.records import RECORD_COLUMNS
-from trueline.schema.workers import WORKER_COLUMNS
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

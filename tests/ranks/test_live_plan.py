@@ -30,7 +30,7 @@ def trained(rank, world, out, plan, edits, fault, steps):
     rank 1, or no reduction at all.
     """
     import trueline
-    from trueline.schema.plan_files import plan_path
+    from trueline.schema.files.plan_files import plan_path
 
     torch.manual_seed(0)
     inner = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))

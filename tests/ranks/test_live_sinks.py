@@ -98,9 +98,9 @@ def train_impatiently(rank, world, *arguments):
 
 @pytest.mark.parametrize(("wanted", "asked"), [("record", {"preset": "mix", "next_steps": 3}), ("log", {})])
 def test_what_a_finding_does_is_asked_for_in_the_plan_file_once(tmp_path, wanted, asked):
+    from trueline.schema.files.plan_files import plan_path, read_changes, write_plan
     from trueline.schema.finding import Finding
     from trueline.schema.plan import Plan
-    from trueline.schema.plan_files import plan_path, read_changes, write_plan
     from trueline.sinks.attached import Side
     from trueline.sinks.look import News
     from trueline.sinks.side_process import Settings

@@ -10,8 +10,8 @@ import numpy as np
 from benchmarks.exact_checks.simulate import Epoch
 from tests.synthetic_runs import write_part
 
-from trueline.schema.run_manifest import Attempt, GroupSpec, Manifest, RankEnv
-from trueline.schema.start import Start
+from trueline.schema.files.run_manifest import Attempt, GroupSpec, Manifest, RankEnv
+from trueline.schema.files.start import Start
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from trueline.schema.records import PROJECTION_NAMES, RECORD_COLUMNS, STAT_NAMES, StepRecords, TensorRecord
+from trueline.schema.columns.records import PROJECTION_NAMES, RECORD_COLUMNS, STAT_NAMES, StepRecords, TensorRecord
 
 NAMES = ("", "layers.0.attn", "layers.0.attn.linear", "layers.0.mlp", "layers.1.attn", "lm_head[0]")
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from trueline.capture.record.session import Session
+from trueline.schema.columns.records import STAT_NAMES, StackRecord, StepRecords, TensorRecord
 from trueline.schema.plan import Plan
-from trueline.schema.records import STAT_NAMES, StackRecord, StepRecords, TensorRecord
 
 Row = dict[str, Any]
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.whole_parameters import parts_of_one_model
+from trueline.analyze.parameters.whole_parameters import parts_of_one_model
 from trueline.schema.errors import CannotTell
-from trueline.schema.run_manifest import RankEnv
+from trueline.schema.files.run_manifest import RankEnv
 from trueline.schema.site import Site
 from trueline.store.reader import Run
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from trueline.analyze.compared_ranks import data_parallel_ranks
 from trueline.analyze.workers.iterations import parting_of
-from trueline.schema.run_lock import living, owner_left
+from trueline.schema.files.run_lock import living, owner_left
 from trueline.schema.text.words import capitalized, ranks_text
 from trueline.store.reader import Run
 

@@ -27,10 +27,10 @@ from trueline.capture.step.exchange import COMING_S, Team, make_team
 from trueline.capture.step.recorder import Recorder
 from trueline.capture.step.working_parts import Watching, WorkingParts
 from trueline.schema.errors import InputError, TruelineError
+from trueline.schema.files.run_manifest import Attempt, Manifest
+from trueline.schema.files.start import Job, Start
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Sink
-from trueline.schema.run_manifest import Attempt, Manifest
-from trueline.schema.start import Job, Start
 from trueline.schema.text.words import ranks_text
 
 REDUCING = ("ddp", "deepspeed", "fsdp1", "fsdp2")

@@ -10,7 +10,7 @@ from typing import Any
 
 from trueline.demo.settings import SETTINGS
 from trueline.schema.errors import InputError, RunExistsError
-from trueline.schema.run_lock import require_ended
+from trueline.schema.files.run_lock import require_ended
 
 MARKER = "demo.json"
 REPORT = "report.html"

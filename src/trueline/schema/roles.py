@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from trueline.schema.columns.records import StackRecord, StepRecords, TensorRecord
+from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.schema.finding import Finding
-from trueline.schema.records import StackRecord, StepRecords, TensorRecord
-from trueline.schema.run_manifest import Manifest, RankEnv
 
 Record = Mapping[str, Any] | Finding | StepRecords | TensorRecord | StackRecord
 """What a Sink takes. A mapping is a piece of a workers row, with keys of ``schema.workers``, ``step`` among them."""

@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from trueline.schema.errors import InputError, PlanError
+from trueline.schema.files.plan_files import ask
 from trueline.schema.finding import Finding
 from trueline.schema.live import Numbers, headline
-from trueline.schema.plan_files import ask
 from trueline.schema.text.reading import why
 from trueline.sinks.delivery import ROOM, Delivery
 from trueline.sinks.jsonl import JsonLines

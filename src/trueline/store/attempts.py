@@ -8,9 +8,9 @@ import os
 from fsspec.implementations.local import LocalFileSystem
 
 from trueline.schema.errors import ResumeError, RunError, RunExistsError
-from trueline.schema.run_lock import require_ended
-from trueline.schema.run_manifest import SCHEMA_VERSION, Attempt, Manifest, PlanRevision
-from trueline.schema.start import Job, Start
+from trueline.schema.files.run_lock import require_ended
+from trueline.schema.files.run_manifest import SCHEMA_VERSION, Attempt, Manifest, PlanRevision
+from trueline.schema.files.start import Job, Start
 from trueline.schema.text.documents import decode
 from trueline.store import file_names
 from trueline.store.log.earlier_start import last_step

@@ -13,8 +13,8 @@ from dataclasses import fields
 from fsspec import AbstractFileSystem
 from pydantic import ValidationError
 
+from trueline.schema.files.run_manifest import RankEnv, unknown_keys
 from trueline.schema.finding import Finding
-from trueline.schema.run_manifest import RankEnv, unknown_keys
 from trueline.schema.text.documents import decode
 from trueline.store import file_names
 from trueline.store.file_names import Problem

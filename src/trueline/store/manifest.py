@@ -7,7 +7,7 @@ import posixpath
 from fsspec import AbstractFileSystem
 
 from trueline.schema.errors import RunError
-from trueline.schema.run_manifest import Manifest
+from trueline.schema.files.run_manifest import Manifest
 from trueline.store import file_names
 from trueline.store.log.listing import names_in
 from trueline.store.migrate import read_manifest

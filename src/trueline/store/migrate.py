@@ -8,7 +8,7 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from trueline.schema.errors import RunError
-from trueline.schema.run_manifest import SCHEMA_VERSION, Manifest
+from trueline.schema.files.run_manifest import SCHEMA_VERSION, Manifest
 from trueline.schema.text.documents import decode, if_edited
 
 OLDEST_VERSION = 1

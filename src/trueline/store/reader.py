@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trueline.schema.columns.workers import PARAM_COLUMNS
 from trueline.schema.errors import RunError
+from trueline.schema.files.run_manifest import Manifest, RankEnv, unknown_keys
 from trueline.schema.finding import Finding
-from trueline.schema.run_manifest import Manifest, RankEnv, unknown_keys
 from trueline.schema.text.reading import reading, shortened
 from trueline.schema.text.secrets import without_credentials
 from trueline.schema.text.shown import Shown, library
-from trueline.schema.workers import PARAM_COLUMNS
 from trueline.store import file_names
 from trueline.store.env_and_findings import name_unknown, read_env, read_findings
 from trueline.store.file_names import Problem

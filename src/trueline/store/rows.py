@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from trueline.schema.columns.records import RECORD_COLUMNS
+from trueline.schema.columns.workers import WORKER_COLUMNS
 from trueline.schema.errors import RunError
-from trueline.schema.records import RECORD_COLUMNS
-from trueline.schema.workers import WORKER_COLUMNS
 from trueline.store.records.arrays import contiguous, empty, from_numpy, to_numpy
 
 _ARROW_TYPES: dict[str, pa.DataType] = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from trueline.schema.run_manifest import SCHEMA_VERSION
-from trueline.schema.workers import WORKER_COLUMNS
+from trueline.schema.columns.workers import WORKER_COLUMNS
+from trueline.schema.files.run_manifest import SCHEMA_VERSION
 from trueline.store.reader import Run
 from trueline.store.records.record_summary import summarize_records
 

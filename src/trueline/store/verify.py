@@ -14,9 +14,9 @@ import pyarrow as pa
 from fsspec import AbstractFileSystem
 
 from trueline.schema.errors import RunError
+from trueline.schema.files.plan_files import PLAN_FILE, REVISIONS_DIR
+from trueline.schema.files.run_manifest import SCHEMA_VERSION, unknown_keys
 from trueline.schema.plan import Plan
-from trueline.schema.plan_files import PLAN_FILE, REVISIONS_DIR
-from trueline.schema.run_manifest import SCHEMA_VERSION, unknown_keys
 from trueline.schema.text.documents import decode
 from trueline.schema.text.reading import why
 from trueline.schema.text.secrets import without_credentials

@@ -16,13 +16,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from trueline.schema.columns.records import StackRecord, StepRecords, TensorRecord
 from trueline.schema.errors import InputError
+from trueline.schema.files.run_lock import Hold
+from trueline.schema.files.run_manifest import Manifest, RankEnv
+from trueline.schema.files.start import FIRST, Job, Start
 from trueline.schema.finding import Finding
-from trueline.schema.records import StackRecord, StepRecords, TensorRecord
 from trueline.schema.roles import Record
-from trueline.schema.run_lock import Hold
-from trueline.schema.run_manifest import Manifest, RankEnv
-from trueline.schema.start import FIRST, Job, Start
 from trueline.schema.text import documents
 from trueline.store import file_names
 from trueline.store.attempts import next_start

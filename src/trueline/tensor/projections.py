@@ -26,8 +26,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trueline.schema.columns.records import PROJECTION_NAMES
 from trueline.schema.formats import MASKS
-from trueline.schema.records import PROJECTION_NAMES
 from trueline.tensor.shard import ShardRuns
 from trueline.tensor.strides import blocks
 from trueline.tensor.weights import MASK, PAGE, PAGE_BITS, device_weights, host_weights

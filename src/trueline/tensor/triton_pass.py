@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trueline.schema.records import STAT_NAMES
+from trueline.schema.columns.records import STAT_NAMES
 from trueline.tensor.projections import LANES, MASKS_OF, ROWS
 from trueline.tensor.weights import PAGE, DeviceWeights
 

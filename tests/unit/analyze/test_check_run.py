@@ -12,8 +12,8 @@ from tests.unit.healthy_run import healthy_rows, rank_env, sample_rows, write_ru
 from trueline.analyze import check_run, registry
 from trueline.analyze.check_run import check
 from trueline.schema.errors import InputError, RunError
+from trueline.schema.files.run_manifest import Manifest
 from trueline.schema.finding import Finding
-from trueline.schema.run_manifest import Manifest
 from trueline.store.writer import RunWriter
 
 EXACT = (

@@ -15,8 +15,8 @@ from trueline.capture.probes.gradients import GradientProbe
 from trueline.capture.probes.losses.loss import LossProbe
 from trueline.capture.step import working_parts
 from trueline.schema.errors import CaptureError, InputError, PlanError
+from trueline.schema.files.run_manifest import RankEnv
 from trueline.schema.finding import Finding
-from trueline.schema.run_manifest import RankEnv
 
 
 class FullDisk:

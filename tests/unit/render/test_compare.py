@@ -41,8 +41,8 @@ from trueline.render.comparison.compare_page import render, write_page
 from trueline.render.comparison.compare_rows import COLUMNS, most_relevant
 from trueline.render.comparison.compare_story import judged_text, size_text, story_of, times_text
 from trueline.render.comparison.compare_xlsx import COLOURS, write_xlsx
+from trueline.schema.columns.records import StackRecord
 from trueline.schema.errors import InputError
-from trueline.schema.records import StackRecord
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter
 

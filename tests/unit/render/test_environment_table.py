@@ -1,7 +1,7 @@
 """Facts that all ranks share stand once; what differs is listed with who has which value."""
 
 from trueline.render.report.environment_table import Differing, environment
-from trueline.schema.run_manifest import Manifest, RankEnv
+from trueline.schema.files.run_manifest import Manifest, RankEnv
 
 
 def env(rank: int, **fields: object) -> RankEnv:

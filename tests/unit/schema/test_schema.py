@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trueline.schema.columns.records import Unmeasured
+from trueline.schema.columns.workers import COLUMN_BY_NAME, WORKER_COLUMNS
 from trueline.schema.errors import PlanError, SiteError
+from trueline.schema.files.run_manifest import Manifest, with_interval
 from trueline.schema.finding import Finding, by_weight
 from trueline.schema.plan import Plan
-from trueline.schema.records import Unmeasured
-from trueline.schema.run_manifest import Manifest, with_interval
 from trueline.schema.site import Site
-from trueline.schema.workers import COLUMN_BY_NAME, WORKER_COLUMNS
 
 NAMES = st.text(st.characters(codec="ascii", categories=("L", "N"), include_characters="._-"), max_size=30)
 

@@ -7,8 +7,8 @@ import pytest
 from tests.synthetic_runs import write_run
 
 import trueline
+from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.schema.finding import Finding
-from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.sinks.look import Looks
 from trueline.sinks.series import SERIES, Series
 from trueline.store.writer import RunWriter

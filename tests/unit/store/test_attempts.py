@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 
+from trueline.schema.columns.records import StackRecord, StepRecords
 from trueline.schema.errors import ResumeError
+from trueline.schema.files.run_manifest import Attempt, Manifest, PlanRevision, RankEnv
+from trueline.schema.files.start import Job, Start
 from trueline.schema.finding import Finding
-from trueline.schema.records import StackRecord, StepRecords
-from trueline.schema.run_manifest import Attempt, Manifest, PlanRevision, RankEnv
-from trueline.schema.start import Job, Start
 from trueline.store.attempts import next_start
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter

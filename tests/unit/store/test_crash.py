@@ -13,7 +13,7 @@ from trueline.store.reader import Run
 
 WRITE = textwrap.dedent("""
     import os, sys
-    from trueline.schema.run_manifest import Manifest, RankEnv
+    from trueline.schema.files.run_manifest import Manifest, RankEnv
     from trueline.store.writer import RunWriter
 
     def pieces():

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from trueline.schema.run_manifest import SCHEMA_VERSION
+from trueline.schema.files.run_manifest import SCHEMA_VERSION
 from trueline.store.migrate import OLDEST_VERSION, to_current
 from trueline.store.reader import Run
 from trueline.store.rows import WORKER_SCHEMA

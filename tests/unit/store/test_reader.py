@@ -10,8 +10,8 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from trueline.schema.errors import RunError
+from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.schema.finding import Finding
-from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.schema.text.documents import decode
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter

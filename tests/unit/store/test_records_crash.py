@@ -16,14 +16,14 @@ from safetensors.numpy import load_file
 from tests.unit.recorded_steps import make_step, read_rows, rows_of, tensor_record
 from tests.unit.writer_deaths import damage, killed_at_each_call, signalled, start
 
-from trueline.schema.records import StackRecord
+from trueline.schema.columns.records import StackRecord
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter
 
 RECORD = textwrap.dedent("""
     import os, signal, sys
     import numpy as np
-    from trueline.schema.records import StackRecord
+    from trueline.schema.columns.records import StackRecord
     from trueline.store.writer import RunWriter
     from tests.unit.recorded_steps import make_step, tensor_record
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from tests.unit.recorded_steps import make_step, tensor_record
 
+from trueline.schema.columns.records import StackRecord
 from trueline.schema.errors import RunError
+from trueline.schema.files.plan_files import revision_path, write_plan
+from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.schema.finding import Finding
 from trueline.schema.plan import Plan
-from trueline.schema.plan_files import revision_path, write_plan
-from trueline.schema.records import StackRecord
-from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.store.reader import Run
 from trueline.store.verify import verify
 from trueline.store.writer import RunWriter

@@ -14,9 +14,9 @@ import pytest
 
 from trueline.capture.job.safe_sink import SafeSink
 from trueline.schema.errors import InputError, RunExistsError
+from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.schema.finding import Finding
 from trueline.schema.roles import Sink
-from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.unit.kernels import SETS, using
 from tests.unit.projected import projected
 
-from trueline.schema.records import STAT_NAMES
+from trueline.schema.columns.records import STAT_NAMES
 from trueline.schema.stats import TensorStats
 from trueline.tensor.lanes import CHUNK, MEASURABLE, PARTS, SMALL
 from trueline.tensor.measure import (

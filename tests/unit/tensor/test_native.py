@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.kernels import SETS, using
 from tests.unit.projected import projected
 
-from trueline.schema.records import STAT_NAMES
+from trueline.schema.columns.records import STAT_NAMES
 from trueline.tensor import native
 from trueline.tensor.fingerprint import HostFingerprint
 from trueline.tensor.measure import HostMeter

@@ -25,8 +25,8 @@ from trueline.analyze.compare.match.align import Alignment
 from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.recorded.step_values import Value
 from trueline.schema.errors import CannotTell, InputError
+from trueline.schema.files.tolerance import QUANTILE, Floors, KindFloor, Tolerance
 from trueline.schema.text.words import counted
-from trueline.schema.tolerance import QUANTILE, Floors, KindFloor, Tolerance
 from trueline.store.reader import Run
 
 Floats = NDArray[np.float64]

@@ -27,8 +27,8 @@ from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.compare.merge.loss_scale import clipped_ratio, with_one_loss_scale
 from trueline.analyze.compare.prefilter import differing_steps
 from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, Comparison, StepSummary
+from trueline.schema.files.tolerance import Tolerance
 from trueline.schema.finding import Finding
-from trueline.schema.tolerance import Tolerance
 from trueline.store.reader import Run
 
 STEPS_IN_DETAIL = 32

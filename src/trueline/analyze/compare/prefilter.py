@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.schema.records import PROJECTION_NAMES
+from trueline.schema.columns.records import PROJECTION_NAMES
 from trueline.store.reader import Run
 
 _AT_A_TIME = 1_000

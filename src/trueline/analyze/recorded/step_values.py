@@ -15,9 +15,9 @@ from itertools import compress, repeat, starmap
 from typing import Any, cast
 
 from trueline.analyze.recorded.stored_tensors import Stored, stored
+from trueline.schema.columns.records import PROJECTION_NAMES, STAT_NAMES, Unmeasured
 from trueline.schema.errors import RunError
 from trueline.schema.fact import fact
-from trueline.schema.records import PROJECTION_NAMES, STAT_NAMES, Unmeasured
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
 from trueline.store.log import column_lists

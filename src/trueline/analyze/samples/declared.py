@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueline.analyze.compared_ranks import odd_ranks
-from trueline.schema.run_manifest import RankEnv
+from trueline.schema.files.run_manifest import RankEnv
 
 
 @dataclass(frozen=True)

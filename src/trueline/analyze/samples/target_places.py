@@ -8,7 +8,7 @@ import numpy as np
 
 from trueline.analyze.compared_ranks import Ints
 from trueline.analyze.stats.memoize import memoized
-from trueline.schema.target_places import PLACES
+from trueline.schema.columns.target_places import PLACES
 from trueline.store.reader import Run
 
 NEXT = 1

@@ -15,8 +15,8 @@ import numpy as np
 from trueline.analyze.stats.memoize import memoized
 from trueline.analyze.updates.laws import TOLERANCE
 from trueline.analyze.updates.samples import Aside, sampled_updates
+from trueline.schema.files.run_manifest import RankEnv
 from trueline.schema.formats import FORMATS
-from trueline.schema.run_manifest import RankEnv
 from trueline.store.reader import Run
 
 FEWEST = 3

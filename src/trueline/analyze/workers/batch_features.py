@@ -13,7 +13,7 @@ import numpy as np
 
 from trueline.analyze.compared_ranks import Floats
 from trueline.analyze.stats.tails import NAMING_LEVEL, binomial_tail
-from trueline.schema.batch_features import FEATURES, NUM_FEATURES, PARTS
+from trueline.schema.columns.batch_features import FEATURES, NUM_FEATURES, PARTS
 from trueline.store.reader import Run
 
 SPREADS = 3.0

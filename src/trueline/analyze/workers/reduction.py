@@ -13,9 +13,9 @@ from functools import cached_property
 import numpy as np
 
 from trueline.analyze.compared_ranks import Bools, Floats, Ints, any_over, columns_of, several_workers
-from trueline.analyze.whole_parameters import EQUAL, held_by_one
+from trueline.analyze.parameters.whole_parameters import EQUAL, held_by_one
 from trueline.schema.errors import CannotTell, RunError
-from trueline.schema.run_manifest import RankEnv
+from trueline.schema.files.run_manifest import RankEnv
 from trueline.store.reader import Run
 
 ABSENT = -1.0

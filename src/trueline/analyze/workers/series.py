@@ -20,9 +20,9 @@ import numpy as np
 from trueline.analyze.compared_ranks import Bools, Floats, Ints, columns_of, numbers, several_workers
 from trueline.analyze.samples.consumed import Samples, consumed_samples, first_equal
 from trueline.analyze.stats.memoize import memoized
-from trueline.schema.batch_features import NUM_FEATURES
+from trueline.schema.columns.batch_features import NUM_FEATURES
+from trueline.schema.columns.workers import COLUMN_BY_NAME
 from trueline.schema.errors import CannotTell, RunError
-from trueline.schema.workers import COLUMN_BY_NAME
 from trueline.store.reader import Run
 
 SampleLosses = Mapping[int, tuple[Floats, ...]]

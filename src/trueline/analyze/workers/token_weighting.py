@@ -16,8 +16,8 @@ import numpy as np
 
 from trueline.analyze.compared_ranks import data_parallel_ranks, envs_of
 from trueline.analyze.stats.memoize import memoized
+from trueline.schema.columns.token_weights import DOUBTS, NUM_FIELDS, TokenWeights
 from trueline.schema.errors import CannotTell
-from trueline.schema.token_weights import DOUBTS, NUM_FIELDS, TokenWeights
 from trueline.store.reader import Run
 
 LEAST = 0.01

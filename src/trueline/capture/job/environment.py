@@ -15,7 +15,7 @@ from torch import nn
 
 from trueline.capture.model.layout import Layout, copies, local, named_buffers
 from trueline.capture.model.mesh import is_piece
-from trueline.schema.run_manifest import HeldAlike, ParamLists, RankEnv
+from trueline.schema.files.run_manifest import HeldAlike, ParamLists, RankEnv
 
 _KNOWN = ("torch", "numpy", "transformers", "accelerate", "lightning", "deepspeed", "torch_npu", "triton", "trueline")
 

@@ -17,10 +17,10 @@ from typing import Any
 
 from trueline.capture.job.triggers import MAX_RECORDINGS, Detection, Triggers
 from trueline.schema.errors import PlanError
+from trueline.schema.files.plan_files import plan_path, read_changes, revision_path, write_plan
+from trueline.schema.files.start import FIRST, Start
 from trueline.schema.finding import PLAN_REFUSED, RECORDING_STARTED, Finding
 from trueline.schema.plan import Plan
-from trueline.schema.plan_files import plan_path, read_changes, revision_path, write_plan
-from trueline.schema.start import FIRST, Start
 
 _log = logging.getLogger("trueline")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 
+from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.schema.finding import WATCH_DEGRADED, Finding
 from trueline.schema.roles import Record, Sink
-from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.schema.text.reading import why
 
 _log = logging.getLogger("trueline")

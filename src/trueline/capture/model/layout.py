@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from trueline.capture.model.mesh import Mesh, is_dtensor, is_piece, workers_in
 from trueline.schema.errors import CaptureError
-from trueline.schema.run_manifest import GroupSpec
+from trueline.schema.files.run_manifest import GroupSpec
 from trueline.tensor.sketch import Sketcher, sketch_length
 
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")

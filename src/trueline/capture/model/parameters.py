@@ -13,7 +13,7 @@ from torch import nn
 
 from trueline.capture.model.layout import Apart, Layout, local, named_parameters
 from trueline.schema.errors import CaptureError
-from trueline.schema.run_manifest import ParamChange, ParamState
+from trueline.schema.files.run_manifest import ParamChange, ParamState
 
 
 class Parameters:

@@ -16,7 +16,7 @@ from trueline.capture.model.layout import local
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.step.own_columns import digest_columns
 from trueline.capture.step.passes import Contributions, Pass
-from trueline.schema.batch_features import FEATURES
+from trueline.schema.columns.batch_features import FEATURES
 from trueline.tensor.digest import combine, digest_rows
 
 MASKS = ("attention_mask", "mask", "padding_mask")

@@ -23,7 +23,7 @@ from trueline.capture.probes.around_update.update_slices import FIRST, Gathered
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.record.hooks import eager_modules
 from trueline.capture.step.passes import Contributions
-from trueline.schema.recomputation import UNITS, Apart, Recomputed, rounding_explains
+from trueline.schema.columns.recomputation import UNITS, Apart, Recomputed, rounding_explains
 
 NUM_MODULES, LENGTH, LEAST = 16, 64, 8
 """Modules a sample, in rotation over those that are recomputed; neighbouring elements of each value, and the least."""

@@ -23,8 +23,8 @@ from trueline.capture.model.host_copy import HostCopy
 from trueline.capture.record.arguments import Slots
 from trueline.capture.record.calls import Call, StepRows, flagged
 from trueline.capture.record.values import PLAIN, opened, stored
+from trueline.schema.columns.records import STAT_NAMES, StackRecord, StepRecords, TensorRecord
 from trueline.schema.plan import Plan
-from trueline.schema.records import STAT_NAMES, StackRecord, StepRecords, TensorRecord
 from trueline.schema.roles import Record
 from trueline.tensor import measure
 from trueline.tensor.device_pass import stats_and_fingerprint

@@ -29,7 +29,7 @@ from trueline.capture.record.arguments import Slots, inputs
 from trueline.capture.record.dispatched import dispatched
 from trueline.capture.record.functions import ENGINE
 from trueline.capture.record.guard import Fails, Guard
-from trueline.schema.records import Unmeasured
+from trueline.schema.columns.records import Unmeasured
 
 CHANGED = "changed before anybody waited for it where that is seen"
 

@@ -32,10 +32,10 @@ from trueline.capture.record.preparation import TOO_MANY, Preparation, is_aside
 from trueline.capture.record.stacks import Stacks, frame_of_update
 from trueline.capture.record.updates import Updates
 from trueline.capture.record.values import apart
+from trueline.schema.columns.records import StepRecords
+from trueline.schema.files.run_manifest import note_of_compiled
 from trueline.schema.plan import Plan
-from trueline.schema.records import StepRecords
 from trueline.schema.roles import Record
-from trueline.schema.run_manifest import note_of_compiled
 
 _log = logging.getLogger("trueline")
 

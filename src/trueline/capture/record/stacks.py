@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from trueline.capture.model.patches import UNSEEN
-from trueline.schema.records import StackRecord
+from trueline.schema.columns.records import StackRecord
 
 MAX_FRAMES = 32
 """Frames of a stack that are recorded, the innermost ones."""

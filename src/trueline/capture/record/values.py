@@ -17,7 +17,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from trueline.capture.model.host_copy import HostCopy
 from trueline.capture.model.mesh import is_dtensor
 from trueline.capture.record.arguments import Slots
-from trueline.schema.records import SAFETENSORS_NAMES, TensorRecord, Unmeasured
+from trueline.schema.columns.records import SAFETENSORS_NAMES, TensorRecord, Unmeasured
 from trueline.tensor.measure import unmeasurable
 
 if TYPE_CHECKING:

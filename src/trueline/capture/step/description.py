@@ -13,8 +13,8 @@ from trueline.capture.probes.base import Step
 from trueline.capture.record.stacks import is_users
 from trueline.capture.step.schedule import MAX_INTERVAL, Decision
 from trueline.capture.step.working_parts import Watching
+from trueline.schema.files.run_manifest import ParamLists, PlanRevision, RankEnv, with_interval
 from trueline.schema.plan import Plan
-from trueline.schema.run_manifest import ParamLists, PlanRevision, RankEnv, with_interval
 
 
 class Description:

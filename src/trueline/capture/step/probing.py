@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trueline.capture.probes.base import Moment, Probe, Step
 from trueline.capture.step.working_parts import WorkingParts
-from trueline.schema.workers import WORKER_COLUMNS
+from trueline.schema.columns.workers import WORKER_COLUMNS
 
 _COLUMNS = {column.name for column in WORKER_COLUMNS}
 
@@ -98,5 +98,5 @@ def _known(found: Mapping[str, Any]) -> Mapping[str, Any]:
     whole row.
     """
     if unknown := found.keys() - _COLUMNS:
-        raise KeyError(f"{', '.join(sorted(unknown))}: no column of trueline.schema.workers")
+        raise KeyError(f"{', '.join(sorted(unknown))}: no column of trueline.schema.columns.workers")
     return found

@@ -16,8 +16,8 @@ from trueline.capture.job.safe_sink import SafeSink
 from trueline.capture.record.make_session import AnySession, Idle
 from trueline.capture.step.exchange import Team
 from trueline.capture.step.own_time import OwnTime
+from trueline.schema.files.start import Start
 from trueline.schema.plan import Plan
-from trueline.schema.start import Start
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from trueline.cli.options import Json, Names, Ranks, Steps
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trueline.schema.tolerance import Tolerance
+    from trueline.schema.files.tolerance import Tolerance
 
 _SHOWN = 12
 
@@ -92,7 +92,7 @@ def _print_kinds(console: Console, tolerance: Tolerance) -> None:
     """The kinds whose floors are highest, at the step where they are."""
     from rich.table import Table
 
-    from trueline.schema.tolerance import QUANTILE
+    from trueline.schema.files.tolerance import QUANTILE
 
     rows = [
         (kind.high[at], name, step, kind)

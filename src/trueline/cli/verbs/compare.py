@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trueline.analyze.compare.match.names import NameMap
     from trueline.analyze.compare.result import Comparison
     from trueline.render.comparison.compare_story import Story
-    from trueline.schema.tolerance import Tolerance
+    from trueline.schema.files.tolerance import Tolerance
     from trueline.store.reader import Run
 
 
@@ -94,7 +94,7 @@ def _open(path: str) -> Run:
 def _tolerance(path: str | None) -> Tolerance | None:
     if path is None:
         return None
-    from trueline.schema.tolerance import Tolerance
+    from trueline.schema.files.tolerance import Tolerance
 
     return Tolerance.load(path)
 

@@ -99,7 +99,7 @@ def measure() -> Measure:
     """Measures tensors in host memory as the recorder does."""
     import numpy as np
 
-    from trueline.schema.records import STAT_NAMES
+    from trueline.schema.columns.records import STAT_NAMES
     from trueline.store.importers.step_rows import Measured
     from trueline.tensor.fingerprint import HostFingerprint
     from trueline.tensor.measure import HostMeter, num_measured, unmeasurable
@@ -133,7 +133,7 @@ def _tell(path: str, *, json: bool) -> None:
     from rich.console import Console
 
     from trueline.cli.json_document import print_document
-    from trueline.schema.run_manifest import SCHEMA_VERSION
+    from trueline.schema.files.run_manifest import SCHEMA_VERSION
     from trueline.schema.text.words import counted
     from trueline.store.reader import Run
 

@@ -79,7 +79,7 @@ def _answer(run: Run, sql: str, *, json: bool) -> None:
 def _list_sites(run: Run, site: str, step: int | None, rank: int | None, *, stacks: bool, json: bool) -> None:
     from trueline.cli.json_document import print_document
     from trueline.cli.record_tables import print_sites
-    from trueline.schema.run_manifest import SCHEMA_VERSION
+    from trueline.schema.files.run_manifest import SCHEMA_VERSION
     from trueline.store.records.record_summary import list_sites
 
     rows = list_sites(run, site, step=step, rank=rank, stacks=stacks)

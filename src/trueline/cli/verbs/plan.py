@@ -34,7 +34,7 @@ def command(
     Example: trueline plan runs/a --set preset=mix --set steps=120:125
     """
     from trueline.cli.json_document import print_document
-    from trueline.schema.plan_files import plan_path, read_changes, write_plan
+    from trueline.schema.files.plan_files import plan_path, read_changes, write_plan
     from trueline.store.reader import Run
 
     opened = Run(run)
@@ -125,7 +125,7 @@ def _document(run: Run, path: str) -> dict[str, Any]:
     """What `--json` prints; ``asked`` are the keys of plan.json that have another value than the Plan in force, and
     ``refused`` says why they cannot be taken up.
     """
-    from trueline.schema.run_manifest import SCHEMA_VERSION
+    from trueline.schema.files.run_manifest import SCHEMA_VERSION
 
     in_force, plans = _in_force(run), run.manifest.plans
     asked, refused = _asked(in_force, path)
@@ -145,7 +145,7 @@ def _document(run: Run, path: str) -> dict[str, Any]:
 def _asked(in_force: Plan, path: str) -> tuple[dict[str, Any], str | None]:
     """What the plan file asks for beyond what is in force, and why that cannot be; nothing where there is no file."""
     from trueline.schema.errors import PlanError
-    from trueline.schema.plan_files import read_changes
+    from trueline.schema.files.plan_files import read_changes
 
     if not os.path.isfile(path):
         return {}, None

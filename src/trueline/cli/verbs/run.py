@@ -156,7 +156,7 @@ def _require_place(out: str, *, overwrite: bool, resume: bool) -> None:
         raise InputError(f"A Run cannot be written to '{out}': '{nearest}' does not allow it. Pass another --out.")
     if not place.exists() or (place.is_dir() and not any(place.iterdir())):
         return
-    from trueline.schema.run_lock import require_ended
+    from trueline.schema.files.run_lock import require_ended
     from trueline.store.log.claim import require_free
 
     if resume:

@@ -120,7 +120,7 @@ def _document(
     """What `--json` prints; ``answer`` is null without ``--difference``, ``explained`` where it cannot be decided."""
     from dataclasses import asdict
 
-    from trueline.schema.run_manifest import SCHEMA_VERSION
+    from trueline.schema.files.run_manifest import SCHEMA_VERSION
 
     fields = asdict(setup)
     del fields["orders"]

@@ -23,8 +23,8 @@ from trueline.capture.model.layout import clean_name, unwrap
 from trueline.capture.model.world import world_size
 from trueline.capture.record.session import Session
 from trueline.schema.errors import InputError
+from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.schema.plan import Plan
-from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.store.writer import RunWriter
 
 PATIENCE_S = 60.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trueline.schema.run_manifest import Manifest, RankEnv
+from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.schema.text.words import clipped, counted, ranks_text
 
 _MAX_VALUE = 300

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueline.schema.errors import InputError
-from trueline.schema.run_manifest import Manifest
+from trueline.schema.files.run_manifest import Manifest
 from trueline.store.importers.step_rows import Measure, Measured, Place, StepRows
 from trueline.store.importers.target import new_run
 from trueline.store.importers.torch_values import dtype_name, to_store

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trueline.schema.records import STAT_NAMES, StepRecords
+from trueline.schema.columns.records import STAT_NAMES, StepRecords
 
 UNKNOWN: tuple[float, ...] = (math.nan,) * len(STAT_NAMES)
 

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 
 from trueline.schema.errors import InputError, RunExistsError
-from trueline.schema.run_manifest import Manifest, RankEnv
+from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.schema.text import documents
 from trueline.store import file_names
 from trueline.store.log.durable import replace_file

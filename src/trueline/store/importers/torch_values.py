@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from trueline.schema.records import SAFETENSORS_NAMES, TensorRecord
+from trueline.schema.columns.records import SAFETENSORS_NAMES, TensorRecord
 from trueline.store.records.tensor_files import TensorValue
 
 TORCH_NAMES: dict[str, str] = {code: name for name, code in SAFETENSORS_NAMES.items()}

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 
 from trueline.schema.errors import RunError, RunExistsError
-from trueline.schema.run_lock import require_ended
+from trueline.schema.files.run_lock import require_ended
 from trueline.store import file_names
 from trueline.store.log.durable import make_folder
 from trueline.store.migrate import read_manifest

@@ -8,8 +8,8 @@ import logging
 import os
 from collections.abc import Callable
 
+from trueline.schema.columns.records import StackRecord, StepRecords, TensorRecord
 from trueline.schema.finding import WATCH_DEGRADED, Finding
-from trueline.schema.records import StackRecord, StepRecords, TensorRecord
 from trueline.schema.text.reading import why
 from trueline.store import file_names
 from trueline.store.log.background import MAX_BYTES, Background

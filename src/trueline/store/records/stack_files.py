@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 
-from trueline.schema.records import StackRecord
+from trueline.schema.columns.records import StackRecord
 from trueline.schema.text.reading import why
 from trueline.store import file_names
 from trueline.store.file_names import Problem

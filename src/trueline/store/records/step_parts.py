@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trueline.schema.columns.records import PROJECTION_NAMES, STAT_NAMES, StepRecords
 from trueline.schema.errors import InputError
-from trueline.schema.records import PROJECTION_NAMES, STAT_NAMES, StepRecords
 from trueline.store.log.journal import FrameCodec
 from trueline.store.log.parts import encode_part
 from trueline.store.records.arrays import contiguous, from_numpy, from_values, lists_from, to_numpy

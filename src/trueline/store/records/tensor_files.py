@@ -21,9 +21,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from trueline.schema.columns.records import TensorRecord
 from trueline.schema.descriptor import Descriptor
 from trueline.schema.errors import InputError, RunError
-from trueline.schema.records import TensorRecord
 from trueline.schema.text.documents import parsed
 from trueline.schema.text.reading import shortened, shown, why
 from trueline.store.file_names import TEMPORARY_SUFFIX

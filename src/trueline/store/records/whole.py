@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trueline.schema.records import STAT_NAMES
+from trueline.schema.columns.records import STAT_NAMES
 from trueline.schema.stats import MergeError, TensorStats, merged
 
 

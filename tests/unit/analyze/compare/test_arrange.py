@@ -16,9 +16,9 @@ from trueline.analyze.compare.merge.positions import OF_SHARES
 from trueline.analyze.compare.prefilter import differing_steps
 from trueline.analyze.recorded.step_values import read_rank_step
 from trueline.analyze.recorded.steps import require_statistics
+from trueline.schema.columns.records import STAT_NAMES, StepRecords, TensorRecord
 from trueline.schema.errors import CannotTell, InputError, RunError
-from trueline.schema.records import STAT_NAMES, StepRecords, TensorRecord
-from trueline.schema.run_manifest import Manifest, RankEnv
+from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.store.reader import Run
 from trueline.store.records.numbers import numbers
 from trueline.store.records.record_summary import list_sites

@@ -17,7 +17,7 @@ from torch.nn import functional
 import trueline
 from trueline.analyze.compare.calibrate import calibrate
 from trueline.schema.errors import AlignmentError, CannotTell, InputError, RunError
-from trueline.schema.tolerance import Tolerance
+from trueline.schema.files.tolerance import Tolerance
 from trueline.store.reader import Run
 
 NUDGE = 1e-6

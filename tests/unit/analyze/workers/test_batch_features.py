@@ -10,7 +10,7 @@ import trueline
 from trueline.analyze.workers.batch_features import computed_alike, fed
 from trueline.capture.probes.batch import _features, read_features
 from trueline.capture.probes.losses.descent import operations_below
-from trueline.schema.batch_features import FEATURES, NUM_FEATURES
+from trueline.schema.columns.batch_features import FEATURES, NUM_FEATURES
 
 STEPS, BATCH = 40, 16
 

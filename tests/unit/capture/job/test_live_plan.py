@@ -14,9 +14,9 @@ from trueline.capture.job import live_plan
 from trueline.capture.job.live_plan import Live
 from trueline.capture.job.triggers import MAX_RECORDINGS, Triggers, nonfinite_in, seen_in_row
 from trueline.schema.errors import PlanError
+from trueline.schema.files.plan_files import plan_path, revision_path
+from trueline.schema.files.start import Start
 from trueline.schema.plan import LIVE, TRIGGERS, Plan
-from trueline.schema.plan_files import plan_path, revision_path
-from trueline.schema.start import Start
 
 NAN = 1.0
 """The bit of the first trigger."""

@@ -7,7 +7,7 @@ import pytest
 
 from trueline.capture.step.description import Description
 from trueline.capture.step.exchange import Team
-from trueline.schema.start import FIRST
+from trueline.schema.files.start import FIRST
 from trueline.tensor.digest import digest_rows
 
 

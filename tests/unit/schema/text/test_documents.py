@@ -8,10 +8,10 @@ import random
 import pytest
 
 from trueline.schema.errors import PlanError, RunError
+from trueline.schema.files.plan_files import read_changes, revision_path, write_plan
+from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.schema.finding import Finding
 from trueline.schema.plan import Plan
-from trueline.schema.plan_files import read_changes, revision_path, write_plan
-from trueline.schema.run_manifest import Manifest, RankEnv
 from trueline.schema.text.documents import decode, encode, sealed
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter

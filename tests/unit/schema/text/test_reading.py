@@ -19,9 +19,9 @@ from trueline.cli.verbs.import_ import measure
 from trueline.cli.verbs.plan import _split
 from trueline.compat.msprobe.config import read_config, settings_of
 from trueline.schema.errors import InputError, PlanError, RunError
+from trueline.schema.files.tolerance import Tolerance
 from trueline.schema.plan import Plan
 from trueline.schema.text.reading import reading
-from trueline.schema.tolerance import Tolerance
 from trueline.store.filesystem import filesystem_of
 from trueline.store.importers.checkpoint import import_checkpoint
 from trueline.store.importers.checkpoint_weights import Options
@@ -235,7 +235,7 @@ def test_call_stacks_that_are_not_what_was_written():
 
 
 def test_a_dtype_or_shape_that_was_not_written(tmp_path):
-    from trueline.schema.records import TensorRecord
+    from trueline.schema.columns.records import TensorRecord
     from trueline.store.records.tensor_files import TensorFile
 
     file = TensorFile(str(tmp_path / "t"))

@@ -8,7 +8,7 @@ import pytest
 
 import trueline
 from trueline.schema.errors import RunError
-from trueline.schema.run_manifest import Manifest, RankEnv
+from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.schema.text.secrets import (
     HIDDEN,
     redacted,

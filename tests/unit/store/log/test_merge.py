@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from trueline.schema.start import Start
+from trueline.schema.files.start import Start
 from trueline.store.file_names import PartName
 from trueline.store.log import merge
 from trueline.store.reader import Run

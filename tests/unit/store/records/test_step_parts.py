@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.recorded_steps import make_step, read_rows, rows_of, tensor_record
 
+from trueline.schema.columns.records import RECORD_COLUMNS, StackRecord
 from trueline.schema.errors import InputError, RunError, RunExistsError, SiteError
-from trueline.schema.records import RECORD_COLUMNS, StackRecord
 from trueline.store.file_names import PartName
 from trueline.store.reader import Run
 from trueline.store.records.record_reader import site_of

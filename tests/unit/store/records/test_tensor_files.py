@@ -14,8 +14,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from tests.unit.recorded_steps import make_step, tensor_record
 
+from trueline.schema.columns.records import TensorRecord
 from trueline.schema.errors import InputError, RunError
-from trueline.schema.records import TensorRecord
 from trueline.store.reader import Run
 from trueline.store.records import tensor_files
 from trueline.store.records.tensor_files import NUMPY_TYPES, TensorFile, check_tensor, read

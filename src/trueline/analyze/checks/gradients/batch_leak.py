@@ -67,9 +67,9 @@ x = x.transpose(0, 1)
 from __future__ import annotations
 
 from trueline.analyze.compared_ranks import MAX_SITES
+from trueline.schema.columns.influence import DOUBTS, RowInfluence
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
-from trueline.schema.influence import DOUBTS, RowInfluence
 from trueline.schema.site import Site
 from trueline.store.reader import Run
 

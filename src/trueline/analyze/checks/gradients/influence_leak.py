@@ -70,9 +70,9 @@ from __future__ import annotations
 from typing import Literal
 
 from trueline.analyze.compared_ranks import MAX_SITES
+from trueline.schema.columns.influence import DOUBTS, Influence
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
-from trueline.schema.influence import DOUBTS, Influence
 from trueline.schema.site import Site
 from trueline.store.reader import Run
 

@@ -69,9 +69,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trueline.analyze.compared_ranks import MAX_SITES, sites_of
+from trueline.schema.columns.recomputation import Apart, Recomputed, rounding_explains
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
-from trueline.schema.recomputation import Apart, Recomputed, rounding_explains
 from trueline.schema.text.words import named_some, ranks_text, steps_text
 from trueline.store.reader import Run
 

@@ -62,7 +62,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from trueline.analyze.compared_ranks import MAX_SITES, any_over, require_equal_replicas, sites_of
-from trueline.analyze.whole_parameters import EQUAL
+from trueline.analyze.parameters.whole_parameters import EQUAL
 from trueline.analyze.workers.reduction import Reductions, at_steps, reductions_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding

@@ -67,10 +67,10 @@ from trueline.analyze.compared_ranks import (
     odd_ranks,
     several_workers,
 )
-from trueline.analyze.workers.held_parameters import ABSENT, FROZEN, TRAINS, Parting, partings
+from trueline.analyze.parameters.held_parameters import ABSENT, FROZEN, TRAINS, Parting, partings
 from trueline.schema.errors import RunError
+from trueline.schema.files.run_manifest import RankEnv
 from trueline.schema.finding import Finding, Severity
-from trueline.schema.run_manifest import RankEnv
 from trueline.schema.site import Site
 from trueline.schema.text.words import capitalized, listed, named_some, ranks_text
 from trueline.store.reader import Run

@@ -97,13 +97,13 @@ from trueline.analyze.compared_ranks import (
     require_equal_replicas,
     sites_of,
 )
-from trueline.analyze.whole_parameters import EQUAL
+from trueline.analyze.parameters.whole_parameters import EQUAL
 from trueline.analyze.workers.reduction import Reductions, reductions_of
 from trueline.analyze.workers.token_weighting import weighed_steps
 from trueline.analyze.workers.used_gradients import clipped_apart, uses_of
 from trueline.schema.errors import CannotTell, RunError
+from trueline.schema.files.run_manifest import RankEnv
 from trueline.schema.finding import Finding, Severity
-from trueline.schema.run_manifest import RankEnv
 from trueline.schema.text.words import counted, named_some, ranks_text, steps_text
 from trueline.store.reader import Run
 

@@ -86,18 +86,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.analyze.compared_ranks import MAX_SITES, odd_ranks, require_equal_replicas, sites_of
-from trueline.analyze.updates.states_alike import states_of_drifted
-from trueline.analyze.whole_parameters import (
+from trueline.analyze.parameters.parts_alike import held_alike
+from trueline.analyze.parameters.whole_parameters import (
     equal_at_first,
     held_by_one,
     param_names,
     parts_of_one_model,
     sharers,
 )
-from trueline.analyze.workers.parts_alike import held_alike
+from trueline.analyze.updates.states_alike import states_of_drifted
 from trueline.schema.errors import CannotTell
+from trueline.schema.files.run_manifest import RankEnv
 from trueline.schema.finding import Finding
-from trueline.schema.run_manifest import RankEnv
 from trueline.schema.text.words import capitalized, counted, listed, named_some, ranks_text
 from trueline.store.reader import Run
 

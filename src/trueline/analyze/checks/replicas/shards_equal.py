@@ -58,11 +58,11 @@ from itertools import combinations
 import numpy as np
 
 from trueline.analyze.compared_ranks import MAX_SITES, sites_of
-from trueline.analyze.whole_parameters import param_names
-from trueline.analyze.workers.parts_alike import HeldAlike, held_alike
+from trueline.analyze.parameters.parts_alike import HeldAlike, held_alike
+from trueline.analyze.parameters.whole_parameters import param_names
 from trueline.schema.errors import CannotTell
+from trueline.schema.files.run_manifest import RankEnv
 from trueline.schema.finding import Finding
-from trueline.schema.run_manifest import RankEnv
 from trueline.schema.text.words import capitalized, counted, named_some, ranks_text
 from trueline.store.reader import Run
 

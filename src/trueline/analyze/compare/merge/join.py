@@ -24,8 +24,8 @@ from trueline.analyze.compare.merge.shards import (
 )
 from trueline.analyze.recorded.step_values import StepValues, Value
 from trueline.analyze.recorded.stored_tensors import Shape
+from trueline.schema.columns.records import Unmeasured
 from trueline.schema.formats import FORMATS
-from trueline.schema.records import Unmeasured
 
 
 def joined(one: Parts, other: Parts, twins: Sequence[tuple[int, int]]) -> tuple[StepValues, StepValues]:

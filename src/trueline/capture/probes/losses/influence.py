@@ -21,7 +21,7 @@ from trueline.capture.model.untraced import Hook, compiled_in_place, in_backward
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.losses import cross_entropy, descent
 from trueline.capture.probes.losses.rows import RowReader, nodes_below
-from trueline.schema.influence import (
+from trueline.schema.columns.influence import (
     COMPILED,
     NO_LOGITS,
     NO_TARGETS,

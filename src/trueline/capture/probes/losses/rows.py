@@ -18,7 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from trueline.capture.model.outputs import differentiable
 from trueline.capture.probes.batch import token_ids
-from trueline.schema.influence import (
+from trueline.schema.columns.influence import (
     NO_ENTRY,
     NO_OUTPUT,
     NO_ROWS,

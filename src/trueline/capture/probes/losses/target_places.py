@@ -20,7 +20,7 @@ from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.batch import token_ids
 from trueline.capture.probes.losses import cross_entropy, descent
 from trueline.capture.step.passes import Contributions, Pass
-from trueline.schema.target_places import PLACES
+from trueline.schema.columns.target_places import PLACES
 
 
 class TargetPlaceProbe:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from trueline.schema.columns.records import StackRecord
 from trueline.schema.errors import InputError
-from trueline.schema.records import StackRecord
-from trueline.schema.run_manifest import Manifest
+from trueline.schema.files.run_manifest import Manifest
 from trueline.schema.text.reading import reading, shortened
 from trueline.store.importers.msprobe import values
 from trueline.store.importers.msprobe.calls import Calls

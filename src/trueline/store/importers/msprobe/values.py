@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trueline.schema.records import Unmeasured
+from trueline.schema.columns.records import Unmeasured
 from trueline.store.importers.msprobe.names import Key
 from trueline.store.importers.msprobe.signatures import SIGNATURES
 from trueline.store.importers.step_rows import UNKNOWN, Measured, slot_part

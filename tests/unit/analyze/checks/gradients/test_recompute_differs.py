@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import trueline
 from trueline.analyze.checks.gradients import recompute_differs
+from trueline.schema.columns.recomputation import Apart, Recomputed
 from trueline.schema.errors import CannotTell
-from trueline.schema.recomputation import Apart, Recomputed
 
 WIDTH = 32
 

@@ -13,7 +13,7 @@ from tests.unit.trained_updates import mlp
 
 import trueline
 from trueline.analyze.workers.token_weighting import LEAST
-from trueline.schema.token_weights import TokenWeights
+from trueline.schema.columns.token_weights import TokenWeights
 
 CODES = ("loss-scale-wrong", "token-weights-differ")
 FLOAT32 = 8e-7

@@ -6,7 +6,7 @@ from tests.unit.healthy_run import rank_env, write_run
 
 from trueline.analyze.checks.replicas import shards_equal
 from trueline.schema.errors import CannotTell
-from trueline.schema.run_manifest import HeldAlike
+from trueline.schema.files.run_manifest import HeldAlike
 
 PARAMS = ["norm.weight", "up.weight", "down.weight", "up.bias"]
 SHAPES = [[16], [16, 8], [8, 16], [128]]

@@ -23,8 +23,8 @@ from trueline.analyze.samples.declared import Declared
 from trueline.analyze.samples.repeats_in_epoch import SeenOnce, repeats_of
 from trueline.analyze.stats.tails import log_likelihood_steps
 from trueline.schema.errors import CannotTell
-from trueline.schema.run_manifest import Attempt, Manifest
-from trueline.schema.start import Start
+from trueline.schema.files.run_manifest import Attempt, Manifest
+from trueline.schema.files.start import Start
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter
 

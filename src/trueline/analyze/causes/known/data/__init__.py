@@ -1,1 +1,1 @@
-"""What ranks read."""
+"""What is in the samples, and in their labels."""

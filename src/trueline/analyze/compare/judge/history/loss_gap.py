@@ -26,8 +26,8 @@ import numpy as np
 
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
 from trueline.analyze.compared_ranks import Floats, data_parallel_ranks, numbers
+from trueline.schema.files.tolerance import Tolerance
 from trueline.schema.finding import Finding
-from trueline.schema.tolerance import Tolerance
 from trueline.store.reader import Run
 
 Curve = Mapping[int, float]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
 from trueline.analyze.compare.match.names import plain_name
 from trueline.analyze.recorded.step_values import Value
-from trueline.schema.tolerance import Tolerance
+from trueline.schema.files.tolerance import Tolerance
 
 
 def kind_key(mine: Value, theirs: Value) -> str:

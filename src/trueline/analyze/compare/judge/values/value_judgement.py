@@ -24,7 +24,7 @@ from trueline.analyze.compare.op_names import RANDOM, function_of, op_class_of
 from trueline.analyze.compare.result import Judgement
 from trueline.analyze.recorded.step_values import CallKey, StepValues, Value, key_of, spot_of
 from trueline.schema.fact import fact
-from trueline.schema.tolerance import Tolerance
+from trueline.schema.files.tolerance import Tolerance
 
 LIMIT = {"tensor": 8.0, "fingerprint": 16.0, "statistics": 16.0}
 """Times the expected difference that rounding still explains, by how the difference was measured;

@@ -12,7 +12,7 @@ from tests.unit.analyze.compare.test_calibrate import record
 
 import trueline
 from trueline.analyze.compare.judge.history.loss_gap import ALLOWED, judge_losses, loss_curve, loss_gap_of
-from trueline.schema.tolerance import Tolerance
+from trueline.schema.files.tolerance import Tolerance
 from trueline.store.reader import Run
 
 NUM_STEPS = 60

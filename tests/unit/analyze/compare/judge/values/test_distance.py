@@ -16,7 +16,7 @@ import torch
 
 from trueline.analyze.compare.judge.values import distance as module
 from trueline.analyze.compare.judge.values.distance import stats_distance, tensor_distance
-from trueline.schema.records import STAT_NAMES
+from trueline.schema.columns.records import STAT_NAMES
 from trueline.schema.stats import TensorStats
 from trueline.tensor.measure import HostMeter
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import trueline
-from trueline.schema.run_manifest import Attempt, Manifest, RankEnv
+from trueline.schema.files.run_manifest import Attempt, Manifest, RankEnv
 from trueline.store.writer import RunWriter
 
 TRUELINE = str(Path(sys.executable).with_name("trueline"))

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from trueline.analyze.stats.memoize import memoized
-from trueline.schema.run_manifest import RankEnv
+from trueline.schema.files.run_manifest import RankEnv
 from trueline.store.reader import Run
 
 EQUAL = 1e-6

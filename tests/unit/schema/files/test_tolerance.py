@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from trueline.analyze.compare.judge.values.floors import floor_of, kind_key, site_key
 from trueline.analyze.recorded.step_values import Value
 from trueline.schema.errors import InputError
+from trueline.schema.files.tolerance import KindFloor, Tolerance
 from trueline.schema.site import Site
-from trueline.schema.tolerance import KindFloor, Tolerance
 
 LINEAR = "fwd/linear/float32"
 KIND = KindFloor(count=(3, 3), median=(1e-7, 3e-7), high=(8e-7, 9e-7), largest=(8e-7, 9e-7))

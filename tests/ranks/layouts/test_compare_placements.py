@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from tests.ranks.test_compare_ranks import BATCH, HEADS, LENGTH, VOCAB, WIDTH, Model
+from tests.ranks.layouts.test_compare_ranks import BATCH, HEADS, LENGTH, VOCAB, WIDTH, Model
 from torch import nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 

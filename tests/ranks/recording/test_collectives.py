@@ -13,7 +13,7 @@ from tests.unit.recording import Recording
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from trueline.schema.records import Unmeasured
+from trueline.schema.columns.records import Unmeasured
 
 
 def comm_of(rows):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from trueline.schema.run_manifest import Manifest
+from trueline.schema.files.run_manifest import Manifest
 
 
 @dataclass(frozen=True)

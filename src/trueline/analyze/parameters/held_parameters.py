@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trueline.analyze.compared_ranks import data_parallel_ranks, odd_ranks
-from trueline.schema.run_manifest import ParamState, RankEnv
+from trueline.schema.files.run_manifest import ParamState, RankEnv
 from trueline.store.reader import Run
 
 TRAINS, FROZEN, ABSENT = "trains", "frozen", "absent"

@@ -10,8 +10,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from trueline.analyze.whole_parameters import param_names
-from trueline.schema.run_manifest import RankEnv
+from trueline.analyze.parameters.whole_parameters import param_names
+from trueline.schema.files.run_manifest import RankEnv
 from trueline.store.reader import Run
 
 

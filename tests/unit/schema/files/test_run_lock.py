@@ -12,11 +12,11 @@ from tests.unit.recorded_steps import make_step
 from tests.unit.writer_deaths import start
 
 from trueline.capture.job.safe_sink import SafeSink
-from trueline.schema import run_lock
 from trueline.schema.errors import ResumeError, RunExistsError
+from trueline.schema.files import run_lock
+from trueline.schema.files.run_manifest import RankEnv
+from trueline.schema.files.start import Job, Start
 from trueline.schema.finding import Finding
-from trueline.schema.run_manifest import RankEnv
-from trueline.schema.start import Job, Start
 from trueline.store.attempts import next_start
 from trueline.store.log.claim import alone_in
 from trueline.store.reader import Run

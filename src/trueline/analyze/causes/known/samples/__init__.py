@@ -1,0 +1,1 @@
+"""Which samples each rank reads, and when."""

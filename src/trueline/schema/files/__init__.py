@@ -1,0 +1,1 @@
+"""Files that people edit, or that say whose a Run is."""
