@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.compare.changes import WIDTH, hidden_scale, not_causal, two_threads
+from benchmarks.compare.trainings.changes import WIDTH, hidden_scale, not_causal, two_threads
 from benchmarks.compare.verdict import largest
 from benchmarks.page import arguments, line, table
 from torch import nn

@@ -16,9 +16,9 @@ import tempfile
 from pathlib import Path
 
 import torch._dynamo  # noqa: F401  the first optimizer step would import it in every child
-from benchmarks.compare.changes import FAULTS, Fault
-from benchmarks.compare.faults_planted import CONTROL, KINDS, record
 from benchmarks.compare.faults_rival import analyze_dumps, compare_dumps, first_difference, first_flagged, in_child
+from benchmarks.compare.trainings.changes import FAULTS, Fault
+from benchmarks.compare.trainings.faults_planted import CONTROL, KINDS, record
 from benchmarks.page import arguments, table
 
 COLUMNS = ("msProbe, table", "msProbe, first difference", "Trueline", "Trueline on the dumps of msProbe")

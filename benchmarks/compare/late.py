@@ -18,8 +18,8 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from benchmarks.compare.changes import FAULTS
-from benchmarks.compare.late_training import PLAIN, WAYS, Way, train
+from benchmarks.compare.trainings.changes import FAULTS
+from benchmarks.compare.trainings.late_training import PLAIN, WAYS, Way, train
 from benchmarks.compare.verdict import named, said
 from benchmarks.page import arguments, line, table
 

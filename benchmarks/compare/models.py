@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.compare.changes import two_threads
-from benchmarks.compare.model_families import BATCH_SIZE, FAMILIES, Family
+from benchmarks.compare.trainings.changes import two_threads
+from benchmarks.compare.trainings.model_families import BATCH_SIZE, FAMILIES, Family
 from benchmarks.compare.verdict import largest, named, said
 from benchmarks.page import arguments, line, table
 from torch import nn

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.compare.ranks_training import train
+from benchmarks.compare.trainings.ranks_training import train
 from benchmarks.compare.verdict import largest
 from benchmarks.page import arguments, line, table
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch._dynamo  # noqa: F401  the first optimizer step would import it in every child
 from benchmarks.compare.faults_rival import compare_dumps, in_child
-from benchmarks.compare.speed_recording import SIZES, Size, record
+from benchmarks.compare.trainings.speed_recording import SIZES, Size, record
 from benchmarks.page import arguments, line, table
 
 COLUMNS = ("compared", "by", "values", "CPU s, least", "of each round", "wall s, least", "peak MiB", "times faster")

@@ -2,9 +2,9 @@
 
     python -m benchmarks.frameworks [NAME...] [--mode WORDS] [--part WORDS] [--try] [--page]
 
-A framework is one file here with PACKAGE, MODES and ``train(job)``. One that is not installed is "not installed", and
-keeps its results, of which each part writes its own to results/NAME.json when it is done. Some minutes a mode, on two
-cores; without a name all are run.
+A framework is one file of jobs/ with PACKAGE, MODES and ``train(job)``. One that is not installed is "not installed",
+and keeps its results, of which each part writes its own to results/NAME.json when it is done. Some minutes a mode, on
+two cores; without a name all are run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
     chosen = parser.parse_args()
     for name in () if chosen.page else chosen.name or FRAMEWORKS:
         try:
-            module: Any = importlib.import_module(f"benchmarks.frameworks.{name}")
+            module: Any = importlib.import_module(f"benchmarks.frameworks.jobs.{name}")
             version = importlib.metadata.version(module.PACKAGE)
         except ModuleNotFoundError as missing:
             print(f"{name}: {missing.name} is not installed", file=sys.stderr)

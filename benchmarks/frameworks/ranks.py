@@ -25,7 +25,7 @@ TIMEOUT_S = 600.0
 
 def trained(name: str, mode: str, out: Path, *, run: Path | None = None, plan: Any = None, **job: Any) -> list[Any]:
     """What each rank left at its end, the weights' digest among it; watched into ``run``, if given."""
-    if hasattr(importlib.import_module(f"benchmarks.frameworks.{name}"), "start"):
+    if hasattr(importlib.import_module(f"benchmarks.frameworks.jobs.{name}"), "start"):
         return _started(name, mode, out, run=run, plan=plan, job=job)
     told = {}
     if run is not None:
@@ -39,7 +39,7 @@ def launched(
     name: str, mode: str, out: Path, job: dict[str, Any], *, watching: Sequence[str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """How a training ended that the framework's launcher, or else torch's, starts; below ``trueline run`` if asked."""
-    command = getattr(importlib.import_module(f"benchmarks.frameworks.{name}"), "command", _torchrun)
+    command = getattr(importlib.import_module(f"benchmarks.frameworks.jobs.{name}"), "command", _torchrun)
     words = [*command(mode, "benchmarks.frameworks.train"), name, mode, str(out), json.dumps(job)]
     if watching is not None:
         words = [sys.executable, "-m", "trueline", "run", *watching, "--", *words]
@@ -81,7 +81,7 @@ def _train(rank: int, world_size: int, name: str, mode: str, out: str, told: dic
     multiprocessing.set_start_method("fork", force=True)  # not that of the server, which ranks inherit
     os.environ.update(told, MASTER_ADDR="127.0.0.1", MASTER_PORT="29500", LOCAL_WORLD_SIZE=str(WORLD))
     watches = _attached() if told else []
-    module = importlib.import_module(f"benchmarks.frameworks.{name}")
+    module = importlib.import_module(f"benchmarks.frameworks.jobs.{name}")
     with mock.patch.object(dist, "init_process_group"), mock.patch.object(dist, "destroy_process_group"):
         module.train(job_of(mode, out, **job))
         for watch in watches:

@@ -18,7 +18,7 @@ def job_of(mode: str, out: str, **given: object) -> Job:
 
 def main(name: str, mode: str, out: str, given: str = "{}") -> None:
     """Train one mode of one framework, on this rank, or where the framework starts ranks by itself, on all."""
-    module = importlib.import_module(f"benchmarks.frameworks.{name}")
+    module = importlib.import_module(f"benchmarks.frameworks.jobs.{name}")
     if hasattr(module, "start") and not dist.is_initialized():
         module.start([name, mode, out, given])
         return

@@ -45,7 +45,7 @@ class Trial:
 
     def __init__(self, name: str, mode: str, place: Path) -> None:
         self.name, self.mode, self.place = name, mode, place
-        self.module: Any = importlib.import_module(f"benchmarks.frameworks.{name}")
+        self.module: Any = importlib.import_module(f"benchmarks.frameworks.jobs.{name}")
         self.said: dict[str, Any] = {}
         """Of the healthy training: the manifest's notes, and which checks ran."""
 

@@ -25,6 +25,7 @@ from benchmarks.judgement import agreement, cache, curves, healthy, intervals, m
 import trueline.analyze
 
 HERE = Path(__file__).parent
+RESULTS = HERE / "results"
 Part = Callable[[Path, bool], dict[str, Any]]
 PARTS: dict[str, Part] = {
     "agreement": lambda folder, quick: agreement.measure(quick=quick),
@@ -58,11 +59,11 @@ def main() -> None:
         found = PARTS[name](chosen.cache / "quick" if chosen.quick else chosen.cache, chosen.quick)
         measured[name] = {"made": made} | found
         if not chosen.quick:
-            (HERE / f"{name}.json").write_text(tables.compact(measured[name]), encoding="utf-8")
+            (RESULTS / f"{name}.json").write_text(tables.compact(measured[name]), encoding="utf-8")
     if chosen.quick:
         print(tables.page(measured))
         return
-    kept = {name: json.loads(path.read_text("utf-8")) for name in PARTS if (path := HERE / f"{name}.json").exists()}
+    kept = {name: json.loads(path.read_text("utf-8")) for name in PARTS if (path := RESULTS / f"{name}.json").exists()}
     tables.write(HERE, kept)
 
 

@@ -7,9 +7,9 @@ import importlib
 from collections.abc import Callable, Iterator
 
 import torch
-from benchmarks.compare.changes import two_threads
 from benchmarks.compare.corpus.families.language import heads
 from benchmarks.compare.corpus.kit import FAMILIES, Training, healthy
+from benchmarks.compare.trainings.changes import two_threads
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint

@@ -6,10 +6,10 @@ import contextlib
 from typing import Any
 
 import torch
-from benchmarks.frameworks.accelerate import sharding_on_cpu, weights_of
-from benchmarks.frameworks.deepspeed_hf import tiny, truth
 from benchmarks.frameworks.job import SAMPLES, Job, problem, scaled
-from benchmarks.frameworks.trainer import cut
+from benchmarks.frameworks.jobs.accelerate import sharding_on_cpu, weights_of
+from benchmarks.frameworks.jobs.deepspeed_hf import tiny, truth
+from benchmarks.frameworks.jobs.trainer import cut
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor

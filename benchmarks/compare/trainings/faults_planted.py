@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.compare.changes import WIDTH, Fault, language_model
+from benchmarks.compare.trainings.changes import WIDTH, Fault, language_model
 from torch import nn
 
 from trueline.testing.problems import CausalLM

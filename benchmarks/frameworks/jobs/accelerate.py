@@ -9,8 +9,8 @@ from unittest import mock
 
 import torch
 from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin, PartialState
-from benchmarks.frameworks.fsdp import whole
 from benchmarks.frameworks.job import Job
+from benchmarks.frameworks.jobs.fsdp import whole
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import lightning
 import torch
-from benchmarks.frameworks.fsdp import sharded, whole
 from benchmarks.frameworks.job import WORLD, Job
+from benchmarks.frameworks.jobs.fsdp import sharded, whole
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, Strategy
 from torch import Tensor

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.frameworks.accelerate import sharding_on_cpu, weights_of
 from benchmarks.frameworks.job import Job
+from benchmarks.frameworks.jobs.accelerate import sharding_on_cpu, weights_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from benchmarks.compare.changes import FAULTS, WIDTH, Fault, language_model, two_threads
+from benchmarks.compare.trainings.changes import FAULTS, WIDTH, Fault, language_model, two_threads
 from torch import nn
 
 from trueline.testing.problems import CausalLM
