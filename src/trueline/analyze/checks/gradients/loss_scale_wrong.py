@@ -25,7 +25,8 @@ it is a warning: a constant factor can be meant.
 
 Where the tokens of half of the ranks or more weigh 1 together, a rank each, and those of the others the same other
 number at all steps since the first one, three or more, the others are named, and it is an error: their loss is divided
-by another number. Ranks whose tokens weigh alike, and of which they have different numbers, are no such case.
+by another number. Ranks whose tokens weigh alike, and of which they have different numbers, are no such case, nor are
+groups of ranks that `worker_groups` in the plan says are meant to differ.
 
 What a `GradScaler` of torch multiplied the loss by is to be divided out of gradients before the update, once: at the
 same few elements, gradients that are as many times too large as the scale, or too small, at three steps or more and all
@@ -278,6 +279,9 @@ def _of_ranks(run: Run) -> Finding | None:
     for each, totals in zip(steps, odd, strict=True):
         if totals.keys() != odd[0].keys() or any(not _is(totals[r], odd[0][r], each.tolerance) for r in totals):
             return None
+    groups = run.manifest.plan.get("worker_groups") or [steps[0].totals]
+    if not any(0 < len(odd[0].keys() & group) < len(group) for group in map(set, groups)):
+        return None
     ranks, noun = tuple(sorted(odd[0])), noun_of(run)
     values = " and ".join(f"{odd[0][rank]:.4g}" for rank in ranks[:MAX_SITES])
     among = [each.step for each in every]

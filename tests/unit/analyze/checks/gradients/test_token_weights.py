@@ -132,21 +132,32 @@ def test_what_is_common_is_an_information(tmp_path, weigh, spread, num_ranks):
     assert {code: each.severity for code, each in found.items()} == {"token-weights-differ": "info"}
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "twice"), [(3, (2,)), (2, (0,)), (4, (1, 3)), (3, ()), (3, (0, 1, 2)), (3, (0, 1))]
-)
-def test_ranks_whose_tokens_weigh_another_number_than_one(tmp_path, num_ranks, twice):
+def rows_of_ranks(num_ranks, twice):
     """Micro-batches of all ranks weigh the same; where there are twice as many of them on a rank, so does it twice."""
     rows = healthy_rows(num_ranks, 8)
     for (_, rank), row in rows.items():
         counts = [32] * (8 if rank in twice else 4)
         row |= {"token_weights": list(itertools.chain(*(row_of(count, 1 / count / 4) for count in counts)))}
         row |= {"grads_factor": 1.0, "group_reduce_factor": [1.0] * 3}
-    found = findings(write_run(tmp_path / "run", rows))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "twice"), [(3, (2,)), (2, (0,)), (4, (1, 3)), (3, ()), (3, (0, 1, 2)), (3, (0, 1))]
+)
+def test_ranks_whose_tokens_weigh_another_number_than_one(tmp_path, num_ranks, twice):
+    found = findings(write_run(tmp_path / "run", rows_of_ranks(num_ranks, twice)))
     odd = twice if 0 < 2 * len(twice) <= num_ranks else ()
     kinds = [(each.ranks, each.measured) for each in found.values() if each.evidence.get("kind") == "some-ranks"]
     assert kinds == ([(odd, 2.0)] if odd else [])
     assert "token-weights-differ" not in found
+
+
+@pytest.mark.parametrize(("groups", "accused"), [([[0, 1], [2]], False), ([[0, 1, 2]], True)])
+def test_groups_that_are_meant_to_differ_are_not_compared(tmp_path, groups, accused):
+    run = write_run(tmp_path / "run", rows_of_ranks(3, (2,)), plan={"worker_groups": groups})
+    kinds = [each.evidence.get("kind") for each in findings(run).values()]
+    assert ("some-ranks" in kinds) is accused
 
 
 def test_a_last_micro_batch_of_an_epoch_is_an_information(tmp_path):
