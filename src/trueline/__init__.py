@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from trueline.schema.files.tolerance import Tolerance
     from trueline.schema.live import Callback
     from trueline.schema.plan import OnFinding, Plan
+    from trueline.store.collect import Collected
     from trueline.store.reader import Run
 
 __version__ = "0.1.0"
-__all__ = ["calibrate", "check", "compare", "diagnose", "open_run", "report", "seed_all", "watch"]
+__all__ = ["calibrate", "check", "collect", "compare", "diagnose", "open_run", "report", "seed_all", "watch"]
 
 
 def watch(
@@ -150,6 +151,18 @@ def diagnose(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] |
     ``ref`` as of ``check``. Raises ``RunError`` where there is no Run.
     """
     return importlib.import_module("trueline.analyze.causes.diagnosis").diagnose(run, ref=ref)
+
+
+def collect(
+    sources: Sequence[str | os.PathLike[str]], dst: str | os.PathLike[str], *, max_bytes_per_s: float | None = None
+) -> Collected:
+    """Bring together in one Run at ``dst``, a directory or fsspec URL, what the ranks of one job wrote to ``sources``:
+    disks of their own, say. Only what is new is copied, at most ``max_bytes_per_s`` bytes a second; it may be called
+    again while the job runs, and changes nothing at ``sources``. Raises ``InputError`` where these are of different
+    jobs, ``RunError`` where one cannot be read, ``OSError`` where ``dst`` does not keep what it is given.
+    """
+    gather = importlib.import_module("trueline.store.collect").collect
+    return gather(sources, os.fspath(dst), max_bytes_per_s=max_bytes_per_s)
 
 
 def compare(

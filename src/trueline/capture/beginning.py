@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import sys
+import uuid
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -155,6 +156,8 @@ def _open_together(team: Team, make_sink: SinkMaker, job: Job, plan: Plan) -> tu
         try:
             sink = make_sink(rank=team.rank, lead=team.ranks[0], job=job, start=None)
             start = getattr(sink, "start", start)
+            before = "" if start.manifest is None else start.manifest.job
+            start = dataclasses.replace(start, job=before or uuid.uuid4().hex)
         except TruelineError as error:
             failure = error
         except OSError as error:
@@ -183,6 +186,7 @@ def _manifest(adapter: Adapter, team: Team, *, job: Job, start: Start, version: 
         plan=job.plan,
         attempts=[Attempt(step=start.step, started_at=now, updates=job.updates, plan=job.plan, id=start_id())],
         notes=list(adapter.notes),
+        job=start.job,
     )
     earlier = start.manifest
     if earlier is None:

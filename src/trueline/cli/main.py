@@ -11,6 +11,7 @@ from trueline.cli import plugins
 from trueline.cli.verbs import (
     calibrate,
     check,
+    collect,
     compare,
     demo,
     diagnose,
@@ -44,6 +45,7 @@ for verb in (
     report,
     info,
     verify,
+    collect,
     plan,
     gallery,
     plugins,

@@ -56,7 +56,10 @@ def watched(out: str, *, before: Stamps, unseen: str = "") -> str:
     if out in before:
         return _AS_BEFORE.format(out=out)
     if (Path(out) / "env").is_dir():
-        return f"the ranks of this machine wrote to '{out}'; the manifest of the Run is where rank 0 wrote."
+        return (
+            f"the ranks of this machine wrote to '{out}', and rank 0 elsewhere. Next, where all machines' disks can be "
+            f"read: trueline collect {shlex.quote(out)} … DST"
+        )
     return _NOTHING.format(out=out)
 
 

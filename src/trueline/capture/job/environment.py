@@ -20,13 +20,14 @@ from trueline.schema.files.run_manifest import HeldAlike, ParamLists, RankEnv
 _KNOWN = ("torch", "numpy", "transformers", "accelerate", "lightning", "deepspeed", "torch_npu", "triton", "trueline")
 
 
-def describe_rank(model: nn.Module, layout: Layout, *, world_size: int) -> RankEnv:
+def describe_rank(model: nn.Module, layout: Layout, *, world_size: int, job: str = "") -> RankEnv:
     """The part of the environment file that holds for the whole run."""
     return RankEnv(
         rank=layout.mesh.rank,
         world_size=world_size,
         hostname=socket.gethostname(),
         pid=os.getpid(),
+        job=job,
         device=str(layout.device),
         replica_key=layout.mesh.replica_key,
         alike=[HeldAlike(ranks=list(ranks), params=names) for ranks, names in copies(layout).items()],

@@ -39,7 +39,8 @@ class Description:
         if self._layout is not None and layout.digest == self._layout.digest and now == self._known:
             return
         if self._layout is None:
-            self.env = describe_rank(self._watching.model, layout, world_size=self._watching.team.size)
+            watching = self._watching
+            self.env = describe_rank(watching.model, layout, world_size=watching.team.size, job=watching.start.job)
             self._lists = [param_lists(layout)]
         elif layout.digest != self._layout.digest:
             self._lists.append(param_lists(layout, step=step.number))

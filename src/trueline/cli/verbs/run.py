@@ -42,6 +42,14 @@ def command(
             metavar="WHAT",
         ),
     ] = None,
+    collect: Annotated[
+        str | None,
+        typer.Option(
+            help="Copy the Run here while the command runs: a directory, or a URL such as s3://bucket/run; the same "
+            "for all machines.",
+            metavar="DST",
+        ),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier Run at --out.")] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the Run at --out, which an earlier start of the job wrote.")
@@ -70,12 +78,14 @@ def command(
         if ref is not None:
             _require_reference(ref, out)
         _require_place(out, overwrite=overwrite, resume=resume)
+        if collect is not None:
+            _require_destination(collect, out)
     asked = chosen.model_dump(mode="json")
     ours = environment(out=out, plan=asked, overwrite=overwrite, resume=resume, base=dict(os.environ))
     if sys.stderr.isatty():
         print(f"trueline: watching; afterwards: trueline check {out}", file=sys.stderr, flush=True)
     try:
-        _run_and_tell(program, words, ours, out=out, ref=ref)
+        _run_and_tell(program, words, ours, out=out, ref=ref, destination=collect)
     except OSError as error:
         raise InputError(f"'{program}' cannot be started: {error}. Try it without trueline.") from None
 
@@ -91,19 +101,25 @@ def _with_sinks(plan: Plan, sinks: list[str] | None, on_finding: str | None) -> 
     return Plan.load(plan.model_dump() | changed)
 
 
-def _run_and_tell(program: str, words: list[str], environ: dict[str, str], *, out: str, ref: str | None) -> None:
+def _run_and_tell(
+    program: str, words: list[str], environ: dict[str, str], *, out: str, ref: str | None, destination: str | None
+) -> None:
     """Run the command, print what was watched and, with ``ref``, what the checks find, and end as the command did."""
     from trueline.capture.child_env import UNSEEN
+    from trueline.cli.collecting import Collecting
     from trueline.cli.foreground import end_as, run_in_foreground
     from trueline.cli.run_end import stamps, watched
 
     before = stamps(out)
+    collecting = None if destination is None else Collecting(out, destination)
     with tempfile.TemporaryDirectory(prefix="trueline-", ignore_cleanup_errors=True) as place:
         unseen = Path(place) / "unseen"
         status = run_in_foreground(program, words, environ | {UNSEEN: str(unseen)})
         why = unseen.read_text(encoding="utf-8") if unseen.exists() else ""
     try:
         print(f"trueline: {watched(out, before=before, unseen=why)}", file=sys.stderr)
+        if collecting is not None:
+            print(f"trueline: {collecting.end()}", file=sys.stderr)
         if ref is not None:
             _judge(out, ref, before=before)
     except KeyboardInterrupt:
@@ -171,6 +187,13 @@ def _require_place(out: str, *, overwrite: bool, resume: bool) -> None:
                 f"'{out}' already holds a Run. Pass another --out, --resume to go on with it, or --overwrite to "
                 "replace it."
             )
+
+
+def _require_destination(destination: str, out: str) -> None:
+    """Raise ``InputError`` where nothing can be collected into ``destination``."""
+    from trueline.store.collect import require_place
+
+    require_place(destination, [out])
 
 
 def _require_script(words: list[str]) -> None:

@@ -96,6 +96,7 @@ class Manifest(BaseModel):
         "Runs say something about each other only where it is the same",
     )
     attempts: list[Attempt] = Field(default_factory=list[Attempt], description="the starts of the job, in order")
+    job: str = Field(default="", description="the same in all files of the job, whatever disk they are on")
 
     @property
     def compiled(self) -> frozenset[str]:
@@ -184,6 +185,7 @@ class RankEnv(BaseModel):
     world_size: int = 1
     hostname: str = ""
     pid: int = 0
+    job: str = Field(default="", description="that of the manifest, which may be on the disk of another machine")
     device: str = "cpu"
     replica_key: str = Field(default="all", description="ranks with equal keys hold equal parameters")
     buffer_key: str = Field(default="", description="ranks with equal keys hold equal buffers; '' as replica_key")

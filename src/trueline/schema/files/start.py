@@ -26,7 +26,8 @@ class Job:
 class Start:
     """The ``attempt``-th start of a job, from 0: its first step has the number ``step``, and the Plan was changed
     ``revision`` times before. ``keeps_plan`` says that the Plan in its plan file is still asked for. ``manifest`` is
-    what the Run says from now on, None at a first start.
+    what the Run says from now on, None at a first start. ``job`` is a text that all starts of this job have in common,
+    and no other job has.
     """
 
     attempt: int = 0
@@ -34,6 +35,7 @@ class Start:
     revision: int = 0
     keeps_plan: bool = False
     manifest: Manifest | None = None
+    job: str = ""
 
 
 FIRST = Start()
