@@ -47,11 +47,11 @@ def write(path: Path, *, steps: int, merges: bool) -> None:
             requires_grad=[True] * PARAMS, param_dtypes=["torch.float32"] * PARAMS, sketch_length=SKETCH,
         )  # fmt: skip
         writer.describe(manifest if rank == 0 else None, env)
-        pile = merge.Pile(str(path / WORKERS_DIR))
+        merger = merge.PartMerger(str(path / WORKERS_DIR))
         for sequence in range(steps // STEPS_A_PART):
             part = _seal(path / WORKERS_DIR, rank, sequence)
             if merges:
-                pile.add(part)
+                merger.add(part)
         writer.close()
 
 

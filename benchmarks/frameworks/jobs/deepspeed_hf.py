@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.frameworks import deepspeed as plain
+from benchmarks.frameworks.jobs import deepspeed as plain
 from benchmarks.frameworks.job import Job, scaled
 
 PACKAGE = "accelerate"

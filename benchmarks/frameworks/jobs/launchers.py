@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from benchmarks.frameworks import ddp
+from benchmarks.frameworks.jobs import ddp
 from benchmarks.frameworks.job import WORLD, Job
 
 PACKAGE = "torch"
