@@ -14,7 +14,7 @@ import os
 import posixpath
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -109,7 +109,7 @@ def collect(sources: Sequence[str | os.PathLike[str]], dst: str, *, max_bytes_pe
     """
     sides = _sides(sources)
     into = require_place(dst, [side.root for side in sides if side.is_local])
-    work = _Work(into, _Budget(max_bytes_per_s))
+    work = _Work(_Budget(max_bytes_per_s))
     for suffix in sorted({side.suffix for side in sides}):
         alike = [side for side in sides if side.suffix == suffix]
         target = _Side(f"{os.fspath(dst).rstrip('/')}{suffix}") if suffix else into
@@ -194,7 +194,6 @@ class _Budget:
 class _Work:
     """What was done so far, and what is to be said of it."""
 
-    into: _Side
     budget: _Budget
     copied: int = 0
     copied_bytes: int = 0
@@ -371,14 +370,13 @@ def require_place(dst: str, local_sources: Iterable[str]) -> _Side:
 
 def _collect_run(sides: Sequence[_Side], into: _Side, work: _Work) -> None:
     """The files of one Run."""
-    _require_one_job([*sides, into])
-    journals = {side: _journals(side) for side in [*sides, into]}
+    ranks = {rank for side in sides for rank in _ranks(side)}
+    _require_one_job([*sides, into], ranks)
+    journals = {side: _journals(side, ranks) for side in [*sides, into]}
     sides = [side.fresh() for side in sides]  # parts are listed after journals were read
     journals = dict(zip([*sides, into], journals.values(), strict=True))
     _require_no_conflict([*sides, into])
-    newest = {
-        rank: _newest(rank, sides, journals) for rank in sorted({rank for side in sides for rank in _ranks(side)})
-    }
+    newest = {rank: _newest(rank, sides, journals) for rank in sorted(ranks)}
     for side in sides:
         for name in side.files:
             if _never_changes(name) and into.files.get(name) != side.files[name]:
@@ -401,18 +399,18 @@ def _collect_run(sides: Sequence[_Side], into: _Side, work: _Work) -> None:
     _remove_merged(into.fresh())
 
 
-def _require_one_job(sides: Sequence[_Side]) -> None:
-    """Raise ``InputError`` where files say that they are of different jobs, or one of several places does not say."""
+def _require_one_job(sides: Sequence[_Side], ranks: Collection[int]) -> None:
+    """Raise ``InputError`` where files say that they are of different jobs, or one of several places does not say. Of
+    the environments those of ``ranks`` are read: a place may have thousands of others, which whoever collected them
+    looked at.
+    """
     jobs: dict[str, str] = {}
     for side in sides:
-        if not side.files:
-            continue
-        names = [posixpath.join(file_names.ENV_DIR, name) for name in side.inside(file_names.ENV_DIR)]
-        documents = [side.document(name) for name in (file_names.MANIFEST, *names)]
-        for job in {
-            str(document.get("job") or "") for document in documents if document and not _is_provisional(document)
-        }:
-            jobs.setdefault(job, side.shown)
+        names = [f"{file_names.ENV_DIR}/{file_names.env_name(rank)}" for rank in sorted(side.ranks & {*ranks})]
+        for name in (file_names.MANIFEST, *names):
+            document = side.document(name) if name in side.files else None
+            if document is not None and not _is_provisional(document):
+                jobs.setdefault(str(document.get("job") or ""), side.shown)
     if len(jobs) > 1 and "" in jobs:
         raise InputError(
             f"'{jobs['']}' does not say of which job it is (an older version wrote it, or it is damaged), so it is not "
@@ -440,11 +438,11 @@ def _is_provisional(document: Mapping[str, Any]) -> bool:
     return "attempts" in document and not any(document.get(name) for name in ("job", "started_at", "source"))
 
 
-def _journals(side: _Side) -> Mapping[str, bytes]:
-    """The bytes of each journal, by name."""
+def _journals(side: _Side, ranks: Collection[int]) -> Mapping[str, bytes]:
+    """The bytes of each journal of ``ranks``, by name."""
     found: dict[str, bytes] = {}
     for name in side.inside(file_names.JOURNAL_DIR):
-        if _rank_of_journal(name) is not None:
+        if _rank_of_journal(name) in ranks:
             with contextlib.suppress(FileNotFoundError):
                 found[name] = side.read(posixpath.join(file_names.JOURNAL_DIR, name))
     return found
@@ -515,13 +513,16 @@ def _seal_others(
         ),
     ):
         now = _sequence(journals[newest].get(name), schema)
+        present = {
+            number for side in journals for part in side.parts(folder) if part.rank == rank for number in part.numbers
+        }
         for side, found in journals.items():
             if side is newest or name not in found:
                 continue
             content = read_journal(found[name], schema)
-            present = file_names.numbers_of(part for part in into.fresh().parts(folder) if part.rank == rank)
             if not content.batches or content.sequence is None or content.sequence in present | {now}:
                 continue
+            present.add(content.sequence)
             data = encode_records(content.batches) if records else encode_part(merge_batches(content.batches))
             part = PartName(rank, content.sequence, zlib.crc32(data))
             _put_bytes(data, into, posixpath.join(folder, str(part)), work)
