@@ -32,18 +32,18 @@ DIGESTS_EVERY, SKETCH_EVERY = 25, 50
 """As ``Plan.params_every`` and ``Plan.matrix_every`` are."""
 
 
-def write(path: Path, *, steps: int, merges: bool) -> None:
+def write(path: Path, *, steps: int, merges: bool, ranks: int = RANKS) -> None:
     """Write the Run at ``path``; its parts are sealed, and with ``merges`` merged, as those of a job are."""
     params = [f"layers.{number}.weight" for number in range(PARAMS)]
     each = PARAMS // GROUPS
     groups = [
         GroupSpec(name=f"layers.{at}", params=params[at : at + each], numel=1000) for at in range(0, PARAMS, each)
     ]
-    for rank in range(RANKS):
+    for rank in range(ranks):
         writer = RunWriter(path, rank=rank)
-        manifest = Manifest(world_size=RANKS, data_parallel_ranks=list(range(RANKS)), adapter="ddp", started_at="then")
+        manifest = Manifest(world_size=ranks, data_parallel_ranks=list(range(ranks)), adapter="ddp", started_at="then")
         env = RankEnv(
-            rank=rank, world_size=RANKS, params=params, param_shapes=[[10, 25]] * PARAMS, groups=groups,
+            rank=rank, world_size=ranks, params=params, param_shapes=[[10, 25]] * PARAMS, groups=groups,
             requires_grad=[True] * PARAMS, param_dtypes=["torch.float32"] * PARAMS, sketch_length=SKETCH,
         )  # fmt: skip
         writer.describe(manifest if rank == 0 else None, env)
