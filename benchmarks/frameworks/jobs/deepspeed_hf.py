@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.frameworks.jobs import deepspeed as plain
 from benchmarks.frameworks.job import Job, scaled
+from benchmarks.frameworks.jobs import deepspeed as plain
 
 PACKAGE = "accelerate"
 IMPORTS = ("deepspeed", "accelerate", "transformers")

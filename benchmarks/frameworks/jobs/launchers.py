@@ -7,8 +7,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from benchmarks.frameworks.jobs import ddp
 from benchmarks.frameworks.job import WORLD, Job
+from benchmarks.frameworks.jobs import ddp
 
 PACKAGE = "torch"
 

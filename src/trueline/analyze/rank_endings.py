@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
-
 from trueline.analyze.compared_ranks import data_parallel_ranks
 from trueline.analyze.workers.iterations import parting_of
 from trueline.schema.files.run_lock import living, owner_left
@@ -27,7 +25,7 @@ def ends_of(run: Run) -> list[str]:
     """A line for the ranks that an exception ended, one for those that did not close the Run and still run, one for
     those that were killed, and one for closed ranks whose rows end before those of the others.
     """
-    last = {rank: _last_step(run, rank) for rank in dict.fromkeys([*data_parallel_ranks(run), *run.unclosed])}
+    last = {rank: run.last_steps.get(rank) for rank in dict.fromkeys([*data_parallel_ranks(run), *run.unclosed])}
     unclosed: dict[End, list[int]] = {}
     for rank in run.unclosed:
         unclosed.setdefault(_end(run, rank), []).append(rank)
@@ -46,11 +44,12 @@ def _end(run: Run, rank: int) -> End:
 
 
 def _raised(run: Run, last: dict[int, int | None]) -> list[str]:
-    """One line of what ended the training on which ranks, in the order of their clocks: those that were left waiting
-    for one often raise too, of the connection.
+    """One line of what ended the training on which ranks, in the order in which they raised: those that were left
+    waiting for one often raise too, of the connection.
     """
     by_cause: dict[str, list[int]] = {}
-    for env in sorted(run.env.values(), key=lambda env: env.raised_ns):
+    begins_ns = _last_common_ns(run)
+    for env in sorted(run.env.values(), key=lambda env: env.raised_ns - begins_ns.get(env.rank, 0)):
         if env.raised:
             step = last.get(env.rank)
             after = "before its first step" if step is None else f"after step {step}"
@@ -59,6 +58,20 @@ def _raised(run: Run, last: dict[int, int | None]) -> list[str]:
     if quiet := [rank for rank, env in run.env.items() if not env.raised and rank not in run.unclosed]:
         lines.append(f"{ranks_text(quiet)} ended without an exception")
     return [f"{capitalized('; '.join(lines))}."] if by_cause else []
+
+
+def _last_common_ns(run: Run) -> dict[int, int]:
+    """When each rank ended the last step that all of them did, by its own clock: an update follows a reduction, in
+    which all ranks meet, and the clocks of two machines may be an hour apart. None where there is no such step.
+    """
+    raised = [rank for rank, env in run.env.items() if env.raised]
+    common = min((run.last_steps.get(rank, -1) for rank in raised), default=-1)
+    if common < 0:
+        return {}
+    time_N, known_N = (values[run.steps.searchsorted(common)] for values in run.pivot("time_ns"))
+    columns = {rank: run.ranks.index(rank) for rank in raised}
+    known = all(known_N[column] for column in columns.values())
+    return {rank: int(time_N[column]) for rank, column in columns.items()} if known else {}
 
 
 def _not_closed(ranks: Sequence[int], last: Sequence[int | None], end: End) -> str:
@@ -87,11 +100,3 @@ def _early_text(ranks: Sequence[int], step: int | None, latest: int) -> str:
     verb = "has" if len(ranks) == 1 else "have"
     rows = "no rows" if step is None else f"rows up to step {step} only"
     return f"{capitalized(ranks_text(ranks))} {verb} {rows}, others go on to step {latest}."
-
-
-def _last_step(run: Run, rank: int) -> int | None:
-    if rank not in run.ranks:
-        return None
-    _, measured = run.pivot("rank")
-    rows = np.flatnonzero(measured[:, run.ranks.index(rank)])
-    return int(run.steps[rows[-1]]) if len(rows) else None

@@ -93,7 +93,7 @@ class Run(RecordedSteps, Shown):
     def before(self, step: int) -> Run:
         """The same Run without the rows of ``step`` and later ones; recorded steps are all there."""
         early = copy.copy(self)
-        for derived in ("_step_index", "_rank_index"):
+        for derived in ("_step_index", "_rank_index", "last_steps"):
             early.__dict__.pop(derived, None)
         early._take(self._pieces.before(step))
         return early
@@ -145,6 +145,13 @@ class Run(RecordedSteps, Shown):
     @cached_property
     def _rank_index(self) -> np.ndarray:
         return np.searchsorted(np.asarray(self.ranks), self._rows.ranks)
+
+    @cached_property
+    def last_steps(self) -> dict[int, int]:
+        """The last step of each rank that wrote any."""
+        last_N = np.full(len(self.ranks), -1, dtype=np.int64)
+        last_N[self._rank_index] = self._rows.steps  # ascending, and of several the last one stays
+        return {rank: last for rank, last in zip(self.ranks, last_N.tolist(), strict=True) if last >= 0}
 
     def table(self) -> pa.Table:
         """[R] all rows under all columns of ``schema.workers``, sorted by (step, rank); null where not measured."""
@@ -320,6 +327,10 @@ class Run(RecordedSteps, Shown):
 
     def _spread(self, values_R: pa.Array, absent: float, dtype: type) -> tuple[np.ndarray, np.ndarray]:
         measured_R = values_R.is_valid().to_numpy(zero_copy_only=False)
+        if len(values_R) == len(self.steps) * len(self.ranks):  # every rank wrote every step, and in that order
+            shape = len(self.steps), len(self.ranks)
+            filled_R = values_R.fill_null(absent).to_numpy().astype(dtype)
+            return filled_R.reshape(shape), measured_R.reshape(shape).copy()
         values_TN = np.full((len(self.steps), len(self.ranks)), absent, dtype=dtype)
         measured_TN = np.zeros(values_TN.shape, dtype=bool)
         values_TN[self._step_index, self._rank_index] = values_R.fill_null(absent).to_numpy()

@@ -226,12 +226,14 @@ def left_open(path, num_steps):
     return writer
 
 
-def test_what_ended_the_training_is_told_of_the_rank_that_raised_first(tmp_path):
+@pytest.mark.parametrize("ahead_ns", [0, 3_600_000_000_000, -3_600_000_000_000])
+def test_what_ended_the_training_is_told_of_the_rank_that_raised_first(tmp_path, ahead_ns):
+    """Also where the clock of its machine is an hour ahead of the others."""
     ends = {
-        0: ("RuntimeError at train.py:9", 20),
-        1: ("ValueError at train.py:5", 10),
+        0: ("RuntimeError at train.py:9", 200_000),
+        1: ("ValueError at train.py:5", 100_000 + ahead_ns),
         2: ("", 0),
-        3: ("RuntimeError at train.py:9", 21),
+        3: ("RuntimeError at train.py:9", 210_000),
     }
     rows = healthy_rows(4, 6)
     for rank, (raised, raised_ns) in ends.items():
@@ -239,7 +241,7 @@ def test_what_ended_the_training_is_told_of_the_rank_that_raised_first(tmp_path)
         manifest = Manifest(world_size=4, data_parallel_ranks=[0, 1, 2, 3], adapter="ddp")
         writer.describe(manifest if rank == 0 else None, rank_env(rank, 4, raised=raised, raised_ns=raised_ns))
         for step in range(6):
-            writer.write({"step": step, **rows[step, rank]})
+            writer.write({"step": step, **rows[step, rank], "time_ns": 1000 * step + (ahead_ns if rank == 1 else 0)})
         writer.close()
     assert check(tmp_path).notes[0] == (
         "Rank 1 raised ValueError at train.py:5 after step 5; ranks 0 and 3 raised RuntimeError at train.py:9 after "

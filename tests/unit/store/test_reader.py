@@ -126,6 +126,21 @@ def test_nan_inf_and_not_measured_are_three_things(tmp_path, close):
     assert [row["loss"] is None for row in run.table().to_pylist()] == [False, False, True, False]
 
 
+@pytest.mark.parametrize("last", [3, 2])
+def test_the_last_step_of_each_rank_and_arrays_without_it(tmp_path, last):
+    rows = [
+        [{"step": step, "loss": step + 10.0 * rank} for step in range(4 if rank == 0 else last + 1)] for rank in (0, 1)
+    ]
+    run = Run(write_run(tmp_path / "run", rows))
+    assert run.last_steps == {0: 3, 1: last}
+    assert run.before(2).last_steps == {0: 1, 1: 1}
+    losses, measured = run.pivot("loss")
+    assert measured.tolist() == [[True, step <= last] for step in range(4)]
+    assert losses[measured].tolist() == [
+        step + 10.0 * rank for step in range(4) for rank in (0, 1) if rank == 0 or step <= last
+    ]
+
+
 def test_digests_keep_all_64_bits(tmp_path, pieces):
     run = Run(write_run(tmp_path / "run", pieces))
     digest_TN, measured_TN = run.digests("rng_torch")

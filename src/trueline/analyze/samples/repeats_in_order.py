@@ -6,14 +6,14 @@ The mathematics is on the manual page of ``checks/samples/sample_repeats.py``. n
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.compared_ranks import Floats, Ints
+from trueline.analyze.compared_ranks import Bools, Floats, Ints
 from trueline.analyze.stats.tails import ALARM_LEVEL, evidence_start, log_e_process, log_likelihood_steps
 from trueline.store.reader import Run
 
@@ -85,24 +85,40 @@ class Resumed:
     samples: int
 
 
-def batches_of(run: Run, rank: int) -> list[Batches]:
-    """What a rank read, one entry for each start of the job that left digests."""
-    rows = {step: row for (step, _), row in run.lists("sample_digests", ranks=[rank]).items() if len(row)}
-    column = run.ranks.index(rank)
+def batches_of(run: Run, ranks: Sequence[int]) -> dict[int, list[Batches]]:
+    """What each of ``ranks`` read, one entry for each start of the job that left digests; ranks without any are left
+    out.
+    """
+    steps_R, ranks_R, lengths_R, values = run.flat("sample_digests", ranks=ranks)
+    order = np.argsort(ranks_R, kind="stable")
+    ends_R = np.cumsum(lengths_R)
     (epoch_TN, seen_TN), (micro_TN, _) = run.pivot("epoch"), run.pivot("num_micro")
     place = {int(step): t for t, step in enumerate(run.steps)}
+    found: dict[int, list[Batches]] = {}
+    for own in np.split(order, np.flatnonzero(np.diff(ranks_R[order])) + 1) if len(order) else ():
+        column = run.ranks.index(rank := int(ranks_R[own[0]]))
+        rows = {int(steps_R[row]): values[ends_R[row] - lengths_R[row] : ends_R[row]] for row in own if lengths_R[row]}
+        if batches := _batches(run, rows, place, epoch_TN[:, column], seen_TN[:, column], micro_TN[:, column]):
+            found[rank] = batches
+    return found
+
+
+def _batches(
+    run: Run, rows: Mapping[int, Digests], place: Mapping[int, int], epoch_T: Floats, seen_T: Bools, micro_T: Floats
+) -> list[Batches]:
+    """What one rank read, by the ``rows`` of its steps."""
     found: list[Batches] = []
     bounds = [-1, *run.restarts, math.inf]
     for begin, end in pairwise(bounds):
         parts: list[Digests] = []
         steps: list[int] = []
         for step in sorted(step for step in rows if begin <= step < end):
-            micro = micro_TN[place[step], column]
+            micro = micro_T[place[step]]
             count = int(micro) if micro > 0 and len(rows[step]) % micro == 0 else 1
             parts += np.split(rows[step], count) if count > 1 else [rows[step]]
             steps += [step] * count
         at = [place[step] for step in steps]
-        epochs = np.where(seen_TN[at, column], np.nan_to_num(epoch_TN[at, column]), -1).astype(np.int64)
+        epochs = np.where(seen_T[at], np.nan_to_num(epoch_T[at]), -1).astype(np.int64)
         found += [Batches(tuple(parts), np.array(steps, dtype=np.int64), epochs)] if parts else []
     return found
 

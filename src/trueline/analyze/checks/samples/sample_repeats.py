@@ -108,7 +108,7 @@ ACROSS_RANKS = False
 
 def check(run: Run) -> list[Finding]:
     """Findings of repeats and of restarts; raises ``CannotTell`` without digests of samples."""
-    read = {rank: batches for rank in data_parallel_ranks(run) if (batches := batches_of(run, rank))}
+    read = batches_of(run, data_parallel_ranks(run))
     if not read:
         raise CannotTell("no rank left digests of its samples")
     starts = sum(len(batches) for batches in read.values())
