@@ -1,7 +1,7 @@
 """Run the benchmarks that take minutes and rewrite their pages.
 
     python -m benchmarks [overhead] [store] [exact_checks] [rounding] [distance] [gallery]
-    python -m benchmarks compare recording durability gpt2 frameworks layouts
+    python -m benchmarks compare recording durability gpt2 frameworks layouts monitor scale
 
 The latter run only where they are named, and the first two of them need msProbe: pip install -e '.[bench]'; the last
 takes the frameworks that are installed. GPT-2 needs transformers.
@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 QUICK = ("overhead", "store", "exact_checks", "rounding", "distance", "gallery")
-NAMED = ("compare", "recording", "durability", "gpt2", "frameworks", "layouts")
+NAMED = ("compare", "recording", "durability", "gpt2", "frameworks", "layouts", "monitor", "scale")
 
 
 def main() -> None:

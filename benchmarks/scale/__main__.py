@@ -2,7 +2,8 @@
 
     python -m benchmarks.scale [--quick]
 
-The Runs are written in the format of real writers (`benchmarks.durability.long_run`), each read in a process of its own.
+The Runs are written in the format of real writers (`benchmarks.durability.long_run`), and each is read in a process of
+its own.
 """
 
 from __future__ import annotations
