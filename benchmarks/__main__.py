@@ -3,8 +3,8 @@
     python -m benchmarks [overhead] [store] [exact_checks] [rounding] [distance] [gallery]
     python -m benchmarks compare recording durability gpt2 frameworks layouts monitor scale
 
-The latter run only where they are named, and the first two of them need msProbe: pip install -e '.[bench]'; the last
-takes the frameworks that are installed. GPT-2 needs transformers.
+The latter run only where they are named. compare, recording and monitor need msProbe: pip install -e '.[bench]';
+frameworks takes those that are installed. GPT-2 needs transformers.
 Each can be run by itself, with options: ``python -m benchmarks.overhead --help``.
 """
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.durability import long_run
 from benchmarks.page import arguments, head, table, write
+from benchmarks.scale.judging import judge
 
 SIZES = ((64, 1_000), (256, 1_000), (1_024, 1_000), (64, 10_000))
 
@@ -35,32 +36,13 @@ def main() -> None:
             path = Path(place, "run")
             long_run.write(path, steps=steps, merges=True, ranks=ranks)
             with multiprocessing.get_context("spawn").Pool(1) as pool:
-                took = pool.apply(_judge, (str(path),))
+                took = pool.apply(judge, (str(path),))
         spent = [f"{took[name]:.1f}" for name in ("open", "check")]
         rows.append([f"{ranks:,}", f"{steps:,}", *spent, f"{took['MiB']:,.0f}"])
         print(rows[-1], flush=True)
     if not chosen.quick:
         header = ["ranks", "steps", "open, CPU s", "check, CPU s", "peak MiB"]
         write(__file__, title, ABOUT, table(header, rows, right=range(5)))
-
-
-def _judge(path: str) -> dict[str, float]:
-    import resource
-    import time
-
-    from trueline.analyze.check_run import check
-    from trueline.store.reader import Run
-
-    begin = time.process_time()
-    run = Run(path)
-    opened = time.process_time()
-    report = check(run)
-    assert not report.found, report.verdict.line
-    return {
-        "open": opened - begin,
-        "check": time.process_time() - opened,
-        "MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-    }
 
 
 if __name__ == "__main__":
