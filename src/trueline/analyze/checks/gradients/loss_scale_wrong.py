@@ -45,8 +45,8 @@ Left alone are sums that are meant: a token that weighs 1, or 1 over the number 
 tokens); as many as there are ranks (multiplied since the reduction averages), unless that is also the number of
 micro-batches and nothing is multiplied or divided at all; one over the ranks, other than under DDP (a reduction that
 was told to add); powers of two from 16 on, which are a loss scale that was not seen; and steps with fewer micro-batches
-than others. Where the loss is divided by the number of labels, and each sample's first one is no target, that is told
-as information.
+than others. Where targets are next tokens, and the loss is divided by the number of labels, of which each sample's
+first one is no target, that is told as information.
 
 What it may miss
 ----------------
@@ -86,6 +86,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueline.analyze.compared_ranks import MAX_SITES, data_parallel_ranks
+from trueline.analyze.samples.target_places import NEXT, target_places
 from trueline.analyze.updates.loss_scaler import LEAST as LEAST_SCALE
 from trueline.analyze.updates.loss_scaler import Fault, faults_of
 from trueline.analyze.workers.token_weighting import LEAST, Weighed, noun_of, weighed_steps
@@ -99,6 +100,7 @@ CODE = "loss-scale-wrong"
 QUESTION = "weights"
 NEEDS: tuple[str, ...] = (
     "token_weights",
+    "target_places",
     "grads_factor",
     "loss_scale",
     "passes_begun",
@@ -251,8 +253,10 @@ def _of_sums(run: Run) -> list[Finding]:
         return []
     value = float(np.median([each.value for each in wrong]))
     num_ranks = len(data_parallel_ranks(run))
+    steps, noun = [each.of.step for each in known], noun_of(run)
     if _first_is_counted(run, wrong):
-        return [_finding_of_first(wrong, value, among=[each.of.step for each in known])]
+        because = ": the loss is divided by one more token of each sample than is a target"
+        return [_finding(wrong, value, "first-counted", because, among=steps, noun=noun)]
     if any(abs(each.value / value - 1) > each.of.tolerance for each in wrong):
         raise CannotTell(
             f"all tokens together weigh {min(each.value for each in wrong):.3g} to "
@@ -261,9 +265,9 @@ def _of_sums(run: Run) -> list[Finding]:
         )
     if meant := _meant(run, [each.of for each in wrong], value, num_ranks):
         raise CannotTell(f"all tokens together weigh {value:.4g}, {meant}", reason="undecidable")
-    steps = [each.of.step for each in known]
     begun = _num_begun(run, wrong)
-    return [_finding(wrong, value, among=steps, noun=noun_of(run), num_ranks=num_ranks, begun=begun)]
+    because = _because(value, wrong[0].of, num_ranks, begun)
+    return [_finding(wrong, value, "cleared-early" if begun else "sum", because, among=steps, noun=noun)]
 
 
 def _of_ranks(run: Run) -> Finding | None:
@@ -383,8 +387,13 @@ def _meant(run: Run, steps: Sequence[Weighed], value: float, num_ranks: int) -> 
 
 
 def _first_is_counted(run: Run, wrong: Sequence[_Sum]) -> bool:
-    """Whether at each step the loss is divided by one more token a sample than it has targets."""
+    """Whether at each step the loss is divided by one more token a sample than it has targets, which are known to be
+    next tokens: of targets of samples, a loss that is divided by 2 has the same sum.
+    """
     ranks = data_parallel_ranks(run)
+    places = target_places(run)
+    if any(places.get(rank) != NEXT for rank in ranks):
+        return False
     read = run.lists("sample_digests", steps=[each.of.step for each in wrong], ranks=ranks)
     for each in wrong:
         told = each.of
@@ -409,16 +418,15 @@ def _is(value: float, number: float, near: float) -> bool:
 
 
 def _finding(
-    wrong: Sequence[_Sum], value: float, *, among: Sequence[int], noun: str, num_ranks: int, begun: int
+    wrong: Sequence[_Sum], value: float, kind: str, because: str, *, among: Sequence[int], noun: str
 ) -> Finding:
     steps = [each.of.step for each in wrong]
     told = wrong[0].of
     ranks = tuple(sorted(told.by_rank))
     return Finding(
         code=CODE,
-        severity="warning",
-        claim=f"All {noun}s together weigh {value:.4g} at {steps_text(steps, among=among)}"
-        f"{_because(value, told, num_ranks, begun)}.",
+        severity="info" if kind == "first-counted" else "warning",
+        claim=f"All {noun}s together weigh {value:.4g} at {steps_text(steps, among=among)}{because}.",
         ranks=ranks,
         step_first=min(steps),
         step_last=max(steps),
@@ -427,41 +435,24 @@ def _finding(
         expected=1.0,
         unit=f"sum of the weights of all {noun}s",
         false_alarm_rate=0.0,
-        evidence={"kind": "cleared-early" if begun else "sum", "steps": steps[:100], "num_micro": told.num_micro},
-        next=("Call optimizer.zero_grad() once an update, not in front of each micro-batch.",)
-        if begun
-        else (
-            "Print what the loss of each micro-batch is multiplied and divided by: the mean over all "
-            f"{noun}s of a step is what an optimizer's usual learning rates are for.",
-            "If the factor is meant, it belongs into the learning rate; Trueline can't tell that from a mistake.",
-        ),
+        evidence={"kind": kind, "steps": steps[:100], "num_micro": told.num_micro},
+        next=tuple(advice.format(noun=noun) for advice in _ADVICE[kind]),
     )
 
 
-def _finding_of_first(wrong: Sequence[_Sum], value: float, *, among: Sequence[int]) -> Finding:
-    steps = [each.of.step for each in wrong]
-    told = wrong[0].of
-    ranks = tuple(sorted(told.by_rank))
-    return Finding(
-        code=CODE,
-        severity="info",
-        claim=f"All tokens together weigh {value:.4g} at {steps_text(steps, among=among)}: the loss is divided by one "
-        "more token of each sample than is a target.",
-        ranks=ranks,
-        step_first=min(steps),
-        step_last=max(steps),
-        sites=tuple(str(Site(told.step, 0, rank, "loss", "all")) for rank in ranks[:2]),
-        measured=value,
-        expected=1.0,
-        unit="sum of the weights of all tokens",
-        false_alarm_rate=0.0,
-        evidence={"kind": "first-counted", "steps": steps[:100], "num_micro": told.num_micro},
-        next=(
-            "Nothing is wrong with the run: its learning rate is in effect that many times as large. Count "
-            "labels[..., 1:] where labels are counted (Hugging Face's Trainer counts all of them where the model's "
-            "class is not named …ForCausalLM, as GPT2LMHeadModel).",
-        ),
-    )
+_ADVICE = {
+    "cleared-early": ("Call optimizer.zero_grad() once an update, not in front of each micro-batch.",),
+    "first-counted": (
+        "Nothing is wrong with the run: its learning rate is in effect that many times as large. Count "
+        "labels[..., 1:] where labels are counted (Hugging Face's Trainer counts all of them where the model's class "
+        "is not named …ForCausalLM, as GPT2LMHeadModel).",
+    ),
+    "sum": (
+        "Print what the loss of each micro-batch is multiplied and divided by: the mean over all {noun}s of a step is "
+        "what an optimizer's usual learning rates are for.",
+        "If the factor is meant, it belongs into the learning rate; Trueline can't tell that from a mistake.",
+    ),
+}
 
 
 def _because(value: float, told: Weighed, num_ranks: int, begun: int) -> str:

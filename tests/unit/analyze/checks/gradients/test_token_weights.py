@@ -196,19 +196,37 @@ def test_a_wrong_sum_is_a_warning(tmp_path, weigh, because):
     assert because in finding.claim
 
 
-@pytest.mark.parametrize(("samples", "severity"), [(12, "info"), (13, "warning")])
-def test_a_first_label_that_is_counted_but_no_target_is_an_information(tmp_path, samples, severity):
+NEXT_TOKENS = [0, 0, 99, 0, 0, 0, 0, 99, 0, 0]
+"""Of the places at which targets were looked for, the next one has them all."""
+
+
+@pytest.mark.parametrize(
+    ("samples", "places", "severity"), [(12, NEXT_TOKENS, "info"), (13, NEXT_TOKENS, "warning"), (12, None, "warning")]
+)
+def test_a_first_label_that_is_counted_but_no_target_is_an_information(tmp_path, samples, places, severity):
     run = run_of(
         tmp_path / "run",
         lambda counts: 1 / (counts.sum() + 12),
         spread=(60, 61),
         sample_digests=list(range(samples)),
+        target_places=places,
     )
     assert findings(run)["loss-scale-wrong"].severity == severity
 
 
+def test_half_of_a_mean_over_samples_is_a_warning(tmp_path):
+    """As many targets as samples: half of the weight is also what one target more of each would leave."""
+    run = run_of(tmp_path / "run", lambda counts: fair(counts) / 2, spread=(4, 5), sample_digests=list(range(12)))
+    assert findings(run)["loss-scale-wrong"].severity == "warning"
+
+
 def test_a_first_label_is_counted_whatever_the_lengths(tmp_path):
-    run = run_of(tmp_path / "run", lambda counts: 1 / (counts.sum() + 12), sample_digests=list(range(12)))
+    run = run_of(
+        tmp_path / "run",
+        lambda counts: 1 / (counts.sum() + 12),
+        sample_digests=list(range(12)),
+        target_places=NEXT_TOKENS,
+    )
     assert findings(run)["loss-scale-wrong"].evidence["kind"] == "first-counted"
 
 
