@@ -66,11 +66,9 @@ x = x.transpose(0, 1)
 
 from __future__ import annotations
 
-from trueline.analyze.compared_ranks import MAX_SITES
-from trueline.schema.columns.influence import DOUBTS, RowInfluence
-from trueline.schema.errors import CannotTell
+from trueline.analyze.workers.influence import known_influences, leak_finding
+from trueline.schema.columns.influence import RowInfluence
 from trueline.schema.finding import Finding
-from trueline.schema.site import Site
 from trueline.store.reader import Run
 
 CODE = "batch-leak"
@@ -81,17 +79,7 @@ ACROSS_RANKS = False
 
 def check(run: Run) -> list[Finding]:
     """Findings of other rows, or of padding; raises ``CannotTell`` where neither was looked at."""
-    looked = {
-        key: RowInfluence(*map(float, values)) for key, values in run.lists("row_influence").items() if len(values)
-    }
-    if not looked:
-        raise CannotTell(
-            "the plan names no step at which to look (`influence`), or no backward pass was seen there",
-            reason="not-recorded",
-        )
-    known = {key: one for key, one in looked.items() if one.doubt == 0}
-    if not known:
-        raise CannotTell(DOUBTS[int(next(iter(looked.values())).doubt)], reason="undecidable")
+    known = known_influences(run, "row_influence", RowInfluence)
     mixed = {key: one for key, one in known.items() if one.others > 0}
     padded = {key: one for key, one in known.items() if one.padding > 0 and key not in mixed}
     found: list[Finding] = []
@@ -143,20 +131,6 @@ def _finding(
     sure: bool,
     hints: tuple[str, ...],
 ) -> Finding:
-    steps, ranks = sorted({step for step, _ in leaks}), tuple(sorted({rank for _, rank in leaks}))
     eps = max(one.eps for one in leaks.values())
-    return Finding(
-        code=CODE,
-        severity="warning" if sure and share > eps else "info",
-        claim=claim,
-        ranks=ranks,
-        step_first=steps[0],
-        step_last=steps[-1],
-        sites=tuple(str(Site(step, 0, rank, "loss", "all")) for step, rank in sorted(leaks))[:MAX_SITES],
-        measured=share,
-        expected=0.0,
-        unit="of the largest gradient",
-        false_alarm_rate=0.0,
-        evidence={"kind": kind},
-        next=hints,
-    )
+    severity = "warning" if sure and share > eps else "info"
+    return leak_finding(CODE, severity, claim, leaks, share, unit="of the largest gradient", advice=hints, kind=kind)

@@ -67,13 +67,9 @@ y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 from __future__ import annotations
 
-from typing import Literal
-
-from trueline.analyze.compared_ranks import MAX_SITES
-from trueline.schema.columns.influence import DOUBTS, Influence
-from trueline.schema.errors import CannotTell
-from trueline.schema.finding import Finding
-from trueline.schema.site import Site
+from trueline.analyze.workers.influence import known_influences, leak_finding
+from trueline.schema.columns.influence import Influence
+from trueline.schema.finding import Finding, Severity
 from trueline.store.reader import Run
 
 CODE = "influence-leak"
@@ -84,15 +80,7 @@ ACROSS_RANKS = False
 
 def check(run: Run) -> list[Finding]:
     """Findings of later tokens and of other documents; raises ``CannotTell`` where neither was looked at."""
-    looked = {key: Influence(*map(float, values)) for key, values in run.lists("influence").items() if len(values)}
-    if not looked:
-        raise CannotTell(
-            "the plan names no step at which to look (`influence`), or no backward pass was seen there",
-            reason="not-recorded",
-        )
-    known = {key: one for key, one in looked.items() if one.doubt == 0}
-    if not known:
-        raise CannotTell(DOUBTS[int(next(iter(looked.values())).doubt)], reason="undecidable")
+    known = known_influences(run, "influence", Influence)
     later = {key: one for key, one in known.items() if one.later > 0}
     earlier = {key: one for key, one in known.items() if one.earlier > 0}
     found: list[Finding] = []
@@ -117,25 +105,13 @@ def check(run: Run) -> list[Finding]:
     return found
 
 
-def _finding(
-    claim: str, leaks: dict[tuple[int, int], Influence], share: float, *, severity: Literal["error", "warning", "info"]
-) -> Finding:
-    steps, ranks = sorted({step for step, _ in leaks}), tuple(sorted({rank for _, rank in leaks}))
-    return Finding(
-        code=CODE,
-        severity=severity,
-        claim=claim,
-        ranks=ranks,
-        step_first=steps[0],
-        step_last=steps[-1],
-        sites=tuple(str(Site(step, 0, rank, "loss", "all")) for step, rank in sorted(leaks))[:MAX_SITES],
-        measured=share,
-        expected=0.0,
-        unit="of the largest gradient to embeddings that may be seen",
-        false_alarm_rate=0.0,
-        next=(
-            "Look at the attention mask that reaches the kernel: whether it is passed on at all, its diagonal, and "
-            "whether the borders of documents are in it.",
-            "Look for other layers that mix positions: normalisation or pooling over them, padded convolutions.",
-        ),
-    )
+def _finding(claim: str, leaks: dict[tuple[int, int], Influence], share: float, *, severity: Severity) -> Finding:
+    unit = "of the largest gradient to embeddings that may be seen"
+    return leak_finding(CODE, severity, claim, leaks, share, unit=unit, advice=_ADVICE)
+
+
+_ADVICE = (
+    "Look at the attention mask that reaches the kernel: whether it is passed on at all, its diagonal, and whether the "
+    "borders of documents are in it.",
+    "Look for other layers that mix positions: normalisation or pooling over them, padded convolutions.",
+)

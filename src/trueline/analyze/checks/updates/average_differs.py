@@ -65,6 +65,7 @@ import numpy as np
 
 from trueline.analyze.compared_ranks import MAX_SITES, sites_of
 from trueline.analyze.updates.averaging import Averaging, Interval, Piece, agree, sampled_averagings
+from trueline.analyze.updates.laws import TOLERANCE
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.formats import FORMATS
@@ -358,6 +359,9 @@ def _worst(judged: Sequence[Judged]) -> float:
         for each in pieces:
             gap, moved = each.model - each.before, each.after - each.before
             share = min(max(float(gap @ moved) / max(float(gap @ gap), 1e-300), 0.0), 1.0)
-            allowed = 8 * max(each.unit, each.of_model * share) * (np.abs(each.before) + np.abs(each.model)) + each.tiny
+            allowed = (
+                TOLERANCE * max(each.unit, each.of_model * share) * (np.abs(each.before) + np.abs(each.model))
+                + each.tiny
+            )
             worst = max(worst, float(np.max(np.abs(moved - share * gap) / allowed)))
     return worst

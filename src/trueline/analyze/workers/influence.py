@@ -1,0 +1,64 @@
+"""What was looked at of influences that must not be (``schema/columns/influence.py``), and the finding of some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeVar
+
+from trueline.analyze.compared_ranks import MAX_SITES
+from trueline.schema.columns.influence import DOUBTS, Influence, RowInfluence
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding, Severity
+from trueline.schema.site import Site
+from trueline.store.reader import Run
+
+Kind = TypeVar("Kind", Influence, RowInfluence)
+
+Key = tuple[int, int]
+"""Step and rank."""
+
+
+def known_influences(run: Run, column: str, of: Callable[..., Kind]) -> Mapping[Key, Kind]:
+    """Each row of ``column`` that nothing makes doubtful, as ``of`` holds it; raises ``CannotTell`` where there is
+    none.
+    """
+    looked = {key: of(*map(float, values)) for key, values in run.lists(column).items() if len(values)}
+    if not looked:
+        raise CannotTell(
+            "the plan names no step at which to look (`influence`), or no backward pass was seen there",
+            reason="not-recorded",
+        )
+    known = {key: one for key, one in looked.items() if one.doubt == 0}
+    if not known:
+        raise CannotTell(DOUBTS[int(next(iter(looked.values())).doubt)], reason="undecidable")
+    return known
+
+
+def leak_finding(
+    code: str,
+    severity: Severity,
+    claim: str,
+    at: Collection[Key],
+    share: float,
+    *,
+    unit: str,
+    advice: tuple[str, ...],
+    kind: str = "",
+) -> Finding:
+    """Of gradients that must be 0 and are up to ``share`` of the largest."""
+    steps, ranks = sorted({step for step, _ in at}), tuple(sorted({rank for _, rank in at}))
+    return Finding(
+        code=code,
+        severity=severity,
+        claim=claim,
+        ranks=ranks,
+        step_first=steps[0],
+        step_last=steps[-1],
+        sites=tuple(str(Site(step, 0, rank, "loss", "all")) for step, rank in sorted(at))[:MAX_SITES],
+        measured=share,
+        expected=0.0,
+        unit=unit,
+        false_alarm_rate=0.0,
+        evidence={"kind": kind} if kind else {},
+        next=advice,
+    )
