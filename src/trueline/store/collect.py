@@ -31,16 +31,19 @@ from trueline.schema.text.reading import why
 from trueline.schema.text.secrets import without_credentials
 from trueline.schema.text.words import counted, ranks_text
 from trueline.store import file_names
-from trueline.store.file_names import PartName
+from trueline.store.file_names import PartName, Problem
 from trueline.store.filesystem import filesystem_of
-from trueline.store.log.durable import make_folder, put_file, sync
+from trueline.store.log.durable import make_folder, replace_file, sync
+from trueline.store.log.earlier_start import journals_of, sealed
 from trueline.store.log.journal import read_journal
-from trueline.store.log.parts import encode_part
-from trueline.store.records.step_parts import encode_records
-from trueline.store.rows import RECORD_SCHEMA, WORKER_SCHEMA, merge_batches
+from trueline.store.log.listing import name_missing_parts
+from trueline.store.rows import WORKER_SCHEMA
 
 CHUNK = 8 << 20
 """Bytes that are held at a time of a file that is copied."""
+
+LISTINGS = 3
+"""Times that a place is listed whose parts are merged meanwhile."""
 
 SCHEMA = 1
 """Of the document that ``Collected.to_json`` makes."""
@@ -100,16 +103,23 @@ class Collected:
         }
 
 
-def collect(sources: Sequence[str | os.PathLike[str]], dst: str, *, max_bytes_per_s: float | None = None) -> Collected:
+def collect(
+    sources: Sequence[str | os.PathLike[str]],
+    dst: str,
+    *,
+    max_bytes_per_s: float | None = None,
+    reads_again: bool = True,
+) -> Collected:
     """Copy to ``dst``, a path or fsspec URL, what it lacks of the ``sources``: Runs, or what ranks of one job left on
     machines without rank 0. Jobs that still write may be collected again and again; nothing is changed at a source.
+    With ``reads_again`` parts that were copied before are read at their source, so that damage is named each time.
 
     Raises ``InputError`` where they are not of one job, or hold different rows of one rank; ``RunError`` where a source
     is no Run or cannot be read, and ``OSError`` where ``dst`` does not take, or does not keep, what it is given.
     """
     sides = _sides(sources)
     into = require_place(dst, [side.root for side in sides if side.is_local])
-    work = _Work(_Budget(max_bytes_per_s))
+    work = _Work(_Budget(max_bytes_per_s), reads_again)
     for suffix in sorted({side.suffix for side in sides}):
         alike = [side for side in sides if side.suffix == suffix]
         target = _Side(f"{os.fspath(dst).rstrip('/')}{suffix}") if suffix else into
@@ -147,7 +157,7 @@ def follow_until(
     told = ""
     while not over():
         try:
-            collect(sources, dst, max_bytes_per_s=max_bytes_per_s)
+            collect(sources, dst, max_bytes_per_s=max_bytes_per_s, reads_again=False)
         except NothingYet:
             pass
         except (RunError, InputError, OSError) as error:
@@ -158,9 +168,7 @@ def follow_until(
             if told:
                 tell("collecting goes on.")
                 told = ""
-        until = time.monotonic() + every_s
-        while time.monotonic() < until and not over():
-            time.sleep(min(0.2, every_s))
+        time.sleep(every_s)
 
 
 def ended(sources: Sequence[str]) -> bool:
@@ -195,6 +203,7 @@ class _Work:
     """What was done so far, and what is to be said of it."""
 
     budget: _Budget
+    reads_again: bool
     copied: int = 0
     copied_bytes: int = 0
     problems: list[str] = field(default_factory=list[str])
@@ -267,17 +276,6 @@ class _Side:
         models = {"/".join(parts[:2]) for parts in split if parts[0] == file_names.MODELS_DIR and len(parts) > 2}
         return ["", *sorted(models)] if self.files else sorted(models)
 
-    @property
-    def ranks(self) -> set[int]:
-        """Ranks that said what they are."""
-        return {rank for name in self.inside(file_names.ENV_DIR) if (rank := file_names.env_rank(name)) is not None}
-
-    @property
-    def unclosed(self) -> set[int]:
-        """Ranks that have a journal."""
-        found = map(file_names.journal_rank, self.inside(file_names.JOURNAL_DIR))
-        return {rank for rank in found if rank is not None}
-
     @cached_property
     def by_folder(self) -> Mapping[str, Sequence[str]]:
         """Names of the files right in each folder."""
@@ -291,9 +289,33 @@ class _Side:
         """Names of the files right in ``folder``."""
         return self.by_folder.get(folder, ())
 
-    def parts(self, folder: str) -> list[PartName]:
-        """The sealed parts in ``folder``."""
-        return [part for name in self.inside(folder) if (part := PartName.parse(name)) is not None]
+    @cached_property
+    def parts(self) -> Mapping[tuple[str, int], Sequence[PartName]]:
+        """The sealed parts by folder and rank."""
+        found: dict[tuple[str, int], list[PartName]] = {}
+        for folder, names in self.by_folder.items():
+            for part in filter(None, map(PartName.parse, names)):
+                found.setdefault((folder, part.rank), []).append(part)
+        return found
+
+    @cached_property
+    def ranks(self) -> Collection[int]:
+        """Ranks that said what they are."""
+        return _known(map(file_names.env_rank, self.inside(file_names.ENV_DIR)))
+
+    @cached_property
+    def unclosed(self) -> Collection[int]:
+        """Ranks that have a journal."""
+        return _known(map(file_names.journal_rank, self.inside(file_names.JOURNAL_DIR)))
+
+    @cached_property
+    def wrote(self) -> Collection[int]:
+        """Ranks that left any file."""
+        return (
+            self.ranks
+            | _known(map(_rank_of_journal, self.inside(file_names.JOURNAL_DIR)))
+            | {rank for _, rank in self.parts}
+        )
 
     def path(self, name: str) -> str:
         """The path of a file for its file system."""
@@ -370,7 +392,7 @@ def require_place(dst: str, local_sources: Iterable[str]) -> _Side:
 
 def _collect_run(sides: Sequence[_Side], into: _Side, work: _Work) -> None:
     """The files of one Run."""
-    ranks = {rank for side in sides for rank in _ranks(side)}
+    ranks = {rank for side in sides for rank in side.wrote}
     _require_one_job([*sides, into], ranks)
     journals = {side: _journals(side, ranks) for side in [*sides, into]}
     sides = [side.fresh() for side in sides]  # parts are listed after journals were read
@@ -378,9 +400,7 @@ def _collect_run(sides: Sequence[_Side], into: _Side, work: _Work) -> None:
     _require_no_conflict([*sides, into])
     newest = {rank: _newest(rank, sides, journals) for rank in sorted(ranks)}
     for side in sides:
-        for name in side.files:
-            if _never_changes(name) and into.files.get(name) != side.files[name]:
-                _copy(side, name, into, work)
+        _copy_all(side, into, work)
     for rank, side in newest.items():
         _seal_others(rank, side, into, journals, work)
         _copy_share(rank, side, [each for each in sides if each is not side], into, work)
@@ -396,7 +416,14 @@ def _collect_run(sides: Sequence[_Side], into: _Side, work: _Work) -> None:
                 _put_bytes(data, into, path, work)
             elif path in into.files:
                 into.remove(path)
-    _remove_merged(into.fresh())
+    copied = into.fresh()
+    _remove_merged(copied)
+    for rank, side in newest.items():
+        for kept in journals_of(rank):
+            data, missing = journals[side].get(kept.name), list[Problem]()
+            journal = None if data is None else read_journal(data, kept.schema)
+            name_missing_parts(kept.folder, rank, [*copied.parts.get((kept.folder, rank), ())], journal, missing)
+            work.problems += missing
 
 
 def _require_one_job(sides: Sequence[_Side], ranks: Collection[int]) -> None:
@@ -453,24 +480,21 @@ def _rank_of_journal(name: str) -> int | None:
     return file_names.records_journal_rank(name) if rank is None else rank
 
 
-def _ranks(side: _Side) -> set[int]:
-    """Ranks that left any file."""
-    of_parts = {part.rank for folder in side.by_folder for part in side.parts(folder)}
-    of_journals = {rank for name in side.inside(file_names.JOURNAL_DIR) if (rank := _rank_of_journal(name)) is not None}
-    return side.ranks | of_parts | of_journals
+def _known(ranks: Iterable[int | None]) -> frozenset[int]:
+    return frozenset(rank for rank in ranks if rank is not None)
 
 
 def _require_no_conflict(sides: Sequence[_Side]) -> None:
     """Raise ``InputError`` where two places hold different rows of one rank under the same number."""
-    for folder in sorted({folder for side in sides for folder in side.by_folder}):
-        seen: dict[tuple[int, range], tuple[PartName, _Side]] = {}
+    for folder, rank in sorted({key for side in sides for key in side.parts}):
+        seen: dict[range, tuple[PartName, _Side]] = {}
         for side in sides:
-            for part in side.parts(folder):
-                one, other = seen.setdefault((part.rank, part.numbers), (part, side))
+            for part in side.parts.get((folder, rank), ()):
+                one, other = seen.setdefault(part.numbers, (part, side))
                 if one.crc != part.crc:
                     raise InputError(
-                        f"Rank {part.rank} is there twice: '{folder}/{one}' in '{other.shown}' and '{folder}/{part}' "
-                        f"in '{side.shown}' hold different rows. Leave out the place that is not of this job."
+                        f"Rank {rank} is there twice: '{folder}/{one}' in '{other.shown}' and '{folder}/{part}' in "
+                        f"'{side.shown}' hold different rows. Leave out the place that is not of this job."
                     )
 
 
@@ -479,10 +503,10 @@ def _newest(rank: int, sides: Sequence[_Side], journals: Mapping[_Side, Mapping[
 
     def number(side: _Side) -> tuple[int, int]:
         sequence = _sequence(journals[side].get(file_names.journal_name(rank)))
-        parts = [max(part.numbers) for part in side.parts(file_names.WORKERS_DIR) if part.rank == rank]
+        parts = [max(part.numbers) for part in side.parts.get((file_names.WORKERS_DIR, rank), ())]
         return max([*parts, -1 if sequence is None else sequence], default=-1), rank in side.ranks
 
-    return max((side for side in sides if rank in _ranks(side)), key=number)
+    return max((side for side in sides if rank in side.wrote), key=number)
 
 
 def _sequence(data: bytes | None, schema: pa.Schema = WORKER_SCHEMA) -> int | None:
@@ -503,29 +527,18 @@ def _seal_others(
     """Make parts of journals of an earlier start of the rank, on another machine or collected before, whose rows are in
     no part: the journal of this start takes their place.
     """
-    for name, folder, schema, records in (
-        (file_names.journal_name(rank), file_names.WORKERS_DIR, WORKER_SCHEMA, False),
-        (
-            file_names.records_journal_name(rank),
-            posixpath.join(file_names.RECORDS_DIR, file_names.rank_folder(rank)),
-            RECORD_SCHEMA,
-            True,
-        ),
-    ):
-        now = _sequence(journals[newest].get(name), schema)
+    for kept in journals_of(rank):
         present = {
-            number for side in journals for part in side.parts(folder) if part.rank == rank for number in part.numbers
+            number for side in journals for part in side.parts.get((kept.folder, rank), ()) for number in part.numbers
         }
+        now = _sequence(journals[newest].get(kept.name), kept.schema)
         for side, found in journals.items():
-            if side is newest or name not in found:
+            if side is newest or kept.name not in found:
                 continue
-            content = read_journal(found[name], schema)
-            if not content.batches or content.sequence is None or content.sequence in present | {now}:
-                continue
-            present.add(content.sequence)
-            data = encode_records(content.batches) if records else encode_part(merge_batches(content.batches))
-            part = PartName(rank, content.sequence, zlib.crc32(data))
-            _put_bytes(data, into, posixpath.join(folder, str(part)), work)
+            part = sealed(read_journal(found[kept.name], kept.schema), kept, rank, present | ({now} - {None}))
+            if part is not None:
+                present.add(part[0].sequence)
+                _put_bytes(part[1], into, posixpath.join(kept.folder, str(part[0])), work)
 
 
 def _copy_share(rank: int, side: _Side, others: Sequence[_Side], into: _Side, work: _Work) -> None:
@@ -539,7 +552,7 @@ def _copy_share(rank: int, side: _Side, others: Sequence[_Side], into: _Side, wo
     lines: dict[bytes, None] = {}
     for each in (into, *others, side):
         if name in each.files:
-            lines |= dict.fromkeys(line for line in each.read(name).split(b"\n") if line)
+            lines |= dict.fromkeys(filter(None, each.read(name).split(b"\n")[:-1]))  # the last one may be half written
     if name in side.files or any(name in other.files for other in others):
         _put_bytes(b"".join(line + b"\n" for line in lines), into, name, work)
 
@@ -575,8 +588,7 @@ def _put_bytes(data: bytes, into: _Side, name: str, work: _Work) -> None:
     work.budget.spend(len(data))
     if into.is_local:
         make_folder(posixpath.dirname(into.path(name)))
-        put_file(into.path(name), data)
-        sync(posixpath.dirname(into.path(name)))
+        replace_file(into.path(name), data)
     else:
         into.fs.pipe_file(into.path(name), data)
     if into.read(name) != data:
@@ -584,9 +596,32 @@ def _put_bytes(data: bytes, into: _Side, name: str, work: _Work) -> None:
     work.did(len(data))
 
 
-def _copy(side: _Side, name: str, into: _Side, work: _Work) -> None:
-    """Copy a file that never changes, a chunk at a time, and read it back."""
+def _copy_all(side: _Side, into: _Side, work: _Work) -> None:
+    """What never changes. A part that was merged into another one since the place was listed is found in that."""
+    done: set[str] = set()
+    for _ in range(LISTINGS):
+        names = [name for name in side.files if _never_changes(name) and name not in done]
+        for name in names:
+            if into.files.get(name) != side.files[name]:
+                done |= {name} if _copy(side, name, into, work) else set()
+            else:
+                done.add(name)
+                if work.reads_again and PartName.parse(posixpath.basename(name)):
+                    with contextlib.suppress(FileNotFoundError), side.fs.open(side.path(name), "rb") as source:
+                        _name_damage(side, name, _pour(source, lambda data: None, _Budget(None))[0], work)
+        if done.issuperset(names):
+            return
+        side = side.fresh()
+
+
+def _name_damage(side: _Side, name: str, crc: int, work: _Work) -> None:
     part = PartName.parse(posixpath.basename(name))
+    if part is not None and part.crc != crc:
+        work.problems.append(f"'{posixpath.join(side.shown, name)}' is damaged, and was copied as it is")
+
+
+def _copy(side: _Side, name: str, into: _Side, work: _Work) -> bool:
+    """Copy a file that never changes, a chunk at a time, and read it back; False where it is gone."""
     path = into.path(name)
     temporary = posixpath.join(posixpath.dirname(path), f".{posixpath.basename(path)}{file_names.TEMPORARY_SUFFIX}")
     try:
@@ -605,14 +640,14 @@ def _copy(side: _Side, name: str, into: _Side, work: _Work) -> None:
     except FileNotFoundError:
         if name in side.fresh().files:
             raise
-        return  # merged into another part since it was listed
+        return False
     with into.fs.open(path, "rb") as copy:
         again = _pour(copy, lambda data: None, _Budget(None))
     if again != (crc, size):
         raise OSError(f"'{into.shown}' does not keep what is written to it: '{name}' is another file when it is read")
-    if part is not None and part.crc != crc:
-        work.problems.append(f"'{posixpath.join(side.shown, name)}' is damaged, and was copied as it is")
+    _name_damage(side, name, crc, work)
     work.did(size)
+    return True
 
 
 def _pour(source: Any, write: Callable[[bytes], Any], budget: _Budget) -> tuple[int, int]:
@@ -627,11 +662,10 @@ def _pour(source: Any, write: Callable[[bytes], Any], budget: _Budget) -> tuple[
 
 def _remove_merged(into: _Side) -> None:
     """Remove what another file holds: parts that were merged into one, and values of a step that has ended since."""
-    for folder in into.by_folder:
-        parts = into.parts(folder)
-        whole = [part for part in parts if len(part.numbers) > 1]
+    for (folder, _), parts in into.parts.items():
+        merged = [part for part in parts if len(part.numbers) > 1]
         for part in parts:
-            if any(part != each and part.rank == each.rank and {*part.numbers} <= {*each.numbers} for each in whole):
+            if any(part != each and {*part.numbers} <= {*each.numbers} for each in merged):
                 into.remove(posixpath.join(folder, str(part)))
     for name in _partial(into):
         into.remove(name)

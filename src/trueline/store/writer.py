@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-
 from trueline.schema.columns.records import StackRecord, StepRecords, TensorRecord
 from trueline.schema.errors import InputError
 from trueline.schema.files.run_lock import Hold
@@ -31,13 +29,17 @@ from trueline.store.findings import FindingsFile
 from trueline.store.log.background import MAX_BYTES
 from trueline.store.log.claim import alone_in, claim, claim_share, taken
 from trueline.store.log.durable import make_folder, replace_file
-from trueline.store.log.earlier_start import end_last_line, first_sequence, seal_leftover
+from trueline.store.log.earlier_start import (
+    encode_rows,
+    end_last_line,
+    first_sequence,
+    journals_of,
+    seal_leftover,
+)
 from trueline.store.log.journal import FrameCodec
-from trueline.store.log.parts import encode_part
 from trueline.store.log.table_writer import SEAL_S, SEAL_STEPS, SealAfter, TableWriter
 from trueline.store.records.record_writer import SEAL_BYTES, RecordWriter
-from trueline.store.records.step_parts import encode_records
-from trueline.store.rows import RECORD_SCHEMA, WORKER_SCHEMA, merge_batches
+from trueline.store.rows import WORKER_SCHEMA
 
 
 class RunWriter:
@@ -112,7 +114,7 @@ class RunWriter:
             parts_path=parts_path,
             rank=self._rank,
             codec=self._codec,
-            encode=_encode_rows,
+            encode=encode_rows,
             seal_after=self._seal_after,
             sequence=first_sequence(parts_path, self._rank, self.start.attempt),
             before_seal=self._hold.require,
@@ -121,14 +123,8 @@ class RunWriter:
 
     def _take_over(self) -> None:
         """Seal what an earlier start of the job left of this rank."""
-        journals = os.path.join(self.path, file_names.JOURNAL_DIR)
-        records = os.path.join(file_names.RECORDS_DIR, file_names.rank_folder(self._rank))
-        for name, folder, schema, encode in (
-            (file_names.journal_name(self._rank), file_names.WORKERS_DIR, WORKER_SCHEMA, _encode_rows),
-            (file_names.records_journal_name(self._rank), records, RECORD_SCHEMA, encode_records),
-        ):
-            parts_path = os.path.join(self.path, folder)
-            seal_leftover(os.path.join(journals, name), parts_path, rank=self._rank, schema=schema, encode=encode)
+        for kept in journals_of(self._rank):
+            seal_leftover(self.path, kept, rank=self._rank)
         end_last_line(os.path.join(self.path, file_names.findings_name(self._rank)))
 
     def describe(self, manifest: Manifest | None, env: RankEnv) -> None:
@@ -237,10 +233,6 @@ class RunWriter:
     def _write_finding(self, finding: Finding) -> None:
         self._hold.require()
         self._findings.add(documents.encode(finding.to_json(), indent=None))
-
-
-def _encode_rows(batches: list[pa.RecordBatch]) -> bytes:
-    return encode_part(merge_batches(batches))
 
 
 @dataclass(frozen=True)

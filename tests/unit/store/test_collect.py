@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from trueline.schema.files.run_manifest import Manifest
 from trueline.schema.files.start import Start
 from trueline.schema.finding import Finding
 from trueline.store import collect as module
+from trueline.store.file_names import PartName
+from trueline.store.log import merge
 from trueline.store.reader import Run
 from trueline.store.verify import verify
 from trueline.store.writer import RunWriter
@@ -191,10 +194,48 @@ def test_the_same_files_twice_are_one(disks, tmp_path):
 def test_a_part_that_is_torn_is_copied_and_named(disks, tmp_path):
     part = next((disks[1] / "workers").iterdir())
     part.write_bytes(part.read_bytes()[:-9])
-    found = trueline.collect(disks, tmp_path / "whole")
-    assert found.exit_code == 1
-    assert part.name in found.problems[0]
-    assert (tmp_path / "whole" / "workers" / part.name).read_bytes() == part.read_bytes()
+    for _ in range(2):
+        found = trueline.collect(disks, tmp_path / "whole")
+        assert found.exit_code == 1
+        assert part.name in found.problems[0]
+        assert (tmp_path / "whole" / "workers" / part.name).read_bytes() == part.read_bytes()
+
+
+def test_a_part_that_is_nowhere_is_named_each_time(disks, tmp_path):
+    sorted((disks[1] / "workers").glob("part-r00003-*"))[0].unlink()
+    for _ in range(2):
+        found = trueline.collect(disks, tmp_path / "whole")
+        assert found.exit_code == 1
+        assert found.problems == ("workers: part 0 of rank 3 is missing, and the rows in it with it",)
+
+
+def test_parts_that_are_merged_meanwhile_are_found_in_what_they_became(tmp_path, monkeypatch):
+    machine(tmp_path / "a", [0], steps=range(12), seal_steps=2)
+    parts = tmp_path / "a" / "workers"
+    real = module._copy
+
+    def merged_first(side, name, into, work):
+        monkeypatch.setattr(module, "_copy", real)
+        merge._merge(str(parts), sorted(filter(None, map(PartName.parse, os.listdir(parts)))))
+        return real(side, name, into, work)
+
+    monkeypatch.setattr(module, "_copy", merged_first)
+    found = trueline.collect([tmp_path / "a"], tmp_path / "whole")
+    assert found.problems == ()
+    assert content(tmp_path / "whole") == [(step, 0) for step in range(12)]
+
+
+def test_a_line_that_is_half_written_is_copied_when_it_is_whole(tmp_path):
+    (writer,) = machine(tmp_path / "a", [0], close=False)
+    writer.write(Finding(code="watch-degraded", severity="warning", claim="one", ranks=(0,)))
+    file = tmp_path / "a" / "findings.jsonl"
+    whole = file.read_bytes()
+    for data in (whole + whole[:20], whole + whole):
+        file.write_bytes(data)
+        trueline.collect([tmp_path / "a"], tmp_path / "whole")
+        assert [each.claim for each in Run(tmp_path / "whole").live_findings] == ["one"]
+        assert not [line for line in Run(tmp_path / "whole").problems if "findings" in line]
+    writer.close()
 
 
 def test_findings_of_both_machines(tmp_path):

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -14,29 +15,63 @@ from trueline.store import file_names
 from trueline.store.file_names import PartName
 from trueline.store.log.durable import append, make_folder, replace_file
 from trueline.store.log.journal import JournalContent, read_journal
-from trueline.store.log.parts import DamagedPart, decode_part
-from trueline.store.rows import WORKER_SCHEMA
+from trueline.store.log.parts import DamagedPart, decode_part, encode_part
+from trueline.store.records.step_parts import encode_records
+from trueline.store.rows import RECORD_SCHEMA, WORKER_SCHEMA, merge_batches
 
-Encode = Callable[[list[pa.RecordBatch]], bytes]
+
+@dataclass(frozen=True)
+class RankJournal:
+    """A journal of a rank by its name under ``journal/``, and the ``folder`` and the form of the parts it becomes."""
+
+    name: str
+    folder: str
+    schema: pa.Schema
+    encode: Callable[[list[pa.RecordBatch]], bytes]
 
 
-def seal_leftover(journal_path: str, parts_path: str, *, rank: int, schema: pa.Schema, encode: Encode) -> None:
+def journals_of(rank: int) -> tuple[RankJournal, RankJournal]:
+    """The journals of its rows and of its recorded steps."""
+    records = f"{file_names.RECORDS_DIR}/{file_names.rank_folder(rank)}"
+    return (
+        RankJournal(file_names.journal_name(rank), file_names.WORKERS_DIR, WORKER_SCHEMA, encode_rows),
+        RankJournal(file_names.records_journal_name(rank), records, RECORD_SCHEMA, encode_records),
+    )
+
+
+def encode_rows(batches: list[pa.RecordBatch]) -> bytes:
+    """The part of the ``workers`` table that these are."""
+    return encode_part(merge_batches(batches))
+
+
+def sealed(
+    content: JournalContent, kept: RankJournal, rank: int, present: Collection[int]
+) -> tuple[PartName, bytes] | None:
+    """The part that the rows of a journal become; None without rows, or where it is among the parts ``present``. A torn
+    frame at its end, the step in flight, is left out.
+    """
+    if not content.batches or content.sequence in present:
+        return None
+    data = kept.encode(content.batches)
+    number = max(present, default=-1) + 1 if content.sequence is None else content.sequence
+    return PartName(rank, number, zlib.crc32(data)), data
+
+
+def seal_leftover(run: str, kept: RankJournal, *, rank: int) -> None:
     """Make a part of the rows in a journal whose process is gone, and remove it. Every failure is an ``OSError``.
 
-    Where it became a part already it is only removed. A torn frame at its end, the step in flight, goes with it.
+    Where it became a part already it is only removed.
     """
+    journal_path = os.path.join(run, file_names.JOURNAL_DIR, kept.name)
     try:
         with open(journal_path, "rb") as file:
-            content = read_journal(file.read(), schema)
+            content = read_journal(file.read(), kept.schema)
     except FileNotFoundError:
         return
-    present = parts_of(parts_path, rank)
-    numbers = file_names.numbers_of(present)
-    if content.batches and content.sequence not in numbers:
-        data = encode(content.batches)
-        number = max(numbers, default=-1) + 1 if content.sequence is None else content.sequence
+    parts_path = os.path.join(run, kept.folder)
+    if part := sealed(content, kept, rank, file_names.numbers_of(parts_of(parts_path, rank))):
         make_folder(parts_path)
-        replace_file(os.path.join(parts_path, str(PartName(rank, number, zlib.crc32(data)))), data)
+        replace_file(os.path.join(parts_path, str(part[0])), part[1])
     os.remove(journal_path)
 
 
