@@ -26,7 +26,8 @@ def command(
     Only what is new is copied, each file is read back, and nothing is changed at SRC. DST may be a directory, or a URL
     such as s3://bucket/run, which every command reads.
 
-    Exit code 0: all ranks are there; 1: some are missing, or rows of one are damaged or missing; 2: nothing could be collected.
+    Exit code 0: all ranks are there; 1: some are missing, or rows of one are damaged or missing; 2: nothing could be
+    collected.
     """
     from rich.console import Console
 
