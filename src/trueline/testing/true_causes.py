@@ -145,6 +145,8 @@ _CAUSES: dict[str, str] = {
     "W3": "mask-shows-what-is-predicted",
     "W4": "samples-mixed",
     "W4.padding": "padding-is-seen",
+    "W5": "loss-misapplied",
+    "W5.padding": "padding-counted",
 }
 """Of an id, else of its family: slugs with spaces between, any of which is right. Where no cause has the slug, only to
 leave it open is right."""

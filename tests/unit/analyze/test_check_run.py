@@ -62,7 +62,15 @@ UPDATES = (
 )
 """Checks that need an optimizer, which none of these Runs has."""
 
-WEIGHTS = ("batch-leak", "influence-leak", "labels-misplaced", "loss-scale-wrong", "token-weights-differ")
+WEIGHTS = (
+    "batch-leak",
+    "influence-leak",
+    "labels-misplaced",
+    "loss-misapplied",
+    "loss-scale-wrong",
+    "padding-trained",
+    "token-weights-differ",
+)
 """Checks that need a loss, which none of these Runs has shown."""
 
 PARTS = ("shards-equal",)
@@ -96,6 +104,7 @@ def test_every_check_runs_on_a_healthy_run_and_finds_nothing(tmp_path):
         "no call of",
         "no token weights",
         "no targets",
+        "no backward pass was seen from whose loss",
         "the plan names no step",
         "no scheduler",
         "no pass of",

@@ -143,6 +143,11 @@ def token_ids(*inputs: Any, **named: Any) -> Tensor | None:
     return None
 
 
+def attention_mask(*inputs: Any, **named: Any) -> Tensor | None:
+    """The input [B, T] of that name, which is 0 at padding wherever it is used; None without."""
+    return next((x for name, x in _tensors(inputs, named) if name == "attention_mask" and x.dim() == 2), None)
+
+
 class _Parts(NamedTuple):
     """What a sample is made of, with names, what is to be predicted of it, and the mask of padding."""
 

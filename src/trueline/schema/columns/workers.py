@@ -248,6 +248,14 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "On some sampled steps, a digest of the operations that the loss of the first backward pass is computed by.",
     ),
     Column(
+        "loss_inputs",
+        "list<int64>",
+        "",
+        "On some sampled steps `LossInputs`: what the functions of the loss are given that is not for them, as bits; "
+        "targets of binary cross-entropies and how many are outside of 0 to 1; targets beside a mask of padding, how "
+        "many of them it leaves out, in how many rows.",
+    ),
+    Column(
         "target_places",
         "list<int64>",
         "tokens",

@@ -19,7 +19,7 @@ from trueline.capture.model.untraced import Hook
 MAX_NODES = 64
 """Operations between loss and cross-entropy that are looked at."""
 
-_LINEAR = re.compile(
+LINEAR = re.compile(
     "Mul|Div|Neg|Add|Sub|Sum|Mean|Dot|ToCopy|View|UnsafeView|ReshapeAlias|Clone|Squeeze|Unsqueeze|Alias|Expand|Index|"
     "Slice|Select|IndexSelect|MaskedSelect|MaskedFill|Where|Stack|Cat|Split|Permute|Transpose|T|AsStrided|_DDPSink"
 )
@@ -28,7 +28,7 @@ _LINEAR = re.compile(
 _unknown = object()
 """Of versions of torch that do not say whether hooks keep a saved tensor: to read it may run a forward pass again."""
 
-_SINK = "_DDPSink"
+SINK = "_DDPSink"
 """What DDP passes all outputs of a model through, each to the one in its place."""
 
 _SCALINGS = ("Mul", "Div")
@@ -72,10 +72,10 @@ def find(roots: Iterable[Tensor]) -> CrossEntropy | int:
             found.append(node)
             continue
         operation = kind.rstrip("0123456789").removesuffix("Backward")
-        strange |= _LINEAR.fullmatch(operation) is None
+        strange |= LINEAR.fullmatch(operation) is None
         scalings += operation in _SCALINGS
         below = node.next_functions
-        below = below[output : output + 1] if operation == _SINK else below
+        below = below[output : output + 1] if operation == SINK else below
         ahead.extend(edge for edge in below if edge[0] is not None)
     if not found:
         return 1
@@ -96,7 +96,7 @@ def listen(to: CrossEntropy, take: Callable[[Tensor, Tensor, Tensor, torch.dtype
     or neither would ever be freed.
     """
     node, reduction = to.node, to.reduction
-    ignored = _ignored(node)
+    ignored = ignored_index(node)
     kept = (node._saved_target if reduction == _NONE else node._saved_total_weight).detach()
 
     awaited = [True]
@@ -134,7 +134,7 @@ def targets(roots: Iterable[Tensor]) -> list[tuple[Tensor, int]]:
         if not node.name().startswith("NllLoss"):
             ahead.extend(below for below, _ in node.next_functions)
         elif not is_hooked(node._raw_saved_target):
-            found.append((node._saved_target.detach().flatten(), _ignored(node)))
+            found.append((node._saved_target.detach().flatten(), ignored_index(node)))
     return found
 
 
@@ -143,6 +143,7 @@ def is_hooked(saved: Any) -> bool:
     return getattr(saved, "unpack_hook", _unknown) is not None
 
 
-def _ignored(node: Any) -> int:
+def ignored_index(node: Any) -> int:
+    """The target of this cross-entropy that stands for none."""
     ignored = int(node._saved_ignore_index)
     return ignored - (2**64 if ignored >= 2**63 else 0)  # torch shows it without its sign

@@ -1,11 +1,13 @@
 """Where in its inputs the target of each token stands: one place on for a language model, counted at other places too;
-and by which operations the loss is computed.
+by which operations the loss is computed, and what these are given.
 
 Letters: B samples, T positions of the input, L of the target.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,16 +19,17 @@ from trueline.capture.model import patches
 from trueline.capture.model.layout import local
 from trueline.capture.probes.around_update.sampling import NowAndThen
 from trueline.capture.probes.base import Moment, Step
-from trueline.capture.probes.batch import token_ids
-from trueline.capture.probes.losses import cross_entropy, descent
+from trueline.capture.probes.batch import attention_mask, token_ids
+from trueline.capture.probes.losses import cross_entropy, descent, loss_inputs
 from trueline.capture.step.passes import Contributions, Pass
+from trueline.schema.columns.loss_inputs import LossInputs
 from trueline.schema.columns.target_places import PLACES
 
 
 class TargetPlaceProbe:
     """Compares what the model was called on with the targets of the only cross-entropy of each backward pass, and
-    digests the operations below the loss: both read the same graph, at the same steps. The counts are made on the
-    device, and copied with the step's row.
+    digests and looks at the operations below the loss: all read the same graph, at the same steps. The counts are made
+    on the device, and copied with the step's row.
     """
 
     name = "places of targets"
@@ -45,24 +48,31 @@ class TargetPlaceProbe:
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
         """``target_places``, int64 [M, 2 x places], of the passes whose targets could be compared, and
-        ``loss_operations``, int64 [M], of all.
+        ``loss_operations``, int64 [M], and ``loss_inputs``, int64 [M, numbers], of all.
         """
         if moment == "batch":
-            ids = token_ids(*step.args, **step.kwargs)
+            ids, mask = token_ids(*step.args, **step.kwargs), attention_mask(*step.args, **step.kwargs)
             self._ids = self._ids if ids is None else local(ids)
+            self._mask = mask if mask is None else local(mask)
             return {}
-        rows, operations = self._rows, self._operations
+        rows, operations, inputs = self._rows, self._operations, self._inputs
         self._forget(due=False)
         of_targets = step.counted.take("target_places", rows, backward=True)
-        return {**of_targets, **step.counted.take("loss_operations", operations, backward=True)}
+        of_loss = step.counted.take("loss_inputs", inputs, backward=True)
+        return {**of_targets, **of_loss, **step.counted.take("loss_operations", operations, backward=True)}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
-        """``target_places``, the sum over the passes of the step, and ``loss_operations`` of the first one."""
+        """``target_places`` and ``loss_inputs``, the sums over the passes of the step, and ``loss_operations`` of the
+        first one.
+        """
         columns: dict[str, Any] = {}
         if len(counts := host.get("target_places", ())):
             columns["target_places"] = counts.sum(0).tolist()
         if len(digests := host.get("loss_operations", ())):
             columns["loss_operations"] = int(digests[0])
+        if len(inputs := host.get("loss_inputs", ())):
+            rows = (LossInputs.of(row) for row in inputs.tolist())
+            columns["loss_inputs"] = functools.reduce(operator.add, rows).to_row()
         return columns
 
     def detach(self) -> None:
@@ -73,6 +83,8 @@ class TargetPlaceProbe:
     def _forget(self, *, due: bool) -> None:
         self._due = due
         self._ids: Tensor | None = None
+        self._mask: Tensor | None = None
+        self._inputs: list[tuple[Pass, Tensor]] = []
         self._rows: list[tuple[Pass, Tensor]] = []
         self._operations: list[tuple[Pass, Tensor]] = []
 
@@ -83,8 +95,9 @@ class TargetPlaceProbe:
         with self._guard(self.name), torch.no_grad():
             roots = descent.roots_of(tensors)
             if roots:
-                digest = descent.operations_below(roots)
-                self._operations.append((one, torch.full((1,), digest, device=local(roots[0]).device)))
+                digest, device = descent.operations_below(roots), local(roots[0]).device
+                self._operations.append((one, torch.full((1,), digest, device=device)))
+                self._inputs.append((one, loss_inputs.row_of(roots, ids, self._mask, device)[None]))
             found = [] if ids is None else cross_entropy.targets(roots)
             if ids is not None and len(found) == 1:
                 counts = _counts(ids, *found[0])

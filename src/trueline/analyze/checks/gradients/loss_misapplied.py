@@ -1,0 +1,122 @@
+"""A loss is given what it is not made for: probabilities for logits, rows for single numbers, targets out of range.
+
+What it finds
+-------------
+`softmax` in front of a cross-entropy, which takes logits, and `sigmoid` in front of its binary form; logits or
+probabilities in front of `nll_loss` or `kl_div`, which take logarithms; predictions [B, 1] less targets [B], which
+compares each sample with the target of every other; binary targets that are not between 0 and 1; `kl_div` with
+`reduction="mean"`, which divides by the number of classes as well. All ranks share such a fault, so that comparing them
+shows nothing.
+
+Why it matters
+--------------
+Nothing fails, and the loss falls somewhat. A softmax twice never lets the model be sure, rows that meet all targets
+make it predict their mean, and unbounded targets or a missing logarithm reward what is not asked for.
+
+How it decides
+--------------
+By the operations themselves, as the graph of the loss has them, at the first 16 sampled steps and then now and then:
+what made the input of the loss, looked through views and casts. A softmax of a softmax is one, whatever the values, so
+that there is no false alarm; log_softmax of log_softmax changes nothing and is left alone. One number a sample, [B] or
+[B, 1], that a difference to constants spreads to [B, B] is reported where no dimension was asked for (`unsqueeze`,
+`[:, None]`), as code that compares all pairs on purpose does. Targets are counted on the device. A divergence that is
+divided by the classes is an information: it is what `reduction="mean"` says.
+
+What it may miss
+----------------
+Losses that are compiled or fused, losses written with other operations, a softmax whose result goes through more
+arithmetic first, distances between two predictions.
+
+Example
+-------
+The cross-entropy of all ranks is given probabilities: it takes logits and applies softmax itself.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+loss = F.cross_entropy(model(x).softmax(-1), y)
+```
+
+Right:
+
+```python
+loss = F.cross_entropy(model(x), y)
+```
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from trueline.analyze.samples.loss_inputs import loss_finding, loss_inputs
+from trueline.schema.columns.loss_inputs import (
+    DIVERGENCE_BY_CLASS,
+    DIVERGENCE_OF_PROBABILITIES,
+    LOG_MISSING,
+    ROWS_WITH_ROWS,
+    SIGMOID_TWICE,
+    SOFTMAX_TWICE,
+)
+from trueline.schema.finding import Finding
+from trueline.store.reader import Run
+
+CODE = "loss-misapplied"
+QUESTION = "loss"
+NEEDS: tuple[str, ...] = ("loss_inputs",)
+ACROSS_RANKS = False
+
+
+class _Said(NamedTuple):
+    claim: str
+    """With the ranks for {}."""
+    advice: str
+
+
+_SAID = {
+    SOFTMAX_TWICE: _Said(
+        "The cross-entropy of {} is given probabilities: it takes logits and applies softmax itself.",
+        "Give cross_entropy what the last layer returns; softmax or sigmoid belongs where probabilities are shown.",
+    ),
+    SIGMOID_TWICE: _Said(
+        "binary_cross_entropy_with_logits of {} is given probabilities: it takes logits and applies sigmoid itself.",
+        "Give it what the last layer returns, without sigmoid or softmax.",
+    ),
+    LOG_MISSING: _Said(
+        "nll_loss of {} is given numbers that are no logarithms of probabilities.",
+        "Put log_softmax in front of nll_loss, or use cross_entropy on what the last layer returns.",
+    ),
+    DIVERGENCE_OF_PROBABILITIES: _Said(
+        "kl_div of {} is given probabilities as its input, which must be their logarithms.",
+        "Write kl_div(x.log_softmax(-1), target.softmax(-1), reduction='batchmean').",
+    ),
+    ROWS_WITH_ROWS: _Said(
+        "Each prediction of {} is compared with the target of every sample: [B, 1] less [B] is [B, B].",
+        "Give predictions and targets one shape: model(x).squeeze(-1), or target[:, None].",
+    ),
+    DIVERGENCE_BY_CLASS: _Said(
+        "kl_div of {} is averaged over classes as well as samples: it is as many times too small as there are classes.",
+        "Write reduction='batchmean', which divides by samples alone.",
+    ),
+}
+
+
+def check(run: Run) -> list[Finding]:
+    """A Finding for each misuse; raises ``CannotTell`` where no graph of a loss was seen."""
+    looked = loss_inputs(run)
+    found: list[Finding] = []
+    for kind, said in _SAID.items():
+        at = [key for key, each in looked.items() if kind in each.kinds]
+        severity = "info" if kind == DIVERGENCE_BY_CLASS else "warning"
+        if at:
+            found.append(loss_finding(run, CODE, severity, said.claim, at, kind=kind, advice=(said.advice,)))
+    beyond = {key: each for key, each in looked.items() if each.beyond}
+    if beyond:
+        share = sum(each.beyond for each in beyond.values()) / sum(each.binary_targets for each in beyond.values())
+        claim = f"{share:.0%} of the targets of a binary cross-entropy of {{}} are below 0 or above 1."
+        advice = ("Make targets 0 and 1 (of labels -1 and 1: (y + 1) / 2), or use the loss that they are made for.",)
+        at, unit = tuple(beyond), "share of binary targets outside of 0 to 1"
+        kind = "targets-beyond"
+        found.append(loss_finding(run, CODE, "warning", claim, at, kind=kind, advice=advice, measured=share, unit=unit))
+    return found

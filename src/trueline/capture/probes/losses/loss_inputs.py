@@ -1,0 +1,175 @@
+"""What the functions of a loss are given, as its graph shows it before backward uses it: probabilities where logits
+belong, rows that are compared with rows, targets outside of their range, targets of padding.
+
+Letters: B samples, T positions of the input, L of the target.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.capture.probes.losses.cross_entropy import LINEAR, MAX_NODES, SINK, ignored_index, is_hooked
+from trueline.schema.columns.loss_inputs import (
+    DIVERGENCE_BY_CLASS,
+    DIVERGENCE_OF_PROBABILITIES,
+    KINDS,
+    LOG_MISSING,
+    ROWS_WITH_ROWS,
+    SIGMOID_TWICE,
+    SOFTMAX_TWICE,
+)
+
+_ABOVE = re.compile(f"{LINEAR.pattern}|NllLoss.*|Pow|Abs|Sqrt|Log|Log1P|Cosh|Clamp|ClampMin|Relu|Maximum|Max")
+"""Operations between a loss and the functions that it is made of, or the difference that it is of."""
+_SAME = re.compile(
+    "ToCopy|View|UnsafeView|ReshapeAlias|Clone|Squeeze|Unsqueeze|Alias|Transpose|T|Permute|Slice|Select|Index|"
+    f"IndexSelect|{SINK}"
+)
+"""Operations whose elements are those of their input."""
+_LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "MkldnnLinear")
+"""Operations that return numbers of any sign: no probabilities, and no logarithms of any."""
+_PROBABILITIES = ("Softmax", "Sigmoid")
+_DISTANCES = ("MseLoss", "SmoothL1Loss", "HuberLoss", "Sub")
+_BINARY = ("BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
+_AVERAGES = (1, 2)
+"""Of torch's reductions: mean and sum. Of the other a script may leave out what it likes afterwards."""
+
+_MAX_SAME = 16
+
+
+def row_of(roots: Iterable[Tensor], ids: Tensor | None, mask: Tensor | None, device: torch.device) -> Tensor:
+    """int64 [numbers of ``LossInputs``] of what backward is called on, on ``device``; ``ids`` [B, T] are the tokens
+    that the model was called on, ``mask`` [B, T] is 0 at padding; None where there are none. No graph is kept, nothing
+    waits.
+    """
+    bits = 0
+    counts: list[Tensor] = [torch.zeros(5, dtype=torch.int64, device=device)]
+    for node, operation, below in _functions(roots):
+        bits |= sum(1 << KINDS.index(kind) for kind in _misused(node, operation, below))
+        is_binary, has_mask = operation in _BINARY, ids is not None and mask is not None
+        if not (is_binary or (operation.startswith("NllLoss") and has_mask)) or is_hooked(node._raw_saved_target):
+            continue
+        if is_binary:
+            counts.append(_beyond(node._saved_target, device))
+        elif ids is not None and mask is not None:
+            counts.append(_padded(node, ids, mask, device))
+    total = torch.stack(counts).sum(0)
+    return torch.cat([torch.full_like(total[:1], bits), total])
+
+
+def _functions(roots: Iterable[Tensor]) -> Iterator[tuple[Any, str, list[Any]]]:
+    """The nodes between loss and model, with their operation and what needs a gradient below them."""
+    ahead = deque((root.grad_fn, root.output_nr) for root in roots)
+    seen: set[Any] = set()
+    while ahead and len(seen) < MAX_NODES:
+        node, output = ahead.popleft()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        operation, edges = operation_of(node), node.next_functions
+        edges = edges[output : output + 1] if operation == SINK else edges
+        below = [edge for edge in edges if edge[0] is not None]
+        yield node, operation, below
+        if _ABOVE.fullmatch(operation):
+            ahead.extend(below)
+
+
+def operation_of(node: Any) -> str:
+    """The name of the operation of a node of the graph, as ``LogSoftmax``."""
+    return node.name().rstrip("0123456789").removesuffix("Backward")
+
+
+def _source(edge: Any) -> Any:
+    """The node that made the elements that pass along ``edge``: views, casts and choices of them are looked through."""
+    node, output = edge
+    for _ in range(_MAX_SAME):
+        if node is None or _SAME.fullmatch(operation_of(node)) is None:
+            break
+        at = output if operation_of(node) == SINK else 0
+        node, output = node.next_functions[at] if len(node.next_functions) > at else (None, 0)
+    return node
+
+
+def _made_by(edge: Any) -> str:
+    node = _source(edge)
+    return "" if node is None else operation_of(node)
+
+
+def _misused(node: Any, operation: str, below: list[Any]) -> Iterator[str]:
+    if len(below) != 1:
+        return
+    (edge,) = below
+    if operation == "LogSoftmax" and _made_by(edge) in _PROBABILITIES:
+        yield SOFTMAX_TWICE
+    elif operation == "BinaryCrossEntropyWithLogits" and _made_by(edge) in _PROBABILITIES:
+        yield SIGMOID_TWICE
+    elif operation.startswith("NllLoss") and _made_by(edge) in (*_PROBABILITIES, *_LAYERS):
+        yield LOG_MISSING
+    elif operation == "Mean" and operation_of(edge[0]) == "Sub" and _divergence_of(edge[0]) == "LogSoftmax":
+        yield DIVERGENCE_BY_CLASS
+    elif operation == "Sub" and _divergence_of(node) in _PROBABILITIES:
+        yield DIVERGENCE_OF_PROBABILITIES
+    elif operation in _DISTANCES and _rows_with_rows(node, edge):
+        yield ROWS_WITH_ROWS
+
+
+def _divergence_of(sub: Any) -> str:
+    """Of ``target.xlogy(target) - target * x``, which is how torch computes a Kullback-Leibler divergence whose target
+    needs no gradient: what made x; '' of another difference.
+    """
+    edges = sub.next_functions
+    if len(edges) != 2 or edges[0][0] is not None or edges[1][0] is None or operation_of(edges[1][0]) != "Mul":
+        return ""
+    factors = [edge for edge in edges[1][0].next_functions if edge[0] is not None]
+    return _made_by(factors[0]) if len(factors) == 1 else ""
+
+
+def _rows_with_rows(node: Any, edge: Any) -> bool:
+    """Whether one number a sample, [B] or [B, 1], becomes [B, B] on the way into a distance to constants, although
+    nobody asked for a dimension more: each prediction then meets the target of every sample.
+    """
+    shape, source = _shape(node), edge
+    if operation_of(node) != "Sub" and operation_of(edge[0]) != "Expand":
+        return False
+    if operation_of(edge[0]) == "Expand":
+        shape, source = _shape(edge[0]), edge[0].next_functions[0]
+    if source[0] is None or operation_of(source[0]) == "Unsqueeze" or len(shape) != 2:
+        return False
+    rows = shape[0]
+    return rows > 1 and shape[1] == rows and _shape(source[0], source[1]) in ((rows,), (rows, 1))
+
+
+def _shape(node: Any, output: int = 0) -> tuple[int, ...]:
+    """Of what a node returns; () where torch does not say."""
+    known = getattr(node, "_input_metadata", ())
+    return tuple(known[output].shape) if output < len(known) else ()
+
+
+def _beyond(target: Tensor, device: torch.device) -> Tensor:
+    kept = target.detach()
+    beyond = ((kept < 0) | (kept > 1)).sum().to(device)
+    return torch.cat([torch.full_like(beyond, kept.numel())[None], beyond[None], beyond.new_zeros(3)])
+
+
+def _padded(node: Any, ids_BT: Tensor, mask_BT: Tensor, device: torch.device) -> Tensor:
+    """Of targets that are tokens of the same place, or of the next one: labels of a decoder may be as many as the
+    tokens of its encoder, which the mask is of.
+    """
+    target = node._saved_target.detach().flatten()
+    rows, length = ids_BT.shape
+    whole = rows > 0 and ids_BT.shape == mask_BT.shape and target.numel() in (rows * length, rows * (length - 1))
+    if not (whole and target.device == mask_BT.device == ids_BT.device and int(node._saved_reduction) in _AVERAGES):
+        return torch.zeros(5, dtype=torch.int64, device=device)
+    target_BL = target.view(rows, -1)
+    end = target_BL.shape[1]
+    counts_BL = target_BL != ignored_index(node)
+    is_token_BL = (target_BL == ids_BT[:, :end]) | (target_BL == ids_BT.roll(-1, 1)[:, :end])
+    padded_BL = counts_BL & is_token_BL & (mask_BT[:, :end] == 0)
+    numbers = [counts_BL.sum(), padded_BL.sum(), padded_BL.any(1).sum()]
+    return torch.cat([numbers[0].new_zeros(2), torch.stack(numbers)]).to(device)

@@ -1,0 +1,115 @@
+"""What a loss is given is read from its graph: a misuse is known by its operations, the right form is left alone."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from trueline.capture.probes.losses.loss_inputs import row_of
+from trueline.schema.columns.loss_inputs import (
+    DIVERGENCE_BY_CLASS,
+    DIVERGENCE_OF_PROBABILITIES,
+    KINDS,
+    LOG_MISSING,
+    ROWS_WITH_ROWS,
+    SIGMOID_TWICE,
+    SOFTMAX_TWICE,
+    LossInputs,
+)
+
+B, T, V = 8, 6, 3
+CPU = torch.device("cpu")
+x = torch.randn(B, 4, generator=torch.Generator().manual_seed(0))
+y, z = torch.arange(B) % V, x[:, 0]
+classes, one = nn.Linear(4, V), nn.Linear(4, 1)
+share = torch.full((B, V), 1 / V)
+
+
+def looked(loss, ids=None, mask=None):
+    return LossInputs.of(row_of([loss], ids, mask, CPU).tolist())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("loss", "kind"),
+    [
+        (lambda: F.cross_entropy(classes(x).softmax(-1), y), SOFTMAX_TWICE),
+        (lambda: F.cross_entropy(classes(x).softmax(-1).view(B, V), y, label_smoothing=0.1), SOFTMAX_TWICE),
+        (lambda: F.cross_entropy(classes(x).softmax(-1).double(), share.double()), SOFTMAX_TWICE),
+        (lambda: 0.5 * F.cross_entropy(classes(x).sigmoid(), y) + one(x).square().mean(), SOFTMAX_TWICE),
+        (lambda: F.binary_cross_entropy_with_logits(one(x).sigmoid()[:, 0], (z > 0).float()), SIGMOID_TWICE),
+        (lambda: F.nll_loss(classes(x).softmax(-1), y), LOG_MISSING),
+        (lambda: F.nll_loss(classes(x), y), LOG_MISSING),
+        (lambda: F.kl_div(classes(x).softmax(-1), share, reduction="batchmean"), DIVERGENCE_OF_PROBABILITIES),
+        (lambda: F.kl_div(classes(x).log_softmax(-1), share), DIVERGENCE_BY_CLASS),
+        (lambda: F.mse_loss(one(x), z), ROWS_WITH_ROWS),
+        (lambda: F.mse_loss(one(x)[:, 0], z[:, None]), ROWS_WITH_ROWS),
+        (lambda: F.l1_loss(one(x), z), ROWS_WITH_ROWS),
+        (lambda: F.huber_loss(one(x), z) * 3, ROWS_WITH_ROWS),
+        (lambda: ((one(x) - z) ** 2).mean(), ROWS_WITH_ROWS),
+        (lambda: (z - one(x)).abs().mean(), ROWS_WITH_ROWS),
+    ],
+)
+def test_a_misuse_is_known_by_its_operations(loss, kind):
+    assert looked(loss()).kinds == {kind}
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda: F.cross_entropy(classes(x), y),
+        lambda: F.cross_entropy(classes(x).log_softmax(-1), y),
+        lambda: F.cross_entropy(classes(x.softmax(-1)), y),
+        lambda: F.nll_loss(classes(x).log_softmax(-1), y),
+        lambda: F.nll_loss((classes(x).softmax(-1) + 1e-8).log(), y),
+        lambda: F.nll_loss((1 - classes(x).softmax(-1)) ** 2 * classes(x).log_softmax(-1), y),
+        lambda: F.binary_cross_entropy(one(x).sigmoid()[:, 0], (z > 0).float()),
+        lambda: F.kl_div(classes(x).log_softmax(-1), share, reduction="batchmean"),
+        lambda: -(classes(x).softmax(-1) * share).sum(-1).mean(),
+        lambda: F.mse_loss(one(x)[:, 0], z),
+        lambda: F.mse_loss(one(x[:1]), z[:1, None]),
+        lambda: ((one(x) - z[:, None]) ** 2).mean(),
+        lambda: ((one(x)[:, 0].unsqueeze(1) - z) ** 2).mean(),
+        lambda: (one(x) - one(x).T).relu().mean(),
+        lambda: F.mse_loss(classes(x), z[:, None].expand(B, V)),
+        lambda: F.mse_loss(nn.Linear(4, B)(x), torch.eye(B)),
+    ],
+)
+def test_the_right_form_and_what_is_meant_are_left_alone(loss):
+    assert looked(loss()) == LossInputs(frozenset(), *[looked(loss()).binary_targets, 0, 0, 0, 0])
+
+
+def test_binary_targets_beyond_their_range_are_counted():
+    signs = torch.tensor([-1.0, 1.0] * (B // 2))
+    found = looked(F.binary_cross_entropy_with_logits(one(x)[:, 0], signs))
+    assert (found.binary_targets, found.beyond, found.kinds) == (B, B // 2, frozenset())
+
+
+ids = torch.arange(B * T).view(B, T) % 50 + 1
+mask = (torch.arange(T) < torch.arange(B)[:, None] % 3 + 2).long()
+padded = ids * mask
+
+
+def of_labels(labels, **settings):
+    logits = nn.Linear(4, 60)(torch.ones(B, T, 4))
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), **settings)
+
+
+def test_targets_that_the_mask_leaves_out_are_counted_and_the_first_word_behind_padding_on_the_left_is_one_a_row():
+    found = looked(of_labels(padded), padded, mask)
+    assert (found.targets, found.padded, found.padded_rows) == (B * (T - 1), int((mask[:, :-1] == 0).sum()), B)
+    assert looked(of_labels(padded.masked_fill(mask == 0, -100)), padded, mask).padded == 0
+    left = padded.flip(1)
+    found = looked(of_labels(left.masked_fill(mask.flip(1) == 0, -100)), left, mask.flip(1))
+    assert found.padded == found.padded_rows == B
+
+
+def test_labels_of_a_decoder_and_losses_that_a_script_masks_itself_are_left_alone():
+    assert looked(of_labels(padded + 7), padded, mask).padded == 0
+    assert looked((of_labels(padded, reduction="none") * mask[:, 1:].flatten()).mean(), padded, mask).padded == 0
+
+
+def test_what_was_counted_adds_up_and_is_written_as_numbers():
+    one_pass = LossInputs(frozenset(KINDS[:2]), 5, 1, 9, 4, 2)
+    other = LossInputs(frozenset(KINDS[1:3]), 1, 0, 1, 1, 1)
+    assert LossInputs.of((one_pass + other).to_row()) == LossInputs(frozenset(KINDS[:3]), 6, 1, 10, 5, 3)
