@@ -18,7 +18,6 @@ from torch import nn
 
 import trueline
 from trueline.capture.probes.around_update import sampling
-from trueline.capture.step.probing import Probing
 from trueline.capture.step.working_parts import WorkingParts
 
 TENSORS, WIDTH, CLASSES = 150, 361, 32
@@ -112,6 +111,6 @@ def timed() -> Iterator[defaultdict[str, float]]:
 
     with (
         patch.object(WorkingParts, "guarded", counting(WorkingParts.guarded, str)),
-        patch.object(Probing, "_losing", counting(Probing._losing, lambda probe: probe.name)),
+        patch.object(WorkingParts, "losing", counting(WorkingParts.losing, str)),
     ):
         yield now

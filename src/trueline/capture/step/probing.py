@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,19 +35,17 @@ class Probing:
         """Set these fields of the step, and take what probes measure at ``moment``."""
         for name, value in brings.items():
             setattr(self._step, name, value)
-        with self._parts.timed():
+        with self._parts.timed(), torch.no_grad():
             for probe in self.due:
                 if moment in probe.moments:
                     self._taken |= self._take(probe, moment)
-        self._step.args, self._step.kwargs, self._step.output = (
-            (),
-            {},
-            None,
-        )  # they are large, and must not be kept alive
+        # They are large, and must not be kept alive.
+        self._step.args, self._step.kwargs, self._step.output = (), {}, None
 
     def ask_last(self) -> dict[str, Tensor]:
         """The tensors that all probes take as watching ends; ``due`` are then the probes that took any."""
-        asked = [(probe, self._take(probe, "closed")) for probe in self._probes if "closed" in probe.moments]
+        with torch.no_grad():
+            asked = [(probe, self._take(probe, "closed")) for probe in self._probes if "closed" in probe.moments]
         self.due = [probe for probe, tensors in asked if tensors]
         return {name: tensor for _, tensors in asked for name, tensor in tensors.items()}
 
@@ -61,30 +58,24 @@ class Probing:
         """Add to ``row`` of ``step`` the columns that ``probes`` make of the tensors on the ``host``."""
         with self._parts.timed():
             for probe in (each for each in probes if self._parts.works(each.name)):
-                with self._losing(probe):
+                with self._parts.losing(probe.name):
                     row |= _known(probe.columns(host, step, row))
 
     def _begins(self, probe: Probe) -> bool:
-        with self._losing(probe):
+        with self._parts.losing(probe.name):
             return probe.begin(self._step)
         return False
 
     def _take(self, probe: Probe, moment: Moment) -> dict[str, Tensor]:
         if self._parts.works(probe.name):
-            with self._losing(probe), torch.no_grad():
+            with self._parts.losing(probe.name):
                 found = probe.take(moment, self._step)
+                if not found:
+                    return {}
                 tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
                 self.row |= _known({name: value for name, value in found.items() if name not in tensors})
                 return tensors
         return {}
-
-    @contextlib.contextmanager
-    def _losing(self, probe: Probe) -> Iterator[None]:
-        """Stop calling ``probe`` if the code inside raises."""
-        try:
-            yield
-        except Exception as error:
-            self._parts.end(probe.name, error)
 
     def _let_go(self, part: str) -> None:
         """Make a probe that has failed measure nothing from now on."""
