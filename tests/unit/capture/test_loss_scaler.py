@@ -9,11 +9,11 @@ from tests.unit.trained_updates import mlp
 import trueline
 
 
-def trained(out, scaler, *, overflows, steps=24, first=0, resume=False, every_step=lambda scaler: scaler):
+def trained(out, scaler, *, overflows, steps=24, first=0, resume=False, every_step=lambda scaler: scaler, **settings):
     """The scaler after steps from ``first`` on, of which those for which ``overflows`` have no finite gradient."""
     torch.manual_seed(0)
     model = mlp()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **settings)
     with trueline.watch(model, optimizer, out=out, resume=resume, step=first if resume else None):
         for step in range(first, first + steps):
             scaler = every_step(scaler)
@@ -93,3 +93,12 @@ def test_a_scaler_that_is_restored_is_left_alone(tmp_path, num_left_out):
 def test_a_run_without_any_update_says_why(tmp_path, caplog):
     trained(tmp_path / "run", scaler(), overflows=lambda step: True, steps=4)
     assert "no optimizer step seen: a GradScaler left out all 4 updates" in caplog.text
+
+
+@pytest.mark.parametrize("scales", [True, False])
+def test_a_fused_optimizer_that_leaves_updates_out_is_no_fault_and_one_that_makes_them_is(tmp_path, scales):
+    trained(tmp_path / "run", scaler(enabled=scales), overflows=lambda step: step in (3, 4), steps=8, fused=True)
+    found = {each.code: each.severity for each in trueline.check(tmp_path / "run").findings}
+    assert found["worker-nonfinite"] == ("info" if scales else "error")
+    told, measured = trueline.open_run(tmp_path / "run").pivot("update_left_out")
+    assert told[measured].tolist() == ([0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0] if scales else [])

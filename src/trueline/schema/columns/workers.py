@@ -290,6 +290,13 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "The same at the end, where it left out updates after this one, the last.",
     ),
     Column(
+        "update_left_out",
+        "float64",
+        "updates",
+        "Where a GradScaler of torch lets the kernel of a fused optimizer look whether gradients are finite: 1.0 if "
+        "that left this update out.",
+    ),
+    Column(
         "passes_begun",
         "int32",
         "backward passes",

@@ -18,7 +18,9 @@ such step; from the next step on, spoilt weights affect all ranks. The measured 
 Mixed precision with float16 overflows on purpose: a gradient scaler starts with a large scale, and skips the step and
 halves it where a gradient is infinite. Under float16 autocast a gradient that is not finite while all losses are is
 therefore an info, unless it lasts for more than 16 sampled steps in a row: the scale starts at 2^16 by default, so
-after 16 halvings it no longer multiplies anything.
+after 16 halvings it no longer multiplies anything. So it is, of losses too and in any format, where all these updates
+were left out: a fused optimizer is stepped in any case, and looks in its kernel at what the scaler has found. (Others
+are not stepped then, so that nothing of such a step is recorded.)
 
 The advice is to look at the samples of that step, unless the weights of the named ranks were spoilt before. That shows
 in a weight that is not finite in the recorded step, a gradient that the optimizer received at an
@@ -97,18 +99,24 @@ def check(run: Run) -> list[Finding]:
     bad_TN = bad_loss_TN | bad_grad_TN
     if not bad_TN.any():
         return []
-    return [_finding(run, ranks, bad_loss_TN, bad_grad_TN, scaled=_is_scaling(run, ranks, bad_loss_TN, bad_grad_TN))]
+    return [_finding(run, ranks, bad_loss_TN, bad_grad_TN)]
 
 
-def _is_scaling(run: Run, ranks: Sequence[int], bad_loss_TN: Bools, bad_grad_TN: Bools) -> bool:
+def _is_scaling(run: Run, ranks: Sequence[int], bad_loss_TN: Bools, bad_grad_TN: Bools, *, left_out: bool) -> bool:
     """Whether a gradient scaler that looks for its scale explains everything."""
     in_float16 = any(env.in_float16 for env in envs_of(run, ranks).values())
     sampled_T = any_over(numbers(run, "grad_nonfinite", ranks)[1], 1)
     longest = longest_run(any_over(bad_grad_TN[sampled_T], 1).tolist())
-    return in_float16 and not bad_loss_TN.any() and longest <= _HALVINGS
+    return (left_out or (in_float16 and not bad_loss_TN.any())) and longest <= _HALVINGS
 
 
-def _finding(run: Run, ranks: Sequence[int], bad_loss_TN: Bools, bad_grad_TN: Bools, *, scaled: bool) -> Finding:
+def _are_left_out(run: Run, ranks: Sequence[int], bad_TN: Bools) -> bool:
+    """Whether every update of values that are not finite was left out by a fused optimizer on all ranks."""
+    told_TN = numbers(run, "update_left_out", ranks)[0]
+    return bool((told_TN[bad_TN.any(axis=1)] == 1).all())
+
+
+def _finding(run: Run, ranks: Sequence[int], bad_loss_TN: Bools, bad_grad_TN: Bools) -> Finding:
     bad_TN = bad_loss_TN | bad_grad_TN
     bad = marked(run, ranks, bad_TN)
     step, named = bad.steps[0], bad.first_ranks
@@ -120,6 +128,9 @@ def _finding(run: Run, ranks: Sequence[int], bad_loss_TN: Bools, bad_grad_TN: Bo
     where = f" ({named_some(params)})" if params and "gradient" in kinds else ""
     finite = finite_batches(run, step, named)
     told = "" if finite is not False else f" Nor is what {ranks_text(named)} read at that step."
+    left_out = _are_left_out(run, ranks, bad_TN)
+    scaled = _is_scaling(run, ranks, bad_loss_TN, bad_grad_TN, left_out=left_out)
+    told += " The gradient scaler had the optimizer leave out all updates of such gradients." if left_out else ""
     since = [int(run.steps[column.argmax()]) if (column := bad_TN[:, n]).any() else None for n in range(len(ranks))]
     return Finding(
         code=CODE,

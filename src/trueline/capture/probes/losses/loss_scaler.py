@@ -19,9 +19,9 @@ from trueline.capture.probes.losses import loss_scaling
 
 
 class LossScalerProbe(FactProbe):
-    """The columns ``loss_scaler`` and ``closing_loss_scaler``, by listening to ``GradScaler.step``: an optimizer that
-    is not stepped within was left out. Nothing is read from a device. Fused optimizers are stepped in any case, and
-    look themselves whether to update.
+    """The columns ``loss_scaler``, ``closing_loss_scaler`` and ``update_left_out``, by listening to
+    ``GradScaler.step``: an optimizer that is not stepped within was left out. Fused optimizers are stepped in any case,
+    and look in their kernel whether to update, at what the scaler hands them. Nothing is read from a device.
     """
 
     name = "loss scaler"
@@ -50,7 +50,9 @@ class LossScalerProbe(FactProbe):
         return True
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
-        """The loss scale, a copy; at the end where an update was left out since the last one."""
+        """The loss scale, a copy, and what a fused optimizer is told; at the end where an update was left out since the
+        last one.
+        """
         if self._scaler is None or (moment == "closed" and not self.num_left_out):
             return {}
         scaler, (num, self.num_left_out) = self._scaler, (self.num_left_out, 0)
@@ -58,16 +60,23 @@ class LossScalerProbe(FactProbe):
         factors = (getattr(scaler, name, math.nan) for name in ("_growth_factor", "_backoff_factor"))
         self._waiting.put(step.number, (num, *map(float, factors)))
         copied = scale.detach().clone() if isinstance(scale, Tensor) else torch.full((), scale)
-        return {"closing_loss_scaler" if moment == "closed" else "loss_scaler": copied}
+        if moment == "closed":
+            return {"closing_loss_scaler": copied}
+        told = getattr(step.optimizer, "found_inf", None)
+        left_out = {"update_left_out": told.detach().clone()} if isinstance(told, Tensor) else {}
+        return {"loss_scaler": copied, **left_out}
 
-    def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, list[float]]:
-        """The same: updates left out since the one before, loss scale, growth and backoff factors."""
+    def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, list[float] | float]:
+        """The same: updates left out since the one before, loss scale, growth and backoff factors; and whether the
+        kernel left this one out.
+        """
         name = next((name for name in ("loss_scaler", "closing_loss_scaler") if name in host), "")
         numbers = self._waiting.take(step.number)
         if not name or numbers is None:
             return {}
         num, *factors = numbers
-        return {name: [float(num), float(host[name]), *factors]}
+        told = {"update_left_out": float(host["update_left_out"] != 0)} if "update_left_out" in host else {}
+        return {name: [float(num), float(host[name]), *factors], **told}
 
     def _before_step(self, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         held = self._step.layout.index_of if self._step is not None else {}

@@ -114,6 +114,17 @@ def test_a_loss_is_an_error_under_float16_too(tmp_path):
     assert finding.severity == "error"
 
 
+@pytest.mark.parametrize(("num", "of_all", "severity"), [(16, True, "info"), (16, False, "error"), (17, True, "error")])
+def test_updates_that_a_fused_optimizer_leaves_out_spoil_nothing(tmp_path, num, of_all, severity):
+    rows = healthy_rows(2, 20)
+    for step in range(num):
+        rows[step, 1] |= {"loss": math.inf, "grad_nonfinite": 1.0}
+        for rank in range(2):
+            rows[step, rank]["update_left_out"] = float(of_all or step != 3)
+    (finding,) = worker_nonfinite.check(write_run(tmp_path, rows))
+    assert (finding.severity, "leave out all updates" in finding.claim) == (severity, of_all)
+
+
 def test_nothing_measured_cannot_tell(tmp_path):
     with pytest.raises(CannotTell, match="neither a loss nor a gradient"):
         worker_nonfinite.check(write_run(tmp_path, {(0, 0): {"tokens": 1.0}}))
