@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from trueline.capture.adapters.base import Guard
 from trueline.capture.model.layout import Layout
@@ -37,6 +39,9 @@ MAX_VALUES = 256
 MAX_APART = 8
 """Differences that a row holds."""
 
+MAX_ITERATING = 100
+"""Modules with a power iteration that a row names."""
+
 RARELY = 8
 """Where nothing was recomputed, one in so many samples looks whether something is by now."""
 
@@ -57,7 +62,8 @@ class _Seen(NamedTuple):
 @dataclass(frozen=True)
 class _Sample:
     """``complete`` are modules that were not computed again more often than they ran, so that all these runs were seen:
-    none where the last forward pass had no backward pass in its step, and an older one may have had it.
+    none where the last forward pass had no backward pass in its step, and an older one may have had it. ``iterating``
+    are the names of those that change a state of theirs in each pass.
     """
 
     names: Sequence[str]
@@ -65,6 +71,7 @@ class _Sample:
     forward: Sequence[_Seen]
     again: Sequence[Sequence[_Seen]]
     complete: frozenset[int]
+    iterating: tuple[str, ...]
 
 
 class RecomputationProbe:
@@ -83,6 +90,7 @@ class RecomputationProbe:
         self._waiting = Waiting[_Sample]()
         self._of: Layout | None = None
         self._again: dict[str, nn.Module] = {}
+        self._iterating: tuple[str, ...] = ()
         self._next = 0
         self._num_samples = 0
         self._handles: list[Any] = []
@@ -127,7 +135,8 @@ class RecomputationProbe:
         seen_all = (of for of in range(len(names)) if not late and counts[of, True] <= counts[of, False])
         complete = frozenset(seen_all)
         forward = threads.pop(0)
-        self._waiting.put(step.number, _Sample(names, gathered, forward, list(threads.values()), complete))
+        sample = _Sample(names, gathered, forward, list(threads.values()), complete, self._iterating)
+        self._waiting.put(step.number, sample)
         return gathered.hand_over("recomputed")
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,6 +161,8 @@ class RecomputationProbe:
             self._of, self._again = step.layout, {}
         self._learns = not self._again
         some = list(self._again.items()) or eager_modules(root, [])
+        if self._learns:
+            self._iterating = tuple(name for name, module in some if _iterates(module))[:MAX_ITERATING]
         num = FEWER if FIRST <= step.age < EARLY else NUM_MODULES
         if not self._learns and len(some) > num:
             some = [some[(self._next + place) % len(some)] for place in range(num)]
@@ -185,6 +196,12 @@ class RecomputationProbe:
                 form = str(x.dtype).removeprefix("torch.")
                 seen = _Seen(of, is_output, form, tuple(x.shape), x.is_contiguous())
                 self._values.append((thread, seen, elements))
+
+
+def _iterates(module: nn.Module) -> bool:
+    """Whether it makes a step of a power iteration in each pass (``spectral_norm`` of torch in either form)."""
+    hooks = module._forward_pre_hooks.values()
+    return isinstance(module, _SpectralNorm) or any(isinstance(hook, SpectralNorm) for hook in hooks)
 
 
 def _first_of(held: Any, depth: int = 0) -> Tensor | None:
@@ -248,7 +265,7 @@ def _compared(sample: _Sample, values: Sequence[Tensor]) -> Recomputed:
                 if not differs and len(apart) < MAX_APART:
                     apart.append(least)
                 differs = True
-    return Recomputed(equal + rounded + wrong, equal, rounded, alone, tuple(apart))
+    return Recomputed(equal + rounded + wrong, equal, rounded, alone, tuple(apart), sample.iterating if apart else ())
 
 
 def _goes_on(forward: Sequence[_Seen], position: int, seen: _Seen) -> bool:

@@ -52,7 +52,8 @@ class Apart:
 @dataclass(frozen=True, slots=True)
 class Recomputed:
     """Of one step: how many values were computed again and could be compared, how many of them are ``equal`` bit for
-    bit, or differ by what rounding explains; how many had no counterpart; and those that are ``apart``.
+    bit, or differ by what rounding explains; how many had no counterpart; and those that are ``apart``. ``iterating``
+    are modules that change a state of theirs in each pass by design, and so once more when they are computed again.
     """
 
     compared: int
@@ -60,6 +61,7 @@ class Recomputed:
     rounded: int
     alone: int
     apart: tuple[Apart, ...]
+    iterating: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """One line."""
@@ -72,4 +74,5 @@ class Recomputed:
         apart = [dict[str, Any](each) for each in held.pop("apart")]
         for each in apart:
             each |= {name: tuple(each[name]) for name in ("first_shape", "again_shape")}
-        return cls(**held, apart=tuple(Apart(**each) for each in apart))
+        iterating = tuple[str, ...](held.pop("iterating", ()))
+        return cls(**held, apart=tuple(Apart(**each) for each in apart), iterating=iterating)

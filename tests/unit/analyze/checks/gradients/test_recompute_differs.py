@@ -7,6 +7,7 @@ import torch
 from tests.unit.healthy_run import write_run
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import trueline
@@ -206,3 +207,36 @@ def test_a_shared_block_with_other_masks_is_found(tmp_path):
     train(tmp_path / "run", Net(wrap_of(use_reentrant=False, preserve_rng_state=False), shared=True))
     (finding,) = found(tmp_path / "run")
     assert finding.evidence["names"] == ["blocks.0.drop"]
+
+
+def by_hook(layer):
+    return nn.utils.spectral_norm(layer)
+
+
+@pytest.mark.parametrize("normed", [by_hook, functools.partial(parametrizations.spectral_norm, n_power_iterations=1)])
+@pytest.mark.parametrize("fault", ["", "counter"])
+def test_a_power_iteration_is_a_warning_apart_from_all_else(tmp_path, normed, fault):
+    model = Net(OTHER)
+    model.blocks[0].up = normed(model.blocks[0].up)
+    model.blocks[1].fault = fault
+    train(tmp_path / "run", model)
+    *errors, warning = found(tmp_path / "run")
+    assert [(one.severity, one.evidence["names"]) for one in errors] == [("error", ["blocks.1.drop"])] * bool(fault)
+    assert (warning.severity, warning.evidence["kind"]) == ("warning", "iteration")
+    assert all(name.startswith("blocks.0.up") for name in warning.evidence["names"])
+    assert "although the input is equal: spectral_norm makes a step of its power iteration" in warning.claim
+
+
+def test_a_power_iteration_in_evaluation_mode_is_left_alone(tmp_path):
+    model = Net(OTHER)
+    model.blocks[0].up = by_hook(model.blocks[0].up).eval()
+    train(tmp_path / "run", model)
+    assert found(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize(("iterating", "severity"), [("b.up", "warning"), ("c.up", "error")])
+def test_a_power_iteration_that_was_not_sampled_explains_what_comes_after_it(tmp_path, iterating, severity):
+    apart = Apart("b.down", False, "b", False, "float32", "float32", (64,), (64,), 0.1, 0, 64)
+    row = {"recomputed": Recomputed(8, 6, 0, 0, (apart,), (iterating,)).to_json()}
+    (finding,) = recompute_differs.check(write_run(tmp_path, {(0, 0): row}))
+    assert finding.severity == severity

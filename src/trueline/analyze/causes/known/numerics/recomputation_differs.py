@@ -1,7 +1,7 @@
 """Activation checkpointing computes another function in the backward pass than the forward pass did.
 
 Random numbers are drawn anew, or something that the function reads has another value by then: a counter, a flag, a
-weight or buffer that is changed in place, the format of autocast.
+weight or buffer that is changed in place, the format of autocast, the power iteration of `spectral_norm`.
 
 What looks like it
 ------------------
