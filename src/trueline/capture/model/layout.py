@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import hashlib
 import math
 import operator
@@ -116,6 +117,7 @@ class Layout:
         return [param.requires_grad for param in every], [param.dtype for param in every]
 
 
+@functools.lru_cache(maxsize=2**16)  # a recorded step asks for the name of every module and parameter
 def clean_name(name: str) -> str:
     """The FQN without the components that wrappers (DDP, torch.compile, checkpoint) put in."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS) or name
