@@ -133,8 +133,8 @@ class ClippingProbe:
             return {}
         values: list[Tensor] = []
         for numbers, call in zip(host["clip_numbers"], calls, strict=True):
-            values += [numbers, *call.before.values(host), *call.after.values(host)]
-            values += call.then.values(host) if call.facts["then"] else []
+            values += [numbers, *call.before.flat(host), *call.after.flat(host)]
+            values += call.then.flat(host) if call.facts["then"] else []
         return {
             "clip_facts": json.dumps([call.facts for call in calls]),
             "clip_values": torch.cat(values).tolist(),

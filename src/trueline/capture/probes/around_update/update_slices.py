@@ -174,7 +174,7 @@ def places_of(
 
 def _is_shared(own: Tensor) -> bool:
     """Whether other processes write to it, as in Hogwild."""
-    return own.device.type == "cpu" and own.is_shared()
+    return own.is_cpu and own.untyped_storage().is_shared()
 
 
 def place_in(param: Tensor, layout: Layout, random: random.Random) -> Place | None:
@@ -238,6 +238,11 @@ class Gathered:
         parts = {key: iter(host[self._names[key]].to(torch.float64).split(each)) for key, each in nums.items()}
         return [next(parts[key]) for key, _ in self._order]
 
+    def flat(self, host: Mapping[str, Tensor]) -> list[Tensor]:
+        """The same one after the other, in few pieces: one where all are of one device and dtype."""
+        (name, *others) = self._names.values() or ("",)
+        return self.values(host) if others or not name else [host[name].to(torch.float64)]
+
 
 class UpdateSample:
     """One update of ``optimizer`` at sampled ``places``, and of ``copies`` what the forward pass used beside what is
@@ -275,8 +280,9 @@ class UpdateSample:
             entry |= {"numel": place.shape.numel(), "trains": place.param.requires_grad}
             if self._law in BOUNDED.values() and _is_whole(place.param):
                 entry["shape"] = list(place.shape)
-            entry |= {"grad": grad is not None, "before": self._add(self._before, place, grad)}
-            self.facts["slices"].append(entry | self._numbers(place, "before"))
+            states = self._states(place)
+            entry |= {"grad": grad is not None, "before": self._add(self._before, place, states, grad)}
+            self.facts["slices"].append(entry | _plain_numbers(states, "before"))
         self.facts["extra"] = [name for name, value in self._extra() if _add_number(self._before, value)]
         self.facts["copies"] = [self._add_copy(copy, start) for copy, start in self._pairs]
         self.facts["aside"] = [self._add_aside(place) for place in _aside(self._optimizer, self._layout)]
@@ -285,8 +291,9 @@ class UpdateSample:
     def after(self) -> None:
         """Copy parameters and states as the update leaves them."""
         for place, entry in zip(self._places, self.facts["slices"], strict=True):
-            entry["after"] = self._add(self._after, place, None)
-            entry |= self._numbers(place, "after")
+            states = self._states(place)
+            entry["after"] = self._add(self._after, place, states, None)
+            entry |= _plain_numbers(states, "after")
         self._after.copy()
         self.facts["roles"] = [[list(role) for role in roles] for roles in self._roles]
 
@@ -298,14 +305,14 @@ class UpdateSample:
 
     def values(self, host: Mapping[str, Tensor]) -> list[float]:
         """What was copied, in the order in which it was added: before the update, then after it."""
-        every = [*self._before.values(host), *self._after.values(host)]
+        every = [*self._before.flat(host), *self._after.flat(host)]
         return torch.cat(every).tolist() if every else []
 
-    def _add(self, to: Gathered, place: Place, grad: Tensor | None) -> int:
+    def _add(self, to: Gathered, place: Place, states: Sequence[tuple[str, Any]], grad: Tensor | None) -> int:
         """Add the views of ``place``; which list of roles they have."""
         named: list[tuple[str, Any]] = [("param", place.param), *([] if grad is None else [("grad", grad)])]
         roles: list[tuple[str, str, int]] = []
-        for name, tensor in [*named, *self._states(place)]:
+        for name, tensor in [*named, *states]:
             if not isinstance(tensor, Tensor):
                 continue
             view = tensor.reshape(1) if name in _NUMBERS and tensor.numel() == 1 else place.of(tensor)
@@ -334,12 +341,6 @@ class UpdateSample:
         state = self._optimizer.state.get(place.param) if self._law else None
         return list(state.items()) if isinstance(state, dict) else []
 
-    def _numbers(self, place: Place, when: str) -> dict[str, float]:
-        """States that are plain numbers (``step`` in older checkpoints)."""
-        return {
-            f"{when}_{name}": float(value) for name, value in self._states(place) if isinstance(value, (int, float))
-        }
-
     def _settings(self, group: int) -> dict[str, Any]:
         held = self._optimizer.param_groups[group]
         return redacted({key: plain_value(held[key]) for key in held if key not in ("params", "param_names")})
@@ -353,6 +354,11 @@ class UpdateSample:
             for name, value in held.items():
                 if isinstance(value, Tensor) and value.device.type != "cpu":
                     yield f"{group}.{name}", value
+
+
+def _plain_numbers(states: Sequence[tuple[str, Any]], when: str) -> dict[str, float]:
+    """Those that are plain numbers (``step`` in older checkpoints)."""
+    return {f"{when}_{name}": float(value) for name, value in states if isinstance(value, (int, float))}
 
 
 def _add_number(to: Gathered, value: Any) -> bool:
