@@ -106,6 +106,7 @@ _CAUSES: dict[str, str] = {
     "R8.sum": "not-divided",
     "R9": "buffers-not-synchronised",
     "P1": "shards-drawn-alike",
+    "P2": "initialisation-wrong",
     "R10": "wrong-group",
     "R10.mesh": "mesh-leaves-ranks-out",
     "S1": "loss-scaled-on-rank",

@@ -16,6 +16,7 @@ from trueline.capture.probes.batch_norm import BatchNormProbe
 from trueline.capture.probes.dataloader import EpochProbe
 from trueline.capture.probes.exact_cosines import ExactCosineProbe
 from trueline.capture.probes.gradients import GradientProbe
+from trueline.capture.probes.initial_values import InitialValueProbe
 from trueline.capture.probes.losses.influence import InfluenceProbe
 from trueline.capture.probes.losses.loss import LossProbe
 from trueline.capture.probes.losses.loss_scaler import LossScalerProbe
@@ -60,6 +61,7 @@ class StandardProbes:
             SampleLossProbe(adapter.notes, self.loss, contributions),
             OptimizerProbe(),
             ReplicaProbe(watching.model),
+            InitialValueProbe(),
             StreamProbe(),
             gradients,
             ExactCosineProbe(gradients, team),

@@ -199,6 +199,13 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "buffer_digests", "list<uint64>", "", "[B] digest of each buffer before the first forward pass of this step."
     ),
     Column(
+        "initial_values",
+        "list<float64>",
+        "",
+        "Of the first step that is watched, for each parameter `InitialValues` before the update: elements looked at, "
+        "those not finite, those below 2^-126 and not zero, mean, standard deviation, kurtosis, largest magnitude.",
+    ),
+    Column(
         "clip_facts",
         "string",
         "",

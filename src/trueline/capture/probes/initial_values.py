@@ -1,0 +1,65 @@
+"""What the parameters are before the first update, in a few numbers each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.capture.model.layout import Layout, local
+from trueline.capture.probes.base import Moment, Step
+from trueline.schema.columns.initial_values import MAX_LOOKED, NUM_FIELDS, SMALLEST_NORMAL
+
+
+class InitialValueProbe:
+    """The column ``initial_values``, once: just before the update of the first step that is watched."""
+
+    name = "initial values"
+    moments = ("update",)
+
+    def begin(self, step: Step) -> bool:
+        """In the first step alone."""
+        return step.watched and step.age == 0
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
+        """``initial_values``, float64 [P, fields]."""
+        return {"initial_values": initial_values(step.layout)}
+
+    def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The same, flat."""
+        return {name: host[name].flatten().tolist() for name in ("initial_values",) if name in host}
+
+
+def initial_values(layout: Layout) -> Tensor:
+    """Float64 [P, fields]: ``InitialValues`` of each watched parameter, on the device of the model."""
+    rows = [numbers_of(local(param).detach()) for param in layout.params]
+    return torch.stack([row.to(layout.device) for row in rows])
+
+
+def numbers_of(param: Tensor) -> Tensor:
+    """Float64 [fields] of ``InitialValues``; zeros of what has no elements here, or none that can be read."""
+    if param.layout is not torch.strided or not param.is_floating_point() or not param.numel():
+        return torch.zeros(NUM_FIELDS, dtype=torch.float64)
+    x = _some(param).to(torch.float64)
+    finite = x.isfinite()
+    num = finite.sum()
+    known = torch.where(finite, x, 0.0)
+    mean = known.sum() / num
+    squares = torch.where(finite, known - mean, 0.0).square()
+    variance = squares.sum() / num
+    magnitudes = known.abs()
+    subnormal = ((magnitudes > 0) & (magnitudes < SMALLEST_NORMAL)).sum()
+    kurtosis = squares.square().sum() / num / variance.square()
+    counts = [num.new_full((), x.numel()), x.numel() - num, subnormal]
+    return torch.stack([each.double() for each in (*counts, mean, variance.sqrt(), kurtosis, magnitudes.max())])
+
+
+def _some(param: Tensor) -> Tensor:
+    """Up to ``MAX_LOOKED`` elements, at a distance that is prime to their number, so that they are of all columns."""
+    distance = max(param.numel() // MAX_LOOKED, 1)
+    while distance > 1 and math.gcd(distance, param.numel()) > 1:
+        distance += 1
+    return param.reshape(-1)[::distance]
