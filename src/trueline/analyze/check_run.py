@@ -17,6 +17,7 @@ from trueline.analyze.incidents import Incident, advice_of, incidents_of, is_exp
 from trueline.analyze.rank_endings import ends_of
 from trueline.analyze.registry import installed_checks
 from trueline.analyze.run_verdict import verdict_of
+from trueline.analyze.workers.influence import unlooked
 from trueline.analyze.workers.iterations import parting_of
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.finding import Finding, by_weight, columns_of
@@ -43,6 +44,8 @@ class CheckReport(Shown):
     judged: Judged
     notes: tuple[str, ...] = ()
     context: frozenset[str] = frozenset()
+    unlooked: tuple[str, ...] = ()
+    """What nobody looked at though it can be, each with the command that looks."""
 
     @property
     def checks_run(self) -> tuple[str, ...]:
@@ -73,6 +76,11 @@ class CheckReport(Shown):
     def verdict(self) -> Verdict:
         """All of it in one sentence."""
         return verdict_of(self.findings, self.incidents, self.judged)
+
+    @property
+    def next(self) -> tuple[str, ...]:
+        """What to do where nothing was found."""
+        return () if self.incidents else self.unlooked
 
     def advice(self, incident: Incident) -> tuple[str, ...]:
         """What to do about ``incident``, each once: by its telling finding and those that nothing of it explains."""
@@ -112,6 +120,7 @@ class CheckReport(Shown):
             "findings": [finding.to_json() for finding in self.findings],
             "checks_run": list(self.checks_run),
             "checks_not_run": [entry.to_json() for entry in self.checks_not_run],
+            "next": list(self.next),
             "notes": list(self.notes),
         }
 
@@ -176,6 +185,7 @@ def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Ru
         judged=_judged(opened, asked_of(codes, not_run, question_of)),
         notes=tuple(notes),
         context=context_of(opened) if any(each.severity != "info" for each in findings) else frozenset(),
+        unlooked=unlooked(opened, not_run),
     )
     return _with_groups(own, [check(path) for path in opened.groups])
 

@@ -54,6 +54,7 @@ class CheckDocument(TypedDict):
     findings: list[Finding]
     checks_run: list[str]
     checks_not_run: list[NotRun]
+    next: list[str]
     notes: list[str]
 
 
@@ -67,6 +68,7 @@ class DiagnoseDocument(TypedDict):
     incidents: list[Incident]
     findings: list[Finding]
     judged: JudgedDocument
+    next: list[str]
     notes: list[str]
 
 

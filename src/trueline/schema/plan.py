@@ -13,13 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from trueline.schema.errors import PlanError
 from trueline.schema.text.reading import read_table, shortened, shown
 
-Preset = Literal["workers", "modules", "ops", "mix", "monitor"]
+Preset = Literal["workers", "laws", "modules", "ops", "mix", "monitor"]
 Phase = Literal["fwd", "bwd", "param", "grad", "opt", "comm"]
 Depth = Literal["structure", "stats", "fingerprint", "tensor"]
 Trigger = Literal["worker-nonfinite", "reduction-mismatch", "gradient-not-reduced", "grad-spike"]
 """Findings that all ranks can learn of while they train, from the sums that they exchange."""
 
 PRESETS: tuple[str, ...] = get_args(Preset)
+WATCH_ONLY: tuple[str, ...] = ("workers", "laws")
+"""Presets that record nothing of a step's inside."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 OnFinding = Literal["log", "raise", "record"]
 TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)
@@ -36,6 +38,14 @@ compared with whom.
 _WATCHED = {"names": "parameters", "steps": "steps"}
 """What keys are about where nothing is recorded."""
 
+LAWS_AGE = 10
+"""Steps from the first that is watched to the one at which the preset ``laws`` looks at influences.
+
+What begins at zero hides them: a head at zero until its first update, a branch at zero in front of it (the last layer
+of a residual block, of an adapter) until the one after, and so on, while a warm-up may begin with a learning rate of 0
+and a gradient scaler leaves out the first few updates. The longest of these takes fewer than ten steps.
+"""
+
 FALSE_ALARMS = 0.1
 """Expected false alarms per 10,000 healthy steps unless a plan asks for others (docs/decisions/0003)."""
 
@@ -47,7 +57,8 @@ class Plan(BaseModel):
     smallest one that keeps its own time under ``budget`` (fraction of step time). Losses and sample digests are
     taken at every step: coverage cannot be judged from a sample of it.
 
-    The presets ``modules``, ``ops`` and ``mix`` also record what the steps compute: inputs, outputs, parameters and
+    The preset ``laws`` watches as ``workers`` does, and looks at influences once, early: see ``looks_at``. The presets
+    ``modules``, ``ops`` and ``mix`` also record what the steps compute: inputs, outputs, parameters and
     gradients of modules, of every call at the torch API level, or of both. ``monitor`` records what ``modules`` does,
     and states and updates of the optimizer, at the steps whose gradients are sampled and within the same budget. The
     keys from ``ranks`` on are about recording.
@@ -77,7 +88,8 @@ class Plan(BaseModel):
         default=None,
         ge=0,
         description="step at which more backward passes look whether logits depend on tokens that they are to predict, "
-        "and what is returned for a sample on others of its batch or on padding; unset: none",
+        "and what is returned for a sample on others of its batch or on padding; unset: none, or with preset "
+        f"`laws` the one {LAWS_AGE} steps after the first",
     )
     dataset_size: int | None = Field(default=None, ge=1, description="samples in one epoch over all workers, if known")
     rng: Literal["equal", "different"] | None = Field(default=None, description="what RNG streams over ranks should be")
@@ -148,7 +160,11 @@ class Plan(BaseModel):
     @property
     def records(self) -> bool:
         """Whether what the steps compute is recorded."""
-        return self.preset != "workers"
+        return self.preset not in WATCH_ONLY
+
+    def looks_at(self, step: int, *, age: int) -> bool:
+        """Whether influences are looked at in this step, ``age`` steps after the first that is watched."""
+        return step == self.influence if self.influence is not None else self.preset == "laws" and age == LAWS_AGE
 
     def kept(self) -> dict[str, Any]:
         """What is written of it to a Run: all but ``sinks``, whose targets may be secret, as that of a webhook is."""
@@ -178,9 +194,10 @@ class Plan(BaseModel):
     @classmethod
     def _has_something_to_start(cls, when: tuple[Trigger, ...], info: ValidationInfo) -> tuple[Trigger, ...]:
         """Refuse findings that are to start a recording where the preset records nothing."""
-        if when and info.data.get("preset") == "workers":
+        if when and info.data.get("preset") in WATCH_ONLY:
             raise ValueError(
-                "it starts a recording, and preset 'workers' records nothing; use modules, ops, mix or monitor"
+                f"it starts a recording, and preset '{info.data['preset']}' records nothing; use modules, ops, mix or "
+                "monitor"
             )
         return when
 
@@ -188,8 +205,10 @@ class Plan(BaseModel):
     @classmethod
     def _fits_into_memory(cls, ring: int | None, info: ValidationInfo) -> int | None:
         """Refuse to keep the values of whole steps in memory, and a ring of nothing."""
-        if ring is not None and info.data.get("preset") == "workers":
-            raise ValueError("it keeps recorded steps, and preset 'workers' records nothing; use monitor or modules")
+        if ring is not None and info.data.get("preset") in WATCH_ONLY:
+            raise ValueError(
+                f"it keeps recorded steps, and preset '{info.data['preset']}' records nothing; use monitor or modules"
+            )
         if ring is not None and info.data.get("depth") == "tensor":
             raise ValueError("it keeps steps in memory, for which depth 'tensor' takes too much; use stats")
         return ring
@@ -243,7 +262,7 @@ class Plan(BaseModel):
                 )
             if key in _WATCHED and not new.records:
                 raise PlanError(
-                    f"Key '{key}' in {where} has the value {given[key]!r}: with preset 'workers' it chooses the "
+                    f"Key '{key}' in {where} has the value {given[key]!r}: with preset '{new.preset}' it chooses the "
                     f"{_WATCHED[key]} that are watched, which cannot change while a job runs. Set preset to modules, "
                     "ops or mix too, or start a new Run."
                 )

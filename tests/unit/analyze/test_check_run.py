@@ -118,6 +118,9 @@ def test_every_check_runs_on_a_healthy_run_and_finds_nothing(tmp_path):
     assert report.notes == ()
     assert [finding.code for finding in report.findings] == ["rng-streams"]
     assert (report.found, report.exit_code) == (False, 0)
+    assert report.next == (
+        "Not looked at: what all ranks share (mask, batch, padding). `trueline run --plan laws -- COMMAND` looks.",
+    )
 
 
 def test_a_path_is_as_good_as_an_open_run(tmp_path):
@@ -130,7 +133,7 @@ def test_the_document_has_the_fields_of_the_contract(tmp_path):
 
     assert list(document) == [
         *("schema", "run", "verdict", "judged", "incidents"),
-        *("findings", "checks_run", "checks_not_run", "notes"),
+        *("findings", "checks_run", "checks_not_run", "next", "notes"),
     ]
     assert document["schema"] == 1
     assert json.loads(json.dumps(document)) == document

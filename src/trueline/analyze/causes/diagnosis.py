@@ -44,6 +44,7 @@ class Diagnosis:
             "incidents": [incident.to_json() for incident in self.report.incidents],
             "findings": [finding.to_json() for finding in self.report.findings],
             "judged": self.report.judged.to_json(),
+            "next": list(self.report.next),
             "notes": list(self.report.notes),
         }
 

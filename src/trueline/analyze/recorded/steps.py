@@ -9,6 +9,7 @@ import numpy as np
 
 from trueline.analyze.recorded.step_values import StepValues
 from trueline.schema.errors import CannotTell
+from trueline.schema.plan import WATCH_ONLY
 from trueline.store.reader import Run
 from trueline.store.records.record_summary import damaged_records
 
@@ -42,7 +43,7 @@ def require_statistics(run: Run) -> None:
 def _asked_to_record(run: Run) -> bool:
     """Whether any Plan of the Run asked for recorded steps."""
     plans = [run.manifest.plan, *(revision.plan for revision in run.manifest.plans)]
-    return any(plan.get("preset", "workers") != "workers" for plan in plans)
+    return any(plan.get("preset", "workers") not in WATCH_ONLY for plan in plans)
 
 
 def nonfinite_steps(run: Run) -> list[int]:

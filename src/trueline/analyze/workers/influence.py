@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from trueline.analyze.compared_ranks import MAX_SITES
 from trueline.schema.columns.influence import DOUBTS, Influence, RowInfluence
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
+from trueline.schema.judged import NotRun
 from trueline.schema.site import Site
 from trueline.store.reader import Run
+
+SHARED = "what all ranks share (mask, batch, padding)"
 
 Kind = TypeVar("Kind", Influence, RowInfluence)
 
@@ -25,13 +28,25 @@ def known_influences(run: Run, column: str, of: Callable[..., Kind]) -> Mapping[
     looked = {key: of(*map(float, values)) for key, values in run.lists(column).items() if len(values)}
     if not looked:
         raise CannotTell(
-            "the plan names no step at which to look (`influence`), or no backward pass was seen there",
+            "the plan names no step at which to look (preset `laws`, or `influence`), or no backward pass was seen "
+            "there",
             reason="not-recorded",
         )
     known = {key: one for key, one in looked.items() if one.doubt == 0}
     if not known:
         raise CannotTell(DOUBTS[int(next(iter(looked.values())).doubt)], reason="undecidable")
     return known
+
+
+def unlooked(run: Run, not_run: Sequence[NotRun]) -> tuple[str, ...]:
+    """That nobody looked at ``SHARED``, and the command that looks; none where checks of it ran."""
+    left_out = [entry for entry in not_run if entry.check in ("influence-leak", "batch-leak")]
+    if len(left_out) < 2 or not run.steps.size or any(entry.reason != "not-recorded" for entry in left_out):
+        return ()
+    plans = [run.manifest.plan, *(revision.plan for revision in run.manifest.plans)]
+    if any(plan.get("preset") == "laws" or plan.get("influence") is not None for plan in plans):
+        return (f"Not looked at: {SHARED}: no backward pass was seen at the step that the plan names.",)
+    return (f"Not looked at: {SHARED}. `trueline run --plan laws -- COMMAND` looks.",)
 
 
 def leak_finding(

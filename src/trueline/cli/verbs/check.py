@@ -63,6 +63,8 @@ def print_report(console: Console, report: CheckReport) -> None:
     from rich.text import Text
 
     console.print(report.verdict.line, style="bold", markup=False, highlight=False, soft_wrap=True)
+    for line in report.next:
+        console.print(line, markup=False, highlight=False)
     console.print()
     for place, incident in enumerate(report.incidents, start=1):
         _print_incident(console, report, incident, f"{place}. " if len(report.incidents) > 1 else "")

@@ -44,6 +44,8 @@ def command(
 def _print(console: Console, diagnosis: Diagnosis) -> None:
     report = diagnosis.report
     console.print(report.verdict.line, style="bold", markup=False, highlight=False, soft_wrap=True)
+    for line in report.next:
+        console.print(line, markup=False, highlight=False)
     console.print()
     for place, incident in enumerate(report.incidents):
         _print_incident(console, diagnosis, place, incident)

@@ -22,7 +22,7 @@ def command(
     words: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The training command.")] = None,
     out: Annotated[str, typer.Option(help="Directory of the Run; must be new, except with --resume.")] = "runs/latest",
     plan: Annotated[
-        str | None, typer.Option(help="A preset (workers, modules, ops, mix, monitor), or a TOML or JSON file.")
+        str | None, typer.Option(help="A preset (workers, laws, modules, ops, mix, monitor), or a TOML or JSON file.")
     ] = None,
     ref: Annotated[
         str | None,

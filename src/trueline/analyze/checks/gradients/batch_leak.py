@@ -14,7 +14,8 @@ how far that is padded. The loss falls all the same.
 
 How it decides
 --------------
-By equality with zero, at one step, which the plan names: `influence = 100`. Before the first backward pass of that step
+By equality with zero, at one step: that of `--plan laws`, or which the plan names, `influence = 100`.
+Before the first backward pass of that step
 the gradient of what the model returned for some rows is taken with respect to what its first modules (an embedding, a
 convolution, a linear layer) made of the other rows. It is exactly 0, in any precision, where rows do not influence each
 other. Where `attention_mask` (or a boolean `key_padding_mask`) leaves positions out, the same is done with outputs at

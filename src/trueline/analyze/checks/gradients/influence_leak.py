@@ -12,7 +12,8 @@ The model learns to copy what it is shown. Its training loss is far better than 
 
 How it decides
 --------------
-By equality with zero, at one step, which the plan names: `influence = 100`. Before the first backward pass of that step
+By equality with zero, at one step: that of `--plan laws`, or which the plan names, `influence = 100`.
+Before the first backward pass of that step
 the gradient of logits in the first half of each row is taken with respect to the embeddings of the second half. A
 causal model has exactly 0 there, in any precision. Where `position_ids` start again in a row, the same is done with the
 logits behind a border and the embeddings before it. A gradient above the rounding (2^-23 in float32, 2^-7 in bfloat16)

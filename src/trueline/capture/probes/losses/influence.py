@@ -58,7 +58,7 @@ class InfluenceProbe:
     def begin(self, step: Step) -> bool:
         """At the step of the plan alone; backward is listened to from then on, and not before."""
         self._listen(False)
-        self._forget(due=step.watched and step.plan.influence == step.number)
+        self._forget(due=step.watched and step.plan.looks_at(step.number, age=step.age))
         if self._due:
             self._listen(True)
         return self._due

@@ -7,6 +7,7 @@ from torch.nn import functional
 
 import trueline
 from trueline.analyze.check_run import check
+from trueline.schema.plan import LAWS_AGE, Plan
 from trueline.testing.problems import CausalLM
 
 LENGTH = CausalLM.length
@@ -112,3 +113,30 @@ def test_documents_of_a_packed_row_see_each_other_or_not(tmp_path, borders):
     findings, why = judged(tmp_path / "run")
     assert why == []
     assert [each.severity for each in findings] == ["warning"] * (not borders)
+
+
+STEPS = 12
+
+
+@pytest.mark.parametrize(("preset", "ahead", "found"), [("laws", 1, 1), ("laws", 0, 0), ("workers", 1, 0)])
+def test_preset_laws_looks_once_when_a_head_of_zeros_has_been_updated(tmp_path, preset, ahead, found):
+    problem = CausalLM(ahead=ahead)
+    torch.manual_seed(1)
+    model = problem.model()
+    nn.init.zeros_(model.get_submodule("head").weight)
+    updates = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    watch = trueline.watch(model, updates, out=tmp_path / "run", plan=preset)
+    for ids in problem.dataset(8 * STEPS).columns["input_ids"].view(STEPS, 8, LENGTH):
+        functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
+        updates.step()
+        updates.zero_grad()
+    watch.close()
+    report = check(trueline.open_run(tmp_path / "run"))
+    assert [each.step_first for each in report.findings if each.code == "influence-leak"] == [LAWS_AGE] * found
+    assert bool(report.next) == (preset == "workers")
+
+
+def test_a_step_that_the_plan_names_takes_the_place_of_that_of_preset_laws():
+    assert [age for age in range(30) if Plan(preset="laws", influence=3).looks_at(age, age=age)] == [3]
+    assert [age for age in range(30) if Plan(preset="laws").looks_at(500 + age, age=age)] == [LAWS_AGE]
+    assert not any(Plan().looks_at(age, age=age) for age in range(30))
