@@ -176,7 +176,7 @@ def fresh() -> tuple[str, list[str]]:
 
 
 def _within_patience(make: Callable[[], nn.Module]) -> nn.Module | None:
-    """The model; None where it takes too much time of a core, is too large, or cannot be made from such a configuration."""
+    """The model; None where it takes too much time, is too large, or cannot be made from such a configuration."""
 
     def stop(*_: object) -> None:
         raise TimeoutError
