@@ -61,15 +61,6 @@ def several_workers(run: Run) -> list[int]:
     )
 
 
-def require_equal_replicas(run: Run) -> None:
-    """Raise ``CannotTell`` where replicas update by themselves between averagings, on purpose."""
-    why = next((env.local_updates for env in run.env.values() if env.local_updates), "")
-    if why:
-        raise CannotTell(
-            f"replicas update by themselves and are averaged now and then, on purpose ({why})", reason="by-design"
-        )
-
-
 def columns_of(run: Run, ranks: Sequence[int]) -> Ints:
     """[N] positions of ``ranks`` in ``run.ranks``, to pick the columns of ``pivot`` and ``stack``."""
     position = {rank: index for index, rank in enumerate(run.ranks)}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueline.analyze.compared_ranks import Bools, Floats, data_parallel_ranks, differs, numbers, odd_ranks
+from trueline.analyze.workers.local_updates import updates_locally
 from trueline.store.reader import Run
 
 LEAST = 2
@@ -58,7 +59,7 @@ def _by_hand(run: Run, apart_T: Bools, took_TN: Floats) -> Bools:
     each other, and one may come to a collective before its update and another behind: so the difference must come by
     more than half of what an update takes, and last; and replicas must differ from there on.
     """
-    if any(env.local_updates for env in run.env.values()):
+    if updates_locally(run):
         return np.zeros_like(apart_T)
     lasting_T = np.logical_and.accumulate((apart_T | (np.isfinite(took_TN).sum(axis=1) < LEAST))[::-1])[::-1]
     with np.errstate(invalid="ignore"):

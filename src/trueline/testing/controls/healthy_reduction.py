@@ -225,7 +225,46 @@ def _branched(ctx: EntryContext, uses: Any) -> nn.Module:
     return fit(ctx, problem, model, loss_of=loss_of)
 
 
+def local_steps(ctx: EntryContext) -> nn.Module:
+    """Local SGD by hand: each rank updates by itself, and every fourth update is followed by a mean of the weights."""
+    problem = Regression()
+    model = problem.model()
+
+    def average(step: int) -> None:
+        if step % 4 == 3:
+            for param in model.parameters():
+                dist.all_reduce(param.data)
+                param.data.div_(ctx.world_size)
+
+    return fit(ctx, problem, model, steps=28, after_step=average)
+
+
+def own_tasks(ctx: EntryContext) -> nn.Module:
+    """Ranks of two tasks share a trunk; each task has a head of its own."""
+    problem = Regression()
+    model = wrapped(_Tasks(), find_unused_parameters=True)
+
+    def loss_of(called: nn.Module, batch: Any) -> Tensor:
+        return functional.mse_loss(called(batch["x"], ctx.rank % 2), batch["y"])
+
+    return fit(ctx, problem, model, loss_of=loss_of)
+
+
+class _Tasks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        base = Regression().model()
+        self.trunk = base[:4]
+        self.heads = nn.ModuleList([base[4], Regression().model(seed=1)[4]])
+
+    def forward(self, x_BD: Tensor, task: int) -> Tensor:
+        """The output of one head."""
+        return self.heads[task](self.trunk(x_BD))
+
+
 ENTRIES = (
+    Control("healthy.local-steps", "local SGD by hand", local_steps),
+    Control("healthy.own-tasks", "ranks with tasks and heads of their own", own_tasks, world_size=4),
     Control("healthy.ddp", "DDP, several buckets", with_ddp),
     Control("healthy.one-bucket", "DDP, one bucket", partial(with_ddp, bucket_cap_mb=25)),
     Control("healthy.bucket-view", "DDP, gradient_as_bucket_view", partial(with_ddp, gradient_as_bucket_view=True)),

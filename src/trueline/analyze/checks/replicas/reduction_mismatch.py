@@ -94,10 +94,10 @@ from trueline.analyze.compared_ranks import (
     Floats,
     any_over,
     numbers,
-    require_equal_replicas,
     sites_of,
 )
 from trueline.analyze.parameters.whole_parameters import EQUAL
+from trueline.analyze.workers.local_updates import require_equal_replicas
 from trueline.analyze.workers.reduction import Reductions, reductions_of
 from trueline.analyze.workers.token_weighting import weighed_steps
 from trueline.analyze.workers.used_gradients import clipped_apart, uses_of

@@ -43,7 +43,7 @@ Experts, as far as they are known by beginning with other values, are compared b
 ones, where there are as many of each.
 
 Replicas that update by themselves on purpose (`local_updates`: post-local SGD, a model averager of torch, or declared
-in the plan) are not compared.
+in the plan; or whose weights are seen equal again three times, in a rhythm) are not compared.
 
 What it may miss
 ----------------
@@ -85,7 +85,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.compared_ranks import MAX_SITES, odd_ranks, require_equal_replicas, sites_of
+from trueline.analyze.compared_ranks import MAX_SITES, odd_ranks, sites_of
 from trueline.analyze.parameters.parts_alike import held_alike
 from trueline.analyze.parameters.whole_parameters import (
     equal_at_first,
@@ -95,6 +95,7 @@ from trueline.analyze.parameters.whole_parameters import (
     sharers,
 )
 from trueline.analyze.updates.states_alike import states_of_drifted
+from trueline.analyze.workers.local_updates import require_equal_replicas
 from trueline.schema.errors import CannotTell
 from trueline.schema.files.run_manifest import RankEnv
 from trueline.schema.finding import Finding

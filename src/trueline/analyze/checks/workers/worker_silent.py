@@ -22,7 +22,8 @@ reported, as a warning, only if this rank never had a gradient for it at three s
 had. If in the whole Run every parameter either always or never has a gradient on a rank, that is an exact
 contradiction. Otherwise it must be beyond chance: if routing treats all workers the same way, then at a step at which a
 of N workers lack the gradient, a given one is among them with probability a/N given all that came before; the product
-over steps, times the number of workers and parameters, must be below 1e-6, which bounds the false-alarm rate.
+over steps, times the number of workers and parameters, must be below 1e-6, which bounds the false-alarm rate. Where
+each rank leaves some parameters to others, ranks seem to train tasks of their own, and it is an information.
 
 What it may miss
 ----------------
@@ -151,16 +152,21 @@ def _single_params(run: Run, ranks: Sequence[int], silent_TN: Bools) -> list[Fin
         return []
     has_TNP, names, steps = present
     told_NP, steady = silent_params(has_TNP)
+    apart = bool(any_over(told_NP, 1).all())
     by_params: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for n in np.flatnonzero(any_over(told_NP, 1)):
         by_params[tuple(names[int(p)] for p in np.flatnonzero(told_NP[n]))].append(ranks[int(n)])
-    return [_of_params(params, silent, steps, steady=steady) for params, silent in by_params.items()]
+    return [_of_params(params, silent, steps, steady=steady, apart=apart) for params, silent in by_params.items()]
 
 
-def _of_params(params: tuple[str, ...], ranks: Sequence[int], steps: Sequence[int], *, steady: bool) -> Finding:
+def _of_params(
+    params: tuple[str, ...], ranks: Sequence[int], steps: Sequence[int], *, steady: bool, apart: bool
+) -> Finding:
+    """``apart``: each rank has parameters that it leaves to others, as where ranks train tasks of their own."""
+    groups = ("If ranks train tasks of their own on purpose, list those of each task in the plan, as worker_groups.",)
     return Finding(
         code=CODE,
-        severity="warning",
+        severity="info" if apart else "warning",
         claim=f"{capitalized(ranks_text(ranks))} never had a gradient of {counted(len(params), 'parameter')} that "
         f"other ranks had: {named_some(params)}.",
         ranks=tuple(ranks),
@@ -172,7 +178,10 @@ def _of_params(params: tuple[str, ...], ranks: Sequence[int], steps: Sequence[in
         unit="L2 norm of the gradient of these parameters",
         false_alarm_rate=0.0 if steady else ALARM_LEVEL,
         evidence={"kind": "some-parameters", "params": list(params[:100]), "num_steps": len(steps)},
-        next=(f"Look for a branch that {ranks_text(ranks)} never takes: a condition on the rank, or a detach().",),
+        next=(
+            f"Look for a branch that {ranks_text(ranks)} never takes: a condition on the rank, or a detach().",
+            *(groups if apart else ()),
+        ),
     )
 
 
