@@ -9,6 +9,7 @@ made from configurations, smaller than published ones.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import signal
 import warnings
 from collections import Counter
@@ -104,7 +105,7 @@ def _small(make: Callable[..., nn.Module], *args: Any) -> nn.Module:
 
 def of_timm() -> Iterator[tuple[str, Callable[[], nn.Module]]]:
     """Each family of timm, its first model that is small enough."""
-    import timm
+    timm = importlib.import_module("timm")
 
     for module in timm.list_modules():
         names = timm.list_models(module=module)
@@ -176,7 +177,7 @@ def fresh() -> tuple[str, list[str]]:
 
 
 def _within_patience(make: Callable[[], nn.Module]) -> nn.Module | None:
-    """The model; None where it takes too much time, is too large, or cannot be made from such a configuration."""
+    """The model; None where it takes too long, is too large, or cannot be made from such a configuration."""
 
     def stop(*_: object) -> None:
         raise TimeoutError
