@@ -28,7 +28,7 @@ from trueline.store.env_and_findings import name_unknown, read_env, read_finding
 from trueline.store.file_names import Problem
 from trueline.store.filesystem import filesystem_of
 from trueline.store.log.listing import names_in
-from trueline.store.log.pieces import Pieces, read_pieces
+from trueline.store.log.pieces import KEYS, Pieces, read_pieces
 from trueline.store.manifest import open_manifest
 from trueline.store.query import answer
 from trueline.store.records.recorded_steps import UNREADABLE, RecordedSteps
@@ -37,8 +37,9 @@ from trueline.store.rows import SCALAR_NAMES, WORKER_SCHEMA, MergeOrder, require
 _LONGEST = "sketch"
 """The column whose lists may not fit into memory together."""
 
-_OF_GROUPS = [name for name in WORKER_SCHEMA.names if name.startswith("group_")]
-"""Columns of short lists that are asked for one after the other: reading each one alone would open every part."""
+_TOGETHER = [set(SCALAR_NAMES), {name for name in WORKER_SCHEMA.names if name.startswith("group_")}]
+"""Columns of numbers, and of short lists, that are asked for one after the other: reading each one alone would open
+every part."""
 
 
 class Run(RecordedSteps, Shown):
@@ -86,7 +87,8 @@ class Run(RecordedSteps, Shown):
     def _take(self, pieces: Pieces) -> None:
         self._pieces = pieces
         self._timeline = pieces.timeline
-        self._rows = MergeOrder(*(column.to_numpy() for column in pieces.columns(["step", "rank"]).columns))
+        self._rows = MergeOrder(*(column.to_numpy() for column in pieces.columns(KEYS).columns))
+        self._present = pieces.present()
         self._columns: dict[str, pa.Array] = {}
         self.steps = np.unique(self._rows.steps)
 
@@ -155,7 +157,7 @@ class Run(RecordedSteps, Shown):
 
     def table(self) -> pa.Table:
         """[R] all rows under all columns of ``schema.workers``, sorted by (step, rank); null where not measured."""
-        self._load([name for name in WORKER_SCHEMA.names if name not in self._columns])
+        self._load([name for name in WORKER_SCHEMA.names if name in self._present and name not in self._columns])
         return pa.table([self.column(name) for name in WORKER_SCHEMA.names], schema=WORKER_SCHEMA)
 
     def to_pandas(self) -> Any:
@@ -171,7 +173,10 @@ class Run(RecordedSteps, Shown):
         """[R] one column of ``table()``, merged on first use; null where not measured."""
         if name not in self._columns:
             require_column(name, WORKER_SCHEMA.names)
-            self._load(_OF_GROUPS if name in _OF_GROUPS else [name])
+            if name not in self._present:
+                return pa.nulls(len(self._rows.steps), WORKER_SCHEMA.field(name).type)
+            together: set[str] = next((some for some in _TOGETHER if name in some), {name})
+            self._load([each for each in WORKER_SCHEMA.names if each in together & self._present])
         return self._columns[name]
 
     def pivot(self, column: str) -> tuple[np.ndarray, np.ndarray]:
@@ -230,8 +235,10 @@ class Run(RecordedSteps, Shown):
 
     def texts(self, column: str) -> dict[tuple[int, int], str]:
         """The values of a column of texts by (step, rank), where they were measured."""
-        rows = zip(self._rows.steps.tolist(), self._rows.ranks.tolist(), self.column(column).to_pylist(), strict=True)
-        return {(step, rank): text for step, rank, text in rows if text is not None}
+        texts_R = self.column(column)
+        rows = np.flatnonzero(texts_R.is_valid().to_numpy(zero_copy_only=False))
+        keys = zip(self._rows.steps[rows].tolist(), self._rows.ranks[rows].tolist(), strict=True)
+        return dict(zip(keys, texts_R.take(pa.array(rows)).to_pylist(), strict=True))
 
     def lists(
         self, column: str, *, steps: Sequence[int] | None = None, ranks: Sequence[int] | None = None

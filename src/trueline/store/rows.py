@@ -55,12 +55,13 @@ class MergeOrder:
     """
 
     def __init__(self, step_T: np.ndarray, rank_T: np.ndarray, written_T: np.ndarray | None = None) -> None:
-        written_T = np.arange(len(step_T)) if written_T is None else written_T
-        self._order = np.lexsort((written_T, rank_T, step_T))
+        self._order = np.lexsort((rank_T, step_T) if written_T is None else (written_T, rank_T, step_T))
         step_T, rank_T = step_T[self._order], rank_T[self._order]
         starts = np.ones(len(step_T), dtype=bool)
         starts[1:] = (step_T[1:] != step_T[:-1]) | (rank_T[1:] != rank_T[:-1])
         self._first = np.flatnonzero(starts)
+        self._whole = len(self._first) == len(step_T)
+        """Whether no row came in more than one piece."""
         self.steps: np.ndarray = step_T[self._first]
         """[R] int64, ascending."""
         self.ranks: np.ndarray = rank_T[self._first]
@@ -70,6 +71,8 @@ class MergeOrder:
         """[R] merged values of a column of [T] pieces."""
         if not len(pieces):
             return empty(pieces.type)
+        if self._whole:
+            return contiguous(pieces).take(from_numpy(self._order))
         valid_T = to_numpy(pieces.is_valid())[self._order]
         position_T = np.where(valid_T, np.arange(len(valid_T)), -1)
         last_R = np.maximum.reduceat(position_T, self._first)

@@ -91,6 +91,7 @@ def test_any_damage_is_named_and_costs_no_row_outside_it(num_steps, seal_steps, 
         content[position] ^= 1 << bit
         victim.write_bytes(content[:position] if cut else content)
         run = Run(folder)
+        loss = run.column("loss").to_pylist()
     num_sealed = num_steps - num_steps % seal_steps
     part = PartName.parse(victim.name)
     if part is not None:
@@ -103,4 +104,4 @@ def test_any_damage_is_named_and_costs_no_row_outside_it(num_steps, seal_steps, 
     named = [text for text in run.problems if not text.startswith("rank ")]
     assert len(named) == 1 or (cut and not lost)
     assert all(text.startswith(f"{victim.parent.name}/{victim.name}: ") for text in named)
-    assert run.column("loss").to_pylist() == (run.steps / 3).tolist()
+    assert loss == (run.steps / 3).tolist()

@@ -13,6 +13,7 @@ from trueline.schema.errors import RunError
 from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.schema.finding import Finding
 from trueline.schema.text.documents import decode
+from trueline.store.log.part_files import PartFiles
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter
 
@@ -515,3 +516,29 @@ def test_unknown_fields_of_a_manifest_are_named(tmp_path):
     run = Run(path)
     assert run.world_size == 1
     assert "'later'" in run.problems[0]
+
+
+def test_a_column_that_no_part_has_opens_none(tmp_path, monkeypatch):
+    run = Run(write_run(tmp_path / "run", [[{"step": 0, "loss": 1.0, "lr": [0.5]}]]))
+    opened = []
+    again = PartFiles.again
+    monkeypatch.setattr(
+        PartFiles, "again", lambda files, part, names: opened.append(names) or again(files, part, names)
+    )
+    assert run.lists("clip_values") == {} == run.texts("clip_facts")
+    assert not run.measured("grad_norm").any()
+    assert run.column("update_facts").null_count == 1
+    assert opened == []
+    assert run.lists("lr")[0, 0].tolist() == [0.5]
+    assert opened == [["lr"]]
+
+
+def test_numbers_are_read_together(tmp_path, monkeypatch):
+    run = Run(write_run(tmp_path / "run", [[{"step": 0, "loss": 1.0, "grad_norm": 2.0, "tokens": 3.0}]]))
+    opened = []
+    again = PartFiles.again
+    monkeypatch.setattr(
+        PartFiles, "again", lambda files, part, names: opened.append(names) or again(files, part, names)
+    )
+    assert [run.pivot(name)[0].item() for name in ("loss", "grad_norm", "tokens")] == [1.0, 2.0, 3.0]
+    assert len(opened) == 1

@@ -76,22 +76,22 @@ class Samples:
     @cached_property
     def first(self) -> Ints:
         """[n] index of the first slot of the block that holds the same digest."""
-        return first_equal(self.block, self.digest)
+        return first_within(self.block, self.first_in_run) if np.any(self.block) else self.first_in_run
 
     @cached_property
     def first_in_step(self) -> Ints:
         """[n] index of the first slot of the step that holds the same digest."""
-        return first_equal(self.step_start, self.digest)
+        return first_within(self.step_start, self.first_in_run)
 
     @cached_property
     def first_in_place(self) -> Ints:
         """[n] index of the first slot of the step that holds the same digest at the same position."""
-        return first_equal(self.step_start * (int(self.position.max()) + 1) + self.position, self.digest)
+        return first_within(self.step_start * (int(self.position.max()) + 1) + self.position, self.first_in_run)
 
     @cached_property
     def first_in_run(self) -> Ints:
         """[n] index of the first slot of all that holds the same digest."""
-        return first_equal(np.zeros(len(self), dtype=np.int64), self.digest)
+        return _first_of(self.digest)
 
     @cached_property
     def unused(self) -> Bools:
@@ -178,30 +178,63 @@ def share_in_common(samples: Samples, one: int, other: int, *, first: int, last:
 def first_equal(block: Ints, digest: NDArray[np.uint64]) -> Ints:
     """[n] for each slot the index of the first slot of equal block and digest; blocks are numbered from 0."""
     anywhere = _first_of(digest)
-    return _first_of(block * len(block) + anywhere) if np.any(block) else anywhere
+    return first_within(block, anywhere) if np.any(block) else anywhere
+
+
+def first_within(block: Ints, anywhere: Ints) -> Ints:
+    """[n] the same, where ``anywhere`` is the first slot of equal digest in any block."""
+    first = np.arange(len(anywhere))
+    several = repeated_slots(anywhere)
+    first[several] = several[_first_of(block[several] * len(block) + anywhere[several])]
+    return first
+
+
+def repeated_slots(anywhere: Ints) -> Ints:
+    """The slots, ascending, whose digest another slot holds too: few, as a rule, so that sorting them costs little."""
+    again = np.flatnonzero(anywhere != np.arange(len(anywhere)))
+    several = np.zeros(len(anywhere), dtype=bool)
+    several[again] = several[anywhere[again]] = True
+    return np.flatnonzero(several)
 
 
 def _first_of(key: NDArray[Any]) -> Ints:
     """[n] for each slot the index of the first slot of equal key."""
-    order = np.argsort(key)  # need not be stable, and is several times as fast as one that is
-    opens = np.ones(len(order), dtype=bool)
-    opens[1:] = key[order][1:] != key[order][:-1]
-    first = np.empty(len(order), dtype=np.int64)
+    first = np.arange(len(key))
+    several = _not_unique(key)
+    order = several[np.argsort(key[several])]  # need not be stable, and is several times as fast as one that is
     if len(order):
+        opens = np.ones(len(order), dtype=bool)
+        opens[1:] = key[order][1:] != key[order][:-1]
         first[order] = np.minimum.reduceat(order, np.flatnonzero(opens))[np.cumsum(opens) - 1]
     return first
 
 
-def not_repeated_before(stretch: Ints, first: Ints, digest: NDArray[np.uint64]) -> Bools:
-    """[n] whether no stretch before the slot's own holds its digest twice; ``first`` is ``first_equal`` of the
+def _not_unique(key: NDArray[Any]) -> Ints:
+    """The slots whose key is not the only one; all of them where that is most. Sorting values takes a fraction of the
+    time that sorting slots by them does.
+    """
+    ordered = np.sort(key)
+    twice = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    if 8 * len(twice) > len(key):
+        return np.arange(len(key))
+    if not len(twice):
+        return np.zeros(0, dtype=np.int64)
+    return np.flatnonzero(twice[np.minimum(np.searchsorted(twice, key), len(twice) - 1)] == key)
+
+
+def not_repeated_before(
+    stretch: Ints, first: Ints, digest: NDArray[np.uint64], slots: Ints | slice = slice(None)
+) -> Bools:
+    """[slots] whether no stretch before the slot's own holds its digest twice; ``first`` is ``first_equal`` of the
     two.
     """
     repeated = np.flatnonzero(first != np.arange(len(first)))
     digests, where = np.unique(digest[repeated], return_index=True)
+    digest, own = digest[slots], stretch[slots]
     if not len(digests):
         return np.ones(len(digest), dtype=bool)
     place = np.minimum(np.searchsorted(digests, digest), len(digests) - 1)
-    return (digests[place] != digest) | (stretch <= stretch[repeated][where][place])
+    return (digests[place] != digest) | (own <= stretch[repeated][where][place])
 
 
 def stretch_bounds(*keys: Ints) -> tuple[Ints, Ints]:

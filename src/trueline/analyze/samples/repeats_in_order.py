@@ -6,8 +6,9 @@ The mathematics is on the manual page of ``checks/samples/sample_repeats.py``. n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -44,6 +45,30 @@ class Batches:
     digests: tuple[Digests, ...]
     steps: Ints
     epochs: Ints
+
+    @cached_property
+    def content(self) -> Ints:
+        """[C] a number that is the same for equal batches: which of the distinct ones it is, whatever the order."""
+        if not self._equally_long:
+            return np.array([hash(part.tobytes()) for part in self.digests], dtype=np.int64)
+        flat_CS = np.ascontiguousarray(np.stack(self.digests))
+        rows_C = flat_CS.view(np.dtype((np.void, flat_CS.itemsize * flat_CS.shape[1]))).ravel()
+        if len(np.unique(flat_CS[:, 0])) == len(flat_CS):
+            return np.arange(len(flat_CS))
+        return np.unique(rows_C, return_inverse=True)[1].ravel().astype(np.int64)
+
+    @cached_property
+    def as_before(self) -> Bools:
+        """[C - 1] whether a batch is the same as the one before it."""
+        if not self._equally_long:
+            return np.array([np.array_equal(*pair) for pair in pairwise(self.digests)], dtype=bool)
+        flat_CS = np.stack(self.digests)
+        return np.all(flat_CS[1:] == flat_CS[:-1], axis=1)
+
+    @cached_property
+    def _equally_long(self) -> bool:
+        """Whether all batches have one number of samples, and some."""
+        return bool(self.digests) and len(self.digests[0]) > 0 and len({*map(len, self.digests)}) == 1
 
 
 @dataclass(frozen=True)
@@ -93,33 +118,35 @@ def batches_of(run: Run, ranks: Sequence[int]) -> dict[int, list[Batches]]:
     order = np.argsort(ranks_R, kind="stable")
     ends_R = np.cumsum(lengths_R)
     (epoch_TN, seen_TN), (micro_TN, _) = run.pivot("epoch"), run.pivot("num_micro")
-    place = {int(step): t for t, step in enumerate(run.steps)}
+    columns = dict(zip(run.ranks, range(len(run.ranks)), strict=True))
     found: dict[int, list[Batches]] = {}
     for own in np.split(order, np.flatnonzero(np.diff(ranks_R[order])) + 1) if len(order) else ():
-        column = run.ranks.index(rank := int(ranks_R[own[0]]))
-        rows = {int(steps_R[row]): values[ends_R[row] - lengths_R[row] : ends_R[row]] for row in own if lengths_R[row]}
-        if batches := _batches(run, rows, place, epoch_TN[:, column], seen_TN[:, column], micro_TN[:, column]):
+        column, own = columns[rank := int(ranks_R[own[0]])], own[lengths_R[own] > 0]
+        rows = [values[end - length : end] for end, length in zip(ends_R[own], lengths_R[own], strict=True)]
+        steps_C = steps_R[own].astype(np.int64)
+        at_C = np.searchsorted(run.steps, steps_C)
+        epochs_C = np.where(seen_TN[at_C, column], np.nan_to_num(epoch_TN[at_C, column]), -1).astype(np.int64)
+        if batches := _batches(run, rows, steps_C, epochs_C, micro_TN[at_C, column]):
             found[rank] = batches
     return found
 
 
-def _batches(
-    run: Run, rows: Mapping[int, Digests], place: Mapping[int, int], epoch_T: Floats, seen_T: Bools, micro_T: Floats
-) -> list[Batches]:
-    """What one rank read, by the ``rows`` of its steps."""
+def _batches(run: Run, rows: Sequence[Digests], steps_C: Ints, epochs_C: Ints, micro_C: Floats) -> list[Batches]:
+    """What one rank read, by the ``rows`` of its steps, ascending."""
     found: list[Batches] = []
-    bounds = [-1, *run.restarts, math.inf]
+    sizes_C = np.array([len(row) for row in rows], dtype=np.int64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        splits_C = (micro_C > 1) & (np.mod(sizes_C, micro_C) == 0)
+    counts_C = np.where(splits_C, micro_C, 1).astype(np.int64)
+    bounds = [0, *np.searchsorted(steps_C, run.restarts).tolist(), len(steps_C)]
     for begin, end in pairwise(bounds):
-        parts: list[Digests] = []
-        steps: list[int] = []
-        for step in sorted(step for step in rows if begin <= step < end):
-            micro = micro_T[place[step]]
-            count = int(micro) if micro > 0 and len(rows[step]) % micro == 0 else 1
-            parts += np.split(rows[step], count) if count > 1 else [rows[step]]
-            steps += [step] * count
-        at = [place[step] for step in steps]
-        epochs = np.where(seen_T[at], np.nan_to_num(epoch_T[at]), -1).astype(np.int64)
-        found += [Batches(tuple(parts), np.array(steps, dtype=np.int64), epochs)] if parts else []
+        parts = rows[begin:end]
+        if splits_C[begin:end].any():
+            counted = zip(parts, counts_C[begin:end].tolist(), strict=True)
+            parts = [part for row, count in counted for part in (np.split(row, count) if count > 1 else [row])]
+        if parts:
+            steps, epochs = (np.repeat(each[begin:end], counts_C[begin:end]) for each in (steps_C, epochs_C))
+            found.append(Batches(tuple(parts), steps, epochs))
     return found
 
 
@@ -137,7 +164,7 @@ def held_of(batches: Batches) -> Held | None:
     steps, epochs = batches.steps, batches.epochs
     if len(np.unique(steps)) < len(steps) or (np.any(epochs < 0) and np.any(epochs >= 0)):
         return None
-    same = np.array([np.array_equal(*pair) for pair in pairwise(batches.digests)], dtype=bool)
+    same = batches.as_before
     found: list[Held] = []
     for anew in (False, True):
         ends = np.flatnonzero(~np.r_[False, same & (np.diff(epochs) == anew), False])
@@ -173,7 +200,7 @@ class _Classes:
 
 
 def _classes(batches: Batches) -> _Classes:
-    content_C = np.array([hash(part.tobytes()) for part in batches.digests], dtype=np.int64)
+    content_C = batches.content
     block_C = np.cumsum(np.diff(batches.epochs, prepend=batches.epochs[:1]) != 0)
     _, key_C = np.unique(np.stack([block_C, content_C]), axis=1, return_inverse=True)
     key_C = key_C.ravel()

@@ -80,8 +80,10 @@ def judged_slots(samples: Samples) -> Bools:
     Where an epoch is a single step, a sampler's padding repeats samples of that same step on other workers, by
     design.
     """
-    starts, ends = samples.block_start, samples.block_end
-    return samples.step[starts] != samples.step[ends - 1]
+    ends_K = np.append(np.flatnonzero(np.diff(samples.block)), len(samples) - 1)
+    starts_K = np.append(0, ends_K[:-1] + 1)
+    judged_K = samples.step[starts_K] != samples.step[ends_K]
+    return np.repeat(judged_K, ends_K - starts_K + 1)
 
 
 @memoized
@@ -136,24 +138,30 @@ def _reveal(samples: Samples, stretch: Ints, first: Ints, *, same_position: bool
 
     With ``same_position`` only those at the same position of the step count.
     """
-    slots = np.arange(len(samples))
-    size = np.bincount(first, minlength=len(samples))
-    hit = (samples.step_start[first] == samples.step_start) & (samples.worker[first] != samples.worker)
+    later = np.flatnonzero(first != np.arange(len(samples)))
+    earlier = first[later]
+    hit = (samples.step_start[earlier] == samples.step_start[later]) & (
+        samples.worker[earlier] != samples.worker[later]
+    )
     if same_position:
-        hit &= samples.position[first] == samples.position
-    hits = np.bincount(first[hit], minlength=len(samples))
-    start, end = stretch_bounds(stretch)
-    revealed = np.cumsum(size) - size
-    left = (end - start) - 1 - (revealed - revealed[start])
-    worker_end = stretch_bounds(samples.step_start, samples.worker)[1]
-    targets = _later_at_position(samples) if same_position else samples.step_end - worker_end
-    counts = judged_slots(samples) & not_repeated_before(stretch, first, samples.digest)
-    chosen = np.flatnonzero((size > 1) & (first == slots) & counts)
+        hit &= samples.position[earlier] == samples.position[later]
+    classes, of_later = np.unique(earlier, return_inverse=True)
+    counts = judged_slots(samples)[classes] & not_repeated_before(stretch, first, samples.digest, classes)
+    chosen, hits = classes[counts], np.bincount(of_later[hit], minlength=len(classes))[counts]
+    start, end = (np.searchsorted(stretch, stretch[chosen], side=side) for side in ("left", "right"))
+    ordered = np.sort(earlier)
+
+    def revealed(slots: Ints) -> Ints:
+        """How many slots are known once all classes that begin before each of ``slots`` are."""
+        return slots - np.searchsorted(later, slots) + np.searchsorted(ordered, slots)
+
+    left = (end - start) - 1 - (revealed(chosen) - revealed(start))
+    targets = _later_at_position(samples, chosen) if same_position else _on_later_workers(samples, chosen)
     return Reveal(
         first=chosen,
-        others=size[chosen] - 1,
-        hits=hits[chosen],
-        chance=np.minimum(1.0, targets[chosen] / np.maximum(left[chosen], 1)),
+        others=np.bincount(of_later, minlength=len(classes))[counts],
+        hits=hits,
+        chance=np.minimum(1.0, targets / np.maximum(left, 1)),
         block=samples.block[chosen],
         same_position=same_position,
     )
@@ -257,12 +265,25 @@ def _components(pairs: list[list[int]]) -> tuple[tuple[int, ...], ...]:
     return tuple(sorted({tuple(sorted(group)) for group in group_of.values()}))
 
 
-def _later_at_position(samples: Samples) -> Ints:
-    """[n] slots of the same step and position on workers after the slot's own."""
-    order = np.lexsort((samples.worker, samples.position, samples.step_start))
+def _on_later_workers(samples: Samples, chosen: Ints) -> Ints:
+    """[C] slots of the same step on workers after that of each chosen slot."""
+    if not len(chosen):
+        return chosen
+    return samples.step_end[chosen] - stretch_bounds(samples.step_start, samples.worker)[1][chosen]
+
+
+def _later_at_position(samples: Samples, chosen: Ints) -> Ints:
+    """[C] slots of the same step and position on workers after that of each chosen slot."""
+    if not len(chosen):
+        return chosen
+    in_step = np.zeros(len(samples), dtype=bool)
+    in_step[samples.step_start[chosen]] = True
+    within = np.flatnonzero(in_step[samples.step_start])
+    worker, position, step = (each[within] for each in (samples.worker, samples.position, samples.step_start))
+    order = np.lexsort((worker, position, step))
     opens = np.ones(len(order), dtype=bool)
-    opens[1:] = (np.diff(samples.position[order]) != 0) | (np.diff(samples.step_start[order]) != 0)
+    opens[1:] = (np.diff(position[order]) != 0) | (np.diff(step[order]) != 0)
     ends = np.append(np.flatnonzero(opens)[1:], len(order))[np.cumsum(opens) - 1]
     later = np.empty(len(order), dtype=np.int64)
     later[order] = ends - np.arange(len(order)) - 1
-    return later
+    return later[np.searchsorted(within, chosen)]

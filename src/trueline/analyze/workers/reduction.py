@@ -166,7 +166,7 @@ class Reductions:
         chosen = columns_of(self.run, self.ranks)
         if not measured.any() or values.shape[2] != width:
             return np.full((len(self.steps), len(self.ranks), width), np.nan)
-        return np.where(measured[:, chosen, None], values[:, chosen], np.nan)
+        return values if len(chosen) == values.shape[1] else values[:, chosen]  # NaN where not measured
 
 
 def reductions_of(run: Run, *columns: str) -> Reductions:

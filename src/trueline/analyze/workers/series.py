@@ -12,13 +12,13 @@ Letters: T steps, N workers, G parameter groups. NaN is not measured, or not fin
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from trueline.analyze.compared_ranks import Bools, Floats, Ints, columns_of, numbers, several_workers
-from trueline.analyze.samples.consumed import Samples, consumed_samples, first_equal
+from trueline.analyze.samples.consumed import Samples, consumed_samples, first_within, repeated_slots
 from trueline.analyze.stats.memoize import memoized
 from trueline.schema.columns.batch_features import NUM_FEATURES
 from trueline.schema.columns.workers import COLUMN_BY_NAME
@@ -149,13 +149,19 @@ def shard_allowance(samples: Samples, step_index: Ints, num_TN: Floats) -> Float
     """
     again, fresh = _own_again(samples)
     at = (step_index, samples.worker)
-    again_TN, fresh_TN = np.zeros(num_TN.shape), np.zeros(num_TN.shape)
-    np.add.at(again_TN, at, again)
-    np.add.at(fresh_TN, at, fresh)
+    if not again.any():
+        return np.zeros(num_TN.shape)
+    again_TN, fresh_TN = (_counted(num_TN.shape, [place[chosen] for place in at]) for chosen in (again, fresh))
     distinct_TN = np.maximum(np.cumsum(fresh_TN, axis=0), 1)
     batch_TN = np.maximum(np.nan_to_num(num_TN, nan=1.0), 1)
     limit = 2 + math.sqrt(2 * math.log(num_TN.shape[1]))
     return limit * np.sqrt(batch_TN / np.maximum(distinct_TN, batch_TN)) * again_TN / batch_TN
+
+
+def _counted(shape: tuple[int, ...], at: Sequence[Ints]) -> Floats:
+    """[T, N] how often each place is named."""
+    flat = np.ravel_multi_index(tuple(at), shape)
+    return np.bincount(flat, minlength=math.prod(shape)).reshape(shape).astype(np.float64)
 
 
 def _bag(samples_TN: Floats, group: tuple[int, ...]) -> Bools:
@@ -235,9 +241,10 @@ def _samples(run: Run) -> Samples | None:
 
 def _num_samples(run: Run, ranks: list[int], samples: Samples | None) -> Floats:
     """[T, N] samples consumed; NaN where no digests were left."""
-    count_TN = np.zeros((len(run.steps), len(ranks)))
-    if samples is not None:
-        np.add.at(count_TN, (np.searchsorted(run.steps, samples.step), samples.worker), 1)
+    shape = len(run.steps), len(ranks)
+    if samples is None:
+        return np.full(shape, np.nan)
+    count_TN = _counted(shape, (np.searchsorted(run.steps, samples.step), samples.worker))
     return np.where(count_TN > 0, count_TN, np.nan)
 
 
@@ -249,18 +256,18 @@ def _own_again(samples: Samples) -> tuple[Bools, Bools]:
     """[n] whether the slot's worker, and no other so far, has read the sample at a step before; and whether the worker
     reads it for the first time.
     """
-    num = len(samples)
-    order = np.lexsort((samples.step, samples.digest))
+    several = repeated_slots(samples.first_in_run)
+    order = several[np.lexsort((samples.step[several], samples.digest[several]))]
     digest, step, worker = samples.digest[order], samples.step[order], samples.worker[order]
-    opens = np.ones(num, dtype=np.bool_)
+    opens = np.ones(len(order), dtype=np.bool_)
     opens[1:] = digest[1:] != digest[:-1]
     number = np.cumsum(opens) - 1
     owner, first_step = worker[opens][number], step[opens][number]
-    shared_at = np.full(int(number[-1]) + 1 if num else 0, np.iinfo(np.int64).max)
+    shared_at = np.full(int(number[-1]) + 1 if len(order) else 0, np.iinfo(np.int64).max)
     np.minimum.at(shared_at, number[worker != owner], step[worker != owner])
-    again = np.empty(num, dtype=np.bool_)
+    again = np.zeros(len(samples), dtype=np.bool_)
     again[order] = (worker == owner) & (step > first_step) & (step <= shared_at[number])
-    return again, first_equal(samples.worker, samples.digest) == np.arange(num)
+    return again, first_within(samples.worker, samples.first_in_run) == np.arange(len(samples))
 
 
 def _sample_losses(run: Run, ranks: list[int]) -> SampleLosses:

@@ -18,7 +18,7 @@ from trueline.schema.text.reading import why
 from trueline.store.file_names import PartName, Problem
 from trueline.store.log.listing import names_in
 from trueline.store.log.merge import rows_within
-from trueline.store.log.parts import DamagedPart, decode_part, footer_crc, read_columns
+from trueline.store.log.parts import DamagedPart, decode_and_name, footer_crc, read_columns
 from trueline.store.migrate import to_current
 
 READERS = min(8, os.cpu_count() or 1)
@@ -35,6 +35,14 @@ class PartFiles:
     schema: pa.Schema
     _footers: dict[PartName, int] = field(default_factory=dict[PartName, int], repr=False, compare=False)
     """Of the parts that were read whole."""
+    _present: dict[PartName, frozenset[str]] = field(
+        default_factory=dict[PartName, frozenset[str]], repr=False, compare=False
+    )
+    """The columns of the same."""
+    _known: dict[frozenset[str], frozenset[str]] = field(
+        default_factory=dict[frozenset[str], frozenset[str]], repr=False, compare=False
+    )
+    """The distinct ones of these: parts that hold the same share one."""
 
     def first(self, parts: Sequence[PartName], names: Sequence[str]) -> Iterator[pa.Table | Problem]:
         """Columns of each part that was found just now, or what is wrong with it.
@@ -49,6 +57,10 @@ class PartFiles:
             return self._read(part, names, self._decoded)
         except (DamagedPart, OSError, pa.ArrowException) as error:
             return Problem(f"{why(error)}; the part was skipped", file=self._path(part))
+
+    def present(self, part: PartName) -> frozenset[str] | None:
+        """The columns of a part that could be read before, where they are known: no other holds anything in it."""
+        return self._present.get(part)
 
     def again(self, part: PartName, names: Sequence[str]) -> pa.Table:
         """Columns of a part that could be read before. Raises ``RunError`` where it is gone or damaged since then."""
@@ -73,8 +85,9 @@ class PartFiles:
 
     def _decoded(self, part: PartName, names: Sequence[str]) -> pa.Table:
         data = self.fs.cat_file(posixpath.join(self.root, self._path(part)))
-        rows = decode_part(data, part, names)
+        rows, present = decode_and_name(data, part, names)
         self._footers[part] = footer_crc(pa.BufferReader(data))
+        self._present[part] = self._known.setdefault(present, present)
         return rows
 
     def _columns(self, part: PartName, names: Sequence[str]) -> pa.Table:

@@ -49,13 +49,18 @@ def decode_part(data: bytes, name: PartName, columns: Sequence[str] | None = Non
 
     Raises ``DamagedPart`` with what is wrong.
     """
+    return decode_and_name(data, name, columns)[0]
+
+
+def decode_and_name(data: bytes, name: PartName, columns: Sequence[str] | None) -> tuple[pa.Table, frozenset[str]]:
+    """What ``decode_part`` returns, and the names of all columns of the part."""
     crc = zlib.crc32(data)
     if crc != name.crc:
         raise DamagedPart(f"its {len(data)} bytes have CRC32 {crc:08x} where {name.crc:08x} was sealed")
-    rows = _columns(pa.BufferReader(data), columns, size_bytes=len(data))
+    rows, present = _columns(pa.BufferReader(data), columns, size_bytes=len(data))
     if (columns is None or "step" in columns) and ("step" not in rows.column_names or rows["step"].null_count):
         raise DamagedPart("it has rows of which the step is not known")
-    return rows
+    return rows, present
 
 
 def footer_crc(source: pa.NativeFile) -> int:
@@ -75,16 +80,18 @@ def read_columns(path: str, columns: Sequence[str], *, footer: int) -> pa.Table:
     with pa.OSFile(path) as file:
         if footer_crc(file) != footer:
             raise DamagedPart("its footer is another")
-        return _columns(file, columns, size_bytes=file.size())
+        return _columns(file, columns, size_bytes=file.size())[0]
 
 
-def _columns(source: pa.NativeFile, columns: Sequence[str] | None, *, size_bytes: int) -> pa.Table:
+def _columns(
+    source: pa.NativeFile, columns: Sequence[str] | None, *, size_bytes: int
+) -> tuple[pa.Table, frozenset[str]]:
     try:
         file = pq.ParquetFile(source, page_checksum_verification=True)
         if file.metadata.num_rows > MOST_ROWS * size_bytes:
             raise ValueError(f"its {size_bytes:,} bytes declare {file.metadata.num_rows:,} rows")
         present = file.schema_arrow.names
         wanted = present if columns is None else [column for column in columns if column in present]
-        return file.read(columns=wanted, use_threads=False)
+        return file.read(columns=wanted, use_threads=False), frozenset(present)
     except Exception as error:  # Arrow has errors of its own, and raises Python's as well
         raise DamagedPart(f"it is not readable as Parquet ({why(error)})") from None

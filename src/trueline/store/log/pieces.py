@@ -1,7 +1,8 @@
 """The pieces of rows that a Run consists of, sealed or still in journals, in the order in which they were written.
 
-Scalars are few bytes a row and are read at once; lists stay in their files until they are asked for: sketches of a long
-Run do not fit into memory.
+Of parts only the step and the rank of each row are kept at once, after the numbers have been read once to see whether
+they are damaged; values stay in their files until they are asked for: those of a long Run do not fit into memory. A
+column that no part has costs nothing.
 
 T pieces.
 """
@@ -26,13 +27,16 @@ from trueline.store.records.arrays import from_numpy, to_numpy
 from trueline.store.rows import SCALAR_NAMES, WORKER_SCHEMA, merge_batches
 from trueline.store.timeline import Timeline
 
+KEYS = ("step", "rank")
+"""The columns that say which row it is."""
+
 MAX_VALUES = 2**31 - 1
 """Values that all lists of a column can have together: Arrow's list offsets are int32."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Rows of a part, of which only the scalars are held, or (``part`` None) all there is of a journal; of a part
+    """Rows of a part, of which only ``KEYS`` are held, or (``part`` None) all there is of a journal; of a part
     ``own_T`` [T] bool says which of its rows these are, None: all.
     """
 
@@ -70,6 +74,10 @@ class Pieces:
                 )
         return table
 
+    def present(self) -> set[str]:
+        """Names of the columns that hold anything, as far as that is known without reading them."""
+        return set().union(*(self._present(piece) for piece in self._pieces))
+
     def measured(self, name: str) -> pa.ChunkedArray:
         """[T] null where a column was not measured; the values of one part at a time are read for it.
 
@@ -81,14 +89,20 @@ class Pieces:
         )
 
     def _rows(self, piece: _Piece, names: Sequence[str], wanted: np.ndarray | None) -> pa.Table:
-        if piece.part is None or set(names) <= set(SCALAR_NAMES):
+        if piece.part is None or set(names) <= set(KEYS):
             return piece.rows.select(list(names))
+        if self._present(piece).isdisjoint(names):
+            return to_current(piece.rows.select([]), WORKER_SCHEMA, names)
         wanted_T = None if wanted is None else np.isin(piece.rows["step"].to_numpy(), wanted)
         if wanted_T is not None and not wanted_T.any():
             return to_current(piece.rows.select([]), WORKER_SCHEMA, names)
         rows = self._files.again(piece.part, names)
         rows = rows if piece.own_T is None else rows.filter(piece.own_T)
         return rows if wanted_T is None else rows.take(from_numpy(np.arange(len(wanted_T)), absent_N=~wanted_T))
+
+    def _present(self, piece: _Piece) -> frozenset[str]:
+        known = None if piece.part is None else self._files.present(piece.part)
+        return frozenset(WORKER_SCHEMA.names) if known is None else known
 
     def before(self, step: int) -> Pieces:
         """The same without the rows of ``step`` and later ones."""
@@ -115,7 +129,7 @@ class Pieces:
             if isinstance(rows, Problem):
                 self.problems.append(rows)
             else:
-                self._take(rows, part.attempt, part)
+                self._take(rows.select(KEYS), part.attempt, part)
                 read.update(part.numbers)
                 merged.update(part.numbers if len(part.numbers) > 1 else ())
         return read

@@ -149,12 +149,16 @@ def check(run: Run) -> list[Finding]:
 
 
 def _schedules(run: Run) -> dict[int, _Schedule]:
-    rates, early, epochs, given = (_by_rank(run.lists(name)) for name in NEEDS)
+    epochs = _by_rank(run.lists("schedule_epochs"))
     declared: defaultdict[int, float] = defaultdict(float)
     for (_, rank), text in run.texts("update_facts").items():
         groups: Mapping[str, Any] = json.loads(text)["groups"]
         begins = [cast(Mapping[str, Any], group).get("initial_lr") for group in groups.values()]
         declared[rank] = max([declared[rank], *(each for each in begins if isinstance(each, (int, float)))])
+    seen = [rank for rank in run.ranks if rank in epochs or declared[rank]]
+    if not seen:
+        return {}
+    rates, early, given = (_by_rank(run.lists(name, ranks=seen)) for name in ("lr", "schedule_calls", "schedule_rates"))
     passes, measured = run.pivot("epoch")
     num_epochs = int(np.max(passes[measured], initial=-1)) + 1
     return {
