@@ -8,6 +8,8 @@ import os
 from typing import Any
 
 RUN, PLAN, OVERWRITE, RESUME = "TRUELINE_RUN", "TRUELINE_PLAN", "TRUELINE_OVERWRITE", "TRUELINE_RESUME"
+TRIAL = "TRUELINE_TRIAL"
+"""What `trueline trial` asks of the first step (JSON); in place of a Run."""
 UNSEEN = "TRUELINE_UNSEEN"
 """The file in which a process says why it was not watched, for the last line of the command."""
 
@@ -18,15 +20,22 @@ def environment(
     """``base`` with what a process needs to attach itself: the Run, the Plan as JSON, and our sitecustomize on
     PYTHONPATH.
     """
-    here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "attach")
-    path = os.pathsep.join([here, *filter(None, [base.get("PYTHONPATH")])])
-    return base | {
+    return _attaching(base) | {
         RUN: os.path.abspath(out),
         PLAN: json.dumps(plan),
         OVERWRITE: "1" if overwrite else "",
         RESUME: "1" if resume else "",
-        "PYTHONPATH": path,
     }
+
+
+def trial_environment(asked: dict[str, Any], *, base: dict[str, str]) -> dict[str, str]:
+    """``base`` with what a process needs to measure its first step as ``asked``, and not to be watched."""
+    return {name: value for name, value in _attaching(base).items() if name != RUN} | {TRIAL: json.dumps(asked)}
+
+
+def _attaching(base: dict[str, str]) -> dict[str, str]:
+    here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "attach")
+    return base | {"PYTHONPATH": os.pathsep.join([here, *filter(None, [base.get("PYTHONPATH")])])}
 
 
 def settings() -> dict[str, Any]:

@@ -15,6 +15,8 @@ from trueline.store.reader import Run
 
 SHARED = "what all ranks share (mask, batch, padding)"
 
+_TRIAL = "`trueline trial batch -- COMMAND`"
+
 Kind = TypeVar("Kind", Influence, RowInfluence)
 
 Key = tuple[int, int]
@@ -39,10 +41,15 @@ def known_influences(run: Run, column: str, of: Callable[..., Kind]) -> Mapping[
 
 
 def unlooked(run: Run, not_run: Sequence[NotRun]) -> tuple[str, ...]:
-    """That nobody looked at ``SHARED``, and the command that looks; none where checks of it ran."""
+    """That nobody looked at ``SHARED``, and the command that looks; where somebody did, what looks further."""
     left_out = [entry for entry in not_run if entry.check in ("influence-leak", "batch-leak")]
-    if len(left_out) < 2 or not run.steps.size or any(entry.reason != "not-recorded" for entry in left_out):
+    if not run.steps.size or any(entry.reason == "no-data" for entry in left_out):
         return ()
+    if len(left_out) < 2:
+        return (f"If the loss is worse than it should be all the same, {_TRIAL} looks at how it goes by the batch.",)
+    if any(entry.reason != "not-recorded" for entry in left_out):
+        why = next(entry.why for entry in left_out if entry.reason != "not-recorded")
+        return (f"Not looked at: {SHARED}: {why}. {_TRIAL} looks at batch and padding.",)
     plans = [run.manifest.plan, *(revision.plan for revision in run.manifest.plans)]
     if any(plan.get("preset") == "laws" or plan.get("influence") is not None for plan in plans):
         return (f"Not looked at: {SHARED}: no backward pass was seen at the step that the plan names.",)

@@ -41,12 +41,21 @@ class _Attaching(importlib.abc.Loader):
         module.__loader__ = self._loader
         self._loader.exec_module(module)
         try:
-            import trueline
-            from trueline.capture.launch import attach
-
-            attach(trueline.watch)
+            _attach()
         except Exception as error:
             print(f"trueline: not watching: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def _attach():
+    if os.environ.get("TRUELINE_TRIAL"):
+        from trueline.capture.trial.first_step import attach
+
+        attach()
+    else:
+        import trueline
+        from trueline.capture.launch import attach
+
+        attach(trueline.watch)
 
 
 def _chain():
@@ -57,6 +66,6 @@ def _chain():
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-if os.environ.get("TRUELINE_RUN"):
+if os.environ.get("TRUELINE_RUN") or os.environ.get("TRUELINE_TRIAL"):
     sys.meta_path.insert(0, _BeforeTorch())
 _chain()

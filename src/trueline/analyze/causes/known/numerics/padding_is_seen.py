@@ -12,5 +12,6 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={"batch-leak": "always", "batch-leak/padding": "always"},
     needs=("batch-leak",),
-    settles="Run the model on a row with more padding: what it returns at the other positions must stay.",
+    settles="Run the model on a row with more padding: what it returns at the other positions must stay. Or try the "
+    "job: trueline trial batch --law padding -- COMMAND.",
 )

@@ -13,5 +13,6 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={"batch-leak": "always", "batch-leak/rows": "always"},
     needs=("batch-leak",),
-    settles="Run the model on one row alone: it must return what it returns for that row in the batch.",
+    settles="Run the model on one row alone: it must return what it returns for that row in the batch. Or try the job: "
+    "trueline trial batch --law permute,halves -- COMMAND.",
 )

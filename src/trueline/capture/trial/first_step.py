@@ -1,0 +1,269 @@
+"""The first step of a training script that knows nothing of it, measured just before its update, where the process
+ends.
+
+``trueline trial`` hands ``Asked`` down in the environment, and ``attach/sitecustomize.py`` calls ``attach`` once torch
+is imported. Random streams are seeded, dropout is off and batch normalisation uses its running statistics. Batches of
+every DataLoader are changed as asked; what the loader draws and what the model draws are streams of their own, so that
+batches are the same whatever a model draws.
+
+Letters: k sketch length, M backward passes of the step.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import logging
+import os
+import random
+import sys
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import dataloader
+
+from trueline.capture.child_env import TRIAL
+from trueline.capture.model import patches
+from trueline.capture.model.layout import local
+from trueline.capture.model.untraced import Hook, in_backward
+from trueline.capture.model.world import own_rank, world_size
+from trueline.capture.probes.losses.descent import roots_of
+from trueline.capture.probes.losses.rows import nodes_below
+from trueline.capture.seeding import seed_all
+from trueline.capture.trial.changed_batches import Unchangeable, changed, leaves, rows_of, what_counts
+from trueline.schema.formats import FORMATS
+from trueline.tensor.sketch import SignBank
+
+SKETCH = 1021
+"""k: the relative standard error of a squared difference of sketches is sqrt(2/k), 4 %."""
+
+MOST_SIGNS = 2**22
+LOOKED_AT = 4096
+"""Operations below a loss among which one with weights of classes is looked for."""
+PATIENCE_S = 60.0
+"""How long a rank waits for the others, that a launcher does not end them, before it goes."""
+
+_log = logging.getLogger("trueline")
+
+
+def attach() -> None:
+    """Wait for the first step in this process; called once torch is imported."""
+    FirstStep(**json.loads(os.environ[TRIAL])).wait()
+
+
+class FirstStep:
+    """Changes batches, measures the first step, and ends the process before its update, so that nothing which a script
+    does at its end is done.
+
+    ``out`` is where ``rank0.npz`` and so on go; ``change`` of batches, see ``changed_batches``; ``nudge`` multiplies
+    each weight by 1 + or - so much at random before it is used.
+    """
+
+    def __init__(
+        self, out: str, *, change: Any = "none", seed: int = 0, model_seed: int = 1, nudge: float = 0.0
+    ) -> None:
+        self._out, self._change, self._nudge, self._seed, self._model_seed = out, change, nudge, seed, model_seed
+        self._loader_stream: Any = None
+        self._batches: weakref.WeakKeyDictionary[Any, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
+        self._last: list[dict[str, Any]] = []
+        self._losses: list[Tensor] = []
+        self._params: dict[int, tuple[str, Tensor]] = {}
+        self._gradients: dict[str, Tensor] | None = None
+        self._facts: dict[str, Any] = {"unit": 0.0, "batch_norms": 0, "normalises_batch": False, "problem": ""}
+        self._facts |= {"weighted": False, "closure": False}
+
+    def wait(self) -> None:
+        """Seed all streams and listen."""
+        seed_all(self._seed, dropout=False)
+        fetch = patches.Patch(dataloader._BaseDataLoaderIter, "__next__", patches.calling(self._at_fetch))
+        fetch.put()
+        patches.module_call.add(self._at_call)
+        patches.backward.add(self._at_backward)
+        for norm in patches.norms:
+            norm.add(self._at_norm)
+        patches.scaler_step.add(self._at_update)
+        register_optimizer_step_pre_hook(Hook(self._at_update))
+        register_optimizer_step_post_hook(Hook(self._after_update))
+
+    # -- batches ---------------------------------------------------------------------------------------------------
+
+    def _at_fetch(self, original: Any, iterator: Any) -> Any:
+        if self._loader_stream is not None:
+            _set_streams(self._loader_stream)
+        batch = original(iterator)
+        self._loader_stream = _streams()
+        seen = self._batches.setdefault(iterator, [])
+        torch.manual_seed(self._model_seed + len(seen))
+        random.seed(self._model_seed + len(seen))
+        np.random.seed((self._model_seed + len(seen)) % 2**32)
+        if not self._losses:
+            self._last = seen
+        return self._changed(batch, iterator, seen)
+
+    def _changed(self, batch: Any, iterator: Any, seen: list[dict[str, Any]]) -> Any:
+        asked = getattr(iterator._index_sampler, "batch_size", None) if iterator._auto_collation else None
+        facts: dict[str, Any] = {"rows": 0, "sure": False, "counts": {}, "elements": 0, "unpadded": ""}
+        seen.append(facts)
+        try:
+            rows = rows_of(batch, asked if isinstance(asked, int) else None)
+            facts |= {"rows": rows.count, "sure": rows.sure, "counts": what_counts(batch, rows.count)}
+            facts["elements"] = max(x.numel() for _, x in leaves(batch))
+            if self._change == "none":
+                facts["unpadded"] = _why_not(batch, "padding", rows.count)
+            return changed(batch, self._change, rows.count)
+        except Unchangeable as why:
+            facts["problem"] = str(why)
+            self._facts["problem"] = self._facts["problem"] or str(why)
+        except Exception as error:
+            self._facts["problem"] = f"the batch could not be read ({type(error).__name__}: {error})"
+        return batch
+
+    # -- the step --------------------------------------------------------------------------------------------------
+
+    def _at_call(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if not torch.is_grad_enabled() or in_backward() or torch.compiler.is_compiling():
+            return
+        for each in module.modules() if module.training else ():
+            if isinstance(each, _BatchNorm) and each.training:
+                self._facts["batch_norms"] += 1
+                if each.running_mean is None:
+                    self._facts["normalises_batch"] = True
+                each.eval()
+        self._see_precision([*args, *kwargs.values(), *module.parameters(recurse=False)])
+        for name, param in module.named_parameters():
+            if id(param) not in self._params:
+                self._params[id(param)] = (name, param)
+                self._move(param)
+
+    def _see_precision(self, values: list[Any]) -> None:
+        dtypes = [x.dtype for x in values if isinstance(x, Tensor) and x.is_floating_point()]
+        kinds = {x.device.type for x in values if isinstance(x, Tensor)}
+        dtypes += [torch.get_autocast_dtype(kind) for kind in kinds - {"meta"} if torch.is_autocast_enabled(kind)]
+        names = [str(dtype).removeprefix("torch.") for dtype in dtypes]
+        if "cuda" in kinds and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32):
+            names.append("tfloat32")
+        units = [FORMATS[name].unit for name in names if name in FORMATS]
+        self._facts["unit"] = max([self._facts["unit"], *units])
+
+    def _move(self, param: Tensor) -> None:
+        own = local(param.detach())
+        if not self._nudge or not own.is_floating_point() or not own.numel():
+            return
+        stream = torch.Generator().manual_seed(len(self._params))
+        signs = torch.randint(0, 2, own.shape, generator=stream, dtype=torch.int8).mul_(2).sub_(1).to(own.device)
+        with torch.no_grad():
+            own.add_(own * signs * self._nudge)
+
+    def _at_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if in_backward():
+            return
+        roots = roots_of(tensors)
+        if roots:
+            self._facts["weighted"] |= any(
+                getattr(node, "_saved_weight", None) is not None
+                for node in itertools.islice(nodes_below(roots), LOOKED_AT)
+                if type(node).__name__.startswith("NllLoss")
+            )
+            self._losses.append(sum((root.detach().double().sum() for root in roots), start=torch.zeros(())))
+
+    def _at_norm(self, *args: Any, **kwargs: Any) -> None:
+        """Before clipping, which is not linear."""
+        if self._losses and self._gradients is None:
+            self._gradients = self._sketches(None)
+
+    def _at_update(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        if not self._losses:
+            return
+        try:
+            if self._gradients is None:
+                self._gradients = self._sketches(optimizer if isinstance(optimizer, torch.optim.Optimizer) else None)
+            self._write()
+        except BaseException as error:
+            _log.error("trueline: the first step was not measured: %s: %s", type(error).__name__, error)
+            _end(1)
+        self._wait_for_others()
+        _end(0)
+
+    def _after_update(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        """Only with a closure is there a backward pass now that was not there before the update."""
+        self._facts["closure"] = True
+        self._at_update(optimizer)
+
+    def _sketches(self, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
+        params = [(name, param) for name, param in self._params.values() if param.grad is not None]
+        if not params and optimizer is not None:
+            held = [param for group in optimizer.param_groups for param in group["params"]]
+            params = [(f"parameter {place}", param) for place, param in enumerate(held) if param.grad is not None]
+        found: dict[str, Tensor] = {}
+        for place, (name, param) in enumerate(params):
+            assert param.grad is not None
+            found[name if name not in found else f"{name} ({place})"] = sketch(local(param.grad), name)
+        return found
+
+    def _write(self) -> None:
+        assert self._gradients is not None
+        facts = self._facts | {"world_size": world_size(), "batches": self._last[: len(self._losses)]}
+        arrays = {f"gradient/{name}": one.cpu().numpy() for name, one in self._gradients.items()}
+        losses = torch.stack([loss.cpu() for loss in self._losses]).numpy()
+        file = io.BytesIO()
+        np.savez(file, losses=losses, facts=np.array(json.dumps(facts)), **arrays)
+        place = Path(self._out, f"rank{own_rank()}.npz")
+        place.with_suffix(".part").write_bytes(file.getvalue())
+        place.with_suffix(".part").replace(place)
+
+    def _wait_for_others(self) -> None:
+        until = time.monotonic() + PATIENCE_S
+        while len(list(Path(self._out).glob("rank*.npz"))) < world_size() and time.monotonic() < until:
+            time.sleep(0.02)
+
+
+def sketch(gradient: Tensor, name: str) -> Tensor:
+    """float64 [at most k]: rows of k elements, each with a random sign, added up; the gradient itself if it is short.
+
+    Linear, and the square of its norm is that of the gradient on average.
+    """
+    flat = (gradient.to_dense() if gradient.layout != torch.strided else gradient).detach().flatten()
+    if flat.numel() <= SKETCH:
+        return flat.double()
+    whole = flat.numel() // SKETCH
+    signs = SignBank(capacity=min(whole + 1, MOST_SIGNS), device=flat.device).signs(name, min(whole + 1, MOST_SIGNS))
+    total = torch.zeros(SKETCH, dtype=torch.float64, device=flat.device)
+    for start in range(0, whole, 4096):
+        rows = flat[start * SKETCH : min(start + 4096, whole) * SKETCH].view(-1, SKETCH).double()
+        places = torch.arange(start, start + len(rows), device=flat.device) % len(signs)
+        total += signs[places].double() @ rows
+    total[: flat.numel() - whole * SKETCH] += signs[-1].double() * flat[whole * SKETCH :].double()
+    return total
+
+
+def _why_not(batch: Any, change: Any, rows: int) -> str:
+    try:
+        changed(batch, change, rows)
+    except Unchangeable as why:
+        return str(why)
+    return ""
+
+
+def _streams() -> tuple[Any, ...]:
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+
+def _set_streams(streams: tuple[Any, ...]) -> None:
+    torch.set_rng_state(streams[0])
+    random.setstate(streams[1])
+    np.random.set_state(streams[2])
+
+
+def _end(status: int) -> None:
+    """Without what a script registered for its end: it would save a model that was not trained."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,209 @@
+"""Whether the first step of a job obeys the laws of ``batch_laws``: the job itself, run some times for that step.
+
+The rule, fixed before the first run. Arms: ``base``, twice, the second time with other random numbers for the model;
+``rounding``, each weight moved by one unit roundoff; then, where the batch allows it, one or two for each law. Every
+run has the same seeds, dropout off, and batch normalisation with its running statistics. If the two of ``base`` are
+apart by more than rounding, a third tells whether the step repeats itself at all, and it is undecided; so it is where
+nothing was measured. A law is broken where losses or gradients are
+further from it than ``Rounding``. No chance is in it, so that no error is asked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
+from trueline.capture.child_env import trial_environment
+from trueline.capture.trial.changed_batches import Change
+from trueline.trials.batch_laws import (
+    COARSE,
+    LIMIT,
+    Judged,
+    Law,
+    Rounding,
+    is_nothing_alone,
+    judge_halves,
+    judge_same,
+    rounding_of,
+)
+from trueline.trials.first_steps import FirstStep, gradients_apart, losses_apart, read_first_step
+from trueline.trials.trial import Arm, Ended, Job, TrialAnswer
+
+LAWS: tuple[Law, ...] = ("permute", "halves", "padding")
+QUESTION = "Do loss and gradients of the first step obey what must hold as the batch is changed?"
+MODEL_SEEDS = (1, 1001)
+
+_CHANGES: dict[Law, tuple[Change, ...]] = {
+    "permute": ("rows",),
+    "halves": ("first", "second"),
+    "padding": ("padding",),
+}
+
+
+class _Undecided(Exception):
+    """Why nothing can be told, as a sentence, and what to do."""
+
+    def __init__(self, says: str, *then: str) -> None:
+        super().__init__(says)
+        self.says, self.then = says, then
+
+
+@dataclass
+class BatchTrial:
+    """Runs ``job`` with what it measures in ``folder``, and tells ``progress`` the name of each arm as it begins."""
+
+    job: Job
+    folder: Path
+    laws: Sequence[Law] = LAWS
+    seed: int = 0
+    progress: Callable[[str], None] = lambda name: None
+    _runs: list[str] = field(default_factory=list[str])
+    _showed: list[str] = field(default_factory=list[str])
+
+    def answer(self) -> TrialAnswer:
+        """Run the arms and judge. Raises ``OSError`` where the command cannot be started."""
+        try:
+            base, rounding = self._endpoints()
+            judged = [self._judged(law, base, rounding) for law in self.laws]
+        except _Undecided as why:
+            return self._answered("undecided", (why.says,), why.then)
+        broken = [each for each in judged if each.holds is False]
+        held = [each for each in judged if each.holds]
+        says = [each.says for each in (*broken, *held, *(each for each in judged if each.holds is None))]
+        says.append(f"Rounding explains up to {rounding.says()} in this step.")
+        then = tuple(dict.fromkeys(line for each in judged for line in each.next))
+        if broken:
+            return self._answered("confirmed", says, then)
+        is_open = any(each.looked for each in judged if each.holds is None)
+        return self._answered("excluded" if held and not is_open else "undecided", says, then)
+
+    def _answered(self, answer: str, says: Sequence[str], then: Sequence[str]) -> TrialAnswer:
+        arms = [Arm(name, self._runs.count(name), self._showed.count(name)) for name in dict.fromkeys(self._runs)]
+        return TrialAnswer("batch", QUESTION, answer, tuple(says), tuple(arms), tuple(then))  # type: ignore[arg-type]
+
+    def _endpoints(self) -> tuple[FirstStep, Rounding]:
+        """The first step as it is, and what rounding explains; raises where it does not repeat itself."""
+        base = self._required("base")
+        if base.fact("closure"):
+            raise _Undecided("The optimizer calls a closure, so that there is no gradient before its update.")
+        if not any(facts["batches"] for facts in base.facts):
+            raise _Undecided(
+                "No batch of a torch DataLoader was seen before the first update.",
+                "Give the training batches through a DataLoader: they are what this trial changes.",
+            )
+        if not base.is_finite:
+            raise _Undecided("The loss or the gradient of the first step is not finite.")
+        again = self._required("base", model_seed=MODEL_SEEDS[1])
+        if not _alike(base, again, rounding_of(base, base, base)):
+            self._require_repeats(base, again)
+        nudged = self._required("rounding", nudge=float(base.fact("unit")) or UNIT_ROUNDOFF["float32"])
+        rounding = rounding_of(base, again, nudged)
+        if max(rounding.losses, rounding.gradients) > COARSE:
+            raise _Undecided(f"Rounding alone explains {rounding.says()}: nothing can be told from such a step.")
+        return base, rounding
+
+    def _require_repeats(self, base: FirstStep, again: FirstStep) -> None:
+        """Raise where a step differs by more than sums do that a device adds up in another order each time: between two
+        runs alike, or between those with other random numbers.
+        """
+        floor = rounding_of(base, base, base)
+        noise = Rounding(LIMIT * floor.losses, LIMIT * floor.gradients)
+        alike = self._required("base")
+        if not _alike(base, alike, noise):
+            self._showed.append("base")
+            raise _Undecided(
+                "The first step does not repeat itself with the same seeds: two runs are apart by "
+                f"{losses_apart(base.losses, alike.losses):.2g} of the loss.",
+                "Look for seeds from the clock or the process, and for a dataset that is in another order at each "
+                "start.",
+            )
+        if _alike(base, alike, floor) or not _alike(base, again, noise):
+            self._showed.append("base")
+            raise _Undecided(
+                "The step draws random numbers that are no dropout of torch: with others the loss is apart by "
+                f"{losses_apart(base.losses, again.losses):.2g} of it.",
+                "Take the noise, sampling, masking or augmentation out of the model and the loop for this trial, or "
+                "do it in the dataset, whose random numbers are the same in all runs.",
+            )
+
+    def _judged(self, law: Law, base: FirstStep, rounding: Rounding) -> Judged:
+        sure, why = _may_be_changed(law, base)
+        if why:
+            return Judged(law, None, f"{law}: not looked at, as {why}.", looked=False)
+        arms: list[FirstStep] = []
+        for change in _CHANGES[law]:
+            measured, ended = self._run(change, change=change)
+            why = _no_answer(change, measured, ended)
+            if measured is None or why:
+                return Judged(law, None, f"{law}: {why}")
+            arms.append(measured)
+        judged = judge_halves(base, *arms, rounding) if law == "halves" else judge_same(law, base, *arms, rounding)
+        if judged.holds is False and not sure and law != "padding":
+            return Judged(
+                law, None, f"{judged.says} But its loader does not say which dimension is of samples.", judged.next
+            )
+        if judged.holds is False and law == "halves":
+            judged = self._unless_by_design(judged, base, rounding)
+        self._showed += _CHANGES[law] if judged.holds is False else ()
+        return judged
+
+    def _unless_by_design(self, judged: Judged, base: FirstStep, rounding: Rounding) -> Judged:
+        """A loss that is nothing for one row alone compares rows: the law is not one of it."""
+        one, _ = self._run("one", change="one")
+        if one is None or not is_nothing_alone(base, one, rounding):
+            return judged
+        return Judged(
+            "halves",
+            None,
+            f"{judged.says} But of one row alone the loss is 0: it compares rows, as contrastive losses do, and for "
+            "these the law does not hold by design.",
+            ("If the loss is meant to be of each row by itself, look for softmax or mean over dimension 0.",),
+        )
+
+    def _required(self, name: str, **asked: float) -> FirstStep:
+        measured, ended = self._run(name, **asked)
+        if measured is None:
+            raise _Undecided(_how_it_ended(name, ended), "Run the command by itself: does it reach an update?")
+        return measured
+
+    def _run(self, name: str, **asked: float | str) -> tuple[FirstStep | None, Ended]:
+        self.progress(name)
+        place = self.folder / f"{len(self._runs)}-{name}"
+        place.mkdir(parents=True)
+        self._runs.append(name)
+        told = {"out": str(place.resolve()), "seed": self.seed, "model_seed": MODEL_SEEDS[0]} | asked
+        ended = self.job.run(trial_environment(told, base=dict(os.environ)), printed=place / "printed.txt")
+        return read_first_step(place), ended
+
+
+def _alike(base: FirstStep, again: FirstStep, rounding: Rounding) -> bool:
+    near = losses_apart(base.losses, again.losses) <= rounding.losses
+    return near and gradients_apart(base.gradients, again.gradients) <= rounding.gradients
+
+
+def _may_be_changed(law: Law, base: FirstStep) -> tuple[bool, str]:
+    """Whether it is known which dimension is of samples, and why the batches cannot be changed ("": they can)."""
+    batches = [batch for facts in base.facts for batch in facts["batches"]]
+    why = base.fact("problem")
+    if not why and law != "padding" and min(batch["rows"] for batch in batches) < 2:
+        why = "a batch has one row"
+    if not why and law == "padding":
+        why = next((batch["unpadded"] for batch in batches if batch["unpadded"]), "")
+    return all(batch["sure"] for batch in batches), why
+
+
+def _no_answer(change: str, measured: FirstStep | None, ended: Ended) -> str:
+    if measured is None:
+        return _how_it_ended(change, ended)
+    if measured.fact("problem"):
+        return f"not looked at, as {measured.fact('problem')}."
+    return "" if measured.is_finite else f"with the batch changed ('{change}') loss or gradient are not finite."
+
+
+def _how_it_ended(name: str, ended: Ended) -> str:
+    how = "was stopped, as it took too long," if ended.status is None else f"ended with status {ended.status}"
+    last = f" It printed last: {ended.tail}" if ended.tail else ""
+    return f"In arm '{name}' the command {how} before its first update was seen.{last}"

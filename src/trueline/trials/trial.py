@@ -1,0 +1,123 @@
+"""What all trials share: the job that is run several times, the arms, and the answer with what it excludes.
+
+A trial is a question, arms (ways to run the job) with so many runs each, a rule that is fixed before the first run, and
+one of three answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+SCHEMA = 1
+"""Of the document that ``TrialAnswer.to_json`` makes; raised when a field changes meaning."""
+
+TAIL_LINES = 3
+GRACE_S = 15.0
+"""How long a command has to end its processes when it is stopped."""
+
+Answer = Literal["confirmed", "excluded", "undecided"]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to run the job: how often it was run, and in how many of these runs it showed what is asked for."""
+
+    name: str
+    runs: int
+    showed: int
+
+
+@dataclass(frozen=True)
+class TrialAnswer:
+    """The answer to ``question`` with its reasons, ``says``; ``credible`` are candidates that are left where a trial
+    searches among some, ``error_asked`` the probability of a wrong answer that its rule allows (None: it has no chance
+    in it).
+    """
+
+    trial: str
+    question: str
+    answer: Answer
+    says: tuple[str, ...]
+    arms: tuple[Arm, ...]
+    next: tuple[str, ...] = ()
+    credible: tuple[str, ...] = ()
+    error_asked: float | None = None
+
+    @property
+    def runs(self) -> int:
+        """Of the job, in all arms."""
+        return sum(arm.runs for arm in self.arms)
+
+    @property
+    def exit_code(self) -> int:
+        """0 answered, 3 undecided."""
+        return 3 if self.answer == "undecided" else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of the outside contract."""
+        return {
+            "schema": SCHEMA,
+            "trial": self.trial,
+            "question": self.question,
+            "answer": self.answer,
+            "says": list(self.says),
+            "arms": [asdict(arm) for arm in self.arms],
+            "error_asked": self.error_asked,
+            "runs": self.runs,
+            "credible": list(self.credible),
+            "next": list(self.next),
+        }
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run of the command ended: its exit status (None: it was stopped after ``Job.timeout_s``), and the last
+    lines that it printed.
+    """
+
+    status: int | None
+    tail: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command that is run again and again, each time for at most ``timeout_s``; it reads no input, and what it prints
+    is kept for ``Ended`` only.
+    """
+
+    words: Sequence[str]
+    timeout_s: float
+
+    def run(self, environ: Mapping[str, str], *, printed: Path) -> Ended:
+        """Run it to its end; whatever it started in its process group ends with it. Raises ``OSError`` where it cannot
+        be started.
+        """
+        with printed.open("wb") as file:
+            process = subprocess.Popen(
+                self.words, env=environ, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            )
+            status: int | None = None
+            try:
+                status = process.wait(self.timeout_s)
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                _stop(process)
+        lines = [line for line in printed.read_text(errors="replace").splitlines() if line.strip()]
+        return Ended(status, "\n".join(lines[-TAIL_LINES:]))
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End what is left of its group: first as a launcher passes on to its ranks, then for certain."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)

@@ -1,0 +1,103 @@
+"""`trueline trial batch` on jobs that know nothing of it: faults and their healthy twins, and what cannot be told."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli import in_process
+
+JOB = Path(__file__).parents[1] / "trial_job.py"
+TWO = 'export STORE=$(mktemp -u) WORLD_SIZE=2; RANK=1 "$0" "$@" & RANK=0 "$0" "$@"; ended=$?; wait; exit $ended'
+
+
+@pytest.fixture
+def trial(python, tmp_path, monkeypatch, capsys):
+    """The command in this process, with the job's processes beside it."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words, ranks=1, laws="permute,halves,padding"):
+        launcher = () if ranks == 1 else ("sh", "-c", TWO)
+        command = (*launcher, python, str(JOB), *words)
+        asked = ("trial", "batch", "--json", "--law", laws, "--", *command)
+        code, out, err = in_process.trueline(monkeypatch, capsys, *asked)
+        document = json.loads(out) if code in (0, 3) else {}
+        return code, document, err
+
+    return call
+
+
+FAULTS = [  # on two ranks under DDP, the sum under FSDP2
+    ("broadcast", 1, "halves"),
+    ("broadcast", 2, "halves"),
+    ("sum", 1, "halves"),
+    ("sum", 2, "halves"),
+    ("softmax", 1, "halves"),
+    ("reshaped", 2, "permute"),
+    ("recurrence", 1, "permute"),
+    ("last-row", 1, "permute"),
+    ("padding-counts", 1, "padding"),
+    ("pooled", 2, "padding"),
+    ("checkpointed", 1, "padding"),
+]
+
+
+@pytest.mark.parametrize(("kind", "ranks", "law"), FAULTS)
+def test_a_fault_that_all_ranks_share_is_confirmed_and_its_twin_excluded(trial, tmp_path, kind, ranks, law):
+    code, found, _ = trial(kind, "faulty", ranks=ranks, laws=law)
+    assert (code, found["answer"]) == (0, "confirmed"), found
+    assert found["says"][0].startswith(law)
+    assert ("add up" in found["says"][0]) == (kind == "sum")
+    assert found["next"]
+
+    code, sound, _ = trial(kind, ranks=ranks, laws=law)
+    assert (code, sound["answer"]) == (0, "excluded"), sound
+    assert not any(arm["showed"] for arm in sound["arms"])
+    assert not (tmp_path / "ended").exists(), "nothing that a job does at its end is done"
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("noise", "draws random numbers that are no dropout"),
+        ("clock", "does not repeat itself with the same seeds"),
+        ("contrastive", "of one row alone the loss is 0"),
+        ("no-update", "before its first update was seen"),
+    ],
+)
+def test_what_cannot_be_told_is_exit_code_3_with_the_reason(trial, kind, told):
+    code, found, _ = trial(kind)
+    assert (code, found["answer"]) == (3, "undecided"), found
+    assert any(told in line for line in found["says"]), found
+
+
+def test_a_mean_by_weights_of_its_own_and_a_mean_over_tokens_are_sound(trial):
+    _, own, _ = trial("weighted")
+    assert own["answer"] == "excluded"
+    assert any("weights of its own" in line for line in own["says"])
+    _, tokens, _ = trial("padding-counts", laws="halves")
+    assert any("weighted by what is" in line for line in tokens["says"]), tokens
+
+
+def test_each_of_two_micro_batches_is_weighted_by_its_own_tokens(trial):
+    _, found, _ = trial("accumulated", laws="halves")
+    assert found["answer"] == "excluded"
+    assert any("the gradient was not compared" in line for line in found["says"]), found
+
+
+def test_the_document_has_the_fields_of_the_contract(trial):
+    _, found, _ = trial("broadcast", "faulty", laws="halves")
+    assert list(found) == [
+        *("schema", "trial", "question", "answer", "says", "arms", "error_asked", "runs", "credible", "next")
+    ]
+    assert found["runs"] == sum(arm["runs"] for arm in found["arms"]) == 6
+    assert {"name": "base", "runs": 2, "showed": 0} in found["arms"]
+    assert {"name": "first", "runs": 1, "showed": 1} in found["arms"]
+
+
+@pytest.mark.parametrize(
+    "words", [("--law", "permut", "--", "true"), (), ("--", "no-such-program"), ("--seed", "-1", "--", "true")]
+)
+def test_bad_options_are_exit_code_2_in_one_sentence(monkeypatch, capsys, words):
+    code, out, err = in_process.trueline(monkeypatch, capsys, "trial", "batch", *words)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
