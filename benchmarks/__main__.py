@@ -1,10 +1,10 @@
 """Run the benchmarks that take minutes and rewrite their pages.
 
     python -m benchmarks [overhead] [store] [exact_checks] [rounding] [distance] [gallery]
-    python -m benchmarks compare recording durability gpt2 frameworks layouts monitor scale
+    python -m benchmarks compare recording durability gpt2 frameworks layouts monitor scale paper-size
 
 The latter run only where they are named. compare, recording and monitor need msProbe: pip install -e '.[bench]';
-frameworks takes those that are installed. GPT-2 needs transformers.
+frameworks takes those that are installed. gpt2 and paper-size need transformers.
 Each can be run by itself, with options: ``python -m benchmarks.overhead --help``.
 """
 
@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 QUICK = ("overhead", "store", "exact_checks", "rounding", "distance", "gallery")
-NAMED = ("compare", "recording", "durability", "gpt2", "frameworks", "layouts", "monitor", "scale")
+NAMED = ("compare", "recording", "durability", "gpt2", "frameworks", "layouts", "monitor", "scale", "paper-size")
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
         parser.error(f"there is no benchmark '{unknown[0]}' here; there are {', '.join(QUICK + NAMED)}")
     for name in chosen or QUICK:
         print(f"benchmarks.{name}", file=sys.stderr, flush=True)
-        done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=False)
+        done = subprocess.run([sys.executable, "-m", f"benchmarks.{name.replace('-', '_')}"], check=False)
         if done.returncode:
             sys.exit(done.returncode)
 
