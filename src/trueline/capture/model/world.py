@@ -10,6 +10,7 @@ import sys
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, groupby, repeat
 
 import torch.distributed as dist
 
@@ -75,14 +76,16 @@ class Meeting:
     def exchange(self, key: str, message: bytes) -> dict[int, bytes]:
         """The message of every rank that came, under ``key``, by rank. All of them must call it."""
         self.place.set(f"{key}/{dist.get_rank()}", message)
-        return {rank: self.place.get(f"{key}/{rank}") for rank in self.messages}
+        said = self.place.multi_get([f"{key}/{rank}" for rank in self.messages])
+        return dict(zip(self.messages, said, strict=True))
 
 
 def meet(ranks: Sequence[int], *, purpose: str, message: bytes, patience_s: float) -> Meeting:
     """Those of ``ranks`` that come here, for ``purpose``, as often as this one did, at most ``patience_s`` apart.
 
     All that go on together know the same ranks, since one alone decides who came: the last to come, or the first whose
-    patience ends. A rank that comes after that is by itself.
+    patience ends. It writes down what they all said, so that the others ask the store, which serves all ranks of the
+    job, for one value, however many they are. A rank that comes after that is by itself.
     """
     store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
     name = f"trueline/{purpose}/{hashlib.sha1(repr(tuple(ranks)).encode(), usedforsecurity=False).hexdigest()}"
@@ -92,11 +95,30 @@ def meet(ranks: Sequence[int], *, purpose: str, message: bytes, patience_s: floa
     if place.add("came", 1) < len(ranks):
         with contextlib.suppress(RuntimeError):
             place.wait(["who"], datetime.timedelta(seconds=patience_s))
-    came = [other for other in ranks if place.check([f"message/{other}"])]
-    who = json.loads(place.compare_set("who", "", json.dumps(came)))
-    if rank not in who:
+    if not place.check(["who"]):
+        place.compare_set("who", "", json.dumps(_said(place, ranks)))
+    messages = _heard(json.loads(place.get("who")), ranks)
+    if rank not in messages:
         return Meeting(dist.PrefixStore(f"late/{rank}", place), {rank: message})
-    return Meeting(place, {other: place.get(f"message/{other}") for other in who})
+    return Meeting(place, messages)
+
+
+def _said(place: dist.Store, ranks: Sequence[int]) -> list[tuple[str | None, int]]:
+    """The message of each of ``ranks`` in hexadecimal, None of those that did not come, and how many in a row said it:
+    ranks mostly say the same.
+    """
+    keys = [f"message/{rank}" for rank in ranks]
+    came = keys if place.check(keys) else [key for key in keys if place.check([key])]
+    said = dict(zip(came, place.multi_get(came), strict=True))
+    return [
+        (text, len(list(alike))) for text, alike in groupby(said[key].hex() if key in said else None for key in keys)
+    ]
+
+
+def _heard(said: Sequence[tuple[str | None, int]], ranks: Sequence[int]) -> dict[int, bytes]:
+    """The message of each of ``ranks`` that came, from what ``_said`` returned."""
+    each = chain.from_iterable(repeat(text, count) for text, count in said)
+    return {rank: bytes.fromhex(text) for rank, text in zip(ranks, each, strict=True) if text is not None}
 
 
 def all_come(*, purpose: str, patience_s: float = 10.0) -> bool:
