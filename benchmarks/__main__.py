@@ -1,7 +1,7 @@
 """Run the benchmarks that take minutes and rewrite their pages.
 
     python -m benchmarks [overhead] [store] [exact_checks] [rounding] [distance] [gallery]
-    python -m benchmarks compare recording durability gpt2 frameworks layouts monitor scale paper-size
+    python -m benchmarks compare recording durability gpt2 frameworks layouts monitor scale paper-size many-ranks
 
 The latter run only where they are named. compare, recording and monitor need msProbe: pip install -e '.[bench]';
 frameworks takes those that are installed. gpt2 and paper-size need transformers.
@@ -15,7 +15,18 @@ import subprocess
 import sys
 
 QUICK = ("overhead", "store", "exact_checks", "rounding", "distance", "gallery")
-NAMED = ("compare", "recording", "durability", "gpt2", "frameworks", "layouts", "monitor", "scale", "paper-size")
+NAMED = (
+    "compare",
+    "recording",
+    "durability",
+    "gpt2",
+    "frameworks",
+    "layouts",
+    "monitor",
+    "scale",
+    "paper-size",
+    "many-ranks",
+)
 
 
 def main() -> None:

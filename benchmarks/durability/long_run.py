@@ -73,15 +73,16 @@ def read(path: Path, *, steps: int, merges: bool) -> dict[str, float]:
 
 
 def _seal(folder: Path, rank: int, sequence: int) -> PartName:
-    columns = _columns(rank, np.arange(sequence * STEPS_A_PART, (sequence + 1) * STEPS_A_PART))
-    arrays = [pa.array(values, WORKER_SCHEMA.field(name).type) for name, values in columns.items()]
-    data = encode_part(pa.table(arrays, names=list(columns)))
+    found = columns(rank, np.arange(sequence * STEPS_A_PART, (sequence + 1) * STEPS_A_PART))
+    arrays = [pa.array(values, WORKER_SCHEMA.field(name).type) for name, values in found.items()]
+    data = encode_part(pa.table(arrays, names=list(found)))
     part = PartName(rank, sequence, zlib.crc32(data))
     (folder / str(part)).write_bytes(data)
     return part
 
 
-def _columns(rank: int, step_T: np.ndarray) -> dict[str, Any]:
+def columns(rank: int, step_T: np.ndarray) -> dict[str, Any]:
+    """The columns of a healthy rank at these steps, each [T]."""
     shared, own = np.random.default_rng([step_T[0]]), np.random.default_rng([step_T[0], rank + 1])
     count = len(step_T)
     loss_T = 2 + 5 / (step_T + 10) + 0.1 * own.standard_normal(count)
