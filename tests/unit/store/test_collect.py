@@ -16,6 +16,7 @@ from trueline.schema.files.run_manifest import Manifest
 from trueline.schema.files.start import Start
 from trueline.schema.finding import Finding
 from trueline.store import collect as module
+from trueline.store.collecting import copying
 from trueline.store.file_names import PartName
 from trueline.store.log import merge
 from trueline.store.reader import Run
@@ -212,14 +213,14 @@ def test_a_part_that_is_nowhere_is_named_each_time(disks, tmp_path):
 def test_parts_that_are_merged_meanwhile_are_found_in_what_they_became(tmp_path, monkeypatch):
     machine(tmp_path / "a", [0], steps=range(12), seal_steps=2)
     parts = tmp_path / "a" / "workers"
-    real = module._copy
+    real = copying._copy
 
     def merged_first(side, name, into, work):
-        monkeypatch.setattr(module, "_copy", real)
+        monkeypatch.setattr(copying, "_copy", real)
         merge._merge(str(parts), sorted(filter(None, map(PartName.parse, os.listdir(parts)))))
         return real(side, name, into, work)
 
-    monkeypatch.setattr(module, "_copy", merged_first)
+    monkeypatch.setattr(copying, "_copy", merged_first)
     found = trueline.collect([tmp_path / "a"], tmp_path / "whole")
     assert found.problems == ()
     assert content(tmp_path / "whole") == [(step, 0) for step in range(12)]
@@ -315,8 +316,8 @@ def test_nothing_is_copied_faster_than_asked(disks, tmp_path, monkeypatch):
         slept.append(seconds)
         now[0] += seconds
 
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(module.time, "sleep", sleep)
+    monkeypatch.setattr(copying.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(copying.time, "sleep", sleep)
     found = trueline.collect(disks, tmp_path / "whole", max_bytes_per_s=1000)
     last = max(path.stat().st_size for path in (tmp_path / "whole").rglob("*") if path.is_file())
     assert sum(slept) >= (found.copied_bytes - last) / 1000
