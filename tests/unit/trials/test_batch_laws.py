@@ -7,6 +7,7 @@ from trueline.trials.batch_laws import LIMIT, Rounding, judge_halves, judge_same
 from trueline.trials.first_steps import FirstStep
 
 ROUNDING = Rounding(1e-6, 1e-6)
+TOKENS = ((3.0, 1.0), (1.0, 1.0))
 
 
 def step(losses, gradient=(1.0, 2.0), *, counts=({"rows": (4.0, 4.0)},), unit=2.0**-24, **more):
@@ -75,6 +76,20 @@ def test_tokens_of_the_whole_step_are_told_from_those_of_each_micro_batch():
     assert whole.holds
     assert "tokens of the step" in whole.says
     assert whole.next == ()
+
+
+def test_tokens_of_all_ranks_are_told_from_those_of_each():
+    def on_two(losses):
+        ranks = (
+            step([loss], counts=({"rows": (4.0, 4.0), "tokens": of},)) for loss, of in zip(losses, TOKENS, strict=True)
+        )
+        return FirstStep(np.array(losses), {}, [each.facts[0] for each in ranks])
+
+    first, second = on_two([2.0, 6.0]), on_two([4.0, 8.0])
+    for whole, name in (([2 + 2 / 3, 6 + 2 / 3], "tokens of the step"), ([2.5, 7.0], "tokens")):
+        found = judge_halves(on_two(whole), first, second, ROUNDING)
+        assert found.holds
+        assert f"weighted by {name} (" in found.says
 
 
 def test_weights_of_classes_on_two_ranks_cannot_be_told_from_a_fault():

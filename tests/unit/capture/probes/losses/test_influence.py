@@ -75,6 +75,8 @@ def test_where_it_does_not_apply_there_is_a_reason_and_no_finding(tmp_path, prob
     findings, (why,) = judged(tmp_path / "run")
     assert findings == []
     assert reason in why
+    told = "--plan laws" if reason == "names no step" else "trueline trial batch"
+    assert [told in line for line in check(trueline.open_run(tmp_path / "run")).next] == [True]
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "reentrant", "non-reentrant"])
