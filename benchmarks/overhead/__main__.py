@@ -1,11 +1,13 @@
 """Measure what watching costs and rewrite the tables in benchmarks/overhead/README.md.
 
-    python -m benchmarks.overhead [--ranks 4] [--rounds 40] [--part steps|reading|laws|memory|samples|growth …] [--keep]
+    python -m benchmarks.overhead [--ranks 4] [--rounds 40] [--part NAME …] [--keep]
 
 Steps: one process group trains one copy of a model per mode, and every round takes one step of every mode in rotating
 order, between barriers, so that whatever else the machine does hits all modes alike. A mode's ratio is the median
 over rounds of its step time over the unmonitored step time of the same round; likewise of CPU time, which other work on
-the machine disturbs less. On 2 cores that do nothing else all parts take about 10 minutes.
+the machine disturbs less. On 2 cores that do nothing else all parts take about 10 minutes, but for the instructions:
+these are counted only where they are named (`--part instructions --keep`), need valgrind and a C compiler, and take
+about 20 minutes more.
 """
 
 from __future__ import annotations
@@ -18,17 +20,19 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from benchmarks.overhead import growth, laws, memory, reading, samples, steps
+from benchmarks.overhead import growth, instructions, laws, memory, reading, samples, steps
 from benchmarks.page import arguments, facts, head
 
 HERE = Path(__file__).parent
 PARTS = {"steps": steps, "reading": reading, "laws": laws, "memory": memory, "samples": samples, "growth": growth}
+NAMED = {"instructions": instructions}
+"""Parts that take long: they run only where they are named, and a page that is written anew keeps their sections."""
 
 
 def main() -> None:
     """Run the chosen parts and write the page."""
     parser = arguments(__doc__, ranks=4, rounds=40)
-    parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--part", choices=PARTS | NAMED, action="append")
     parser.add_argument("--keep", action="store_true", help="put the sections of the chosen parts into the page")
     chosen = parser.parse_args()
     origin = facts(_command(chosen))
@@ -36,10 +40,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in chosen.part or PARTS:
             print(f"measuring {name} …", file=sys.stderr, flush=True)
-            sections.append(PARTS[name].measure(ranks=chosen.ranks, rounds=chosen.rounds, folder=Path(folder)))
+            sections.append(
+                (PARTS | NAMED)[name].measure(ranks=chosen.ranks, rounds=chosen.rounds, folder=Path(folder))
+            )
     print("\n\n".join(sections))
     page = HERE / "README.md"
     if set(chosen.part or PARTS) == set(PARTS):
+        kept = [f"## {one}" for one in page.read_text(encoding="utf-8").rstrip("\n").split("\n\n## ")[1:]]
+        sections += [one for one in kept if one.startswith(f"## {instructions.TITLE}\n")]
         text = [head("What watching costs", command=_command(chosen)), *sections]
         page.write_text("\n\n".join(text) + "\n", encoding="utf-8")
     elif chosen.keep:
