@@ -20,6 +20,7 @@ import numpy as np
 from trueline.analyze.compared_ranks import Bools, Floats, Ints, columns_of, numbers, several_workers
 from trueline.analyze.samples.consumed import Samples, consumed_samples, first_within, repeated_slots
 from trueline.analyze.stats.memoize import memoized
+from trueline.analyze.workers.loss_weighting import weighting_of
 from trueline.schema.columns.batch_features import NUM_FEATURES
 from trueline.schema.columns.workers import COLUMN_BY_NAME
 from trueline.schema.errors import CannotTell, RunError
@@ -30,6 +31,10 @@ SampleLosses = Mapping[int, tuple[Floats, ...]]
 LASTING_STEPS = 5
 """Steps in a row with an uncommon number of samples that are more than a last batch, of which an epoch has one. An
 alarm takes longer than this with up to a hundred workers (``outliers.fewest_steps``), so that waiting delays none."""
+
+
+_MOSTLY = 0.9
+"""Of steps in which workers have the same shares of tokens as usual: the rest are last batches of epochs."""
 
 
 def _absent() -> Floats:
@@ -118,18 +123,21 @@ def series_of(run: Run) -> WorkerSeries:
     group_names = _group_names(run, ranks)
     samples = _samples(run)
     num_TN = _num_samples(run, ranks, samples)
+    loss_TN, log_norm_TN = _finite(numbers(run, "loss", ranks)[0]), _log(numbers(run, "grad_norm", ranks)[0])
+    tokens_TN = _finite(numbers(run, "tokens", ranks)[0])
+    weight_TN = lasting_weights(loss_TN, log_norm_TN, tokens_TN)
     return WorkerSeries(
         steps=run.steps.astype(np.int64),
         ranks=tuple(ranks),
-        loss=_finite(numbers(run, "loss", ranks)[0]),
-        log_norm=_log(numbers(run, "grad_norm", ranks)[0]),
+        loss=loss_TN / weight_TN,
+        log_norm=log_norm_TN - np.log(weight_TN),
         cosine=_finite(numbers(run, "cosine_others", ranks)[0]),
         group_names=group_names,
-        group_log_norm=_log(_groups(run, ranks, "group_grad_norms", len(group_names))),
+        group_log_norm=_log(_groups(run, ranks, "group_grad_norms", len(group_names))) - np.log(weight_TN)[..., None],
         group_cosine=_finite(_groups(run, ranks, "group_cosine_others", len(group_names))),
         features=_groups(run, ranks, "batch_features", NUM_FEATURES),
         loss_operations=_where_measured(*numbers(run, "loss_operations", ranks)),
-        tokens=_finite(numbers(run, "tokens", ranks)[0]),
+        tokens=tokens_TN,
         samples=num_TN,
         sample_losses=_sample_losses(run, ranks),
         declared=_declared(run, ranks),
@@ -162,6 +170,25 @@ def _counted(shape: tuple[int, ...], at: Sequence[Ints]) -> Floats:
     """[T, N] how often each place is named."""
     flat = np.ravel_multi_index(tuple(at), shape)
     return np.bincount(flat, minlength=math.prod(shape)).reshape(shape).astype(np.float64)
+
+
+def lasting_weights(loss_TN: Floats, log_norm_TN: Floats, tokens_TN: Floats) -> Floats:
+    """[T, N] by how much more than the others a worker that always has more tokens counts: their number over its mean
+    over workers, where losses and gradients both grow with it as sums over tokens do, so that every token counts alike.
+    1 elsewhere.
+    """
+    with np.errstate(invalid="ignore"):
+        share_TN = tokens_TN / tokens_TN.mean(axis=1, keepdims=True)
+    known_T = np.isfinite(share_TN).all(axis=1)
+    usual_N = np.median(share_TN[known_T], axis=0) if known_T.any() else np.ones(share_TN.shape[1])
+    none_TN = np.ones(share_TN.shape)
+    if np.ptp(usual_N) == 0 or np.mean(share_TN[known_T] == usual_N) < _MOSTLY or not (tokens_TN[known_T] > 0).all():
+        return none_TN
+    weighting = weighting_of(loss_TN, log_norm_TN, np.log(tokens_TN), loss_is_local=True)
+    slope = weighting.loss_slope
+    if weighting.averaging != "by tokens" or slope is None or not slope.low <= 1 <= slope.high:
+        return none_TN
+    return np.where(known_T[:, None], share_TN, 1.0)
 
 
 def _bag(samples_TN: Floats, group: tuple[int, ...]) -> Bools:

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.healthy_run import healthy_rows, rank_env, write_run
 
 from trueline.analyze.stats.alarm_budget import SHARES, AlarmBudget, alarm_budget_of
-from trueline.analyze.workers.series import WorkerSeries, series_of
+from trueline.analyze.workers.series import WorkerSeries, lasting_weights, series_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.plan import Plan
 
@@ -148,3 +148,29 @@ def test_the_shares_add_up_to_the_promise():
     assert AlarmBudget() == AlarmBudget(Plan().false_alarms)
     assert AlarmBudget(2.0).log_threshold("loss", among=4) == pytest.approx(math.log(10_000 * 6 * 4 / 2))
     assert AlarmBudget().false_alarm_rate("loss", math.log(10_000 * 48), among=8, num_steps=100) == pytest.approx(0.01)
+
+
+def weighed(loss_slope, norm_slope, *, last=3.0, num_steps=60, uneven=0.0):
+    """Losses and log norms of three workers that grow with their tokens by these powers; the last has more of them."""
+    draw = np.random.default_rng(0)
+    tokens_TN = np.tile([32.0, 32.0, 32.0 * last], (num_steps, 1)) + np.round(uneven * draw.normal(size=(num_steps, 3)))
+    share_TN = tokens_TN / tokens_TN.mean(axis=1, keepdims=True)
+    loss_TN = (1 + 0.05 * draw.normal(size=(num_steps, 3))) * share_TN**loss_slope
+    return loss_TN, 0.05 * draw.normal(size=(num_steps, 3)) + norm_slope * np.log(share_TN), tokens_TN
+
+
+def test_a_worker_that_always_counts_more_is_weighed_by_its_tokens():
+    np.testing.assert_allclose(lasting_weights(*weighed(1.0, 0.7))[0], [0.6, 0.6, 1.8])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        weighed(0.0, -0.3),  # means
+        weighed(0.6, 0.7),  # a loss twice as large on three times as many tokens
+        weighed(1.0, 0.7, last=1.0),  # equal numbers
+        weighed(1.0, 0.7, uneven=4.0),  # numbers that vary, where no worker always has more
+    ],
+)
+def test_others_are_compared_as_they_are(given):
+    np.testing.assert_array_equal(lasting_weights(*given), np.ones((60, 3)))

@@ -21,7 +21,8 @@ where its difference is beyond chance at the level 1e-3, split over the groups.
 Where the evidence shows that the gradient is that of a healthy worker times a factor, `worker-scale` reports it, and
 this check does not. `evidence.scale` says why it is no scale: "no", with what speaks against it, "cannot tell yet",
 with what has not been measured long enough, or "cannot tell" where the rank has another number of tokens or samples,
-for a mean over fewer of them is noisier, and its gradient longer.
+for a mean over fewer of them is noisier, and its gradient longer. With n times as many, it is up to sqrt(n) times as
+short: a factor between 1 / sqrt(n) and 1 is an information.
 
 What it may miss
 ----------------
@@ -54,6 +55,7 @@ batches = torch.split(rows[:, :max_length], rows_that_fit)  # the smaller GPU ta
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.workers.gradient_scale import Scale, scales
@@ -94,10 +96,13 @@ def _finding(series: WorkerSeries, scale: Scale) -> Finding:
     interval = (math.exp(low), math.exp(high)) if math.isfinite(low) else (low, high)
     theirs = f"that of {counterpart(series, outlier)}" if outlier.undecided else "the others'"
     step = int(series.steps[outlier.first])
-    counts = ""
+    counts, explained = "", False
     if scale.log_counts is not None:
         counts = f", on {math.exp(scale.log_counts.value):.2g} times as many {scale.counted}"
-    return gradient_finding(
+        shorter = -scale.log_counts.value / 2
+        explained = min(shorter, 0.0) <= log_ratio.value <= max(shorter, 0.0)
+        counts += ", which explains it: a mean over more is less noisy" if explained else ""
+    found = gradient_finding(
         series,
         outlier,
         place,
@@ -115,3 +120,4 @@ def _finding(series: WorkerSeries, scale: Scale) -> Finding:
         scale=scale.answer,
         scale_because=list(scale.because),
     )
+    return replace(found, severity="info") if explained else found

@@ -150,7 +150,14 @@ def test_a_scale_cannot_be_told_from_fewer_tokens(name, loss_too):
     (finding,) = worker_grad_norm_outlier.judge(few, AlarmBudget())
     assert finding.evidence["scale"] == "cannot tell"
     assert finding.evidence["scale_because"] == [f"another number of {name}"]
-    assert finding.claim.endswith(f", on 0.12 times as many {name}.")
+    assert finding.claim.endswith(f", on 0.12 times as many {name}, which explains it: a mean over more is less noisy.")
+    assert finding.severity == "info"
+
+
+def test_a_longer_gradient_than_fewer_tokens_explain_is_a_warning():
+    few = _with_counts(scaled(noisy_workers(4, 400, num_groups=3), 1, 2.0, since=100, loss_too=False), "tokens", 64, 32)
+    (finding,) = worker_grad_norm_outlier.judge(few, AlarmBudget())
+    assert (finding.severity, finding.claim.endswith(", on 0.5 times as many tokens.")) == ("warning", True)
 
 
 def test_a_scale_is_told_where_tokens_differ_by_little_or_by_chance():
