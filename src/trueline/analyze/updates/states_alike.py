@@ -48,6 +48,24 @@ def states_of_drifted(run: Run, names: Collection[str], equal_at: int, different
     return "states-equal", drifted[0][0].step
 
 
+def counts_of_drifted(run: Run, names: Collection[str]) -> tuple[Mapping[int, int], int] | None:
+    """By rank how many updates of these parameters its optimizer had counted before the first one whose sample several
+    ranks left, where these numbers differ, and the step of that; None where they agree, or are not known.
+    """
+    try:
+        slices = sampled_updates(run).slices
+    except CannotTell:
+        return None
+    counts: defaultdict[int, dict[int, int]] = defaultdict(dict)
+    for each in slices:
+        if each.name in names and "step" in each.numbers_before:
+            counts[each.step][each.rank] = int(each.numbers_before["step"])
+    first = min((step for step, by_rank in counts.items() if len(by_rank) > 1), default=None)
+    if first is None or len(set(counts[first].values())) == 1:
+        return None
+    return counts[first], first
+
+
 def _states(of: Slice) -> Mapping[str, Array]:
     return {name: values for name, values in of.before.items() if name not in (PARAM, GRAD)}
 

@@ -94,7 +94,7 @@ from trueline.analyze.parameters.whole_parameters import (
     parts_of_one_model,
     sharers,
 )
-from trueline.analyze.updates.states_alike import states_of_drifted
+from trueline.analyze.updates.states_alike import counts_of_drifted, states_of_drifted
 from trueline.analyze.workers.local_updates import require_equal_replicas
 from trueline.schema.errors import CannotTell
 from trueline.schema.files.run_manifest import RankEnv
@@ -355,6 +355,8 @@ def _finding(kind: Kind, drifts: list[_Drift], *, ended: bool = False) -> Findin
 def _with_states(run: Run, finding: Finding) -> Finding:
     """The finding with what states of the optimizer say of the parameters that drifted since a known step."""
     kinds, equal_at = finding.evidence["kind"], finding.evidence["last_equal"]
+    if "from-the-start" in kinds:
+        return _with_counts(run, finding)
     if "later" not in kinds or finding.step_first is None:
         return finding
     found = states_of_drifted(run, finding.evidence["names"], equal_at, finding.step_first)
@@ -367,6 +369,29 @@ def _with_states(run: Run, finding: Finding) -> Finding:
     }[alike]
     evidence = {**finding.evidence, "kind": [*kinds, alike], "states_at": step}
     return replace(finding, claim=f"{finding.claim} {said}", evidence=evidence)
+
+
+def _with_counts(run: Run, finding: Finding) -> Finding:
+    """The finding of a difference at the first comparison, if updates had been made before: it need not be the start
+    that differs, and says so; with the numbers of updates that optimizers had counted by then, if these differ.
+    """
+    attempts = run.manifest.attempts
+    if not (attempts and attempts[0].updates):
+        return finding
+    kinds = ["begun-before" if kind == "from-the-start" else kind for kind in finding.evidence["kind"]]
+    claim, counted_by = f"{finding.claim} Updates had been made before that.", {}
+    if (found := counts_of_drifted(run, finding.evidence["names"])) is not None:
+        by_rank, step = found
+        kinds.append("counts-apart")
+        counted_by = {"counts": {str(rank): count for rank, count in by_rank.items()}, "counts_at": step}
+        said = [f"{count} on {ranks_text(r for r, c in by_rank.items() if c == count)}" for count in _each(by_rank)]
+        claim = f"{finding.claim} Before the update of step {step} optimizers had counted {listed(said)}."
+    return replace(finding, claim=claim, next=(_LATER,), evidence={**finding.evidence, "kind": kinds, **counted_by})
+
+
+def _each(by_rank: Mapping[int, int]) -> list[int]:
+    """The different numbers, largest first."""
+    return sorted(set(by_rank.values()), reverse=True)
 
 
 def _kinds(kind: Kind, equal_at: int | None, names: Sequence[str]) -> list[str]:

@@ -1,5 +1,7 @@
 """replica-drift: replicas that hold other bits are named with step and parameter; shards are not replicas."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.unit.healthy_run import PARAMS, healthy_rows, rank_env, write_run
@@ -8,6 +10,7 @@ from trueline.analyze.checks.replicas import replica_drift
 from trueline.analyze.updates import states_alike
 from trueline.analyze.updates.samples import Sampled, Slice
 from trueline.schema.errors import CannotTell
+from trueline.schema.files.run_manifest import Attempt
 
 
 def changed(rows, column, index, *, ranks, since):
@@ -149,6 +152,30 @@ def test_states_tell_updates_that_differ_from_weights_that_something_else_wrote(
     (finding,) = replica_drift.check(write_run(tmp_path, rows))
     assert finding.evidence["kind"] == ["later", "one", *([alike] if alike else [])]
     assert finding.claim.count(f"step {step}") == (alike is not None) + (step == 4)
+
+
+@pytest.mark.parametrize(
+    ("updates", "counts", "kinds", "said"),
+    [
+        (0, (1, 1), ["from-the-start"], "before the update of step 0: head."),
+        (None, (1, 1), ["from-the-start"], "before the update of step 0: head."),
+        (120, (120, 120), ["begun-before"], "Updates had been made before that."),
+        (120, (120, 1), ["begun-before", "counts-apart"], "optimizers had counted 120 on rank 0 and 1 on rank 2."),
+    ],
+)
+def test_what_was_first_seen_after_updates_need_not_come_from_the_start(
+    tmp_path, monkeypatch, updates, counts, kinds, said
+):
+    slices = [
+        replace(sampled_slice(rank, 3, weight=1.0, state=0.2), numbers_before={"step": float(count)})
+        for rank, count in zip((0, 2), counts, strict=True)
+    ]
+    monkeypatch.setattr(states_alike, "sampled_updates", lambda run: Sampled(tuple(slices), {}, {}, ()))
+    rows = changed(healthy_rows(4, 4), "param_digests", 3, ranks=[2], since=0)
+    run = write_run(tmp_path, rows, attempts=[Attempt(step=0, updates=updates)])
+    (finding,) = replica_drift.check(run)
+    assert [kind for kind in finding.evidence["kind"] if kind != "one"] == kinds
+    assert finding.claim.endswith(said)
 
 
 def test_shards_are_not_compared_but_their_replicas_are(tmp_path):

@@ -17,9 +17,9 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "replica-drift": "always",
-        "replica-drift/from-the-start": "always",
+        "replica-drift/from-the-start|begun-before": "always",
     },
     needs=("replica-drift",),
-    excludes=("gradient-not-reduced", "rank-config-differs/parameters"),
+    excludes=("gradient-not-reduced", "rank-config-differs/parameters", "replica-drift/counts-apart"),
     settles="Print a checksum of the weights on every rank before the first step.",
 )

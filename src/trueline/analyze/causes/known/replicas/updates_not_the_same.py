@@ -1,6 +1,7 @@
 """Replicas that got the same gradients do not apply the same update.
 
-The optimizer's state differs (loaded on one rank only), or an operation in the update is not deterministic.
+The optimizer's state differs (a checkpoint, or the optimizer's part of it, is loaded on some ranks only), or an
+operation in the update is not deterministic.
 
 What looks like it
 ------------------
@@ -14,7 +15,7 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "replica-drift": "always",
-        "replica-drift/later": "always",
+        "replica-drift/later|begun-before": "always",
         "replica-drift/several": "always",
         "reduction:judged": "always",
     },
