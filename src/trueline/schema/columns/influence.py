@@ -66,7 +66,9 @@ class RowInfluence:
     made of their ``own`` inputs, and of ``others``; ``mixed`` of ``rows`` other rows have any. Where an attention mask
     leaves positions out, the same of what it returned at positions that it keeps, to ``kept`` ones and to those of
     ``padding``. NaN: not looked at. ``sure`` is 1 where the first dimension is known to be of samples, ``convolved``
-    where the model has convolutions over positions. ``eps`` is that of the coarsest dtype.
+    where the model has convolutions over positions. ``eps`` is that of the coarsest dtype. Where padding is seen and
+    outputs have positions, ``among`` is the same from some kept positions to others; ``by_index`` is 1 where there is
+    no mask, and padding is what an embedding's ``padding_idx`` stands at.
     """
 
     doubt: float
@@ -79,3 +81,5 @@ class RowInfluence:
     padding: float = math.nan
     convolved: float = math.nan
     eps: float = math.nan
+    among: float = math.nan
+    by_index: float = 0.0

@@ -26,7 +26,9 @@ A gradient above the rounding (2^-23 in float32, 2^-7 in bfloat16) of the larges
 dimension is known to be of samples: no other is of its size, and the DataLoader puts so many samples into a batch, or
 targets show that the other dimension is of tokens. Else, and where it is smaller, it is an information: in sequences
 without a batch, sequence-first models and graphs, rows influence each other by design. Padding is an information where
-the model has convolutions, which have no mask.
+the model has convolutions, which have no mask, and where no mask is given to the model and padding is known by the
+embedding's `padding_idx` alone; but a warning where outputs at tokens depend on padding and on no other token, as where
+a mask is inverted.
 
 Only outputs are looked at, not the loss: contrastive losses may compare samples. A table of rows against rows is left
 out, as are outputs of which rows are not seen. Batch normalisation in training lets rows influence each other: where
@@ -101,16 +103,25 @@ def check(run: Run) -> list[Finding]:
         found.append(_finding("rows", claim, mixed, share, sure=one.sure > 0, hints=hints))
     if padded:
         key, one, share = _largest({key: (one, one.padding, one.kept) for key, one in padded.items()})
+        where = "hold padding" if one.by_index else "its attention mask leaves out"
         claim = (
-            f"What the model of rank {key[1]} returned at step {key[0]} depends on positions that its attention mask "
-            f"leaves out: the gradient to them is up to {share:.3g} of the largest, and must be 0"
+            f"What the model of rank {key[1]} returned at step {key[0]} depends on positions that {where}: the "
+            f"gradient to them is up to {share:.3g} of the largest, and must be 0"
             + (", unless convolutions reach them." if one.convolved else ".")
         )
         hints = (
             "Look whether the mask reaches every attention and pooling, with the sign that it has there.",
             "Run the model on a row with more padding: what it returns at the other positions must stay.",
         )
-        found.append(_finding("padding", claim, padded, share, sure=not one.convolved, hints=hints))
+        alone = all(each.among == 0 for each in padded.values())
+        if alone:
+            claim = (
+                f"What the model of rank {key[1]} returned at step {key[0]} for a token depends on padding and on no "
+                "other token: the mask keeps what it should leave out."
+            )
+        sure = alone or not (one.convolved or one.by_index)
+        kind = "padding-alone" if alone else "padding"
+        found.append(_finding(kind, claim, padded, share, sure=sure, hints=hints))
     return found
 
 

@@ -47,6 +47,7 @@ class RowReader:
         self._num_rows = 0
         self._entries: list[tuple[Tensor, Tensor]] = []
         self._recurrent: list[tuple[Tensor, int]] = []
+        self._pads: set[int] = set()
         self.outputs: list[Tensor] = []
         """Of what the model returned, those that have a row for each of its inputs."""
 
@@ -58,6 +59,8 @@ class RowReader:
         first = output[0] if isinstance(output, tuple) and output else output
         if isinstance(first, Tensor) and first.requires_grad and len(self._entries) < MAX_ENTRIES:
             self._entries.append((read[0], first))
+            if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+                self._pads.add(module.padding_idx)
             if isinstance(module, nn.RNNBase) and read[0].dim() > 1:
                 self._recurrent.append((read[0], int(module.batch_first and read[0].dim() == 3)))
 
@@ -99,19 +102,24 @@ class RowReader:
             others,
             float((others_N > 0).sum()),
             float(len(others_N)),
-            *self._padding(),
-            float(any(max(part.kernel_size) > 1 for part in self._module.modules() if isinstance(part, _ConvNd))),
-            max(torch.finfo(each.dtype).eps for each in (*self.outputs, *(made for _, made, _ in placed))),
+            convolved=float(
+                any(max(part.kernel_size) > 1 for part in self._module.modules() if isinstance(part, _ConvNd))
+            ),
+            eps=max(torch.finfo(each.dtype).eps for each in (*self.outputs, *(made for _, made, _ in placed))),
+            **self._padding(),
         )
 
-    def _padding(self) -> tuple[float, float]:
-        """Largest gradient of outputs at positions that the mask keeps to such positions, and to others; NaN where
-        there is no such mask, or nobody reads the positions that it is about. A position beside one that is kept may
-        be joined with it on purpose.
+    def _padding(self) -> dict[str, float]:
+        """Of ``RowInfluence``: largest gradient of outputs at positions that the mask keeps to such positions, and to
+        others; none where there is no such mask, or nobody reads the positions that it is about. A position beside one
+        that is kept may be joined with it on purpose.
         """
-        unknown = (math.nan, math.nan)
-        keeps_BT = _keeps(self._inputs)
+        unknown: dict[str, float] = {}
         ids = token_ids(**dict(self._inputs))
+        keeps_BT = _keeps(self._inputs)
+        by_index = keeps_BT is None and ids is not None
+        if by_index:
+            keeps_BT = self._indexed(ids)
         if keeps_BT is None or ids is None or ids.shape != keeps_BT.shape:
             return unknown
         found = [(read, made, _places(read, made, ids, 2)) for read, made in self._entries]
@@ -126,7 +134,14 @@ class RowReader:
         of = [keeps_BT if each.dim() > 1 and each.shape[1] == ids.shape[1] else any_B for each in outputs]
         reached_BT = _reached(outputs, of, placed, ids.numel()).view(ids.shape)
         kept, padding = float(reached_BT[keeps_BT.cpu()].amax()), float(reached_BT[is_far_BT].amax())
-        return (kept, padding) if 0 < max(kept, padding) < math.inf else unknown
+        if not 0 < max(kept, padding) < math.inf:
+            return unknown
+        among = _among(outputs, keeps_BT, placed) if padding > 0 else math.nan
+        return {"kept": kept, "padding": padding, "among": among, "by_index": float(by_index)}
+
+    def _indexed(self, ids: Tensor) -> Tensor | None:
+        """Bool [B, T]: where ``ids`` are not what the embeddings that read the inputs take for padding."""
+        return ids.detach() != next(iter(self._pads)) if len(self._pads) == 1 else None
 
     def _has_rows(self, output: Tensor) -> bool:
         """Whether it has, and is no table of rows against rows, as contrastive models return, be it of all ranks."""
@@ -161,6 +176,19 @@ class RowReader:
         return any(map(of_batches, self._module.modules())) or any(
             "BatchNorm" in node.name() for node in nodes_below(self.outputs)
         )
+
+
+def _among(outputs: list[Tensor], keeps_BT: Tensor, placed: list[tuple[Tensor, Tensor, Tensor]]) -> float:
+    """Largest gradient of outputs at every other position that is kept to those in between; NaN where no output has
+    positions.
+    """
+    placewise = [each for each in outputs if each.dim() > 1 and each.shape[1] == keeps_BT.shape[1]]
+    if not placewise:
+        return math.nan
+    is_asked_BT = keeps_BT & (torch.arange(keeps_BT.shape[1], device=keeps_BT.device) % 2 == 0)
+    reached_BT = _reached(placewise, [is_asked_BT] * len(placewise), placed, keeps_BT.numel()).view(keeps_BT.shape)
+    between = reached_BT[(keeps_BT & ~is_asked_BT).cpu()]
+    return float(between.amax()) if len(between) else math.nan
 
 
 def nodes_below(roots: Iterable[Tensor]) -> Iterator[Any]:

@@ -163,3 +163,43 @@ def test_padding_that_is_seen_is_found(tmp_path, mask, found, first):
     updates.step()
     watch.close()
     assert judged(tmp_path / "run") == (found, [])
+
+
+class Tags(nn.Module):
+    """A class for each word, from attention to the words that ``sees`` makes of where there is no padding."""
+
+    def __init__(self, sees, *, padding_idx=None):
+        super().__init__()
+        self.sees = sees
+        self.embed, self.head = nn.Embedding(16, WIDTH, padding_idx), nn.Linear(WIDTH, 3)
+
+    def forward(self, ids, attention_mask=None):
+        x = self.embed(ids)
+        keeps = ids != 0 if attention_mask is None else attention_mask != 0
+        mixed = functional.scaled_dot_product_attention(x, x, x, attn_mask=self.sees(keeps)[:, None])
+        return self.head(x + mixed)
+
+
+@pytest.mark.parametrize(
+    ("sees", "by_index", "found"),
+    [
+        (lambda keeps: keeps, False, []),
+        (lambda keeps: ~keeps, False, [("warning", "padding-alone")]),
+        (torch.ones_like, False, [("warning", "padding")]),
+        (lambda keeps: keeps, True, []),
+        (lambda keeps: ~keeps, True, [("warning", "padding-alone")]),
+        (torch.ones_like, True, [("info", "padding")]),
+    ],
+)
+def test_a_mask_that_is_inverted_is_known_from_one_that_is_lost(tmp_path, sees, by_index, found):
+    torch.manual_seed(1)
+    model = Tags(sees, padding_idx=0 if by_index else None)
+    updates = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = trueline.watch(model, updates, out=tmp_path / "run", plan={"every": 1, "influence": 0})
+    keeps = torch.arange(LENGTH) < torch.arange(4, 4 + BATCH)[:, None]
+    ids = torch.randint(1, 16, (BATCH, LENGTH)) * keeps
+    output = model(ids) if by_index else model(ids, attention_mask=keeps.long())
+    functional.cross_entropy(output[keeps], ids[keeps] % 3).backward()
+    updates.step()
+    watch.close()
+    assert judged(tmp_path / "run") == (found, [])

@@ -10,7 +10,7 @@ Convolutions that reach over the end of a sample.
 from trueline.analyze.causes.cause import Cause
 
 CAUSE = Cause(
-    shows={"batch-leak": "always", "batch-leak/padding": "always"},
+    shows={"batch-leak": "always", "batch-leak/padding|padding-alone": "always"},
     needs=("batch-leak",),
     settles="Run the model on a row with more padding: what it returns at the other positions must stay. Or try the "
     "job: trueline trial batch --law padding -- COMMAND.",
