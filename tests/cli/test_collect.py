@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 
 from tests.cli import in_process
 from tests.unit.store.test_collect import machine
+
+from trueline.store import collect
 
 
 def test_collect_says_what_is_there_and_what_is_not(tmp_path, monkeypatch, capsys):
@@ -39,3 +42,15 @@ def test_ranks_that_still_write_are_named(tmp_path, monkeypatch, capsys):
     assert "had not ended (or were killed)" in out
     for writer in writers:
         writer.close()
+
+
+def test_following_writes_nothing_into_the_log_of_the_job(tmp_path, monkeypatch, capsys):
+    machine(tmp_path / "a", [0, 1, 2, 3])
+    threads: list[str] = []
+    monkeypatch.setattr(
+        collect, "follow_until", lambda *_, **__: threads.extend(thread.name for thread in threading.enumerate())
+    )
+    code, _, _ = in_process.trueline(monkeypatch, capsys, "collect", "--follow", tmp_path / "a", tmp_path / "whole")
+    assert code == 0
+    assert "MainThread" in threads
+    assert "trueline-waiting" not in threads  # which says every half minute that it waits

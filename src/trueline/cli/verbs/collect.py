@@ -42,16 +42,16 @@ def command(
     *sources, into = places
     max_bytes_per_s = None if rate is None else rate * 2**20
     try:
+        if follow:  # for days, perhaps: nothing to wait for
+            follow_until(
+                lambda: ended(sources),
+                sources,
+                into,
+                every_s=every,
+                tell=lambda line: typer.echo(f"trueline: {line}", err=True),
+                max_bytes_per_s=max_bytes_per_s,
+            )
         with waiting(f"Collecting into {into}"):
-            if follow:
-                follow_until(
-                    lambda: ended(sources),
-                    sources,
-                    into,
-                    every_s=every,
-                    tell=lambda line: typer.echo(f"trueline: {line}", err=True),
-                    max_bytes_per_s=max_bytes_per_s,
-                )
             found = collect(sources, into, max_bytes_per_s=max_bytes_per_s)
     except OSError as error:
         raise RunError(f"Collecting stopped: {why(error)}. What was copied stays; run the command again.") from None
