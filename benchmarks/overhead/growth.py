@@ -19,8 +19,8 @@ REPEATS = 30
 
 INTRODUCTION = (
     f"Simulated on one core: {GROUPS} groups, sketches of {LENGTH} numbers, median of {REPEATS}. The sum is one "
-    "all-reduce; its length grows by eight numbers a worker. N × N cosines are made when a Run is read, on steps whose "
-    "sketches were kept, for up to 64 workers."
+    f"all-reduce; its length grows by {len(shared_columns.SCALARS)} numbers a worker. N × N cosines are made when a "
+    "Run is read, on steps whose sketches were kept, for up to 64 workers."
 )
 
 
