@@ -139,11 +139,17 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     return importlib.import_module("trueline.store.reader").Run(os.fspath(path))
 
 
-def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Run | None = None) -> CheckReport:
-    """Run every check that ``run`` has data for, and compare it with ``ref`` where that is given. Raises ``RunError``
-    where there is no Run.
+def check(
+    run: str | os.PathLike[str] | Run,
+    *,
+    ref: str | os.PathLike[str] | Run | None = None,
+    engine: Literal["here", "local", "ray"] = "here",
+) -> CheckReport:
+    """Run every check that ``run`` has data for, and compare it with ``ref`` where that is given; ``engine`` is where
+    checks work: in this process, in one for each core, or on Ray. Raises ``RunError`` where there is no Run,
+    ``InputError`` where the engine is not there.
     """
-    return importlib.import_module("trueline.analyze.check_run").check(run, ref=ref)
+    return importlib.import_module("trueline.analyze.check_run").check(run, ref=ref, engine=engine)
 
 
 def diagnose(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Run | None = None) -> Diagnosis:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from trueline.analyze.causes.signs import context_of
 from trueline.analyze.causes.verdicts import Verdict as CauseVerdict
 from trueline.analyze.causes.verdicts import verdicts_of
 from trueline.analyze.compared_ranks import data_parallel_ranks
+from trueline.analyze.engines import Engine, Views, judged_on, not_run_of
 from trueline.analyze.incidents import Incident, advice_of, incidents_of, is_explained
 from trueline.analyze.rank_endings import ends_of
 from trueline.analyze.registry import installed_checks
@@ -22,11 +22,8 @@ from trueline.analyze.workers.iterations import parting_of
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.finding import Finding, by_weight, columns_of
 from trueline.schema.judged import EXIT_CODES, Asked, Judged, NotRun, Question, Verdict, asked_of, judged_together
-from trueline.schema.text.reading import why
 from trueline.schema.text.shown import Shown
 from trueline.store.reader import Run
-
-_log = logging.getLogger(__name__)
 
 SCHEMA = 1
 """Of the document that ``CheckReport.to_json`` makes; raised when a field changes meaning."""
@@ -138,9 +135,15 @@ COMPARE_CODES: Mapping[str, str] = {
 """What a comparison with a reference looks for, by the code of the finding."""
 
 
-def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Run | None = None) -> CheckReport:
-    """Run every installed check on a Run, or a path of one, and compare it with ``ref`` where that is given. Raises
-    ``RunError`` where there is no Run to read.
+def check(
+    run: str | os.PathLike[str] | Run,
+    *,
+    ref: str | os.PathLike[str] | Run | None = None,
+    engine: Engine = "here",
+) -> CheckReport:
+    """Run every installed check on a Run, or a path of one, and compare it with ``ref`` where that is given. ``engine``
+    is where checks work; what they find is the same. Raises ``RunError`` where there is no Run to read, ``InputError``
+    where the engine is not there.
 
     Findings that live checks left while the job ran are included, and what is said of further groups of ranks and of
     further models.
@@ -148,18 +151,19 @@ def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Ru
     opened = run if isinstance(run, Run) else Run(run)
     reference = ref if ref is None or isinstance(ref, Run) else Run(ref)
     parting = parting_of(opened)
-    compared = opened if parting is None else opened.before(parting.step)
     findings: list[Finding] = list(opened.live_findings)
     codes: list[str] = []
     not_run: list[NotRun] = []
     question_of: dict[str, Question] = dict.fromkeys(COMPARE_CODES, "reference")
-    for each in installed_checks():
+    checks = installed_checks()
+    outcomes = judged_on(engine, Views.of(opened, None if parting is None else parting.step), checks)
+    for each in checks:
         question_of[each.code] = each.question
-        try:
-            findings += each.find(compared if each.across_ranks else opened)
-        except Exception as error:
-            not_run.append(_not_run(each.code, error))
+        said = outcomes[each.code].said
+        if isinstance(said, NotRun):
+            not_run.append(said)
         else:
+            findings += said
             codes.append(each.code)
     if reference is not None:
         from trueline.analyze.compare.compare import compare  # a check without a reference need not wait for it
@@ -167,13 +171,13 @@ def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Ru
         try:
             findings += compare(opened, reference).findings
         except (CannotTell, AlignmentError, RunError) as error:
-            not_run += [_not_run(code, error) for code in COMPARE_CODES]
+            not_run += [not_run_of(code, error) for code in COMPARE_CODES]
         else:
             codes += [*COMPARE_CODES]
     notes = [*ends_of(opened), *opened.problems, *opened.manifest.notes]
     for name, path in opened.models.items():
         try:
-            report = check(path)
+            report = check(path, engine=engine)
         except RunError as error:
             notes.append(f"Model {name}: {error}")
             continue
@@ -187,7 +191,7 @@ def check(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Ru
         context=context_of(opened) if any(each.severity != "info" for each in findings) else frozenset(),
         unlooked=unlooked(opened, not_run),
     )
-    return _with_groups(own, [check(path) for path in opened.groups])
+    return _with_groups(own, [check(path, engine=engine) for path in opened.groups])
 
 
 def _with_groups(own: CheckReport, others: Sequence[CheckReport]) -> CheckReport:
@@ -213,13 +217,3 @@ def _judged(run: Run, questions: tuple[Asked, ...]) -> Judged:
         steps=(int(steps[0]), int(steps[-1])) if steps.size else None,
         unclosed=tuple(run.unclosed),
     )
-
-
-def _not_run(code: str, error: Exception) -> NotRun:
-    """A check that is at odds with the data, or broken, must not take the others with it."""
-    if isinstance(error, CannotTell):
-        return NotRun(code, str(error), error.reason)
-    if isinstance(error, RunError | AlignmentError):
-        return NotRun(code, str(error), "damaged" if isinstance(error, RunError) else "undecidable")
-    _log.warning("check %s failed", code, exc_info=error)
-    return NotRun(code, f"it failed with {type(error).__name__}: {why(error)}; please report this", "failed")

@@ -27,6 +27,10 @@ def command(
         Literal["github", "junit"] | None,
         typer.Option(help="Print GitHub annotations, or JUnit XML.", show_default=False),
     ] = None,
+    engine: Annotated[
+        Literal["here", "local", "ray"],
+        typer.Option(help="Where checks work: in this process, in one for each core, or on Ray."),
+    ] = "here",
     json: Json = False,
 ) -> None:
     """Say what is wrong in a Run: since which step, on which ranks, and what to do next.
@@ -45,7 +49,7 @@ def command(
     if json and format is not None:
         raise InputError(f"--json and --format {format} contradict each other. Pass one of them.")
     with waiting(f"Checking {run}"):
-        report = check(run, ref=ref)
+        report = check(run, ref=ref, engine=engine)
     if json:
         print_document(report.to_json())
     elif format == "github":
