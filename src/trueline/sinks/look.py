@@ -12,6 +12,7 @@ from trueline.schema.finding import Finding
 from trueline.schema.live import Numbers
 from trueline.schema.text.reading import why
 from trueline.sinks.series import Series
+from trueline.store.log.part_files import PartFiles
 from trueline.store.reader import Run
 
 
@@ -33,6 +34,7 @@ class Looks:
         self._path, self._first, self._say = path, first, say
         self._series = Series(first)
         self._known: set[tuple[str, str, tuple[int, ...]]] = set()
+        self._parts: PartFiles | None = None
         self._size = -1
         self._complained = False
 
@@ -41,7 +43,8 @@ class Looks:
         is late would look like one that differs. A look that fails says so once, and the next one tries again.
         """
         try:
-            run = Run(self._path)
+            run = Run(self._path, parts=self._parts)
+            self._parts = run.parts
             size = len(run.column("step"))
             ended = bool(size) and not run.unclosed
             last = last or ended

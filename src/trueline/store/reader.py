@@ -28,6 +28,7 @@ from trueline.store.env_and_findings import name_unknown, read_env, read_finding
 from trueline.store.file_names import Problem
 from trueline.store.filesystem import filesystem_of
 from trueline.store.log.listing import names_in
+from trueline.store.log.part_files import PartFiles
 from trueline.store.log.pieces import KEYS, Pieces, read_pieces
 from trueline.store.manifest import open_manifest
 from trueline.store.query import answer
@@ -46,7 +47,8 @@ class Run(RecordedSteps, Shown):
     """A Run at a path or fsspec URL, as it was at the moment of opening; it may be written to meanwhile.
 
     Raises ``RunError`` where there is none, or one that this version cannot read. Whatever in it is damaged is skipped
-    and named in ``problems``; a Run without rows is legal.
+    and named in ``problems``; a Run without rows is legal. ``parts`` are those of a Run that was opened at the same
+    path before: sealed parts do not change, so those that it has read are not read again to look for damage.
     """
 
     path: str
@@ -64,17 +66,17 @@ class Run(RecordedSteps, Shown):
     live_findings: list[Finding]
     """The findings of live checks while the job ran, in order per rank."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, parts: PartFiles | None = None) -> None:
         self._given = os.fspath(path)
         self.path = without_credentials(self._given)
         with reading(f"'{shortened(self.path)}'", UNREADABLE, error=RunError):
-            self._open()
+            self._open(parts)
 
-    def _open(self) -> None:
+    def _open(self, parts: PartFiles | None) -> None:
         self._fs, self._root = filesystem_of(self._given)
         self.manifest = open_manifest(self._fs, self._root, self.path)
         first_steps = [attempt.step for attempt in self.manifest.attempts]
-        self._take(read_pieces(self._fs, self._root, first_steps))
+        self._take(read_pieces(self._fs, self._root, first_steps, known=parts))
         self.problems = self._pieces.problems
         self.unclosed = self._pieces.unclosed
         self.problems += name_unknown("manifest.json", unknown_keys(self.manifest))
@@ -99,6 +101,11 @@ class Run(RecordedSteps, Shown):
             early.__dict__.pop(derived, None)
         early._take(self._pieces.before(step))
         return early
+
+    @property
+    def parts(self) -> PartFiles:
+        """What was read of sealed parts, for the next Run that is opened at this path."""
+        return self._pieces.files
 
     @property
     def restarts(self) -> list[int]:

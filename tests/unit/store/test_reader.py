@@ -8,6 +8,7 @@ import fsspec
 import numpy as np
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from tests.synthetic_runs import write_part
 
 from trueline.schema.errors import RunError
 from trueline.schema.files.run_manifest import Manifest, RankEnv
@@ -542,3 +543,28 @@ def test_numbers_are_read_together(tmp_path, monkeypatch):
     )
     assert [run.pivot(name)[0].item() for name in ("loss", "grad_norm", "tokens")] == [1.0, 2.0, 3.0]
     assert len(opened) == 1
+
+
+def test_a_part_that_was_read_is_not_read_again(tmp_path, monkeypatch):
+    path = write_run(tmp_path / "run", [[{"step": step, "loss": step / 3} for step in range(20)]], seal_steps=10)
+    earlier = Run(path)
+    decoded = []
+    decode = PartFiles._decoded
+    monkeypatch.setattr(
+        PartFiles, "_decoded", lambda files, part, names: decoded.append(part) or decode(files, part, names)
+    )
+    write_part(path, 1, [{"step": step, "loss": 7.0} for step in range(20)])
+    run = Run(path, parts=earlier.parts)
+    assert [part.rank for part in decoded] == [1]
+    assert run.table().equals(Run(path).table())
+    assert earlier.ranks == [0]
+
+
+def test_damage_since_a_part_was_read_is_met_where_its_values_are_read(tmp_path):
+    path = write_run(tmp_path / "run", [[{"step": step, "loss": step / 3} for step in range(20)]])
+    earlier = Run(path)
+    part = only_file(path / "workers", "part-*")
+    part.write_bytes(part.read_bytes()[:-1])
+    with pytest.raises(RunError, match="has changed since the Run was opened"):
+        Run(path, parts=earlier.parts).pivot("loss")
+    assert "was sealed; the part was skipped" in Run(path).problems[0]

@@ -43,14 +43,26 @@ class PartFiles:
         default_factory=dict[frozenset[str], frozenset[str]], repr=False, compare=False
     )
     """The distinct ones of these: parts that hold the same share one."""
+    _kept: dict[PartName, pa.Table] = field(default_factory=dict[PartName, pa.Table], repr=False, compare=False)
 
-    def first(self, parts: Sequence[PartName], names: Sequence[str]) -> Iterator[pa.Table | Problem]:
-        """Columns of each part that was found just now, or what is wrong with it.
+    def first(
+        self, parts: Sequence[PartName], names: Sequence[str], *, keep: Sequence[str] = ()
+    ) -> Iterator[pa.Table | Problem]:
+        """Columns of each part that was found just now, or what is wrong with it; with ``keep`` only those are returned
+        and kept, and a part of which they are kept is not read again.
 
         Several are read at once: checksums and Parquet are worked out of Python's lock.
         """
         with ThreadPoolExecutor(max_workers=READERS) as pool:
-            yield from pool.map(functools.partial(self._first, names), parts)
+            yield from pool.map(functools.partial(self._once, names, keep), parts)
+
+    def _once(self, names: Sequence[str], keep: Sequence[str], part: PartName) -> pa.Table | Problem:
+        if part in self._kept:
+            return self._kept[part]
+        rows = self._first(names, part)
+        if keep and not isinstance(rows, Problem):
+            rows = self._kept[part] = rows.select(keep)
+        return rows
 
     def _first(self, names: Sequence[str], part: PartName) -> pa.Table | Problem:
         try:

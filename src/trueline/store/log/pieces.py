@@ -10,6 +10,7 @@ T pieces.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +22,7 @@ from trueline.store import file_names
 from trueline.store.file_names import PartName, Problem
 from trueline.store.log.journal import JournalContent
 from trueline.store.log.listing import list_parts, name_missing_parts, read_journals
-from trueline.store.log.part_files import PartFiles
+from trueline.store.log.part_files import READERS, PartFiles
 from trueline.store.migrate import to_current
 from trueline.store.records.arrays import from_numpy, to_numpy
 from trueline.store.rows import SCALAR_NAMES, WORKER_SCHEMA, merge_batches
@@ -52,7 +53,7 @@ class Pieces:
     ``unclosed`` are the ranks that have a journal.
     """
 
-    _files: PartFiles
+    files: PartFiles
     timeline: Timeline = field(default_factory=Timeline)
     problems: list[Problem] = field(default_factory=list[Problem])
     unclosed: list[int] = field(default_factory=list)
@@ -65,7 +66,9 @@ class Pieces:
         """
         wanted = None if steps is None else np.asarray(list(steps), dtype=np.int64)
         schema = pa.schema([WORKER_SCHEMA.field(name) for name in names])
-        table = pa.concat_tables([schema.empty_table(), *(self._rows(piece, names, wanted) for piece in self._pieces)])
+        with ThreadPoolExecutor(max_workers=READERS) as pool:  # Parquet is worked out of Python's lock
+            rows = list(pool.map(lambda piece: self._rows(piece, names, wanted), self._pieces))
+        table = pa.concat_tables([schema.empty_table(), *rows])
         for name in names:
             if sum(map(_num_values, table[name].chunks)) > MAX_VALUES:
                 raise RunError(
@@ -96,17 +99,17 @@ class Pieces:
         wanted_T = None if wanted is None else np.isin(piece.rows["step"].to_numpy(), wanted)
         if wanted_T is not None and not wanted_T.any():
             return to_current(piece.rows.select([]), WORKER_SCHEMA, names)
-        rows = self._files.again(piece.part, names)
+        rows = self.files.again(piece.part, names)
         rows = rows if piece.own_T is None else rows.filter(piece.own_T)
         return rows if wanted_T is None else rows.take(from_numpy(np.arange(len(wanted_T)), absent_N=~wanted_T))
 
     def _present(self, piece: _Piece) -> frozenset[str]:
-        known = None if piece.part is None else self._files.present(piece.part)
+        known = None if piece.part is None else self.files.present(piece.part)
         return frozenset(WORKER_SCHEMA.names) if known is None else known
 
     def before(self, step: int) -> Pieces:
         """The same without the rows of ``step`` and later ones."""
-        cut = Pieces(self._files, self.timeline, self.problems, self.unclosed)
+        cut = Pieces(self.files, self.timeline, self.problems, self.unclosed)
         for piece in self._pieces:
             early = piece.rows["step"].to_numpy() < step
             own_T = np.ones(len(early), dtype=bool) if piece.own_T is None else np.array(piece.own_T)
@@ -123,13 +126,13 @@ class Pieces:
         read: set[int] = set()
         merged: set[int] = set()
         ordered = sorted(parts, key=lambda part: (part.sequence, -part.last))
-        for part, rows in zip(ordered, self._files.first(ordered, SCALAR_NAMES), strict=True):
+        for part, rows in zip(ordered, self.files.first(ordered, SCALAR_NAMES, keep=KEYS), strict=True):
             if merged.issuperset(part.numbers):
                 continue
             if isinstance(rows, Problem):
                 self.problems.append(rows)
             else:
-                self._take(rows.select(KEYS), part.attempt, part)
+                self._take(rows, part.attempt, part)
                 read.update(part.numbers)
                 merged.update(part.numbers if len(part.numbers) > 1 else ())
         return read
@@ -148,13 +151,16 @@ class Pieces:
             self._pieces.append(_Piece(rows.filter(mask), part, mask))
 
 
-def read_pieces(fs: AbstractFileSystem, root: str, first_steps: Sequence[int] = ()) -> Pieces:
-    """Every readable row piece of the Run at ``root`` whose job began with ``first_steps``, one a start.
+def read_pieces(
+    fs: AbstractFileSystem, root: str, first_steps: Sequence[int] = (), *, known: PartFiles | None = None
+) -> Pieces:
+    """Every readable row piece of the Run at ``root`` whose job began with ``first_steps``, one a start. Parts that are
+    ``known`` are not read again.
 
     Journals are read before parts are listed: a row that is sealed in between is then seen twice, which merging undoes;
     the other way round it would not be seen at all.
     """
-    pieces = Pieces(PartFiles(fs, root, lambda part: file_names.WORKERS_DIR, WORKER_SCHEMA))
+    pieces = Pieces(known or PartFiles(fs, root, lambda part: file_names.WORKERS_DIR, WORKER_SCHEMA))
     journals = read_journals(fs, root, pieces.problems, rank_of=file_names.journal_rank, schema=WORKER_SCHEMA)
     pieces.unclosed = sorted(journals)
     parts = list_parts(fs, root, file_names.WORKERS_DIR, pieces.problems)
