@@ -73,7 +73,9 @@ def of_transformers() -> Iterator[tuple[str, Callable[[], nn.Module]]]:
     kinds = ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM")
     maps = [getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING") for kind in kinds] + [modeling_auto.MODEL_MAPPING]
     for name, config_class in sorted(transformers.CONFIG_MAPPING.items()):
-        found = next((each[config_class] for each in maps if config_class in each), None)
+        found = None
+        with contextlib.suppress(ValueError, ImportError):  # names of models that this version does not hold
+            found = next((each[config_class] for each in maps if config_class in each), None)
         if found is not None:
             chosen = found[0] if isinstance(found, (tuple, list)) else found
             yield name, lambda config_class=config_class, chosen=chosen: _small(chosen, _shrunk(config_class()))

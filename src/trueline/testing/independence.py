@@ -55,6 +55,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "corrupted memory": ("N2 N2.all N2.modules", "N2.bit", "R4.bit-flip R4.last-bit"),
     "averages of weights": ("E1", "E1.swapped", "E1.part", "E1.bf16"),
     "recomputation": ("A2", "A2.noise", "A2.counter", "A2.written"),
+    "modes": ("B2", "B2.norm"),
     "running statistics": ("B1", "B1.sync", "B1.poisoned"),
     "values that are not finite": (
         "N4 N4.by-hand N4.inf N4.recorded N4.recorded-by-hand",

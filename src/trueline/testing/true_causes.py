@@ -16,6 +16,7 @@ _CAUSES: dict[str, str] = {
     "A2": "recomputation-differs",
     "B1": "running-statistics-wrong",
     "B1.poisoned": "batch-not-finite-kept",
+    "B2": "evaluation-mode-stays",
     "C1": "kernel-differs",
     "C2": "kernel-differs",
     "C3": "weights-differ",

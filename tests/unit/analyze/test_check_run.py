@@ -74,10 +74,13 @@ WEIGHTS = (
 )
 """Checks that need a loss, which none of these Runs has shown."""
 
+MODES = ("evaluation-mode",)
+"""Checks that need a forward pass, which none of these Runs has."""
+
 PARTS = ("shards-equal",)
 """Checks that need ranks which hold one model together."""
 
-NOT_RUN = tuple(sorted(RECORDED + UPDATES + WEIGHTS + PARTS))
+NOT_RUN = tuple(sorted(RECORDED + UPDATES + WEIGHTS + MODES + PARTS))
 CODES = tuple(sorted(EXACT + STATISTICAL + SPIKES + NOT_RUN))
 
 
@@ -105,6 +108,7 @@ def test_every_check_runs_on_a_healthy_run_and_finds_nothing(tmp_path):
         "no call of",
         "no token weights",
         "no targets",
+        "no forward pass",
         "no backward pass was seen from whose loss",
         "the plan names no step",
         "no scheduler",

@@ -18,7 +18,7 @@ class ReplicaProbe:
     parameters again when watching ends.
 
     Buffers not before the update, because DDP broadcasts them just before the forward pass and every worker's own batch
-    changes them (BatchNorm) just after.
+    changes them (BatchNorm) just after; and not in an evaluation, which may go round DDP and changes none.
     """
 
     name = "replicas"
@@ -39,7 +39,8 @@ class ReplicaProbe:
             return {"param_digests": param_digests(step.layout)}
         if moment == "closed":
             return {"closing_digests": param_digests(step.layout)} if step.layout.fits() else {}
-        if self._has_buffers or step.module is not unwrap(self._model):
+        module = step.module
+        if self._has_buffers or module is None or module is not unwrap(self._model) or not module.training:
             return {}
         step.facts["buffers"], digests = buffer_digests(self._model)
         self._has_buffers = digests is not None

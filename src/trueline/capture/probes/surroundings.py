@@ -63,8 +63,8 @@ _EVALUATES = (
 
 
 class ModeProbe(FactProbe):
-    """The column ``eval_modules``, on sampled steps: of the last forward pass that the step descends. A model that is
-    in evaluation mode as a whole, and computes otherwise there, is said once in ``notes``.
+    """The columns ``eval_modules`` and ``evaluates``, on sampled steps: of the last forward pass that the step
+    descends. A model that is in evaluation mode as a whole, and computes otherwise there, is said once in ``notes``.
     """
 
     name = "mode"
@@ -83,7 +83,7 @@ class ModeProbe(FactProbe):
         return step.sampled
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
-        """The column, when gradients are there; absent where no forward pass was seen."""
+        """The columns, when gradients are there; absent where no forward pass was seen."""
         if moment == "forward" and step.module is not None:
             if step.layout is not self._of:
                 self._modules, self._of = tuple(step.module.modules()), step.layout
@@ -93,10 +93,10 @@ class ModeProbe(FactProbe):
         descended = [count for one, count in self._counts if step.counted.counts(one)]
         if not descended:
             return {}
-        whole = descended[-1] == len(self._modules) and _EVALUATES not in self._notes
-        if whole and any(isinstance(module, _OTHERWISE) for module in self._modules):
+        whole = descended[-1] == len(self._modules) and any(isinstance(each, _OTHERWISE) for each in self._modules)
+        if whole and _EVALUATES not in self._notes:
             self._notes.append(_EVALUATES)
-        return {"eval_modules": descended[-1]}
+        return {"eval_modules": descended[-1], "evaluates": int(whole)}
 
 
 _AVERAGERS = (

@@ -56,6 +56,12 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "Modules of the model in evaluation mode in the forward pass, on sampled steps.",
     ),
     Column(
+        "evaluates",
+        "int32",
+        "",
+        "1 where the whole model is in evaluation mode in that pass, and has dropout or batch normalisation; else 0.",
+    ),
+    Column(
         "passes",
         "int64",
         "backward passes",
@@ -196,7 +202,10 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "[P + F] the same when watching ended, after the update of this step, its last.",
     ),
     Column(
-        "buffer_digests", "list<uint64>", "", "[B] digest of each buffer before the first forward pass of this step."
+        "buffer_digests",
+        "list<uint64>",
+        "",
+        "[B] digest of each buffer before the first forward pass of this step in training mode.",
     ),
     Column(
         "initial_values",
