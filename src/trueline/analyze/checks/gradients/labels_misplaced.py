@@ -15,7 +15,8 @@ How it decides
 --------------
 By equality. At the first 16 sampled steps, and then now and then, the targets of the only cross-entropy below the loss
 are compared with the token ids that the model was called on, 1 place before each position to 3 places after it. A place
-counts where all targets that have a token there are equal to it, 64 or more, and not all are at the next one. Labels
+counts where all targets that have a token there are equal to it, 64 or more, and not all are at the next one. Outputs
+that are cut in front of the loss (`logits[:, 1:]`) are counted from where they begin. Labels
 that are right are the next token wherever they count, whatever the text, so that there is no false alarm.
 
 What it may miss

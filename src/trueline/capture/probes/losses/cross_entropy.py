@@ -31,6 +31,12 @@ _unknown = object()
 SINK = "_DDPSink"
 """What DDP passes all outputs of a model through, each to the one in its place."""
 
+_LEAVES = re.compile(
+    "LogSoftmax|ToCopy|View|UnsafeView|ReshapeAlias|Clone|Squeeze|Unsqueeze|Alias|Permute|Transpose|T|Slice"
+)
+"""Operations that leave each position where it is among the others; of slices this is asked."""
+_CHOOSES = re.compile("Index|IndexSelect|MaskedSelect|Gather|Select|Cat|Stack|Roll|Flip")
+
 _SCALINGS = ("Mul", "Div")
 _MEAN = 1
 _NONE = 0
@@ -119,13 +125,13 @@ def listen(to: CrossEntropy, take: Callable[[Tensor, Tensor, Tensor, torch.dtype
     node.register_prehook(Hook(reached))
 
 
-def targets(roots: Iterable[Tensor]) -> list[tuple[Tensor, int]]:
-    """The targets of the cross-entropies below ``roots``, [N], and the number that stands for none; those that hooks
-    keep are left out.
+def targets(roots: Iterable[Tensor]) -> list[tuple[Tensor, int, int | None]]:
+    """The targets of the cross-entropies below ``roots``, [N], the number that stands for none, and the
+    ``first_position`` that they are of; those that hooks keep are left out.
     """
     ahead = deque(root.grad_fn for root in roots)
     seen: set[Any] = set()
-    found: list[tuple[Tensor, int]] = []
+    found: list[tuple[Tensor, int, int | None]] = []
     while ahead and len(seen) < MAX_NODES:
         node: Any = ahead.popleft()
         if node is None or node in seen:
@@ -134,8 +140,29 @@ def targets(roots: Iterable[Tensor]) -> list[tuple[Tensor, int]]:
         if not node.name().startswith("NllLoss"):
             ahead.extend(below for below, _ in node.next_functions)
         elif not is_hooked(node._raw_saved_target):
-            found.append((node._saved_target.detach().flatten(), ignored_index(node)))
+            found.append((node._saved_target.detach().flatten(), ignored_index(node), first_position(node)))
     return found
+
+
+def first_position(node: Any) -> int | None:
+    """How many positions of what a model returned, [B, T, V], a cross-entropy does not see in front of the first that
+    it does; None where positions are chosen by other means than slices.
+    """
+    first = 0
+    for _ in range(MAX_NODES):
+        below = [each for each, _ in node.next_functions if each is not None]
+        node = below[0] if len(below) == 1 else None
+        operation = "" if node is None else node.name().rstrip("0123456789").removesuffix("Backward")
+        if _CHOOSES.fullmatch(operation):
+            return None
+        if operation == "Slice" and int(node._saved_dim) == 1 and len(node._saved_self_sym_sizes) == 3:
+            start = int(node._saved_start)
+            first += start - (2**64 - int(node._saved_self_sym_sizes[1]) if start >= 2**63 else 0)
+            if int(node._saved_step) != 1:
+                return None
+        elif _LEAVES.fullmatch(operation) is None:
+            break
+    return first
 
 
 def is_hooked(saved: Any) -> bool:

@@ -159,7 +159,7 @@ class InfluenceProbe:
         for logits in self._logits:
             for ids, embedded in self._embedded:
                 if ids.shape == logits.shape[:2]:
-                    for target, ignored in targets:
+                    for target, ignored, _ in targets:
                         counts_BT = _next_tokens(ids, target, ignored)
                         if counts_BT is not None:
                             return _measured(logits, embedded, counts_BT, self._positions)

@@ -14,7 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.capture.probes.losses.cross_entropy import LINEAR, MAX_NODES, SINK, ignored_index, is_hooked
+from trueline.capture.probes.losses.cross_entropy import (
+    LINEAR,
+    MAX_NODES,
+    SINK,
+    first_position,
+    ignored_index,
+    is_hooked,
+)
 from trueline.schema.columns.loss_inputs import (
     DIVERGENCE_BY_CLASS,
     DIVERGENCE_OF_PROBABILITIES,
@@ -164,6 +171,7 @@ def _padded(node: Any, ids_BT: Tensor, mask_BT: Tensor, device: torch.device) ->
     target = node._saved_target.detach().flatten()
     rows, length = ids_BT.shape
     whole = rows > 0 and ids_BT.shape == mask_BT.shape and target.numel() in (rows * length, rows * (length - 1))
+    whole = whole and first_position(node) == 0
     if not (whole and target.device == mask_BT.device == ids_BT.device and int(node._saved_reduction) in _AVERAGES):
         return torch.zeros(5, dtype=torch.int64, device=device)
     target_BL = target.view(rows, -1)

@@ -104,12 +104,13 @@ class TargetPlaceProbe:
                 self._rows += [] if counts is None else [(one, counts[None])]
 
 
-def _counts(ids_BT: Tensor, target: Tensor, ignored: int) -> Tensor | None:
+def _counts(ids_BT: Tensor, target: Tensor, ignored: int, first_position: int | None) -> Tensor | None:
     """int64 [2 x places]: of each place how many targets have an input token there, then how many of these equal it.
-    None where targets are not of these samples: their number is no multiple, or they are on another device.
+    None where targets are not of these samples (their number is no multiple, or they are on another device), or nobody
+    knows the position of the first one.
     """
     num_samples, length = ids_BT.shape
-    if not num_samples or target.numel() % num_samples or target.device != ids_BT.device:
+    if first_position is None or not num_samples or target.numel() % num_samples or target.device != ids_BT.device:
         return None
     target_BL = target.view(num_samples, -1)
     if not length // 2 < target_BL.shape[1] <= length:
@@ -118,9 +119,10 @@ def _counts(ids_BT: Tensor, target: Tensor, ignored: int) -> Tensor | None:
     compared: list[Tensor] = []
     equal: list[Tensor] = []
     for place in PLACES:
-        first, end = max(0, -place), min(target_BL.shape[1], length - place)
+        ahead = place + first_position
+        first, end = max(0, -ahead), min(target_BL.shape[1], length - ahead)
         counts = counts_BL[:, first:end]
-        same = target_BL[:, first:end] == ids_BT[:, first + place : end + place]
+        same = target_BL[:, first:end] == ids_BT[:, first + ahead : end + ahead]
         compared.append(counts.sum())
         equal.append((same & counts).sum())
     return torch.stack([*compared, *equal])

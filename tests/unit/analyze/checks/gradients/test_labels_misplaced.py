@@ -46,6 +46,10 @@ def masked(ids):
     return labels
 
 
+def cut(logits, targets):
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
 @pytest.mark.parametrize(
     ("loss_of", "said"),
     [
@@ -55,6 +59,7 @@ def masked(ids):
             lambda model, ids: functional.cross_entropy(model(ids[:, :-2]).flatten(0, 1), ids[:, 2:].flatten()),
             "the token 2 places on",
         ),
+        (lambda model, ids: cut(model(ids)[:, 1:-2], ids[:, 3:]), "the token 2 places on"),
         (lambda model, ids: model(ids, labels=ids, shift=False), "the token itself: labels are not those of the next"),
         (lambda model, ids: model(ids, labels=ids.roll(1, 1), shift=False), "the token before"),
     ],
@@ -73,6 +78,8 @@ def test_targets_that_are_not_the_next_token(tmp_path, loss_of, said):
         lambda model, ids: model(ids, labels=masked(ids)),
         lambda model, ids: model(ids[:, :-1], labels=ids[:, 1:], shift=False),
         lambda model, ids: model(ids, labels=ids.roll(-1, 1), shift=False),
+        lambda model, ids: cut(model(ids[:, :-1])[:, 1:], ids[:, 2:]),
+        lambda model, ids: cut(model(ids[:, :-1])[:, -9:].transpose(1, 2).transpose(1, 2), ids[:, -9:]),
     ],
 )
 @pytest.mark.parametrize("text", ["random", "one token", "two in turn"])
