@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from trueline.store.collect import Collected
     from trueline.store.reader import Run
 
+from trueline import rl as rl
+
 __version__ = "0.1.0"
 __all__ = ["calibrate", "check", "collect", "compare", "diagnose", "open_run", "report", "seed_all", "watch"]
 

@@ -27,6 +27,7 @@ from trueline.capture.probes.surroundings import updates_made
 from trueline.capture.step.updates import Updates
 from trueline.schema.errors import CaptureError, TrainingStopped
 from trueline.schema.plan import Plan
+from trueline.schema.roles import Sink
 
 _COMPILED = (
     "updates run inside of what torch.compile made, where gradients are not seen as the optimizer receives them: leave "
@@ -122,6 +123,11 @@ class Watch:
     def folder(self) -> str | None:
         """Where the Run of this rank's team is."""
         return self._recorder.safe_sink.folder
+
+    @property
+    def records_to(self) -> Sink:
+        """What takes records that do not come from a probe."""
+        return self._recorder.safe_sink
 
     @property
     def first_step(self) -> int:
@@ -288,6 +294,12 @@ class Watch:
 
 
 _living: weakref.WeakSet[Watch] = weakref.WeakSet()
+
+
+def watched_sink() -> Sink | None:
+    """What takes records of the model that is watched in this process, of several the first; None where none is."""
+    own = [one for one in [*_living] if f"{os.sep}models{os.sep}" not in one.run_path]
+    return own[0].records_to if len(own) == 1 else None
 
 
 def further_run(out: str, name: str) -> str:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from trueline.schema.columns.records import StackRecord, StepRecords, TensorRecord
+from trueline.schema.columns.rollouts import TableRows
 from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.schema.finding import Finding
 
-Record = Mapping[str, Any] | Finding | StepRecords | TensorRecord | StackRecord
+Record = Mapping[str, Any] | Finding | StepRecords | TensorRecord | StackRecord | TableRows
 """What a Sink takes. A mapping is a piece of a workers row, with keys of ``schema.workers``, ``step`` among them."""
 
 

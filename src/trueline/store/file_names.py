@@ -13,6 +13,8 @@ JOURNAL_DIR = "journal"
 RECORDS_DIR = "records"
 TENSORS_DIR = "tensors"
 STACKS_DIR = "stacks"
+ROLLOUTS_DIR = "rollouts"
+SYNCS_DIR = "syncs"
 MODELS_DIR = "models"
 OF_GROUP = ".ranks-"
 """Follows the name of a Run in that of the Run beside it, of a further group of ranks; then comes its first rank."""
@@ -26,12 +28,14 @@ _PART = re.compile(r"part-r(\d{5,})-(\d{6,})(?:-(\d{6,}))?-([0-9a-f]{8})\.parque
 _ENV = re.compile(r"rank-(\d{5,})\.json")
 _JOURNAL = re.compile(r"rank-(\d{5,})\.tlj")
 _RECORDS_JOURNAL = re.compile(r"rank-(\d{5,})-records\.tlj")
+_TABLE_JOURNAL = re.compile(r"rank-(\d{5,})-(rollouts|syncs)\.tlj")
 _RANK_FOLDER = re.compile(r"rank-(\d{5,})")
 _STACKS = re.compile(r"rank-(\d{5,})\.parquet")
 _TENSORS = re.compile(r"step-(\d{8,})(\.partial)?\.safetensors")
 _FINDINGS = re.compile(r"findings(?:-r(\d{5,}))?\.jsonl")
 _TOP_LEVEL = re.compile(
-    r"manifest\.json|plan\.json(\.\d+)?|plans|env|workers|journal|records|tensors|stacks|models|findings(-r\d{5,})?\.jsonl"
+    r"manifest\.json|plan\.json(\.\d+)?|plans|env|workers|journal|records|tensors|stacks|rollouts|syncs|models|"
+    r"findings(-r\d{5,})?\.jsonl"
 )
 
 
@@ -112,6 +116,11 @@ def records_journal_name(rank: int) -> str:
     return f"rank-{rank:05d}-records.tlj"
 
 
+def table_journal_name(rank: int, table: str) -> str:
+    """The file under ``journal/`` with the rows of ``table`` that ``rank`` wrote and that are not yet sealed."""
+    return f"rank-{rank:05d}-{table}.tlj"
+
+
 def reserve_name(rank: int) -> str:
     """The file under ``journal/`` that keeps room on the disk for the last Finding of ``rank``."""
     return f".rank-{rank:05d}-reserve{TEMPORARY_SUFFIX}"
@@ -152,6 +161,12 @@ def records_journal_rank(name: str) -> int | None:
     return _rank(_RECORDS_JOURNAL.fullmatch(name))
 
 
+def table_journal(name: str) -> tuple[int, str] | None:
+    """The rank and the table of a file under ``journal/`` that holds rows as they came; None for any other file."""
+    found = _TABLE_JOURNAL.fullmatch(name)
+    return None if found is None else (int(found[1]), found[2])
+
+
 def folder_rank(name: str) -> int | None:
     """The rank that a folder under ``records/`` or ``tensors/`` belongs to; None for anything else."""
     return _rank(_RANK_FOLDER.fullmatch(name))
@@ -174,7 +189,9 @@ def share(rank: int) -> dict[str, re.Pattern[str]]:
     return {
         ENV_DIR: re.compile(rf"{own}\.json"),
         WORKERS_DIR: re.compile(rf"part-r{rank:05d}-.*\.parquet"),
-        JOURNAL_DIR: re.compile(rf"{own}(-records)?\.tlj"),
+        JOURNAL_DIR: re.compile(rf"{own}(-\w+)?\.tlj"),
+        ROLLOUTS_DIR: re.compile(rf"part-r{rank:05d}-.*\.parquet"),
+        SYNCS_DIR: re.compile(rf"part-r{rank:05d}-.*\.parquet"),
         RECORDS_DIR: re.compile(own),
         TENSORS_DIR: re.compile(own),
         STACKS_DIR: re.compile(rf"{own}\.parquet"),

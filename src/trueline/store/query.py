@@ -37,7 +37,9 @@ _FIRST_WORD = re.compile(r"[^\W\d_]+")
 _HINT = re.compile(r"\s*Did you mean .*", re.DOTALL)
 """DuckDB's suggestion, which would name one of its own tables."""
 _TEXTS = re.compile(r"'[^']*'")
-_TABLES = "The tables are 'workers' and 'records', with the columns that trueline.schema.columns lists."
+_TABLES = (
+    "The tables are 'workers', 'records', 'rollouts' and 'syncs', with the columns that trueline.schema.columns lists."
+)
 
 Answer = tuple[list[str], list[tuple[Any, ...]]]
 """Names of columns, and rows."""

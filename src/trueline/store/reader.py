@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trueline.schema.columns.rollouts import TableName
 from trueline.schema.columns.workers import PARAM_COLUMNS
 from trueline.schema.errors import RunError
 from trueline.schema.files.run_manifest import Manifest, RankEnv, unknown_keys
@@ -33,7 +34,8 @@ from trueline.store.log.pieces import KEYS, Pieces, read_pieces
 from trueline.store.manifest import open_manifest
 from trueline.store.query import answer
 from trueline.store.records.recorded_steps import UNREADABLE, RecordedSteps
-from trueline.store.rows import SCALAR_NAMES, WORKER_SCHEMA, MergeOrder, require_column
+from trueline.store.rows import SCALAR_NAMES, TABLE_SCHEMAS, WORKER_SCHEMA, MergeOrder, require_column
+from trueline.store.table_reader import TableReader
 
 _LONGEST = "sketch"
 """The column whose lists may not fit into memory together."""
@@ -268,21 +270,35 @@ class Run(RecordedSteps, Shown):
         lists, rows = self._measured_lists(column, steps, ranks)
         return self._rows.steps[rows], self._rows.ranks[rows], lists.value_lengths().to_numpy(), _flat(lists)
 
+    def kept(self, table: TableName) -> TableReader:
+        """``rollouts`` or ``syncs``, whose rows are kept as they came; false where there are none."""
+        if table not in self._kept:
+            with reading(f"'{shortened(self.path)}'", UNREADABLE, error=RunError):
+                self._kept[table] = TableReader(self._fs, self._root, table, self.problems, self._timeline)
+        return self._kept[table]
+
+    @cached_property
+    def _kept(self) -> dict[TableName, TableReader]:
+        return {}
+
     def size_bytes(self, folder: str) -> int:
         """Bytes of the files in a folder of the Run; 0 where there is none."""
         path = posixpath.join(self._root, folder)
         return sum(int(entry["size"]) for entry in self._fs.find(path, detail=True).values())
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
-        """The rows that one SELECT (DuckDB's) gives; the view ``workers`` is ``table()``, ``records`` is ``records()``.
+        """The rows that one SELECT (DuckDB's) gives; the view ``workers`` is ``table()``, ``records`` is ``records()``,
+        ``rollouts`` and ``syncs`` are ``kept``.
 
-        It reaches nothing but these two. Raises ``RunError``.
+        It reaches nothing but these. Raises ``RunError``.
         """
         return self.query_named(sql)[1]
 
     def query_named(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         """The column names of a query and its rows; see ``query``."""
-        return answer(sql, {"workers": self.table, "records": self.records}, of=self.path)
+        tables = {"workers": self.table, "records": self.records}
+        tables |= {name: lambda name=name: self.kept(name).table() for name in TABLE_SCHEMAS}
+        return answer(sql, tables, of=self.path)
 
     def _title(self) -> str:
         span = f"steps {self.steps[0]} to {self.steps[-1]}" if len(self.steps) else "no steps"

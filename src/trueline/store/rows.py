@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from trueline.schema.columns.records import RECORD_COLUMNS
+from trueline.schema.columns.rollouts import TABLE_COLUMNS, TableName
 from trueline.schema.columns.workers import WORKER_COLUMNS
 from trueline.schema.errors import RunError
 from trueline.store.records.arrays import contiguous, empty, from_numpy, to_numpy
@@ -23,6 +24,7 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
     "float64": pa.float64(),
     "float32": pa.float32(),
     "string": pa.string(),
+    "list<int32>": pa.list_(pa.int32()),
     "list<int64>": pa.list_(pa.int64()),
     "list<uint64>": pa.list_(pa.uint64()),
     "list<float64>": pa.list_(pa.float64()),
@@ -32,6 +34,12 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
 WORKER_SCHEMA: pa.Schema = pa.schema([(column.name, _ARROW_TYPES[column.type]) for column in WORKER_COLUMNS])
 
 RECORD_SCHEMA: pa.Schema = pa.schema([(column.name, _ARROW_TYPES[column.type]) for column in RECORD_COLUMNS])
+
+TABLE_SCHEMAS: dict[TableName, pa.Schema] = {
+    name: pa.schema([(column.name, _ARROW_TYPES[column.type]) for column in columns])
+    for name, columns in TABLE_COLUMNS.items()
+}
+"""Of the tables whose rows are kept as they came."""
 
 SCALAR_NAMES: list[str] = [
     field.name for field in WORKER_SCHEMA if not (pa.types.is_list(field.type) or pa.types.is_string(field.type))

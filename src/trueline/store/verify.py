@@ -32,7 +32,7 @@ from trueline.store.migrate import read_manifest
 from trueline.store.reader import Run
 from trueline.store.records.stack_files import decode_stacks, has_checksum
 from trueline.store.records.tensor_files import TensorContents
-from trueline.store.rows import RECORD_SCHEMA, WORKER_SCHEMA
+from trueline.store.rows import RECORD_SCHEMA, TABLE_SCHEMAS, WORKER_SCHEMA
 
 State = Literal["whole", "unchecked", "torn", "damaged"]
 """``unchecked``: it can be read, and has no checksum, as those of older versions; ``torn``: a process was killed, or
@@ -140,6 +140,7 @@ def _check_of(name: str, folder: str, base: str) -> Check | None:
         file_names.ENV_DIR: _env if file_names.env_rank(base) is not None else None,
         file_names.WORKERS_DIR: _part(WORKER_SCHEMA) if PartName.parse(base) else None,
         file_names.RECORDS_DIR: _part(RECORD_SCHEMA) if PartName.parse(base) else None,
+        **{table: _part(schema) if PartName.parse(base) else None for table, schema in TABLE_SCHEMAS.items()},
         file_names.STACKS_DIR: _stacks if file_names.stacks_rank(base) is not None else None,
         file_names.TENSORS_DIR: _tensors if file_names.tensors_step(base) else None,
         REVISIONS_DIR: _revision,
@@ -147,6 +148,8 @@ def _check_of(name: str, folder: str, base: str) -> Check | None:
     if inside == file_names.JOURNAL_DIR:
         if file_names.records_journal_rank(base) is not None:
             return _journal(RECORD_SCHEMA)
+        if (table := file_names.table_journal(base)) is not None:
+            return _journal(TABLE_SCHEMAS[table[1]])
         return _journal(WORKER_SCHEMA) if file_names.journal_rank(base) is not None else None
     if inside:
         return found.get(inside)
@@ -235,6 +238,8 @@ def _tensors(fs: AbstractFileSystem, path: str, base: str) -> Found:
 
 def _missing(run: Run, named: set[str]) -> list[str]:
     """What other files say there must have been."""
+    for table in TABLE_SCHEMAS:
+        run.kept(table)
     if not run.has_records:  # reading them names what is missing of them
         return [problem for problem in run.problems if problem.file not in named]
     rows = run.records(columns=["rank", "step", "tensor", "stack"], resolve=False)

@@ -12,9 +12,11 @@ import errno
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from trueline.schema.columns.records import StackRecord, StepRecords, TensorRecord
+from trueline.schema.columns.rollouts import TableName, TableRows
 from trueline.schema.errors import InputError
 from trueline.schema.files.run_lock import Hold
 from trueline.schema.files.run_manifest import Manifest, RankEnv
@@ -40,6 +42,7 @@ from trueline.store.log.journal import FrameCodec
 from trueline.store.log.table_writer import SEAL_S, SEAL_STEPS, SealAfter, TableWriter
 from trueline.store.records.record_writer import SEAL_BYTES, RecordWriter
 from trueline.store.rows import WORKER_SCHEMA
+from trueline.store.table_rows import TableEncoder, encode_table
 
 
 class RunWriter:
@@ -73,6 +76,7 @@ class RunWriter:
         self._pid = os.getpid()
         self._codec = FrameCodec(WORKER_SCHEMA)
         self._records: RecordWriter | None = None
+        self._tables: dict[TableName, tuple[TableEncoder, TableWriter]] = {}
         self._busy = False
         self._close_asked = False
         self._closed = False
@@ -153,6 +157,8 @@ class RunWriter:
             self._take_notices()
             if isinstance(record, StepRecords | TensorRecord | StackRecord):
                 self._write_recorded(record)
+            elif isinstance(record, TableRows):
+                self._write_table(record)
             elif isinstance(record, Finding):
                 self._write_finding(record)
             else:
@@ -188,6 +194,8 @@ class RunWriter:
         finally:
             self._findings.close()
             try:
+                for _, table in self._tables.values():
+                    table.close()
                 self._rows.close()
             finally:
                 self._hold.release()
@@ -198,6 +206,8 @@ class RunWriter:
             self._records.abandon()
         self._findings.close(removes_reserve=False)
         self._rows.abandon()
+        for _, table in self._tables.values():
+            table.abandon()
         self._hold.release()
 
     def _write_manifest(self, manifest: Manifest) -> None:
@@ -209,6 +219,32 @@ class RunWriter:
             raise InputError(f"A workers row needs 'step', got only {', '.join(row) or 'nothing'}.")
         row["rank"] = self._rank
         self._rows.add(row["step"], *self._codec.encode(row))
+
+    def _write_table(self, record: TableRows) -> None:
+        if record.table not in self._tables:
+            self._tables[record.table] = self._open_kept(record.table)
+        encoder, table = self._tables[record.table]
+        if record.num_rows:
+            table.add(record.step, *encoder.encode(record))
+
+    def _open_kept(self, name: TableName) -> tuple[TableEncoder, TableWriter]:
+        """What takes the rows of a table that are kept as they came."""
+        encoder = TableEncoder(name, self._rank)
+        parts_path = os.path.join(self.path, name)
+        make_folder(parts_path)
+        table = TableWriter(
+            journal_path=os.path.join(
+                self.path, file_names.JOURNAL_DIR, file_names.table_journal_name(self._rank, name)
+            ),
+            parts_path=parts_path,
+            rank=self._rank,
+            codec=encoder.codec,
+            encode=partial(encode_table, name),
+            seal_after=dataclasses.replace(self._seal_after, size_bytes=SEAL_BYTES),
+            sequence=first_sequence(parts_path, self._rank, self.start.attempt),
+            before_seal=self._hold.require,
+        )
+        return encoder, table
 
     def _write_recorded(self, record: StepRecords | TensorRecord | StackRecord) -> None:
         if self._records is None:

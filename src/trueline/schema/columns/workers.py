@@ -19,6 +19,7 @@ ColumnType = Literal[
     "float64",
     "float32",
     "string",
+    "list<int32>",
     "list<int64>",
     "list<uint64>",
     "list<float64>",

@@ -16,6 +16,7 @@ from trueline.store import file_names
 from trueline.store.collecting.sides import Side
 from trueline.store.file_names import PartName
 from trueline.store.log.durable import make_folder, replace_file, sync
+from trueline.store.rows import TABLE_SCHEMAS
 
 CHUNK = 8 << 20
 """Bytes that are held at a time of a file that is copied."""
@@ -97,7 +98,7 @@ def copy_all(side: Side, into: Side, work: Work) -> None:
 def _never_changes(name: str) -> bool:
     folder, _, base = name.rpartition("/")
     top = folder.partition("/")[0]
-    if top in (file_names.WORKERS_DIR, file_names.RECORDS_DIR):
+    if top in (file_names.WORKERS_DIR, file_names.RECORDS_DIR, *TABLE_SCHEMAS):
         return PartName.parse(base) is not None
     return top == file_names.TENSORS_DIR and file_names.tensors_step(base) is not None
 

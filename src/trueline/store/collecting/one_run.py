@@ -40,7 +40,7 @@ def collect_run(sides: Sequence[Side], into: Side, work: Work) -> None:
                 put(side, name, into, work)
     _copy_manifest(sides, into, work)
     for rank, side in newest.items():
-        for name in (file_names.journal_name(rank), file_names.records_journal_name(rank)):
+        for name in (kept.name for kept in journals_of(rank)):
             data, path = journals[side].get(name), posixpath.join(file_names.JOURNAL_DIR, name)
             if data is not None:
                 put_bytes(data, into, path, work)

@@ -153,7 +153,9 @@ class Side:
 def rank_of_journal(name: str) -> int | None:
     """The rank whose journal has this name, of rows or of recorded steps; None where it is none."""
     rank = file_names.journal_rank(name)
-    return file_names.records_journal_rank(name) if rank is None else rank
+    rank = file_names.records_journal_rank(name) if rank is None else rank
+    table = file_names.table_journal(name)
+    return rank if table is None else table[0]
 
 
 def _known(ranks: Iterable[int | None]) -> frozenset[int]:

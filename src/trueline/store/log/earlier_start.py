@@ -8,6 +8,7 @@ import os
 import zlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
@@ -17,7 +18,8 @@ from trueline.store.log.durable import append, make_folder, replace_file
 from trueline.store.log.journal import JournalContent, read_journal
 from trueline.store.log.parts import DamagedPart, decode_part, encode_part
 from trueline.store.records.step_parts import encode_records
-from trueline.store.rows import RECORD_SCHEMA, WORKER_SCHEMA, merge_batches
+from trueline.store.rows import RECORD_SCHEMA, TABLE_SCHEMAS, WORKER_SCHEMA, merge_batches
+from trueline.store.table_rows import encode_table
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,16 @@ class RankJournal:
     encode: Callable[[list[pa.RecordBatch]], bytes]
 
 
-def journals_of(rank: int) -> tuple[RankJournal, RankJournal]:
-    """The journals of its rows and of its recorded steps."""
+def journals_of(rank: int) -> tuple[RankJournal, ...]:
+    """The journals of its rows, of its recorded steps, and of each table whose rows are kept as they came."""
     records = f"{file_names.RECORDS_DIR}/{file_names.rank_folder(rank)}"
     return (
         RankJournal(file_names.journal_name(rank), file_names.WORKERS_DIR, WORKER_SCHEMA, encode_rows),
         RankJournal(file_names.records_journal_name(rank), records, RECORD_SCHEMA, encode_records),
+        *(
+            RankJournal(file_names.table_journal_name(rank, table), table, schema, partial(encode_table, table))
+            for table, schema in TABLE_SCHEMAS.items()
+        ),
     )
 
 

@@ -1,0 +1,133 @@
+"""Rollouts of reinforcement learning: what the engine sampled and what the trainer thinks of it, kept in a Run.
+
+``trueline check`` says whether the two agree to within rounding and lag, ``trueline diagnose`` why not.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from trueline.rl.logits import TokenStatistics
+    from trueline.rl.syncs import Digest
+    from trueline.rl.where import Place
+
+__all__ = ["close", "digests", "of_logits", "record", "record_sync"]
+
+RUN = "runs/rollouts"
+"""Where rollouts go that are recorded while no model is watched."""
+
+_places: dict[str, Place] = {}
+
+
+def record(
+    step: int,
+    prompt_ids: Any = None,
+    response_ids: Any = None,
+    mask: Any = None,
+    logp_rollout: Any = None,
+    logp_train: Any = None,
+    *,
+    entropy: Any = None,
+    varentropy: Any = None,
+    versions: tuple[Any, Any] | None = None,
+    sampling: Mapping[str, Any] | None = None,
+    out: str = RUN,
+    **more: Any,
+) -> bool:
+    """Keep one batch of rollouts of ``step``: into the Run of the model that is watched, else into one at ``out``.
+
+    Of tokens [B, L] tensors, arrays or B lists of their own lengths; ``mask`` is 1 where the engine sampled the token.
+    ``logp_rollout`` is what the engine recorded, ``logp_train`` what the trainer computes for the same tokens at the
+    weights of the rollout; ``entropy`` and ``varentropy`` are of the trainer's distribution (``of_logits`` makes them).
+    ``versions`` are those of the weights of engine and trainer, of each sequence or of all. ``sampling`` is what was
+    declared: ``temperature``, ``top_p``, ``top_k``, ``lag`` (versions that rollouts may be behind), ``dtype`` (the
+    coarser of both sides), ``engine``. ``more`` are further columns of the table: ``logp_update``, ``odds_rollout`` and
+    ``odds_train``, ``mass_above``, ``train_prompt_ids``, ``train_response_ids``, ``reward``, ``reward_again``,
+    ``advantage``, ``group``.
+
+    Returns whether the rows were kept. It never raises: what does not fit is left out with a note, and a warning says
+    once what could not be written.
+    """
+
+    def rows() -> Any:
+        batch = importlib.import_module("trueline.rl.batch")
+        errors = importlib.import_module("trueline.schema.errors")
+        known = {*batch.TOKEN_COLUMNS, *batch.ID_COLUMNS, *batch.SCALAR_COLUMNS}
+        unknown = sorted(set(more) - known)
+        if unknown:
+            raise errors.InputError(f"rl.record has no argument {unknown[0]!r}. There are {', '.join(sorted(known))}.")
+        given = {"prompt_ids": prompt_ids, "response_ids": response_ids, "mask": mask, "logp_rollout": logp_rollout}
+        given |= {"logp_train": logp_train, "entropy": entropy, "varentropy": varentropy, **more}
+        if versions is not None:
+            given["version_rollout"], given["version_train"] = versions
+        return batch.rows_of(step, given, sampling)
+
+    return _place(out).write(rows, out)
+
+
+def record_sync(
+    step: int,
+    train: Mapping[str, Any] | Iterable[tuple[str, Any]],
+    rollout: Mapping[str, Any] | Iterable[tuple[str, Any]],
+    *,
+    version: int | None = None,
+    out: str = RUN,
+) -> bool:
+    """Keep digests of every parameter on both sides after weights were handed to the engine, named as
+    ``named_parameters()`` names them; of an engine in another process pass what ``digests`` returned there.
+
+    The trainer's are merged (q, k, v; gate, up) and cast as the engine has them first. Returns and raises as
+    ``record``.
+    """
+    syncs = importlib.import_module("trueline.rl.syncs")
+    return _place(out).write(lambda: syncs.rows_of(step, train, rollout, version), out)
+
+
+def of_logits(
+    logits: torch.Tensor, ids: torch.Tensor, *, temperature: float = 1.0, pair: torch.Tensor | None = None
+) -> TokenStatistics:
+    """Log-probability, entropy, varentropy, mass above and log-odds of tokens ``ids`` [...] under ``logits`` [..., V],
+    in float32 and without gradient: see ``trueline.rl.logits``.
+    """
+    return importlib.import_module("trueline.rl.logits").of_logits(logits, ids, temperature=temperature, pair=pair)
+
+
+def digests(
+    weights: Mapping[str, Any] | Iterable[tuple[str, Any]], *, dtype: torch.dtype | None = None
+) -> dict[str, Digest]:
+    """The digest of each parameter, by name, for ``record_sync`` in another process."""
+    return importlib.import_module("trueline.rl.syncs").digests(weights, dtype=dtype)
+
+
+def close() -> None:
+    """Seal the Runs that ``record`` began; at exit that happens by itself."""
+    for place in _places.values():
+        place.close()
+    _places.clear()
+
+
+def _place(out: str) -> Place:
+    if out not in _places:
+        where = importlib.import_module("trueline.rl.where")
+        _places[out] = where.Place(_open_run)
+    return _places[out]
+
+
+def _open_run(path: str, rank: int) -> Any:
+    """A Run for rollouts alone; another rank than 0 has its own."""
+    import trueline
+
+    writer = importlib.import_module("trueline.store.writer")
+    manifests = importlib.import_module("trueline.schema.files.run_manifest")
+    path = path if rank == 0 else f"{path}.rank-{rank}"
+    sink = writer.RunWriter(path, rank=rank, creates=True)
+    env = manifests.RankEnv(rank=rank, world_size=1, device="", grad_dtype="")
+    sink.describe(
+        manifests.Manifest(trueline_version=trueline.__version__, adapter="", data_parallel_ranks=[rank]), env
+    )
+    return sink

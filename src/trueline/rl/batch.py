@@ -1,0 +1,170 @@
+"""What a training loop hands over of a batch of rollouts, as rows of the table ``rollouts``.
+
+Nothing here raises for values that do not fit: the sequence is kept as far as it can be judged, and its ``note`` says
+what was left out. B sequences, L response tokens of one, P prompt tokens of one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueline.schema.columns.rollouts import Lists, TableRows
+from trueline.schema.errors import InputError
+from trueline.schema.text.secrets import redacted
+
+TOKEN_COLUMNS: tuple[str, ...] = (
+    *("logp_rollout", "logp_train", "logp_update", "entropy", "varentropy", "odds_rollout", "odds_train"),
+    "mass_above",
+)
+"""Of each response token a number."""
+ID_COLUMNS: tuple[str, ...] = ("prompt_ids", "train_prompt_ids", "train_response_ids")
+SCALAR_COLUMNS: tuple[str, ...] = (
+    *("version_rollout", "version_train", "reward", "reward_again", "advantage", "group"),
+)
+_WHOLE = ("version_rollout", "version_train", "group")
+
+
+@dataclass
+class _Sequence:
+    """One sequence as it is taken: arrays by column, and what could not be."""
+
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def rows_of(step: int, given: Mapping[str, Any], sampling: Mapping[str, Any] | None) -> TableRows:
+    """The rows of a batch, one a sequence. ``given`` has columns of the table: of tokens as [B, L] arrays or B arrays,
+    of a sequence as B numbers or one for all. Raises ``InputError`` where not even the sequences can be told apart.
+    """
+    if not isinstance(step, int | np.integer) or step < 0:
+        raise InputError(f"step={step!r} is given to rl.record, which takes the trainer's step, 0 or more.")
+    per_token = {
+        name: _split(name, given[name])
+        for name in ("response_ids", "mask", *TOKEN_COLUMNS, *ID_COLUMNS)
+        if given.get(name) is not None
+    }
+    count = _count(per_token)
+    sequences = [
+        _sequence({name: lists[i] if i < len(lists) else None for name, lists in per_token.items()})
+        for i in range(count)
+    ]
+    for name, lists in per_token.items():
+        for one in sequences[len(lists) :]:
+            one.notes.append(f"{name} has {len(lists)} sequences of {count}")
+    columns: dict[str, Any] = {}
+    for name in per_token:
+        dtype = np.float32 if name in TOKEN_COLUMNS else np.int32
+        columns[name] = Lists.of([one.arrays.get(name) for one in sequences], dtype)
+    for name in SCALAR_COLUMNS:
+        if given.get(name) is not None:
+            columns[name] = _scalars(name, given[name], sequences)
+    if sampling:
+        columns["sampling"] = [json.dumps(redacted(dict(sampling)), sort_keys=True, default=str)] * count
+    columns["note"] = ["; ".join(one.notes) or None for one in sequences]
+    return TableRows("rollouts", int(step), count, columns)
+
+
+def _count(per_token: Mapping[str, Sequence[Any]]) -> int:
+    if not per_token:
+        raise InputError("rl.record was given no tokens. Pass response_ids, or logp_rollout and logp_train.")
+    for name in ("response_ids", "logp_rollout", "logp_train"):
+        if name in per_token:
+            return len(per_token[name])
+    return max(map(len, per_token.values()))
+
+
+def _split(name: str, value: Any) -> list[NDArray[Any] | None]:
+    """B arrays of one dimension, None for one that is none."""
+    if isinstance(value, list | tuple):
+        if value and all(isinstance(one, int | float) for one in value):
+            return [_array(value)]  # one sequence
+        return [None if one is None else _array(one).ravel() for one in value]
+    array = _array(value)
+    if array.ndim == 1 and array.dtype == object:
+        return [None if one is None else _array(one).ravel() for one in array]
+    if array.ndim < 2:
+        return [array.reshape(-1)]
+    if array.ndim > 2:
+        raise InputError(f"{name} has shape {array.shape}, expected [sequences, tokens].")
+    return list(array)
+
+
+def _array(value: Any) -> NDArray[Any]:
+    """A tensor of torch, of any dtype and device, or whatever NumPy takes, as an array in host memory."""
+    if hasattr(value, "detach"):
+        value = value.detach()
+        value = (value.float() if value.is_floating_point() else value).cpu().numpy()
+    return np.asarray(value)
+
+
+def _sequence(given: Mapping[str, NDArray[Any] | None]) -> _Sequence:
+    taken = _Sequence()
+    lengths = {
+        name: len(given[name])
+        for name in ("response_ids", "logp_rollout", "logp_train", "mask")
+        if (given.get(name)) is not None
+    }
+    length = next(iter(lengths.values()), 0)
+    mask = given.get("mask")
+    if mask is not None and len(mask) != length:
+        taken.notes.append(f"mask has {len(mask)} values for {length} tokens, so that no token counts as sampled")
+        mask = np.zeros(length, np.int32)
+    end = length if mask is None else int(np.flatnonzero(np.concatenate([[1], np.asarray(mask) != 0]))[-1])
+    if end == 0:
+        taken.notes.append("no token was sampled")
+    if mask is not None:
+        taken.arrays["mask"] = (np.asarray(mask[:end]) != 0).astype(np.int32)
+    for name, values in given.items():
+        if values is None or name == "mask":
+            continue
+        if name in ID_COLUMNS:
+            taken.arrays[name] = _ids(name, values, taken)
+        elif len(values) != length:
+            taken.notes.append(f"{name} has {len(values)} values for {length} tokens and was left out")
+        elif name == "response_ids":
+            taken.arrays[name] = _ids(name, values[:end], taken)
+        else:
+            taken.arrays[name] = _numbers(name, values[:end], taken)
+    return taken
+
+
+def _ids(name: str, values: NDArray[Any], taken: _Sequence) -> NDArray[np.int32]:
+    numbers = np.asarray(values)
+    if numbers.size and (numbers.dtype.kind not in "iub" or numbers.min() < -(2**31) or numbers.max() >= 2**31):
+        taken.notes.append(f"{name} are no token ids and were left out")
+        return np.zeros(0, np.int32)
+    return numbers.astype(np.int32)
+
+
+def _numbers(name: str, values: NDArray[Any], taken: _Sequence) -> NDArray[np.float32]:
+    try:
+        return np.asarray(values).astype(np.float32)
+    except (TypeError, ValueError):
+        taken.notes.append(f"{name} are no numbers and were left out")
+        return np.full(len(values), np.nan, np.float32)
+
+
+def _scalars(name: str, value: Any, sequences: Sequence[_Sequence]) -> list[Any]:
+    """A number for each sequence; one number is that of all."""
+    values = _array(value).reshape(-1).tolist()
+    values = values * len(sequences) if len(values) == 1 else values
+    for one in sequences[len(values) :]:
+        one.notes.append(f"{name} has {len(values)} values for {len(sequences)} sequences")
+    made = [*values[: len(sequences)], *[None] * (len(sequences) - len(values))]
+    return [_scalar(name, each, one) for each, one in zip(made, sequences, strict=True)]
+
+
+def _scalar(name: str, value: Any, taken: _Sequence) -> float | int | None:
+    if value is None or not isinstance(value, int | float) or (name in _WHOLE and not math.isfinite(value)):
+        return None
+    if name in _WHOLE and value != int(value):
+        taken.notes.append(f"{name} is {value!r} and no whole number")
+        return None
+    return int(value) if name in _WHOLE else float(value)

@@ -1,0 +1,103 @@
+"""The tables of reinforcement learning: ``rollouts``, one row per sequence that a rollout engine sampled, or per step
+of a log that has means alone, and ``syncs``, one row per parameter each time weights were handed to the engine.
+
+``None`` means not measured, never zero. In lists of tokens NaN means the same. Log-probabilities are natural
+logarithms.
+
+Letters: P prompt tokens, L response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueline.schema.columns.workers import Column
+
+TableName = Literal["rollouts", "syncs"]
+
+_IDENTITY: tuple[Column, ...] = (
+    Column("step", "int64", "optimizer steps", "Step of the trainer, from 0, that the row belongs to."),
+    Column("rank", "int32", "", "Global rank of the trainer that recorded it."),
+    Column("row", "int32", "", "Order within this step on this rank, from 0."),
+)
+ROLLOUT_COLUMNS: tuple[Column, ...] = (
+    *_IDENTITY,
+    Column("prompt_ids", "list<int32>", "", "[P] token ids that the engine was given."),
+    Column("response_ids", "list<int32>", "", "[L] token ids that the engine sampled."),
+    Column("train_prompt_ids", "list<int32>", "", "Token ids of the prompt as the trainer has them, where it said so."),
+    Column("train_response_ids", "list<int32>", "", "Token ids of the response as the trainer has them."),
+    Column("mask", "list<int32>", "", "[L] 1 where the engine sampled the token, 0 where it was forced (a tool's)."),
+    Column("logp_rollout", "list<float32>", "nats", "[L] log-probability that the engine recorded of each token."),
+    Column("logp_train", "list<float32>", "nats", "[L] that of the trainer, for the same tokens."),
+    Column("logp_update", "list<float32>", "nats", "[L] the same once more: in the update, before it changed weights."),
+    Column("entropy", "list<float32>", "nats", "[L] entropy of the trainer's distribution before each token."),
+    Column("varentropy", "list<float32>", "nats²", "[L] variance of -log p under that distribution."),
+    Column("odds_rollout", "list<float32>", "nats", "[L] log-odds of two tokens, as of the engine's two likeliest."),
+    Column("odds_train", "list<float32>", "nats", "[L] the trainer's log-odds of the same two."),
+    Column("mass_above", "list<float32>", "", "[L] the trainer's probability of tokens likelier than the sampled one."),
+    Column("version_rollout", "int64", "", "Version of the weights that sampled it."),
+    Column("version_train", "int64", "", "Version of the weights that gave logp_train."),
+    Column("sampling", "string", "", "JSON of what was declared: temperature, top_p, top_k, lag, engine, dtype, …"),
+    Column("reward", "float64", "", "The reward that was trained on."),
+    Column("reward_again", "float64", "", "The reward of the same text scored once more."),
+    Column("advantage", "float64", "", "The advantage that was trained on."),
+    Column("group", "int64", "", "Sequences of one prompt have one number (GRPO)."),
+    Column("tokens", "int64", "tokens", "Of a log of means: how many tokens they are over."),
+    Column("mean_diff", "float64", "nats", "Of a log of means: logp_rollout - logp_train (the estimator k1)."),
+    Column("mean_k3", "float64", "nats", "Of a log of means: exp(-d) - 1 + d with d as in mean_diff."),
+    Column("mean_abs_diff", "float64", "nats", "Of a log of means: |d|."),
+    Column("note", "string", "", "What of the sequence could not be taken, and why."),
+)
+SYNC_COLUMNS: tuple[Column, ...] = (
+    *_IDENTITY,
+    Column("name", "string", "", "Parameter, by the engine's name."),
+    Column("version", "int64", "", "Version of the weights that were handed over."),
+    Column("digest_train", "uint64", "", "Digest of the trainer's values, in the engine's layout and dtype."),
+    Column("digest_rollout", "uint64", "", "Digest of the engine's values."),
+    Column("numel_train", "int64", "elements", "Elements that the trainer has of it."),
+    Column("numel_rollout", "int64", "elements", "Elements that the engine has of it."),
+    Column("dtype", "string", "", "dtype of the engine's values, to which the trainer's were cast."),
+    Column(
+        "gap", "float64", "", "Norm of the difference over that of the trainer's values; None where not comparable."
+    ),
+    Column("note", "string", "", "Why it could not be compared."),
+)
+TABLE_COLUMNS: Mapping[TableName, tuple[Column, ...]] = {"rollouts": ROLLOUT_COLUMNS, "syncs": SYNC_COLUMNS}
+
+
+@dataclass(frozen=True)
+class Lists:
+    """R lists one after the other: list i is ``values[ends[i - 1] : ends[i]]``, and ``ends_R1`` int32 begins with 0.
+    ``absent_R`` bool: there is none.
+    """
+
+    values: NDArray[Any]
+    ends_R1: NDArray[np.int32]
+    absent_R: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, lists: Sequence[NDArray[Any] | None], dtype: type) -> Lists:
+        """The lists one after the other, None for one that there is not."""
+        absent = np.array([one is None for one in lists], dtype=np.bool_)
+        nothing: NDArray[Any] = np.zeros(0, dtype)
+        kept: list[NDArray[Any]] = [nothing if one is None else np.asarray(one, dtype) for one in lists]
+        ends = np.zeros(len(lists) + 1, np.int32)
+        np.cumsum([len(one) for one in kept], out=ends[1:])
+        return cls(np.concatenate([nothing, *kept]), ends, absent)
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """R rows of ``table`` that belong to ``step``: columns without ``step``, ``rank`` and ``row``; one that is left out
+    is None throughout. A Sink may be given several for one step.
+    """
+
+    table: TableName
+    step: int
+    num_rows: int
+    columns: Mapping[str, Lists | Sequence[Any]]
