@@ -15,7 +15,7 @@ from trueline.analyze.compared_ranks import data_parallel_ranks
 from trueline.analyze.engines import Engine, Views, judged_on, not_run_of
 from trueline.analyze.incidents import Incident, advice_of, incidents_of, is_explained
 from trueline.analyze.rank_endings import ends_of
-from trueline.analyze.registry import installed_checks
+from trueline.analyze.registry import Check, installed_checks
 from trueline.analyze.run_verdict import verdict_of
 from trueline.analyze.workers.influence import unlooked
 from trueline.analyze.workers.iterations import parting_of
@@ -155,7 +155,7 @@ def check(
     codes: list[str] = []
     not_run: list[NotRun] = []
     question_of: dict[str, Question] = dict.fromkeys(COMPARE_CODES, "reference")
-    checks = installed_checks()
+    checks = _checks_for(opened)
     outcomes = judged_on(engine, Views.of(opened, None if parting is None else parting.step), checks)
     for each in checks:
         question_of[each.code] = each.question
@@ -205,6 +205,12 @@ def _with_groups(own: CheckReport, others: Sequence[CheckReport]) -> CheckReport
         judged=judged_together([each.judged for each in every]),
         notes=tuple(dict.fromkeys(note for each in every for note in each.notes)),
     )
+
+
+def _checks_for(run: Run) -> list[Check]:
+    """All checks; of a Run that holds rollouts and nothing else, those of rollouts."""
+    alone = not run.steps.size and not run.has_records and (bool(run.kept("rollouts")) or bool(run.kept("syncs")))
+    return [each for each in installed_checks() if not alone or each.question == "rollouts"]
 
 
 def _judged(run: Run, questions: tuple[Asked, ...]) -> Judged:

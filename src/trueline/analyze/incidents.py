@@ -13,6 +13,8 @@ _APART = (*_OUTLIERS, "dispersion-high")
 _JUMPS = ("loss-spike", "grad-spike", "grad-vanishes")
 _NONFINITE = ("worker-nonfinite", *_JUMPS, *_APART)
 _OF_UPDATES = ("update-magnitude", "update-lost", "replica-drift", *_JUMPS, *_APART)
+_GAPS = ("logprob-gap", "logprob-gap-grows")
+_OF_ROLLOUTS = ("prefill-diverges", "decode-diverges", "sampling-mismatch", "recorded-logprobs-wrong", *_GAPS)
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "updates-apart": ("rank-config-differs", "gradient-not-reduced", "reduction-mismatch", "replica-drift", *_APART),
     "duplicate-data": ("shard-overlap", "dispersion-low", "rng-streams"),
@@ -43,6 +45,14 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "param-frozen": (*_OF_UPDATES, "optimizer-state-stale"),
     "optimizer-state-stale": _OF_UPDATES,
     "update-magnitude": _OF_UPDATES[1:],
+    "tokens-differ": _OF_ROLLOUTS,
+    "weights-not-synced": ("sampling-mismatch", "recorded-logprobs-wrong", *_GAPS),
+    "sampling-mismatch": ("recorded-logprobs-wrong", *_GAPS),
+    "prefill-diverges": _GAPS,
+    "decode-diverges": _GAPS,
+    "recorded-logprobs-wrong": _GAPS,
+    "policy-lag": ("sampling-mismatch", *_GAPS),
+    "logprob-gap": ("logprob-gap-grows",),
     "structure-differs": ("site-missing", "dtype-differs", "weight-differs", "first-divergence"),
     "optimizer-differs": ("weight-differs",),
     "weight-differs": ("first-divergence",),

@@ -26,6 +26,7 @@ Question = Literal[
     "mask",
     "batch",
     "recorded",
+    "rollouts",
     "reference",
     "other",
 ]
@@ -45,6 +46,7 @@ QUESTIONS: dict[Question, str] = {
     "mask": "whether each position predicts the next token, and does not see it",
     "batch": "whether what a model returns for a sample depends on it alone",
     "recorded": "where recorded steps overflow",
+    "rollouts": "whether rollout engine and trainer have the same policy",
     "reference": "where it differs from the reference",
     "other": "what checks of other packages ask",
 }
@@ -147,6 +149,8 @@ class Judged:
         """
         if self.of("open", among=("reference",)):
             return False
+        if not self.num_steps and self.of("judged", among=("rollouts",)):
+            return True
         if self.world_size == 1 or not self.num_steps:
             return bool(self.of("judged", among=("reference",)))
         settled = self.of("judged", "partly", "not-applicable", among=_MAIN)

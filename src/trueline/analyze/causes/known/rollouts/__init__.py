@@ -1,0 +1,1 @@
+"""What makes a rollout engine and its trainer disagree."""

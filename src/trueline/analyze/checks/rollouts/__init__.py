@@ -1,0 +1,1 @@
+"""Checks of rollouts against training, each a file."""

@@ -1,0 +1,168 @@
+"""The engine's log-probabilities differ from the trainer's by more than rounding leaves.
+
+What it finds
+-------------
+Sequences whose two log-probabilities a token are further apart than two implementations in the declared precision are.
+And two passes of the trainer itself over the same tokens at the same weights that differ: the pass for the old
+log-probabilities and the update (dropout that is on in one, another micro-batching with a kernel that depends on it).
+
+Why it matters
+--------------
+The trainer then optimizes something else than what acts. What is off by a little at each token is off by a factor over
+a sequence: 0.012 a token is 3.3 over 100 tokens.
+
+How it decides -------------- The gap of a sequence is the mean of |d|, d = logp_rollout - logp_train, over the mean of
+1 - p: the size of an error of the logits that explains it, which does not shrink when the policy sharpens, as |d| and
+the correlation of probabilities do. Rounding may leave 0.001 where float32 was declared on both sides
+(`sampling={"dtype": "float32"}`) and 0.1 otherwise: `analyze/rollouts/gaps.py` says what was measured. Reported is that
+more than one sequence in ten is beyond, by an e-process under the budget of the checks of rollouts. Only sequences of
+the trainer's own weights count, as far as versions are known. Two passes of the trainer may differ by as much.
+
+What it may miss
+----------------
+A gap below what rounding may leave: that one tensor is stale moves d less than bfloat16 does. `logprob-gap-grows` sees
+it begin, `weights-not-synced` sees it exactly. Why the gap is there is what `trueline diagnose` weighs.
+
+Example
+-------
+The log-probabilities of engine and trainer are 0.31 apart a token at steps 0-19, 6.4 times what rounding explains in
+float32.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+old_logp = logp_of(policy.train(), batch)  # dropout is on
+```
+
+Right:
+
+```python
+old_logp = logp_of(policy.eval(), batch)
+```
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trueline.analyze.rollouts.evidence import crossed, finding, over, too_often
+from trueline.analyze.rollouts.gaps import CEILING_OTHERWISE, ceiling_of, dtype_text, on_policy
+from trueline.analyze.rollouts.laws import more_often
+from trueline.analyze.rollouts.rows import Means, Rows, means_of, rows_of
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.store.reader import Run
+
+CODE = "logprob-gap"
+QUESTION = "rollouts"
+NEEDS: tuple[str, ...] = ()
+ACROSS_RANKS = False
+
+CHANCE = 0.1
+"""Share of healthy sequences that may be beyond what rounding leaves."""
+_MEAN_ROOM = 0.5
+"""Mean of 1 - p that is assumed of a log without tokens, at which mean |d| is compared."""
+_NEXT = (
+    "Compare, in this order: token ids on both sides, digests of the weights (rl.record_sync), the gap at learning "
+    "rate "
+    "0, with max_new_tokens = 1, and with both sides in float32.",
+)
+
+
+def check(run: Run) -> list[Finding]:
+    """Findings of gaps; raises ``CannotTell`` where there is nothing to judge."""
+    try:
+        rows = rows_of(run)
+    except CannotTell:
+        means = means_of(run)
+        if not np.isfinite(means.abs).any():
+            raise
+        return _of_means(run, means)
+    passes = _passes(run, rows)
+    try:
+        fresh = on_policy(rows)
+    except CannotTell:
+        if passes:
+            return passes
+        raise
+    return [*passes, *_gap(run, fresh)]
+
+
+def _gap(run: Run, rows: Rows) -> list[Finding]:
+    ceiling = ceiling_of(rows)
+    found = too_often(run, "gap", rows, rows.gap > ceiling, chance=CHANCE)
+    if found is None:
+        return []
+    own = rows.chosen(found.within(rows))
+    mean, gap = over(own.sums["abs"], own.sums["tokens"]), over(own.sums["abs"], own.sums["room"])
+    known = bool(np.isfinite(own.lag).all())
+    return [
+        finding(
+            CODE,
+            f"The log-probabilities of engine and trainer are {mean:.2g} apart a token at steps "
+            f"{found.first}-{found.last}"
+            f", {gap / ceiling:.2g} times what rounding explains {dtype_text(rows)}.",
+            found,
+            measured=gap,
+            expected=ceiling,
+            unit="mean |d| over mean 1 - p",
+            evidence={"kind": ["gap", "versions-equal" if known else "versions-unknown"], "mean_abs_diff": mean},
+            next=_NEXT,
+        )
+    ]
+
+
+def _passes(run: Run, rows: Rows) -> list[Finding]:
+    taken = rows.chosen(rows.sums["updates"] > 0)
+    if not len(taken):
+        return []
+    ceiling = ceiling_of(rows)
+    room = np.maximum(taken.sums["room"] * taken.sums["updates"] / np.maximum(taken.sums["tokens"], 1), 1e-9)
+    found = too_often(run, "update", taken, taken.sums["update_abs"] / room > ceiling, chance=CHANCE)
+    if found is None:
+        return []
+    own = taken.chosen(found.within(taken))
+    mean = over(own.sums["update_abs"], own.sums["updates"])
+    return [
+        finding(
+            CODE,
+            f"Two passes of the trainer over the same tokens at the same weights are {mean:.2g} apart a token at steps "
+            f"{found.first}-{found.last}, more than rounding explains {dtype_text(rows)}.",
+            found,
+            measured=mean,
+            expected=0.0,
+            unit="mean |difference| of log-probabilities",
+            evidence={"kind": "passes-differ"},
+            next=(
+                "Call model.eval() (or set every dropout to 0) in the pass that computes old log-probabilities and in "
+                "the update.",
+                "Use the same micro-batches, padding and packing in both passes.",
+            ),
+        )
+    ]
+
+
+def _of_means(run: Run, means: Means) -> list[Finding]:
+    known = np.isfinite(means.abs)
+    limit = CEILING_OTHERWISE * _MEAN_ROOM
+    bets = tuple(bet / CHANCE for bet in (0.3, 0.6, 0.9))
+    found = crossed(run, "gap", means.step[known], more_often(means.abs[known] > limit, CHANCE, bets))
+    if found is None:
+        return []
+    inside = known & (means.step >= found.first) & (means.step <= found.last)
+    mean = float(means.abs[inside].mean())
+    return [
+        finding(
+            CODE,
+            f"The logged log-probabilities of engine and trainer are {mean:.2g} apart a token at steps {found.first}-"
+            f"{found.last}; rounding explains {limit:g}.",
+            found,
+            measured=mean,
+            expected=limit,
+            unit="mean |d|",
+            evidence={"kind": ["gap", "versions-unknown"], "mean_abs_diff": mean},
+            next=("Record tokens with trueline.rl.record: a mean does not say why.", *_NEXT),
+        )
+    ]

@@ -1,0 +1,224 @@
+"""The rollouts of a Run, reduced to numbers per sequence: one pass over the table, a part at a time.
+
+R sequences, T steps, N tokens, B bets, K columns. A token counts where the engine sampled it (``mask``) and both sides
+have a finite log-probability for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueline.analyze.rollouts import laws
+from trueline.analyze.rollouts.tokens import PROFILE, tokens_of
+from trueline.analyze.stats.memoize import memoized
+from trueline.schema.errors import CannotTell
+from trueline.store.reader import Run
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+LAW_BETS: Mapping[str, int] = {
+    "above": len(laws.HIGH_BETS),
+    "below": len(laws.LOW_BETS),
+    "cut": len(laws.CUT_BETS),
+    "sharper": len(laws.SHARP_BETS),
+    "flatter": len(laws.FLAT_BETS),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Numbers of R sequences, in the order of step, rank and row; sums are over tokens that count.
+
+    ``sums`` has by name: ``tokens``; ``diff``, ``abs``, ``k3``, ``sq`` of d = logp_rollout - logp_train; ``x`` of X =
+    exp(-d), clipped; ``low`` tokens with d clearly negative; ``room`` of 1 - p, which scales d; ``judged`` tokens with
+    entropy and varentropy, ``excess`` of surprise - entropy over them, ``varentropy``; ``impossible`` tokens whose
+    recorded log-probability is positive, -inf or NaN, ``lost`` those of the trainer; ``odds``, ``odds_rt``,
+    ``odds_tt``, ``odds_rr`` of the log-odds; ``corr_0``, ``corr_ahead``, ``corr_behind`` of the two sides'
+    log-probabilities, at the same token and shifted by one. ``profile`` [R, len(PROFILE)] is sum |d| and
+    ``profile_room`` sum 1 - p by position. ``law`` are sums of log e-values [R, B]. ``lag`` is how many versions older
+    the weights of the rollout are, NaN unknown; ``allowed`` the lag that was declared.
+    """
+
+    step: Ints
+    rank: Ints
+    row: Ints
+    sums: Mapping[str, Floats]
+    law: Mapping[str, Floats]
+    profile: Floats
+    profile_room: Floats
+    lag: Floats
+    allowed: Floats
+    sampling: tuple[Mapping[str, Any], ...]
+    which_sampling: Ints
+    notes: Mapping[str, int]
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def chosen(self, keep_R: Bools) -> Rows:
+        """The same of some sequences."""
+        return Rows(
+            step=self.step[keep_R],
+            rank=self.rank[keep_R],
+            row=self.row[keep_R],
+            sums={name: values[keep_R] for name, values in self.sums.items()},
+            law={name: values[keep_R] for name, values in self.law.items()},
+            profile=self.profile[keep_R],
+            profile_room=self.profile_room[keep_R],
+            lag=self.lag[keep_R],
+            allowed=self.allowed[keep_R],
+            sampling=self.sampling,
+            which_sampling=self.which_sampling[keep_R],
+            notes=self.notes,
+        )
+
+    @property
+    def gap(self) -> Floats:
+        """[R] mean |d| over mean 1 - p: the size of an error of the logits that explains d (d of a token moves by
+        (1 - p) times that of its logit). NaN where no token counts.
+        """
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(self.sums["tokens"] > 0, self.sums["abs"] / np.maximum(self.sums["room"], 1e-9), np.nan)
+
+    def declared(self, name: str) -> Any:
+        """What all sequences were declared to be sampled with, None where they differ or do not say."""
+        values = [self.sampling[int(which)].get(name) for which in np.unique(self.which_sampling)]
+        return values[0] if values and all(value == values[0] for value in values) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Means:
+    """Of a log that has means alone: a row a step. NaN where the log has none."""
+
+    step: Ints
+    tokens: Floats
+    diff: Floats
+    k3: Floats
+    abs: Floats
+
+
+@memoized
+def rows_of(run: Run) -> Rows:
+    """The sequences of a Run; raises ``CannotTell`` where it has none with log-probabilities of both sides."""
+    rows = _read(run)[0]
+    if not len(rows) or not rows.sums["tokens"].any():
+        raise CannotTell(_why_none(run), reason="not-recorded" if not run.kept("rollouts") else "no-data")
+    return rows
+
+
+@memoized
+def means_of(run: Run) -> Means:
+    """The means of a log, by step."""
+    return _read(run)[1]
+
+
+def _why_none(run: Run) -> str:
+    if not run.kept("rollouts"):
+        return "no rollouts were recorded: call trueline.rl.record, or import a log with `trueline import rl`"
+    return "no sampled token has log-probabilities of both sides, logp_rollout and logp_train"
+
+
+@memoized
+def _read(run: Run) -> tuple[Rows, Means]:
+    means, notes = list[Any](), dict[str, int]()
+    parts: list[dict[str, Any]] = []
+    for table in cast(Any, run.kept("rollouts")).pieces():
+        of_means = np.asarray(table["mean_diff"].is_valid().to_numpy(), dtype=np.bool_)
+        if of_means.any():
+            means.append(table.take(np.flatnonzero(of_means)))
+            table = table.take(np.flatnonzero(~of_means))
+        for said in cast(list[str | None], table["note"].to_pylist()):
+            for one in said.split("; ") if said else ():
+                notes[one] = notes.get(one, 0) + 1
+        if table.num_rows:
+            parts.append(_reduced(table))
+    return _joined(parts, notes), _means(means)
+
+
+def _reduced(table: Any) -> dict[str, Any]:
+    tokens = tokens_of(table)
+    made: dict[str, Any] = {name: _int(table, name, -1) for name in ("step", "rank", "row")}
+    made |= {"sums": tokens.sums(), "law": tokens.laws()}
+    made["profile"], made["profile_room"] = tokens.profile()
+    rollout, train = _float(table, "version_rollout"), _float(table, "version_train")
+    made["lag"] = train - rollout
+    texts = [text or "{}" for text in cast(list[str | None], table["sampling"].to_pylist())]
+    made["sampling"] = texts
+    return made
+
+
+def _joined(parts: Sequence[dict[str, Any]], notes: Mapping[str, int]) -> Rows:
+    def joined(name: str, width: int = 0) -> Any:
+        empty = np.zeros((0, width) if width else 0)
+        return np.concatenate([empty, *(part[name] for part in parts)])
+
+    step, rank, row = (joined(name).astype(np.int64) for name in ("step", "rank", "row"))
+    order = np.lexsort((row, rank, step))
+    names = list(parts[0]["sums"]) if parts else ["tokens"]
+    sums = {name: np.concatenate([np.zeros(0), *(part["sums"][name] for part in parts)])[order] for name in names}
+    law = {
+        name: np.concatenate([np.zeros((0, width)), *(part["law"][name] for part in parts)])[order]
+        for name, width in LAW_BETS.items()
+    }
+    texts = [text for part in parts for text in part["sampling"]]
+    distinct = list(dict.fromkeys(texts))
+    index = {text: place for place, text in enumerate(distinct)}
+    sampling = tuple(_object(text) for text in distinct)
+    which = np.array([index[text] for text in texts], dtype=np.int64)[order]
+    allowed = np.array([_number(one.get("lag")) for one in sampling] or [0.0])[which] if len(which) else np.zeros(0)
+    return Rows(
+        step=step[order],
+        rank=rank[order],
+        row=row[order],
+        sums=sums,
+        law=law,
+        profile=joined("profile", len(PROFILE))[order],
+        profile_room=joined("profile_room", len(PROFILE))[order],
+        lag=joined("lag")[order],
+        allowed=allowed,
+        sampling=sampling,
+        which_sampling=which,
+        notes=notes,
+    )
+
+
+def _means(tables: Sequence[Any]) -> Means:
+    names = ("tokens", "mean_diff", "mean_k3", "mean_abs_diff")
+    step = np.concatenate([np.zeros(0, np.int64), *(_int(table, "step", -1) for table in tables)])
+    columns = [np.concatenate([np.zeros(0), *(_float(table, name) for table in tables)]) for name in names]
+    order = np.argsort(step, kind="stable")
+    return Means(step[order], *(column[order] for column in columns))
+
+
+def _int(table: Any, name: str, absent: int) -> Ints:
+    return np.asarray(table[name].fill_null(absent).to_numpy(), dtype=np.int64)
+
+
+def _float(table: Any, name: str) -> Floats:
+    return np.asarray(table[name].cast("float64").fill_null(float("nan")).to_numpy(), dtype=np.float64)
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return cast(Mapping[str, Any], found) if isinstance(found, dict) else {}
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def by_step(rows: Rows, values_R: Floats) -> tuple[Ints, Floats]:
+    """The distinct steps [T], ascending, and the sums over the sequences of each [T, ...]."""
+    steps, start = np.unique(rows.step, return_index=True)
+    return steps, np.add.reduceat(values_R, start, axis=0) if len(start) else values_R[:0]

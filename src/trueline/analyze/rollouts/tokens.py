@@ -1,0 +1,211 @@
+"""The tokens of a part of the table ``rollouts``, one after the other, and what is summed up of them by sequence.
+
+N tokens of R sequences, B bets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueline.analyze.rollouts import laws
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+PROFILE: tuple[str, ...] = ("token 0", "tokens 1-5", "first half", "second half")
+"""Where in a response a token is: the first, which follows from the prompt alone; the next five; the others by half."""
+CLEARLY = 3.0
+"""d is clearly negative where it is below minus this many times the rounding of a float32 log-probability, or 1e-4."""
+BFLOAT16 = 2.0**-9
+FLOAT32 = 2.0**-24
+"""Largest relative error of rounding to nearest (IEEE 754; bfloat16 has 8 bits of precision)."""
+
+_NAMES = ("logp_rollout", "logp_train", "logp_update", "entropy", "varentropy", "odds_rollout", "odds_train")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """``of`` has the columns of ``_NAMES`` and ``mass_above`` as [N] arrays, NaN where not measured; ``sequence`` [N]
+    is the index of the sequence, ``place`` the position in it, ``length`` [R]; ``sampled`` [N] what the mask says.
+    """
+
+    of: Mapping[str, Floats]
+    sequence: Ints
+    place: Ints
+    length: Ints
+    sampled: Bools
+
+    @property
+    def counts(self) -> Bools:
+        """[N] sampled, with a finite log-probability of both sides."""
+        return self.sampled & np.isfinite(self.of["logp_rollout"]) & np.isfinite(self.of["logp_train"])
+
+    def diff(self) -> Floats:
+        """[N] logp_rollout - logp_train; 0 where a token does not count."""
+        with np.errstate(invalid="ignore"):
+            return np.where(self.counts, self.of["logp_rollout"] - self.of["logp_train"], 0.0)
+
+    def total(self, values_N: Floats) -> Floats:
+        """[R, ...] sums by sequence."""
+        return _total(values_N, self.sequence, len(self.length))
+
+    def sums(self) -> dict[str, Floats]:
+        """The sums of ``Rows``."""
+        counts, d = self.counts, self.diff()
+        p = np.exp(np.minimum(np.where(counts, self.of["logp_train"], 0.0), 0.0))
+        judged = counts & np.isfinite(self.of["entropy"]) & np.isfinite(self.of["varentropy"])
+        rollout, train = self.of["logp_rollout"], self.of["logp_train"]
+        present = self.sampled & np.isfinite(self.length[self.sequence])
+        with np.errstate(over="ignore", invalid="ignore"):
+            x = np.exp(np.minimum(-d, 50.0))
+            impossible = present & ~np.isnan(rollout) & ((rollout > 1e-3) | np.isneginf(rollout))
+            wide = np.maximum(CLEARLY * _rounding(self), 1e-4)
+            made: dict[str, Any] = {
+                "tokens": counts,
+                "diff": d,
+                "abs": np.abs(d),
+                "sq": d**2,
+                "k3": np.where(counts, x - 1 + d, 0.0),
+                "x": np.where(counts, np.minimum(x, laws.CLIP), 0.0),
+                "low": counts & (d < -wide),
+                "high": counts & (d > wide),
+                "room": np.where(counts, 1 - p, 0.0),
+                "impossible": impossible,
+                "lost": present & ~np.isfinite(train) & ~np.isnan(rollout),
+            }
+            made |= self._surprises(judged, d)
+            made |= self._odds() | self._shifts(counts) | self._updates()
+        return {name: self.total(np.asarray(values, dtype=np.float64)) for name, values in made.items()}
+
+    def laws(self) -> dict[str, Floats]:
+        """Sums of log e-values [R, B] by law; 0 where a token does not count."""
+        counts, d = self.counts, self.diff()
+        judged = counts & np.isfinite(self.of["entropy"]) & np.isfinite(self.of["varentropy"])
+        slack = np.where(counts, np.expm1(np.minimum(_rounding(self), 1.0)), 0.0)
+        x = np.exp(np.clip(-d, -50.0, 50.0))
+        surprise, entropy, varentropy = (
+            np.where(judged, values, 0.0)
+            for values in (-self.of["logp_train"], self.of["entropy"], np.maximum(self.of["varentropy"], 0.0))
+        )
+        made = {
+            "above": np.where(counts[:, None], laws.mean_above_one(x, slack), 0.0),
+            "below": np.where(counts[:, None], laws.mean_below_one(x, slack), 0.0),
+            "cut": np.where(counts[:, None], laws.cut(x, slack), 0.0),
+            "sharper": np.where(judged[:, None], laws.sharper(d, surprise, entropy, varentropy), 0.0),
+            "flatter": np.where(judged[:, None], laws.flatter(d, surprise, entropy, varentropy), 0.0),
+        }
+        return {name: self.total(values) for name, values in made.items()}
+
+    def profile(self) -> tuple[Floats, Floats]:
+        """[R, len(PROFILE)] sums of |d| and of 1 - p by position."""
+        late = self.place >= np.maximum(self.length[self.sequence] / 2, 6)
+        where = np.select([self.place == 0, self.place <= 5, ~late], [0, 1, 2], 3)
+        counts, d = self.counts, np.abs(self.diff())
+        room = 1 - np.exp(np.minimum(np.where(counts, self.of["logp_train"], 0.0), 0.0))
+        at = np.equal.outer(where, np.arange(len(PROFILE))) & counts[:, None]
+        return self.total(np.where(at, d[:, None], 0.0)), self.total(np.where(at, room[:, None], 0.0))
+
+    def _surprises(self, judged: Bools, d: Floats) -> dict[str, Any]:
+        surprise = np.where(judged, -self.of["logp_train"], 0.0)
+        excess = np.where(judged, surprise - self.of["entropy"], 0.0)
+        varentropy = np.where(judged, self.of["varentropy"], 0.0)
+        own = np.where(judged, d, 0.0)
+        mass = np.where(self.counts & np.isfinite(self.of["mass_above"]), self.of["mass_above"], np.nan)
+        made: dict[str, Any] = {"judged": judged, "excess": excess, "varentropy": varentropy}
+        made |= {"d_excess": own * excess, "excess_sq": excess**2, "d_var": own * varentropy}
+        made |= {"var_sq": varentropy**2, "excess_var": excess * varentropy, "d_sq": own**2, "d_own": own}
+        made |= {f"mass_{tenths}": mass > tenths / 100 for tenths in MASSES}
+        return made | {"mass": np.isfinite(mass)}
+
+    def _odds(self) -> dict[str, Any]:
+        rollout, train = self.of["odds_rollout"], self.of["odds_train"]
+        both = self.sampled & np.isfinite(rollout) & np.isfinite(train)
+        r, t = np.where(both, rollout, 0.0), np.where(both, train, 0.0)
+        return {"odds": both, "odds_rt": r * t, "odds_tt": t * t, "odds_rr": r * r}
+
+    def _shifts(self, counts: Bools) -> dict[str, Any]:
+        """Products of centred log-probabilities, at the same token and at the next and the last of the other side."""
+        number = np.maximum(self.total(counts.astype(np.float64)), 1)[self.sequence]
+        sides: list[Floats] = []
+        for name in ("logp_rollout", "logp_train"):
+            values = np.where(counts, np.clip(np.where(counts, self.of[name], 0.0), -20.0, 0.0), 0.0)
+            mean = self.total(values)[self.sequence] / number
+            sides.append(np.where(counts, values - mean, 0.0))
+        r, t = sides
+        same = np.zeros(len(r), dtype=np.bool_)
+        if len(r):
+            same[:-1] = self.sequence[1:] == self.sequence[:-1]
+        ahead, behind = np.zeros(len(r)), np.zeros(len(r))
+        ahead[:-1], behind[:-1] = r[:-1] * t[1:], r[1:] * t[:-1]
+        return {
+            "corr_0": r * t,
+            "corr_ahead": np.where(same, ahead, 0.0),
+            "corr_behind": np.where(same, behind, 0.0),
+            "corr_rr": r * r,
+            "corr_tt": t * t,
+        }
+
+    def _updates(self) -> dict[str, Any]:
+        update, train = self.of["logp_update"], self.of["logp_train"]
+        both = self.sampled & np.isfinite(update) & np.isfinite(train)
+        return {"updates": both, "update_abs": np.where(both, np.abs(update - train), 0.0)}
+
+
+MASSES: tuple[int, ...] = (50, 60, 70, 80, 85, 90, 95, 99)
+"""Hundredths of the trainer's probability: how often a sampled token has more than that above it."""
+
+
+def tokens_of(table: Any) -> Tokens:
+    """The tokens of a table with the columns of ``rollouts``: a list that is missing is NaN throughout."""
+    rollout, train = _lengths(table, "logp_rollout"), _lengths(table, "logp_train")
+    length = np.maximum(np.maximum(rollout, train), _lengths(table, "response_ids"))
+    sequence = np.repeat(np.arange(len(length)), length)
+    starts = np.cumsum(length) - length
+    place = np.arange(len(sequence)) - starts[sequence]
+    of = {name: _values(table, name, length, np.nan) for name in (*_NAMES, "mass_above")}
+    sampled = _values(table, "mask", length, 1.0) > 0
+    return Tokens(of, sequence, place, length, sampled)
+
+
+def _values(table: Any, name: str, length_R: Ints, absent: float) -> Floats:
+    """[N] a column of lists, ``absent`` where a sequence has none or one of another length."""
+    own, column = _lengths(table, name), table[name].combine_chunks()
+    flat = np.asarray(column.flatten().to_numpy(zero_copy_only=False), dtype=np.float64)
+    if np.array_equal(own, length_R):
+        return flat
+    fits = own == length_R
+    out = np.full(int(length_R.sum()), absent)
+    out[np.repeat(fits, length_R)] = flat[np.repeat(fits, own)]
+    return out
+
+
+def _lengths(table: Any, name: str) -> Ints:
+    return np.asarray(table[name].combine_chunks().value_lengths().fill_null(0).to_numpy(), dtype=np.int64)
+
+
+def _rounding(tokens: Tokens) -> Floats:
+    """[N] by how much rounding may have moved d: both log-probabilities were kept in float32, or in bfloat16 where
+    none of a side has more bits than that.
+    """
+    total = np.zeros(len(tokens.sequence))
+    for name in ("logp_rollout", "logp_train"):
+        values = tokens.of[name]
+        finite = np.isfinite(values)
+        bits = np.where(finite, values, 0.0).astype(np.float32).view(np.uint32)
+        coarse = bool(finite.any()) and not (bits & 0xFFFF).any()
+        total += np.where(finite, np.abs(np.where(finite, values, 0.0)), 0.0) * (BFLOAT16 if coarse else FLOAT32)
+    return total + 8 * FLOAT32
+
+
+def _total(values_N: Floats, sequence_N: Ints, count: int) -> Floats:
+    out = np.zeros((count, *values_N.shape[1:]))
+    if len(sequence_N):
+        first = np.flatnonzero(np.concatenate([[True], np.diff(sequence_N) != 0]))
+        out[sequence_N[first]] = np.add.reduceat(values_N, first, axis=0)
+    return out

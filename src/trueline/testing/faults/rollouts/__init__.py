@@ -1,0 +1,1 @@
+"""Faults between a rollout engine and its trainer."""

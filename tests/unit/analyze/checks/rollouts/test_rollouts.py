@@ -1,0 +1,232 @@
+"""What the checks of rollouts find in rollouts that are drawn from known distributions, and what they leave alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.made_rollouts import Change, codes, recorded
+
+import trueline
+from trueline.testing.rollouts.drawn import Made
+
+GAP = {"logprob-gap"}
+
+
+def _kinds(finding: Any) -> set[str]:
+    kind = finding.evidence["kind"]
+    return {kind} if isinstance(kind, str) else set(kind)
+
+
+def _bfloat16(batch: dict[str, Any]) -> None:
+    for name in ("logp_rollout", "logp_train"):
+        bits = batch[name].astype(np.float32).view(np.uint32)
+        batch[name] = ((bits + 0x8000) & 0xFFFF0000).view(np.float32)
+    batch["sampling"] = {"dtype": "bfloat16"}
+
+
+def _forced(batch: dict[str, Any]) -> None:
+    shape = batch["response_ids"].shape
+    batch["mask"] = (np.random.default_rng(batch["step"]).random(shape) > 0.3).astype(int)
+    for name in ("logp_rollout", "logp_train"):
+        batch[name] = np.where(batch["mask"] == 1, batch[name], -9.0)
+
+
+def _padded(batch: dict[str, Any]) -> None:
+    """Sequences of different lengths, one of them of none, padded with NaN on the right."""
+    shape = batch["response_ids"].shape
+    length = np.arange(shape[0]) % shape[1]
+    batch["mask"] = (np.arange(shape[1]) < length[:, None]).astype(int)
+    for name in ("logp_rollout", "logp_train", "entropy", "varentropy"):
+        batch[name] = np.where(batch["mask"] == 1, batch[name], np.nan)
+
+
+@pytest.mark.parametrize(
+    ("error", "change"),
+    [(1e-6, None), (0.01, _bfloat16), (1e-6, _forced), (1e-6, _padded)],
+    ids=["float32", "bfloat16", "tool tokens", "lengths"],
+)
+def test_nothing_is_found_of_engines_that_agree_to_within_rounding(
+    tmp_path: Path, error: float, change: Change | None
+) -> None:
+    report = trueline.check(recorded(tmp_path, Made(error=error), steps=20, change=change))
+    assert [each.claim for each in report.findings] == []
+    assert report.exit_code == 0
+    assert "recorded-logprobs-wrong" in report.checks_run
+
+
+@pytest.mark.parametrize(("temperature", "kind"), [(0.7, "sharper"), (1.4, "flatter")])
+def test_a_temperature_before_which_logprobs_were_recorded_is_found(
+    tmp_path: Path, temperature: float, kind: str
+) -> None:
+    found = codes(recorded(tmp_path, Made(), temperature=temperature, processed=False))
+    assert set(found) == {"recorded-logprobs-wrong"}
+    assert {kind, "same"} <= _kinds(found["recorded-logprobs-wrong"])
+
+
+def test_a_temperature_of_nine_tenths_takes_five_steps_of_20000_tokens_at_most(tmp_path: Path) -> None:
+    made = Made(size=200, length=100, words=30)
+    found = codes(recorded(tmp_path, made, steps=5, temperature=0.9, processed=False))
+    assert set(found) == {"recorded-logprobs-wrong"}
+
+
+def test_a_temperature_that_the_trainer_is_without_is_named_with_its_size(tmp_path: Path) -> None:
+    found = codes(recorded(tmp_path, Made(), temperature=0.7))
+    assert set(found) == {"sampling-mismatch", *GAP}
+    assert found["sampling-mismatch"].evidence["temperature"] == pytest.approx(0.7, rel=1e-3)
+
+
+def test_the_temperature_is_read_from_entropies_where_there_are_no_odds(tmp_path: Path) -> None:
+    def without_odds(batch: dict[str, Any]) -> None:
+        del batch["odds_rollout"], batch["odds_train"]
+
+    found = codes(recorded(tmp_path, Made(), temperature=0.8, change=without_odds))
+    assert found["sampling-mismatch"].evidence["temperature"] == pytest.approx(0.8, rel=0.1)
+
+
+def test_a_cut_that_was_not_recorded_is_told_from_a_temperature(tmp_path: Path) -> None:
+    found = codes(recorded(tmp_path, Made(size=32), top_p=0.9, processed=False))
+    assert set(found) == {"recorded-logprobs-wrong"}
+    assert "cut" in _kinds(found["recorded-logprobs-wrong"])
+    assert found["recorded-logprobs-wrong"].evidence["kept"] == 0.9
+
+
+def test_a_cut_within_which_logprobs_were_recorded_gives_the_mass_that_was_kept(tmp_path: Path) -> None:
+    found = codes(recorded(tmp_path, Made(size=32), top_p=0.9))
+    assert found["sampling-mismatch"].evidence["kind"] == "cut-support"
+    assert 0.9 < found["sampling-mismatch"].measured < 0.95
+
+
+def test_a_large_lag_breaks_no_law(tmp_path: Path) -> None:
+    """The tokens are of the recorded distribution: importance weights make up for the rest."""
+
+    def declared(batch: dict[str, Any]) -> None:
+        batch["versions"], batch["sampling"] = (batch["step"] - 1, batch["step"]), {"lag": 1}
+
+    assert codes(recorded(tmp_path, Made(error=0.4), steps=12, change=declared)) == {}
+
+
+def test_a_lag_that_was_not_declared_is_found_by_its_versions(tmp_path: Path) -> None:
+    def behind(batch: dict[str, Any]) -> None:
+        batch["versions"] = (batch["step"] - 2, batch["step"])
+
+    found = codes(recorded(tmp_path, Made(error=0.3), change=behind))
+    assert set(found) == {"policy-lag"}
+    assert found["policy-lag"].measured == 2
+
+
+def test_a_gap_beyond_rounding_is_found_in_float32_and_left_to_bfloat16(tmp_path: Path) -> None:
+    found = codes(recorded(tmp_path, Made(error=0.02)))
+    assert set(found) == GAP
+
+
+def test_a_gap_that_grows_is_found_where_each_step_alone_is_within_rounding(tmp_path: Path) -> None:
+    made = Made(error=0.005)
+
+    def grows(batch: dict[str, Any]) -> None:
+        batch["sampling"] = {"dtype": "bfloat16"}
+        made.error = 0.005 * (1 + batch["step"] / 4)
+
+    assert set(codes(recorded(tmp_path, made, steps=24, change=grows))) == {"logprob-gap-grows"}
+
+
+def test_a_gap_that_grows_along_the_response_is_of_decoding(tmp_path: Path) -> None:
+    def drifts(batch: dict[str, Any]) -> None:
+        noise = np.random.default_rng(batch["step"]).normal(size=batch["logp_train"].shape)
+        batch["logp_rollout"] = batch["logp_train"] + 1e-4 * np.arange(noise.shape[1]) * noise
+
+    found = codes(recorded(tmp_path, Made(), steps=10, change=drifts))
+    assert set(found) >= {"decode-diverges"}
+    assert set(found) <= {"decode-diverges", *GAP}
+
+
+def test_a_gap_that_decays_along_the_response_is_of_the_prompt(tmp_path: Path) -> None:
+    def decays(batch: dict[str, Any]) -> None:
+        noise = np.random.default_rng(batch["step"]).normal(size=batch["logp_train"].shape)
+        batch["logp_rollout"] = batch["logp_train"] + 0.04 * np.exp(-np.arange(noise.shape[1]) / 4) * noise
+
+    found = codes(recorded(tmp_path, Made(), steps=10, change=decays))
+    assert set(found) == {"prefill-diverges", *GAP}
+
+
+def test_log_probabilities_of_the_next_token_are_called_shifted(tmp_path: Path) -> None:
+    def shifted(batch: dict[str, Any]) -> None:
+        batch["logp_train"] = np.roll(batch["logp_train"], -1, axis=1)
+
+    found = codes(recorded(tmp_path, Made(), change=shifted))
+    assert found["tokens-differ"].evidence["kind"] == "shifted"
+
+
+def test_responses_that_differ_from_one_token_on_are_found_without_ids(tmp_path: Path) -> None:
+    def again(batch: dict[str, Any]) -> None:
+        batch["logp_train"][:, 9:] = -np.random.default_rng(batch["step"]).exponential(4.0, (16, 15)) - 0.5
+
+    found = codes(recorded(tmp_path, Made(), change=again))
+    assert found["tokens-differ"].evidence["kind"] == "from-one-position"
+
+
+@pytest.mark.parametrize("side", ["prompt", "response"])
+def test_ids_of_both_sides_are_compared_exactly(tmp_path: Path, side: str) -> None:
+    def other(batch: dict[str, Any]) -> None:
+        ids = np.array(batch[f"{side}_ids"])
+        batch[f"train_{side}_ids"] = ids.copy()
+        if batch["step"] == 3:
+            batch[f"train_{side}_ids"][5, 2] += 1
+
+    found = codes(recorded(tmp_path, Made(), change=other))
+    assert set(found) == {"tokens-differ"}
+    assert (found["tokens-differ"].step_first, found["tokens-differ"].evidence["first_token"]) == (3, 2)
+    assert found["tokens-differ"].evidence["kind"] == side
+
+
+def test_two_passes_of_the_trainer_that_differ_are_found(tmp_path: Path) -> None:
+    def again(batch: dict[str, Any]) -> None:
+        noise = np.random.default_rng(batch["step"]).normal(size=batch["logp_train"].shape)
+        batch["logp_update"] = batch["logp_train"] + 0.1 * noise
+
+    found = codes(recorded(tmp_path, Made(), change=again))
+    assert _kinds(found["logprob-gap"]) == {"passes-differ"}
+
+
+def test_log_probabilities_that_none_can_be_are_an_error(tmp_path: Path) -> None:
+    def wrong(batch: dict[str, Any]) -> None:
+        batch["logp_rollout"][0, 0], batch["logp_rollout"][1, 1] = 0.5, -np.inf
+
+    found = codes(recorded(tmp_path, Made(), change=wrong))
+    assert found["recorded-logprobs-wrong"].severity == "error"
+    assert found["recorded-logprobs-wrong"].measured == 12
+
+
+def test_rewards_that_change_and_advantages_of_another_group_are_found(tmp_path: Path) -> None:
+    reward = np.tile([0.0, 1.0, 1.0, 0.0], 4)
+    group = np.repeat(np.arange(4), 4)
+    right = reward - 0.5
+
+    def with_rewards(again: np.ndarray, advantage: np.ndarray) -> Change:
+        def change(batch: dict[str, Any]) -> None:
+            batch |= {"reward": reward, "reward_again": again, "advantage": advantage, "group": group}
+
+        return change
+
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir(), (tmp_path / "c").mkdir()
+    assert codes(recorded(tmp_path / "a", Made(), change=with_rewards(reward, right))) == {}
+    other = reward.copy()
+    other[3] = 1.0
+    found = codes(recorded(tmp_path / "b", Made(), change=with_rewards(other, right)))
+    assert found["reward-differs"].evidence["kind"] == "rule"
+    found = codes(recorded(tmp_path / "c", Made(), change=with_rewards(reward, np.roll(right, 1))))
+    assert found["reward-differs"].evidence["kind"] == "group-law"
+
+
+def test_what_cannot_be_judged_is_said(tmp_path: Path) -> None:
+    def poor(batch: dict[str, Any]) -> None:
+        for name in [*batch]:
+            if name not in ("response_ids", "logp_rollout", "step"):
+                del batch[name]
+
+    report = trueline.check(recorded(tmp_path, Made(), change=poor))
+    why = {each.check: each.why for each in report.checks_not_run}
+    assert "no sampled token has log-probabilities of both sides" in why["logprob-gap"]
+    assert report.exit_code == 3
