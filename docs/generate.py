@@ -26,6 +26,7 @@ from trueline.analyze.stats.alarm_budget import SHARES, AlarmBudget
 from trueline.analyze.workers.outliers import fewest_steps
 from trueline.render.comparison.compare_rows import COLUMNS
 from trueline.schema.columns.records import RECORD_COLUMNS
+from trueline.schema.columns.rollouts import ROLLOUT_COLUMNS, SYNC_COLUMNS
 from trueline.schema.columns.workers import WORKER_COLUMNS, Column
 from trueline.schema.plan import LIVE, Plan
 
@@ -245,6 +246,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "live_keys": live_keys,
     "workers": partial(columns_table, WORKER_COLUMNS),
     "records": partial(columns_table, RECORD_COLUMNS),
+    "rollouts": partial(columns_table, ROLLOUT_COLUMNS),
+    "syncs": partial(columns_table, SYNC_COLUMNS),
     "checks": checks_table,
     "causes": causes_table,
     "overhead": partial(measured, "overhead"),

@@ -95,6 +95,40 @@ def hf(
     _tell(run, json=json)
 
 
+@app.command("rl")
+def rl(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A log or dump of verl, TRL, OpenRLHF, slime or NeMo-RL (.jsonl, .json, .pt, .safetensors), or a "
+            "directory of such.",
+            metavar="SRC",
+        ),
+    ],
+    run: _Target,
+    json: Json = False,
+) -> None:
+    """Import log-probabilities of rollouts, a token or a mean each, for `trueline check`. Nothing in it is executed.
+
+    Example: trueline import rl logs/exp_001 runs/rollouts
+    """
+    from rich.console import Console
+
+    from trueline.cli.json_document import print_document
+    from trueline.rl.batch import rows_of
+    from trueline.schema.files.run_manifest import SCHEMA_VERSION
+    from trueline.schema.text.words import counted
+    from trueline.store.importers.rollout_logs import import_rollouts
+
+    with _reading(source):
+        found = import_rollouts(source, run, rows_of, version=_version())
+    if json:
+        print_document({"schema": SCHEMA_VERSION, "run": run, **found})
+        return
+    said = f"Run: {run} ({counted(found['steps'], 'step')}, {counted(found['rows'], 'row')})"
+    Console(soft_wrap=True).print(f"{said}. Next: trueline check {run}", markup=False, highlight=False)
+
+
 def measure() -> Measure:
     """Measures tensors in host memory as the recorder does."""
     import numpy as np

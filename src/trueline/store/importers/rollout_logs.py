@@ -1,0 +1,242 @@
+"""Logs and dumps of reinforcement learning as the table ``rollouts``: verl, TRL, OpenRLHF, slime, NeMo-RL.
+
+What a file is, is seen from what it holds:
+
+- JSON lines of sequences (NeMo-RL's ``train_data_step*.jsonl``: ``generation_logprobs``, ``prev_logprobs``, over the
+  whole sequence, 0 where nothing was generated);
+- JSON lines, or the ``log_history`` of a ``trainer_state.json``, of means a step (verl's file logger: ``step``,
+  ``data``; TRL; OpenRLHF);
+- a file of ``torch.save`` or safetensors with tensors of a batch (the tensors of verl's ``DataProto``, OpenRLHF's
+  experiences, TRL's inputs), or with a list of ``samples`` (slime's ``--save-debug-rollout-data``).
+
+Nothing in a file is executed: a pickled object, as of ``DataProto.save_to_disk``, is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trueline.schema.columns.rollouts import TableRows
+from trueline.schema.errors import InputError
+from trueline.schema.files.run_manifest import Manifest
+from trueline.schema.text.reading import reading, shortened
+from trueline.store.importers import safetensors, torch_files
+from trueline.store.importers.target import new_run, require_free
+
+RowsOf = Callable[[int, Mapping[str, Any], Mapping[str, Any] | None], TableRows]
+"""``trueline.rl.batch.rows_of``: whoever imports hands it in, as ``store`` cannot see ``rl``."""
+
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "prompt_ids": ("prompts", "prompt_ids"),
+    "response_ids": ("responses", "completion_ids", "response_ids"),
+    "mask": ("response_mask", "completion_mask", "action_mask", "loss_mask"),
+    "logp_rollout": ("rollout_log_probs", "sampling_per_token_logps", "rollout_logprobs"),
+    "logp_train": ("old_log_probs", "old_per_token_logps", "old_action_log_probs", "action_log_probs", "log_probs"),
+    "entropy": ("entropys", "entropies", "entropy"),
+    "varentropy": ("varentropys", "varentropy"),
+    "reward": ("token_level_scores", "rewards", "reward"),
+    "version_rollout": ("version_rollout", "rollout_version"),
+    "version_train": ("version_train", "train_version"),
+}
+"""Columns by the names that verl, TRL, OpenRLHF and slime have for them, the first that is there."""
+
+MEANS: Mapping[str, tuple[str, ...]] = {
+    "mean_diff": ("rollout_corr/kl", "actor/rollout_corr/kl", "mismatch/mismatch_kl", "vllm_kl", "train/vllm_kl"),
+    "mean_k3": ("rollout_corr/k3_kl", "actor/rollout_corr/k3_kl", "mismatch/mismatch_k3_kl"),
+    "mean_abs_diff": (
+        *("sampling/sampling_logp_difference/mean", "train_rollout_logprob_abs_diff"),
+        *("train/train_rollout_logprob_abs_diff", "rollout_corr/log_ppl_abs_diff"),
+    ),
+}
+"""The same of means a step: k1, k3 and |d| of d = logp_rollout - logp_train."""
+
+_STEP = re.compile(r"(\d+)\D*$")
+
+
+def import_rollouts(source: str, target: str, rows_of: RowsOf, *, version: str) -> dict[str, int]:
+    """Write what ``source``, a file or a directory of such, holds of rollouts as a Run at ``target``; how many steps
+    and rows there were.
+
+    Raises ``InputError`` where nothing of the kind is in it, or it is damaged, and then leaves nothing behind.
+    """
+    require_free(target)
+    paths = _paths(source)
+    with reading(f"'{shortened(source)}'", "Copy it again, or leave out the file; nothing was imported."):
+        tables = [table for path in paths for table in _tables(path, rows_of)]
+    if not tables:
+        raise InputError(
+            f"'{source}' holds nothing of rollouts: no log-probabilities of both sides ({_known('logp_rollout')} and "
+            f"{_known('logp_train')}, or NeMo-RL's generation_logprobs and prev_logprobs), and no means of them "
+            f"({', '.join(name for names in MEANS.values() for name in names[:1])})."
+        )
+    facts = {"format": "rl", "path": os.path.abspath(source), "files": len(paths)}
+    with new_run(target, Manifest(trueline_version=version, source=facts)) as run, run.rank(0) as sink:
+        for table in sorted(tables, key=lambda table: table.step):
+            sink.write(table)
+    return {"steps": len({table.step for table in tables}), "rows": sum(table.num_rows for table in tables)}
+
+
+def _known(column: str) -> str:
+    return " or ".join(NAMES[column][:2])
+
+
+def _paths(source: str) -> list[str]:
+    if not os.path.exists(source):
+        raise InputError(f"'{source}' does not exist. Pass a log (.jsonl, .json) or a dump (.pt, .safetensors).")
+    if not os.path.isdir(source):
+        return [source]
+    names = [name for name in os.listdir(source) if name.endswith((".jsonl", ".json", ".pt", ".pth", ".safetensors"))]
+    return [os.path.join(source, name) for name in sorted(names, key=lambda name: (_step_in(name) or 0, name))]
+
+
+def _step_in(path: str) -> int | None:
+    """The last number in the name of a file."""
+    found = _STEP.search(os.path.basename(path).rpartition(".")[0])
+    return int(found[1]) if found else None
+
+
+def _tables(path: str, rows_of: RowsOf) -> Iterator[TableRows]:
+    step = _step_in(path) or 0
+    if path.endswith((".jsonl", ".json")):
+        lines = _json_lines(path)
+        sequences = [line for line in lines if "generation_logprobs" in line and "prev_logprobs" in line]
+        if sequences:
+            yield rows_of(step, _of_nemo_rl(sequences), None)
+        else:
+            yield from _of_means(lines)
+        return
+    held = _held(path)
+    samples = held.get("samples")
+    if isinstance(samples, Sequence) and samples and all(isinstance(one, Mapping) for one in samples):
+        given = _of_slime(samples)
+        step = int(held.get("rollout_id", step))
+    else:
+        given = _of_batch(held)
+    if "logp_rollout" in given and "logp_train" in given:
+        yield rows_of(step, given, None)
+
+
+def _json_lines(path: str) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines, or of the ``log_history`` in a JSON document. Lines that a kill cut off at
+    the end are left out; others raise ``InputError``.
+    """
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    if not path.endswith(".jsonl"):
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise InputError(f"'{path}' is not JSON: {error}. Copy it again.") from None
+        entries = document.get("log_history", []) if isinstance(document, dict) else document
+        return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    found: list[dict[str, Any]] = []
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line) if line.strip() else {}
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise InputError(
+                f"Line {number} of '{path}' is not JSON: {error}. Remove it, or copy the file again."
+            ) from None
+        if isinstance(entry, dict) and entry:
+            found.append(entry)
+    return found
+
+
+def _of_nemo_rl(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Log-probabilities over prompt and response; a token counts where the engine generated it."""
+    given: dict[str, Any] = {"logp_rollout": [], "logp_train": [], "mask": [], "response_ids": [], "reward": []}
+    for line in lines:
+        rollout, train = (
+            np.ravel(np.asarray(line[name], dtype=np.float64)) for name in ("generation_logprobs", "prev_logprobs")
+        )
+        mask = line.get("token_loss_mask")
+        counted = rollout != 0 if mask is None else np.ravel(np.asarray(mask)) != 0
+        first = int(np.argmax(counted)) if counted.any() else 0
+        given["logp_rollout"].append(rollout[first:])
+        given["logp_train"].append(train[first:])
+        given["mask"].append(counted[first:].astype(int))
+        ids = line.get("token_ids")
+        given["response_ids"].append(None if ids is None else np.ravel(np.asarray(ids))[first:])
+        given["reward"].append(_number(line.get("rewards")))
+    if all(ids is None for ids in given["response_ids"]):
+        del given["response_ids"]
+    return given
+
+
+def _of_slime(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        name: [] for name in ("response_ids", "prompt_ids", "mask", "logp_rollout", "logp_train", "reward")
+    }
+    for one in samples:
+        ids, length = np.ravel(np.asarray(one.get("tokens") or [])), int(one.get("response_length") or 0)
+        given["response_ids"].append(ids[len(ids) - length :])
+        given["prompt_ids"].append(ids[: len(ids) - length])
+        given["mask"].append(one.get("loss_mask") or np.ones(length, int))
+        given["logp_rollout"].append(one.get("rollout_log_probs"))
+        given["logp_train"].append(one.get("log_probs"))
+        given["reward"].append(_number(one.get("reward")))
+    return given if any(one is not None for one in given["logp_train"]) else {}
+
+
+def _of_batch(held: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a batch, by the names that frameworks have for them."""
+    given: dict[str, Any] = {}
+    for column, names in NAMES.items():
+        found = next((held[name] for name in names if held.get(name) is not None), None)
+        if found is not None:
+            given[column] = found
+    if "reward" in given:
+        array = np.asarray(given["reward"])
+        given["reward"] = array.sum(axis=-1) if array.ndim > 1 else array
+    return given
+
+
+def _of_means(lines: Sequence[Mapping[str, Any]]) -> Iterator[TableRows]:
+    for place, line in enumerate(lines):
+        data = line["data"] if isinstance(line.get("data"), Mapping) else line
+        step = _number(line.get("step", data.get("training/global_step", place)))
+        means = {
+            column: next((value for name in names if (value := _number(data.get(name))) is not None), None)
+            for column, names in MEANS.items()
+        }
+        if any(value is not None for value in means.values()) and step is not None and step >= 0:
+            # A row of means is one with mean_diff: what a log lacks of the others is NaN.
+            filled = {column: [float("nan") if value is None else value] for column, value in means.items()}
+            yield TableRows("rollouts", int(step), 1, filled)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+@functools.lru_cache(maxsize=1)
+def _held(path: str) -> Mapping[str, Any]:
+    """The tensors of a file as arrays, by name."""
+    if path.endswith(safetensors.SUFFIX):
+        return {weight.name: _plain(weight.load()) for weight in safetensors.read_file(path)}
+    held = torch_files.read_file(path)
+    if isinstance(held, Mapping) and isinstance(held.get("batch"), Mapping):
+        held = held["batch"]
+    return {str(name): _plain(value) for name, value in held.items()} if isinstance(held, Mapping) else {}
+
+
+def _plain(value: Any) -> Any:
+    """A tensor as an array, and lists of them likewise."""
+    if hasattr(value, "detach"):
+        value = value.detach()
+        return (value.float() if value.is_floating_point() else value).cpu().numpy()
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return {name: _plain(one) for name, one in value.items()} if isinstance(value, Mapping) else value

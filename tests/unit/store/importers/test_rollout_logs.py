@@ -1,0 +1,128 @@
+"""Logs and dumps of frameworks as rollouts. The samples are made to the formats that the sources of the frameworks
+write; none comes from a real training.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import trueline
+from trueline.rl.batch import rows_of
+from trueline.schema.errors import InputError, RunError
+from trueline.store.importers.rollout_logs import import_rollouts
+
+
+def _imported(source: Path, tmp_path: Path) -> list[dict]:
+    out = tmp_path / "run"
+    import_rollouts(str(source), str(out), rows_of, version="0")
+    return trueline.open_run(out).kept("rollouts").table().to_pylist()
+
+
+def _lines(path: Path, entries: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return path
+
+
+def test_metrics_of_verl_give_means_a_step(tmp_path: Path) -> None:
+    data = {"rollout_corr/kl": 0.097, "rollout_corr/k3_kl": 0.0047, "training/global_step": 1}
+    rows = _imported(_lines(tmp_path / "metrics.jsonl", [{"step": 1, "data": data}, {"step": 2, "data": {}}]), tmp_path)
+    assert [(row["step"], row["mean_diff"], row["mean_k3"]) for row in rows] == [(1, 0.097, 0.0047)]
+
+
+def test_a_cut_by_top_p_shows_in_two_means_of_a_log(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    cut = [
+        {"step": n, "data": {"rollout_corr/kl": 0.097 + 0.002 * random.normal(), "rollout_corr/k3_kl": 0.0047}}
+        for n in range(200)
+    ]
+    import_rollouts(str(_lines(tmp_path / "m.jsonl", cut)), str(tmp_path / "cut"), rows_of, version="0")
+    (finding,) = [each for each in trueline.check(tmp_path / "cut").findings if each.severity != "info"]
+    assert (finding.code, finding.evidence["kind"]) == ("sampling-mismatch", "cut-support")
+    assert finding.measured == pytest.approx(0.908, abs=0.002)
+
+
+def test_means_of_a_healthy_log_are_left_alone(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    kl = 0.0005 * random.normal(size=3000)
+    healthy = [{"step": n, "data": {"rollout_corr/kl": x, "rollout_corr/k3_kl": 2e-4}} for n, x in enumerate(kl)]
+    import_rollouts(str(_lines(tmp_path / "m.jsonl", healthy)), str(tmp_path / "run"), rows_of, version="0")
+    report = trueline.check(tmp_path / "run")
+    assert report.findings == ()
+    assert "sampling-mismatch" in report.checks_run
+
+
+def test_the_history_of_trl_gives_mean_differences(tmp_path: Path) -> None:
+    state = {
+        "log_history": [
+            {"step": 5, "sampling/sampling_logp_difference/mean": 0.02, "loss": 0.1},
+            {"step": 10, "loss": 0.1},
+        ]
+    }
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    (row,) = _imported(tmp_path / "trainer_state.json", tmp_path)
+    assert (row["step"], row["mean_abs_diff"]) == (5, 0.02)
+
+
+def test_tensors_of_a_batch_of_verl_are_taken_by_their_names(tmp_path: Path) -> None:
+    logp = -torch.rand(2, 3)
+    batch = {
+        "prompts": torch.ones(2, 4, dtype=torch.long),
+        "responses": torch.arange(6).reshape(2, 3),
+        "response_mask": torch.tensor([[1, 1, 1], [1, 1, 0]]),
+        "rollout_log_probs": logp,
+        "old_log_probs": logp + 0.5,
+        "entropys": torch.ones(2, 3),
+        "token_level_scores": torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]),
+    }
+    torch.save(batch, tmp_path / "batch_7.pt")
+    first, second = _imported(tmp_path / "batch_7.pt", tmp_path)
+    assert (first["step"], first["response_ids"], first["reward"]) == (7, [0, 1, 2], 1.0)
+    assert second["logp_train"] == pytest.approx((logp[1, :2] + 0.5).tolist())
+
+
+def test_a_pickled_object_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    torch.save(Path("x"), tmp_path / "data.pt")
+    with pytest.raises(InputError, match="nothing but tensors and plain containers"):
+        _imported(tmp_path / "data.pt", tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+def test_samples_of_slime_have_their_ids_and_masks(tmp_path: Path) -> None:
+    sample = {"tokens": [9, 8, 1, 2, 3], "response_length": 3, "loss_mask": [1, 0, 1], "reward": 1.0}
+    sample |= {"rollout_log_probs": [-1.0, -9.0, -2.0], "log_probs": [-1.1, -9.0, -2.1]}
+    torch.save({"rollout_id": 4, "samples": [sample]}, tmp_path / "rollout.pt")
+    (row,) = _imported(tmp_path / "rollout.pt", tmp_path)
+    assert (row["step"], row["prompt_ids"], row["response_ids"], row["mask"]) == (4, [9, 8], [1, 2, 3], [1, 0, 1])
+
+
+def test_lines_of_nemo_rl_count_where_something_was_generated(tmp_path: Path) -> None:
+    (tmp_path / "exp").mkdir()
+    line = {"content": "hi", "rewards": 1.0, "token_ids": [5, 6, 7, 8], "generation_logprobs": [0.0, 0.0, -1.0, -2.0]}
+    line |= {"prev_logprobs": [0.0, -3.0, -1.1, -2.1], "input_lengths": 4}
+    _lines(tmp_path / "exp" / "train_data_step12.jsonl", [line])
+    (row,) = _imported(tmp_path / "exp", tmp_path)
+    assert (row["step"], row["response_ids"], row["mask"]) == (12, [7, 8], [1, 1])
+    assert row["logp_train"] == pytest.approx([-1.1, -2.1])
+
+
+def test_a_log_that_was_cut_off_is_read_up_to_there_and_damage_is_named(tmp_path: Path) -> None:
+    line = json.dumps({"step": 1, "data": {"rollout_corr/kl": 0.1, "rollout_corr/k3_kl": 0.1}})
+    (tmp_path / "cut.jsonl").write_text(line + "\n" + line[:20])
+    assert len(_imported(tmp_path / "cut.jsonl", tmp_path)) == 1
+    (tmp_path / "bad.jsonl").write_text(line[:20] + "\n" + line)
+    with pytest.raises(InputError, match="Line 1 of"):
+        import_rollouts(str(tmp_path / "bad.jsonl"), str(tmp_path / "other"), rows_of, version="0")
+
+
+def test_what_holds_nothing_of_rollouts_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds nothing of rollouts"):
+        _imported(_lines(tmp_path / "m.jsonl", [{"loss": 1.0}]), tmp_path)
+    with pytest.raises(InputError, match="does not exist"):
+        import_rollouts(str(tmp_path / "none"), str(tmp_path / "run"), rows_of, version="0")
+    with pytest.raises(RunError):
+        trueline.open_run(tmp_path / "run")
