@@ -38,7 +38,8 @@ _HINT = re.compile(r"\s*Did you mean .*", re.DOTALL)
 """DuckDB's suggestion, which would name one of its own tables."""
 _TEXTS = re.compile(r"'[^']*'")
 _TABLES = (
-    "The tables are 'workers', 'records', 'rollouts' and 'syncs', with the columns that trueline.schema.columns lists."
+    "The tables are 'workers' and 'records', and of rollouts 'rollouts' and 'syncs', with the columns that "
+    "trueline.schema.columns lists."
 )
 
 Answer = tuple[list[str], list[tuple[Any, ...]]]

@@ -81,7 +81,7 @@ class Lists:
     absent_R: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, lists: Sequence[NDArray[Any] | None], dtype: type) -> Lists:
+    def of(cls, lists: Sequence[NDArray[Any] | None], dtype: Any) -> Lists:
         """The lists one after the other, None for one that there is not."""
         absent = np.array([one is None for one in lists], dtype=np.bool_)
         nothing: NDArray[Any] = np.zeros(0, dtype)

@@ -18,6 +18,7 @@ CAUSE = Cause(
     },
     needs=("recorded-logprobs-wrong",),
     excludes=("recorded-logprobs-wrong/sharper", "recorded-logprobs-wrong/mean-above-one"),
-    settles="Print the tokens with the lowest log-probability of one response, with their mask: did the engine sample "
-    "them?",
+    settles="Print the tokens with the lowest log-probability of one response, with their mask, and look which of "
+    "them the "
+    "engine did not sample.",
 )

@@ -24,5 +24,6 @@ CAUSE = Cause(
         "decode-diverges/grows-along|flat-along",
         "prefill-diverges/decays",
     ),
-    settles="Compute both sides in float32, then with the same attention implementation: does the gap fall to 1e-6?",
+    settles="Compute both sides in float32, then with the same attention implementation, and see when the gap falls "
+    "to 1e-6.",
 )
