@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from trueline.schema.columns.rollouts import Lists, TableRows
 from trueline.schema.errors import InputError
 from trueline.schema.text.secrets import redacted
+from trueline.schema.text.words import counted
 
 TOKEN_COLUMNS: tuple[str, ...] = (
     *("logp_rollout", "logp_train", "logp_update", "entropy", "varentropy", "odds_rollout", "odds_train"),
@@ -57,7 +58,7 @@ def rows_of(step: int, given: Mapping[str, Any], sampling: Mapping[str, Any] | N
     ]
     for name, lists in per_token.items():
         for one in sequences[len(lists) :]:
-            one.notes.append(f"{name} has {len(lists)} sequences of {count}")
+            one.notes.append(f"{name} has {counted(len(lists), 'sequence')} of {count}")
     columns: dict[str, Any] = {}
     for name in per_token:
         dtype = np.float32 if name in TOKEN_COLUMNS else np.int32
@@ -114,7 +115,9 @@ def _sequence(given: Mapping[str, NDArray[Any] | None]) -> _Sequence:
     length = next(iter(lengths.values()), 0)
     mask = given.get("mask")
     if mask is not None and len(mask) != length:
-        taken.notes.append(f"mask has {len(mask)} values for {length} tokens, so that no token counts as sampled")
+        taken.notes.append(
+            f"mask has {counted(len(mask), 'value')} for {counted(length, 'token')}, so that no token counts as sampled"
+        )
         mask = np.zeros(length, np.int32)
     end = length if mask is None else int(np.flatnonzero(np.concatenate([[1], np.asarray(mask) != 0]))[-1])
     if end == 0:
@@ -127,7 +130,9 @@ def _sequence(given: Mapping[str, NDArray[Any] | None]) -> _Sequence:
         if name in ID_COLUMNS:
             taken.arrays[name] = _ids(name, values, taken)
         elif len(values) != length:
-            taken.notes.append(f"{name} has {len(values)} values for {length} tokens and was left out")
+            taken.notes.append(
+                f"{name} has {counted(len(values), 'value')} for {counted(length, 'token')} and was left out"
+            )
         elif name == "response_ids":
             taken.arrays[name] = _ids(name, values[:end], taken)
         else:
@@ -156,7 +161,7 @@ def _scalars(name: str, value: Any, sequences: Sequence[_Sequence]) -> list[Any]
     values = _array(value).reshape(-1).tolist()
     values = values * len(sequences) if len(values) == 1 else values
     for one in sequences[len(values) :]:
-        one.notes.append(f"{name} has {len(values)} values for {len(sequences)} sequences")
+        one.notes.append(f"{name} has {counted(len(values), 'value')} for {counted(len(sequences), 'sequence')}")
     made = [*values[: len(sequences)], *[None] * (len(sequences) - len(values))]
     return [_scalar(name, each, one) for each, one in zip(made, sequences, strict=True)]
 

@@ -80,7 +80,21 @@ MODES = ("evaluation-mode",)
 PARTS = ("shards-equal",)
 """Checks that need ranks which hold one model together."""
 
-NOT_RUN = tuple(sorted(RECORDED + UPDATES + WEIGHTS + MODES + PARTS))
+ROLLOUTS = (
+    "decode-diverges",
+    "logprob-gap",
+    "logprob-gap-grows",
+    "policy-lag",
+    "prefill-diverges",
+    "recorded-logprobs-wrong",
+    "reward-differs",
+    "sampling-mismatch",
+    "tokens-differ",
+    "weights-not-synced",
+)
+"""Checks that need rollouts, which none of these Runs has."""
+
+NOT_RUN = tuple(sorted(RECORDED + UPDATES + WEIGHTS + MODES + PARTS + ROLLOUTS))
 CODES = tuple(sorted(EXACT + STATISTICAL + SPIKES + NOT_RUN))
 
 
@@ -117,6 +131,8 @@ def test_every_check_runs_on_a_healthy_run_and_finds_nothing(tmp_path):
         "no average",
         "no module ran again",
         "no ranks are known to hold shards",
+        "no rollouts were recorded",
+        "no sync was recorded",
     )
     assert all(entry.why.startswith(lacking) for entry in report.checks_not_run)
     assert report.notes == ()

@@ -21,6 +21,8 @@ PLURAL = re.compile(r" (?:other |equal |recorded |such )?([a-z]+[a-rt-z]s)\b")
 
 
 MANY = {
+    "analyze/checks/rollouts/policy_lag.py len(rows) sequences",
+    "analyze/checks/rollouts/reward_differs.py len(reward) sequences",
     "analyze/checks/gradients/loss_scale_wrong.py one.num_left_out updates",
     "analyze/checks/gradients/loss_scale_wrong.py num_ranks ranks",
     "analyze/checks/updates/schedule_differs.py of.num_epochs epochs",

@@ -49,6 +49,7 @@ from trueline.analyze.rollouts.gaps import on_policy
 from trueline.analyze.rollouts.rows import rows_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
+from trueline.schema.text.words import counted
 from trueline.store.reader import Run
 
 CODE = "logprob-gap-grows"
@@ -72,7 +73,8 @@ def check(run: Run) -> list[Finding]:
     enough = np.flatnonzero((counts >= YARDSTICK) & (np.arange(len(steps)) >= 1))
     if not len(enough) or enough[0] + 1 >= len(steps):
         raise CannotTell(
-            f"{len(rows)} sequences of {len(steps)} steps are there, and it takes {YARDSTICK} of two steps to compare "
+            f"{counted(len(rows), 'sequence')} of {counted(len(steps), 'step')} {'is' if len(rows) == 1 else 'are'} "
+            f"there, and it takes {YARDSTICK} of two steps to compare "
             "later ones with",
             reason="too-few-steps",
         )

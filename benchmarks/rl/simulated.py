@@ -1,0 +1,92 @@
+"""Healthy rollouts that are drawn from distributions that are made up, judged: how often a check alarms.
+
+    python -m benchmarks.rl.simulated [CASE SEED]
+
+500 steps of 1,000 tokens over 50 words each: a few seconds. Without arguments all that are not there yet.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from benchmarks.rl.measure import RESULTS, read
+
+import trueline
+from trueline.rl.batch import rows_of
+from trueline.store.writer import RunWriter
+from trueline.testing.rollouts.drawn import Made
+
+STEPS, SIZE, LENGTH, SEEDS = 500, 50, 20, 3
+Change = Callable[[dict[str, Any], np.random.Generator], None]
+
+
+def _bfloat16(batch: dict[str, Any], random: np.random.Generator) -> None:
+    del random
+    batch["sampling"] = {"dtype": "bfloat16"}
+
+
+def _kept_in_bfloat16(batch: dict[str, Any], random: np.random.Generator) -> None:
+    _bfloat16(batch, random)
+    for name in ("logp_rollout", "logp_train"):
+        bits = batch[name].astype(np.float32).view(np.uint32)
+        batch[name] = ((bits + 0x8000) & 0xFFFF0000).view(np.float32)
+
+
+def _lag(batch: dict[str, Any], random: np.random.Generator) -> None:
+    del random
+    batch |= {"version_rollout": 0, "version_train": 1, "sampling": {"lag": 1}}
+
+
+def _tools(batch: dict[str, Any], random: np.random.Generator) -> None:
+    batch["mask"] = (random.random(batch["response_ids"].shape) > 0.3).astype(int)
+    for name in ("logp_rollout", "logp_train"):
+        batch[name] = np.where(batch["mask"] == 1, batch[name], -9.0)
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Change | None]] = {
+    "float32 on both sides": ({}, {}, None),
+    "an engine with rounding of 0.01, declared bfloat16": ({"error": 0.01}, {}, _bfloat16),
+    "the same, log-probabilities kept in bfloat16": ({"error": 0.01}, {}, _kept_in_bfloat16),
+    "a lag that is declared, logits 0.4 apart": ({"error": 0.4}, {}, _lag),
+    "top-p 0.9 that the trainer reproduces": ({"reproduced": True}, {"top_p": 0.9}, None),
+    "30 % of the tokens a tool's, and masked": ({}, {}, _tools),
+    "a policy of very low entropy": ({"scale": 12.0}, {}, None),
+}
+
+
+def judge(case: str, seed: int) -> dict[str, Any]:
+    """What is found in one Run."""
+    made_of, sampled, change = CASES[case]
+    made, random = Made(size=SIZE, length=LENGTH, seed=seed, **made_of), np.random.default_rng(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        writer = RunWriter(f"{folder}/run", rank=0, seal_s=600)
+        for step in range(STEPS):
+            batch = made.batch(**sampled)
+            batch["version_rollout"], batch["version_train"] = batch.pop("versions")
+            if change is not None:
+                change(batch, random)
+            writer.write(rows_of(step, batch, batch.pop("sampling")))
+        writer.close()
+        report = trueline.check(f"{folder}/run")
+    found = [f"{each.code}: {each.claim}" for each in report.findings if each.severity != "info"]
+    return {"case": case, "seed": seed, "steps": STEPS, "tokens": SIZE * LENGTH, "found": found}
+
+
+def main() -> None:
+    """Judge one, or all that are not there."""
+    known = {(one["case"], one["seed"]) for one in read("simulated")}
+    wanted = [(sys.argv[1], int(sys.argv[2]))] if len(sys.argv) > 2 else [(c, s) for s in range(SEEDS) for c in CASES]
+    RESULTS.mkdir(exist_ok=True)
+    for case, seed in wanted:
+        if (case, seed) not in known:
+            with (RESULTS / "simulated.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(judge(case, seed)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
