@@ -24,7 +24,9 @@ def write_page() -> None:
         "the "
         "first incident is right; *open*: it says that it cannot tell. The constants of frameworks are applied to the "
         "same "
-        "tokens: at how many of the steps each alarms (`rivals.py` has their sources)."
+        "tokens: at how many of the steps each alarms (`rivals.py` has their sources). What a cut is told by, and "
+        "from which ratio on a prompt is blamed, were changed after "
+        "a first look at seed 0 of the faults; the other seeds were not looked at before."
     )
     for name, title in TITLES.items():
         results = measure.read(name)
