@@ -4,11 +4,15 @@ What it finds
 -------------
 Responses whose first token has the same log-probability on both sides, and whose second half has not.
 
-Why it matters -------------- The first token follows from the prompt alone, the others from what the engine keeps while
+Why it matters
+--------------
+The first token follows from the prompt alone, the others from what the engine keeps while
 it decodes: its cache of keys and values, rotary positions, kernels for one token at a time. What is wrong there grows
 with the length of the response.
 
-How it decides -------------- The gap (see `logprob-gap`) of the second half is more than three times that of token 0,
+How it decides
+--------------
+The gap (see `logprob-gap`) of the second half is more than three times that of token 0,
 and beyond what rounding may leave or more than twice that of tokens 1 to 5, and above what float32 leaves (1e-4), in
 more than half of the responses of 13 tokens or more: an e-process under the budget of the checks of rollouts. Rounding
 leaves about as much at each token, but for the first, which both sides may compute alike.

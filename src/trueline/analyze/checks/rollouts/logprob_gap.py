@@ -11,7 +11,9 @@ Why it matters
 The trainer then optimizes something else than what acts. What is off by a little at each token is off by a factor over
 a sequence: 0.012 a token is 3.3 over 100 tokens.
 
-How it decides -------------- The gap of a sequence is the mean of |d|, d = logp_rollout - logp_train, over the mean of
+How it decides
+--------------
+The gap of a sequence is the mean of |d|, d = logp_rollout - logp_train, over the mean of
 1 - p: the size of an error of the logits that explains it, which does not shrink when the policy sharpens, as |d| and
 the correlation of probabilities do. Rounding may leave 0.001 where float32 was declared on both sides
 (`sampling={"dtype": "float32"}`) and 0.1 otherwise: `analyze/rollouts/gaps.py` says what was measured. Reported is that

@@ -1,6 +1,8 @@
 """Rollouts were sampled by older weights than declared.
 
-What it finds ------------- Sequences whose weights are more versions behind the trainer's than `sampling={"lag": N}`
+What it finds
+-------------
+Sequences whose weights are more versions behind the trainer's than `sampling={"lag": N}`
 allows (0 unless declared), and how the gap between the two sides depends on it.
 
 Why it matters

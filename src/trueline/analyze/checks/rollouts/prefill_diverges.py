@@ -4,11 +4,15 @@ What it finds
 -------------
 Responses whose first six tokens are further apart on the two sides than those of their second half.
 
-Why it matters -------------- The first tokens depend on the prompt most. What differs there differs in the prompt, as
+Why it matters
+--------------
+The first tokens depend on the prompt most. What differs there differs in the prompt, as
 each side has it: a BOS token, the chat template, position ids under left padding, a prompt that is cut, or in how the
 prompt is computed (prefill).
 
-How it decides -------------- The gap (see `logprob-gap`) of tokens 0 to 5 is more than 1.5 times that of the second
+How it decides
+--------------
+The gap (see `logprob-gap`) of tokens 0 to 5 is more than 1.5 times that of the second
 half, and above what float32 leaves (1e-4), in more than half of the responses of 13 tokens or more: an e-process under
 the budget of the checks of rollouts. Rounding leaves about as much everywhere. A step is not judged where tokens are
 known to differ from one position on.

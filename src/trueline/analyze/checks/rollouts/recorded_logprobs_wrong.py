@@ -13,7 +13,9 @@ Importance weights, clipping and KL are computed of these numbers. Where they ar
 update is biased, and no metric of the difference of the two sides shows it: engines record `raw_logprobs` before
 temperature by default (vLLM), and then both sides agree to the last bit.
 
-How it decides -------------- With p the trainer's distribution, q the recorded one and y the sampled token, the mean of
+How it decides
+--------------
+With p the trainer's distribution, q the recorded one and y the sampled token, the mean of
 p(y) / q(y) is 1 whatever p and q are, and so is that of p(y) / q(y) times any function of y that has mean 1 under p.
 The surprise -log p(y) has the entropy H as its mean under p, and the varentropy as its variance, both known from the
 logits without estimation: so bets that tokens are likelier than H says, weighted by p / q, are e-values
@@ -22,7 +24,9 @@ bets win or they do not, under a budget of `false_alarms` (default 0.1) in 10,00
 rollouts together. The rounding of what was recorded is charged. Of a log that has means alone (verl's `kl` and `k3_kl`)
 the mean of p / q is 1 + k3 - k1.
 
-What it may miss ---------------- Without entropy and varentropy (`rl.of_logits`) only the mean above 1 is judged, and a
+What it may miss
+----------------
+Without entropy and varentropy (`rl.of_logits`) only the mean above 1 is judged, and a
 temperature that both sides leave out is invisible. Temperatures within a few percent of 1 take many tokens. Tokens that
 were not sampled (a tool's output, forced stops) have to be masked, or they are reported; entropy has to be of the
 distribution that logp_train is of: at the declared temperature, and of the cut distribution where the trainer

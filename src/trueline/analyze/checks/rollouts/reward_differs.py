@@ -1,9 +1,13 @@
 """A reward is another when the same text is scored again, or advantages are not those of their group.
 
-What it finds ------------- Sequences whose `reward_again` is not `reward`. Groups of sequences of one prompt whose
+What it finds
+-------------
+Sequences whose `reward_again` is not `reward`. Groups of sequences of one prompt whose
 advantages do not add up to 0, or are not of one sign order with their rewards (GRPO).
 
-Why it matters -------------- A scorer that is not a function of the text (white space, truncation, a model with dropout
+Why it matters
+--------------
+A scorer that is not a function of the text (white space, truncation, a model with dropout
 on, a batch that leaks) teaches noise; advantages of another group teach something else.
 
 How it decides

@@ -10,7 +10,9 @@ Why it matters
 The importance ratio is then wrong for each token, in one direction: after a cut by top-p 0.9 every recorded
 log-probability is too high by -log 0.9 or so, and the trainer pushes all of them down.
 
-How it decides -------------- A cut: the mean of p_train / p_rollout over sampled tokens is the probability that the
+How it decides
+--------------
+A cut: the mean of p_train / p_rollout over sampled tokens is the probability that the
 trainer gives to what the engine could have sampled: 1, or the mass that was kept. Ratios are clipped at 20 and 1 % is
 allowed for what lies beyond, and the bet on a mean below that is an e-process under the budget of the checks of
 rollouts (`analyze/rollouts/laws.py`). It is called a cut where hardly any token is less likely to the engine than to
@@ -21,7 +23,9 @@ log-odds of both sides are recorded (the engine's two likeliest tokens: `logprob
 1 / T and less than 1 % of their variance remains. Else the difference d is regressed on what a temperature makes of it,
 (H - S) and V, and at least 90 % of its variance has to be explained. The slope must be off 1 by 2 % or more.
 
-What it may miss ---------------- A cut that keeps more than 97 % (99 % in long runs). A temperature without log-odds
+What it may miss
+----------------
+A cut that keeps more than 97 % (99 % in long runs). A temperature without log-odds
 and without entropies. Where the log-probabilities are raw, nothing of this shows: that is `recorded-logprobs-wrong`.
 
 Example ------- The log-odds of the engine are 1.43 times those of the trainer at steps 0-9, and nothing else differs:

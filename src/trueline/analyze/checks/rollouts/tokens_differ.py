@@ -11,7 +11,9 @@ Why it matters
 The trainer then credits tokens that were not sampled. Text that is decoded and encoded again comes back as other tokens
 now and then, a chat template clears tool calls or adds a second BOS, labels are shifted once too often.
 
-How it decides -------------- Ids: compared one by one. Shift: the log-probabilities of one side correlate with those of
+How it decides
+--------------
+Ids: compared one by one. Shift: the log-probabilities of one side correlate with those of
 the other one token further by more than 0.8, and at the same token by less than half as much, over all sequences. From
 one position on: all |d| before it (3 tokens or more) are a tenth at most of the usual |d| behind it, which is above
 0.05; reported where that is so in more than one sequence of ten, by an e-process under the budget of the checks of

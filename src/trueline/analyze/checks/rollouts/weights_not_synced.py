@@ -11,7 +11,9 @@ Why it matters
 The engine samples from a model that nobody trains. One stale tensor moves log-probabilities by less than bfloat16
 rounds, so that no curve shows it; the policy learns to make up for it all the same.
 
-How it decides -------------- By digests of 64 bits, recorded with `rl.record_sync` after a sync: exact. Equal to the
+How it decides
+--------------
+By digests of 64 bits, recorded with `rl.record_sync` after a sync: exact. Equal to the
 trainer's digest of that parameter at an earlier sync is stale; equal to that of another parameter is swapped. Where
 values were at hand, the finding says how far apart they are.
 
