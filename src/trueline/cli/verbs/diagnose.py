@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from trueline.analyze.causes.diagnosis import Diagnosis
-    from trueline.analyze.causes.verdicts import Verdict
     from trueline.analyze.incidents import Incident
 
 
@@ -57,15 +56,17 @@ def _print_incident(console: Console, diagnosis: Diagnosis, place: int, incident
     from rich.padding import Padding
     from rich.text import Text
 
+    from trueline.render.cause_words import excluded_because, speaking_against, speaking_for
+
     answer, *others = diagnosis.of(place)
-    found = {diagnosis.report.findings[each].code for each in incident.findings}
+    findings = [diagnosis.report.findings[each] for each in incident.findings]
     number = f"{place + 1}. " if len(diagnosis.report.incidents) > 1 else ""
     console.print(Text.assemble((f"{number}{answer.headline}", "bold")))
     lines = [
-        *_labelled("for", [f"{code}: {claim}" for code, claim in _claims(diagnosis, incident, answer.because)]),
-        *_labelled("against", _against(diagnosis, incident, answer)),
+        *_labelled("for", speaking_for(findings, answer)),
+        *_labelled("against", speaking_against(findings, answer)),
         *_labelled("or", [f"{each.says} ({each.cause})" for each in others if each.standing != "excluded"]),
-        *_labelled("not", [_excluded(each, found) for each in others if each.standing == "excluded"]),
+        *_labelled("not", [excluded_because(findings, each) for each in others if each.standing == "excluded"]),
         *_labelled("missing", answer.missing),
         *_labelled("next", answer.next),
     ]
@@ -80,21 +81,3 @@ def _labelled(label: str, lines: list[str] | tuple[str, ...]) -> list[Text]:
     from rich.text import Text
 
     return [Text.assemble((f"{label}: ", "green"), line) for line in lines]
-
-
-def _claims(diagnosis: Diagnosis, incident: Incident, codes: tuple[str, ...]) -> list[tuple[str, str]]:
-    findings = [diagnosis.report.findings[each] for each in incident.findings]
-    return [(finding.code, finding.claim) for finding in findings if finding.code in codes]
-
-
-def _against(diagnosis: Diagnosis, incident: Incident, verdict: Verdict) -> list[str]:
-    """Findings that the cause does not bring, with what they say, and checks that it would fail and did not."""
-    claims = dict(_claims(diagnosis, incident, verdict.against))
-    return [f"{code}: {claims[code]}" if code in claims else f"{code}: nothing found" for code in verdict.against]
-
-
-def _excluded(verdict: Verdict, found: set[str]) -> str:
-    signs = [
-        f"{sign} was found" if sign.partition("/")[0] in found else f"{sign} was not found" for sign in verdict.against
-    ]
-    return f"{verdict.says} ({verdict.cause}): {', '.join(signs)}"

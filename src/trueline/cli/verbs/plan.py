@@ -34,45 +34,16 @@ def command(
     Example: trueline plan runs/a --set preset=mix --set steps=120:125
     """
     from trueline.cli.json_document import print_document
-    from trueline.schema.files.plan_files import plan_path, read_changes, write_plan
+    from trueline.schema.files.plan_files import plan_path
+    from trueline.store.plan_change import change_plan
     from trueline.store.reader import Run
 
     opened = Run(run)
     path = plan_path(os.fspath(opened.path))
     if changes:
-        _require_running(opened)
-        asked = (read_changes(path) if os.path.isfile(path) else {}) | dict(_split(change) for change in changes)
-        write_plan(path, _in_force(opened).revised(asked, "--set and plan.json"))
+        change_plan(opened, dict(_split(change) for change in changes), by="--set")
     document = _document(opened, path)
     print_document(document) if json else _print(document)
-
-
-def _require_running(run: Run) -> None:
-    from trueline.schema.errors import InputError
-
-    if "://" in run.path:
-        raise InputError(f"The Plan of '{run.path}' cannot be changed from here: only a local Run can be written to.")
-    if not run.manifest.plan:
-        raise InputError(f"The job of Run '{run.path}' has not begun to train, so there is no Plan to change yet.")
-    if not run.unclosed:
-        raise InputError(
-            f"The job of Run '{run.path}' has ended, so its Plan cannot change. Start a new Run with --plan."
-        )
-
-
-def _in_force(run: Run) -> Plan:
-    """The Plan that the ranks follow now; the default one where the job has not begun to train."""
-    from trueline.schema.plan import Plan
-
-    plans = run.manifest.plans
-    return Plan.load(_known(plans[-1].plan if plans else run.manifest.plan))
-
-
-def _known(plan: dict[str, Any]) -> dict[str, Any]:
-    """What of a Plan that another version wrote has a meaning here."""
-    from trueline.schema.plan import Plan
-
-    return {key: value for key, value in plan.items() if key in Plan.model_fields}
 
 
 def _split(change: str) -> tuple[str, Any]:
@@ -126,8 +97,9 @@ def _document(run: Run, path: str) -> dict[str, Any]:
     ``refused`` says why they cannot be taken up.
     """
     from trueline.schema.files.run_manifest import SCHEMA_VERSION
+    from trueline.store.plan_change import plan_in_force
 
-    in_force, plans = _in_force(run), run.manifest.plans
+    in_force, plans = plan_in_force(run), run.manifest.plans
     asked, refused = _asked(in_force, path)
     return {
         "schema": SCHEMA_VERSION,

@@ -1,0 +1,34 @@
+"""What speaks for and against a cause, in words: the command line and the page say it alike."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trueline.analyze.causes.verdicts import Verdict
+    from trueline.schema.finding import Finding
+
+
+def speaking_for(findings: Sequence[Finding], verdict: Verdict) -> list[str]:
+    """``code: claim`` of those ``findings`` of the incident that the cause brings."""
+    return [f"{code}: {claim}" for code, claim in _claims(findings, verdict.because)]
+
+
+def speaking_against(findings: Sequence[Finding], verdict: Verdict) -> list[str]:
+    """Findings that the cause does not bring, with what they say, and checks that it would fail and did not."""
+    claims = dict(_claims(findings, verdict.against))
+    return [f"{code}: {claims[code]}" if code in claims else f"{code}: nothing found" for code in verdict.against]
+
+
+def excluded_because(findings: Sequence[Finding], verdict: Verdict) -> str:
+    """An excluded cause with the signs that contradict it."""
+    found = {finding.code for finding in findings}
+    signs = [
+        f"{sign} was found" if sign.partition("/")[0] in found else f"{sign} was not found" for sign in verdict.against
+    ]
+    return f"{verdict.says} ({verdict.cause}): {', '.join(signs)}"
+
+
+def _claims(findings: Sequence[Finding], codes: Collection[str]) -> list[tuple[str, str]]:
+    return [(finding.code, finding.claim) for finding in findings if finding.code in codes]

@@ -1,0 +1,44 @@
+"""The Plan that a job follows now, and changes of it while the job runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from trueline.schema.errors import InputError
+from trueline.schema.files.plan_files import plan_path, read_changes, write_plan
+from trueline.schema.plan import Plan
+from trueline.store.reader import Run
+
+
+def plan_in_force(run: Run) -> Plan:
+    """The Plan that the ranks follow now; the default one where the job has not begun to train."""
+    plans = run.manifest.plans
+    return Plan.load(_known(plans[-1].plan if plans else run.manifest.plan))
+
+
+def change_plan(run: Run, changes: Mapping[str, Any], *, by: str) -> None:
+    """Ask the job of ``run`` for other values of some keys, next to those that its plan file asks for already; ``by``
+    names who asks, for messages. Raises ``InputError`` where no job follows it, ``PlanError``, ``OSError``.
+    """
+    _require_running(run)
+    path = plan_path(os.fspath(run.path))
+    asked = (read_changes(path) if os.path.isfile(path) else {}) | dict(changes)
+    write_plan(path, plan_in_force(run).revised(asked, f"{by} and plan.json"))
+
+
+def _require_running(run: Run) -> None:
+    if "://" in run.path:
+        raise InputError(f"The Plan of '{run.path}' cannot be changed from here: only a local Run can be written to.")
+    if not run.manifest.plan:
+        raise InputError(f"The job of Run '{run.path}' has not begun to train, so there is no Plan to change yet.")
+    if not run.unclosed:
+        raise InputError(
+            f"The job of Run '{run.path}' has ended, so its Plan cannot change. Start a new Run with --plan."
+        )
+
+
+def _known(plan: dict[str, Any]) -> dict[str, Any]:
+    """What of a Plan that another version wrote has a meaning here."""
+    return {key: value for key, value in plan.items() if key in Plan.model_fields}
