@@ -9,16 +9,15 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from trueline.render.charts.mark import marks
 from trueline.render.charts.matrix import LEVELS, MatrixTable, largest_error, matrix_numbers, matrix_table
 from trueline.render.charts.panel import ChartSection, dispersion_section, plot_of, workers_section
 from trueline.render.report.environment_table import Environment, environment
 from trueline.render.report.finding_row import FindingRow, finding_row
+from trueline.render.report.glance import GLANCE, glance
 from trueline.render.report.page_summary import Summary, headline, judges_workers
 from trueline.render.report.run_reading import RunReading
-from trueline.render.wording import number, seconds_words, steps_words
+from trueline.render.wording import number, steps_words
 from trueline.schema.text.words import clipped, counted, listed, whose_text
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ _Numbered = dict[int, int]
 """Place of a finding in the report of its Run to its number on the page."""
 _ORDER = ("found", "warned", "clean", "skipped")
 """Classes of the words about checks, what to read first at the top."""
-_GLANCE = ("Run", "Workers", "Steps", "Watched as", "Gradient signals", "Step time", "Cost of watching", "Started")
 _NOT_JUDGED = (
     "No check that judges whether one rank’s loss, gradient norm or direction is unusual could run: "
     "these are drawn above for you to look at."
@@ -118,8 +116,8 @@ def page_of(readings: Sequence[RunReading]) -> Page:
         checked_any=any(reading.report.checks_run for reading in readings),
         not_run=_not_run(readings),
         not_judged="" if any(judges_workers(reading.report.checks_run) for reading in readings) else _NOT_JUDGED,
-        glance_columns=_GLANCE,
-        glance=tuple(_glance(reading) for reading in readings),
+        glance_columns=("Run", *GLANCE),
+        glance=tuple((reading.name, *glance(reading.run)) for reading in readings),
         environment=environment(
             [reading.name for reading in readings],
             [reading.run.manifest for reading in readings],
@@ -282,36 +280,3 @@ def _with_runs(lines: Sequence[tuple[_Line, str]], readings: Sequence[RunReading
     for line, name in lines:
         where.setdefault(line, []).append(name)
     return tuple((line, "" if len(names) == len(readings) else listed(names)) for line, names in where.items())
-
-
-def _glance(reading: RunReading) -> tuple[str, ...]:
-    run = reading.run
-    step_s_TN, timed_TN = run.pivot("step_s")
-    own_s_TN, own_TN = run.pivot("own_s")
-    both_TN = timed_TN & own_TN & (np.nan_to_num(step_s_TN) > 0)
-    norms = reading.workers["grad_norm"].measured_only()
-    gaps = np.diff(norms.steps_T)
-    gap = int(np.median(gaps)) if gaps.size else 0
-    every = "every step" if gap == 1 else f"every {gap:,} steps" if gap else counted(norms.steps_T.size, "step")
-    steps = f"{run.steps.size:,} ({run.steps[0]}–{run.steps[-1]})" if run.steps.size else "none"
-    left = len(run.ranks)
-    return (
-        reading.name,
-        f"{run.world_size}" if left == run.world_size else f"{left} of {run.world_size}",
-        steps,
-        run.manifest.adapter or "not stated",
-        every,
-        seconds_words(float(np.median(step_s_TN[timed_TN]))) if timed_TN.any() else "not measured",
-        f"{100 * float(np.median(own_s_TN[both_TN] / step_s_TN[both_TN])):.2g} % of step time"
-        if both_TN.any()
-        else "not measured",
-        _moment(run.manifest.started_at),
-    )
-
-
-def _moment(iso: str) -> str:
-    """An ISO 8601 time to the second, as text; what cannot be parsed stays as it is."""
-    try:
-        return datetime.fromisoformat(iso).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except ValueError:
-        return iso or "not stated"
