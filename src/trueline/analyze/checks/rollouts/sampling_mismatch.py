@@ -28,7 +28,9 @@ What it may miss
 A cut that keeps more than 97 % (99 % in long runs). A temperature without log-odds
 and without entropies. Where the log-probabilities are raw, nothing of this shows: that is `recorded-logprobs-wrong`.
 
-Example ------- The log-odds of the engine are 1.43 times those of the trainer at steps 0-9, and nothing else differs:
+Example
+-------
+The log-odds of the engine are 1.43 times those of the trainer at steps 0-9, and nothing else differs:
 it samples at 0.70 times the trainer's temperature.
 
 Wrong and right
