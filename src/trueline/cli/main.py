@@ -25,7 +25,6 @@ from trueline.cli.verbs import (
     schema,
     trial,
     verify,
-    view,
 )
 from trueline.schema.errors import CannotTell, TruelineError
 
@@ -44,7 +43,6 @@ for verb in (
     compare,
     calibrate,
     report,
-    view,
     info,
     verify,
     collect,
