@@ -25,6 +25,7 @@ from trueline.cli.verbs import (
     schema,
     trial,
     verify,
+    view,
 )
 from trueline.schema.errors import CannotTell, TruelineError
 
@@ -43,6 +44,7 @@ for verb in (
     compare,
     calibrate,
     report,
+    view,
     info,
     verify,
     collect,
