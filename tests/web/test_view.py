@@ -121,10 +121,10 @@ def test_the_keyboard_alone_leads_to_an_incident_and_back(served: Served) -> Non
         page.until("document.querySelectorAll('.incident')[0].classList.contains('selected')")
         page.press("j")
         page.press("Enter")
-        page.until("document.querySelector('h1').textContent.startsWith('The loss of rank 3 is not finite')")
+        page.until("document.querySelector('h1')?.textContent.startsWith('The loss of rank 3 is not finite')")
         assert page.evaluate("new URLSearchParams(location.hash.slice(1)).get('n')") == "2"
         page.press("k")
-        page.until("document.querySelector('h1').textContent.startsWith('Rank 1 consumed')")
+        page.until("document.querySelector('h1')?.textContent.startsWith('Rank 1 consumed')")
         page.press("Escape")
         page.until("document.querySelector('.incident')")
         page.press("/")
@@ -144,7 +144,7 @@ def test_an_incident_gives_its_command_to_copy_and_leads_to_the_recorded_call(se
         commands = page.evaluate("[...document.querySelectorAll('.command code')].map((each) => each.textContent)")
         assert "trueline info RUN --sql 'select 1'" in commands
         assert page.evaluate("document.querySelectorAll('.command .copy').length") == len(commands)
-        page.evaluate("document.querySelector('a[href*=\"screen=step\"]').click()")
+        page.evaluate("document.querySelector('main a[href*=\"screen=step\"]').click()")
         page.until("document.querySelector('.row.call')")
         assert page.evaluate("new URLSearchParams(location.hash.slice(1)).get('at')") == "fwd/layers.1.attn.softmax#0"
 
@@ -169,7 +169,8 @@ def test_clicking_a_cell_pins_its_rank_and_more_ranks_than_are_drawn_are_said(se
         spot = middle_of(page, ".heat .over", across=0.5, down=0.4)
         page.drag(spot, spot)
         page.until("document.querySelector('.pin')")
-        assert page.evaluate("document.querySelector('.pin').textContent").startswith("rank 1")
+        rank = int(page.evaluate("document.querySelector('.pin').textContent").split()[1])
+        assert 38 <= rank <= 44  # of 104, at 0.4 of the height with the letters below
 
 
 def test_a_step_is_an_outline_of_which_only_what_is_seen_is_there(served: Served) -> None:

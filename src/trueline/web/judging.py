@@ -53,6 +53,7 @@ class Judge:
         self._pool.shutdown(wait=False, cancel_futures=True)
         for process in processes:
             process.terminate()
+            process.join(10)
 
 
 def _pool() -> ProcessPoolExecutor:
