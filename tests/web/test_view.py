@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.web.served import Served
 from tests.web.test_report import CONTRAST, middle_of
 
 from trueline.schema.finding import Finding
+from trueline.web.page_file import page_file
 
 pytestmark = NEEDS_BROWSER
 
@@ -191,6 +193,19 @@ def test_searching_calls_leaves_those_that_match(served: Served) -> None:
         found = page.until("[...document.querySelectorAll('.space .row .name')].map((each) => each.textContent)")
         assert [name.rpartition("layers.")[2] for name in found] == ["7.attn.linear", "7.attn.softmax"]
         assert "2 of 2,401 calls" in page.evaluate("document.querySelector('.step').textContent")
+
+
+def test_the_exported_file_shows_the_same_from_disk_alone(served: Served, tmp_path: Path) -> None:
+    document, _ = page_file(served.runs[:2])
+    (tmp_path / "page.html").write_text(document, encoding="utf-8")
+    address = (tmp_path / "page.html").as_uri()
+    for state, ready in SCREENS.items():
+        if state.startswith(("run=0", "run=1")) and "step" not in state:
+            with BrowserPage(f"{address}#{state}", width=1280) as page:
+                page.until(ready)
+                assert page.errors == []
+                assert [url for url in page.requests if not url.startswith((address, "data:,"))] == []
+                assert page.evaluate("window.broken ?? 'whole'") == "whole"
 
 
 def test_what_is_not_there_is_said_on_the_page(served: Served) -> None:

@@ -26,7 +26,7 @@ Statistic = Literal["not_finite", "largest", "rms", "zeros"]
 MAX_PAGE = 1000
 _COLUMNS = (
     *("row", "micro", "phase", "name", "call", "slot", "kind", "api", "module", "stack", "dtype", "shape", "numel"),
-    *("nan", "pos_inf", "neg_inf", "zero", "min", "max", "sum_sq", "flags"),
+    *("nan", "pos_inf", "neg_inf", "zero", "min", "max", "sum", "sum_sq", "flags", "rank", "args", "note"),
 )
 _KEPT = 4
 """Outlines that are kept: of the steps and ranks that were looked at last."""
@@ -168,13 +168,10 @@ class Outline:
         """All that was recorded of the call at a place. Raises ``InputError`` where there is none."""
         if not 0 <= place < len(self):
             raise InputError(f"There is no call {place} at step {self.step} of rank {self.rank}: it has {len(self)}.")
-        call = self.call(place)
-        rows = self._run.records(steps=[self.step], ranks=[self.rank], phases=[call.phase])
-        keep = pc.and_(pc.equal(rows["name"], call.name), pc.equal(rows["call"], call.call))
-        own = rows.filter(pc.and_(keep, pc.equal(pc.fill_null(rows["micro"], 0), call.micro))).to_pylist()
+        own = self._rows.take(pa.array(np.flatnonzero(self._of_R == place))).to_pylist()
         made = call_of(self._run, own)
         return CallDetails(
-            call=call,
+            call=self.call(place),
             module=made.module,
             flags=own[0]["flags"] or "",
             arguments=tuple(made.arguments.items()),
