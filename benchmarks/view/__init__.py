@@ -1,1 +1,0 @@
-"""How quickly the page of `trueline view` shows, and answers, a large Run."""

@@ -1,1 +1,0 @@
-"""What Runs hold, in the files of tools that people like."""

@@ -1,1 +1,0 @@
-"""What each screen of the page shows, a file a screen: facts made of results, nothing is judged here."""
