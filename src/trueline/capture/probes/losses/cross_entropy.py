@@ -73,11 +73,10 @@ def find(roots: Iterable[Tensor]) -> CrossEntropy | int:
         if node in seen:
             continue
         seen.add(node)
-        kind = node.name()
-        if kind.startswith("NllLoss"):
+        operation = operation_of(node)
+        if operation.startswith("NllLoss"):
             found.append(node)
             continue
-        operation = kind.rstrip("0123456789").removesuffix("Backward")
         strange |= LINEAR.fullmatch(operation) is None
         scalings += operation in _SCALINGS
         below = node.next_functions
@@ -152,7 +151,7 @@ def first_position(node: Any) -> int | None:
     for _ in range(MAX_NODES):
         below = [each for each, _ in node.next_functions if each is not None]
         node = below[0] if len(below) == 1 else None
-        operation = "" if node is None else node.name().rstrip("0123456789").removesuffix("Backward")
+        operation = "" if node is None else operation_of(node)
         if _CHOOSES.fullmatch(operation):
             return None
         if operation == "Slice" and int(node._saved_dim) == 1 and len(node._saved_self_sym_sizes) == 3:
@@ -163,6 +162,11 @@ def first_position(node: Any) -> int | None:
         elif _LEAVES.fullmatch(operation) is None:
             break
     return first
+
+
+def operation_of(node: Any) -> str:
+    """The name of the operation of a node of the graph, as ``LogSoftmax``."""
+    return node.name().rstrip("0123456789").removesuffix("Backward")
 
 
 def is_hooked(saved: Any) -> bool:

@@ -21,6 +21,7 @@ from trueline.capture.probes.losses.cross_entropy import (
     first_position,
     ignored_index,
     is_hooked,
+    operation_of,
 )
 from trueline.schema.columns.loss_inputs import (
     DIVERGENCE_BY_CLASS,
@@ -85,11 +86,6 @@ def _functions(roots: Iterable[Tensor]) -> Iterator[tuple[Any, str, list[Any]]]:
         yield node, operation, below
         if _ABOVE.fullmatch(operation):
             ahead.extend(below)
-
-
-def operation_of(node: Any) -> str:
-    """The name of the operation of a node of the graph, as ``LogSoftmax``."""
-    return node.name().rstrip("0123456789").removesuffix("Backward")
 
 
 def _source(edge: Any) -> Any:
