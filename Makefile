@@ -7,7 +7,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
 ARGS ?=
 
-.PHONY: help demo test check bench docs transcripts
+.PHONY: help demo test check bench docs transcripts page
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -33,6 +33,10 @@ docs: $(READY) ## build the documentation into site/
 
 transcripts: $(READY) ## run the commands that pages show, and write what they print into the pages
 	$(BIN)/python docs/transcripts.py $(ARGS)
+
+page: $(READY) ## build the page of trueline view from web/ (needs Node 20)
+	$(BIN)/python -m trueline.web.describe > web/openapi.json
+	cd web && npm ci --silent --no-fund --no-audit && npm run --silent types && npm run --silent check && npm run --silent build
 
 # torch goes first and alone; one that is already there is pinned as it is, whatever constraints.txt says, and so never replaced.
 $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/trueline/tensor/kernel/*.[ch])

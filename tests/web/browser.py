@@ -23,7 +23,20 @@ from typing import Any, Self
 import pytest
 
 TIMEOUT_S = 60.0
+_CODES = {
+    "Tab": 9,
+    "Enter": 13,
+    "Escape": 27,
+    "PageDown": 34,
+    "End": 35,
+    "Home": 36,
+    "ArrowLeft": 37,
+    "ArrowUp": 38,
+    "ArrowRight": 39,
+    "ArrowDown": 40,
+}
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+_SHOWN = "document.body.innerText.slice(0, 2000)"
 _FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -158,11 +171,27 @@ class BrowserPage:
         self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def press(self, key: str) -> None:
-        """Press a key by its DOM name, such as ``Tab`` or ``ArrowLeft``."""
-        code = {"Tab": 9, "ArrowLeft": 37, "ArrowRight": 39, "Home": 36, "End": 35, "Enter": 13}[key]
+        """Press a key by its DOM name, such as ``Tab``, ``ArrowLeft`` or ``j``."""
+        code = ord(key.upper()) if len(key) == 1 else _CODES[key]
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
         self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    def until(self, expression: str) -> Any:
+        """The value of an expression, True for an element, once it is true; raises ``AssertionError`` where it stays
+        false.
+        """
+        end_s = time.monotonic() + TIMEOUT_S
+        while not (value := self.evaluate(f"(value => value instanceof Node || value)({expression})")):
+            if time.monotonic() > end_s:
+                raise AssertionError(f"{expression} is still {value!r}. On the page: {self.evaluate(_SHOWN)}")
+            time.sleep(0.05)
+        return value
+
+    def drag(self, begin: tuple[float, float], end: tuple[float, float]) -> None:
+        """Press the mouse at one point of the viewport and release it at another."""
+        for kind, (x, y) in (("mousePressed", begin), ("mouseMoved", end), ("mouseReleased", end)):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
 
     def screenshot(self, path: Path, *, full: bool = False) -> None:
         """Save the viewport, or the whole page, as a PNG."""

@@ -16,6 +16,7 @@ from trueline.cli.verbs import (
     demo,
     diagnose,
     explain,
+    export,
     gallery,
     import_,
     info,
@@ -25,6 +26,7 @@ from trueline.cli.verbs import (
     schema,
     trial,
     verify,
+    view,
 )
 from trueline.schema.errors import CannotTell, TruelineError
 
@@ -43,6 +45,7 @@ for verb in (
     compare,
     calibrate,
     report,
+    view,
     info,
     verify,
     collect,
@@ -53,6 +56,7 @@ for verb in (
 ):
     app.command(verb.__name__.rsplit(".", 1)[-1], **getattr(verb, "SETTINGS", {}))(verb.command)
 app.add_typer(import_.app, name="import")
+app.add_typer(export.app, name="export")
 app.add_typer(trial.app, name="trial")
 
 

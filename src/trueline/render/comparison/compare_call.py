@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,13 +30,17 @@ class RecordedCall:
     @property
     def lines(self) -> tuple[str, ...]:
         """``file:line function`` of the innermost frame and, where a library has that, of the script that called it."""
-        own = next((frame for frame in self.frames if not _installed(frame)), None)
-        return tuple(dict.fromkeys(frame for frame in (*self.frames[:1], own) if frame is not None))
+        return tuple(dict.fromkeys(frame for frame in (*self.frames[:1], own_frame(self.frames)) if frame))
 
     @property
     def code(self) -> str:
         """``lines`` as one text, "" without a stack."""
         return ", called from ".join(self.lines)
+
+
+def own_frame(frames: Sequence[str]) -> str:
+    """The innermost of ``frames`` that is in no installed library, "" where all are."""
+    return next((frame for frame in frames if not _installed(frame)), "")
 
 
 def recorded_call(run: Run | None, site: str | None) -> RecordedCall | None:
@@ -53,7 +57,7 @@ def recorded_call(run: Run | None, site: str | None) -> RecordedCall | None:
             pc.equal(rows["micro"], where.micro),
         )
         found = rows.filter(keep).to_pylist()
-        return _call_of(run, found) if found else None
+        return call_of(run, found) if found else None
     except TruelineError:
         return None
 
@@ -71,7 +75,8 @@ def call_text(function: str, call: RecordedCall) -> str:
     return f"{function}({', '.join(words)})"
 
 
-def _call_of(run: Run, rows: list[dict[str, Any]]) -> RecordedCall:
+def call_of(run: Run, rows: list[dict[str, Any]]) -> RecordedCall:
+    """The call whose ``rows``, at least one, have the columns of ``_COLUMNS``."""
     args = next((row["args"] for row in rows if row["args"]), None)
     stack = next((row["stack"] for row in rows if row["stack"] is not None), None)
     frames: tuple[str, ...] = ()

@@ -114,7 +114,7 @@ def _reading(results: RunResults, name: str) -> RunReading:
         dispersions=_dispersions(results),
         matrices=results.matrices,
         matrices_absent=results.matrices_absent,
-        notes=tuple(dict.fromkeys(note for note in [*report.notes, *_rank_notes(run)] if note not in run.problems)),
+        notes=tuple(dict.fromkeys(note for note in [*report.notes, *rank_notes(run)] if note not in run.problems)),
     )
 
 
@@ -132,7 +132,7 @@ def distinct_names(paths: Sequence[str]) -> list[str]:
     return [f"{name} ({place})" if names.count(name) > 1 else name for name, place in zip(names, places, strict=True)]
 
 
-def _rank_notes(run: Run) -> list[str]:
+def rank_notes(run: Run) -> list[str]:
     """Notes of the ranks, each once with who left it."""
     by_note: dict[str, list[int]] = {}
     for rank, env in sorted(run.env.items()):

@@ -1,0 +1,1 @@
+"""How quickly the page of `trueline view` shows, and answers, a large Run."""

@@ -1,0 +1,97 @@
+"""`trueline export`: what a Run holds, in files that need no server, or that other tools open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Write what a Run holds for a browser, TensorBoard or Model Explorer.")
+
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there already.")]
+
+
+@app.command("page")
+def page(
+    runs: Annotated[list[str], typer.Argument(help="Directories of Runs.", metavar="RUN…")],
+    out: Annotated[str, typer.Option("-o", "--out", help="The HTML file to write.", metavar="FILE.html")],
+    overwrite: Overwrite = False,
+) -> None:
+    """Write the page of `trueline view` to one file of 5 MB at most, which needs no server.
+
+    It holds the screens Triage, Incident and Ranks × steps; recorded steps and comparisons need the server.
+    """
+    from trueline.cli.verbs.view import needing_server
+    from trueline.cli.waiting import waiting
+    from trueline.render.output import save, writable_target
+
+    target = writable_target(out, overwrite=overwrite, what="page", example="page.html")
+    needing_server()
+    from trueline.web.judging import Judge
+    from trueline.web.page_file import page_file
+    from trueline.web.serve import watched_runs
+
+    judge = Judge()
+    try:
+        with waiting("Reading and judging"):
+            watched = watched_runs(runs, None, judge)
+            for run in watched:
+                run.judge_now()
+            document, num_columns = page_file(watched)
+    finally:
+        judge.close()
+    save(target, document, what="page")
+    longest = max((run.run.steps.size for run in watched), default=0)
+    shared = f" Steps share {num_columns} columns at most." if longest > num_columns else ""
+    print(f"Page: {target} ({len(document) / 1e6:.2g} MB).{shared}")
+
+
+@app.command("tensorboard")
+def tensorboard(
+    run: Annotated[str, typer.Argument(help="The Run's directory.", metavar="RUN")],
+    folder: Annotated[str, typer.Argument(help="A directory that is not there yet.", metavar="DIR")],
+) -> None:
+    """Write every number that ranks measured as event files, a folder each rank."""
+    from trueline.cli.waiting import waiting
+    from trueline.render.export.tensorboard import write_tensorboard
+    from trueline.schema.errors import InputError, RunExistsError
+    from trueline.store.reader import Run
+
+    target = Path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RunExistsError(f"'{folder}' exists already and is not empty. Pass another directory.")
+    opened = Run(run)
+    try:
+        with waiting("Writing event files"):
+            num_ranks, num_points = write_tensorboard(opened, target)
+    except OSError as error:
+        raise InputError(f"'{folder}' cannot be written: {error.strerror or error}. Pass another directory.") from None
+    print(f"{num_points:,} points of {num_ranks} ranks in {folder}. Look: tensorboard --logdir {folder}")
+
+
+@app.command("model-explorer")
+def model_explorer(
+    run: Annotated[str, typer.Argument(help="The Run's directory.", metavar="RUN")],
+    out: Annotated[str, typer.Argument(help="The JSON file to write.", metavar="FILE.json")],
+    step: Annotated[int | None, typer.Option(help="The recorded step; the first, if not given.", min=0)] = None,
+    rank: Annotated[int | None, typer.Option(help="The rank; the first that recorded, if not given.", min=0)] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Write the calls of a recorded step, and the tensors between them, as a graph that Model Explorer opens."""
+    import json
+
+    from trueline.render.export.model_explorer import graph_of
+    from trueline.render.output import save, writable_target
+    from trueline.schema.errors import InputError
+    from trueline.store.reader import Run
+
+    target = writable_target(out, overwrite=overwrite, what="graph", example="graph.json")
+    opened = Run(run)
+    if not opened.has_records:
+        raise InputError(f"Run '{run}' has no recorded step. `trueline run --plan mix` records some.")
+    chosen = int(opened.record_steps[0]) if step is None else step
+    document = graph_of(opened, chosen, opened.record_ranks[0] if rank is None else rank)
+    save(target, json.dumps(document, ensure_ascii=False), what="graph")
+    nodes = document["graphs"][0]["nodes"]
+    print(f"Graph: {target}, {len(nodes):,} calls of {document['label']}. Look: model-explorer {target}")

@@ -1,0 +1,1 @@
+"""What Runs hold, in the files of tools that people like."""

@@ -1,0 +1,82 @@
+"""Facts as answers: JSON, or numbers as they lie in memory; with an ETag, so that what has not changed is not sent.
+
+An answer with arrays begins with the length of its head as a little-endian uint32 and the head, which is JSON padded
+with spaces so that numbers begin at a multiple of 8 bytes; then come the arrays that the head names, little-endian, one
+after the other, each padded to 8 bytes. With ``Accept: application/json`` the same is one JSON document.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+from fastapi import Request, Response
+
+from trueline.render.wording import visible
+from trueline.schema.text.documents import finite, plain
+
+ARRAYS = "application/vnd.trueline.arrays"
+_ALIGNED = 8
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Facts and, by name, arrays of float32, uint8 or int32."""
+
+    head: Any
+    arrays: dict[str, np.ndarray]
+
+    def packed(self) -> bytes:
+        """The answer as bytes."""
+        listed = [
+            {"name": name, "dtype": array.dtype.name, "shape": list(array.shape)} for name, array in self.arrays.items()
+        ]
+        head = _json({**_plain(self.head), "arrays": listed})
+        head += b" " * (-(4 + len(head)) % _ALIGNED)
+        parts = [len(head).to_bytes(4, "little"), head]
+        for array in self.arrays.values():
+            data = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes()
+            parts += [data, b"\0" * (-len(data) % _ALIGNED)]
+        return b"".join(parts)
+
+    def document(self) -> dict[str, Any]:
+        """The same for JSON."""
+        return {**_plain(self.head), "arrays": {name: array.tolist() for name, array in self.arrays.items()}}
+
+
+def answer(request: Request, stamp: str, make: Callable[[], Any]) -> Response:
+    """What ``make`` gives, unless the browser has it already: ``stamp`` is another one whenever that may differ."""
+    wants_json = "application/json" in request.headers.get("accept", "")
+    asked = f"{request.url.path}?{request.url.query} {stamp} {wants_json}"
+    tag = f'"{hashlib.blake2b(asked.encode(), digest_size=12).hexdigest()}"'
+    headers = {"etag": tag, "cache-control": "no-cache", "vary": "accept"}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    made = make()
+    if isinstance(made, Arrays) and not wants_json:
+        return Response(made.packed(), media_type=ARRAYS, headers=headers)
+    return Response(as_json(made), media_type="application/json", headers=headers)
+
+
+def as_json(made: Any) -> bytes:
+    """The JSON document of facts; numbers that JSON has no form for are texts."""
+    return _json(made.document() if isinstance(made, Arrays) else _plain(made))
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"), default=plain, allow_nan=False).encode(
+        "utf-8", "replace"
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses as dicts, and foreign texts without characters that turn a line round."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else visible(value)

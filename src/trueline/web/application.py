@@ -1,0 +1,281 @@
+"""What the server answers, path by path; what the answers say is made in ``views``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Annotated
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi import Path as InPath
+from fastapi.responses import StreamingResponse
+
+from trueline.render.html_document import version
+from trueline.schema.errors import InputError, TruelineError
+from trueline.store.plan_change import change_plan
+from trueline.web.answers import answer, as_json
+from trueline.web.views.calls import CallDetails, Calls, Outlines, RecordedSteps, Statistic, calls_of, recorded_steps
+from trueline.web.views.compared import ComparisonView, RowsView, comparison_of, rows_of
+from trueline.web.views.cosines import Cosines, cosines_of
+from trueline.web.views.heat import Heat, Rows, Shown, heat_of
+from trueline.web.views.incident import IncidentView, incident_of, recording
+from trueline.web.views.series import Series, series_of
+from trueline.web.views.signals import Signals, signals_of
+from trueline.web.views.triage import Triage, triage_of
+from trueline.web.watched_run import WatchedRun
+
+_EVENTS_EVERY_S = 0.5
+_KEEP_ALIVE = 30
+"""Looks after which an event stream says that it is there, so that a connection that was lost is noticed."""
+_TYPES = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
+
+AnyRun = Annotated[int, InPath(ge=0)]
+Step = Annotated[int | None, Query(ge=0)]
+Count = Annotated[int, Query()]
+
+
+@dataclass(frozen=True, slots=True)
+class RunEntry:
+    """One of the Runs that the page shows."""
+
+    id: int
+    name: str
+    path: str
+    ref: str | None
+    recorded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """All of them, and the version of Trueline."""
+
+    runs: tuple[RunEntry, ...]
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What was asked of a job: the first step to record, and the one after the last."""
+
+    first: int
+    end: int
+
+
+def application(runs: Sequence[WatchedRun]) -> FastAPI:
+    """The application that shows ``runs``. Whoever may reach it is not its business: see ``guard``."""
+    app = FastAPI(title="Trueline", version=version(), docs_url=None, redoc_url=None)
+    app.add_exception_handler(TruelineError, _said)
+    _add_page(app)
+    _add_screens(app, runs)
+    _add_drawings(app, runs)
+    _add_calls(app, runs)
+    _add_events(app, runs)
+    return app
+
+
+def _run(runs: Sequence[WatchedRun], number: int) -> WatchedRun:
+    if number >= len(runs):
+        raise InputError(f"There is no Run {number}. The page shows {len(runs)}, from 0 on.")
+    return runs[number]
+
+
+async def _said(request: Request, error: Exception) -> Response:
+    status = 404 if isinstance(error, InputError) else 500
+    return Response(as_json({"error": str(error)}), status_code=status, media_type="application/json")
+
+
+def asset(name: str) -> bytes:
+    """A file of the page, as it was built. Raises ``InputError`` for any other."""
+    found = {each.name: each for each in files("trueline.web").joinpath("assets").iterdir() if each.is_file()}
+    if name not in found:
+        raise InputError(f"The page has no file '{name}'.")
+    return found[name].read_bytes()
+
+
+def _add_page(app: FastAPI) -> None:
+    @app.get("/", include_in_schema=False)
+    def page() -> Response:
+        return Response(
+            asset("index.html"), media_type="text/html; charset=utf-8", headers={"cache-control": "no-store"}
+        )
+
+    @app.get("/assets/{name}", include_in_schema=False)
+    def file(name: str) -> Response:
+        kind = _TYPES.get(name.rpartition(".")[2], "application/octet-stream")
+        return Response(asset(name), media_type=kind, headers={"cache-control": "no-cache"})
+
+
+def _add_screens(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
+    @app.get("/api/runs", response_model=Runs)
+    def all_runs(request: Request) -> Response:
+        entries = tuple(
+            RunEntry(number, each.name, each.run.path, each.ref, each.run.has_records)
+            for number, each in enumerate(runs)
+        )
+        return answer(request, " ".join(each.stamp for each in runs), lambda: Runs(entries, version()))
+
+    @app.get("/api/runs/{number}/triage", response_model=Triage)
+    def triage(request: Request, number: AnyRun) -> Response:
+        watched = _run(runs, number)
+        return answer(request, f"{watched.stamp} {watched.is_judging}", lambda: triage_of(watched))
+
+    @app.get("/api/runs/{number}/incidents/{place}", response_model=IncidentView)
+    def incident(request: Request, number: AnyRun, place: int) -> Response:
+        watched = _run(runs, number)
+        return answer(request, watched.stamp, lambda: incident_of(watched, place))
+
+    @app.get("/api/runs/{number}/comparison", response_model=ComparisonView)
+    def comparison(request: Request, number: AnyRun) -> Response:
+        watched = _run(runs, number)
+        return answer(request, watched.stamp, lambda: comparison_of(watched))
+
+    @app.get("/api/runs/{number}/comparison/rows", response_model=RowsView)
+    def rows(
+        request: Request, number: AnyRun, offset: int = 0, limit: int = 200, judgement: str = "", search: str = ""
+    ) -> Response:
+        watched = _run(runs, number)
+        return answer(
+            request,
+            watched.stamp,
+            lambda: rows_of(watched, offset=offset, limit=limit, judgement=judgement, search=search),
+        )
+
+    @app.post("/api/runs/{number}/record", response_model=Recording)
+    def record(number: AnyRun) -> Response:
+        watched = _run(runs, number)
+        if watched.gone:
+            raise InputError(watched.gone)
+        wanted = recording(watched)
+        change_plan(watched.run, wanted.keys, by="the page")
+        return Response(as_json(Recording(wanted.first, wanted.end)), media_type="application/json")
+
+
+def _add_drawings(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
+    @app.get("/api/runs/{number}/signals", response_model=Signals)
+    def signals(request: Request, number: AnyRun) -> Response:
+        watched = _run(runs, number)
+        return answer(request, watched.stamp, lambda: signals_of(watched))
+
+    @app.get("/api/runs/{number}/heat", response_model=Heat)
+    def heat(
+        request: Request,
+        number: AnyRun,
+        signal: str,
+        first: Step = None,
+        last: Step = None,
+        columns: Count = 1024,
+        rows: Rows = "rank",
+        shown: Shown = "value",
+    ) -> Response:
+        watched = _run(runs, number)
+        return answer(
+            request,
+            watched.stamp,
+            lambda: heat_of(watched, signal, first=first, last=last, num_columns=columns, rows=rows, shown=shown),
+        )
+
+    @app.get("/api/runs/{number}/series", response_model=Series)
+    def series(
+        request: Request,
+        number: AnyRun,
+        signal: str,
+        first: Step = None,
+        last: Step = None,
+        columns: Count = 1024,
+        pinned: str = "",
+        shown: Shown = "value",
+        lines: Count = 250,
+    ) -> Response:
+        watched = _run(runs, number)
+        ranks = [int(rank) for rank in pinned.split(",") if rank.isdecimal() and len(rank) < 10]
+        return answer(
+            request,
+            watched.stamp,
+            lambda: series_of(
+                watched,
+                signal,
+                first=first,
+                last=last,
+                num_columns=columns,
+                pinned=ranks,
+                shown=shown,
+                max_lines=max(lines, 1),
+            ),
+        )
+
+    @app.get("/api/runs/{number}/cosines", response_model=Cosines)
+    def cosines(request: Request, number: AnyRun, step: int = 0) -> Response:
+        watched = _run(runs, number)
+        return answer(request, watched.stamp, lambda: cosines_of(watched, step))
+
+
+def _add_calls(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
+    outlines = Outlines()
+
+    @app.get("/api/runs/{number}/steps", response_model=RecordedSteps)
+    def steps(request: Request, number: AnyRun) -> Response:
+        watched = _run(runs, number)
+        return answer(request, watched.stamp, lambda: recorded_steps(watched))
+
+    @app.get("/api/runs/{number}/calls", response_model=Calls)
+    def calls(
+        request: Request,
+        number: AnyRun,
+        step: int,
+        rank: int,
+        offset: int = 0,
+        limit: int = 200,
+        search: str = "",
+        phase: str = "",
+        statistic: Statistic = "not_finite",
+        at: str = "",
+    ) -> Response:
+        watched = _run(runs, number)
+        return answer(
+            request,
+            watched.stamp,
+            lambda: calls_of(
+                outlines.of(watched, step, rank),
+                offset=offset,
+                limit=limit,
+                search=search,
+                phase=phase,
+                statistic=statistic,
+                at=at,
+            ),
+        )
+
+    @app.get("/api/runs/{number}/calls/{place}", response_model=CallDetails)
+    def call(request: Request, number: AnyRun, place: int, step: int, rank: int) -> Response:
+        watched = _run(runs, number)
+        return answer(request, watched.stamp, lambda: outlines.of(watched, step, rank).details(place))
+
+
+def _add_events(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
+    @app.get("/api/events", response_class=StreamingResponse)
+    async def events(request: Request) -> StreamingResponse:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(_changes(request, runs), media_type="text/event-stream", headers=headers)
+
+
+async def _changes(request: Request, runs: Sequence[WatchedRun]) -> AsyncIterator[str]:
+    """Of each Run which tables have grown since the last look, and its last step; nothing else."""
+    told = [dict(run.versions) for run in runs]
+    judging = [run.is_judging for run in runs]
+    yield ": watching\n\n"
+    looks = 0
+    while not await request.is_disconnected():
+        for number, run in enumerate(runs):
+            now = dict(run.versions)
+            tables = [table for table, known in now.items() if known != told[number].get(table)]
+            if tables or judging[number] != run.is_judging:
+                told[number], judging[number] = now, run.is_judging
+                event = {"run": number, "tables": tables, "last_step": run.last_step, "live": run.live}
+                yield f"data: {json.dumps(event)}\n\n"
+        looks += 1
+        if looks % _KEEP_ALIVE == 0:
+            yield ": still here\n\n"
+        await asyncio.sleep(_EVENTS_EVERY_S)

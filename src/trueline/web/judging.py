@@ -1,0 +1,85 @@
+"""Judging, in a process of its own: the checks of a large Run take minutes, and the page must answer meanwhile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trueline.analyze.check_run import CheckReport
+    from trueline.analyze.compare.result import Comparison
+    from trueline.render.comparison.compare_story import Story
+
+_NICER = 10
+"""By how much the judge gives way to the training that it may share a machine with."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A Run compared with a reference, and the comparison in words."""
+
+    comparison: Comparison
+    story: Story
+
+
+class Judge:
+    """One process that judges Runs, one after the other; it starts with the first."""
+
+    def __init__(self) -> None:
+        self._pool = _pool()
+
+    def check(self, path: str, ref: str | None) -> Future[CheckReport]:
+        """What `check` and `diagnose` say of the Run at ``path``."""
+        return self._submit(_checked, path, ref)
+
+    def compare(self, path: str, ref: str) -> Future[Compared]:
+        """What `compare` says of the Run at ``path``."""
+        return self._submit(_compared, path, ref)
+
+    def _submit(self, work: Callable[..., Any], *given: Any) -> Future[Any]:
+        try:
+            return self._pool.submit(work, *given)
+        except BrokenExecutor:  # its process was killed, as for memory: the next judgement may fit again
+            self._pool = _pool()
+            return self._pool.submit(work, *given)
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        processes = list((self._pool._processes or {}).values())
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()
+            process.join(10)
+
+
+def _pool() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=os.nice, initargs=(_NICER,))
+
+
+def _checked(path: str, ref: str | None) -> CheckReport:
+    from trueline.analyze.check_run import check
+
+    report = check(path, ref=ref)
+    assert report.causes is not None  # taken here: choosing between causes takes seconds too
+    return report
+
+
+def _compared(path: str, ref: str) -> Compared:
+    from dataclasses import replace
+
+    from trueline.analyze.compare.compare import compare
+    from trueline.render.comparison.compare_call import recorded_call
+    from trueline.render.comparison.compare_story import story_of
+    from trueline.store.reader import Run
+
+    run, reference = Run(path), Run(ref)
+    comparison = compare(run, reference)
+    first = comparison.first
+    calls = (
+        (None, None) if first is None else (recorded_call(run, first.site), recorded_call(reference, first.ref_site))
+    )
+    return Compared(replace(comparison, rows=list(comparison.rows)), story_of(comparison, *calls))

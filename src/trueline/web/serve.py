@@ -1,0 +1,132 @@
+"""The server: on which port it listens, what its address is, and that it ends when it is told to."""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import uvicorn
+
+from trueline.render.report.run_reading import distinct_names
+from trueline.schema.errors import InputError
+from trueline.store.reader import Run
+from trueline.web.application import application
+from trueline.web.guard import MIN_TOKEN, Guard, is_local
+from trueline.web.judging import Judge
+from trueline.web.watched_run import WatchedRun, Watching
+
+PORT = 8642
+_PORTS_TRIED = 100
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the page is. ``taken`` says that the port that was asked for was in use, and this is the next free one."""
+
+    host: str
+    port: int
+    token: str
+    taken: int | None = None
+
+    @property
+    def url(self) -> str:
+        """What a browser opens."""
+        name = "localhost" if self.host in ("0.0.0.0", "::") else self.host
+        return f"http://{f'[{name}]' if ':' in name else name}:{self.port}/?token={self.token}"
+
+
+def serve(
+    paths: Sequence[str],
+    *,
+    ref: str | None = None,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    token: str | None = None,
+    ready: Callable[[Address], object],
+) -> None:
+    """Show the Runs at ``paths`` until a signal ends it; ``ready`` is called once the address answers. Raises
+    ``RunError`` where one is no Run, ``InputError`` for a host or a token that cannot be.
+    """
+    required = require_token(host, token)
+    judge = Judge()
+    try:
+        runs = watched_runs(paths, ref, judge)
+        listening, address = listen(host, port, required)
+        watching = Watching(runs)
+        try:
+            ready(address)
+            server(runs, address).run(sockets=[listening])
+        finally:
+            watching.close()
+            listening.close()
+    finally:
+        judge.close()
+
+
+def server(runs: Sequence[WatchedRun], address: Address) -> uvicorn.Server:
+    """The server of ``runs``, not yet started; it logs nothing, as every address has the token in it."""
+    guarded = Guard(application(runs), address.token, address.host)
+    config = uvicorn.Config(
+        guarded,
+        access_log=False,
+        log_level="critical",
+        timeout_graceful_shutdown=1,
+        server_header=False,
+        lifespan="off",
+    )
+    return uvicorn.Server(config)
+
+
+def watched_runs(paths: Sequence[str], ref: str | None, judge: Judge) -> list[WatchedRun]:
+    """The Runs of ``paths``, and those of their further groups of ranks and models. Raises ``RunError``."""
+    if ref is not None:
+        Run(ref)
+    every: list[tuple[str, str | None]] = []
+    for path in paths:
+        run = Run(path)
+        every += [(path, ref), *((further, None) for further in (*run.groups, *run.models.values()))]
+    names = distinct_names([path for path, _ in every])
+    return [WatchedRun(path, name, its_ref, judge) for (path, its_ref), name in zip(every, names, strict=True)]
+
+
+def require_token(host: str, token: str | None) -> str:
+    """The token: one's own, which another host than this machine needs, or a new one. Raises ``InputError``."""
+    if token is None and not is_local(host):
+        raise InputError(
+            f"'--host {host}' lets other machines reach the page, so it needs a token of your own. "
+            f"Set TRUELINE_VIEW_TOKEN to {MIN_TOKEN} or more characters."
+        )
+    if token is not None and (len(token) < MIN_TOKEN or not token.isascii() or not token.isprintable() or " " in token):
+        raise InputError(f"The token needs {MIN_TOKEN} or more letters, digits and signs, without spaces.")
+    return token or secrets.token_urlsafe(24)
+
+
+def listen(host: str, port: int, token: str) -> tuple[socket.socket, Address]:
+    """A socket that listens at ``port``, or the next that is free. Raises ``InputError`` where that cannot be."""
+    try:
+        family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, OverflowError) as error:
+        raise InputError(f"'{host}' is no address of this machine: {error}. Leave out --host.") from None
+    for candidate in range(port, min(port + _PORTS_TRIED, 65536)):
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((host, candidate))
+            listening.listen(128)
+        except OSError as error:
+            listening.close()
+            if candidate == port and error.errno not in _IN_USE:
+                raise InputError(
+                    f"The page cannot listen at {host}:{port}: {error.strerror}. Pass another --port."
+                ) from None
+            continue
+        found = listening.getsockname()[1]
+        return listening, Address(host, found, token, taken=port if port and found != port else None)
+    raise InputError(f"Ports {port} to {port + _PORTS_TRIED - 1} of {host} are all in use. Pass another --port.")
+
+
+_IN_USE = {errno.EADDRINUSE, errno.EACCES}
+"""After these the next port is tried: in use, or kept for others."""

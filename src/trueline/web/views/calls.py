@@ -1,0 +1,349 @@
+"""A recorded step as an outline: every call in the order of execution, modules as intervals of it.
+
+R rows of the table ``records``, C calls.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trueline.render.comparison.compare_call import call_of, own_frame
+from trueline.render.comparison.compare_rows import shape_text
+from trueline.schema.errors import InputError
+from trueline.schema.site import Site
+from trueline.store.reader import Run
+from trueline.web.watched_run import WatchedRun
+
+Statistic = Literal["not_finite", "largest", "rms", "zeros"]
+"""What calls are coloured by: NaN and infinities, the largest magnitude, root mean square, or the share of zeros."""
+
+MAX_PAGE = 1000
+_COLUMNS = (
+    *("row", "micro", "phase", "name", "call", "slot", "kind", "api", "module", "stack", "dtype", "shape", "numel"),
+    *("nan", "pos_inf", "neg_inf", "zero", "min", "max", "sum", "sum_sq", "flags", "rank", "args", "note"),
+)
+_KEPT = 4
+"""Outlines that are kept: of the steps and ranks that were looked at last."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSteps:
+    """Steps and ranks that were recorded."""
+
+    steps: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call: its place in the order of execution, how deep it lies, and numbers of its values: elements that are not
+    finite, largest magnitude, root mean square and share of zeros (None: not measured) of the worst of them.
+    """
+
+    place: int
+    depth: int
+    micro: int
+    phase: str
+    name: str
+    call: int
+    kind: str
+    api: str
+    shape: str
+    dtype: str
+    source: str
+    not_finite: int
+    largest: float | None
+    rms: float | None
+    zeros: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls ``offset`` and after among the ``total`` that the search leaves of the ``num_calls`` of a step. ``scale``
+    is the lowest and highest value of the statistic over the whole step, None where none was measured;
+    ``num_not_finite`` counts calls with NaN or infinities, and ``first_not_finite`` is the place of the first.
+    """
+
+    step: int
+    rank: int
+    offset: int
+    total: int
+    num_calls: int
+    phases: tuple[str, ...]
+    statistic: Statistic
+    scale: tuple[float, float] | None
+    num_not_finite: int
+    first_not_finite: int | None
+    found_at: int | None
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One value of a call, as it was recorded."""
+
+    slot: str
+    site: str
+    dtype: str
+    shape: str
+    numbers: tuple[tuple[str, float | None], ...]
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallDetails:
+    """A call with its values, its arguments that are no tensors, and where it was made, innermost frame first."""
+
+    call: Call
+    module: str
+    flags: str
+    arguments: tuple[tuple[str, str], ...]
+    frames: tuple[str, ...]
+    values: tuple[Value, ...]
+
+
+class Outline:
+    """All calls of one step on one rank, in columns; objects are made of the few that are asked for."""
+
+    def __init__(self, run: Run, step: int, rank: int) -> None:
+        rows = run.records(steps=[step], ranks=[rank], columns=list(_COLUMNS))
+        if not rows.num_rows:
+            raise InputError(f"Step {step} of rank {rank} was not recorded. `trueline info RUN` lists what was.")
+        self._run, self.step, self.rank = run, step, rank
+        self._rows = rows
+        self._first_C, self._of_R = _calls(rows)
+        self.names = _taken(rows["name"], self._first_C)
+        self.phases = _taken(rows["phase"], self._first_C)
+        self.kinds = _taken(rows["kind"], self._first_C)
+        self.apis = _taken(rows["api"], self._first_C)
+        self._modules = _taken(rows["module"], self._first_C)
+        self._depths = _depths(self.names, self.kinds, self._modules)
+        self._numbers = _numbers(rows, self._of_R, len(self._first_C))
+        self._sources: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._first_C)
+
+    def statistic(self, name: Statistic) -> np.ndarray:
+        """[C] float64, NaN where it was not measured."""
+        return self._numbers[name]
+
+    def found(self, search: str, phase: str) -> np.ndarray:
+        """Places of the calls of ``phase`` ("": all) whose name or function has ``search`` in it, whatever its case."""
+        kept_C = np.ones(len(self), dtype=bool)
+        if phase:
+            kept_C &= np.fromiter((each == phase for each in self.phases), bool, len(self))
+        if search:
+            kept_C &= self._matching(search.lower())
+        return np.flatnonzero(kept_C)
+
+    def call(self, place: int) -> Call:
+        """The call at a place."""
+        row = int(self._first_C[place])
+        shown = int(self._numbers["shown"][place])
+        numbers = {name: self._numbers[name][place] for name in ("largest", "rms", "zeros")}
+        return Call(
+            place=place,
+            depth=self._depths[place],
+            micro=self._rows["micro"][row].as_py() or 0,
+            phase=self.phases[place] or "",
+            name=self.names[place] or "",
+            call=self._rows["call"][row].as_py() or 0,
+            kind=self.kinds[place] or "",
+            api=self.apis[place] or "",
+            shape=shape_text(self._rows["shape"][shown].as_py() or ()),
+            dtype=self._rows["dtype"][shown].as_py() or "",
+            source=self._source(self._rows["stack"][row].as_py()),
+            not_finite=int(self._numbers["not_finite"][place]),
+            **{name: None if np.isnan(value) else float(value) for name, value in numbers.items()},
+        )
+
+    def details(self, place: int) -> CallDetails:
+        """All that was recorded of the call at a place. Raises ``InputError`` where there is none."""
+        if not 0 <= place < len(self):
+            raise InputError(f"There is no call {place} at step {self.step} of rank {self.rank}: it has {len(self)}.")
+        own = self._rows.take(pa.array(np.flatnonzero(self._of_R == place))).to_pylist()
+        made = call_of(self._run, own)
+        return CallDetails(
+            call=self.call(place),
+            module=made.module,
+            flags=own[0]["flags"] or "",
+            arguments=tuple(made.arguments.items()),
+            frames=made.frames,
+            values=tuple(_value(row, self.step, self.rank) for row in own),
+        )
+
+    def _matching(self, search: str) -> np.ndarray:
+        """[C] bool; each distinct text is looked at once."""
+        known: dict[str | None, bool] = {}
+        found = []
+        for texts in zip(self.names, self.apis, strict=True):
+            for text in texts:
+                if text not in known:
+                    known[text] = search in (text or "").lower()
+            found.append(known[texts[0]] or known[texts[1]])
+        return np.array(found, dtype=bool)
+
+    def _source(self, stack: int | None) -> str:
+        if stack is None:
+            return ""
+        if stack not in self._sources:
+            has = self._run.has_stack(self.rank, stack)
+            self._sources[stack] = own_frame(self._run.stack_frames(self.rank, stack)) if has else ""
+        return self._sources[stack]
+
+
+class Outlines:
+    """The outlines that were looked at last, as long as the Run has not recorded more."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, int, int, int], Outline] = {}
+        self._lock = threading.Lock()
+
+    def of(self, watched: WatchedRun, step: int, rank: int) -> Outline:
+        """The outline of a step on a rank. Raises ``InputError`` where it was not recorded."""
+        key = (watched.path, watched.versions["records"], step, rank)
+        with self._lock:
+            if key not in self._kept:
+                made = Outline(watched.run, step, rank)
+                while len(self._kept) >= _KEPT:
+                    self._kept.pop(next(iter(self._kept)))
+                self._kept[key] = made
+            return self._kept[key]
+
+
+def recorded_steps(watched: WatchedRun) -> RecordedSteps:
+    """What there is to look at."""
+    return RecordedSteps(tuple(watched.run.record_steps.tolist()), tuple(watched.run.record_ranks))
+
+
+def calls_of(
+    outline: Outline, *, offset: int, limit: int, search: str, phase: str, statistic: Statistic, at: str = ""
+) -> Calls:
+    """A page of calls. ``found_at`` is where among them the first call of the name ``at`` (``phase/name#call``) is.
+    Raises ``InputError``.
+    """
+    if not 1 <= limit <= MAX_PAGE or offset < 0:
+        raise InputError(f"{limit} calls from {offset} on were asked for. Ask for 1 to {MAX_PAGE}, from 0 on.")
+    found = outline.found(search, phase)
+    values_C = outline.statistic(statistic)
+    finite = values_C[np.isfinite(values_C)]
+    bad = np.flatnonzero(outline.statistic("not_finite") > 0)
+    return Calls(
+        step=outline.step,
+        rank=outline.rank,
+        offset=offset,
+        total=len(found),
+        num_calls=len(outline),
+        phases=tuple(dict.fromkeys(phase or "" for phase in outline.phases)),
+        statistic=statistic,
+        scale=(float(finite.min()), float(finite.max())) if finite.size else None,
+        num_not_finite=len(bad),
+        first_not_finite=_place(found, int(bad[0])) if bad.size else None,
+        found_at=_found_at(outline, found, at),
+        calls=tuple(outline.call(int(place)) for place in found[offset : offset + limit]),
+    )
+
+
+def _place(found: np.ndarray, place: int) -> int | None:
+    """Where a call is among those that were found."""
+    at = int(np.searchsorted(found, place))
+    return at if at < len(found) and found[at] == place else None
+
+
+def _found_at(outline: Outline, found: np.ndarray, at: str) -> int | None:
+    phase, slash, rest = at.partition("/")
+    name, _, _ = rest.rpartition("#")
+    if not slash:
+        return None
+    places = (place for place in found.tolist() if outline.names[place] == name and outline.phases[place] == phase)
+    first = next(places, None)
+    return None if first is None else _place(found, first)
+
+
+def _calls(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """[C] the first row of each call, ascending, and [R] the call of each row: rows that have micro-batch, phase, name
+    and number in common.
+    """
+    keys = []
+    for name in ("micro", "phase", "name", "call"):
+        codes = pc.fill_null(rows[name], 0 if name in ("micro", "call") else "").combine_chunks().dictionary_encode()
+        keys.append(codes.indices.to_numpy(zero_copy_only=False).astype(np.int64))
+    together_R = keys[0]
+    for codes_R in keys[1:]:
+        together_R = together_R * (int(codes_R.max(initial=0)) + 1) + codes_R
+    _, first, inverse = np.unique(together_R, return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    rank_of = np.empty(len(order), dtype=np.int64)
+    rank_of[order] = np.arange(len(order))
+    return first[order], rank_of[inverse]
+
+
+def _taken(column: pa.ChunkedArray, first_C: np.ndarray) -> list[Any]:
+    return column.take(pa.array(first_C)).to_pylist()
+
+
+def _depths(names: list[str], kinds: list[str], modules: list[str]) -> list[int]:
+    """How many modules each call lies in; of a module that was not recorded the parts of its name say it."""
+    inside: dict[str, int] = {"": 0}
+    depths: list[int] = []
+    for name, kind, module in zip(names, kinds, modules, strict=True):
+        outer = inside.get(module or "", (module or "").count(".") + 1)
+        depths.append(outer)
+        if kind == "module":
+            inside.setdefault(name, outer + 1)
+    return depths
+
+
+def _numbers(rows: pa.Table, of_R: np.ndarray, num_calls: int) -> dict[str, np.ndarray]:
+    """[C] each statistic of the worst value of each call, and the row of its output, or of its last value."""
+
+    def column(name: str, absent: float = np.nan) -> np.ndarray:
+        return pc.fill_null(rows[name].cast(pa.float64(), safe=False), absent).to_numpy()
+
+    def worst(values_R: np.ndarray) -> np.ndarray:
+        out_C = np.full(num_calls, np.nan)
+        np.fmax.at(out_C, of_R, values_R)
+        return out_C
+
+    numel_R = column("numel")
+    bad_R = column("nan", 0) + column("pos_inf", 0) + column("neg_inf", 0)
+    bad_C = np.zeros(num_calls)
+    np.maximum.at(bad_C, of_R, bad_R)
+    shown_C = np.zeros(num_calls, dtype=np.int64)
+    slots_R = np.array([(slot or "").startswith("out") for slot in rows["slot"].to_pylist()], dtype=bool)
+    everything = np.arange(len(of_R))
+    np.maximum.at(shown_C, of_R, everything)
+    outputs_C = np.full(num_calls, len(of_R))
+    np.minimum.at(outputs_C, of_R[slots_R], everything[slots_R])
+    with np.errstate(all="ignore"):
+        return {
+            "not_finite": bad_C,
+            "largest": worst(np.fmax(np.abs(column("min")), np.abs(column("max")))),
+            "rms": worst(np.sqrt(column("sum_sq") / np.where(numel_R - bad_R > 0, numel_R - bad_R, np.nan))),
+            "zeros": worst(column("zero") / np.where(numel_R > 0, numel_R, np.nan)),
+            "shown": np.where(outputs_C < len(of_R), outputs_C, shown_C),
+        }
+
+
+def _value(row: dict[str, Any], step: int, rank: int) -> Value:
+    site = Site(step, row["micro"] or 0, rank, row["phase"], row["name"], row["call"] or 0, row["slot"])
+    numbers = [(name, row[name]) for name in ("numel", "nan", "pos_inf", "neg_inf", "zero", "min", "max")]
+    numel = (row["numel"] or 0) - sum(row[name] or 0 for name in ("nan", "pos_inf", "neg_inf"))
+    known = row["sum_sq"] is not None and numel > 0
+    mean = row["sum"] / numel if known and row["sum"] is not None else None
+    numbers += [("mean", mean), ("rms", (row["sum_sq"] / numel) ** 0.5 if known else None)]
+    return Value(
+        slot=row["slot"] or "",
+        site=str(site),
+        dtype=row["dtype"] or "",
+        shape=shape_text(row["shape"] or ()),
+        numbers=tuple((name, None if value is None else float(value)) for name, value in numbers),
+        note=row["note"] or "",
+    )

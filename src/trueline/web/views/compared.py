@@ -1,0 +1,130 @@
+"""A Run compared with its reference: the verdict, and values in the order of execution with what rounding explains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow
+from trueline.render.comparison.compare_rows import JUDGEMENT_WORDS, place_text, shape_text
+from trueline.render.comparison.compare_story import Story
+from trueline.schema.errors import InputError
+from trueline.web.judging import Compared
+from trueline.web.watched_run import WatchedRun
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonView:
+    """The head of the screen. ``story`` is None while it is compared, or where ``failed`` says why it cannot be.
+    ``counts`` are (judgement, in words, values); ``first_at`` is where among all rows the first difference is.
+    """
+
+    run: str
+    ref: str
+    story: Story | None
+    failed: str
+    comparing: bool
+    counts: tuple[tuple[str, str, int], ...]
+    num_rows: int
+    first_at: int | None
+    largest_times: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RowView:
+    """One value and its twin; numbers as in ``ComparedRow``, ``also_in`` is what REF calls it where that differs."""
+
+    at: int
+    step: int
+    rank: int | None
+    site: str
+    also_in: str
+    judgement: str
+    said: str
+    api: str
+    dtype: str
+    ref_dtype: str
+    shape: str
+    measured: float | None
+    expected: float | None
+    times: float | None
+    how: str
+    where: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowsView:
+    """Rows ``offset`` and after among the ``total`` that the filters leave."""
+
+    offset: int
+    total: int
+    rows: tuple[RowView, ...]
+
+
+def comparison_of(watched: WatchedRun) -> ComparisonView:
+    """The head of the screen. Raises ``InputError`` where no reference was given."""
+    if watched.ref is None:
+        raise InputError("There is no reference to compare with. Start the page with `trueline view RUN --ref REF`.")
+    compared = watched.compared
+    rows = () if compared is None else compared.comparison.rows
+    first = None if compared is None else compared.comparison.first
+    times = [row.times for row in rows if row.times is not None]
+    return ComparisonView(
+        run=watched.name,
+        ref=watched.ref,
+        story=None if compared is None else compared.story,
+        failed=watched.compare_failed,
+        comparing=compared is None and not watched.compare_failed,
+        counts=()
+        if compared is None
+        else tuple((name, JUDGEMENT_WORDS[name], compared.comparison.counts.get(name, 0)) for name in JUDGEMENTS),
+        num_rows=len(rows),
+        first_at=next((at for at, row in enumerate(rows) if row == first), None) if first is not None else None,
+        largest_times=max(times, default=None),
+    )
+
+
+def rows_of(watched: WatchedRun, *, offset: int, limit: int, judgement: str, search: str) -> RowsView:
+    """A page of rows. Raises ``InputError``."""
+    if not 1 <= limit <= MAX_PAGE or offset < 0:
+        raise InputError(f"{limit} rows from {offset} on were asked for. Ask for 1 to {MAX_PAGE}, from 0 on.")
+    kept = _kept(watched.compared, {name for name in judgement.split(",") if name}, search.lower())
+    return RowsView(offset, len(kept), tuple(_row(at, row) for at, row in kept[offset : offset + limit]))
+
+
+def _kept(compared: Compared | None, judgements: set[str], search: str) -> Sequence[tuple[int, ComparedRow]]:
+    rows = () if compared is None else compared.comparison.rows
+    return [
+        (at, row)
+        for at, row in enumerate(rows)
+        if (not judgements or row.judgement in judgements)
+        and (not search or search in place_text(row).lower() or search in row.api.lower())
+    ]
+
+
+def _row(at: int, row: ComparedRow) -> RowView:
+    return RowView(
+        at=at,
+        step=row.step,
+        rank=row.rank,
+        site=place_text(row),
+        also_in="" if row.ref_site in (None, row.site) else str(row.ref_site),
+        judgement=row.judgement,
+        said=JUDGEMENT_WORDS[row.judgement],
+        api=row.api,
+        dtype=row.dtype,
+        ref_dtype=row.ref_dtype,
+        shape=shape_text(row.shape),
+        measured=row.measured,
+        expected=row.expected,
+        times=row.times,
+        how=row.how,
+        where=row.where,
+        note=row.note,
+    )

@@ -1,0 +1,201 @@
+"""One incident: what is claimed, what caused it and what speaks for and against that, the ranks that are accused among
+the others, and what settles it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trueline.render.cause_words import excluded_because, speaking_against, speaking_for
+from trueline.render.report.environment_table import Differing, environment
+from trueline.render.report.finding_row import FindingRow, finding_row
+from trueline.schema.errors import InputError, SiteError
+from trueline.schema.finding import Severity
+from trueline.schema.site import SITE_FORM, Site
+from trueline.schema.text.words import whose_text
+from trueline.web.views.sparkline import signal_of
+from trueline.web.views.triage import key_of
+from trueline.web.watched_run import WatchedRun
+
+if TYPE_CHECKING:
+    from trueline.analyze.check_run import CheckReport
+    from trueline.analyze.incidents import Incident
+
+_MAX_DIFFERING = 24
+_RECORDED_STEPS = 3
+_AHEAD = 20
+"""Steps between the last row that was read and the first that is recorded."""
+_MARGIN = 0.5
+"""Steps that are drawn before and after an incident, as a share of how long it lasted."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPlace:
+    """A site whose step was recorded, so that the call can be looked at."""
+
+    site: str
+    step: int
+    rank: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentView:
+    """All of the screen. ``signal`` is what to draw, over steps ``draw_first`` to ``draw_last``; ``supports`` and
+    ``contradicts`` are evidence for and against the cause, ``alternatives`` causes as likely, ``excluded`` such as an
+    exact check contradicts, ``missing`` what nobody looked at that would tell. ``record`` is a command that records
+    further steps, and ``record_refused`` why it cannot be asked for from here; ``intended`` is what says that these
+    ranks are meant to differ.
+    """
+
+    number: int
+    key: str
+    total: int
+    severity: Severity
+    claim: str
+    where: str
+    ranks: tuple[int, ...]
+    step_first: int | None
+    headline: str
+    cause: str
+    standing: str
+    supports: tuple[str, ...]
+    contradicts: tuple[str, ...]
+    alternatives: tuple[str, ...]
+    excluded: tuple[str, ...]
+    missing: tuple[str, ...]
+    next: tuple[str, ...]
+    explain: str
+    findings: tuple[FindingRow, ...]
+    site_form: str
+    signal: str
+    draw_first: int | None
+    draw_last: int | None
+    differing: tuple[Differing, ...]
+    num_differing: int
+    recorded: tuple[RecordedPlace, ...]
+    record: str
+    record_refused: str
+    intended: str
+
+
+def incident_of(watched: WatchedRun, number: int) -> IncidentView:
+    """The incident that the first screen lists as ``number``. Raises ``InputError`` where there is none."""
+    report = watched.judgement.report
+    if report is None or not 1 <= number <= len(report.incidents):
+        count = 0 if report is None else len(report.incidents)
+        raise InputError(
+            f"There is no incident {number} of '{watched.name}'. It has {count}; look at the first screen."
+        )
+    incident = report.incidents[number - 1]
+    findings = [report.findings[each] for each in incident.findings]
+    answer, *others = [verdict for verdict in report.causes if verdict.incident == number - 1]
+    differing = _differing(watched)
+    draw_first, draw_last = _drawn(watched, incident, report)
+    return IncidentView(
+        number=number,
+        key=key_of(findings[0].code, incident),
+        total=len(report.incidents),
+        severity=incident.severity,
+        claim=incident.title,
+        where=whose_text(incident.ranks, incident.step_first, report.judged.world_size, interval=incident.between),
+        ranks=incident.ranks,
+        step_first=incident.step_first,
+        headline=answer.headline,
+        cause=answer.cause,
+        standing=answer.standing,
+        supports=tuple(speaking_for(findings, answer)),
+        contradicts=tuple(speaking_against(findings, answer)),
+        alternatives=tuple(f"{each.says} ({each.cause})" for each in others if each.standing != "excluded"),
+        excluded=tuple(excluded_because(findings, each) for each in others if each.standing == "excluded"),
+        missing=answer.missing,
+        next=answer.next,
+        explain=f"trueline explain {answer.cause if answer.known else findings[0].code}",
+        findings=tuple(
+            finding_row(
+                place + 1,
+                report.findings[each],
+                watched.run.ranks,
+                explained_by=1 if report.explained(each, incident) else 0,
+            )
+            for place, each in enumerate(incident.findings)
+        ),
+        site_form=SITE_FORM,
+        signal=next((signal for signal in (signal_of(each.code) for each in findings) if signal), ""),
+        draw_first=draw_first,
+        draw_last=draw_last,
+        differing=differing[:_MAX_DIFFERING],
+        num_differing=len(differing),
+        recorded=_recorded(watched, [site for finding in findings for site in finding.sites]),
+        record=_record_command(watched),
+        record_refused=_record_refused(watched),
+        intended=_intended(watched, incident.ranks),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NextSteps:
+    """Steps ``first`` to before ``end``, which the job is asked to record."""
+
+    first: int
+    end: int
+
+    @property
+    def keys(self) -> dict[str, object]:
+        """The keys of the plan that ask for it."""
+        return {"preset": "mix", "steps": [self.first, self.end]}
+
+
+def recording(watched: WatchedRun) -> NextSteps:
+    """The next steps that can be recorded. Ranks take a change of the plan up together, two sampled steps after the
+    first has seen it, so that these begin a little later than the last row.
+    """
+    begin = (watched.last_step or 0) + _AHEAD
+    return NextSteps(begin, begin + _RECORDED_STEPS)
+
+
+def _record_command(watched: WatchedRun) -> str:
+    asked = recording(watched)
+    return f"trueline plan {watched.run.path} --set preset=mix --set steps={asked.first}:{asked.end}"
+
+
+def _record_refused(watched: WatchedRun) -> str:
+    if watched.gone:
+        return "The Run can no longer be read."
+    if not watched.run.unclosed:
+        return "The job has ended, so it records no further step: start it again with `trueline run --plan mix`."
+    return ""
+
+
+def _intended(watched: WatchedRun, ranks: tuple[int, ...]) -> str:
+    others = [rank for rank in watched.run.ranks if rank not in ranks]
+    return f"worker_groups = [[{', '.join(map(str, others))}]]" if ranks and len(others) > 1 else ""
+
+
+def _differing(watched: WatchedRun) -> tuple[Differing, ...]:
+    """What ranks are told apart by, and should not be, with who has which value."""
+    return environment([watched.name], [watched.run.manifest], [watched.run.env]).within
+
+
+def _drawn(watched: WatchedRun, incident: Incident, report: CheckReport) -> tuple[int | None, int | None]:
+    if incident.step_first is None or report.judged.steps is None:
+        return report.judged.steps or (None, None)
+    first, last = report.judged.steps
+    ends = [report.findings[each].step_last for each in incident.findings]
+    end = max((step for step in ends if step is not None), default=incident.step_first)
+    margin = max(int((end - incident.step_first) * _MARGIN), 20)
+    return max(first, incident.step_first - margin), min(last, end + margin)
+
+
+def _recorded(watched: WatchedRun, sites: list[str]) -> tuple[RecordedPlace, ...]:
+    steps = set(watched.run.record_steps.tolist())
+    places: list[RecordedPlace] = []
+    for text in dict.fromkeys(sites):
+        try:
+            site = Site.parse(text)
+        except SiteError:
+            continue
+        if site.step in steps:
+            places.append(RecordedPlace(text, site.step, site.rank, f"{site.phase}/{site.name}#{site.call}"))
+    return tuple(places)

@@ -1,0 +1,147 @@
+"""What can be drawn over ranks and steps: numbers of the table ``workers``, and those of one parameter group or layer.
+
+T steps, N ranks, K values of a list column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from trueline.render.report.run_reading import WORKER_QUANTITIES
+from trueline.schema.columns.workers import WORKER_COLUMNS, Column
+from trueline.schema.errors import InputError
+from trueline.store.reader import Run
+from trueline.web.watched_run import WatchedRun
+
+_NUMBERS = ("float64", "float32", "int64", "int32")
+_LEFT_OUT = frozenset({"step", "rank", "time_ns", "loss_operations"})
+"""Scalars that are no measure of anything."""
+_LISTS = tuple(
+    column.name for column in WORKER_COLUMNS if column.type == "list<float64>" and column.name.startswith("group_")
+)
+"""Columns with a number for each parameter group."""
+_TITLES = {quantity.key: quantity.title for quantity in WORKER_QUANTITIES}
+_MAX_GROUPS = 400
+"""Parameter groups of a column that are offered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Something to draw: ``key`` is a column, or a column, a slash and the name of a parameter group."""
+
+    key: str
+    title: str
+    meaning: str
+    unit: str
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What a Run has to draw, first what says most; its ranks with the machine of each, and the steps of its rows.
+
+    ``flagged`` are ranks that an error or warning names, unless it names all. ``matrix_steps`` have cosines between all
+    workers. ``truncated`` is how many parameter groups are not offered.
+    """
+
+    signals: tuple[Signal, ...]
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    step_first: int | None
+    step_last: int | None
+    num_steps: int
+    flagged: tuple[int, ...]
+    matrix_steps: tuple[int, ...]
+    truncated: int
+
+
+def signals_of(watched: WatchedRun) -> Signals:
+    """What can be drawn of a Run."""
+    from trueline.analyze.workers.dispersion import steps_with_cosines
+
+    run = watched.run
+    groups = [group.name for group in next(iter(run.env.values())).groups] if run.env else []
+    signals = [
+        Signal(column.name, title_of(column.name), column.meaning, column.unit)
+        for column in _by_weight()
+        if watched.pivot(column.name)[1].any()
+    ]
+    for name in _LISTS:
+        column = next(each for each in WORKER_COLUMNS if each.name == name)
+        if len(groups) > 1 and run.column(name).null_count < len(run.column(name)):
+            signals += [
+                Signal(f"{name}/{group}", f"{title_of(name)}: {group}", column.meaning, column.unit, group)
+                for group in groups[:_MAX_GROUPS]
+            ]
+    return Signals(
+        signals=tuple(signals),
+        ranks=tuple(run.ranks),
+        hosts=tuple(run.env[rank].hostname if rank in run.env else "" for rank in run.ranks),
+        step_first=int(run.steps[0]) if run.steps.size else None,
+        step_last=watched.last_step,
+        num_steps=int(run.steps.size),
+        flagged=flagged_of(watched),
+        matrix_steps=tuple(steps_with_cosines(run).tolist()),
+        truncated=max(len(groups) - _MAX_GROUPS, 0),
+    )
+
+
+def title_of(column: str) -> str:
+    """What a column is called where it is drawn."""
+    return _TITLES.get(column) or column.replace("_", " ").capitalize()
+
+
+def values_of(watched: WatchedRun, key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Values [T, N] float64 of a signal and where they were measured. Raises ``InputError`` for an unknown one."""
+    column, slash, group = key.partition("/")
+    if not slash and column in {each.name for each in _scalars()}:
+        return watched.pivot(column)
+    if slash and column in _LISTS:
+        return _of_group(watched.run, column, group)
+    raise InputError(f"'{key}' cannot be drawn. Ask for one of those that `signals` lists.")
+
+
+def worst_end(key: str) -> Literal["low", "high"]:
+    """Which end of a signal is the worse one: of a cosine the low one."""
+    return "low" if "cosine" in key and not key.startswith("cosine_se") else "high"
+
+
+def flagged_of(watched: WatchedRun) -> tuple[int, ...]:
+    """Ranks that an error or warning names, unless it names all of them."""
+    report = watched.judgement.report
+    everyone = set(watched.run.ranks)
+    named = {
+        rank
+        for finding in (report.findings if report else ())
+        if finding.severity != "info" and set(finding.ranks) != everyone
+        for rank in finding.ranks
+    }
+    return tuple(sorted(named & everyone))
+
+
+def _of_group(run: Run, column: str, group: str) -> tuple[np.ndarray, np.ndarray]:
+    values_TN = np.full((len(run.steps), len(run.ranks)), np.nan)
+    measured_TN = np.zeros(values_TN.shape, dtype=bool)
+    names = [each.name for each in next(iter(run.env.values())).groups] if run.env else []
+    if group not in names:
+        raise InputError(f"There is no parameter group '{group}'. Ask for one of those that `signals` lists.")
+    place = names.index(group)
+    steps_R, ranks_R, lengths_R, flat = run.flat(column)
+    begins_R = np.cumsum(lengths_R) - lengths_R
+    has_R = lengths_R > place
+    at = np.searchsorted(run.steps, steps_R[has_R]), np.searchsorted(np.asarray(run.ranks), ranks_R[has_R])
+    values_TN[at] = flat[begins_R[has_R] + place]
+    measured_TN[at] = True
+    return values_TN, measured_TN
+
+
+def _scalars() -> list[Column]:
+    return [column for column in WORKER_COLUMNS if column.type in _NUMBERS and column.name not in _LEFT_OUT]
+
+
+def _by_weight() -> list[Column]:
+    first = [quantity.key for quantity in WORKER_QUANTITIES]
+    return sorted(_scalars(), key=lambda column: first.index(column.name) if column.name in first else len(first))

@@ -1,0 +1,173 @@
+"""The first screen: the verdict, a line for each incident, what was not judged, and what watching covers and costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from trueline.render.report.glance import GLANCE, glance
+from trueline.render.report.page_summary import summary
+from trueline.render.report.run_reading import rank_notes
+from trueline.render.wording import false_alarm
+from trueline.schema.finding import Severity
+from trueline.schema.judged import QUESTIONS, State, Status
+from trueline.schema.text.words import ranks_text, whose_text
+from trueline.web.views.sparkline import Sparkline, signal_of, sparkline_of
+from trueline.web.watched_run import WatchedRun
+
+if TYPE_CHECKING:
+    from trueline.analyze.check_run import CheckReport
+    from trueline.analyze.incidents import Incident
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentLine:
+    """One incident in a line. ``key`` stays the same while the Run grows; ``ongoing`` says that a finding of it lasts
+    to the last step that was judged.
+    """
+
+    number: int
+    key: str
+    severity: Severity
+    title: str
+    code: str
+    ranks: str
+    since: str
+    where: str
+    false_alarms: str
+    likely: str
+    num_findings: int
+    ongoing: bool
+    signal: str
+    sparkline: Sparkline | None
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A finding that is worth knowing and no fault."""
+
+    code: str
+    claim: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unchecked:
+    """Checks that did not run, for one reason."""
+
+    checks: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What was asked of the Run, and how far it was answered."""
+
+    words: str
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Triage:
+    """All of the first screen. ``status`` is None, and the verdict about the judging itself, until the first judgement
+    is there; ``judged_to`` is the step that it saw last.
+    """
+
+    name: str
+    path: str
+    status: Status | None
+    headline: str
+    what: str
+    next: tuple[str, ...]
+    judging: bool
+    judged_to: int | None
+    last_step: int | None
+    live: bool
+    gone: str
+    failed: str
+    incidents: tuple[IncidentLine, ...]
+    notices: tuple[Notice, ...]
+    unchecked: tuple[Unchecked, ...]
+    questions: tuple[Question, ...]
+    checked: str
+    facts: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+
+
+def triage_of(watched: WatchedRun) -> Triage:
+    """The first screen of a Run, as far as it is judged."""
+    run, judgement = watched.run, watched.judgement
+    report = judgement.report
+    said = None if report is None else summary(report)
+    return Triage(
+        name=watched.name,
+        path=run.path,
+        status=None if report is None else report.verdict.status,
+        headline=_headline(watched),
+        what="" if said is None else said.what,
+        next=() if said is None else said.next,
+        judging=watched.is_judging,
+        judged_to=judgement.last_step,
+        last_step=watched.last_step,
+        live=watched.live,
+        gone=watched.gone,
+        failed=judgement.failed,
+        incidents=() if report is None else tuple(_lines(watched, report)),
+        notices=tuple(
+            Notice(finding.code, finding.claim)
+            for finding in (run.live_findings if report is None else report.findings)
+            if report is None or finding.severity == "info"
+        ),
+        unchecked=()
+        if said is None
+        else tuple(Unchecked(tuple(checks), why) for checks, why in said.unchecked_by_reason),
+        questions=()
+        if report is None
+        else tuple(Question(QUESTIONS[asked.question], asked.state) for asked in report.judged.questions),
+        checked="" if said is None else said.checked,
+        facts=tuple(zip(GLANCE, glance(run), strict=True)),
+        notes=tuple(dict.fromkeys([*(report.notes if report else run.problems), *rank_notes(run)])),
+    )
+
+
+def _headline(watched: WatchedRun) -> str:
+    report = watched.judgement.report
+    if report is not None:
+        return report.verdict.line
+    if watched.judgement.failed:
+        return "Cannot tell: judging failed."
+    if watched.gone:
+        return "Cannot tell: the Run is gone."
+    return "Not judged yet."
+
+
+def _lines(watched: WatchedRun, report: CheckReport) -> list[IncidentLine]:
+    return [_line(watched, report, place, incident) for place, incident in enumerate(report.incidents)]
+
+
+def _line(watched: WatchedRun, report: CheckReport, place: int, incident: Incident) -> IncidentLine:
+    telling = report.findings[incident.findings[0]]
+    likely = report.cause(place)
+    last = None if report.judged.steps is None else report.judged.steps[1]
+    ends = [report.findings[each].step_last for each in incident.findings]
+    return IncidentLine(
+        number=place + 1,
+        key=key_of(telling.code, incident),
+        severity=incident.severity,
+        title=incident.title,
+        code=telling.code,
+        ranks=ranks_text(incident.ranks, all_ranks=watched.run.ranks, dash="–"),
+        since="" if incident.step_first is None else str(incident.step_first),
+        where=whose_text(incident.ranks, incident.step_first, report.judged.world_size, interval=incident.between),
+        false_alarms=false_alarm(telling.false_alarm_rate),
+        likely=likely.shortly if likely.is_likely else "",
+        num_findings=len(incident.findings),
+        ongoing=last is not None and last in ends,
+        signal=signal_of(telling.code),
+        sparkline=sparkline_of(watched, signal_of(telling.code), incident.ranks),
+    )
+
+
+def key_of(code: str, incident: Incident) -> str:
+    """A short text that tells an incident from others, also once there are more."""
+    ranks: Literal["all"] | str = "-".join(map(str, incident.ranks[:4])) or "all"
+    return f"{code}.{ranks}"

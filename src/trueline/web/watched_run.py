@@ -1,0 +1,204 @@
+"""A Run that the page shows: read again when it has grown, judged again when there is more to judge."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trueline.schema.errors import TruelineError
+from trueline.schema.text.reading import why
+from trueline.store.reader import Run
+from trueline.web.growth import Sizes, grown, sizes_of
+from trueline.web.judging import Compared, Judge
+
+if TYPE_CHECKING:
+    from trueline.analyze.check_run import CheckReport
+
+_log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+"""Between two looks at the files of a Run whose job may still write; ``_QUIET`` times that where it has ended."""
+_QUIET = 5
+_REST = 4.0
+"""Reading, or judging, is not begun again before so many times as long as it took have passed."""
+
+
+@dataclass
+class Judgement:
+    """The last judgement that was finished, up to which step it saw, and why there is none where it failed."""
+
+    report: CheckReport | None = None
+    last_step: int | None = None
+    failed: str = ""
+
+
+@dataclass
+class WatchedRun:
+    """A Run under a name. Whatever has changed since the page looked is told by ``versions``, numbers that grow."""
+
+    path: str
+    name: str
+    ref: str | None
+    judge: Judge
+    run: Run = field(init=False)
+    judgement: Judgement = field(default_factory=Judgement, init=False)
+    versions: dict[str, int] = field(default_factory=lambda: {"workers": 1, "records": 1, "run": 1}, init=False)
+    gone: str = field(default="", init=False)
+    """Why the Run cannot be read any more; what is shown is what was read last."""
+    compared: Compared | None = field(default=None, init=False)
+    compare_failed: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        """Raises ``RunError`` where there is no Run to read."""
+        begin = time.monotonic()
+        self._sizes: Sizes = sizes_of(self.path)
+        self.run = Run(self.path)
+        self._lock = threading.Lock()
+        self._pivots: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._took_s = time.monotonic() - begin
+        self._read_at = self._judged_at = time.monotonic()
+        self._judging: Future[CheckReport] | None = None
+        self._comparing: Future[Compared] | None = None
+        self._judge_took_s = 0.0
+        self._seen_step: int | None = None
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step that any rank has written."""
+        return int(self.run.steps[-1]) if self.run.steps.size else None
+
+    @property
+    def live(self) -> bool:
+        """Whether the job may still write: ranks have not closed the Run."""
+        return bool(self.run.unclosed) and not self.gone
+
+    @property
+    def is_judging(self) -> bool:
+        """Whether a judgement is under way."""
+        return self._judging is not None
+
+    @property
+    def stamp(self) -> str:
+        """A text that is another one whenever any answer may be."""
+        return "-".join(map(str, self.versions.values())) + (" gone" if self.gone else "")
+
+    def pivot(self, column: str) -> tuple[np.ndarray, np.ndarray]:
+        """``Run.pivot`` of what is shown, kept as long as that is shown."""
+        with self._lock:
+            if column not in self._pivots:
+                self._pivots[column] = self.run.pivot(column)
+            return self._pivots[column]
+
+    def look(self) -> None:
+        """Take what has changed: files that grew, a judgement that was finished."""
+        self._take_judgement()
+        self._take_comparison()
+        quiet_s = max(EVERY_S * (1 if self.run.unclosed else _QUIET), _REST * self._took_s)
+        if time.monotonic() - self._read_at >= quiet_s:
+            self._read()
+        self._begin_judging()
+
+    def judge_now(self) -> None:
+        """Judge what was read, and wait for it."""
+        self._begin_judging()
+        if self._judging is not None:
+            wait([self._judging])
+        self._take_judgement()
+
+    def _read(self) -> None:
+        begin = self._read_at = time.monotonic()
+        try:
+            sizes = sizes_of(self.path)
+            tables = grown(self._sizes, sizes)
+            if not tables and not self.gone:
+                return
+            run = Run(self.path)
+        except (TruelineError, OSError) as error:
+            self._leave(f"The Run can no longer be read: {why(error)}. What is shown was read before.")
+            return
+        with self._lock:
+            self.run, self._sizes, self.gone = run, sizes, ""
+            self._pivots = {}
+        self._took_s = time.monotonic() - begin
+        for table in tables or ["run"]:
+            self.versions[table] += 1
+
+    def _leave(self, reason: str) -> None:
+        if not self.gone:
+            self.gone = reason
+            self.versions["run"] += 1
+
+    def _begin_judging(self) -> None:
+        rests = time.monotonic() - self._judged_at < _REST * self._judge_took_s
+        if self._judging is not None or self.gone or rests or self._judged_all:
+            return
+        self._judged_at, self._seen_step = time.monotonic(), self.last_step
+        self._judged_of = dict(self.versions)
+        self._judging = self.judge.check(self.path, self.ref)
+        if self.ref is not None and self._comparing is None:
+            self._comparing = self.judge.compare(self.path, self.ref)
+
+    @property
+    def _judged_all(self) -> bool:
+        return all(
+            self.versions[table] == getattr(self, "_judged_of", {}).get(table) for table in ("workers", "records")
+        )
+
+    def _take_judgement(self) -> None:
+        if self._judging is None or not self._judging.done():
+            return
+        done, self._judging = self._judging, None
+        self._judge_took_s = time.monotonic() - self._judged_at
+        self._judged_at = time.monotonic()
+        try:
+            self.judgement = Judgement(done.result(), self._seen_step)
+        except Exception as error:  # whatever a check, or the end of its process, may raise: the page goes on
+            self.judgement = Judgement(self.judgement.report, self.judgement.last_step, _said(error))
+        self.versions["run"] += 1
+
+    def _take_comparison(self) -> None:
+        if self._comparing is None or not self._comparing.done():
+            return
+        done, self._comparing = self._comparing, None
+        try:
+            self.compared, self.compare_failed = done.result(), ""
+        except Exception as error:
+            self.compare_failed = _said(error)
+        self.versions["run"] += 1
+
+
+class Watching:
+    """A thread that looks at all Runs again and again until it is closed."""
+
+    def __init__(self, runs: Sequence[WatchedRun]) -> None:
+        self._runs = runs
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._go_on, name="trueline-view", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._over.set()
+        self._thread.join(10)
+
+    def _go_on(self) -> None:
+        while True:
+            for run in self._runs:
+                try:
+                    run.look()
+                except Exception as error:  # as where the judge is being closed; the page goes on with what it has
+                    if not self._over.is_set():
+                        _log.warning("looking at %s failed", run.path, exc_info=error)
+            if self._over.wait(EVERY_S / 4):
+                return
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, TruelineError) else f"{type(error).__name__}: {why(error)}"

@@ -1,0 +1,213 @@
+"""The page of `trueline view` in a real browser: it fits, reads, says what is wrong first, and asks nobody else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.synthetic_runs import write_part, write_run
+from tests.web.browser import NEEDS_BROWSER, BrowserPage
+from tests.web.recorded_step import num_calls, write_step
+from tests.web.served import Served
+from tests.web.test_report import CONTRAST, middle_of
+
+from trueline.schema.finding import Finding
+from trueline.web.page_file import page_file
+
+pytestmark = NEEDS_BROWSER
+
+SCRIPT = "<img src=x onerror=\"window.broken='claim'\"><script>window.broken='claim'</script>"
+LONG = "a-machine-" + "n" * 290
+NUM_STEPS = 120
+FINDINGS = (
+    Finding(
+        "shard-overlap",
+        "error",
+        f"Rank 1 consumed 71 samples that others consumed. {SCRIPT}",
+        (1,),
+        10,
+        NUM_STEPS - 1,
+        ("3.0/r0/fwd/layers.1.attn.softmax#0:out0",),
+        0.1,
+        0.0,
+        "fraction",
+        next=("Look with `trueline info RUN --sql 'select 1'` at it.",),
+    ),
+    Finding("worker-loss-outlier", "warning", "The loss of rank 2 is high.", (2,), 40, 60, (), 3.0, 0.0, "loss"),
+)
+NUM_BLOCKS = 400
+LINES = "[...document.querySelectorAll('.incident')]"
+
+
+def _bad(step: int, rank: int, row: dict[str, Any]) -> None:
+    row["loss"] += 3.0 * (rank == 2 and 40 <= step <= 60)
+    if rank == 3 and step == 77:
+        row["loss"] = math.nan
+
+
+def _not_a_number(step: int, rank: int, row: dict[str, Any]) -> None:
+    row["loss"] = math.nan
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Runs: 0 bad, with names that are scripts and a recorded step; 1 empty; 2 of NaN alone; 3 of 104 ranks."""
+    folder = tmp_path_factory.mktemp("view")
+    bad = folder / f"bad {SCRIPT.replace('/', '')}"
+    write_run(bad, num_steps=NUM_STEPS, change=_bad, findings=FINDINGS, env={"hostname": LONG})
+    write_step(bad, num_blocks=NUM_BLOCKS, nan_in=1, prefix=f"{SCRIPT.replace('#', '')}.")
+    paths = [
+        bad,
+        write_run(folder / "empty", num_steps=0),
+        write_run(folder / "nan", num_steps=6, change=_not_a_number),
+        write_run(folder / "wide", num_steps=0),
+    ]
+    for rank in range(104):
+        write_part(paths[-1], rank, [{"step": step, "loss": 1.0 + step * rank} for step in range(2)])
+    with Served(paths) as page:
+        yield page
+
+
+def opened(served: Served, state: str, ready: str, *, width: int = 1280, dark: bool = False) -> BrowserPage:
+    page = BrowserPage(served.url(state), width=width, dark=dark)
+    page.until(ready)
+    return page
+
+
+SCREENS = {
+    "run=0": "document.querySelector('.incident')",
+    "run=0&screen=incident&n=2": "document.querySelector('.lines canvas')",
+    "run=0&screen=trend": "document.querySelector('.lines canvas')",
+    "run=0&screen=step&call=0": "document.querySelector('.frames')",
+    "run=1": "document.querySelector('h1')?.textContent.startsWith('Cannot tell')",
+    "run=1&screen=trend": "document.querySelector('.trend .nothing')?.checkVisibility()",
+    "run=2&screen=trend": "document.querySelector('.lines canvas')",
+    "run=3&screen=trend": "document.querySelector('.lines canvas')",
+}
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
+@pytest.mark.parametrize("state", SCREENS)
+def test_every_screen_fits_reads_and_asks_nobody_else(served: Served, state: str, width: int, dark: bool) -> None:
+    with opened(served, state, SCREENS[state], width=width, dark=dark) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(CONTRAST)["poor"] == []
+        assert page.errors == []
+        own = f"http://{served.address.host}:{served.address.port}/"
+        assert [url for url in page.requests if not url.startswith((own, "data:,"))] == []
+        assert page.evaluate("window.broken ?? 'whole'") == "whole"
+        assert page.evaluate("document.querySelectorAll('main img, main script, .top img').length") == 0
+
+
+def test_the_verdict_and_the_gravest_incident_come_first(served: Served) -> None:
+    with opened(served, "run=0", "document.querySelector('.incident')") as page:
+        assert page.evaluate("document.querySelector('h1').textContent").startswith("Fault found: rank 1")
+        assert page.evaluate(f"{LINES}.map((line) => line.querySelector('.who b').textContent)") == [
+            "rank 1, since step 10",
+            "rank 3, since step 77",
+            "rank 2, since step 40",
+        ]
+        assert page.evaluate(f"{LINES}.map((line) => line.querySelectorAll('.sparkline .accused').length)") == [0, 1, 1]
+        assert SCRIPT in page.evaluate(f"{LINES}[0].textContent")
+
+
+def test_the_keyboard_alone_leads_to_an_incident_and_back(served: Served) -> None:
+    with opened(served, "run=0", "document.querySelector('.incident')") as page:
+        page.press("j")
+        page.press("j")
+        page.until("document.querySelectorAll('.incident')[1].classList.contains('selected')")
+        page.press("k")
+        page.until("document.querySelectorAll('.incident')[0].classList.contains('selected')")
+        page.press("j")
+        page.press("Enter")
+        page.until("document.querySelector('h1')?.textContent.startsWith('The loss of rank 3 is not finite')")
+        assert page.evaluate("new URLSearchParams(location.hash.slice(1)).get('n')") == "2"
+        page.press("k")
+        page.until("document.querySelector('h1')?.textContent.startsWith('Rank 1 consumed')")
+        page.press("Escape")
+        page.until("document.querySelector('.incident')")
+        page.press("/")
+        assert page.evaluate("document.activeElement.type") == "search"
+
+
+def test_incidents_are_muted_and_filtered_by_the_url_alone(served: Served) -> None:
+    with opened(served, "run=0&mute=shard-overlap.1", "document.querySelector('.incident')") as page:
+        assert page.evaluate(f"{LINES}.length") == 2
+        assert "1 incident hidden" in page.evaluate("document.querySelector('.incidents').textContent")
+    with opened(served, "run=0&show=ongoing", "document.querySelector('.incident')") as page:
+        assert page.evaluate(f"{LINES}.map((line) => line.querySelector('code').textContent)") == ["shard-overlap"]
+
+
+def test_an_incident_gives_its_command_to_copy_and_leads_to_the_recorded_call(served: Served) -> None:
+    with opened(served, "run=0&screen=incident&n=1", "document.querySelector('.settles')") as page:
+        commands = page.evaluate("[...document.querySelectorAll('.command code')].map((each) => each.textContent)")
+        assert "trueline info RUN --sql 'select 1'" in commands
+        assert page.evaluate("document.querySelectorAll('.command .copy').length") == len(commands)
+        page.evaluate("document.querySelector('main a[href*=\"screen=step\"]').click()")
+        page.until("document.querySelector('.row.call')")
+        assert page.evaluate("new URLSearchParams(location.hash.slice(1)).get('at')") == "fwd/layers.1.attn.softmax#0"
+
+
+def test_pointing_at_a_cell_says_rank_step_and_value_and_dragging_zooms(served: Served) -> None:
+    with opened(served, "run=0&screen=trend", "document.querySelector('.lines canvas')") as page:
+        readout = "document.querySelector('.readout').textContent"
+        page.hover(*middle_of(page, ".heat .over", across=0.66, down=0.7))
+        assert page.until(readout).startswith("r3, step 77: NaN")
+        left = middle_of(page, ".heat .over", across=0.3, down=0.3)
+        page.drag(left, middle_of(page, ".heat .over", across=0.6, down=0.3))
+        page.until("new URLSearchParams(location.hash.slice(1)).get('first')")
+        first, last = page.evaluate(
+            "['first', 'last'].map((key) => +new URLSearchParams(location.hash.slice(1)).get(key))"
+        )
+        assert 25 <= first < last <= 75
+
+
+def test_clicking_a_cell_pins_its_rank_and_more_ranks_than_are_drawn_are_said(served: Served) -> None:
+    with opened(served, "run=3&screen=trend", "document.querySelector('.lines canvas')") as page:
+        assert "Hidden: 4." in page.evaluate("document.querySelector('.trend').textContent")
+        spot = middle_of(page, ".heat .over", across=0.5, down=0.4)
+        page.drag(spot, spot)
+        page.until("document.querySelector('.pin')")
+        rank = int(page.evaluate("document.querySelector('.pin').textContent").split()[1])
+        assert 38 <= rank <= 44  # of 104, at 0.4 of the height with the letters below
+
+
+def test_a_step_is_an_outline_of_which_only_what_is_seen_is_there(served: Served) -> None:
+    with opened(served, "run=0&screen=step", "document.querySelector('.space .row.call')") as page:
+        assert page.evaluate("document.querySelector('.rows').getAttribute('aria-rowcount')") == str(
+            num_calls(NUM_BLOCKS)
+        )
+        assert page.evaluate("document.querySelectorAll('.space .row').length") < 100
+        page.press("End")
+        page.until("document.querySelector('.row[aria-selected=true]')?.textContent.includes('mlp.gelu')")
+        page.press("n")
+        page.until("document.querySelector('.row[aria-selected=true]')?.textContent.includes('4 not finite')")
+        assert "train.py:34" in page.until("document.querySelector('.frames')?.textContent")
+
+
+def test_searching_calls_leaves_those_that_match(served: Served) -> None:
+    with opened(served, "run=0&screen=step&find=LAYERS.7.attn", "document.querySelector('.space .row.call')") as page:
+        found = page.until("[...document.querySelectorAll('.space .row .name')].map((each) => each.textContent)")
+        assert [name.rpartition("layers.")[2] for name in found] == ["7.attn.linear", "7.attn.softmax"]
+        assert "2 of 2,401 calls" in page.evaluate("document.querySelector('.step').textContent")
+
+
+def test_the_exported_file_shows_the_same_from_disk_alone(served: Served, tmp_path: Path) -> None:
+    document, _ = page_file(served.runs[:2])
+    (tmp_path / "page.html").write_text(document, encoding="utf-8")
+    address = (tmp_path / "page.html").as_uri()
+    for state, ready in SCREENS.items():
+        if state.startswith(("run=0", "run=1")) and "step" not in state:
+            with BrowserPage(f"{address}#{state}", width=1280) as page:
+                page.until(ready)
+                assert page.errors == []
+                assert [url for url in page.requests if not url.startswith((address, "data:,"))] == []
+                assert page.evaluate("window.broken ?? 'whole'") == "whole"
+
+
+def test_what_is_not_there_is_said_on_the_page(served: Served) -> None:
+    with opened(served, "run=0&screen=incident&n=9", "document.querySelector('.refused')") as page:
+        assert "There is no incident 9" in page.evaluate("document.querySelector('.refused').textContent")

@@ -1,0 +1,195 @@
+/** The frame: which Run and screen are shown, what is live, and the keys that work everywhere. */
+
+import { change, link, numberOf, state, type State } from "./address";
+import { h, perFrame, typing } from "./dom";
+import type { Context, Screen } from "./screen";
+import { comparison } from "./screens/comparison";
+import { incident } from "./screens/incident";
+import { step } from "./screens/step";
+import { trend } from "./screens/trend";
+import { triage } from "./screens/triage";
+import { Enclosed, type Grown, Server, type Schemas, type Source } from "./source";
+import "./page.css";
+
+const SCREENS: Record<string, { title: string; make: (context: Context) => Screen; needs?: "ref" | "recorded" }> = {
+  triage: { title: "Triage", make: triage },
+  incident: { title: "Incident", make: incident },
+  trend: { title: "Ranks × steps", make: trend },
+  step: { title: "Step", make: step, needs: "recorded" },
+  compare: { title: "Compare", make: comparison, needs: "ref" },
+};
+const KEYS: [string, string][] = [
+  ["j, k", "next, previous line"],
+  ["Enter", "open the line"],
+  ["/", "search"],
+  ["1 – 4", "screen"],
+  ["[ ]", "previous, next Run"],
+  ["?", "keys"],
+];
+
+class Frame {
+  private readonly nav = h("ul", null);
+  private readonly runs = h("select", { "aria-label": "Run" });
+  private readonly live = h("p", { class: "live", role: "status" });
+  private readonly main = h("main", { id: "main", tabindex: "-1" });
+  private readonly foot = h("footer", null);
+  private readonly help = h("dialog", { class: "keys", "aria-label": "Keys" });
+  private entries: Schemas["RunEntry"][] = [];
+  private shown: Screen | null = null;
+  private key = "";
+  private showing = false;
+  private stale = false;
+  private lost = false;
+  private version = "";
+
+  constructor(private readonly source: Source) {}
+
+  async start(): Promise<void> {
+    const { runs, version } = await this.source.json<Schemas["Runs"]>("api/runs");
+    this.entries = runs;
+    this.version = version;
+    this.runs.replaceChildren(...runs.map((run) => h("option", { value: run.id }, run.name)));
+    this.runs.addEventListener("change", () => change({ ...fresh(), run: this.runs.value, screen: state().screen === "trend" ? "trend" : "" }));
+    const root = document.getElementById("page")!;
+    root.replaceChildren(
+      h("a", { class: "skip", href: "#main", onclick: (event: Event) => { event.preventDefault(); this.main.focus(); } }, "Skip to the content"),
+      h("header", { class: "top" }, h("p", { class: "brand" }, "Trueline"), this.runs, h("nav", { "aria-label": "Screens" }, this.nav), this.live),
+      this.main, this.foot, this.help,
+    );
+    this.runs.hidden = runs.length < 2;
+    addEventListener("hashchange", perFrame(() => void this.show()));
+    addEventListener("keydown", (event) => this.press(event));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => void this.rebuild());
+    document.addEventListener("visibilitychange", () => { if (!document.hidden && this.stale) void this.show(); });
+    await this.show();
+    this.source.listen((grown) => this.heard(grown), (lost) => { this.lost = lost; this.tell(); });
+  }
+
+  private get run(): Schemas["RunEntry"] {
+    return this.entries[numberOf(state(), "run", 0) ?? 0] ?? this.entries[0];
+  }
+
+  private async rebuild(): Promise<void> {
+    this.key = "";
+    await this.show();
+  }
+
+  private async show(): Promise<void> {
+    if (this.showing) {
+      this.stale = true;
+      return;
+    }
+    this.showing = true;
+    do {
+      this.stale = false;
+      await this.showOnce(state());
+    } while (this.stale && !document.hidden);
+    this.showing = false;
+  }
+
+  private async showOnce(now: State): Promise<void> {
+    const name = now.screen in SCREENS ? now.screen : "triage";
+    const key = `${name} ${this.run.id}`;
+    if (key !== this.key) {
+      this.shown?.close?.();
+      this.shown = SCREENS[name].make(this.context());
+      this.key = key;
+      this.main.replaceChildren(this.shown.element);
+      scrollTo(0, 0);
+    }
+    this.runs.value = String(this.run.id);
+    document.title = `${SCREENS[name].title} · ${this.run.name} · Trueline`;
+    this.tellScreens(name);
+    try {
+      await this.shown!.update(now);
+      this.main.querySelector(":scope > .refused")?.remove();
+    } catch (error) {
+      this.main.querySelector(":scope > .refused")?.remove();
+      this.main.prepend(h("p", { class: "refused", role: "alert" }, error instanceof Error ? error.message : String(error)));
+    }
+    this.tell();
+  }
+
+  private context(): Context {
+    const run = this.run;
+    return { source: this.source, run, api: (path) => `api/runs/${run.id}/${path}` };
+  }
+
+  private offered(): [string, string][] {
+    return Object.entries(SCREENS)
+      .filter(([name, { needs }]) => name !== "incident" && (needs !== "ref" || this.run.ref) && (needs !== "recorded" || this.run.recorded))
+      .map(([name, { title }]) => [name, title]);
+  }
+
+  private tellScreens(current: string): void {
+    this.nav.replaceChildren(
+      ...this.offered().map(([name, title]) =>
+        h("li", null, h("a", { href: link({ ...fresh(), run: state().run ?? "", screen: name === "triage" ? "" : name }), "aria-current": (name === current || (name === "triage" && current === "incident")) && "page" }, title))),
+    );
+    const twins = (this.shown?.twins() ?? []).map((path) => this.source.twin(path)).filter(Boolean);
+    this.foot.replaceChildren(
+      h("p", null, `Trueline ${this.version}. `, this.source.served ? "Served from this machine; nothing is sent anywhere. " : "This file holds all it shows; it loads nothing and sends nothing. ",
+        ...twins.flatMap((path) => [h("a", { href: path }, "JSON"), " "]),
+        h("button", { type: "button", class: "plain", onclick: () => this.showKeys() }, "Keys (?)")),
+    );
+  }
+
+  private heard(grown: Grown): void {
+    if (grown.tables.includes("records")) {
+      const entry = this.entries[grown.run];
+      if (entry && !entry.recorded) this.entries[grown.run] = { ...entry, recorded: true };
+    }
+    if (grown.run !== this.run.id) return;
+    if (document.hidden) this.stale = true; // what nobody sees is not asked for
+    else void this.show();
+  }
+
+  /** Says whether what is shown still grows. */
+  private tell(): void {
+    this.live.classList.toggle("lost", this.lost);
+    this.live.textContent = this.lost ? "No connection to the server; what is shown may be old." : "";
+  }
+
+  private showKeys(): void {
+    const keys = [...KEYS, ...(this.shown?.keys ?? [])];
+    this.help.replaceChildren(h("h2", null, "Keys"), h("dl", null, ...keys.map(([key, does]) => h("div", null, h("dt", null, h("kbd", null, key)), h("dd", null, does)))), h("form", { method: "dialog" }, h("button", { type: "submit" }, "Close")));
+    this.help.showModal();
+  }
+
+  private press(event: KeyboardEvent): void {
+    if (event.ctrlKey || event.metaKey || event.altKey || this.help.open) return;
+    if (typing(event.target)) {
+      if (event.key === "Escape") (event.target as HTMLElement).blur();
+      return;
+    }
+    if (event.key === "Enter" && event.target instanceof HTMLElement && event.target.closest("a, button, summary")) return;
+    if (this.shown?.key?.(event.key)) event.preventDefault();
+    else if (event.key === "/") {
+      const search = this.main.querySelector<HTMLInputElement>("input[type=search]");
+      if (search) { event.preventDefault(); search.focus(); search.select(); }
+    } else if (event.key === "?") this.showKeys();
+    else if (event.key === "[" || event.key === "]") {
+      const next = this.run.id + (event.key === "]" ? 1 : -1);
+      if (this.entries[next]) change({ ...fresh(), run: String(next), screen: state().screen === "trend" ? "trend" : "" });
+    } else if (/^[1-4]$/.test(event.key)) {
+      const to = this.offered()[Number(event.key) - 1];
+      if (to) change({ ...fresh(), run: state().run ?? "", screen: to[0] === "triage" ? "" : to[0] });
+    }
+  }
+}
+
+/** All keys of the state that are there now, to be left out. */
+function fresh(): State {
+  return Object.fromEntries(Object.keys(state()).map((key) => [key, ""]));
+}
+
+async function begin(): Promise<void> {
+  const enclosed = document.getElementById("answers");
+  const source = enclosed ? await Enclosed.from(enclosed.textContent!.trim()) : new Server();
+  await new Frame(source).start();
+}
+
+begin().catch((error: unknown) => {
+  document.getElementById("page")!.replaceChildren(h("p", { class: "boot", role: "alert" }, error instanceof Error ? error.message : String(error)));
+});
+

@@ -1,0 +1,169 @@
+/** A recorded step as an outline of its calls, in the order of execution, with what was recorded of the selected one. */
+
+import { change, numberOf, state, type State } from "../address";
+import { h } from "../dom";
+import { css, NOT_FINITE, ramp, scaleOf } from "../draw/colours";
+import type { Context, Screen } from "../screen";
+import { query, type Schemas } from "../source";
+import { Table } from "../table";
+import { counted, number } from "../words";
+
+type Calls = Schemas["Calls"];
+const STATISTICS: [string, string][] = [["", "not finite"], ["largest", "largest magnitude"], ["rms", "root mean square"], ["zeros", "share of zeros"]];
+const PHASES: Record<string, string> = { fwd: "forward", bwd: "backward", param: "parameters", grad: "gradients", opt: "optimizer", comm: "communication", save: "saved" };
+
+const HEAD = () => h("div", { class: "row call heads", "aria-hidden": "true" }, h("i", { class: "swatch" }), h("span", { class: "phase" }, ""), h("span", { class: "name" }, "call"), h("span", { class: "shape" }, "output"), h("span", { class: "right" }, "statistic"), h("span", { class: "source" }, "line of code"));
+
+export function step(context: Context): Screen {
+  const pick = (label: string, key: string) => h("select", { "aria-label": label, onchange: (event: Event) => change({ [key]: (event.target as HTMLSelectElement).value, call: "", at: "" }) });
+  const steps = pick("Step", "step");
+  const ranks = pick("Rank", "rank");
+  const phases = pick("Phase", "phase");
+  const colour = pick("Colour by", "by");
+  const search = h("input", { type: "search", placeholder: "module, function", "aria-label": "Search calls" });
+  const said = h("p", { class: "small quiet", role: "status" });
+  const first = h("button", { type: "button", onclick: () => toFirst() }, "First not finite");
+  const detail = h("aside", { class: "detail", "aria-label": "The selected call" });
+  colour.append(...STATISTICS.map(([value, text]) => h("option", { value }, text)));
+  search.addEventListener("input", () => change({ find: search.value, call: "", at: "" }, true));
+  let head: Calls | null = null;
+  let asked = "";
+  let details = "";
+
+  const table = new Table<Schemas["Call"]>({
+    fetch: async (offset, limit) => {
+      const now = state();
+      const found = await context.source.json<Calls>(context.api(path(now, offset, limit)));
+      if (offset === 0 || head === null) head = found;
+      return { total: found.total, rows: found.calls };
+    },
+    row: (call) => row(call, head!),
+    pick: (call) => { if (call) change({ call: String(call.place) }, true); },
+    failed: (error) => { said.textContent = error instanceof Error ? error.message : String(error); },
+  });
+  const element = h("div", { class: "step" },
+    h("h1", null, "Step"),
+    h("p", { class: "filter" }, h("label", null, "Step ", steps), h("label", null, "rank ", ranks), h("label", null, "phase ", phases), h("label", null, "colour by ", colour), h("label", null, "with ", search), first),
+    said, h("div", { class: "split" }, h("div", null, HEAD(), table.element), detail));
+
+  function path(now: State, offset: number, limit: number): string {
+    return query("calls", { step: steps.value, rank: ranks.value, offset, limit, search: now.find ?? "", phase: now.phase ?? "", statistic: now.by ?? "", at: now.at ?? "" });
+  }
+
+  async function update(now: State): Promise<void> {
+    const recorded = await context.source.json<Schemas["RecordedSteps"]>(context.api("steps"));
+    fill(steps, recorded.steps, now.step);
+    fill(ranks, recorded.ranks, now.rank);
+    colour.value = now.by ?? "";
+    if (document.activeElement !== search) search.value = now.find ?? "";
+    if (!recorded.steps.length) {
+      said.textContent = "No step was recorded. `trueline plan RUN --set preset=mix --set steps=FIRST:END` records some while the job runs.";
+      return;
+    }
+    const wanted = JSON.stringify([context.api(path(now, 0, 0)), steps.value, ranks.value]);
+    if (wanted !== asked) {
+      asked = wanted;
+      head = null;
+      table.selected = -1;
+      await table.reset();
+      tell(now);
+      if (now.at && head !== null) {
+        const at = (head as Calls).found_at;
+        if (at !== null && at !== undefined) table.select(at, true);
+      }
+    }
+    await showDetails(now);
+  }
+
+  function tell(now: State): void {
+    if (head === null) return;
+    const known = head as Calls;
+    phases.replaceChildren(h("option", { value: "" }, "all"), ...known.phases.map((name) => h("option", { value: name }, PHASES[name] ?? name)));
+    phases.value = now.phase ?? "";
+    first.hidden = known.num_not_finite === 0;
+    said.textContent = `${known.total === known.num_calls ? counted(known.num_calls, "call") : `${known.total.toLocaleString("en-US")} of ${counted(known.num_calls, "call")}`}. ${known.num_not_finite ? `${counted(known.num_not_finite, "call")} with values that are not finite; masks of −inf are among them.` : "All values are finite."}`;
+  }
+
+  function toFirst(): void {
+    const at = head?.first_not_finite;
+    if (at !== null && at !== undefined) table.select(at, true);
+    else change({ find: "", phase: "" });
+  }
+
+  async function showDetails(now: State): Promise<void> {
+    const place = numberOf(now, "call", null);
+    const key = `${steps.value} ${ranks.value} ${place}`;
+    if (key === details) return;
+    details = key;
+    if (place === null) return detail.replaceChildren(h("p", { class: "quiet" }, "Select a call: click it, or press j."));
+    const found = await context.source.json<Schemas["CallDetails"]>(context.api(query(`calls/${place}`, { step: steps.value, rank: ranks.value })));
+    if (key === details) detail.replaceChildren(...described(found));
+  }
+
+  function key(pressed: string): boolean {
+    if (pressed === "n") { toFirst(); return true; }
+    return table.key(pressed);
+  }
+
+  return {
+    element, update, key, close: () => table.close(),
+    keys: [["n", "first call with values that are not finite"], ["PgUp, PgDn", "a screen up or down"]],
+    twins: () => [context.api(query("calls", { step: steps.value, rank: ranks.value }))],
+  };
+}
+
+function fill(select: HTMLSelectElement, values: number[], wanted: string | undefined): void {
+  if (select.options.length !== values.length) select.replaceChildren(...values.map((value) => h("option", { value }, String(value))));
+  select.value = wanted !== undefined && values.includes(Number(wanted)) ? wanted : String(values[0] ?? "");
+}
+
+function row(call: Schemas["Call"], head: Calls): HTMLElement {
+  const swatch = h("i", { class: "swatch", title: shownNumber(call, head.statistic) });
+  swatch.style.background = colourOf(call, head);
+  const cut = call.name.lastIndexOf(".") + 1;
+  const name = h("span", { class: "name" }, cut ? h("span", { class: "quiet" }, call.name.slice(0, cut)) : null, call.name.slice(cut) || call.api, call.call ? h("small", null, `#${call.call}`) : null);
+  name.style.paddingLeft = `${Math.min(call.depth, 24) * 14}px`;
+  return h("div", { class: `row call ${call.kind}`, title: `${call.name}\n${call.api}` }, swatch, h("span", { class: "phase" }, call.phase), name,
+    h("span", { class: "shape quiet" }, call.shape ? `${call.dtype} ${call.shape}` : ""),
+    h("span", { class: "right" }, shownNumber(call, head.statistic)),
+    h("span", { class: "source quiet" }, shortly(call.source)));
+}
+
+function shownNumber(call: Schemas["Call"], statistic: Calls["statistic"]): string {
+  if (statistic === "not_finite") return call.not_finite ? `${call.not_finite.toLocaleString("en-US")} not finite` : "";
+  return number(call[statistic], 3);
+}
+
+function colourOf(call: Schemas["Call"], head: Calls): string {
+  if (call.not_finite) return css(NOT_FINITE.nan);
+  if (head.statistic === "not_finite") return "var(--sunk)";
+  const value = call[head.statistic];
+  if (value === null || value === undefined || !head.scale) return "transparent";
+  const [low, high] = head.scale as unknown as [number, number];
+  const positive = low > 0 ? low : high * 1e-9;
+  const colours = ramp(false);
+  const colour = colours[scaleOf(positive, high, positive, false).at(Math.max(value, positive))];
+  return `rgb(${colour & 255}, ${(colour >> 8) & 255}, ${(colour >> 16) & 255})`;
+}
+
+/** The file without its folders. */
+function shortly(source: string): string {
+  return source.replace(/^.*[\\/]/, "");
+}
+
+function described(found: Schemas["CallDetails"]): Node[] {
+  const { call } = found;
+  const names = ["numel", "nan", "pos_inf", "neg_inf", "zero", "min", "max", "mean", "rms"];
+  return [
+    h("h2", null, call.name || call.api),
+    h("dl", { class: "pairs" }, ...[["Function", call.api], ["Phase", PHASES[call.phase] ?? call.phase], ["Module", found.module], ["Flags", found.flags], ["Micro-batch", String(call.micro)], ["Call", `${call.call}, place ${call.place}`]].filter(([, text]) => text).map(([name, text]) => h("div", null, h("dt", null, name), h("dd", null, text)))),
+    found.frames.length ? h("div", null, h("h3", null, "Called from"), h("ol", { class: "frames" }, ...found.frames.map((frame) => h("li", null, h("code", null, frame))))) : h("p", { class: "quiet" }, "No call stack was taken."),
+    found.arguments.length ? h("div", null, h("h3", null, "Arguments"), h("dl", { class: "pairs" }, ...found.arguments.map(([name, text]) => h("div", null, h("dt", null, String(name)), h("dd", null, h("code", null, String(text))))))) : document.createTextNode(""),
+    h("div", { class: "scroll" }, h("table", null, h("thead", null, h("tr", null, ...["value", "", ...names.map((name) => name.replace("pos_inf", "+inf").replace("neg_inf", "−inf"))].map((name) => h("th", { scope: "col" }, name)))),
+      h("tbody", null, ...found.values.map((value) => h("tr", { title: value.site }, h("th", { scope: "row" }, value.slot), h("td", { class: "quiet" }, `${value.dtype} ${value.shape}`, value.note ? h("small", null, ` ${value.note}`) : null),
+        ...names.map((name) => {
+          const text = value.numbers.find(([each]) => each === name)?.[1];
+          return h("td", { class: "right" }, typeof text === "string" ? text : number(text as number | null));
+        })))))),
+  ];
+}

@@ -1,0 +1,130 @@
+/** A list of any length: rows are fetched by the page and made only where they are seen. */
+
+import { elementScroll, observeElementOffset, observeElementRect, Virtualizer } from "@tanstack/virtual-core";
+import { h, perFrame } from "./dom";
+
+export const ROW = 26;
+const PAGE = 200;
+/** Browsers draw elements of up to about 16 million pixels; beyond, rows would fall on each other. */
+const MAX_ROWS = 600_000;
+
+export class Table<Row> {
+  readonly element = h("div", { class: "rows", tabindex: "0", role: "grid" });
+  private readonly space = h("div", { class: "space", role: "rowgroup" });
+  private readonly pages = new Map<number, Row[]>();
+  private readonly asked = new Set<number>();
+  private readonly draw = perFrame(() => this.render());
+  private virtual: Virtualizer<HTMLDivElement, Element> | null = null;
+  private unmount: (() => void) | null = null;
+  private total = 0;
+  private age = 0;
+  selected = -1;
+
+  constructor(private readonly way: {
+    fetch: (offset: number, limit: number) => Promise<{ total: number; rows: Row[] }>;
+    row: (row: Row, at: number) => HTMLElement;
+    pick: (row: Row | null, at: number) => void;
+    failed: (error: unknown) => void;
+  }) {
+    this.element.append(this.space);
+    this.element.addEventListener("click", (event) => {
+      const at = (event.target as Element).closest<HTMLElement>("[data-at]")?.dataset.at;
+      if (at !== undefined) this.select(Number(at));
+    });
+  }
+
+  close(): void {
+    this.unmount?.();
+  }
+
+  /** Forgets what was fetched and starts at the top, or stays where it is. */
+  async reset(keep = false): Promise<void> {
+    this.age += 1;
+    this.pages.clear();
+    this.asked.clear();
+    await this.load(keep ? Math.floor((this.virtual?.scrollOffset ?? 0) / ROW / PAGE) : 0);
+    if (!keep) this.element.scrollTop = 0;
+  }
+
+  get length(): number {
+    return this.total;
+  }
+
+  /** Selects a row and brings it into view. */
+  select(at: number, centre = false): void {
+    if (this.total === 0) return;
+    this.selected = Math.max(0, Math.min(at, this.total - 1));
+    this.virtual?.scrollToIndex(this.selected, { align: centre ? "center" : "auto" });
+    this.draw();
+    this.way.pick(this.rowAt(this.selected), this.selected);
+  }
+
+  rowAt(at: number): Row | null {
+    return this.pages.get(Math.floor(at / PAGE))?.[at % PAGE] ?? null;
+  }
+
+  /** j, k, page and end keys; false for any other. */
+  key(key: string): boolean {
+    const seen = Math.max(Math.floor(this.element.clientHeight / ROW) - 1, 1);
+    const to: Record<string, number> = { j: this.selected + 1, k: this.selected - 1, PageDown: this.selected + seen, PageUp: this.selected - seen, Home: 0, End: this.total - 1 };
+    if (!(key in to)) return false;
+    this.select(to[key]);
+    return true;
+  }
+
+  private async load(page: number): Promise<void> {
+    if (this.asked.has(page)) return;
+    this.asked.add(page);
+    const age = this.age;
+    try {
+      const { total, rows } = await this.way.fetch(page * PAGE, PAGE);
+      if (age !== this.age) return;
+      this.pages.set(page, rows);
+      if (total !== this.total || this.virtual === null) this.sized(total);
+      this.draw();
+    } catch (error) {
+      this.asked.delete(page);
+      this.way.failed(error);
+    }
+  }
+
+  private sized(total: number): void {
+    this.total = total;
+    const options = {
+      count: Math.min(total, MAX_ROWS),
+      getScrollElement: () => this.element,
+      estimateSize: () => ROW,
+      overscan: 12,
+      scrollToFn: elementScroll,
+      observeElementRect,
+      observeElementOffset,
+      onChange: () => this.draw(),
+    };
+    if (this.virtual === null) {
+      this.virtual = new Virtualizer<HTMLDivElement, Element>(options);
+      this.unmount = this.virtual._didMount();
+    } else this.virtual.setOptions(options);
+    this.virtual._willUpdate();
+    this.virtual.measure();
+    this.space.style.height = `${options.count * ROW}px`;
+    this.element.setAttribute("aria-rowcount", String(total));
+  }
+
+  private render(): void {
+    if (this.virtual === null) return;
+    const shown = this.virtual.getVirtualItems();
+    this.space.replaceChildren(
+      ...shown.map(({ index, start }) => {
+        const row = this.rowAt(index);
+        if (row === null) void this.load(Math.floor(index / PAGE));
+        const element = row === null ? h("div", { class: "row waiting" }, "…") : this.way.row(row, index);
+        element.style.transform = `translateY(${start}px)`;
+        element.dataset.at = String(index);
+        element.setAttribute("role", "row");
+        element.setAttribute("aria-rowindex", String(index + 1));
+        element.setAttribute("aria-selected", String(index === this.selected));
+        return element;
+      }),
+    );
+  }
+}
