@@ -32,9 +32,11 @@ IGNORE_INDEX = -100
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """int64 [B] digests on the batch's device; ``tokens`` float64 []; ``targets`` None where no labels were seen."""
+    """int64 [B] digests on the batch's device; ``tokens`` float64 []; ``samples`` None where what the model is called on
+    was computed by what trains and is no data, ``targets`` None where no labels were seen.
+    """
 
-    samples: Tensor
+    samples: Tensor | None
     targets: Tensor | None
     tokens: Tensor | None
     token_source: str
@@ -63,7 +65,7 @@ class BatchProbe:
         if moment == "gradients":
             batches = self._batches
             rows = {
-                "sample_digests": [(one, batch.samples) for one, batch in batches],
+                "sample_digests": [(one, batch.samples) for one, batch in batches if batch.samples is not None],
                 "target_digests": [(one, batch.targets) for one, batch in batches if batch.targets is not None],
                 "tokens": [(one, batch.tokens.reshape(1)) for one, batch in batches if batch.tokens is not None],
                 "batch_features": self._features,
@@ -92,14 +94,16 @@ def read_batch(*inputs: Any, **named: Any) -> Batch | None:
     """The Batch in whatever a training step was fed (tensors, tuples, mappings, dataclasses), or None without tensors.
 
     The first dimension of the first tensor is the sample dimension. Labels, masks and positions are not part of a
-    sample's identity; an attention mask takes padding out of it. Of a DTensor it is this rank's own part. A pair of
-    positional tensors is read as (inputs, targets).
+    sample's identity, nor is what autograd has computed, as from an embedding: it changes with every update. An
+    attention mask takes padding out. Of a DTensor it is this rank's own part. A pair of positional tensors is read as
+    (inputs, targets).
     """
     parts = _parts(inputs, named)
     if parts is None:
         return None
     content, targets, mask = parts
-    samples = _digest(content, mask)
+    data = [(name, x) for name, x in content if x.grad_fn is None]
+    samples = _digest(data, mask) if data else None
     tokens, source = _tokens(content[0][1], targets, mask)
     target_digests = _digest([("", x) for x in targets], mask) if targets else None
     return Batch(samples=samples, targets=target_digests, tokens=tokens, token_source=source)

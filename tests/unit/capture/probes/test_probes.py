@@ -72,6 +72,15 @@ def test_a_pair_is_inputs_and_targets():
     assert first.targets.tolist() != second.targets.tolist()
 
 
+def test_what_autograd_has_computed_is_no_data():
+    x, table = torch.randn(2, 3), nn.Embedding(8, 5)
+    assert digests(seen=table(IDS), x=x) == digests(x=x)
+    assert digests(x.clone().requires_grad_()) == digests(x)
+    alone = read_batch(table(IDS))
+    assert alone.samples is None
+    assert float(alone.tokens) == 2
+
+
 @pytest.mark.parametrize(
     ("batch", "tokens", "source"),
     [
