@@ -291,11 +291,12 @@ class ReducedPasses:
             return max(collectives_started(self._by_hand) - self._before, 0) or None
         return self.count or None
 
-    def at_forward(self, model: nn.Module) -> None:
+    def at_forward(self, model: nn.Module, *, around: bool = False) -> None:
         """A forward pass begins. FSDP2 gathers weights there, which all workers do together; DDP reduces only if a
-        backward pass follows, which one rank's look at its model need not have.
+        backward pass follows, which one rank's look at its model need not have, and not where the call went ``around``
+        it.
         """
-        reduces = reduces_itself(model)
+        reduces = reduces_itself(model) and not around
         self._awaited = reduces and isinstance(uncompiled(model), nn.parallel.DistributedDataParallel)
         self._trains = model.training
         self.count += reduces and not self._awaited

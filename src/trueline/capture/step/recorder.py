@@ -84,7 +84,8 @@ class Recorder:
     def at_forward(self, module: nn.Module) -> None:
         """A training forward pass begins."""
         with self.parts.guarded("passes"):
-            self._passes.at_forward(self.model)
+            goes_round = getattr(self._adapter, "goes_round", None)
+            self._passes.at_forward(self.model, around=goes_round is not None and goes_round() is True)
         self._probing.ask("forward", module=module)
 
     def at_output(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

@@ -17,7 +17,6 @@ CAUSE = Cause(
         "replica-drift": "always",
         "replica-drift/later": "mostly",
         "adapter:ddp": "always",
-        "sync:on": "always",
         "wrapper:bypassed": "always",
     },
     needs=("gradient-not-reduced",),
