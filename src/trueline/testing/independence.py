@@ -153,6 +153,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
         "S5",
         "S5.noise S5.layer",
         "Q1.gradient-noise",
+        "Q1.probe",
     ),
     "settings of optimizers on ranks": ("S3 S3.four S3.group", "S3.betas", "S3.optimizer", "S3.weight-decay"),
     "modes of modules": ("S3.mode",),

@@ -85,6 +85,7 @@ _CAUSES: dict[str, str] = {
     "Q1.averaged": "weights-replaced-on-rank",
     "Q1.gradient-noise": "gradient-noise-on-rank",
     "Q1.noise": "weights-replaced-on-rank",
+    "Q1.probe": "backward-on-some-ranks",
     "Q1.plateau": "optimizer-settings-differ",
     "R1": "wrapper-bypassed",
     "R1.never": "no-all-reduce",

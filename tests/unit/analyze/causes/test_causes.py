@@ -313,3 +313,5 @@ def test_a_gradient_that_changed_after_the_mean_is_of_no_collective():
     assert answer(found[0], found[1], context=["adapter:ddp"]).standing == "undecided"
     found[0] = finding("reduction-mismatch", (0, 1, 2, 3), kind=["replicas-apart", "other"])
     assert answer(*found, context=["adapter:ddp"]).cause == "wrong-group"
+    found[0] = finding("reduction-mismatch", (0,), kind=["replicas-apart", "other", "extra-pass"])
+    assert answer(*found, context=["adapter:ddp"]).cause == "backward-on-some-ranks"

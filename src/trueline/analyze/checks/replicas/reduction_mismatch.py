@@ -20,7 +20,9 @@ of workers and the sketch length alone; rounding exceeds one with a probability 
 the false-alarm rate is that times the number of comparisons.
 
 If some ranks exceed the floor and others do not, the finding names those; if all do, it names only the group and the
-step. A residual that vanishes when one factor is divided out is a scaled mean, and the factor is reported.
+step. Where optimizers of replicas received different gradients at just those steps at which some ranks called backward
+more often than others, these ranks are named. A residual that vanishes when one factor is divided out is a scaled mean,
+and the factor is reported.
 
 Under FSDP2 every optimizer receives its own shard of the gradient. What is done to it after the reduce-scatter must be
 done to all: the factor between the two (`group_used_factor`, of one rank's own sketches) is compared between ranks,
@@ -128,6 +130,11 @@ _NEXT = (
     "suspect that rank's device or link.",
 )
 
+
+_NO_PASS = (
+    "Look for a backward() that only some ranks call, as for a plot or a probe: it adds to .grad. Use "
+    "torch.autograd.grad, which returns gradients and leaves .grad alone, or put .grad back after it."
+)
 
 _MAX_RANK_SETS = 4
 """Sets of ranks that get a Finding each; more than that are reported as one."""
@@ -436,6 +443,11 @@ def _finding(reductions: Reductions, case: _Case, workers: tuple[int, ...], time
         if uses.use == "other" and _reduced_rightly(reductions, times):
             kinds.append("after-the-mean")
         evidence = {"kind": kinds, "factors": {str(rank): each for rank, each in uses.factors.items()}}
+        if (passes := _extra_passes(reductions, times)) is not None:
+            most, fewest = counted(passes.numbers[0], "backward call"), passes.numbers[1]
+            more += f" There, and at no other step, {ranks_text(passes.ranks)} made {most}, the others {fewest}."
+            kinds.append("extra-pass")
+            ranks = passes.ranks
     return Finding(
         code=CODE,
         severity=case.severity,
@@ -455,8 +467,32 @@ def _finding(reductions: Reductions, case: _Case, workers: tuple[int, ...], time
             "num_steps": len(steps),
             "hooks": sorted({env.reduce_hook for env in _envs(reductions)} - {""}),
         },
-        next=_NEXT,
+        next=_NEXT if "extra-pass" not in evidence["kind"] else (_NO_PASS, *_NEXT),
     )
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """The ``ranks`` that ran more backward passes than others, and the most and the fewest of any at the first step."""
+
+    ranks: tuple[int, ...]
+    numbers: tuple[int, int]
+
+
+def _extra_passes(reductions: Reductions, times: list[int]) -> _Passes | None:
+    """Where some ranks ran more backward passes than others at ``times`` and no other step, as far as all were counted
+    (``passes_begun``); else None.
+    """
+    rows = np.searchsorted(reductions.run.steps, reductions.steps)
+    values_TN, known_TN = (each[rows] for each in numbers(reductions.run, "passes_begun", reductions.ranks))
+    known_T, most_T, fewest_T = known_TN.all(axis=1), values_TN.max(axis=1), values_TN.min(axis=1)
+    apart = np.isin(np.arange(len(known_T)), times)
+    extra = np.flatnonzero(known_T & (most_T > fewest_T))
+    if not len(extra) or not np.array_equal(extra, np.flatnonzero(known_T & apart)):
+        return None
+    first = extra[0]
+    more = np.flatnonzero(values_TN[first] > fewest_T[first])
+    return _Passes(tuple(reductions.ranks[worker] for worker in more), (int(most_T[first]), int(fewest_T[first])))
 
 
 def _factor_kinds(reductions: Reductions, case: _Case, factor: float) -> tuple[str, ...]:

@@ -1,9 +1,10 @@
 """Q1. Something other than the update changes the weights of each rank in its own way.
 
 Who had it: initialisation applied after wrapping, weights averaged for an evaluation on rank 0 and not put back, noise
-and pruning masks drawn with a generator of each rank, ReduceLROnPlateau fed with the loss of each rank.
+and pruning masks drawn with a generator of each rank, a backward pass for a plot on rank 0, ReduceLROnPlateau fed with
+the loss of each rank.
 Planted: each of these on DDP.
-Twin: the same, with one generator or an averaged loss.
+Twin: the same, with one generator, an averaged loss, or gradients that are returned and not added.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import default_collate
 
 from trueline.testing.entry import family
 from trueline.testing.entry_context import EntryContext
@@ -72,6 +74,23 @@ def noisy_gradients(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, Regression(), model, after_backward=disturb)
 
 
+def probed_gradients(ctx: EntryContext, faulty: bool) -> nn.Module:
+    """At every second step rank 0 looks at gradients of a batch of its own, by backward into ``.grad``."""
+    problem = Regression()
+    model = wrapped(problem.model())
+    batch = default_collate(list(problem.dataset(16, seed=5)))
+
+    def probe(step: int) -> None:
+        if ctx.rank == 0 and step % 2 == 0:
+            loss = problem.loss(model.module, batch)
+            if faulty:
+                loss.backward()
+            else:
+                torch.autograd.grad(loss, list(model.parameters()))
+
+    return fit(ctx, problem, model, after_backward=probe)
+
+
 def own_plateau(ctx: EntryContext, faulty: bool) -> nn.Module:
     """A plateau of the loss of each rank lowers its learning rate."""
     model = wrapped(Regression().model())
@@ -99,6 +118,14 @@ ENTRIES = (
         noisy_gradients,
         must_find=("reduction-mismatch",),
         may_find=("replica-drift", "gradient-not-reduced"),
+    ),
+    _fault(
+        "probe",
+        "a probe of rank 0 adds to its reduced gradients",
+        probed_gradients,
+        must_find=("reduction-mismatch",),
+        may_find=("replica-drift", "worker-grad-norm-outlier", "worker-direction-outlier"),
+        ranks=(0,),
     ),
     _fault(
         "plateau",

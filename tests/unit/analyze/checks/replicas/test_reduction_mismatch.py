@@ -408,3 +408,17 @@ def test_a_mean_at_other_places_has_its_length_and_not_its_direction(tmp_path, f
     envs = {rank: rank_env(rank, 2, sketch_length=2053) for rank in range(2)}
     found = reduction_mismatch.check(write_run(tmp_path, rows, envs=envs, adapter="manual"))
     assert [each.evidence["kind"] for each in found] == [["misplaced"]] * number
+
+
+@pytest.mark.parametrize("extra", [(2, 4, 6), (2, 4, 5, 6), (2, 4)])
+def test_backward_calls_of_one_rank_alone_tell_where_they_are_at_just_these_steps(tmp_path, extra):
+    rows = altered(healthy_rows(3, 9), steps=[2, 4, 6], ranks=[0, 1, 2], used_residual=0.3)
+    for (step, rank), row in rows.items():
+        row["passes_begun"] = 2 if rank == 1 and step in extra else 1
+    (finding,) = reduction_mismatch.check(write_run(tmp_path, rows))
+
+    named = extra == (2, 4, 6)
+    assert ("extra-pass" in finding.evidence["kind"]) == named
+    assert ("rank 1 made 2 backward calls, the others 1" in finding.claim) == named
+    assert finding.ranks == ((1,) if named else (0, 1, 2))
+    assert ("torch.autograd.grad" in finding.next[0]) == named

@@ -23,7 +23,7 @@ CAUSE = Cause(
         "replica-drift": "mostly",
     },
     needs=("reduction-mismatch",),
-    excludes=("reduction-mismatch/after-the-mean",),
+    excludes=("reduction-mismatch/after-the-mean", "reduction-mismatch/extra-pass"),
     settles="Run again with every = 1: if it comes at other steps on the same rank, suspect its device or link; "
     "if at the same step, the code.",
 )
