@@ -6,8 +6,8 @@ A sign is one of
 - its code and kind, as ``reduction-mismatch/scaled``: what ``evidence["kind"]`` says;
 - who and when, as ``who:some``, ``who:all``, ``since:start``, ``since:later``, ``steps:one``, ``steps:many``;
 - what ranks were fed with, and by what they compute their loss, as ``inputs:other``, ``loss:alike``;
-- how the job was run, as ``adapter:ddp``, ``sampler:whole``, ``parts:own``, ``rows:shared``, ``order:random``,
-  ``micro:several``, ``precision:float16``.
+- how the job was run, as ``adapter:ddp``, ``sampler:whole`` (``own``: a class of the user's), ``parts:own``,
+  ``rows:shared``, ``order:random``, ``micro:several``, ``precision:float16``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _ALL_AT_ONCE = ("replica-drift", "gradient-not-reduced", "rank-config-differs", "shard-overlap", "duplicate-data")
 """Of two ranks both are named, for neither is the right one: who is at fault is open."""
+_SPLITTING_NOTHING = ("SequentialSampler", "RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
+"""Samplers of torch.utils.data that know of no ranks."""
 _DATED = (
     "reduction-mismatch",
     "gradient-not-reduced",
@@ -156,11 +158,14 @@ def context_of(run: Run) -> frozenset[str]:
 
 
 def _sampler(data: Mapping[str, object]) -> str:
+    """How the data are split by what the loader declares; a sampler of the user's own may split them by itself."""
     if not data:
         return ""
     if data.get("stream") is True:
         return "stream"
-    return "split" if data.get("num_replicas") not in (None, 1) else "whole"
+    if data.get("num_replicas") not in (None, 1):
+        return "split"
+    return "whole" if data.get("num_replicas") == 1 or data.get("sampler") in _SPLITTING_NOTHING else "own"
 
 
 def _shared(declared: Declared) -> set[str]:
@@ -184,7 +189,9 @@ def _synced(run: Run) -> set[str]:
         return set()
     passes, measured = numbers(run, "passes", run.ranks)
     outside = {env.forward_outside for env in run.env.values()}
-    called = {"wrapper:bypassed" if True in outside else "wrapper:called"} if outside - {None} else set[str]()
+    if True in outside:  # what went around DDP is no pass of its
+        return {"wrapper:bypassed"}
+    called = {"wrapper:called"} if outside - {None} else set[str]()
     made = np.diff(passes, axis=0, prepend=0.0)
     synced = "sync:on" if measured.all() and (made > 0).all() else "sync:off"
     return called | {synced}

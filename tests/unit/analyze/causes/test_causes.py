@@ -301,6 +301,13 @@ def test_equal_batches_are_of_the_samplers_only_where_these_take_one_part(contex
     assert answer(found, ran=("shard-overlap",), context=context).cause == "seeded-again"
 
 
+@pytest.mark.parametrize("sampler", ["own", "stream", "whole"])
+def test_data_that_only_some_ranks_share_are_split_by_a_wrong_rank(sampler):
+    found = finding("duplicate-data", (0, 1), kind="some-ranks")
+    said = answer(found, ran=("shard-overlap",), context=[f"sampler:{sampler}"], world_size=3)
+    assert said.cause == "sampler-rank-wrong"
+
+
 @pytest.mark.parametrize(("order", "cause"), [("order:random", "orders-not-shared"), ("order:file", "slices-overlap")])
 def test_only_random_orders_are_not_shared(order, cause):
     found = finding("shard-overlap", (0, 1, 2, 3), kind="read-twice")

@@ -109,6 +109,7 @@ def check(run: Run) -> list[Finding]:
 def _finding(samples: Samples, found: Duplicates, declared: Declared) -> Finding:
     groups = [[samples.ranks[worker] for worker in group] for group in found.groups]
     ranks = sorted(rank for group in groups for rank in group)
+    in_part = len(groups[0]) < len(samples.ranks)
     share = found.shared / found.consumed
     by_design = declared.splits_one_data_set and declared.in_file_order
     who = listed([ranks_text(group) for group in groups])
@@ -128,13 +129,13 @@ def _finding(samples: Samples, found: Duplicates, declared: Declared) -> Finding
         unit="fraction of samples shared",
         false_alarm_rate=None if by_design else ALARM_LEVEL,
         evidence={
-            "kind": "positions-kept" if found.kept else "same-samples",
+            "kind": "positions-kept" if found.kept else "some-ranks" if in_part else "same-samples",
             "groups": groups,
             "samples_shared": found.shared,
             "samples_consumed": found.consumed,
             "chance_bound": math.exp(-found.log_e),
         },
-        next=(SEEDED_AGAIN,) if found.kept else _advice(declared),
+        next=(SEEDED_AGAIN,) if found.kept else _same_part(groups) if in_part else _advice(declared),
     )
 
 
@@ -163,6 +164,15 @@ def _sites(samples: Samples, found: Duplicates) -> tuple[str, ...]:
             )
         )
         for i in order
+    )
+
+
+def _same_part(groups: list[list[int]]) -> tuple[str, ...]:
+    who = listed([ranks_text(group) for group in groups])
+    return (
+        f"{capitalized(who)} take the same part of the data: print which part (rank, shard, files) each rank's reader "
+        "is given. It should be the global rank, dist.get_rank(), of dist.get_world_size(): neither the local rank or "
+        "the node's number, nor one that was divided.",
     )
 
 

@@ -22,7 +22,7 @@ CAUSE = Cause(
         "who:all": "mostly",
         "shard-overlap": "often",
     },
-    excludes=("sampler:stream", "duplicate-data/positions-kept"),
+    excludes=("sampler:stream", "duplicate-data/positions-kept", "duplicate-data/some-ranks"),
     settles="Print type(loader.sampler) and its num_replicas on every rank; it should be a DistributedSampler "
     "over the world size.",
 )

@@ -1,7 +1,7 @@
-"""Samplers of several ranks take the same part: they are given the same rank.
+"""Samplers or readers of several ranks take the same part: they are given the same rank.
 
-A DistributedSampler is there and splits the data, but ranks share a part: built before init_process_group, or from
-the number of the node or the local rank instead of the global rank.
+Something splits the data, but ranks share a part: a DistributedSampler built before init_process_group, or a reader
+that is given the number of the node, the local rank or a rank that was divided instead of the global rank.
 
 What looks like it
 ------------------
@@ -14,11 +14,13 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "duplicate-data": "mostly",
+        "duplicate-data/some-ranks": "mostly",
         "shard-overlap": "often",
         "shard-overlap/same-part": "always",
         "dispersion-low": "often",
-        "sampler:split": "always",
+        "sampler:split": "mostly",
     },
-    excludes=("sampler:whole", "sampler:stream", "parts:own", "duplicate-data/positions-kept"),
-    settles="Print sampler.rank and sampler.num_replicas on every rank: ranks 0 to N-1 of N, each once.",
+    excludes=("parts:own", "duplicate-data/positions-kept"),
+    settles="Print which part each rank's sampler or reader is given (sampler.rank of sampler.num_replicas): 0 to N-1 "
+    "of N, each once.",
 )
