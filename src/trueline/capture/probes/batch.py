@@ -32,8 +32,8 @@ IGNORE_INDEX = -100
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """int64 [B] digests on the batch's device; ``tokens`` float64 []; ``samples`` None where what the model is called on
-    was computed by what trains and is no data, ``targets`` None where no labels were seen.
+    """int64 [B] digests on the batch's device; ``tokens`` float64 []. ``samples`` is None where the model is called on
+    what autograd has computed, which is no data, ``targets`` where no labels were seen.
     """
 
     samples: Tensor | None

@@ -26,8 +26,9 @@ steps. Several parameters at the same time are one finding. It names them in the
 lost on its way is lost for all parameters behind that, so the first is the place to look at.
 
 Norms are the root mean square of the workers' own gradients. The history restarts where the learning rate rises by more
-than a quarter at once, or the number of micro-batches changes for good. Steps whose loss is exactly zero are left out:
-their gradient is zero too.
+than a quarter at once, or the number of micro-batches changes for good. Steps whose loss is below a thousandth of what
+it usually was in the 160 steps before are left out: where there is nothing to learn (all rewards of a policy gradient
+equal, a margin that all samples keep) the gradient is zero too.
 
 What it may miss
 ----------------
@@ -64,6 +65,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trueline.analyze.compared_ranks import Floats, sites_of
 from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
@@ -97,6 +99,13 @@ LEAST = 2.5
 """How many times smaller than its level a norm must be."""
 
 
+NO_LOSS = 1e-3
+"""Times the usual loss: at chance a loss of either sign is so near to zero at one step in a thousand."""
+
+USUAL_STEPS = 160
+"""Steps before, whose median loss (without its sign) is the usual one."""
+
+
 @dataclass(frozen=True)
 class _Zeros:
     """Parameters whose norm is zero at the steps ``first`` to ``last`` of the S, after ``before`` at which none was."""
@@ -115,7 +124,7 @@ def check(run: Run) -> list[Finding]:
 
 def judge(series: WholeRun, budget: AlarmBudget, params: ParamNorms) -> list[Finding]:
     """The same of series."""
-    learns_S = (series.loss[params.at] != 0)[:, None]
+    learns_S = _has_loss(series.loss)[params.at][:, None]
     log_SP = np.where(learns_S, params.logs(series), np.nan)
     some_T = np.full(len(series.steps), np.nan)
     some_T[params.at] = np.where(np.isfinite(log_SP), log_SP, -np.inf).max(axis=1, initial=-np.inf)
@@ -129,6 +138,16 @@ def judge(series: WholeRun, budget: AlarmBudget, params: ParamNorms) -> list[Fin
     ]
     found = [_of_fall(series, params, fall) for fall in falls]
     return found + [_of_zeros(series, params, each) for each in zeros]
+
+
+def _has_loss(loss_T: Floats) -> NDArray[np.bool_]:
+    """[T] whether the loss is not next to nothing beside the usual one; at steps without a loss it is taken to be."""
+    size_T = np.abs(loss_T)
+    before_TW = np.lib.stride_tricks.sliding_window_view(np.r_[np.full(USUAL_STEPS, np.nan), size_T], USUAL_STEPS)[:-1]
+    some_T = np.isfinite(before_TW).any(axis=1)
+    usual_T = np.zeros(len(size_T))
+    usual_T[some_T] = np.nanmedian(before_TW[some_T], axis=1)
+    return ~(size_T <= NO_LOSS * usual_T)
 
 
 def _falls(log_SP: Floats, starts: Sequence[int], budget: AlarmBudget) -> list[Spike]:

@@ -70,6 +70,15 @@ def test_what_is_usual_or_meant_is_silent():
     assert len(judge(learned)) == 1
 
 
+@pytest.mark.parametrize(("small", "found"), [(1e-5, 0), (0.1, 1)])
+def test_steps_with_next_to_no_loss_have_no_gradient_to_lose(small, found):
+    norm_TP = param_norms()
+    norm_TP[AT : AT + 2] *= 1e-5
+    loss = -np.ones(STEPS)
+    loss[AT : AT + 2] = small
+    assert len(judge(norm_TP, loss=loss)) == found
+
+
 def test_a_fall_after_a_rise_is_no_loss_of_gradient():
     norm_TP = param_norms(300)
     norm_TP[80:240, 3] *= 100
