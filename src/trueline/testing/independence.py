@@ -146,7 +146,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
         "V1.again",
     ),
     "buffers": ("R9 R9.by-hand",),
-    "initial values": ("P1", "P2", "P2.twice", "P2.empty"),
+    "initial values": ("P1", "P2", "P2.twice", "P2.repeated", "P2.empty"),
     "process groups": ("R10 R10.by-hand R10.ddp-group", "R10.left-out", "R10.mesh", "R10.one-parameter"),
     "scale of losses": ("S1 S1.by-hand S1.fsdp S1.pair S1.pair-later S1.tenth", "S1.hooks", "W2.constant"),
     "gradients of one rank": (

@@ -121,6 +121,7 @@ _CAUSES: dict[str, str] = {
     "R9": "buffers-not-synchronised",
     "P1": "shards-drawn-alike",
     "P2": "initialisation-wrong",
+    "P2.repeated": "module-repeated",
     "R10": "wrong-group",
     "R10.mesh": "mesh-leaves-ranks-out",
     "S1": "loss-scaled-on-rank",

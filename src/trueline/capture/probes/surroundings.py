@@ -25,8 +25,8 @@ LOOKS = 3
 
 
 class SurroundingsProbe(FactProbe):
-    """The facts ``autocast``; where the user's own code reduces (``by_hand``), ``talks_in_forward``; and where
-    ``goes_round`` can tell, ``forward_outside``.
+    """The facts ``autocast`` and ``repeated``; where the user's own code reduces (``by_hand``), ``talks_in_forward``;
+    and where ``goes_round`` can tell, ``forward_outside``.
     """
 
     name = "surroundings"
@@ -41,6 +41,8 @@ class SurroundingsProbe(FactProbe):
         """No columns."""
         if moment == "forward":
             step.facts["autocast"] = autocast_state()
+            if step.module is not None and "repeated" not in step.facts:
+                step.facts["repeated"] = repeated_places(step.module)
             outside = None if self._goes_round is None else self._goes_round()
             if outside is not None:
                 step.facts["forward_outside"] = outside or step.facts.get("forward_outside", False)
@@ -52,6 +54,27 @@ class SurroundingsProbe(FactProbe):
                 self._looks_left -= 1
                 step.facts["talks_in_forward"] = step.facts.get("talks_in_forward", False) or started > self._before
         return {}
+
+
+def repeated_places(model: nn.Module) -> list[list[str]]:
+    """Names of the places of each Sequential or ModuleList of ``model`` that hold one module of several weights.
+
+    A head that stands in the list once for each layer, as detectors have, is left out: the first weight of a module
+    that is applied to its own output takes as many features as the last one gives.
+    """
+    found: list[list[str]] = []
+    for name, container in model.named_modules():
+        if not isinstance(container, (nn.Sequential, nn.ModuleList)):
+            continue
+        places: dict[int, list[str]] = {}
+        for key, module in container._modules.items():
+            params = [] if module is None else list(module.parameters())
+            if sum(param.dim() > 1 for param in params) > 1:
+                first = next(param for param in params if param.dim() > 1)
+                if first.shape[1] == params[-1].shape[0]:
+                    places.setdefault(id(module), []).append(f"{name}.{key}" if name else key)
+        found += [names for names in places.values() if len(names) > 1]
+    return found
 
 
 _OTHERWISE = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)

@@ -232,6 +232,11 @@ class RankEnv(BaseModel):
         description="whether a training forward pass went round DDP's wrapper, which then reduces nothing; None if "
         "unseen",
     )
+    repeated: list[list[str]] = Field(
+        default_factory=list[list[str]],
+        description="places of a Sequential or ModuleList that hold one and the same module, where its output could be "
+        "its own next input: its weights are shared",
+    )
     local_updates: str = Field(
         default="",
         description="the hook or averager by which replicas update by themselves and are averaged now and then, or "

@@ -18,7 +18,7 @@ from trueline.capture.probes.base import Step
 from trueline.capture.probes.batch import read_batch
 from trueline.capture.probes.dataloader import EpochProbe, describe_loader, rows_digest
 from trueline.capture.probes.losses.loss import LossProbe
-from trueline.capture.probes.surroundings import hyper_parameters, rng_digests, updates_made
+from trueline.capture.probes.surroundings import hyper_parameters, repeated_places, rng_digests, updates_made
 from trueline.capture.step.passes import Contributions, CountedPasses
 from trueline.schema.errors import CaptureError
 from trueline.schema.plan import Plan
@@ -334,3 +334,23 @@ def test_a_count_that_is_no_number_is_no_count():
     optimizer = torch.optim.AdamW([parameter])
     optimizer.state[parameter] = {"step": torch.ones(2), "other": "text"}
     assert updates_made([optimizer]) is None
+
+
+# -- structure
+
+
+def test_places_that_hold_one_module_are_told_and_no_shared_heads():
+    def block():
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+
+    one, act, head = block(), nn.ReLU(), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    model = nn.ModuleDict(
+        {
+            "stack": nn.ModuleList([one, block(), one, one]),
+            "heads": nn.ModuleList([head] * 3),
+            "narrow": nn.ModuleList([nn.Linear(4, 4)] * 3),
+            "plain": nn.Sequential(act, nn.Linear(4, 4), act),
+        }
+    )
+    assert repeated_places(model) == [["stack.0", "stack.2", "stack.3"]]
+    assert repeated_places(nn.Sequential(one, one)) == [["0", "1"]]

@@ -484,9 +484,10 @@ def _extra_passes(reductions: Reductions, times: list[int]) -> _Passes | None:
     (``passes_begun``); else None.
     """
     rows = np.searchsorted(reductions.run.steps, reductions.steps)
-    values_TN, known_TN = (each[rows] for each in numbers(reductions.run, "passes_begun", reductions.ranks))
-    known_T, most_T, fewest_T = known_TN.all(axis=1), values_TN.max(axis=1), values_TN.min(axis=1)
-    apart = np.isin(np.arange(len(known_T)), times)
+    values_TN, known_TN = numbers(reductions.run, "passes_begun", reductions.ranks)
+    values_TN, known_TN = values_TN[rows], known_TN[rows]
+    known_T, most_T, fewest_T = ~any_over(~known_TN, 1), values_TN.max(axis=1), values_TN.min(axis=1)
+    apart = np.isin(np.arange(len(values_TN)), times)
     extra = np.flatnonzero(known_T & (most_T > fewest_T))
     if not len(extra) or not np.array_equal(extra, np.flatnonzero(known_T & apart)):
         return None

@@ -4,8 +4,9 @@ What it finds
 -------------
 Before the first update, a weight matrix whose values are spread otherwise than those of the same matrix in the other
 layers, are drawn from another distribution, or are all the same. Weights that hold NaN or infinity, or that have the
-numbers of memory that nothing has filled: beyond 1e10, or below what float32 holds with all of its digits. As
-information: a few matrices that have the initial values of torch's own layers, in a model whose others have not.
+numbers of memory that nothing has filled: beyond 1e10, or below what float32 holds with all of its digits. Layers that
+are one and the same module. As information: a few matrices that have the initial values of torch's own layers, in a
+model whose others have not.
 
 Why it matters
 --------------
@@ -23,6 +24,9 @@ at most a quarter of them are odd: those whose spread is off by a quarter and by
 kurtosis is off by 0.5 and by eight (a uniform distribution is 1.2 below a normal one). Nothing is compared unless nine
 tenths of the model's matrices look drawn just now: a mean of zero, and tails no longer than a normal distribution's.
 So weights that were trained before are left alone.
+
+That places of a `Sequential` or `ModuleList` hold one module, with two weight matrices or more and as many features out
+as in, is seen exactly, and a warning: who shares layers on purpose calls one several times, and has no list of it.
 
 It is a warning where it can hardly be meant: a layer between others, or two matrices and more of the first or last
 layer. One matrix of the first or last layer, and layers that are odd at equal distances, are an information: heads and
@@ -89,13 +93,15 @@ QUESTION = "start"
 NEEDS: tuple[str, ...] = ("initial_values",)
 ACROSS_RANKS = False
 
-Kind = Literal["nonfinite", "garbage", "peers", "left"]
+Kind = Literal["nonfinite", "garbage", "peers", "left", "one-module"]
 
 _ADVICE: Mapping[Kind, str] = {
     "nonfinite": "Look for what fills it: torch.empty and to_empty leave what memory held; torch.nn.init fills it.",
     "garbage": "Look for what fills it: torch.empty and to_empty leave what memory held; torch.nn.init fills it.",
     "peers": "Print the standard deviation of this weight in each layer right after initialisation, and look for what "
     "leaves the layer out or reaches it twice.",
+    "one-module": "Make a module for each place: nn.ModuleList([Block() for _ in range(n)]), and not [Block()] * n, "
+    "which repeats one. If the layers are to share their weights, call one module several times.",
     "left": "If all weights are to be initialised by the model's own rule, look for classes of layers that it does not "
     "know. If that is meant, nothing needs to be done.",
 }
@@ -105,7 +111,13 @@ def check(run: Run) -> list[Finding]:
     """A Finding for each way in which weights begin wrongly; raises ``CannotTell`` as ``judge``, and where nothing was
     seen of them or training had begun before.
     """
-    return judge(begun(run))
+    shared = _one_module(run)
+    try:
+        return [*shared, *judge(begun(run))]
+    except CannotTell:
+        if shared:
+            return shared
+        raise
 
 
 def judge(each: Sequence[Begun]) -> list[Finding]:
@@ -123,6 +135,19 @@ def judge(each: Sequence[Begun]) -> list[Finding]:
     if not found and not any(by_role(one) for one in fresh):
         raise CannotTell("no weight matrix is repeated in four layers or more", reason="by-design")
     return found
+
+
+def _one_module(run: Run) -> list[Finding]:
+    """Layers that are one module."""
+    of_rank = {rank: places for rank, env in run.env.items() for places in env.repeated[:1]}
+    if not of_rank:
+        return []
+    names = _names(of_rank)
+    claim = f"{named_some(names)} are one and the same module: these {len(names)} layers share one set of weights."
+    unit = "modules in these places"
+    return [
+        _finding("one-module", "warning", claim, names, tuple(of_rank), measured=1.0, expected=len(names), unit=unit)
+    ]
 
 
 def _filled(kind: Literal["nonfinite", "garbage"], each: Sequence[Begun]) -> list[Finding]:

@@ -1,9 +1,9 @@
 """P2. Weights do not begin as they were meant to, on all ranks alike.
 
 Who had it: openai/CLIP#15 (parameters left as torch.empty), pytorch/examples#909 (weights initialised twice); whoever
-finds layers by `type(module) is nn.Linear`, or by a part of their name.
-Planted: these three. What torch.empty returns is not left to chance: it is memory that held numbers of samples before.
-Twin: `isinstance`, the whole name, a parameter that is filled.
+finds layers by `type(module) is nn.Linear`, or by a part of their name; who writes `[Layer()] * n`.
+Planted: these four. What torch.empty returns is not left to chance: it is memory that held numbers of samples before.
+Twin: `isinstance`, the whole name, a parameter that is filled, a layer for each place.
 """
 
 from __future__ import annotations
@@ -88,10 +88,19 @@ def empty(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, Regression(), model)
 
 
+def repeated(ctx: EntryContext, faulty: bool) -> nn.Module:
+    """All layers are one."""
+    model = drawn(Deep())
+    if faulty:
+        model.layers = nn.ModuleList([model.layers[0]] * LAYERS)
+    return fit(ctx, Regression(), model)
+
+
 _fault = family("P2", ("init-differs",), trains_differently, ranks=(0,), world_size=1)
 
 ENTRIES = (
     _fault("", "a layer of another class is left out by the initialisation", left_out, site="layers.5.up.weight"),
     _fault("twice", "the last layers are scaled twice, as their names begin like another's", twice, site="layers.10."),
+    _fault("repeated", "one layer stands in all places of the list", repeated, site="layers.0"),
     _fault("empty", "a parameter is what memory held", empty, site="projection"),
 )

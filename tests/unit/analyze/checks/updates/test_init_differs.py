@@ -197,3 +197,20 @@ def train(model, optimizer, out):
         optimizer.step()
         optimizer.zero_grad()
     watch.close()
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_layers_that_are_one_module_are_named(tmp_path, monkeypatch, resumed):
+    model = Net()
+    model.layers = nn.ModuleList([model.layers[0]] * LAYERS)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with trueline.watch(model, out=tmp_path / "run", optimizer=optimizer):
+        model(torch.randn(4, WIDTH)).sum().backward()
+        optimizer.step()
+    run = Run(tmp_path / "run")
+    if resumed:  # what weights began with is not known then, which layers are one is
+        monkeypatch.setattr(Run, "lists", lambda *_, **__: {})
+    found = [each for each in init_differs.check(run) if each.evidence["kind"] == "one-module"]
+    assert [(each.severity, each.evidence["names"]) for each in found] == [
+        ("warning", [f"layers.{number}" for number in range(LAYERS)])
+    ]
