@@ -132,7 +132,7 @@ def _place_of(env: RankEnv, names: Sequence[str]) -> Why:
     """Where ``names`` are in the model, if they are less than half of its elements. They are the ``last`` with the last
     parameter: what comes first is left out where only a head is to train. They are ``ungrouped`` where the optimizer
     has groups of other weight decay, which are made of all parameters by their names, and holds others of the module
-    of each, which is thus not left out as a whole.
+    of each, or of the one around it, which is thus not left out as a whole.
     """
     sizes = env.param_sizes
     if not sizes or 2 * sum(sizes.get(name, 0) for name in names) >= sum(sizes.values()):
@@ -142,9 +142,17 @@ def _place_of(env: RankEnv, names: Sequence[str]) -> Why:
     decays = {group.get("weight_decay") for group in env.optimizer.get("groups", ())}
     left = set(names)
     held = [name for name in env.params if name not in left]
-    owners = [name.rpartition(".")[0] for name in names]
-    in_part = all(not owner or any(name.startswith(f"{owner}.") for name in held) for owner in owners)
+    in_part = all(any(name.startswith(owner) for owner in _owners(one) for name in held) for one in names)
     return "ungrouped" if len(decays) > 1 and in_part else ""
+
+
+def _owners(name: str) -> tuple[str, ...]:
+    """How the names of its module's parameters begin, and those of the module around that, unless this is the model or
+    the first inside it: nearly all of a model.
+    """
+    parts = name.split(".")[:-1]
+    around = (".".join(parts[:-1]) + ".",) if len(parts) > 2 else ()
+    return (".".join(parts) + "." if parts else "", *around)
 
 
 @memoized

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import trueline
+from trueline.analyze.updates.outside import _owners
 from trueline.capture.probes.around_update.sampling import gap
 
 AT = 6
@@ -293,6 +294,19 @@ def test_what_was_to_train_and_no_optimizer_holds(tmp_path, make, before, kind, 
         {"kind": kind, "names": names},
         since,
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [
+        ("weight", ("",)),
+        ("wte.weight", ("wte.",)),
+        ("model.wte.weight", ("model.wte.",)),
+        ("bert.embeddings.word.weight", ("bert.embeddings.word.", "bert.embeddings.")),
+    ],
+)
+def test_modules_around_a_parameter_but_for_most_of_the_model(name, begins):
+    assert _owners(name) == begins
 
 
 def _added(step, model, optimizer):
