@@ -53,7 +53,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "losses that are given something else": ("W5", "W5.sigmoid", "W5.log", "W5.divergence", "W5.rows", "W5.signs"),
     "samples that are mixed": ("W4", "W4.batch-first", "W4.softmax"),
     "corrupted memory": ("N2 N2.all N2.modules", "N2.bit", "R4.bit-flip R4.last-bit"),
-    "averages of weights": ("E1", "E1.swapped", "E1.part", "E1.bf16"),
+    "averages of weights": ("E1", "E1.swapped", "E1.part", "E1.bf16 E1.found"),
     "recomputation": ("A2", "A2.noise", "A2.counter", "A2.written"),
     "rollouts": (
         "L1.cache-drift",

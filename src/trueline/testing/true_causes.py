@@ -45,6 +45,7 @@ _CAUSES: dict[str, str] = {
     "D8": "stream-read-by-each-loader-worker",
     "E1": "average-of-other-weights",
     "E1.bf16": "average-lost-in-rounding",
+    "E1.found": "average-lost-in-rounding",
     "E1.part": "average-not-updated",
     "E1.swapped": "average-decay-wrong",
     "G1": "clipping-wrong",

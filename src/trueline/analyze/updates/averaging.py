@@ -105,7 +105,8 @@ def agree(intervals: Sequence[Interval]) -> Interval | None:
 @dataclass(frozen=True, eq=False)
 class Averaging:
     """What one average did on ``rank`` after the update of ``step``. ``key`` tells it from others, ``decay`` is the one
-    that is declared, ``custom`` says that it is averaged by a function of the user's own.
+    that is declared, ``custom`` says that it is averaged by a function of the user's own, ``found`` that it is a module
+    like the model which nobody declared.
     """
 
     step: int
@@ -115,6 +116,7 @@ class Averaging:
     gap: Gap
     decay: float | None
     custom: bool
+    found: bool
     pieces: tuple[Piece, ...]
 
     @property
@@ -172,4 +174,5 @@ def _averagings(rank: int, facts: Any, moments: Array) -> Iterator[Averaging]:
             pieces = [each for each in pieces if each.is_buffer or each.same or (each.model == each.earlier).all()]
         if pieces:
             settings = {name: facts[name] for name in ("key", "name", "decay", "custom")}
-            yield Averaging(facts["step"], rank, gap=gap, pieces=tuple(pieces), **settings)
+            found = facts.get("found", False)
+            yield Averaging(facts["step"], rank, gap=gap, pieces=tuple(pieces), found=found, **settings)

@@ -22,16 +22,19 @@ e' = e + s (p - e), every element bounds the share s = 1 - d from both sides: ro
 of the average, of |e| + |p|, and where the model's is coarser, as many of that, of s |p|. One s between 0 and 1 must
 satisfy all elements of all tensors; d may change from step to step. There are no statistics and so no false alarms.
 An average is seen where it is declared, `trueline.watch(model, optimizer, averages=[teacher])`, or is an
-`AveragedModel`. A decay is held against only where it is declared (`averages=[(teacher, 0.996)]`), in 3 samples or
-more, and all of them: it is to be that after every update. A schedule that begins below it is an information.
+`AveragedModel`; and a module of the model's class that nobody declared is taken for one where it moves between updates,
+in three samples or more, to the model each time, and no optimizer holds it. A decay is held against only where it is
+declared (`averages=[(teacher, 0.996)]`), in 3 samples or more, and all of them: it is to be that after every update. A
+schedule that begins below it is an information.
 Lost is counted where rounding is coarser than in float32, of elements whose distance to the model is larger than
 rounding explains: a warning where those that stay have a fifth of its squared norm.
 
 What it may miss
 ----------------
-Averages that are not declared; tensors and steps that were not sampled; a wrong decay that is not declared; an average
-that is made just before the update instead of just after it, which follows the model one step later. Whether one that
-does not move is to begin later cannot be told, unless its decay is declared.
+Averages that are not declared and are no modules like the model, or were made after the first steps; tensors and steps
+that were not sampled; a wrong decay that is not declared; an average that is made just before the update instead of
+just after it, which follows the model one step later. Whether one that does not move is to begin later cannot be told,
+unless its decay is declared.
 
 Example
 -------
@@ -122,7 +125,11 @@ Judged = tuple[Averaging, Sequence[Piece]]
 
 def check(run: Run) -> list[Finding]:
     """A Finding for each way in which an average is not one; raises ``CannotTell`` where none was seen."""
-    every = sampled_averagings(run)
+    of_each: dict[str, list[Averaging]] = {}
+    for one in sampled_averagings(run):
+        of_each.setdefault(one.key, []).append(one)
+    of_each = {key: some for key, some in of_each.items() if not some[0].found or _averages(some)}
+    every = [one for some in of_each.values() for one in some]
     if not every:
         raise CannotTell(
             "no average of the weights was seen: there is none, it is no AveragedModel of torch and not declared, or "
@@ -134,13 +141,19 @@ def check(run: Run) -> list[Finding]:
             "what the averages follow is not the same from an update to the next one, as where that is compiled",
             reason="undecidable",
         )
-    of_each: defaultdict[str, list[Averaging]] = defaultdict(list)
-    for one in every:
-        of_each[one.key].append(one)
     found: list[Finding] = []
     for some in of_each.values():
         found += _same(some) or [*_each(some), *_still(some), *_lost(some), *_buffers(some), *_ranks(some)]
     return found
+
+
+def _averages(some: Sequence[Averaging]) -> bool:
+    """Whether what nobody declared is an average by what it does: it moves between updates, in several samples, each
+    time to the model, and no optimizer holds it.
+    """
+    moving = [one for one in some if one.moves]
+    held = any(piece.held or piece.same for one in some for piece in one.pieces)
+    return len({one.step for one in moving}) >= FEWEST and not held and all(share_of(one) for one in moving)
 
 
 def share_of(one: Averaging) -> Interval | None:

@@ -5,6 +5,7 @@ follows, around each update of the optimizer, and around calls of torch's ``Aver
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import json
 import random
@@ -31,6 +32,12 @@ NUM_PLACES = 8
 
 MAX_SAMPLES = 4
 """Samples of a step that are kept: of declared averages, and of calls."""
+
+MAX_FOUND = 4
+"""Copies of the model that are looked at without being declared."""
+
+SEARCHED_AT = 2
+"""Watched steps after which copies are sought, once: what is averaged by hand is made before the loop."""
 
 Held = Callable[[], Any]
 """What is held under a name now."""
@@ -136,7 +143,8 @@ class _Sample:
 class AverageProbe:
     """Copies declared averages just before the update of a sampled step, just after it, and before the next one, so
     that it does not matter by what code they are averaged; and any ``AveragedModel`` of the watched model before and
-    after its own update, however rare that is.
+    after its own update, however rare that is. A module like the model that nothing trains is looked at as a declared
+    average is: whether it is one, what it does must show (fact ``found``).
     """
 
     name = "averages"
@@ -144,6 +152,7 @@ class AverageProbe:
 
     def __init__(self, guard: Guard, model: nn.Module, averages: Sequence[Average]) -> None:
         self._guard, self._model, self._declared = guard, model, averages
+        self._found: list[weakref.ref[nn.Module]] | None = None
         self._times = NowAndThen()
         self._times_of: weakref.WeakKeyDictionary[AveragedModel, NowAndThen] = weakref.WeakKeyDictionary()
         self._pairs: weakref.WeakKeyDictionary[Any, tuple[Any, list[_Pair]]] = weakref.WeakKeyDictionary()
@@ -164,7 +173,9 @@ class AverageProbe:
             self._forget()
             return False
         self._step, self._open, self._seen = step, None, set()
-        self._due = bool(self._declared) and step.sampled and self._times.due(step)
+        if self._found is None and step.sampled and step.age >= SEARCHED_AT:
+            self._found = [weakref.ref(each) for each in copies_of(self._model, self._declared)]
+        self._due = bool(self._declared or self._found) and step.sampled and self._times.due(step)
         return self._due or bool(self._windows or self._called)
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
@@ -210,7 +221,8 @@ class AverageProbe:
     def _begin_windows(self, step: Step) -> None:
         groups = [] if step.optimizer is None else step.optimizer.param_groups
         held = frozenset(id(param) for group in groups for param in group["params"])
-        for at, each in enumerate(self._declared):
+        found = [Average(each) for each in (ref() for ref in self._found or ()) if each is not None]
+        for at, each in enumerate([*self._declared, *found]):
             facts = {
                 "key": f"averages[{at}]",
                 "name": each.name,
@@ -218,6 +230,7 @@ class AverageProbe:
                 "moments": ["update", "updated", "update"],
                 "decay": each.decay,
                 "custom": False,
+                "found": each in found,
             }
             pairs = self._pairs_of(step.layout, each.average, each.of or self._model)
             sample = _Sample(facts, pairs, step, held)
@@ -266,6 +279,27 @@ class AverageProbe:
             known = (layout, list(_pairs(average, model)))
             self._pairs[average] = known
         return known[1]
+
+
+def copies_of(model: nn.Module, declared: Sequence[Average]) -> list[nn.Module]:
+    """Modules of the model's class with parameters of the same names and shapes, none of them the model's own or with a
+    gradient; without those that are declared or torch's ``AveragedModel`` holds.
+    """
+    inner = unwrap(model)
+    shapes = [(name, param.shape) for name, param in inner.named_parameters()]
+    own = {id(param) for param in inner.parameters()}
+    known = {id(part) for each in declared if isinstance(each.average, nn.Module) for part in each.average.modules()}
+    alike: list[nn.Module] = []
+    for each in gc.get_objects():
+        if type(each) is AveragedModel:
+            known |= {id(part) for part in each.modules()}
+        elif type(each) is type(inner) and each is not inner and shapes:
+            params = dict(each.named_parameters())
+            if [(name, param.shape) for name, param in params.items()] == shapes and not any(
+                id(param) in own or param.grad is not None for param in params.values()
+            ):
+                alike.append(each)
+    return [each for each in alike if id(each) not in known][:MAX_FOUND]
 
 
 def _pairs(average: Any, model: nn.Module) -> Iterator[_Pair]:

@@ -36,14 +36,18 @@ def averaged(
     *,
     decay: float | None = None,
     dtype: torch.dtype = torch.float32,
+    declares: bool = True,
 ) -> nn.Module:
-    """A language model and its average, which ``update(average, model)`` follows; ``decay`` is declared."""
+    """A language model and its average, which ``update(average, model)`` follows; ``decay`` is declared, or not even
+    the average.
+    """
     problem = CausalLM()
     model = wrapped(problem.model())
     base = model.module
     average = copy.deepcopy(base).to(dtype)
     optimizer = usual_optimizer(problem, model)
-    watch = ctx.watch(model, optimizer, averages=[(average, base, *([] if decay is None else [decay]))])
+    declared = [(average, base, *([] if decay is None else [decay]))] if declares else []
+    watch = ctx.watch(model, optimizer, averages=declared)
     fit(ctx, problem, model, optimizer=optimizer, watch=watch, after_step=lambda step: update(average, base))
     return nn.ModuleDict({"model": base, "average": average})
 
@@ -79,6 +83,11 @@ def rounded(ctx: EntryContext, faulty: bool) -> nn.Module:
     return averaged(ctx, follow, decay=DECAY, dtype=dtype)
 
 
+def rounded_unseen(ctx: EntryContext, faulty: bool) -> nn.Module:
+    """The same, where nobody says that there is an average."""
+    return averaged(ctx, follow, dtype=torch.bfloat16 if faulty else torch.float32, declares=False)
+
+
 _fault = family("E1", ("average-differs",), trains_differently)
 
 ENTRIES = (
@@ -86,4 +95,5 @@ ENTRIES = (
     _fault("swapped", "decay and complement of the average of the weights are swapped", swapped, within=2),
     _fault("part", "the average of the weights leaves out the blocks of the model", without_blocks),
     _fault("bf16", "the average of the weights is kept in bfloat16 and loses what it is to follow", rounded, within=4),
+    _fault("found", "an average in bfloat16 that is not declared loses what it is to follow", rounded_unseen, within=8),
 )

@@ -1,6 +1,7 @@
 """Averages of the weights: what is no average of them is found, and what people do is left alone."""
 
 import copy
+import gc
 import math
 
 import pytest
@@ -250,3 +251,42 @@ def test_what_is_no_average_is_refused(tmp_path, wrong):
     with pytest.raises(CaptureError, match="averages"):
         trueline.watch(net(), out=tmp_path / "run", averages=wrong)
     assert not (tmp_path / "run").exists()
+
+
+def test_an_average_that_nobody_declared_is_judged_by_what_it_does(tmp_path):
+    def coarse(_):
+        return net(seed=7).bfloat16().requires_grad_(False)
+
+    gc.collect()  # models of other tests
+    trained(tmp_path / "run", coarse, lambda step, average, model: follow(average, model, 0.999))
+    assert findings(tmp_path / "run") == [("warning", "lost")]
+
+
+def towards_zero(step, average, model):
+    with torch.no_grad():
+        for each in average.parameters():
+            each *= 0.9
+
+
+def now_and_then(step, average, model):
+    if step % 16 == 15:
+        average.load_state_dict(model.state_dict())
+
+
+@pytest.mark.parametrize("update", [lambda *_: None, towards_zero, now_and_then])
+def test_a_copy_of_the_model_that_is_no_average_is_left_alone(tmp_path, update):
+    trained(tmp_path / "run", copy.deepcopy, update)
+    with pytest.raises(CannotTell, match="no average of the weights was seen"):
+        findings(tmp_path / "run")
+
+
+def test_only_copies_that_nothing_trains_are_looked_at():
+    model, other = net(), nn.Sequential(nn.Linear(6, 24), nn.BatchNorm1d(24))
+    copied, declared, trains, torchs = copy.deepcopy(model), copy.deepcopy(model), copy.deepcopy(model), net()
+    trains[0].weight.grad = torch.zeros(24, 6)
+    held = AveragedModel(torchs)
+    gc.collect()  # models of other tests
+    found = averages.copies_of(model, [averages.Average(declared)])
+    assert {id(each) for each in found} == {id(copied), id(torchs)}
+    assert id(held.module) not in {id(each) for each in averages.copies_of(torchs, [])}
+    assert averages.copies_of(other, []) == []
