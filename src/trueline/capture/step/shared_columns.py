@@ -209,14 +209,12 @@ def cosines(own: Own, sums: Sums, *, reduced_norm: float | None) -> dict[str, ob
     sketched = sums.scalars[:, SCALARS.index("sketch_norm")]
     pairs = workers * (workers - 1)
     mean = (float(np.vdot(sums.unit, sums.unit)) - workers) / pairs
-    weights = _pair_weights(sketched)
-    se = _pair_se(own, group_cosines)
     if reduced_norm is not None and math.isfinite(reduced_norm):
         sketch_total = _weighted(float(np.vdot(sums.local, sums.local)), sketched)
         mean += _weighted((workers * reduced_norm) ** 2, np.sqrt(norms2)) - sketch_total
-        se *= math.sqrt(max(weights - 2 / pairs, 0.0))
+        se = _pair_se(own, group_cosines) * math.sqrt(max(_pair_weights(sketched) - 2 / pairs, 0.0))
     else:
-        se *= math.sqrt(2 / pairs)
+        se = _mean_se(own, sums.unit, workers=workers)
     out["cosine_mean"] = mean
     out["cosine_se"] = se
     return out
@@ -354,6 +352,22 @@ def _pair_se(own: Own, cosines_G: list[float | None]) -> float:
     share = np.sum(own.local**2, axis=1) / float(np.vdot(own.local, own.local))
     cosine = np.array([cosine or 0.0 for cosine in cosines_G])
     return math.sqrt(float(np.sum(share**2 * (1 + cosine**2))) / own.local.shape[1])
+
+
+def _mean_se(own: Own, unit_Gk: Array, *, workers: int) -> float:
+    """Standard error of the mean cosine over pairs where it comes from sketches alone; ``unit_Gk`` is the sum of the
+    workers' sketches, each over its norm.
+
+    Pairs share workers, and all share what the gradients have in common, so their errors are no independent ones: with
+    a cosine of c the mean of them has (1 - c)(1 + (N - 1)c) times the error that it has at c = 0 (docs: The maths).
+    Norms are taken for this worker's in their shares per group, and cosines to the others for the mean.
+    """
+    share_G = np.sum(own.local**2, axis=1) / float(np.vdot(own.local, own.local))
+    total_G, pairs = np.sum(unit_Gk**2, axis=1), workers * (workers - 1)
+    to_all = float(total_G.sum()) / workers
+    cross_G = (total_G - workers * share_G) / pairs
+    spread_G = total_G**2 * (1 - 2 * to_all / workers) + to_all**2 * (workers * share_G**2 + pairs * cross_G**2)
+    return math.sqrt(2 * max(float(spread_G.sum()), 0.0) / unit_Gk.shape[1]) / pairs
 
 
 def _factors(target_Gk: Array, base_Gk: Array) -> Array:

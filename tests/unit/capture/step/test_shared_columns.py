@@ -192,29 +192,46 @@ def test_underflow_in_float16_is_part_of_the_floor():
     assert (floor > 1).all(), "values that float16 flushes to zero cannot be judged"
 
 
+def sketched_team(rng, norms_N, *, cosine, rows):
+    """The gradients [N, n] of workers with these norms and pairwise cosine, sketched: Own, sums, and the true mean."""
+    workers, common = len(norms_N), math.sqrt(cosine / (1 - cosine))
+    g = rng.standard_normal((workers, rows * K)) + common * rng.standard_normal(rows * K)
+    g *= np.array(norms_N)[:, None]
+    signs = rng.choice([-1.0, 1.0], size=rows)
+    sketches = (g.reshape(workers, rows, K) * signs[:, None]).sum(axis=1)[:, None, :]
+    owns = [
+        Own(local_norm=np.linalg.norm(g[i], keepdims=True), local=sketches[i], reduced=None, used=None)
+        for i in range(workers)
+    ]
+    flat = sum(shared_columns.pack(own, reduced_norm2=None, sharded=False, replicas=1) for own in owns)
+    sums = shared_columns.unpack(np.array([shared_columns.scalars(own, step=0) for own in owns]), flat, groups=1, k=K)
+    unit = g / np.linalg.norm(g, axis=1, keepdims=True)
+    truth = ((unit @ unit.T).sum() - workers) / workers / (workers - 1)
+    return owns, sums, truth, float(np.linalg.norm(g.mean(axis=0)))
+
+
 def test_the_standard_error_of_the_mean_cosine_is_honest():
     """Sketch 300 teams of known gradients; the error over its stated standard error must spread like a unit normal."""
-    rng = np.random.default_rng(1)
-    rows, workers = 40, 4
-    ratios = []
+    rng, ratios = np.random.default_rng(1), []
     for _ in range(300):
-        g = rng.standard_normal((workers, rows * K)) + 0.5 * rng.standard_normal(rows * K)
-        g *= np.array([1, 2, 4, 1])[:, None]
-        signs = rng.choice([-1.0, 1.0], size=rows)
-        sketches = (g.reshape(workers, rows, K) * signs[:, None]).sum(axis=1)[:, None, :]
-        owns = [
-            Own(local_norm=np.linalg.norm(g[i], keepdims=True), local=sketches[i], reduced=None, used=None)
-            for i in range(workers)
-        ]
-        flat = sum(shared_columns.pack(own, reduced_norm2=None, sharded=False, replicas=1) for own in owns)
-        scalars = np.array([shared_columns.scalars(own, step=0) for own in owns])
-        sums = shared_columns.unpack(scalars, flat, groups=1, k=K)
-        unit = g / np.linalg.norm(g, axis=1, keepdims=True)
-        truth = ((unit @ unit.T).sum() - workers) / workers / (workers - 1)
-        row = shared_columns.cosines(owns[0], sums, reduced_norm=float(np.linalg.norm(g.mean(axis=0))))
+        owns, sums, truth, reduced_norm = sketched_team(rng, [1, 2, 4, 1], cosine=0.2, rows=40)
+        row = shared_columns.cosines(owns[0], sums, reduced_norm=reduced_norm)
         ratios.append((row["cosine_mean"] - truth) / row["cosine_se"])
     spread = float(np.std(ratios))
     assert 0.5 < spread < 1.2, f"errors are {spread:.2f} stated standard errors"
+
+
+@pytest.mark.parametrize("cosine", [0.0, 0.2, 0.5, 0.9])
+@pytest.mark.parametrize("workers", [2, 8])
+def test_the_standard_error_is_honest_where_sketches_are_all_that_is_known(workers, cosine):
+    """As above; of 200 teams, a standard deviation has a standard error of 5 % (1 / sqrt(2 n)): four of them."""
+    rng, ratios = np.random.default_rng(1), []
+    for _ in range(200):
+        owns, sums, truth, _ = sketched_team(rng, [1.0] * workers, cosine=cosine, rows=10)
+        row = shared_columns.cosines(owns[0], sums, reduced_norm=None)
+        ratios.append((row["cosine_mean"] - truth) / row["cosine_se"])
+    spread = float(np.std(ratios))
+    assert 0.8 < spread < 1.2, f"errors are {spread:.2f} stated standard errors"
 
 
 def test_workers_whose_parts_are_of_different_iterations_are_told():
