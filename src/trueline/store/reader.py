@@ -98,11 +98,20 @@ class Run(RecordedSteps, Shown):
 
     def before(self, step: int) -> Run:
         """The same Run without the rows of ``step`` and later ones; recorded steps are all there."""
-        early = copy.copy(self)
+        return self._cut(None, step)
+
+    def between(self, first: int, end: int) -> Run:
+        """The same Run with the rows of the steps from ``first`` to before ``end`` only; recorded steps are all
+        there, and so are the ranks, also those without a row.
+        """
+        return self._cut(first, end)
+
+    def _cut(self, first: int | None, end: int) -> Run:
+        part = copy.copy(self)
         for derived in ("_step_index", "_rank_index", "last_steps"):
-            early.__dict__.pop(derived, None)
-        early._take(self._pieces.before(step))
-        return early
+            part.__dict__.pop(derived, None)
+        part._take(self._pieces.between(first, end))
+        return part
 
     @property
     def parts(self) -> PartFiles:

@@ -415,6 +415,22 @@ def test_steps_that_are_not_asked_for_are_not_read(tmp_path):
         run.stack("lr", steps=[1])
 
 
+def test_a_stretch_of_steps_is_the_rows_of_these_steps(tmp_path):
+    """Also of a step in two pieces, of a rank without a row there, and of a stretch of a stretch."""
+    rows = [
+        [row for step in range(9) for row in ({"step": step, "loss": step + 0.5 * rank}, {"step": step, "lr": [step]})]
+        for rank in range(2)
+    ]
+    run = Run(write_run(tmp_path / "run", [rows[0], rows[1][:8]], seal_steps=7))
+    part = run.between(2, 7).between(0, 6)
+    assert part.steps.tolist() == [2, 3, 4, 5]
+    assert part.ranks == [0, 1]
+    assert part.last_steps == {0: 5, 1: 3}
+    assert np.array_equal(part.pivot("loss")[0], [[2, 2.5], [3, 3.5], [4, NAN], [5, NAN]], equal_nan=True)
+    assert part.lists("lr").keys() == {(step, rank) for step in range(2, 6) for rank in (0, 1) if step < 4 or not rank}
+    assert run.between(4, 9).last_steps == {0: 8}
+
+
 def test_a_part_that_changes_after_opening_is_an_error(tmp_path):
     path = write_run(tmp_path / "run", [[{"step": 0, "lr": [0.5]}]])
     run = Run(path)
@@ -524,7 +540,7 @@ def test_a_column_that_no_part_has_opens_none(tmp_path, monkeypatch):
     opened = []
     again = PartFiles.again
     monkeypatch.setattr(
-        PartFiles, "again", lambda files, part, names: opened.append(names) or again(files, part, names)
+        PartFiles, "again", lambda files, part, names, **of: opened.append(names) or again(files, part, names, **of)
     )
     assert run.lists("clip_values") == {} == run.texts("clip_facts")
     assert not run.measured("grad_norm").any()
@@ -539,7 +555,7 @@ def test_numbers_are_read_together(tmp_path, monkeypatch):
     opened = []
     again = PartFiles.again
     monkeypatch.setattr(
-        PartFiles, "again", lambda files, part, names: opened.append(names) or again(files, part, names)
+        PartFiles, "again", lambda files, part, names, **of: opened.append(names) or again(files, part, names, **of)
     )
     assert [run.pivot(name)[0].item() for name in ("loss", "grad_norm", "tokens")] == [1.0, 2.0, 3.0]
     assert len(opened) == 1

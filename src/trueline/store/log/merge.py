@@ -26,6 +26,9 @@ FAN_IN = 10
 MAX_BYTES = 4 * 2**20
 """Parts that are larger together stay as they are: to write them again would take longer than a step may."""
 
+ROWS_A_GROUP = 1_000
+"""Rows of a merged part that are decoded together: who asks for some steps need not decode those of all."""
+
 _COUNTS = b"trueline.rows"
 
 
@@ -70,7 +73,7 @@ def _merge(folder: str, parts: list[PartName]) -> PartName | None:
     tables = [decode_part(_content(path), part) for path, part in zip(paths, parts, strict=True)]
     counts = [count for table in tables for count in _counts(table)]
     rows = pa.concat_tables([table.replace_schema_metadata() for table in tables], promote_options="default")
-    data = encode_part(rows.replace_schema_metadata({_COUNTS: json.dumps(counts)}))
+    data = encode_part(rows.replace_schema_metadata({_COUNTS: json.dumps(counts)}), rows_a_group=ROWS_A_GROUP)
     whole = PartName(parts[0].rank, parts[0].sequence, zlib.crc32(data), parts[-1].numbers[-1])
     replace_file(os.path.join(folder, str(whole)), data)
     for path in paths:

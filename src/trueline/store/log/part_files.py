@@ -74,17 +74,24 @@ class PartFiles:
         """The columns of a part that could be read before, where they are known: no other holds anything in it."""
         return self._present.get(part)
 
-    def again(self, part: PartName, names: Sequence[str]) -> pa.Table:
-        """Columns of a part that could be read before. Raises ``RunError`` where it is gone or damaged since then."""
+    def again(self, part: PartName, names: Sequence[str], *, within: range | None = None) -> pa.Table:
+        """Columns of a part that could be read before, of the rows ``within`` (None: all). Raises ``RunError`` where it
+        is gone or damaged since then.
+        """
         try:
-            return self._read(part, names, self._columns)
+            return self._read(part, names, functools.partial(self._columns, within), within=within)
         except (DamagedPart, OSError, pa.ArrowException) as error:
             raise RunError(
                 f"{self._path(part)} has changed since the Run was opened ({why(error)}). Open the Run again."
             ) from None
 
     def _read(
-        self, part: PartName, names: Sequence[str], read: Callable[[PartName, Sequence[str]], pa.Table]
+        self,
+        part: PartName,
+        names: Sequence[str],
+        read: Callable[[PartName, Sequence[str]], pa.Table],
+        *,
+        within: range | None = None,
     ) -> pa.Table:
         try:
             rows = read(part, names)
@@ -93,6 +100,7 @@ class PartFiles:
             if whole is None:
                 raise
             rows = rows_within(self._decoded(whole, names), whole, part)
+            rows = rows if within is None else rows.slice(within.start, len(within))
         return to_current(rows, self.schema, names)
 
     def _decoded(self, part: PartName, names: Sequence[str]) -> pa.Table:
@@ -102,10 +110,13 @@ class PartFiles:
         self._present[part] = self._known.setdefault(present, present)
         return rows
 
-    def _columns(self, part: PartName, names: Sequence[str]) -> pa.Table:
-        if part in self._footers and isinstance(self.fs, LocalFileSystem):
-            return read_columns(posixpath.join(self.root, self._path(part)), names, footer=self._footers[part])
-        return self._decoded(part, names)
+    def _columns(self, within: range | None, part: PartName, names: Sequence[str]) -> pa.Table:
+        if part not in self._footers or not isinstance(self.fs, LocalFileSystem):
+            rows = self._decoded(part, names)
+            return rows if within is None else rows.slice(within.start, len(within))
+        path = posixpath.join(self.root, self._path(part))
+        rows, first = read_columns(path, names, footer=self._footers[part], within=within)
+        return rows if within is None else rows.slice(within.start - first, len(within))
 
     def _merged_since(self, part: PartName) -> PartName | None:
         """The part that has taken the place of one that was there when the Run was opened."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -19,12 +20,15 @@ class DamagedPart(Exception):
     """The bytes of a part are not those that were sealed."""
 
 
-def encode_part(rows: pa.Table, *, dictionary: Sequence[str] = ()) -> bytes:
-    """The Parquet file for ``rows``; values of the leaf columns ``dictionary`` repeat, those of all others hardly."""
+def encode_part(rows: pa.Table, *, dictionary: Sequence[str] = (), rows_a_group: int | None = None) -> bytes:
+    """The Parquet file for ``rows``; values of the leaf columns ``dictionary`` repeat, those of all others hardly.
+    ``rows_a_group`` are decoded together (None: as Parquet likes).
+    """
     sink = pa.BufferOutputStream()
     pq.write_table(
         rows,
         sink,
+        row_group_size=rows_a_group,
         compression="zstd",
         use_dictionary=list(dictionary) or False,
         use_byte_stream_split=[leaf for leaf in _numbers(rows.schema) if leaf not in dictionary],
@@ -57,7 +61,7 @@ def decode_and_name(data: bytes, name: PartName, columns: Sequence[str] | None) 
     crc = zlib.crc32(data)
     if crc != name.crc:
         raise DamagedPart(f"its {len(data)} bytes have CRC32 {crc:08x} where {name.crc:08x} was sealed")
-    rows, present = _columns(pa.BufferReader(data), columns, size_bytes=len(data))
+    rows, present, _ = _columns(pa.BufferReader(data), columns, size_bytes=len(data))
     if (columns is None or "step" in columns) and ("step" not in rows.column_names or rows["step"].null_count):
         raise DamagedPart("it has rows of which the step is not known")
     return rows, present
@@ -71,27 +75,42 @@ def footer_crc(source: pa.NativeFile) -> int:
     return zlib.crc32(source.read())
 
 
-def read_columns(path: str, columns: Sequence[str], *, footer: int) -> pa.Table:
+def read_columns(
+    path: str, columns: Sequence[str], *, footer: int, within: range | None = None
+) -> tuple[pa.Table, int]:
     """Columns of a part that ``decode_part`` took before, without its other bytes: its ``footer_crc`` was ``footer``,
-    and pages have checksums of their own.
+    and pages have checksums of their own. Of rows only those groups are read that meet ``within`` (None: all); the
+    number is that of the first row.
 
     Raises ``DamagedPart``, and ``FileNotFoundError`` where it is gone.
     """
     with pa.OSFile(path) as file:
         if footer_crc(file) != footer:
             raise DamagedPart("its footer is another")
-        return _columns(file, columns, size_bytes=file.size())[0]
+        rows, _, first = _columns(file, columns, size_bytes=file.size(), within=within)
+        return rows, first
 
 
 def _columns(
-    source: pa.NativeFile, columns: Sequence[str] | None, *, size_bytes: int
-) -> tuple[pa.Table, frozenset[str]]:
+    source: pa.NativeFile, columns: Sequence[str] | None, *, size_bytes: int, within: range | None = None
+) -> tuple[pa.Table, frozenset[str], int]:
     try:
         file = pq.ParquetFile(source, page_checksum_verification=True)
         if file.metadata.num_rows > MOST_ROWS * size_bytes:
             raise ValueError(f"its {size_bytes:,} bytes declare {file.metadata.num_rows:,} rows")
         present = file.schema_arrow.names
         wanted = present if columns is None else [column for column in columns if column in present]
-        return file.read(columns=wanted, use_threads=False), frozenset(present)
+        groups, first = _groups(file, within)
+        return file.read_row_groups(groups, columns=wanted, use_threads=False), frozenset(present), first
     except Exception as error:  # Arrow has errors of its own, and raises Python's as well
         raise DamagedPart(f"it is not readable as Parquet ({why(error)})") from None
+
+
+def _groups(file: pq.ParquetFile, within: range | None) -> tuple[list[int], int]:
+    """The groups of rows that meet ``within``, and the first row of the first of them."""
+    num = file.num_row_groups
+    ends = np.cumsum([file.metadata.row_group(group).num_rows for group in range(num)], dtype=np.int64)
+    if within is None or not num:
+        return list(range(num)), 0
+    first, last = (min(int(at), num - 1) for at in np.searchsorted(ends, [within.start, within.stop - 1], side="right"))
+    return list(range(first, last + 1)), int(ends[first - 1]) if first else 0

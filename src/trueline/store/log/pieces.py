@@ -99,23 +99,25 @@ class Pieces:
         wanted_T = None if wanted is None else np.isin(piece.rows["step"].to_numpy(), wanted)
         if wanted_T is not None and not wanted_T.any():
             return to_current(piece.rows.select([]), WORKER_SCHEMA, names)
-        rows = self.files.again(piece.part, names)
-        rows = rows if piece.own_T is None else rows.filter(piece.own_T)
+        within = None if piece.own_T is None else _span(piece.own_T)
+        rows = self.files.again(piece.part, names, within=within)
+        rows = rows if within is None else rows.filter(piece.own_T.slice(within.start, len(within)))
         return rows if wanted_T is None else rows.take(from_numpy(np.arange(len(wanted_T)), absent_N=~wanted_T))
 
     def _present(self, piece: _Piece) -> frozenset[str]:
         known = None if piece.part is None else self.files.present(piece.part)
         return frozenset(WORKER_SCHEMA.names) if known is None else known
 
-    def before(self, step: int) -> Pieces:
-        """The same without the rows of ``step`` and later ones."""
+    def between(self, first: int | None, end: int) -> Pieces:
+        """The same without the rows of steps before ``first`` (None: of none) and of ``end`` and later ones."""
         cut = Pieces(self.files, self.timeline, self.problems, self.unclosed)
         for piece in self._pieces:
-            early = piece.rows["step"].to_numpy() < step
-            own_T = np.ones(len(early), dtype=bool) if piece.own_T is None else np.array(piece.own_T)
-            own_T[own_T] = early
-            if early.any():
-                cut._pieces.append(_Piece(piece.rows.filter(pa.array(early)), piece.part, pa.array(own_T)))
+            step_T = piece.rows["step"].to_numpy()
+            chosen = step_T < end if first is None else (step_T < end) & (step_T >= first)
+            own_T = np.ones(len(step_T), dtype=bool) if piece.own_T is None else np.array(piece.own_T)
+            own_T[own_T] = chosen
+            if chosen.any():
+                cut._pieces.append(_Piece(piece.rows.filter(pa.array(chosen)), piece.part, pa.array(own_T)))
         return cut
 
     def add_parts(self, parts: list[PartName]) -> set[int]:
@@ -175,6 +177,12 @@ def read_pieces(
         if journal is not None and journal.sequence not in sealed:
             pieces.add_journal(journal, attempts[rank])
     return pieces
+
+
+def _span(own_T: pa.Array) -> range:
+    """The rows from the first to the last that are set in ``own_T``."""
+    at = np.flatnonzero(np.array(own_T))
+    return range(int(at[0]), int(at[-1]) + 1)
 
 
 def _num_values(chunk: pa.Array) -> int:

@@ -3,6 +3,7 @@
 import shutil
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from trueline.schema.files.start import Start
@@ -97,3 +98,24 @@ def test_parts_that_are_large_together_stay(tmp_path, monkeypatch):
     writer.close()
     assert max(map(len, names(tmp_path))) == 1
     assert_whole(tmp_path, 5)
+
+
+def test_of_a_merged_part_only_the_rows_that_are_asked_for_are_decoded(tmp_path, monkeypatch):
+    monkeypatch.setattr(merge, "ROWS_A_GROUP", 4)
+    writer = RunWriter(tmp_path, rank=0, seal_steps=3)
+    write(writer, range(9))
+    writer.close()
+    run, read = Run(tmp_path), []
+    rows_of = pq.ParquetFile.read_row_groups
+
+    def counted(file, groups, **options):
+        read.append(groups)
+        return rows_of(file, groups, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", counted)
+    assert run.between(5, 7).pivot("loss")[0].tolist() == [[2.5], [3.0]]
+    assert read == [[1, 2], [0]], "of the merged part not the first group, and the part after it"
+    for first in range(9):
+        for end in range(first + 1, 10):
+            loss = run.between(first, end).pivot("loss")[0][:, 0]
+            assert loss.tolist() == [step / 2 for step in range(first, end)]
