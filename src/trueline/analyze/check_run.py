@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 from trueline.analyze.causes.signs import context_of
@@ -13,6 +13,7 @@ from trueline.analyze.causes.verdicts import Verdict as CauseVerdict
 from trueline.analyze.causes.verdicts import verdicts_of
 from trueline.analyze.compared_ranks import data_parallel_ranks
 from trueline.analyze.engines import Engine, Views, judged_on, not_run_of
+from trueline.analyze.following import Followed, keep, known_of
 from trueline.analyze.incidents import Incident, advice_of, incidents_of, is_explained
 from trueline.analyze.rank_endings import ends_of
 from trueline.analyze.registry import Check, installed_checks
@@ -156,7 +157,10 @@ def check(
     not_run: list[NotRun] = []
     question_of: dict[str, Question] = dict.fromkeys(COMPARE_CODES, "reference")
     checks = _checks_for(opened)
-    outcomes = judged_on(engine, Views.of(opened, None if parting is None else parting.step), checks)
+    known = known_of(opened, checks) if parting is None else None
+    outcomes = judged_on(engine, Views.of(opened, None if parting is None else parting.step, known), checks)
+    if known is not None:
+        keep(opened, checks, reduce(Followed.with_these, (each.followed or Followed() for each in outcomes.values())))
     for each in checks:
         question_of[each.code] = each.question
         said = outcomes[each.code].said

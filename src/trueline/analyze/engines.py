@@ -14,9 +14,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from trueline.analyze.following import Followed, follow
 from trueline.analyze.registry import Check, installed_checks
 from trueline.schema.errors import AlignmentError, CannotTell, InputError, RunError
 from trueline.schema.finding import Finding
@@ -32,10 +33,13 @@ Engine = Literal["here", "local", "ray"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check found, or why it has no answer; and the ``problems`` of the Run that it was the first to meet."""
+    """What a check found, or why it has no answer; the ``problems`` of the Run that it was the first to meet; and what
+    is known of the Run since, by this check and those that were asked before it with it (``followed``).
+    """
 
     said: tuple[Finding, ...] | NotRun
     problems: tuple[Problem, ...]
+    followed: Followed | None = None
 
 
 Outcomes = Mapping[str, Outcome]
@@ -45,21 +49,33 @@ Outcomes = Mapping[str, Outcome]
 @dataclass(frozen=True, eq=False)
 class Views:
     """What of a Run checks are shown: ``whole``, and what of it is ``compared`` between ranks, the steps before
-    ``parting`` (None: all).
+    ``parting`` (None: all). ``known`` is what is known of it already; None: no check follows.
     """
 
     whole: Run
     compared: Run
     parting: int | None
+    known: Followed | None = None
 
     @classmethod
-    def of(cls, run: Run, parting: int | None) -> Views:
-        """The views of a Run whose ranks part at step ``parting``."""
-        return cls(run, run if parting is None else run.before(parting), parting)
+    def of(cls, run: Run, parting: int | None, known: Followed | None = None) -> Views:
+        """The views of a Run whose ranks part at step ``parting``; then nothing is followed."""
+        if parting is not None:
+            return cls(run, run.before(parting), parting)
+        return cls(run, run, None, known)
 
     def judged(self, checks: Sequence[Check]) -> Outcomes:
         """The outcome of each check."""
-        return {each.code: self._outcome(each) for each in checks}
+        if self.known is None:
+            return {each.code: self._outcome(each) for each in checks}
+        met = len(self.whole.problems)
+        silent, followed = follow(self.whole, checks, self.known)
+        problems = tuple(self.whole.problems[met:])
+        outcomes = {each.code: Outcome((), ()) if each.code in silent else self._outcome(each) for each in checks}
+        return {
+            code: replace(each, problems=(*(problems if not place else ()), *each.problems), followed=followed)
+            for place, (code, each) in enumerate(outcomes.items())
+        }
 
     def _outcome(self, check: Check) -> Outcome:
         known = len(self.whole.problems)
@@ -156,7 +172,7 @@ def _on_ray(views: Views, pieces: Sequence[Sequence[Check]]) -> list[Outcomes]:
     task = ray.remote(max_retries=1)(_at_path)
     end = int(views.whole.steps[-1]) + 1 if len(views.whole.steps) else 0
     path = os.path.abspath(views.whole.path) if "://" not in views.whole.path else views.whole.path
-    given = [task.remote(path, end, views.parting, [each.code for each in piece]) for piece in pieces]
+    given = [task.remote(path, end, views.parting, views.known, [each.code for each in piece]) for piece in pieces]
     found: list[Outcomes] = []
     for each, piece in zip(given, pieces, strict=True):
         try:
@@ -167,8 +183,7 @@ def _on_ray(views: Views, pieces: Sequence[Sequence[Check]]) -> list[Outcomes]:
     return found
 
 
-def _at_path(path: str, end: int, parting: int | None, codes: Sequence[str]) -> Outcomes:
+def _at_path(path: str, end: int, parting: int | None, known: Followed | None, codes: Sequence[str]) -> Outcomes:
     run = Run(path)
-    return Views.of(run if not len(run.steps) or run.steps[-1] < end else run.before(end), parting).judged(
-        _chosen(codes)
-    )
+    run = run if not len(run.steps) or run.steps[-1] < end else run.before(end)
+    return Views.of(run, parting, known).judged(_chosen(codes))

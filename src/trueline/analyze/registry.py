@@ -22,10 +22,22 @@ GROUP = "trueline.checks"
 
 
 @dataclass(frozen=True)
+class ByStep:
+    """What a check needs for its verdict on a step: that step, and the ``reach`` steps before it at which one of
+    ``columns`` was measured. ``alone`` says of a stretch of a Run whether that holds there (None: it always does).
+    """
+
+    reach: int = 0
+    columns: tuple[str, ...] = ()
+    alone: Callable[[Run], bool] | None = None
+
+
+@dataclass(frozen=True)
 class Check:
     """One installed check: its code, the columns it reads, its first sentence, the function, which question it helps to
     answer, and whether it holds ranks against each other (the module's ``ACROSS_RANKS``, by default yes): then it is
-    not shown steps that are not the same iteration on all of them. ``manual`` is all that it says of itself.
+    not shown steps that are not the same iteration on all of them. ``follows`` says how little it needs for a step (the
+    module's ``FOLLOWS``), None that it may need all there are. ``manual`` is all that it says of itself.
     """
 
     code: str
@@ -35,6 +47,7 @@ class Check:
     question: Question = "other"
     across_ranks: bool = True
     manual: str = ""
+    follows: ByStep | None = None
 
 
 def installed_checks() -> list[Check]:
@@ -84,4 +97,5 @@ def _checked(module: ModuleType, name: str) -> Check:
         question,
         getattr(module, "ACROSS_RANKS", True),
         manual,
+        getattr(module, "FOLLOWS", None),
     )

@@ -251,6 +251,16 @@ class Run(RecordedSteps, Shown):
         measured_TN[at] = True
         return values_TNK, measured_TN
 
+    def lengths(self, column: str) -> list[int]:
+        """The lengths that the lists of a column have, each once, ascending."""
+        require_column(column, WORKER_SCHEMA.names)
+        return np.unique(self.column(column).drop_null().value_lengths().to_numpy()).tolist()
+
+    def num_rows(self, *, before: int) -> dict[int, int]:
+        """How many rows each rank has of steps before ``before``."""
+        ranks, counts = np.unique(self._rows.ranks[self._rows.steps < before], return_counts=True)
+        return dict(zip(ranks.tolist(), counts.tolist(), strict=True))
+
     def texts(self, column: str) -> dict[tuple[int, int], str]:
         """The values of a column of texts by (step, rank), where they were measured."""
         texts_R = self.column(column)

@@ -155,7 +155,7 @@ def _check_of(name: str, folder: str, base: str) -> Check | None:
         return found.get(inside)
     if file_names.findings_rank(name) is not None:
         return _findings
-    return {file_names.MANIFEST: _manifest, PLAN_FILE: _plan}.get(name)
+    return {file_names.MANIFEST: _manifest, PLAN_FILE: _plan, file_names.JUDGED: _judged}.get(name)
 
 
 def _sealed(had_checksum: bool, unknown: list[str]) -> Found:
@@ -186,6 +186,13 @@ def _plan(fs: AbstractFileSystem, path: str, base: str) -> Found:
     document, _ = decode(fs.cat_file(path))
     Plan.load(document)
     return _WHOLE
+
+
+def _judged(fs: AbstractFileSystem, path: str, base: str) -> Found:
+    try:
+        return _sealed(decode(fs.cat_file(path))[1], [])
+    except ValueError as error:
+        return "unchecked", f"{error}; nothing is lost, the next check makes it again"
 
 
 def _findings(fs: AbstractFileSystem, path: str, base: str) -> Found:

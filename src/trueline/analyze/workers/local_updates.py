@@ -59,3 +59,12 @@ def equal_again_every(run: Run) -> int | None:
     every = gcd(*(later - earlier for earlier, later in itertools.pairwise(again)))
     in_rhythm = all(same == (step % every == again[0] % every) for step, same in equal.items() if step >= parted)
     return every if every > 1 and in_rhythm else None
+
+
+def digests_alike(run: Run) -> frozenset[bool]:
+    """Whether all workers held equal parameters at a step with digests of all of them: each answer that there is."""
+    ranks = data_parallel_ranks(run)
+    held: defaultdict[int, list[bytes]] = defaultdict(list)
+    for (step, _), digests in run.lists("param_digests", ranks=ranks).items():
+        held[step].append(digests.tobytes())
+    return frozenset(len(set(each)) == 1 for each in held.values() if len(each) == len(ranks) > 1)

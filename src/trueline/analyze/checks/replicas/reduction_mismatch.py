@@ -99,6 +99,7 @@ from trueline.analyze.compared_ranks import (
     sites_of,
 )
 from trueline.analyze.parameters.whole_parameters import EQUAL
+from trueline.analyze.registry import ByStep
 from trueline.analyze.workers.local_updates import require_equal_replicas
 from trueline.analyze.workers.reduction import Reductions, reductions_of
 from trueline.analyze.workers.token_weighting import weighed_steps
@@ -123,6 +124,23 @@ NEEDS: tuple[str, ...] = (
     "used_param_norms",
 )
 
+
+def _looked_at_directly(run: Run) -> bool:
+    """Whether what came out of the reduction was compared with the mean at every step that has any of it. Where it was
+    not, other steps say whether what the optimizer received stands for it (``_residual``).
+    """
+    (left, has_left), (residual, _) = (run.stack(f"group_reduce_{name}") for name in ("shape_residual", "residual"))
+    return not has_left.any() or (residual.shape == left.shape and not np.any(~np.isnan(left) & np.isnan(residual)))
+
+
+_IN_A_ROW = 3
+"""Sampled steps in a row at which the optimizer must receive the mean over N for that to be no coincidence: a
+clipping factor hits 1/N, to rounding (1e-5), at one step in some ten thousand."""
+
+FOLLOWS = ByStep(
+    reach=_IN_A_ROW - 1, columns=("group_reduce_residual", "group_used_residual"), alone=_looked_at_directly
+)
+
 _NEXT = (
     "Look at what happens between backward and the optimizer: communication hooks, hand-written all-reduces and their "
     "process group, divisions by the world size.",
@@ -141,11 +159,6 @@ _MAX_RANK_SETS = 4
 
 _NEAR = 1e-3
 """Relative distance within which a fitted factor of float32 gradients is the number that it is taken for."""
-
-_IN_A_ROW = 3
-"""Sampled steps in a row at which the optimizer must receive the mean over N for that to be no coincidence: a
-clipping factor hits 1/N, to rounding (1e-5), at one step in some ten thousand."""
-
 
 Kind = Literal[
     "scaled", "not-the-mean", "replicas-apart", "divided-again", "scaled-apart", "one-ranks", "misplaced", "multiplied"

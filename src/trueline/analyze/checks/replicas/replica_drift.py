@@ -94,6 +94,7 @@ from trueline.analyze.parameters.whole_parameters import (
     parts_of_one_model,
     sharers,
 )
+from trueline.analyze.registry import ByStep
 from trueline.analyze.updates.states_alike import counts_of_drifted, states_of_drifted
 from trueline.analyze.workers.local_updates import require_equal_replicas
 from trueline.schema.errors import CannotTell
@@ -105,6 +106,7 @@ from trueline.store.reader import Run
 CODE = "replica-drift"
 QUESTION = "replicas"
 NEEDS: tuple[str, ...] = ("param_digests", "buffer_digests", "closing_digests")
+FOLLOWS = ByStep()
 
 Kind = Literal["parameter", "buffer"]
 _KINDS: tuple[Kind, ...] = ("parameter", "buffer")

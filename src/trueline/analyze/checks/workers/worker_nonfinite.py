@@ -70,6 +70,7 @@ from trueline.analyze.compared_ranks import (
     odd_ranks,
     sites_of,
 )
+from trueline.analyze.registry import ByStep
 from trueline.analyze.workers.batch_features import finite_batches
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
@@ -79,6 +80,7 @@ from trueline.store.reader import Run
 CODE = "worker-nonfinite"
 QUESTION = "nonfinite"
 NEEDS: tuple[str, ...] = ("loss", "grad_nonfinite", "param_grad_norms")
+FOLLOWS = ByStep()
 ACROSS_RANKS = False
 
 _HALVINGS = 16

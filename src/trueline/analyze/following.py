@@ -1,0 +1,239 @@
+"""Steps that need not be judged again: a check that was silent on them goes on where it was.
+
+A check whose verdict on a step needs that step, and a few before it, says so (``FOLLOWS`` in its module). It has
+nothing to say of a Run if it has nothing to say of any stretch of it. So such checks are shown one stretch after the
+other, with the few steps before it: memory is that of a stretch, and what is kept in the Run (``judged.json``) is, for
+each check, up to which step it was silent. Where one has something to say of a stretch, it is shown the whole Run, as
+all other checks are: who is silent follows, who speaks looks at everything. Either way the findings are those of the
+whole Run.
+
+That holds where facts of the whole Run are what they are by default (``_is_plain``): no ranks that hold parts of one
+model, no change of what is trained, no local updates; elsewhere every check is shown the whole Run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trueline.analyze.compared_ranks import data_parallel_ranks
+from trueline.analyze.registry import ByStep, Check
+from trueline.analyze.workers.local_updates import digests_alike
+from trueline.schema.columns.workers import PARAM_COLUMNS
+from trueline.schema.errors import CannotTell
+from trueline.store.judged import read_judged, write_judged
+from trueline.store.reader import Run
+
+_log = logging.getLogger(__name__)
+
+STRETCH = 250
+"""Steps after which is kept how far checks came: a further look judges fewer than these, and ``OPEN`` more, again."""
+
+OPEN = 50
+"""Last steps of a Run that are never taken for judged: a rank may still add to them."""
+
+TOGETHER = 2000
+"""Most steps that are shown to checks at once."""
+
+
+@dataclass(frozen=True)
+class Silent:
+    """A check said nothing of the first ``num_steps`` steps, and could judge some of them (``judged``) or none.
+
+    ``last`` are the last of them that it measures anything at, as many as the next verdict needs; ``lengths`` are those
+    of the lists that it reads, by column. One that ``spoke``, or that cannot be told from stretches, follows no more.
+    """
+
+    num_steps: int = 0
+    spoke: bool = False
+    judged: bool = False
+    last: tuple[int, ...] = ()
+    lengths: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What is known of the stretches of a Run so far: by code, where each check was silent to, and whether ranks held
+    equal parameters at all steps with digests, at none (``alike``).
+    """
+
+    silent: Mapping[str, Silent] = field(default_factory=dict[str, Silent])
+    alike: frozenset[bool] = frozenset()
+
+    def with_these(self, other: Followed) -> Followed:
+        """Both together; of a check that both know, what ``other`` knows."""
+        return Followed({**self.silent, **other.silent}, self.alike | other.alike)
+
+
+def known_of(run: Run, checks: Sequence[Check]) -> Followed | None:
+    """What the Run keeps of earlier judgements by ``checks``; nothing where the Run, or this program, has become
+    another since. None where no check can follow.
+    """
+    if not _is_plain(run):
+        return None
+    kept = read_judged(run.path)
+    if kept is None or kept.get("of") != _identity(run, checks, kept.get("end_step")):
+        return Followed()
+    try:
+        silent = {code: _silent(entry) for code, entry in kept["silent"].items()}
+        return Followed(silent, frozenset(map(bool, kept["alike"])))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return Followed()
+
+
+def keep(run: Run, checks: Sequence[Check], followed: Followed) -> None:
+    """Keep in the Run what is known of it now."""
+    num_steps = max((each.num_steps for each in followed.silent.values()), default=0)
+    end_step = int(run.steps[num_steps - 1]) + 1 if num_steps else 0
+    write_judged(
+        run.path,
+        {
+            "of": _identity(run, checks, end_step),
+            "end_step": end_step,
+            "alike": sorted(followed.alike),
+            "silent": {code: _document(each) for code, each in sorted(followed.silent.items())},
+        },
+    )
+
+
+def follow(run: Run, checks: Sequence[Check], known: Followed) -> tuple[frozenset[str], Followed]:
+    """The codes of those of ``checks`` that have nothing to say of the whole Run, and what is known of it now."""
+    settled = {each.code: known.silent.get(each.code, Silent()) for each in checks if each.follows is not None}
+    live = {code: each for code, each in settled.items() if not each.spoke}
+    first = min((each.num_steps for each in live.values()), default=len(run.steps))
+    kept_to = max(len(run.steps) - OPEN, 0) // STRETCH * STRETCH
+    alike = known.alike
+    for begin, end in _stretches(first, len(run.steps), kept_to):
+        alike |= digests_alike(_steps(run, begin, end))
+        if len(alike) > 1:  # they may be averaged now and then, which checks see along the whole Run
+            return frozenset(), Followed({code: Silent(spoke=True) for code in settled}, alike)
+        views: dict[int, Run] = {}
+        for each in [each for each in checks if each.code in live and live[each.code].num_steps < end]:
+            live[each.code] = _further(run, each, live[each.code], end, views)
+            if live[each.code].spoke:
+                settled[each.code] = live.pop(each.code)
+            elif end <= kept_to:
+                settled[each.code] = live[each.code]
+    return frozenset(code for code, each in live.items() if each.judged), Followed(settled, alike)
+
+
+def _stretches(first: int, num_steps: int, kept_to: int) -> Iterable[tuple[int, int]]:
+    """From the first step that is not judged to the last, in pieces that end where something is kept."""
+    begin = first
+    while begin < num_steps:
+        end = min(begin + TOGETHER, kept_to) if begin < kept_to else num_steps
+        yield begin, end
+        begin = end
+
+
+def _further(run: Run, check: Check, so_far: Silent, end: int, views: dict[int, Run]) -> Silent:
+    """``so_far`` with the steps up to the ``end``-th."""
+    follows = check.follows
+    assert follows is not None
+    first = int(np.searchsorted(run.steps, so_far.last[0])) if so_far.last else so_far.num_steps
+    part, lengths = views.setdefault(first, _steps(run, first, end)), dict(so_far.lengths)
+    try:
+        lengths = _lengths(part, check.needs, so_far.lengths)
+        alone = follows.alone is None or follows.alone(part)
+        if not alone or any(len(each) > 1 for each in lengths.values()) or check.find(part):
+            return Silent(spoke=True)
+        judged = True
+    except CannotTell as error:
+        if error.reason != "no-data":
+            return Silent(spoke=True)
+        judged = False
+    except Exception as error:  # whatever it is, the check meets it again when it is shown the whole Run
+        _log.debug("%s does not follow: %s", check.code, error)
+        return Silent(spoke=True)
+    return Silent(end, judged=judged or so_far.judged, last=_last_measured(part, follows, so_far.last), lengths=lengths)
+
+
+def _steps(run: Run, begin: int, end: int) -> Run:
+    return run.between(int(run.steps[begin]), int(run.steps[end - 1]) + 1)
+
+
+def _last_measured(part: Run, follows: ByStep, before: tuple[int, ...]) -> tuple[int, ...]:
+    """The last steps, as many as ``reach``, that have any of the columns that verdicts go by."""
+    if not follows.reach:
+        return ()
+    at_T = np.any([part.measured(column).any(axis=1) for column in follows.columns], axis=0)
+    found = sorted({*before, *part.steps[at_T].tolist()})
+    return tuple(found[-follows.reach :])
+
+
+def _lengths(part: Run, needs: Collection[str], known: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """By column the lengths that its lists have had so far: of those that a check ``needs`` about parameters, and of
+    all about groups where it needs any. Where they differ along time, no array holds the whole Run.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    of_groups = any(name.startswith("group_") for name in needs)
+    for column in sorted(name for name in PARAM_COLUMNS if name in needs or (of_groups and name.startswith("group_"))):
+        found[column] = tuple(sorted({*known.get(column, ()), *part.lengths(column)}))
+    return found
+
+
+def _is_plain(run: Run) -> bool:
+    """Whether a stretch of the Run is judged as the whole is, and there is enough of it to judge in stretches."""
+    if len(run.steps) < STRETCH + OPEN or not run.manifest.adapter or run.manifest.pieces:
+        return False
+    return not any(
+        env.talks_in_forward or env.whole or env.alike or env.local_updates or len(env.lists) > 1
+        for env in run.env.values()
+    )
+
+
+def _identity(run: Run, checks: Sequence[Check], end_step: Any) -> str:
+    """A digest of all that a judgement rests on besides values of rows: the program, what is known of the job and its
+    ranks, and how many rows each rank has before ``end_step``. What ended a training is no part of it.
+    """
+    if not isinstance(end_step, int):
+        return ""
+    said = [
+        _program(tuple(sys.modules[each.find.__module__].__file__ or "" for each in checks)),
+        run.manifest.model_dump_json(exclude={"notes"}),
+        *(run.env[rank].model_dump_json(exclude={"raised", "raised_ns", "notes"}) for rank in sorted(run.env)),
+        run.ranks,
+        data_parallel_ranks(run),
+        run.restarts,
+        run.num_rows(before=end_step),
+    ]
+    return hashlib.sha256(repr(said).encode()).hexdigest()
+
+
+@cache
+def _program(of_checks: tuple[str, ...]) -> str:
+    """A digest of the sources that judge: all of this package, and of the checks that others have brought."""
+    own = Path(__file__).parent
+    files = sorted({*own.rglob("*.py"), *map(Path, of_checks)})
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.is_file())).hexdigest()
+
+
+def _silent(entry: Mapping[str, Any]) -> Silent:
+    found = Silent(
+        int(entry["num_steps"]),
+        spoke=bool(entry["spoke"]),
+        judged=bool(entry["judged"]),
+        last=tuple(map(int, entry["last"])),
+        lengths={str(column): tuple(map(int, each)) for column, each in entry["lengths"].items()},
+    )
+    if found.num_steps < 0 or found.num_steps % STRETCH:
+        raise ValueError(found.num_steps)
+    return found
+
+
+def _document(silent: Silent) -> dict[str, Any]:
+    return {
+        "num_steps": silent.num_steps,
+        "spoke": silent.spoke,
+        "judged": silent.judged,
+        "last": list(silent.last),
+        "lengths": {column: list(each) for column, each in silent.lengths.items()},
+    }

@@ -1,0 +1,216 @@
+"""Checks that follow say what they say of the whole Run, at every step, whatever was kept of earlier looks."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.following import assert_follows, copy_of, in_stretches, said, whole
+from tests.run_kinds import CHANGES, write_kind
+from tests.synthetic_runs import write_part, write_run
+
+from trueline.analyze import check_run, following, registry
+from trueline.analyze.registry import installed_checks
+from trueline.schema.finding import Finding
+from trueline.store.judged import read_judged
+from trueline.store.reader import Run
+
+ENDS = (9, 40, 61, 80, 119)
+
+
+def healthy(step, rank, row):
+    """What a sampled step leaves of its reduction, and digests now and then."""
+    row["tokens"] = 64.0
+    if step % 2 == 0:
+        row |= {"group_reduce_residual": [1e-8], "group_reduce_floor": [2e-5], "group_reduce_factor": [1.0]}
+        row |= {"group_reduce_shape_residual": [1e-8], "group_used_residual": [0.0], "group_used_floor": [2e-5]}
+        row |= {"group_used_factor": [0.9], "group_used_shape_residual": [0.0], "group_used_local": [0.6]}
+        row |= {"param_grad_norms": [row["grad_norm"]], "used_param_norms": [0.3], "group_seen": [1.0]}
+        row |= {"group_grad_norms": [row["grad_norm"]], "num_micro": 1}
+    if step % 5 == 0:
+        row["param_digests"] = [step + 1]
+
+
+def with_fault(**faults):
+    """``healthy``, and from a step on, or at it, what ``faults`` says of a rank."""
+
+    def change(step, rank, row):
+        healthy(step, rank, row)
+        for columns in faults.values():
+            if step in columns["at"] and rank in columns.get("ranks", range(4)) and (step % 2 == 0 or "any" in columns):
+                row.update({name: value for name, value in columns.items() if name not in ("at", "ranks", "any")})
+
+    return change
+
+
+FAULTS = {
+    "healthy": with_fault(),
+    "one step": with_fault(one={"at": [70], "ranks": [1], "group_reduce_residual": [0.1]}),
+    "first step": with_fault(one={"at": [0], "ranks": [1], "group_reduce_residual": [0.1]}),
+    "last step": with_fault(one={"at": [118], "ranks": [1], "group_reduce_residual": [0.1]}),
+    # in a row over the ends of stretches, which are at 20, 40, 60 ...
+    "multiplied thrice": with_fault(one={"at": [38, 40, 42], "group_used_factor": [4.0], "group_used_residual": [0.0]}),
+    "multiplied twice": with_fault(one={"at": [38, 40], "group_used_factor": [4.0]}),
+    "multiplied with a gap": with_fault(one={"at": [36, 38, 42], "group_used_factor": [4.0]}),
+    "changed in between": with_fault(
+        one={"at": range(60, 80), "group_reduce_residual": [float("nan")], "group_reduce_shape_residual": [0.3]}
+    ),
+    "not finite": with_fault(one={"at": [90], "ranks": [2], "any": 1, "loss": float("nan")}),
+    "drift": with_fault(one={"at": [50], "ranks": [2], "any": 1, "param_digests": [3]}),
+    "drift to the end": with_fault(one={"at": range(50, 120, 10), "ranks": [2], "any": 1, "param_digests": [3]}),
+    "equal now and then": with_fault(
+        **{
+            f"rank {rank}": {
+                "at": [step for step in range(5, 120, 5) if step % 20],
+                "ranks": [rank],
+                "any": 1,
+                "param_digests": [rank + 1000],
+            }
+            for rank in range(4)
+        }
+    ),
+    "not reduced": with_fault(
+        **{
+            f"rank {rank}": {
+                "at": [66],
+                "ranks": [rank],
+                "group_used_residual": [0.5],
+                "group_used_local": [0.0],
+                "used_param_norms": [0.1 + rank],
+            }
+            for rank in range(4)
+        }
+    ),
+    "other lengths": with_fault(one={"at": range(80, 120), "group_used_residual": [0.0, 0.0]}),
+    "none sampled for long": with_fault(
+        one={"at": range(30, 90), **dict.fromkeys(("group_reduce_residual", "group_used_residual"))}
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_said_is_the_same_judged_whole_and_followed(tmp_path, fault):
+    path = write_run(tmp_path / "run", num_steps=120, change=FAULTS[fault])
+    followed = assert_follows(path, ENDS, steps=20)
+    if fault == "healthy":
+        assert followed == {each.code for each in installed_checks() if each.follows is not None}
+    if fault == "one step":
+        assert followed == {"gradient-not-reduced", "replica-drift", "worker-nonfinite"}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_it_is_the_same_of_runs_of_all_kinds(tmp_path, kind):
+    assert_follows(write_kind(tmp_path / "run", kind), ENDS, steps=20)
+
+
+def test_it_is_the_same_after_every_step(tmp_path):
+    path = write_run(tmp_path / "run", num_ranks=2, num_steps=60, change=FAULTS["multiplied thrice"])
+    assert_follows(path, range(30, 60), steps=10)
+
+
+def test_a_further_look_shows_checks_only_what_is_new(tmp_path, monkeypatch):
+    run = Run(write_run(tmp_path / "run", num_ranks=2, num_steps=120, change=healthy))
+    shown = []
+
+    def follower(run):
+        shown.append(run.steps.tolist())
+        return []
+
+    checks = [replace(installed_checks()[0], code="told", find=follower, follows=registry.ByStep())]
+    monkeypatch.setattr(check_run, "installed_checks", lambda: checks)
+    with in_stretches(20):
+        said(run.before(100))
+        said(run.before(101))
+        said(run)
+    assert shown == [
+        [*range(40)], [*range(40, 80)], [*range(80, 100)],
+        [*range(80, 101)],
+        [*range(80, 100)], [*range(100, 120)],
+    ]  # fmt: skip
+
+
+def state(path):
+    return path / "judged.json"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace('"num_steps": 100', '"num_steps": 120'),
+        lambda text: "",
+        lambda text: json.dumps(json.loads(text) | {"version": 99}),
+        lambda text: json.dumps({key: value for key, value in json.loads(text).items() if key != "crc32"}),
+    ],
+)
+def test_what_is_kept_and_torn_or_of_another_version_is_made_again(tmp_path, damage):
+    path = write_run(tmp_path / "run", num_ranks=2, num_steps=120, change=FAULTS["one step"])
+    expected = whole(Run(path))
+    with in_stretches(20):
+        said(path)
+        kept = state(path).read_text()
+        state(path).write_text(damage(kept))
+        assert said(path) == expected
+        assert state(path).read_text() == kept
+
+
+@pytest.mark.parametrize("what", ["rows", "environment", "program"])
+def test_what_is_kept_of_another_run_or_program_counts_for_nothing(tmp_path, monkeypatch, what):
+    """The kept part says that all was silent; it is put into a Run of which that is not true."""
+    told = write_run(tmp_path / "told", num_ranks=2, num_steps=120, change=healthy)
+    with in_stretches(20):
+        said(told)
+        other = {"num_steps": 120, "change": FAULTS["one step"]}
+        if what == "rows":
+            faulty = write_run(tmp_path / "run", num_ranks=2, **other)
+            next((faulty / "workers").glob("part-r00001-*")).unlink()
+            write_part(faulty, 1, [{"step": 119, "loss": 1.0}])
+        elif what == "environment":
+            faulty = write_run(tmp_path / "run", num_ranks=2, env={"grad_dtype": "torch.bfloat16"}, **other)
+        else:
+            faulty = write_run(tmp_path / "run", num_ranks=2, **other)
+            monkeypatch.setattr(following, "_program", lambda files: "another")
+        state(faulty).write_text(state(told).read_text())
+        assert said(faulty) == whole(Run(faulty))
+
+
+def test_a_run_that_may_only_be_read_is_judged_all_the_same(tmp_path, monkeypatch):
+    path = write_run(tmp_path / "run", num_ranks=2, num_steps=120, change=healthy)
+
+    def refuse(*given, **named):
+        raise PermissionError("read only")
+
+    monkeypatch.setattr("trueline.store.judged.open_replacement", refuse)
+    with in_stretches(20):
+        assert said(path) == whole(Run(path))
+    assert read_judged(str(path)) is None
+
+
+def test_processes_follow_as_this_one_does(tmp_path):
+    path = write_run(tmp_path / "run", num_steps=120, change=FAULTS["one step"])
+    beside = copy_of(path, tmp_path / "beside" / "run")
+    with in_stretches(20):
+        here = check_run.check(path)
+        there = check_run.check(beside, engine="local")
+        assert here.to_json() | {"run": ""} == there.to_json() | {"run": ""}
+        assert read_judged(str(path)) == read_judged(str(beside))
+
+
+def test_a_check_that_breaks_on_a_stretch_is_shown_the_whole(tmp_path, monkeypatch):
+    def find(run):
+        if len(run.steps) < 120:
+            raise ZeroDivisionError
+        return [Finding("told", "info", f"{len(run.steps)} steps")]
+
+    checks = [replace(installed_checks()[0], code="told", find=find, follows=registry.ByStep())]
+    monkeypatch.setattr(check_run, "installed_checks", lambda: checks)
+    with in_stretches(20):
+        report = check_run.check(Run(write_run(tmp_path / "run", num_ranks=2, num_steps=120, change=healthy)))
+    assert [finding.claim for finding in report.findings] == ["120 steps"]
+
+
+def test_a_short_run_keeps_nothing(tmp_path):
+    path = write_run(tmp_path / "run", num_ranks=2, num_steps=60, change=healthy)
+    said(path)
+    assert not state(path).exists()
+    assert np.array_equal(Run(path).steps, range(60))
