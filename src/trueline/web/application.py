@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi import Path as InPath
@@ -82,6 +82,12 @@ def _run(runs: Sequence[WatchedRun], number: int) -> WatchedRun:
     return runs[number]
 
 
+def _answer(request: Request, watched: WatchedRun, make: Callable[[], Any], *, further: object = "") -> Response:
+    """``answer`` of a Run, which changes with it and with ``further``."""
+    with watched.reading():
+        return answer(request, f"{watched.stamp} {further}", make)
+
+
 async def _said(request: Request, error: Exception) -> Response:
     status = 404 if isinstance(error, InputError) else 500
     return Response(as_json({"error": str(error)}), status_code=status, media_type="application/json")
@@ -120,26 +126,26 @@ def _add_screens(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
     @app.get("/api/runs/{number}/triage", response_model=Triage)
     def triage(request: Request, number: AnyRun) -> Response:
         watched = _run(runs, number)
-        return answer(request, f"{watched.stamp} {watched.is_judging}", lambda: triage_of(watched))
+        return _answer(request, watched, lambda: triage_of(watched), further=watched.is_judging)
 
     @app.get("/api/runs/{number}/incidents/{place}", response_model=IncidentView)
     def incident(request: Request, number: AnyRun, place: int) -> Response:
         watched = _run(runs, number)
-        return answer(request, watched.stamp, lambda: incident_of(watched, place))
+        return _answer(request, watched, lambda: incident_of(watched, place))
 
     @app.get("/api/runs/{number}/comparison", response_model=ComparisonView)
     def comparison(request: Request, number: AnyRun) -> Response:
         watched = _run(runs, number)
-        return answer(request, watched.stamp, lambda: comparison_of(watched))
+        return _answer(request, watched, lambda: comparison_of(watched))
 
     @app.get("/api/runs/{number}/comparison/rows", response_model=RowsView)
     def rows(
         request: Request, number: AnyRun, offset: int = 0, limit: int = 200, judgement: str = "", search: str = ""
     ) -> Response:
         watched = _run(runs, number)
-        return answer(
+        return _answer(
             request,
-            watched.stamp,
+            watched,
             lambda: rows_of(watched, offset=offset, limit=limit, judgement=judgement, search=search),
         )
 
@@ -157,7 +163,7 @@ def _add_drawings(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
     @app.get("/api/runs/{number}/signals", response_model=Signals)
     def signals(request: Request, number: AnyRun) -> Response:
         watched = _run(runs, number)
-        return answer(request, watched.stamp, lambda: signals_of(watched))
+        return _answer(request, watched, lambda: signals_of(watched))
 
     @app.get("/api/runs/{number}/heat", response_model=Heat)
     def heat(
@@ -171,9 +177,9 @@ def _add_drawings(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
         shown: Shown = "value",
     ) -> Response:
         watched = _run(runs, number)
-        return answer(
+        return _answer(
             request,
-            watched.stamp,
+            watched,
             lambda: heat_of(watched, signal, first=first, last=last, num_columns=columns, rows=rows, shown=shown),
         )
 
@@ -191,9 +197,9 @@ def _add_drawings(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
     ) -> Response:
         watched = _run(runs, number)
         ranks = [int(rank) for rank in pinned.split(",") if rank.isdecimal() and len(rank) < 10]
-        return answer(
+        return _answer(
             request,
-            watched.stamp,
+            watched,
             lambda: series_of(
                 watched,
                 signal,
@@ -209,7 +215,7 @@ def _add_drawings(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
     @app.get("/api/runs/{number}/cosines", response_model=Cosines)
     def cosines(request: Request, number: AnyRun, step: int = 0) -> Response:
         watched = _run(runs, number)
-        return answer(request, watched.stamp, lambda: cosines_of(watched, step))
+        return _answer(request, watched, lambda: cosines_of(watched, step))
 
 
 def _add_calls(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
@@ -218,7 +224,7 @@ def _add_calls(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
     @app.get("/api/runs/{number}/steps", response_model=RecordedSteps)
     def steps(request: Request, number: AnyRun) -> Response:
         watched = _run(runs, number)
-        return answer(request, watched.stamp, lambda: recorded_steps(watched))
+        return _answer(request, watched, lambda: recorded_steps(watched))
 
     @app.get("/api/runs/{number}/calls", response_model=Calls)
     def calls(
@@ -234,9 +240,9 @@ def _add_calls(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
         at: str = "",
     ) -> Response:
         watched = _run(runs, number)
-        return answer(
+        return _answer(
             request,
-            watched.stamp,
+            watched,
             lambda: calls_of(
                 outlines.of(watched, step, rank),
                 offset=offset,
@@ -251,7 +257,7 @@ def _add_calls(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
     @app.get("/api/runs/{number}/calls/{place}", response_model=CallDetails)
     def call(request: Request, number: AnyRun, place: int, step: int, rank: int) -> Response:
         watched = _run(runs, number)
-        return answer(request, watched.stamp, lambda: outlines.of(watched, step, rank).details(place))
+        return _answer(request, watched, lambda: outlines.of(watched, step, rank).details(place))
 
 
 def _add_events(app: FastAPI, runs: Sequence[WatchedRun]) -> None:

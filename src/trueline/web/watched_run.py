@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trueline.schema.errors import TruelineError
+from trueline.schema.errors import RunError, TruelineError
 from trueline.schema.text.reading import why
 from trueline.store.reader import Run
 from trueline.web.growth import Sizes, grown, sizes_of
@@ -89,6 +90,17 @@ class WatchedRun:
         """A text that is another one whenever any answer may be."""
         return "-".join(map(str, self.versions.values())) + (" gone" if self.gone else "")
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """What is read within is there, or the Run is ``gone`` from here on. Raises ``RunError`` with that sentence:
+        numbers are read when they are asked for, so that a Run may vanish between two looks.
+        """
+        try:
+            yield
+        except RunError as error:
+            self._leave(error)
+            raise RunError(self.gone) from None
+
     def pivot(self, column: str) -> tuple[np.ndarray, np.ndarray]:
         """``Run.pivot`` of what is shown, kept as long as that is shown."""
         with self._lock:
@@ -121,7 +133,7 @@ class WatchedRun:
                 return
             run = Run(self.path)
         except (TruelineError, OSError) as error:
-            self._leave(f"The Run can no longer be read: {why(error)}. What is shown was read before.")
+            self._leave(error)
             return
         with self._lock:
             self.run, self._sizes, self.gone = run, sizes, ""
@@ -130,9 +142,10 @@ class WatchedRun:
         for table in tables or ["run"]:
             self.versions[table] += 1
 
-    def _leave(self, reason: str) -> None:
+    def _leave(self, error: Exception) -> None:
         if not self.gone:
-            self.gone = reason
+            reason = why(error).removesuffix(". Open the Run again")
+            self.gone = f"The Run can no longer be read: {reason}. What is shown was read before."
             self.versions["run"] += 1
 
     def _begin_judging(self) -> None:

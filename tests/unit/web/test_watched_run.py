@@ -76,6 +76,18 @@ def test_a_run_that_vanishes_is_said_and_what_was_read_stays(tmp_path: Path) -> 
     assert run.stamp != before
 
 
+def test_a_run_that_vanishes_between_two_looks_is_said_by_whatever_is_asked(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", num_steps=3)
+    run = watch(path)
+    shutil.rmtree(path)
+    seen = triage_of(run)
+    assert seen.gone.startswith("The Run can no longer be read: workers/")
+    assert seen.gone.endswith("). What is shown was read before.")
+    assert (seen.facts, seen.live) == ((), False)
+    with pytest.raises(RunError, match="can no longer be read"), run.reading():
+        run.pivot("loss")
+
+
 def test_a_judgement_that_fails_is_said_and_the_last_one_stays(tmp_path: Path) -> None:
     class Broken(JudgeHere):
         def check(self, path: str, ref: str | None) -> Future[Any]:

@@ -43,7 +43,7 @@ def page(
         judge.close()
     save(target, document, what="page")
     longest = max((run.run.steps.size for run in watched), default=0)
-    shared = f" Steps share {num_columns} columns at most." if longest > num_columns else ""
+    shared = f" Steps share columns, of which there are {num_columns} at most." if longest > num_columns else ""
     print(f"Page: {target} ({len(document) / 1e6:.2g} MB).{shared}")
 
 
@@ -56,6 +56,7 @@ def tensorboard(
     from trueline.cli.waiting import waiting
     from trueline.render.export.tensorboard import write_tensorboard
     from trueline.schema.errors import InputError, RunExistsError
+    from trueline.schema.text.words import counted
     from trueline.store.reader import Run
 
     target = Path(folder)
@@ -67,7 +68,8 @@ def tensorboard(
             num_ranks, num_points = write_tensorboard(opened, target)
     except OSError as error:
         raise InputError(f"'{folder}' cannot be written: {error.strerror or error}. Pass another directory.") from None
-    print(f"{num_points:,} points of {num_ranks} ranks in {folder}. Look: tensorboard --logdir {folder}")
+    held = f"{counted(num_points, 'point')} of {counted(num_ranks, 'rank')}"
+    print(f"{held} in {folder}. Look: tensorboard --logdir {folder}")
 
 
 @app.command("model-explorer")
@@ -84,6 +86,7 @@ def model_explorer(
     from trueline.render.export.model_explorer import graph_of
     from trueline.render.output import save, writable_target
     from trueline.schema.errors import InputError
+    from trueline.schema.text.words import counted
     from trueline.store.reader import Run
 
     target = writable_target(out, overwrite=overwrite, what="graph", example="graph.json")
@@ -94,4 +97,4 @@ def model_explorer(
     document = graph_of(opened, chosen, opened.record_ranks[0] if rank is None else rank)
     save(target, json.dumps(document, ensure_ascii=False), what="graph")
     nodes = document["graphs"][0]["nodes"]
-    print(f"Graph: {target}, {len(nodes):,} calls of {document['label']}. Look: model-explorer {target}")
+    print(f"Graph: {target}, {counted(len(nodes), 'call')} of {document['label']}. Look: model-explorer {target}")

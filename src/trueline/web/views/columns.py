@@ -48,7 +48,7 @@ def columns_of(
     neither zooming nor a step more moves what is in a column. Raises ``InputError``.
     """
     if not _MIN_COLUMNS <= num_columns <= MAX_COLUMNS:
-        raise InputError(f"{num_columns} columns were asked for. Ask for {_MIN_COLUMNS} to {MAX_COLUMNS}.")
+        raise InputError(f"Columns asked for: {num_columns}. Ask for {_MIN_COLUMNS} to {MAX_COLUMNS}.")
     low = 0 if first is None else int(np.searchsorted(steps_T, first))
     high = len(steps_T) if last is None else int(np.searchsorted(steps_T, last, side="right"))
     width = 1

@@ -34,7 +34,7 @@ def cosines_of(watched: WatchedRun, step: int) -> Arrays:
     if len(ranks) < 2:
         return _none("One worker: there are no two gradients to compare.")
     if len(ranks) > MAX_RANKS:
-        return _none(f"{len(ranks)} workers are too many to compare each with each other.")
+        return _none(f"Each of {MAX_RANKS} workers at most is compared with each other; there are {len(ranks)}.")
     steps = steps_with_cosines(watched.run)
     if not steps.size:
         return _none("No step has a sketch of every worker (matrix_every in the plan), so there are no cosines.")

@@ -9,6 +9,7 @@ from trueline.render.report.glance import GLANCE, glance
 from trueline.render.report.page_summary import summary
 from trueline.render.report.run_reading import rank_notes
 from trueline.render.wording import false_alarm
+from trueline.schema.errors import RunError
 from trueline.schema.finding import Severity
 from trueline.schema.judged import QUESTIONS, State, Status
 from trueline.schema.text.words import ranks_text, whose_text
@@ -98,6 +99,8 @@ def triage_of(watched: WatchedRun) -> Triage:
     run, judgement = watched.run, watched.judgement
     report = judgement.report
     said = None if report is None else summary(report)
+    incidents = () if report is None else tuple(_lines(watched, report))
+    facts = _facts(watched)  # like the lines, these may find that the Run is gone
     return Triage(
         name=watched.name,
         path=run.path,
@@ -111,7 +114,7 @@ def triage_of(watched: WatchedRun) -> Triage:
         live=watched.live,
         gone=watched.gone,
         failed=judgement.failed,
-        incidents=() if report is None else tuple(_lines(watched, report)),
+        incidents=incidents,
         notices=tuple(
             Notice(finding.code, finding.claim)
             for finding in (run.live_findings if report is None else report.findings)
@@ -124,7 +127,7 @@ def triage_of(watched: WatchedRun) -> Triage:
         if report is None
         else tuple(Question(QUESTIONS[asked.question], asked.state) for asked in report.judged.questions),
         checked="" if said is None else said.checked,
-        facts=tuple(zip(GLANCE, glance(run), strict=True)),
+        facts=facts,
         notes=tuple(dict.fromkeys([*(report.notes if report else run.problems), *rank_notes(run)])),
     )
 
@@ -138,6 +141,14 @@ def _headline(watched: WatchedRun) -> str:
     if watched.gone:
         return "Cannot tell: the Run is gone."
     return "Not judged yet."
+
+
+def _facts(watched: WatchedRun) -> tuple[tuple[str, str], ...]:
+    try:
+        with watched.reading():
+            return tuple(zip(GLANCE, glance(watched.run), strict=True))
+    except RunError:
+        return ()
 
 
 def _lines(watched: WatchedRun, report: CheckReport) -> list[IncidentLine]:
@@ -163,8 +174,16 @@ def _line(watched: WatchedRun, report: CheckReport, place: int, incident: Incide
         num_findings=len(incident.findings),
         ongoing=last is not None and last in ends,
         signal=signal_of(telling.code),
-        sparkline=sparkline_of(watched, signal_of(telling.code), incident.ranks),
+        sparkline=_sparkline(watched, signal_of(telling.code), incident.ranks),
     )
+
+
+def _sparkline(watched: WatchedRun, signal: str, ranks: tuple[int, ...]) -> Sparkline | None:
+    try:
+        with watched.reading():
+            return sparkline_of(watched, signal, ranks)
+    except RunError:
+        return None
 
 
 def key_of(code: str, incident: Incident) -> str:
