@@ -82,6 +82,8 @@ SCREENS = {
     "run=0&screen=incident&n=2": "document.querySelector('.lines canvas')",
     "run=0&screen=trend": "document.querySelector('.lines canvas')",
     "run=0&screen=step&call=0": "document.querySelector('.frames')",
+    "run=0&screen=step&view=graph": "document.querySelector('.graph .node')",
+    "run=0&screen=step&view=graph&unfold=1&by=rms": "document.querySelector('.graph .node')",
     "run=1": "document.querySelector('h1')?.textContent.startsWith('Cannot tell')",
     "run=1&screen=trend": "document.querySelector('.trend .nothing')?.checkVisibility()",
     "run=2&screen=trend": "document.querySelector('.lines canvas')",
@@ -193,6 +195,39 @@ def test_searching_calls_leaves_those_that_match(served: Served) -> None:
         found = page.until("[...document.querySelectorAll('.space .row .name')].map((each) => each.textContent)")
         assert [name.rpartition("layers.")[2] for name in found] == ["7.attn.linear", "7.attn.softmax"]
         assert "2 of 2,401 calls" in page.evaluate("document.querySelector('.step').textContent")
+
+
+def test_a_module_is_opened_as_a_graph_with_equal_layers_folded_and_the_worst_alone(served: Served) -> None:
+    state = "run=0&screen=step&view=graph"
+    with opened(served, state, "document.querySelectorAll('.graph .node').length === 5") as page:
+        texts = page.evaluate("[...document.querySelectorAll('.graph .node')].map((each) => each.textContent)")
+        assert [text.endswith("equal") for text in texts] == [False, False, False, True, False]
+        assert "layers.1Block, 4 not finite" in texts[2].rpartition(".")[0] + texts[2]
+        tops = page.evaluate(
+            "[...document.querySelectorAll('.graph .node .box')].map((each) => each.getBoundingClientRect().top)"
+        )
+        assert tops == sorted(set(tops))
+        assert page.evaluate("document.querySelectorAll('.graph .edge').length") == 4
+        assert page.evaluate("new Set(performance.getEntriesByType('resource').map((each) => each.name)).size") < 12
+
+
+def test_the_keyboard_opens_modules_of_the_graph_and_leaves_them(served: Served) -> None:
+    with opened(served, "run=0&screen=step", "document.querySelector('.space .row.call')") as page:
+        page.press("g")
+        page.until("document.querySelectorAll('.graph .node').length === 5")
+        for key in "jjj":
+            page.press(key)
+        page.until("document.querySelectorAll('.graph .node')[2].classList.contains('selected')")
+        assert "my.Block" in page.until("document.querySelector('.detail .pairs')?.textContent")
+        page.press("Enter")
+        page.until("document.querySelectorAll('.graph .node').length === 7")
+        assert page.evaluate("document.querySelector('.crumb b').textContent").endswith("layers.1")
+        page.press("u")
+        page.until("document.querySelectorAll('.graph .node').length === 5")
+        page.press("n")
+        page.until("document.querySelector('.step').textContent.includes('reaches a loss')")
+        page.press("g")
+        page.until("document.querySelector('.space .row.call')?.checkVisibility()")
 
 
 def test_the_exported_file_shows_the_same_from_disk_alone(served: Served, tmp_path: Path) -> None:

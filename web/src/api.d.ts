@@ -123,6 +123,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/runs/{number}/graph": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Graph */
+        get: operations["graph_api_runs__number__graph_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/runs/{number}/heat": {
         parameters: {
             query?: never;
@@ -250,6 +267,7 @@ export interface components {
          * Call
          * @description One call: its place in the order of execution, how deep it lies, and numbers of its values: elements that are not
          *     finite, largest magnitude, root mean square and share of zeros (None: not measured) of the worst of them.
+         *     ``judgement`` is that of the worst of them in the comparison with the reference, "" where there is none.
          */
         Call: {
             /** Api */
@@ -260,6 +278,8 @@ export interface components {
             depth: number;
             /** Dtype */
             dtype: string;
+            /** Judgement */
+            judgement: string;
             /** Kind */
             kind: string;
             /** Largest */
@@ -335,7 +355,7 @@ export interface components {
              * Statistic
              * @enum {string}
              */
-            statistic: "not_finite" | "largest" | "rms" | "zeros";
+            statistic: "not_finite" | "largest" | "rms" | "zeros" | "judgement";
             /** Step */
             step: number;
             /** Total */
@@ -396,6 +416,35 @@ export interface components {
                 string,
                 string
             ][];
+        };
+        /**
+         * Edge
+         * @description Values that node ``source`` gives to node ``target``.
+         */
+        Edge: {
+            /** On Path */
+            on_path: boolean;
+            /** Source */
+            source: number;
+            /** Target */
+            target: number;
+            /** Values */
+            values: number;
+        };
+        /**
+         * FaultPath
+         * @description The places of the calls on it, first to last, and what it is; none where there is none, which ``said`` says.
+         */
+        FaultPath: {
+            /**
+             * Fault
+             * @enum {string}
+             */
+            fault: "not-finite" | "difference";
+            /** Places */
+            places: number[];
+            /** Said */
+            said: string;
         };
         /**
          * Finding
@@ -498,6 +547,47 @@ export interface components {
             steps: string;
             /** Unit */
             unit: string;
+        };
+        /**
+         * Graph
+         * @description One module opened, the outermost one being "". ``around`` are the modules that it lies in, and itself.
+         *     ``before`` and ``after`` count nodes that are left out; ``scale`` is the lowest and highest value of the statistic
+         *     over the whole step.
+         */
+        Graph: {
+            /** After */
+            after: number;
+            /** Around */
+            around: string[];
+            /** Before */
+            before: number;
+            /** Edges */
+            edges: components["schemas"]["Edge"][];
+            fault_path: components["schemas"]["FaultPath"] | null;
+            /** Folded */
+            folded: number;
+            /** Micro */
+            micro: number;
+            /** Micros */
+            micros: number[];
+            /** Module */
+            module: string;
+            /** Nodes */
+            nodes: components["schemas"]["Node"][];
+            /** Rank */
+            rank: number;
+            /** Scale */
+            scale: [
+                number,
+                number
+            ] | null;
+            /**
+             * Statistic
+             * @enum {string}
+             */
+            statistic: "not_finite" | "largest" | "rms" | "zeros" | "judgement";
+            /** Step */
+            step: number;
         };
         /** HTTPValidationError */
         HTTPValidationError: {
@@ -652,6 +742,46 @@ export interface components {
             total: number;
             /** Where */
             where: string;
+        };
+        /**
+         * Node
+         * @description A call, a module, what the opened module took or returned (``input``, ``output``), or ``repeats`` equal modules
+         *     in one, ``name`` to ``last_name``. ``place`` is that of its first call in the outline, -1 where it has none. Numbers
+         *     are those of the worst call in it; ``found`` counts the calls that the search finds, ``hubs`` are nodes that give it
+         *     values and whose edges are not drawn.
+         */
+        Node: {
+            /** Api */
+            api: string;
+            /** Found */
+            found: number;
+            /** Hubs */
+            hubs: number[];
+            /** Judgement */
+            judgement: string;
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "module" | "op" | "input" | "output";
+            /** Last Name */
+            last_name: string;
+            /** Name */
+            name: string;
+            /** Not Finite */
+            not_finite: number;
+            /** Num Calls */
+            num_calls: number;
+            /** Num Taking */
+            num_taking: number;
+            /** On Path */
+            on_path: boolean;
+            /** Place */
+            place: number;
+            /** Repeats */
+            repeats: number;
+            /** Value */
+            value: number | null;
         };
         /**
          * Notice
@@ -1065,7 +1195,7 @@ export interface operations {
                 limit?: number;
                 search?: string;
                 phase?: string;
-                statistic?: "not_finite" | "largest" | "rms" | "zeros";
+                statistic?: "not_finite" | "largest" | "rms" | "zeros" | "judgement";
                 at?: string;
             };
             header?: never;
@@ -1218,6 +1348,47 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Cosines"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    graph_api_runs__number__graph_get: {
+        parameters: {
+            query: {
+                step: number;
+                rank: number;
+                module?: string | null;
+                micro?: number | null;
+                statistic?: "not_finite" | "largest" | "rms" | "zeros" | "judgement";
+                search?: string;
+                unfolded?: boolean;
+                begin?: number | null;
+                fault?: ("not-finite" | "difference") | null;
+            };
+            header?: never;
+            path: {
+                number: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Graph"];
                 };
             };
             /** @description Validation Error */

@@ -2,6 +2,7 @@
 
 import { change, link, numberOf, state, type State } from "./address";
 import { h, perFrame, typing } from "./dom";
+import { layOutWhatComes } from "./draw/layout";
 import type { Context, Screen } from "./screen";
 import { comparison } from "./screens/comparison";
 import { incident } from "./screens/incident";
@@ -189,7 +190,8 @@ async function begin(): Promise<void> {
   await new Frame(source).start();
 }
 
-begin().catch((error: unknown) => {
+if (typeof document === "undefined") layOutWhatComes(); // this script is that of its worker, too
+else begin().catch((error: unknown) => {
   document.getElementById("page")!.replaceChildren(h("p", { class: "boot", role: "alert" }, error instanceof Error ? error.message : String(error)));
 });
 

@@ -20,6 +20,8 @@ from trueline.web.answers import answer, as_json
 from trueline.web.views.calls import CallDetails, Calls, Outlines, RecordedSteps, Statistic, calls_of, recorded_steps
 from trueline.web.views.compared import ComparisonView, RowsView, comparison_of, rows_of
 from trueline.web.views.cosines import Cosines, cosines_of
+from trueline.web.views.fault_path import Fault, fault_path_of
+from trueline.web.views.graph import Graph, StepGraph, graph_of
 from trueline.web.views.heat import Heat, Rows, Shown, heat_of
 from trueline.web.views.incident import IncidentView, incident_of, recording
 from trueline.web.views.series import Series, series_of
@@ -71,7 +73,9 @@ def application(runs: Sequence[WatchedRun]) -> FastAPI:
     _add_page(app)
     _add_screens(app, runs)
     _add_drawings(app, runs)
-    _add_calls(app, runs)
+    outlines = Outlines()
+    _add_calls(app, runs, outlines)
+    _add_graphs(app, runs, outlines)
     _add_events(app, runs)
     return app
 
@@ -218,9 +222,7 @@ def _add_drawings(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
         return _answer(request, watched, lambda: cosines_of(watched, step))
 
 
-def _add_calls(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
-    outlines = Outlines()
-
+def _add_calls(app: FastAPI, runs: Sequence[WatchedRun], outlines: Outlines) -> None:
     @app.get("/api/runs/{number}/steps", response_model=RecordedSteps)
     def steps(request: Request, number: AnyRun) -> Response:
         watched = _run(runs, number)
@@ -258,6 +260,42 @@ def _add_calls(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
     def call(request: Request, number: AnyRun, place: int, step: int, rank: int) -> Response:
         watched = _run(runs, number)
         return _answer(request, watched, lambda: outlines.of(watched, step, rank).details(place))
+
+
+def _add_graphs(app: FastAPI, runs: Sequence[WatchedRun], outlines: Outlines) -> None:
+    @app.get("/api/runs/{number}/graph", response_model=Graph)
+    def graph(
+        request: Request,
+        number: AnyRun,
+        step: int,
+        rank: int,
+        module: str | None = None,
+        micro: int | None = None,
+        statistic: Statistic = "not_finite",
+        search: str = "",
+        unfolded: bool = False,
+        begin: int | None = None,
+        fault: Fault | None = None,
+    ) -> Response:
+        watched = _run(runs, number)
+
+        def make() -> Graph:
+            known = StepGraph(outlines.of(watched, step, rank))
+            chosen = known.micros[0] if micro is None else micro
+            return graph_of(
+                known,
+                module=module,
+                micro=chosen,
+                statistic=statistic,
+                search=search,
+                unfolded=unfolded,
+                begin=begin,
+                fault_path=None
+                if fault is None
+                else fault_path_of(watched, known.outline, known.operands(chosen), fault),
+            )
+
+        return _answer(request, watched, make)
 
 
 def _add_events(app: FastAPI, runs: Sequence[WatchedRun]) -> None:

@@ -57,6 +57,20 @@ export function scaleOf(low: number | null, high: number | null, smallest: numbe
 const SPAN = 30;
 const clamp = (at: number): number => Math.max(0, Math.min(255, Math.round(at)));
 
+const JUDGED: Record<string, string> = { beyond: "var(--error)", propagated: "var(--warning)", within: "var(--clear)", equal: "var(--clear)", "not-comparable": "var(--quiet)" };
+
+/** The colour of a call by a statistic, within the scale of the step, or by how it compares with the reference. */
+export function valueColour(notFinite: number, statistic: string, value: number | null, scale: unknown[] | null, judged: string): string {
+  if (statistic === "judgement") return JUDGED[judged] ?? "var(--sunk)";
+  if (notFinite) return css(NOT_FINITE.nan);
+  if (statistic === "not_finite") return "var(--sunk)";
+  if (value === null || scale === null) return "transparent";
+  const [low, high] = scale as [number, number];
+  const positive = low > 0 ? low : high * 1e-9;
+  const colour = ramp(false)[scaleOf(positive, high, positive, false).at(Math.max(value, positive))];
+  return `rgb(${colour & 255}, ${(colour >> 8) & 255}, ${(colour >> 16) & 255})`;
+}
+
 /** A colour of the style sheet. */
 export function ink(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();

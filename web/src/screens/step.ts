@@ -2,11 +2,12 @@
 
 import { change, numberOf, state, type State } from "../address";
 import { h } from "../dom";
-import { css, NOT_FINITE, ramp, scaleOf } from "../draw/colours";
+import { valueColour } from "../draw/colours";
 import type { Context, Screen } from "../screen";
 import { query, type Schemas } from "../source";
 import { Table } from "../table";
 import { counted, number } from "../words";
+import { OpenedModule } from "./opened";
 
 type Calls = Schemas["Calls"];
 const STATISTICS: [string, string][] = [["", "not finite"], ["largest", "largest magnitude"], ["rms", "root mean square"], ["zeros", "share of zeros"]];
@@ -15,7 +16,7 @@ const PHASES: Record<string, string> = { fwd: "forward", bwd: "backward", param:
 const HEAD = () => h("div", { class: "row call heads", "aria-hidden": "true" }, h("i", { class: "swatch" }), h("span", { class: "phase" }, ""), h("span", { class: "name" }, "call"), h("span", { class: "shape" }, "output"), h("span", { class: "right" }, "statistic"), h("span", { class: "source" }, "line of code"));
 
 export function step(context: Context): Screen {
-  const pick = (label: string, key: string) => h("select", { "aria-label": label, onchange: (event: Event) => change({ [key]: (event.target as HTMLSelectElement).value, call: "", at: "" }) });
+  const pick = (label: string, key: string) => h("select", { "aria-label": label, onchange: (event: Event) => change({ [key]: (event.target as HTMLSelectElement).value, call: "", at: "", begin: "" }) });
   const steps = pick("Step", "step");
   const ranks = pick("Rank", "rank");
   const phases = pick("Phase", "phase");
@@ -24,8 +25,11 @@ export function step(context: Context): Screen {
   const said = h("p", { class: "small quiet", role: "status" });
   const first = h("button", { type: "button", onclick: () => toFirst() }, "First not finite");
   const detail = h("aside", { class: "detail", "aria-label": "The selected call" });
-  colour.append(...STATISTICS.map(([value, text]) => h("option", { value }, text)));
-  search.addEventListener("input", () => change({ find: search.value, call: "", at: "" }, true));
+  const looks: [string, string][] = [["", "list"], ["graph", "graph"]];
+  const look = h("span", { class: "choices", role: "group", "aria-label": "Shown as" }, ...looks.map(([value, text]) => h("button", { type: "button", class: "choice", onclick: () => change({ view: value }) }, text)));
+  const opened = new OpenedModule(context);
+  colour.append(...[...STATISTICS, ...(context.run.ref ? [["judgement", "judgement"]] : [])].map(([value, text]) => h("option", { value }, text)));
+  search.addEventListener("input", () => change({ find: search.value, call: "", at: "", begin: "" }, true));
   let head: Calls | null = null;
   let asked = "";
   let details = "";
@@ -41,10 +45,12 @@ export function step(context: Context): Screen {
     pick: (call) => { if (call) change({ call: String(call.place) }, true); },
     failed: (error) => { said.textContent = error instanceof Error ? error.message : String(error); },
   });
+  const list = h("div", null, HEAD(), table.element);
+  const phase = h("label", null, "phase ", phases);
   const element = h("div", { class: "step" },
     h("h1", null, "Step"),
-    h("p", { class: "filter" }, h("label", null, "Step ", steps), h("label", null, "rank ", ranks), h("label", null, "phase ", phases), h("label", null, "colour by ", colour), h("label", null, "with ", search), first),
-    said, h("div", { class: "split" }, h("div", null, HEAD(), table.element), detail));
+    h("p", { class: "filter" }, look, h("label", null, "Step ", steps), h("label", null, "rank ", ranks), phase, h("label", null, "colour by ", colour), h("label", null, "with ", search), first),
+    said, h("div", { class: "split" }, h("div", null, list, opened.element), detail));
 
   function path(now: State, offset: number, limit: number): string {
     return query("calls", { step: steps.value, rank: ranks.value, offset, limit, search: now.find ?? "", phase: now.phase ?? "", statistic: now.by ?? "", at: now.at ?? "" });
@@ -59,6 +65,15 @@ export function step(context: Context): Screen {
     if (!recorded.steps.length) {
       said.textContent = "No step was recorded. `trueline plan RUN --set preset=mix --set steps=FIRST:END` records some while the job runs.";
       return;
+    }
+    const asGraph = now.view === "graph";
+    list.hidden = said.hidden = phase.hidden = asGraph;
+    opened.element.hidden = !asGraph;
+    [...look.children].forEach((each, at) => each.setAttribute("aria-pressed", String(looks[at][0] === (now.view ?? ""))));
+    if (asGraph) {
+      first.hidden = true;
+      await opened.update(now, steps.value, ranks.value);
+      return showDetails(now);
     }
     const wanted = JSON.stringify([context.api(path(now, 0, 0)), steps.value, ranks.value]);
     if (wanted !== asked) {
@@ -101,14 +116,16 @@ export function step(context: Context): Screen {
   }
 
   function key(pressed: string): boolean {
+    if (pressed === "g") { change({ view: state().view === "graph" ? "" : "graph" }); return true; }
+    if (state().view === "graph") return opened.key(pressed);
     if (pressed === "n") { toFirst(); return true; }
     return table.key(pressed);
   }
 
   return {
     element, update, key, close: () => table.close(),
-    keys: [["n", "first call with values that are not finite"], ["PgUp, PgDn", "a screen up or down"]],
-    twins: () => [context.api(query("calls", { step: steps.value, rank: ranks.value }))],
+    keys: [["g", "list or graph"], ["n", "first call with values that are not finite; in the graph, their path to the loss"], ["u", "in the graph, the module around"], ["PgUp, PgDn", "a screen up or down"]],
+    twins: () => [state().view === "graph" ? opened.path(state(), steps.value, ranks.value) : context.api(query("calls", { step: steps.value, rank: ranks.value }))],
   };
 }
 
@@ -119,7 +136,7 @@ function fill(select: HTMLSelectElement, values: number[], wanted: string | unde
 
 function row(call: Schemas["Call"], head: Calls): HTMLElement {
   const swatch = h("i", { class: "swatch", title: shownNumber(call, head.statistic) });
-  swatch.style.background = colourOf(call, head);
+  swatch.style.background = valueColour(call.not_finite, head.statistic, numberOfCall(call, head.statistic), head.scale ?? null, call.judgement);
   const cut = call.name.lastIndexOf(".") + 1;
   const name = h("span", { class: "name" }, cut ? h("span", { class: "quiet" }, call.name.slice(0, cut)) : null, call.name.slice(cut) || call.api, call.call ? h("small", null, `#${call.call}`) : null);
   name.style.paddingLeft = `${Math.min(call.depth, 24) * 14}px`;
@@ -131,19 +148,11 @@ function row(call: Schemas["Call"], head: Calls): HTMLElement {
 
 function shownNumber(call: Schemas["Call"], statistic: Calls["statistic"]): string {
   if (statistic === "not_finite") return call.not_finite ? `${call.not_finite.toLocaleString("en-US")} not finite` : "";
-  return number(call[statistic], 3);
+  return statistic === "judgement" ? call.judgement : number(numberOfCall(call, statistic), 3);
 }
 
-function colourOf(call: Schemas["Call"], head: Calls): string {
-  if (call.not_finite) return css(NOT_FINITE.nan);
-  if (head.statistic === "not_finite") return "var(--sunk)";
-  const value = call[head.statistic];
-  if (value === null || value === undefined || !head.scale) return "transparent";
-  const [low, high] = head.scale as unknown as [number, number];
-  const positive = low > 0 ? low : high * 1e-9;
-  const colours = ramp(false);
-  const colour = colours[scaleOf(positive, high, positive, false).at(Math.max(value, positive))];
-  return `rgb(${colour & 255}, ${(colour >> 8) & 255}, ${(colour >> 16) & 255})`;
+function numberOfCall(call: Schemas["Call"], statistic: Calls["statistic"]): number | null {
+  return statistic === "judgement" ? null : (call[statistic] ?? null);
 }
 
 /** The file without its folders. */

@@ -6,27 +6,34 @@ R rows of the table ``records``, C calls.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trueline.analyze.recorded.step_values import CallKey
 from trueline.render.comparison.compare_call import call_of, own_frame
 from trueline.render.comparison.compare_rows import shape_text
 from trueline.schema.errors import InputError
 from trueline.schema.site import Site
 from trueline.store.reader import Run
+from trueline.web.views.compared import judgements_of
+from trueline.web.views.operands import Rows
 from trueline.web.watched_run import WatchedRun
 
-Statistic = Literal["not_finite", "largest", "rms", "zeros"]
-"""What calls are coloured by: NaN and infinities, the largest magnitude, root mean square, or the share of zeros."""
+Statistic = Literal["not_finite", "largest", "rms", "zeros", "judgement"]
+"""What calls are coloured by: NaN and infinities, the largest magnitude, root mean square, the share of zeros, or how
+they compare with those of the reference.
+"""
 
 MAX_PAGE = 1000
 _COLUMNS = (
     *("row", "micro", "phase", "name", "call", "slot", "kind", "api", "module", "stack", "dtype", "shape", "numel"),
-    *("nan", "pos_inf", "neg_inf", "zero", "min", "max", "sum", "sum_sq", "flags", "rank", "args", "note"),
+    *("nan", "pos_inf", "neg_inf", "zero", "min", "max", "sum", "sum_sq", "flags", "rank", "args", "note", "same_as"),
 )
 _KEPT = 4
 """Outlines that are kept: of the steps and ranks that were looked at last."""
@@ -44,6 +51,7 @@ class RecordedSteps:
 class Call:
     """One call: its place in the order of execution, how deep it lies, and numbers of its values: elements that are not
     finite, largest magnitude, root mean square and share of zeros (None: not measured) of the worst of them.
+    ``judgement`` is that of the worst of them in the comparison with the reference, "" where there is none.
     """
 
     place: int
@@ -61,6 +69,7 @@ class Call:
     largest: float | None
     rms: float | None
     zeros: float | None
+    judgement: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,24 +124,42 @@ class Outline:
         rows = run.records(steps=[step], ranks=[rank], columns=list(_COLUMNS))
         if not rows.num_rows:
             raise InputError(f"Step {step} of rank {rank} was not recorded. `trueline info RUN` lists what was.")
-        self._run, self.step, self.rank = run, step, rank
+        self.run, self.step, self.rank = run, step, rank
         self._rows = rows
-        self._first_C, self._of_R = _calls(rows)
+        self._first_C, of_R = _calls(rows)
+        self.rows = Rows(of_R, [slot or "" for slot in rows["slot"].to_pylist()], _roots(rows))
         self.names = _taken(rows["name"], self._first_C)
         self.phases = _taken(rows["phase"], self._first_C)
         self.kinds = _taken(rows["kind"], self._first_C)
         self.apis = _taken(rows["api"], self._first_C)
-        self._modules = _taken(rows["module"], self._first_C)
-        self._depths = _depths(self.names, self.kinds, self._modules)
-        self._numbers = _numbers(rows, self._of_R, len(self._first_C))
+        self.modules = _taken(rows["module"], self._first_C)
+        self.micros = np.array([micro or 0 for micro in _taken(rows["micro"], self._first_C)], dtype=np.int64)
+        self._depths = _depths(self.names, self.kinds, self.modules)
+        self._numbers = _numbers(rows, self.rows, len(self._first_C))
+        self.judgements: Sequence[str] = ()
+        """[C] of the comparison with the reference, or none."""
         self._sources: dict[int, str] = {}
 
     def __len__(self) -> int:
         return len(self._first_C)
 
     def statistic(self, name: Statistic) -> np.ndarray:
-        """[C] float64, NaN where it was not measured."""
-        return self._numbers[name]
+        """[C] float64, NaN where it was not measured; a judgement is no number."""
+        return np.full(len(self), np.nan) if name == "judgement" else self._numbers[name]
+
+    @cached_property
+    def place_of(self) -> dict[CallKey, int]:
+        """Places by micro-batch, phase, name and number of the call."""
+        numbers = _taken(self._rows["call"], self._first_C)
+        keys = zip(self.micros.tolist(), self.phases, self.names, numbers, strict=True)
+        return {(micro, phase or "", name or "", call or 0): at for at, (micro, phase, name, call) in enumerate(keys)}
+
+    @cached_property
+    def last_number(self) -> int | None:
+        """The place of the last call of the forward pass that returned a single number: the loss, as a rule."""
+        single_R = (pc.fill_null(self._rows["numel"], 0).to_numpy() == 1) & self.rows.returned_R
+        places = (place for place in self.rows.of_R[single_R][::-1].tolist() if self.phases[place] == "fwd")
+        return next(places, None)
 
     def found(self, search: str, phase: str) -> np.ndarray:
         """Places of the calls of ``phase`` ("": all) whose name or function has ``search`` in it, whatever its case."""
@@ -160,6 +187,7 @@ class Outline:
             shape=shape_text(self._rows["shape"][shown].as_py() or ()),
             dtype=self._rows["dtype"][shown].as_py() or "",
             source=self._source(self._rows["stack"][row].as_py()),
+            judgement=self.judgements[place] if self.judgements else "",
             not_finite=int(self._numbers["not_finite"][place]),
             **{name: None if np.isnan(value) else float(value) for name, value in numbers.items()},
         )
@@ -168,8 +196,8 @@ class Outline:
         """All that was recorded of the call at a place. Raises ``InputError`` where there is none."""
         if not 0 <= place < len(self):
             raise InputError(f"There is no call {place} at step {self.step} of rank {self.rank}: it has {len(self)}.")
-        own = self._rows.take(pa.array(np.flatnonzero(self._of_R == place))).to_pylist()
-        made = call_of(self._run, own)
+        own = self._rows.take(pa.array(np.flatnonzero(self.rows.of_R == place))).to_pylist()
+        made = call_of(self.run, own)
         return CallDetails(
             call=self.call(place),
             module=made.module,
@@ -194,8 +222,8 @@ class Outline:
         if stack is None:
             return ""
         if stack not in self._sources:
-            has = self._run.has_stack(self.rank, stack)
-            self._sources[stack] = own_frame(self._run.stack_frames(self.rank, stack)) if has else ""
+            has = self.run.has_stack(self.rank, stack)
+            self._sources[stack] = own_frame(self.run.stack_frames(self.rank, stack)) if has else ""
         return self._sources[stack]
 
 
@@ -215,7 +243,10 @@ class Outlines:
                 while len(self._kept) >= _KEPT:
                     self._kept.pop(next(iter(self._kept)))
                 self._kept[key] = made
-            return self._kept[key]
+            outline = self._kept[key]
+            if watched.compared is not None and not outline.judgements:
+                outline.judgements = judgements_of(watched.compared.comparison.rows, step, rank, outline.place_of)
+            return outline
 
 
 def recorded_steps(watched: WatchedRun) -> RecordedSteps:
@@ -285,6 +316,13 @@ def _calls(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     return first[order], rank_of[inverse]
 
 
+def _roots(rows: pa.Table) -> np.ndarray:
+    """[R] int64 of each row the place of the one that has its numbers, itself where that is not there."""
+    place_of = {row: place for place, row in enumerate(rows["row"].to_pylist())}
+    same = enumerate(rows["same_as"].to_pylist())
+    return np.array([place if row is None else place_of.get(row, place) for place, row in same], dtype=np.int64)
+
+
 def _taken(column: pa.ChunkedArray, first_C: np.ndarray) -> list[Any]:
     return column.take(pa.array(first_C)).to_pylist()
 
@@ -301,8 +339,9 @@ def _depths(names: list[str], kinds: list[str], modules: list[str]) -> list[int]
     return depths
 
 
-def _numbers(rows: pa.Table, of_R: np.ndarray, num_calls: int) -> dict[str, np.ndarray]:
+def _numbers(rows: pa.Table, known: Rows, num_calls: int) -> dict[str, np.ndarray]:
     """[C] each statistic of the worst value of each call, and the row of its output, or of its last value."""
+    of_R = known.of_R
 
     def column(name: str, absent: float = np.nan) -> np.ndarray:
         return pc.fill_null(rows[name].cast(pa.float64(), safe=False), absent).to_numpy()
@@ -317,11 +356,10 @@ def _numbers(rows: pa.Table, of_R: np.ndarray, num_calls: int) -> dict[str, np.n
     bad_C = np.zeros(num_calls)
     np.maximum.at(bad_C, of_R, bad_R)
     shown_C = np.zeros(num_calls, dtype=np.int64)
-    slots_R = np.array([(slot or "").startswith("out") for slot in rows["slot"].to_pylist()], dtype=bool)
     everything = np.arange(len(of_R))
     np.maximum.at(shown_C, of_R, everything)
     outputs_C = np.full(num_calls, len(of_R))
-    np.minimum.at(outputs_C, of_R[slots_R], everything[slots_R])
+    np.minimum.at(outputs_C, of_R[known.returned_R], everything[known.returned_R])
     with np.errstate(all="ignore"):
         return {
             "not_finite": bad_C,

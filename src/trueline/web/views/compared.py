@@ -6,16 +6,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow
+from trueline.analyze.recorded.step_values import CallKey
 from trueline.render.comparison.compare_rows import JUDGEMENT_WORDS, place_text, shape_text
 from trueline.render.comparison.compare_story import Story
 from trueline.schema.errors import InputError
+from trueline.schema.site import Site
 from trueline.web.judging import Compared
 from trueline.web.watched_run import WatchedRun
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 MAX_PAGE = 1000
+GRAVITY = ("equal", "within", "not-comparable", "propagated", "beyond")
+"""Judgements, the gravest last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,19 @@ def rows_of(watched: WatchedRun, *, offset: int, limit: int, judgement: str, sea
         raise InputError(f"{limit} rows from {offset} on were asked for. Ask for 1 to {MAX_PAGE}, from 0 on.")
     kept = _kept(watched.compared, {name for name in judgement.split(",") if name}, search.lower())
     return RowsView(offset, len(kept), tuple(_row(at, row) for at, row in kept[offset : offset + limit]))
+
+
+def judgements_of(rows: Sequence[ComparedRow], step: int, rank: int, place_of: Mapping[CallKey, int]) -> Sequence[str]:
+    """[C] of each call of a recorded step on a rank the gravest judgement of its values, "" where none was compared."""
+    found = [""] * len(place_of)
+    for row in rows:
+        if row.step != step or row.rank not in (None, rank) or row.site is None:
+            continue
+        site = Site.parse(row.site)
+        place = place_of.get((site.micro, site.phase, site.name, site.call))
+        if place is not None and (not found[place] or GRAVITY.index(row.judgement) > GRAVITY.index(found[place])):
+            found[place] = row.judgement
+    return found
 
 
 def _kept(compared: Compared | None, judgements: set[str], search: str) -> Sequence[tuple[int, ComparedRow]]:
