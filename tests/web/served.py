@@ -29,9 +29,9 @@ class JudgeHere:
         """See ``Judge``."""
         return self._done(lambda: judging._checked(path, ref))
 
-    def compare(self, path: str, ref: str) -> Future[Any]:
+    def compare(self, path: str, ref: str, renames: judging.Renames = ()) -> Future[Any]:
         """See ``Judge``."""
-        return self._done(lambda: judging._compared(path, ref))
+        return self._done(lambda: judging._compared(path, ref, renames))
 
     def _done(self, make: Any) -> Future[Any]:
         future: Future[Any] = Future()

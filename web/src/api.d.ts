@@ -106,6 +106,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/runs/{number}/comparison/rows.{kind}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Table */
+        get: operations["table_api_runs__number__comparison_rows__kind__get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/runs/{number}/cosines": {
         parameters: {
             query?: never;
@@ -185,6 +202,23 @@ export interface paths {
         put?: never;
         /** Record */
         post: operations["record_api_runs__number__record_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/runs/{number}/renames": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Renames */
+        post: operations["renames_api_runs__number__renames_post"];
         delete?: never;
         options?: never;
         head?: never;
@@ -365,6 +399,7 @@ export interface components {
          * ComparisonView
          * @description The head of the screen. ``story`` is None while it is compared, or where ``failed`` says why it cannot be.
          *     ``counts`` are (judgement, in words, values); ``first_at`` is where among all rows the first difference is.
+         *     ``renames`` are names of the reference and what they are called here, as they were matched by hand.
          */
         ComparisonView: {
             /** Comparing */
@@ -379,12 +414,19 @@ export interface components {
             failed: string;
             /** First At */
             first_at: number | null;
+            /** Growth */
+            growth: components["schemas"]["Growth"][];
             /** Largest Times */
             largest_times: number | null;
             /** Num Rows */
             num_rows: number;
             /** Ref */
             ref: string;
+            /** Renames */
+            renames: [
+                string,
+                string
+            ][];
             /** Run */
             run: string;
             story: components["schemas"]["Story"] | null;
@@ -588,6 +630,21 @@ export interface components {
             statistic: "not_finite" | "largest" | "rms" | "zeros" | "judgement";
             /** Step */
             step: number;
+        };
+        /**
+         * Growth
+         * @description Of one step, over all ranks: the largest difference in times of what rounding explains (at most ``MAX_TIMES``),
+         *     how far the losses are apart, relative to them, and how many values are beyond rounding. None: not measured.
+         */
+        Growth: {
+            /** Beyond */
+            beyond: number;
+            /** Loss Rel */
+            loss_rel: number | null;
+            /** Step */
+            step: number;
+            /** Times */
+            times: number | null;
         };
         /** HTTPValidationError */
         HTTPValidationError: {
@@ -841,8 +898,20 @@ export interface components {
             first: number;
         };
         /**
+         * Renamed
+         * @description The names of the reference that are matched by hand from now on, and what they are called here.
+         */
+        Renamed: {
+            /** Renames */
+            renames: [
+                string,
+                string
+            ][];
+        };
+        /**
          * RowView
          * @description One value and its twin; numbers as in ``ComparedRow``, ``also_in`` is what REF calls it where that differs.
+         *     ``name`` and ``ref_name`` are those of the call here and in REF, "" where it is not there.
          */
         RowView: {
             /** Also In */
@@ -861,12 +930,16 @@ export interface components {
             judgement: string;
             /** Measured */
             measured: number | null;
+            /** Name */
+            name: string;
             /** Note */
             note: string;
             /** Rank */
             rank: number | null;
             /** Ref Dtype */
             ref_dtype: string;
+            /** Ref Name */
+            ref_name: string;
             /** Said */
             said: string;
             /** Shape */
@@ -1299,6 +1372,7 @@ export interface operations {
                 limit?: number;
                 judgement?: string;
                 search?: string;
+                step?: number | null;
             };
             header?: never;
             path: {
@@ -1316,6 +1390,40 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["RowsView"];
                 };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    table_api_runs__number__comparison_rows__kind__get: {
+        parameters: {
+            query?: {
+                judgement?: string;
+                search?: string;
+                step?: number | null;
+            };
+            header?: never;
+            path: {
+                number: number;
+                kind: "csv" | "xlsx";
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
             /** @description Validation Error */
             422: {
@@ -1490,6 +1598,40 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Recording"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    renames_api_runs__number__renames_post: {
+        parameters: {
+            query?: {
+                old?: string[];
+                new?: string[];
+            };
+            header?: never;
+            path: {
+                number: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Renamed"];
                 };
             };
             /** @description Validation Error */

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi import Path as InPath
@@ -18,7 +18,7 @@ from trueline.schema.errors import InputError, TruelineError
 from trueline.store.plan_change import change_plan
 from trueline.web.answers import answer, as_json
 from trueline.web.views.calls import CallDetails, Calls, Outlines, RecordedSteps, Statistic, calls_of, recorded_steps
-from trueline.web.views.compared import ComparisonView, RowsView, comparison_of, rows_of
+from trueline.web.views.compared import ComparisonView, RowsView, comparison_of, rows_of, table_of
 from trueline.web.views.cosines import Cosines, cosines_of
 from trueline.web.views.fault_path import Fault, fault_path_of
 from trueline.web.views.graph import Graph, StepGraph, graph_of
@@ -33,6 +33,13 @@ _EVENTS_EVERY_S = 0.5
 _KEEP_ALIVE = 30
 """Looks after which an event stream says that it is there, so that a connection that was lost is noticed."""
 _TYPES = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
+
+_TABLE_TYPES = {
+    "csv": "text/csv; charset=utf-8",
+    "xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+}
+
+_NOTHING: list[str] = []
 
 AnyRun = Annotated[int, InPath(ge=0)]
 Step = Annotated[int | None, Query(ge=0)]
@@ -64,6 +71,13 @@ class Recording:
 
     first: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """The names of the reference that are matched by hand from now on, and what they are called here."""
+
+    renames: tuple[tuple[str, str], ...]
 
 
 def application(runs: Sequence[WatchedRun]) -> FastAPI:
@@ -144,14 +158,41 @@ def _add_screens(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
 
     @app.get("/api/runs/{number}/comparison/rows", response_model=RowsView)
     def rows(
-        request: Request, number: AnyRun, offset: int = 0, limit: int = 200, judgement: str = "", search: str = ""
+        request: Request,
+        number: AnyRun,
+        offset: int = 0,
+        limit: int = 200,
+        judgement: str = "",
+        search: str = "",
+        step: Step = None,
     ) -> Response:
         watched = _run(runs, number)
         return _answer(
             request,
             watched,
-            lambda: rows_of(watched, offset=offset, limit=limit, judgement=judgement, search=search),
+            lambda: rows_of(watched, offset=offset, limit=limit, judgement=judgement, search=search, step=step),
         )
+
+    @app.get("/api/runs/{number}/comparison/rows.{kind}", response_class=Response)
+    def table(
+        number: AnyRun, kind: Literal["csv", "xlsx"], judgement: str = "", search: str = "", step: Step = None
+    ) -> Response:
+        watched = _run(runs, number)
+        headers = {"content-disposition": f'attachment; filename="compared.{kind}"', "cache-control": "no-store"}
+        made = table_of(watched, kind, judgement, search, step)
+        return Response(made, media_type=_TABLE_TYPES[kind], headers=headers)
+
+    @app.post("/api/runs/{number}/renames", response_model=Renamed)
+    def renames(
+        number: AnyRun,
+        old: Annotated[list[str], Query()] = _NOTHING,
+        new: Annotated[list[str], Query()] = _NOTHING,
+    ) -> Response:
+        if len(old) != len(new):
+            raise InputError(f"Old names given: {len(old)}, new ones: {len(new)}. Give as many of each.")
+        watched = _run(runs, number)
+        watched.compare_with(tuple(zip(old, new, strict=True)))
+        return Response(as_json(Renamed(watched.renames)), media_type="application/json")
 
     @app.post("/api/runs/{number}/record", response_model=Recording)
     def record(number: AnyRun) -> Response:

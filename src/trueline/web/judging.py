@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trueline.analyze.check_run import CheckReport
+    from trueline.analyze.compare.match.names import NameMap
     from trueline.analyze.compare.result import Comparison
     from trueline.render.comparison.compare_story import Story
+
+Renames = tuple[tuple[str, str], ...]
+"""Names, or parts of names, and what they become."""
 
 _NICER = 10
 """By how much the judge gives way to the training that it may share a machine with."""
@@ -36,9 +40,9 @@ class Judge:
         """What `check` and `diagnose` say of the Run at ``path``."""
         return self._submit(_checked, path, ref)
 
-    def compare(self, path: str, ref: str) -> Future[Compared]:
-        """What `compare` says of the Run at ``path``."""
-        return self._submit(_compared, path, ref)
+    def compare(self, path: str, ref: str, renames: Renames = ()) -> Future[Compared]:
+        """What `compare` says of the Run at ``path``, with names matched by hand."""
+        return self._submit(_compared, path, ref, renames)
 
     def _submit(self, work: Callable[..., Any], *given: Any) -> Future[Any]:
         try:
@@ -68,7 +72,16 @@ def _checked(path: str, ref: str | None) -> CheckReport:
     return report
 
 
-def _compared(path: str, ref: str) -> Compared:
+def name_map(renames: Renames) -> NameMap | None:
+    """The map that `compare` takes; None for no renames. Raises ``InputError`` for one that cannot be."""
+    from trueline.analyze.compare.match.name_maps import Rename
+    from trueline.analyze.compare.match.names import NameMap
+
+    rules = tuple(Rename(old, new) for old, new in renames)
+    return NameMap(renames=rules, given="the map made by hand", checked=(rules, ())) if rules else None
+
+
+def _compared(path: str, ref: str, renames: Renames = ()) -> Compared:
     from dataclasses import replace
 
     from trueline.analyze.compare.compare import compare
@@ -77,7 +90,7 @@ def _compared(path: str, ref: str) -> Compared:
     from trueline.store.reader import Run
 
     run, reference = Run(path), Run(ref)
-    comparison = compare(run, reference)
+    comparison = compare(run, reference, names=name_map(renames))
     first = comparison.first
     calls = (
         (None, None) if first is None else (recorded_call(run, first.site), recorded_call(reference, first.ref_site))

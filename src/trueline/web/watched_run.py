@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trueline.schema.errors import RunError, TruelineError
+from trueline.schema.errors import InputError, RunError, TruelineError
 from trueline.schema.text.reading import why
 from trueline.store.reader import Run
 from trueline.web.growth import Sizes, grown, sizes_of
-from trueline.web.judging import Compared, Judge
+from trueline.web.judging import Compared, Judge, Renames, name_map
 
 if TYPE_CHECKING:
     from trueline.analyze.check_run import CheckReport
@@ -55,6 +55,8 @@ class WatchedRun:
     """Why the Run cannot be read any more; what is shown is what was read last."""
     compared: Compared | None = field(default=None, init=False)
     compare_failed: str = field(default="", init=False)
+    renames: Renames = field(default=(), init=False)
+    """Names of the reference, and what they are called here, as they were matched by hand."""
 
     def __post_init__(self) -> None:
         """Raises ``RunError`` where there is no Run to read."""
@@ -124,6 +126,20 @@ class WatchedRun:
             wait([self._judging])
         self._take_judgement()
 
+    def require_ref(self) -> str:
+        """The reference. Raises ``InputError`` where none was given."""
+        if self.ref is None:
+            raise InputError("There is no reference to compare with. Show the page with `trueline view RUN --ref REF`.")
+        return self.ref
+
+    def compare_with(self, renames: Renames) -> None:
+        """Compare again, with names matched by hand. Raises ``InputError`` for such as cannot be, or no reference."""
+        ref = self.require_ref()
+        name_map(renames)
+        self.renames, self.compared, self.compare_failed = renames, None, ""
+        self._comparing = self.judge.compare(self.path, ref, renames)
+        self.versions["run"] += 1
+
     def _read(self) -> None:
         begin = self._read_at = time.monotonic()
         try:
@@ -156,7 +172,7 @@ class WatchedRun:
         self._judged_of = dict(self.versions)
         self._judging = self.judge.check(self.path, self.ref)
         if self.ref is not None and self._comparing is None:
-            self._comparing = self.judge.compare(self.path, self.ref)
+            self._comparing = self.judge.compare(self.path, self.ref, self.renames)
 
     @property
     def _judged_all(self) -> bool:

@@ -77,12 +77,12 @@ def test_a_module_shows_its_calls_from_what_it_takes_to_what_it_returns(blocks: 
 
 
 def test_of_more_nodes_than_can_be_read_those_round_the_fault_are_shown_and_the_others_counted(folder: Path) -> None:
-    path = write_step(write_run(folder / "many", num_steps=4), num_blocks=700, nan_in=500)
+    path = write_step(write_run(folder / "many", num_steps=4), num_blocks=700, nan_in=200)
     many = StepGraph(Outline(Run(str(path)), 3, 0))
     graph = opened(many, unfolded=True)
 
     assert len(graph.nodes) == MAX_NODES
-    assert "layers.500" in names(graph)
+    assert "layers.200" in names(graph)
     assert graph.before + len(graph.nodes) + graph.after == 702
     assert edges(graph) == chain(graph)
     assert opened(many, unfolded=True, begin=0).before == 0

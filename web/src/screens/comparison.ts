@@ -1,12 +1,14 @@
 /** A Run against its reference: what differs first, then every value in the order of execution with the rounding floor. */
 
-import { change, state, type State } from "../address";
+import { change, numberOf, state, type State } from "../address";
 import { h, keepingOpen, prose } from "../dom";
+import { growth } from "../draw/growth";
 import { judgement, verdictMark } from "../marks";
 import type { Context, Screen } from "../screen";
 import { query, type Schemas } from "../source";
 import { Table } from "../table";
 import { counted, number } from "../words";
+import { Matching } from "./matching";
 
 const HEAD = () => h("div", { class: "row value heads", "aria-hidden": "true" }, h("span", { class: "judged" }, "judgement"), h("span", { class: "name" }, "value"), h("span", { class: "bar-head" }, "over rounding"), h("span", { class: "right" }, "times"), h("span", { class: "right quiet" }, "difference"), h("span", { class: "right quiet" }, "explained"));
 
@@ -18,6 +20,10 @@ export function comparison(context: Context): Screen {
   const first = h("button", { type: "button", onclick: () => toFirst() }, "First difference");
   const detail = h("aside", { class: "detail", "aria-label": "The selected value" });
   search.addEventListener("input", () => change({ find: search.value, row: "" }, true));
+  const grows = h("div", null);
+  const files = h("span", null);
+  const one = h("button", { type: "button", onclick: () => change({ step: "", row: "" }) });
+  const matching = new Matching(context);
   let view: Schemas["ComparisonView"] | null = null;
   let asked = "";
   const table = new Table<Schemas["RowView"]>({
@@ -27,27 +33,37 @@ export function comparison(context: Context): Screen {
       return { total: found.total, rows: found.rows };
     },
     row: (each) => row(each, view?.largest_times ?? null),
-    pick: (each) => { if (each) detail.replaceChildren(...described(each)); },
+    pick: (each) => { if (each) detail.replaceChildren(...described(each), matching.buttons(each)); },
     failed: (error) => { said.textContent = error instanceof Error ? error.message : String(error); },
   });
-  const rows = h("section", null, h("h2", null, "Values in the order of execution"), h("div", { class: "filter" }, which, h("label", null, "with ", search), first), said, h("div", { class: "split" }, h("div", null, HEAD(), table.element), detail));
-  const element = h("div", { class: "compare" }, head, rows);
+  const rows = h("section", null, h("h2", null, "Values in the order of execution"), h("div", { class: "filter" }, which, h("label", null, "with ", search), one, first, files), said, h("div", { class: "split" }, h("div", null, HEAD(), table.element), detail));
+  const element = h("div", { class: "compare" }, head, grows, matching.element, rows);
 
   function path(now: State, offset: number, limit: number): string {
-    return query("comparison/rows", { offset, limit, judgement: now.judged ?? "", search: now.find ?? "" });
+    return query("comparison/rows", { offset, limit, ...filters(now) });
+  }
+
+  function filters(now: State): Record<string, string | number | null> {
+    return { judgement: now.judged ?? "", search: now.find ?? "", step: numberOf(now, "step", null) };
   }
 
   async function update(now: State): Promise<void> {
     view = await context.source.json<Schemas["ComparisonView"]>(context.api("comparison"));
     const known = view;
     keepingOpen(head, () => head.replaceChildren(...verdict(known)));
+    matching.update(now, view);
     rows.hidden = view.story === null;
-    if (view.story === null) return;
+    if (view.story === null) return grows.replaceChildren();
+    const step = numberOf(now, "step", null);
+    grows.replaceChildren(growth(view.growth, step, (each) => change({ step: each === step ? "" : String(each), row: "" })));
+    one.hidden = step === null;
+    one.textContent = `Step ${step} alone ×`;
+    files.replaceChildren(...["csv", "xlsx"].flatMap((kind) => [h("a", { href: context.source.twin(context.api(query(`comparison/rows.${kind}`, filters(now)))), download: "" }, kind.toUpperCase()), " "]));
     const chosen = new Set((now.judged ?? "").split(",").filter(Boolean));
     which.replaceChildren(...view.counts.filter(([, , count]) => Number(count) > 0).map(([name, words, count]) => choice(String(name), `${words} ${Number(count).toLocaleString("en-US")}`, chosen)));
     first.hidden = view.first_at === null || view.first_at === undefined;
     if (document.activeElement !== search) search.value = now.find ?? "";
-    const wanted = `${path(now, 0, 0)} ${view.num_rows}`;
+    const wanted = `${path(now, 0, 0)} ${view.num_rows} ${view.renames.join()}`;
     if (wanted !== asked) {
       asked = wanted;
       table.selected = -1;
@@ -66,8 +82,8 @@ export function comparison(context: Context): Screen {
   async function toFirst(): Promise<void> {
     const at = view?.first_at;
     if (at === null || at === undefined) return;
-    if (state().judged || state().find) {
-      change({ judged: "", find: "" });
+    if (state().judged || state().find || state().step) {
+      change({ judged: "", find: "", step: "" });
       await new Promise((done) => setTimeout(done, 300));
     }
     table.select(at, true);

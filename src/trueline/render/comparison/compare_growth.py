@@ -47,7 +47,7 @@ def _grows(steps: Sequence[StepSummary]) -> str:
     """The largest difference at the first, the last and, where that is another, the worst step; of values that rounding
     does not touch, as integers, there is none.
     """
-    largest = _by_step(steps, lambda each: each.largest_times)
+    largest = by_step(steps, lambda each: each.largest_times)
     largest = {step: times for step, times in largest.items() if 0 < times < math.inf}
     if len(largest) < 2:
         return ""
@@ -55,7 +55,7 @@ def _grows(steps: Sequence[StepSummary]) -> str:
 
 
 def _loss(steps: Sequence[StepSummary]) -> str:
-    losses = _by_step(steps, lambda each: None if each.loss_rel is None else abs(each.loss_rel))
+    losses = by_step(steps, lambda each: None if each.loss_rel is None else abs(each.loss_rel))
     if not losses:
         return ""
     differing = {step: rel for step, rel in losses.items() if rel > 0}
@@ -79,7 +79,7 @@ def _whose(steps: Sequence[StepSummary], *, differs: bool = True) -> str:
     return "The recorded loss" + (" of all ranks merged" if rank is None else f" of rank {rank}")
 
 
-def _by_step(steps: Sequence[StepSummary], of: Callable[[StepSummary], float | None]) -> dict[int, float]:
+def by_step(steps: Sequence[StepSummary], of: Callable[[StepSummary], float | None]) -> dict[int, float]:
     """The largest number of each step over its ranks; a NaN, which compares with nothing, is taken for infinite."""
     found: dict[int, float] = {}
     for each in steps:

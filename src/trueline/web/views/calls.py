@@ -136,6 +136,7 @@ class Outline:
         self.micros = np.array([micro or 0 for micro in _taken(rows["micro"], self._first_C)], dtype=np.int64)
         self._depths = _depths(self.names, self.kinds, self.modules)
         self._numbers = _numbers(rows, self.rows, len(self._first_C))
+        self.judged_by: object = None
         self.judgements: Sequence[str] = ()
         """[C] of the comparison with the reference, or none."""
         self._sources: dict[int, str] = {}
@@ -244,7 +245,8 @@ class Outlines:
                     self._kept.pop(next(iter(self._kept)))
                 self._kept[key] = made
             outline = self._kept[key]
-            if watched.compared is not None and not outline.judgements:
+            if watched.compared is not None and outline.judged_by is not watched.compared:
+                outline.judged_by = watched.compared
                 outline.judgements = judgements_of(watched.compared.comparison.rows, step, rank, outline.place_of)
             return outline
 

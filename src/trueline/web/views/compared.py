@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Literal
 
-from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow
+from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, StepSummary
 from trueline.analyze.recorded.step_values import CallKey
+from trueline.render.comparison.compare_csv import write_csv
+from trueline.render.comparison.compare_growth import by_step
 from trueline.render.comparison.compare_rows import JUDGEMENT_WORDS, place_text, shape_text
 from trueline.render.comparison.compare_story import Story
+from trueline.render.comparison.compare_xlsx import write_xlsx
 from trueline.schema.errors import InputError
 from trueline.schema.site import Site
 from trueline.web.judging import Compared
@@ -18,14 +24,29 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MAX_PAGE = 1000
+MAX_TIMES = 1e30
+"""Drawn for a difference that is infinite, or not a number."""
 GRAVITY = ("equal", "within", "not-comparable", "propagated", "beyond")
 """Judgements, the gravest last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Of one step, over all ranks: the largest difference in times of what rounding explains (at most ``MAX_TIMES``),
+    how far the losses are apart, relative to them, and how many values are beyond rounding. None: not measured.
+    """
+
+    step: int
+    times: float | None
+    loss_rel: float | None
+    beyond: int
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonView:
     """The head of the screen. ``story`` is None while it is compared, or where ``failed`` says why it cannot be.
     ``counts`` are (judgement, in words, values); ``first_at`` is where among all rows the first difference is.
+    ``renames`` are names of the reference and what they are called here, as they were matched by hand.
     """
 
     run: str
@@ -37,11 +58,15 @@ class ComparisonView:
     num_rows: int
     first_at: int | None
     largest_times: float | None
+    growth: tuple[Growth, ...]
+    renames: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """One value and its twin; numbers as in ``ComparedRow``, ``also_in`` is what REF calls it where that differs."""
+    """One value and its twin; numbers as in ``ComparedRow``, ``also_in`` is what REF calls it where that differs.
+    ``name`` and ``ref_name`` are those of the call here and in REF, "" where it is not there.
+    """
 
     at: int
     step: int
@@ -60,6 +85,8 @@ class RowView:
     how: str
     where: str
     note: str
+    name: str
+    ref_name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +100,14 @@ class RowsView:
 
 def comparison_of(watched: WatchedRun) -> ComparisonView:
     """The head of the screen. Raises ``InputError`` where no reference was given."""
-    if watched.ref is None:
-        raise InputError("There is no reference to compare with. Start the page with `trueline view RUN --ref REF`.")
+    ref = watched.require_ref()
     compared = watched.compared
     rows = () if compared is None else compared.comparison.rows
     first = None if compared is None else compared.comparison.first
     times = [row.times for row in rows if row.times is not None]
     return ComparisonView(
         run=watched.name,
-        ref=watched.ref,
+        ref=ref,
         story=None if compared is None else compared.story,
         failed=watched.compare_failed,
         comparing=compared is None and not watched.compare_failed,
@@ -91,15 +117,49 @@ def comparison_of(watched: WatchedRun) -> ComparisonView:
         num_rows=len(rows),
         first_at=next((at for at, row in enumerate(rows) if row == first), None) if first is not None else None,
         largest_times=max(times, default=None),
+        growth=() if compared is None else _growth(compared.comparison.steps),
+        renames=watched.renames,
     )
 
 
-def rows_of(watched: WatchedRun, *, offset: int, limit: int, judgement: str, search: str) -> RowsView:
+def _growth(steps: Sequence[StepSummary]) -> tuple[Growth, ...]:
+    times = by_step(steps, lambda each: each.largest_times)
+    losses = by_step(steps, lambda each: None if each.loss_rel is None else abs(each.loss_rel))
+    beyond = Counter({each.step: 0 for each in steps})
+    for each in steps:
+        beyond[each.step] += each.counts.get("beyond", 0)
+    return tuple(
+        Growth(step, _drawable(times.get(step)), _drawable(losses.get(step)), count)
+        for step, count in sorted(beyond.items())
+    )
+
+
+def _drawable(value: float | None) -> float | None:
+    return None if value is None else min(value, MAX_TIMES)
+
+
+def rows_of(
+    watched: WatchedRun, *, offset: int, limit: int, judgement: str, search: str, step: int | None = None
+) -> RowsView:
     """A page of rows. Raises ``InputError``."""
     if not 1 <= limit <= MAX_PAGE or offset < 0:
         raise InputError(f"{limit} rows from {offset} on were asked for. Ask for 1 to {MAX_PAGE}, from 0 on.")
-    kept = _kept(watched.compared, {name for name in judgement.split(",") if name}, search.lower())
+    kept = _kept(watched.compared, judgement, search, step)
     return RowsView(offset, len(kept), tuple(_row(at, row) for at, row in kept[offset : offset + limit]))
+
+
+def table_of(watched: WatchedRun, kind: Literal["csv", "xlsx"], judgement: str, search: str, step: int | None) -> bytes:
+    """The rows that the filters leave as a file, as `compare --csv` or `--xlsx` writes it. Raises ``InputError``."""
+    if watched.compared is None:
+        raise InputError("There are no rows yet: the Runs are not compared.")
+    rows = [row for _, row in _kept(watched.compared, judgement, search, step)]
+    with TemporaryDirectory(prefix="trueline-view-") as folder:
+        target = Path(folder, f"rows.{kind}")
+        if kind == "csv":
+            write_csv(target, rows)
+        else:
+            write_xlsx(target, replace(watched.compared.comparison, rows=rows), watched.compared.story)
+        return target.read_bytes()
 
 
 def judgements_of(rows: Sequence[ComparedRow], step: int, rank: int, place_of: Mapping[CallKey, int]) -> Sequence[str]:
@@ -115,12 +175,16 @@ def judgements_of(rows: Sequence[ComparedRow], step: int, rank: int, place_of: M
     return found
 
 
-def _kept(compared: Compared | None, judgements: set[str], search: str) -> Sequence[tuple[int, ComparedRow]]:
+def _kept(
+    compared: Compared | None, judgement: str, search: str, step: int | None
+) -> Sequence[tuple[int, ComparedRow]]:
+    judgements, search = {name for name in judgement.split(",") if name}, search.lower()
     rows = () if compared is None else compared.comparison.rows
     return [
         (at, row)
         for at, row in enumerate(rows)
         if (not judgements or row.judgement in judgements)
+        and (step is None or row.step == step)
         and (not search or search in place_text(row).lower() or search in row.api.lower())
     ]
 
@@ -144,4 +208,6 @@ def _row(at: int, row: ComparedRow) -> RowView:
         how=row.how,
         where=row.where,
         note=row.note,
+        name=Site.parse(row.site).name if row.site else "",
+        ref_name=Site.parse(row.ref_site).name if row.ref_site else "",
     )
