@@ -47,6 +47,7 @@ API = {
         "analyze/compare/result.py",
         ("findings", "first", "rows", "steps", "counts", "missing", "notes", "exit_code", "to_json"),
     ),
+    "Page": ("web/serve.py", ("url", "close")),
     "Tolerance": ("schema/files/tolerance.py", ("load", "save")),
     "Run": (
         "store/reader.py",

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from trueline.schema.plan import OnFinding, Plan
     from trueline.store.collect import Collected
     from trueline.store.reader import Run
+    from trueline.web.serve import Page
 
 from trueline import rl as rl
 
 __version__ = "0.1.0"
-__all__ = ["calibrate", "check", "collect", "compare", "diagnose", "open_run", "report", "seed_all", "watch"]
+__all__ = ["calibrate", "check", "collect", "compare", "diagnose", "open_run", "report", "seed_all", "view", "watch"]
 
 
 def watch(
@@ -230,6 +231,34 @@ def report(
     readings = importlib.import_module("trueline.render.report.run_reading").readings_of(results)
     save(target, importlib.import_module("trueline.render.report.report").render(readings))
     return target
+
+
+def view(
+    runs: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+    *,
+    ref: str | os.PathLike[str] | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8642,
+    token: str | None = None,
+) -> Page:
+    """Serve the page about one or several Runs, also while they are written, and return at once: ``url`` is what a
+    browser opens, ``close()`` ends it, and in a notebook it shows itself as a link.
+
+    Arguments as of ``trueline view``: with ``ref`` the Run is compared with it, port 0 is any free one. Verdicts are
+    made in a process of its own, so a script calls this below ``if __name__ == "__main__":``. Raises ``RunError`` where
+    a path is no Run, ``InputError`` for a host or token that cannot be, or where the packages of ``trueline[view]`` are
+    missing.
+    """
+    importlib.import_module("trueline.web.required").require_packages()
+    paths = [runs] if isinstance(runs, (str, os.PathLike)) else runs
+    serve = importlib.import_module("trueline.web.serve")
+    return serve.Page(
+        [os.fspath(path) for path in paths],
+        ref=None if ref is None else os.fspath(ref),
+        host=host,
+        port=port,
+        token=token,
+    )
 
 
 def seed_all(

@@ -18,7 +18,8 @@ import pytest
 from tests.cli.in_process import trueline
 from tests.synthetic_runs import write_run
 
-from trueline.schema.errors import InputError
+import trueline as trueline_package
+from trueline.schema.errors import InputError, RunError
 from trueline.web.serve import listen, require_token
 
 
@@ -56,6 +57,36 @@ def test_other_machines_need_a_token_of_ones_own(
             require_token("127.0.0.1", token)
     assert require_token("0.0.0.0", "sixteen-letters-") == "sixteen-letters-"
     assert len({require_token("127.0.0.1", None) for _ in range(3)}) == 3
+
+
+def test_in_python_the_page_is_there_until_it_is_closed(run_path: Path) -> None:
+    with trueline_package.view(run_path, port=0) as page:
+        address = urlsplit(page.url)
+        assert repr(page) == f"Trueline page at {page.url}"
+        assert f'href="{page.url}"' in page._repr_html_()
+        assert _status(address.port, f"/api/runs?{address.query}") == 200
+        assert _status(address.port, "/api/runs") == 403
+    page.close()
+    with pytest.raises(ConnectionRefusedError):
+        _status(address.port, "/api/runs")
+
+
+def test_in_python_what_cannot_be_shown_is_refused_and_leaves_nothing_behind(tmp_path: Path, run_path: Path) -> None:
+    before = len(psutil.Process().children(recursive=True))
+    with pytest.raises(RunError, match="nowhere"):
+        trueline_package.view([run_path, tmp_path / "nowhere"], port=0)
+    with pytest.raises(InputError, match="token"):
+        trueline_package.view(run_path, host="0.0.0.0")
+    assert len(psutil.Process().children(recursive=True)) == before
+
+
+def _status(port: int | None, path: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port or 0, timeout=60)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    finally:
+        connection.close()
 
 
 def test_a_port_in_use_gives_way_to_the_next_free_one() -> None:

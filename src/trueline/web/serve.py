@@ -6,7 +6,12 @@ import errno
 import secrets
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from html import escape
+from threading import Thread
+from types import TracebackType
+from typing import Self
 
 import uvicorn
 
@@ -64,6 +69,52 @@ def serve(
             listening.close()
     finally:
         judge.close()
+
+
+class Page:
+    """The page, served by a thread of this process until it is closed, or the process ends. In a notebook it shows
+    itself as a link; ``with`` closes it.
+    """
+
+    def __init__(self, paths: Sequence[str], *, ref: str | None, host: str, port: int, token: str | None) -> None:
+        required = require_token(host, token)
+        self._judge = Judge()
+        with ExitStack() as undone:
+            undone.callback(self._judge.close)
+            runs = watched_runs(paths, ref, self._judge)
+            self._listening, self._address = listen(host, port, required)
+            undone.pop_all()
+        self._watching = Watching(runs)
+        self._server = server(runs, self._address)
+        self._thread = Thread(target=self._server.run, args=([self._listening],), name="trueline-page", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """What a browser opens; the token in it is the key to the page."""
+        return self._address.url
+
+    def close(self) -> None:
+        """Serve no more, and end the process that judges. Closing twice is closing once."""
+        self._server.should_exit = True
+        self._thread.join(10)
+        self._watching.close()
+        self._judge.close()
+        self._listening.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Trueline page at {self.url}"
+
+    def _repr_html_(self) -> str:
+        return f'<a href="{escape(self.url)}" target="_blank" rel="noreferrer">Trueline: open the page</a>'
 
 
 def server(runs: Sequence[WatchedRun], address: Address) -> uvicorn.Server:

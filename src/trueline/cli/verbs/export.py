@@ -22,12 +22,12 @@ def page(
 
     It holds the screens Triage, Incident and Ranks × steps; recorded steps and comparisons need the server.
     """
-    from trueline.cli.verbs.view import needing_server
     from trueline.cli.waiting import waiting
     from trueline.render.output import save, writable_target
+    from trueline.web.required import require_packages
 
     target = writable_target(out, overwrite=overwrite, what="page", example="page.html")
-    needing_server()
+    require_packages()
     from trueline.web.judging import Judge
     from trueline.web.page_file import page_file
     from trueline.web.serve import watched_runs

@@ -37,8 +37,9 @@ def command(
     from contextlib import ExitStack
 
     from trueline.cli.waiting import waiting
+    from trueline.web.required import require_packages
 
-    needing_server()
+    require_packages()
     from trueline.web.serve import serve
 
     before = signal.signal(signal.SIGTERM, _leave)  # ends what was started, as Ctrl-C does
@@ -56,17 +57,6 @@ def command(
             serve(runs, ref=ref, host=host, port=port, token=token, ready=tell)
         except KeyboardInterrupt:
             return
-
-
-def needing_server() -> None:
-    """Raise ``InputError`` where the packages of the page are not installed."""
-    from trueline.schema.errors import InputError
-
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise InputError(f"The page needs {error.name}, which is missing here: pip install 'trueline[view]'.") from None
 
 
 def _leave(number: int, frame: object) -> NoReturn:
