@@ -160,7 +160,7 @@ def _plain(value: Any, slot: str, depth: int) -> Any:
         return value if value == value and value not in (float("inf"), float("-inf")) else str(value)
     if isinstance(value, str):
         return value[:MAX_TEXT]
-    if isinstance(value, (torch.dtype, torch.device)):
+    if isinstance(value, (torch.dtype, torch.device, torch.memory_format, torch.layout)):
         return str(value)
     if depth < MAX_DEPTH and isinstance(value, slice):
         return {"slice": [_plain(part, slot, depth + 1) for part in (value.start, value.stop, value.step)]}

@@ -116,7 +116,8 @@ class StepBuffer:
             if measures:
                 numel = x.numel()
                 same_as = self._measure_once(x, self._key(x, None), call, phase, slot)
-            self._rows.add((call, phase, slot, x.dtype, x.shape, numel, call.flags, None, note), same_as=same_as)
+            place = (call, phase, slot, x.dtype, x.shape, numel, call.flags, None, note, _strides(x))
+            self._rows.add(place, same_as=same_as)
 
     def _see_wrapped(self, call: Call, phase: str, slot: str, x: Tensor, note: str | None) -> None:
         """The same for a tensor that wraps other tensors, or has no values."""
@@ -131,7 +132,8 @@ class StepBuffer:
                 key = (*key, None if x.is_inference() else x._version)
             same_as = self._measure_once(local, key, call, phase, slot, whole=seen.whole)
         shape = x.shape if local is None else local.shape
-        self._rows.add((call, phase, slot, x.dtype, shape, numel, flags, seen.mesh, why), same_as=same_as)
+        strides = None if local is None else _strides(local)
+        self._rows.add((call, phase, slot, x.dtype, shape, numel, flags, seen.mesh, why, strides), same_as=same_as)
 
     def _measure_once(
         self,
@@ -295,6 +297,11 @@ class StepBuffer:
         else:
             self._tensors.append((copy, record))
         self._rows.stored(row, record.key)
+
+
+def _strides(x: Tensor) -> tuple[int, ...] | None:
+    """In elements; None for a value that lies in memory row by row, or has no strides."""
+    return None if x.layout is not _STRIDED or x.is_contiguous() else x.stride()
 
 
 @dataclass(eq=False)

@@ -106,7 +106,7 @@ MAX_PLACES = 65_536
 """Places in the cache, which is cleared when it holds more."""
 
 _OF_CALL = ("micro", "name", "kind", "api", "module", "stack")
-_OF_PLACE = ("phase", "slot", "flags", "dtype", "shape", "numel", "mesh", "note")
+_OF_PLACE = ("phase", "slot", "flags", "dtype", "shape", "numel", "mesh", "note", "strides")
 _TAKE = {"call": attrgetter("call.index")} | {name: attrgetter(f"call.{name}") for name in _OF_CALL}
 _TAKE |= {name: attrgetter(name) for name in _OF_PLACE}
 
@@ -124,6 +124,7 @@ class RowPlace:
     flags: str
     mesh: str | None
     note: str | None
+    strides: tuple[int, ...] | None
 
 
 class StepRows:
@@ -148,7 +149,7 @@ class StepRows:
 
     def add(self, key: tuple[Any, ...], *, same_as: int | None) -> None:
         """A row: ``key`` is a ``Call``, phase, slot, dtype, shape, elements or None where it was not measured, flags,
-        mesh and note; ``same_as`` is the row that has its numbers.
+        mesh, note and strides (None: row by row); ``same_as`` is the row that has its numbers.
         """
         place = self._known.get(key)
         if place is None:

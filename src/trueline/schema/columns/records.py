@@ -66,6 +66,12 @@ RECORD_COLUMNS: tuple[Column, ...] = (
     Column("flags", "string", "", "Comma-separated: recomputed, no_grad, compiled, inplace, pending_sum."),
     Column("dtype", "string", "", "torch dtype without 'torch.'; Python's type name for numbers."),
     Column("shape", "list<int64>", "elements", "Shape of the value as seen (of the local shard of a DTensor)."),
+    Column(
+        "strides",
+        "list<int64>",
+        "elements",
+        "Strides of the value as seen, where it does not lie in memory row by row.",
+    ),
     Column("mesh", "string", "", "JSON of a DTensor's mesh, placements, whole shape and offset of the shard."),
     Column("same_as", "int32", "", "Row of this step that has the numbers of this value; None where this row has."),
     Column("numel", "int64", "elements", "Numbers measured: the elements, or two for each complex one."),

@@ -31,7 +31,7 @@ STRUCTURE_NAMES: tuple[str, ...] = tuple(
 TEXT_NAMES: tuple[str, ...] = tuple(field.name for field in RECORD_SCHEMA if pa.types.is_string(field.type))
 
 _DENSE_NAMES = ("min", "max", "sum", "sum_sq", *PROJECTION_NAMES, "fingerprint", "exponents")
-_LEAF = {"shape": "shape.list.element"}
+_LEAF = {name: f"{name}.list.element" for name in ("shape", "strides")}
 _DICTIONARY_LEAVES = [_LEAF.get(name, name) for name in RECORD_SCHEMA.names if name not in _DENSE_NAMES]
 
 

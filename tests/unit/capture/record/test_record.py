@@ -360,6 +360,15 @@ def test_a_part_of_a_buffer_that_nobody_has_written_is_not_measured_until_it_is(
     assert rows["0/fwd/Buffered.getitem#1:out0"]["sum"] == 2
 
 
+def test_strides_are_kept_of_values_that_do_not_lie_row_by_row():
+    model, optimizer, x = made()
+    recording = Recording(model, {"preset": "ops", "steps": (0, 1), "phases": ["fwd"]}, optimizer)
+
+    rows = by_site(recording.step(0, lambda: model(x.t().contiguous().t()).sum().backward()))
+    assert rows["0/fwd/first.up.linear#0:in0"]["strides"] == (1, 5)
+    assert rows["0/fwd/first.up.linear#0:out0"]["strides"] is None
+
+
 def test_what_cannot_be_measured_is_named():
     class Odd(nn.Module):
         def forward(self, x):
