@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trueline.cli.options import Json
+from trueline.cli.verbs import trial_op, trial_precheck
 from trueline.cli.verbs.run import SETTINGS
 
 if TYPE_CHECKING:
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from trueline.trials.trial import TrialAnswer
 
 app = typer.Typer(no_args_is_help=True, help="Run an experiment for a question that recorded Runs cannot answer.")
+
+app.command("op")(trial_op.command)
+app.command("precheck")(trial_precheck.command)
 
 _MEANS = {
     "confirmed": "the first step breaks a law",

@@ -1,0 +1,73 @@
+"""`trueline trial op`: one recorded operation by itself, as a proof that needs torch alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trueline.cli.options import Json
+
+if TYPE_CHECKING:
+    from trueline.trials.trial import TrialAnswer
+
+Device = Annotated[
+    str, typer.Option(help="Where operations are called.", show_default="the accelerator, else cpu", metavar="DEVICE")
+]
+Modules = Annotated[
+    list[str] | None,
+    typer.Option("--import", help="Import this first: it defines operations; may be given again.", metavar="MODULE"),
+]
+
+
+def command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A Run with recorded operations (presets ops and mix).")],
+    site: Annotated[str, typer.Argument(metavar="SITE", help="A call, as 120.0/r3/fwd/layers.7.mlp.gelu#0.")],
+    out: Annotated[Path, typer.Option(help="The folder to write.", metavar="DIR")] = Path("trial-op"),
+    device: Device = "",
+    modules: Modules = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in DIR already.")] = False,
+    json: Json = False,
+) -> None:
+    """Call one recorded operation again with the inputs that it had, judge its error against float64, and write a
+    folder that proves it with torch alone: op.py, expected.json, inputs.safetensors.
+
+    confirmed: the error is more than rounding explains; excluded: it is not. Exit code 0: one of these; 3: undecided.
+
+    Example: trueline trial op runs/exp1 0.0/r0/opt/SGD.fused_sgd_#0 --out proof && python proof/op.py
+    """
+    from trueline.cli.json_document import print_document
+    from trueline.store.reader import Run
+    from trueline.trials.op.devices import import_all, require_device
+    from trueline.trials.op.stand_alone import prove_op
+
+    import_all(modules or ())
+    found = prove_op(Run(run), site, device=require_device(device), out=out, overwrite=overwrite)
+    if json:
+        print_document(found.to_json())
+    else:
+        print_answer(found.answer, _MEANS[found.answer.answer])
+        for path in found.written:
+            print(f"  written: {path}")
+    raise typer.Exit(found.answer.exit_code)
+
+
+_MEANS = {
+    "confirmed": "the error of the operation is more than rounding explains",
+    "excluded": "rounding explains the error of the operation",
+    "undecided": "whether rounding explains the error cannot be told",
+}
+
+
+def print_answer(answer: TrialAnswer, means: str) -> None:
+    """The answer of a trial that runs no job."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(soft_wrap=True)
+    console.print(f"{answer.answer.capitalize()}: {means}.", style="bold", highlight=False)
+    for line in answer.says:
+        console.print(Text(f"  {line}"))
+    for line in answer.next:
+        console.print(Text.assemble("  ", ("next: ", "green"), line))

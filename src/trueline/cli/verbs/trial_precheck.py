@@ -1,0 +1,91 @@
+"""`trueline trial precheck`: every recorded operation on this device, against float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trueline.cli.options import Json
+from trueline.cli.verbs.trial_op import Device, Modules, print_answer
+
+if TYPE_CHECKING:
+    from trueline.store.reader import Run
+    from trueline.trials.op.precheck import Precheck
+
+
+def command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A Run with recorded operations (presets ops and mix).")],
+    device: Device = "",
+    benchmark: Annotated[
+        Path | None,
+        typer.Option(
+            "--with", help="Results of another machine; written where nothing is there yet.", metavar="RESULTS.json"
+        ),
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="The recorded step.", show_default="the first", min=0)] = None,
+    rank: Annotated[int | None, typer.Option(help="The rank.", show_default="the lowest that recorded", min=0)] = None,
+    modules: Modules = None,
+    json: Json = False,
+) -> None:
+    """Call the operations that a Run recorded on this device, twice each, and judge their errors against float64.
+
+    confirmed: an operation is inaccurate; excluded: rounding explains them all. Exit code 0: one of these; 3:
+    undecided.
+
+    Example: trueline trial precheck runs/exp1 --device cuda --with results-cpu.json
+    """
+    from trueline.cli.json_document import print_document
+    from trueline.store.reader import Run
+    from trueline.trials.op.devices import import_all, require_device
+    from trueline.trials.op.precheck import read_benchmark
+
+    import_all(modules or ())
+    known = benchmark is not None and benchmark.exists()
+    other = read_benchmark(benchmark) if known and benchmark is not None else {}
+    found = _checked(Run(run), device=require_device(device), step=step, rank=rank, benchmark=other)
+    if benchmark is not None and not known:
+        _write(found, benchmark)
+    if json:
+        print_document(found.to_json())
+    else:
+        print_answer(found.answer, _MEANS[found.answer.answer])
+        if benchmark is not None and not known:
+            print(f"  written: {benchmark}, which --with reads on another machine")
+    raise typer.Exit(found.answer.exit_code)
+
+
+_MEANS = {
+    "confirmed": "an operation is inaccurate on this device",
+    "excluded": "rounding explains the errors of all operations that were judged",
+    "undecided": "whether rounding explains the errors of operations cannot be told",
+}
+
+
+def _checked(run: Run, **asked: object) -> Precheck:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from trueline.cli.waiting import on_terminal
+    from trueline.trials.op.precheck import precheck
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not on_terminal()) as shown:
+        task = shown.add_task("Calling operations")
+        return precheck(
+            run,
+            progress=lambda api, done, num: shown.update(task, description=api, completed=done, total=num),
+            **asked,  # type: ignore[arg-type]
+        )
+
+
+def _write(found: Precheck, path: Path) -> None:
+    import json
+
+    from trueline.schema.errors import InputError
+
+    try:
+        path.write_text(json.dumps(found.to_json(), indent=1) + "\n")
+    except OSError as error:
+        raise InputError(f"'{path}' cannot be written to: {error}. Pass another path to --with.") from None

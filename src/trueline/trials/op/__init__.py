@@ -1,0 +1,1 @@
+"""One operation of a Run by itself: its call again, and whether what it returns is what rounding explains."""

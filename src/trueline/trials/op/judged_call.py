@@ -1,0 +1,150 @@
+"""A recorded call as the document that ``proof`` judges: what is called, with which inputs, and what is expected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.capture.record.buffer import UNFILLED
+from trueline.schema.errors import CannotTell
+from trueline.store.reader import Run
+from trueline.trials.op import proof
+from trueline.trials.op.inputs import Inputs, inputs_of, stored_output
+from trueline.trials.op.law import expected_rel
+from trueline.trials.op.recorded_calls import RecordedCall
+
+SCHEMA = 1
+"""Version of ``expected.json``; raised when a key changes meaning."""
+
+_AUTOCAST = (None, "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class JudgedCall:
+    """``document`` as ``expected.json`` has it, the ``inputs`` and the ``exact`` results that it was made of."""
+
+    call: RecordedCall
+    document: dict[str, Any]
+    inputs: Inputs
+    exact: dict[str, Tensor]
+
+    def on(self, device: str, benchmark: Any = None) -> dict[str, dict[str, Any]]:
+        """Its outputs as ``proof.proved`` judges them on a device. Raises ``CannotTell`` where it cannot be called."""
+        try:
+            return proof.proved(self.document, self.inputs.tensors, device, exact=self.exact, benchmark=benchmark)
+        except proof.Impossible as why:
+            raise CannotTell(str(why)) from None
+
+
+def judged_call(run: Run, call: RecordedCall, *, seed: int = 0) -> JudgedCall:
+    """``call`` with its inputs, made ready to be judged. Raises ``CannotTell`` with the reason why it cannot be."""
+    _require_alone(call)
+    backward = _has_backward(call)
+    inputs = inputs_of(run, call, backward=backward, seed=seed)
+    if not inputs.tensors:
+        raise CannotTell("it takes no tensor")
+    args, kwargs = call.arguments()
+    described: dict[str, Any] = {
+        "function": call.api,
+        "args": args,
+        "kwargs": kwargs,
+        "in_place": call.in_place,
+        "autocast": None,
+        "gradients": _gradients(call) if backward else None,
+    }
+    try:
+        made = _as_recorded(described, inputs.tensors, call)
+        exact = proof.outcomes(described, inputs.tensors, exact=True)
+    except proof.Impossible as why:
+        raise CannotTell(str(why)) from None
+    expected = {slot: _expected(described, call, inputs, slot, x, exact) for slot, x in made.items() if slot in exact}
+    document = {
+        "schema": SCHEMA,
+        "site": call.site,
+        "torch": torch.__version__,
+        "call": described,
+        "inputs": {
+            slot: {"strides": None if x.is_contiguous() else list(x.stride())} for slot, x in inputs.tensors.items()
+        },
+        "drawn": list(inputs.drawn),
+        "expected": expected,
+        "recorded": {} if inputs.drawn else _recorded(run, call),
+    }
+    return JudgedCall(call, document, inputs, exact)
+
+
+def _require_alone(call: RecordedCall) -> None:
+    """Raise ``CannotTell`` for what may not be called by itself."""
+    if call.kind == "collective" or ".distributed." in call.api:
+        raise CannotTell("it communicates with other ranks")
+    if "compiled" in call.flags:
+        raise CannotTell("it is compiled code, of which only the whole was recorded")
+    if not call.outputs:
+        raise CannotTell("it returns no tensor")
+    if any(value.row["note"] == UNFILLED for value in call.outputs.values()):
+        raise CannotTell("it returns memory that nothing has written")
+    written = {slot: each for slot, each in call.inputs.items() if slot.partition(".")[0] == "in0" and call.in_place}
+    for slot, value in written.items():
+        others = {each.root for name, each in call.inputs.items() if name != slot}
+        if value.root in others or 0 in (value.strides or ()):
+            raise CannotTell("it changes memory that it also reads as another input")
+
+
+def _has_backward(call: RecordedCall) -> bool:
+    arrived = any(slot in call.gradients for slot in call.outputs)
+    return call.phase == "fwd" and arrived and not call.in_place and any(slot in call.gradients for slot in call.inputs)
+
+
+def _gradients(call: RecordedCall) -> dict[str, Any]:
+    return {
+        "given": {slot: f"grad of {slot}" for slot in call.outputs if slot in call.gradients},
+        "wanted": [slot for slot in call.inputs if slot in call.gradients],
+    }
+
+
+def _as_recorded(described: dict[str, Any], inputs: dict[str, Tensor], call: RecordedCall) -> dict[str, Tensor]:
+    """What the call returns, with ``autocast`` put into ``described`` where the recorded dtypes need it."""
+    wanted = {slot: (value.dtype, value.shape) for slot, value in call.outputs.items()}
+    seen = ""
+    for autocast in _AUTOCAST:
+        described["autocast"] = autocast
+        try:
+            made = proof.outcomes(described, inputs)
+        except proof.Impossible:
+            if autocast is _AUTOCAST[-1] or not _mixed(inputs):
+                raise
+            continue
+        found = {slot: (str(x.dtype).removeprefix("torch."), tuple(x.shape)) for slot, x in made.items()}
+        if all(found.get(slot) == each for slot, each in wanted.items() if slot in found):
+            return made
+        slot = next(slot for slot, each in wanted.items() if slot in found and found[slot] != each)
+        seen = seen or f"it returns {found[slot][0]} {list(found[slot][1])} here, and {wanted[slot][0]} "
+        seen += f"{list(wanted[slot][1])} in the Run" if seen.endswith(" ") else ""
+    raise CannotTell(seen)
+
+
+def _mixed(inputs: dict[str, Tensor]) -> bool:
+    return len({x.dtype for x in inputs.values() if x.is_floating_point()}) > 1
+
+
+def _expected(
+    described: dict[str, Any], call: RecordedCall, inputs: Inputs, slot: str, made: Tensor, exact: dict[str, Tensor]
+) -> float:
+    own = {name: x for name, x in inputs.tensors.items() if not name.startswith("grad of ")}
+    if isinstance(described["args"][0] if described["args"] else None, list) and slot.startswith(("out", "in")):
+        place = slot.removeprefix("out") if slot.startswith("out") else slot.partition(".")[2]
+        own = {name: x for name, x in own.items() if name.partition(".")[2] in ("", place)} or own
+    arriving = None
+    if slot.startswith("grad of "):
+        arriving = max((x for name, x in inputs.tensors.items() if name.startswith("grad of ")), key=Tensor.numel)
+    dtype = str(made.dtype).removeprefix("torch.")
+    return expected_rel(call.api, own, exact[slot], dtype, autocast=described["autocast"], arriving=arriving)
+
+
+def _recorded(run: Run, call: RecordedCall) -> dict[str, str]:
+    """A hash of the bits of each output that was stored."""
+    found = {slot: stored_output(run, call, slot) for slot in call.outputs}
+    return {slot: proof.bits_of(x) for slot, x in found.items() if x is not None}

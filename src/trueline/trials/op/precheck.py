@@ -1,0 +1,225 @@
+"""Which operations of a Run are wrong on this device: each signature called twice, against float64 on the CPU.
+
+The rule, fixed before the first call. An operation is inaccurate where its error is more than ``proof.LIMIT`` times
+what its law expects, and more than as many times what one rounding of each input makes (``proof.rounding_seen``); on an
+accelerator only where the same dtype on the CPU is within that, and with a benchmark only where its error is more than
+``proof.BENCHMARK_LIMIT`` times the benchmark's. Where the law alone is broken, the law is to blame: it cannot be told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trueline.schema.errors import CannotTell, InputError
+from trueline.schema.finding import Finding
+from trueline.store.reader import Run
+from trueline.trials.op.judged_call import JudgedCall, judged_call
+from trueline.trials.op.proof import LIMIT
+from trueline.trials.op.recorded_calls import RecordedCall, op_steps, recorded_calls
+from trueline.trials.trial import Answer, Arm, TrialAnswer
+
+QUESTION = "Is the error of any recorded operation on this device more than rounding explains?"
+Outcome = Literal["within", "beyond", "cannot tell", "not judged"]
+OUTCOMES: tuple[Outcome, ...] = ("beyond", "cannot tell", "not judged", "within")
+
+
+@dataclass(frozen=True)
+class CheckedOp:
+    """An operation: the ``site`` of the first call of its signature, how many ``calls`` have that, its ``outputs`` as
+    ``proof.proved`` has them, the inputs that were ``drawn``, and ``why`` it is not judged.
+    """
+
+    key: str
+    site: str
+    api: str
+    calls: int
+    outcome: Outcome
+    outputs: Mapping[str, Mapping[str, Any]]
+    drawn: tuple[str, ...] = ()
+    why: str = ""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the second call returned the bits of the first."""
+        return all(each["repeats"] for each in self.outputs.values())
+
+    def worst(self) -> tuple[str, Mapping[str, Any]]:
+        """The slot, and what is known of the output, that decides the outcome."""
+        chosen = [item for item in self.outputs.items() if item[1]["verdict"] == self.outcome]
+        return max(chosen or self.outputs.items(), key=lambda item: item[1]["rel"])
+
+    def to_json(self) -> dict[str, Any]:
+        """As the document has it."""
+        outputs = {slot: dict(each) for slot, each in self.outputs.items()}
+        own = {name: getattr(self, name) for name in ("key", "site", "api", "calls", "outcome", "why")}
+        return own | {"drawn": list(self.drawn), "outputs": outputs}
+
+
+@dataclass(frozen=True)
+class Precheck:
+    """The ``answer``, the operations in the order of the Run, and findings."""
+
+    answer: TrialAnswer
+    device: str
+    operations: Sequence[CheckedOp]
+    findings: tuple[Finding, ...]
+
+    def counts(self) -> dict[str, int]:
+        """Operations by outcome."""
+        return {each: sum(one.outcome == each for one in self.operations) for each in OUTCOMES}
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of the outside contract; another machine's is a benchmark for this one."""
+        return self.answer.to_json() | {
+            "device": self.device,
+            "counts": self.counts(),
+            "findings": [each.to_json() for each in self.findings],
+            "operations": [each.to_json() for each in self.operations],
+        }
+
+
+def precheck(
+    run: Run,
+    *,
+    device: str,
+    step: int | None = None,
+    rank: int | None = None,
+    benchmark: Mapping[str, Any] | None = None,
+    progress: Callable[[str, int, int], None] = lambda api, done, num: None,
+) -> Precheck:
+    """Judge every operation that a step of a Run recorded. ``benchmark`` has the outputs of another machine by key.
+    Raises ``CannotTell`` where no operation was recorded.
+    """
+    calls = [call for each, one in op_steps(run, step, rank) for call in recorded_calls(run, step=each, rank=one)]
+    groups: dict[str, list[RecordedCall]] = {}
+    for call in calls:
+        groups.setdefault(call.signature, []).append(call)
+    checked: list[CheckedOp] = []
+    for done, (signature, alike) in enumerate(groups.items()):
+        progress(alike[0].api, done, len(groups))
+        checked.append(_checked(run, signature, alike, device, benchmark or {}))
+    findings = (*_inaccurate(run, checked, device), *_not_repeating(checked, device))
+    return Precheck(_answer(checked, device), device, checked, findings)
+
+
+def read_benchmark(path: Path) -> dict[str, Any]:
+    """The outputs of operations by key that another machine's document has. Raises ``InputError``."""
+    try:
+        document = json.loads(path.read_text())
+        return {each["key"]: each["outputs"] for each in document["operations"] if each["outputs"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"'{path}' is no result of `trueline trial precheck` ({type(error).__name__}: {error}). Write one on the "
+            "other machine: --with a path where nothing is."
+        ) from None
+
+
+def _checked(
+    run: Run, signature: str, alike: Sequence[RecordedCall], device: str, benchmark: Mapping[str, Any]
+) -> CheckedOp:
+    call = next((each for each in alike if _is_stored(each)), alike[0])
+    key = hashlib.sha256(signature.encode()).hexdigest()[:16]
+    place = (key, call.site, call.api, len(alike))
+    made: JudgedCall | None = None
+    try:
+        made = judged_call(run, call)
+        outputs = made.on(device, benchmark.get(key))
+    except CannotTell as why:
+        return CheckedOp(*place, "not judged", {}, () if made is None else made.inputs.drawn, str(why))
+    verdicts = {each["verdict"] for each in outputs.values()}
+    outcome: Outcome = next((each for each in OUTCOMES if each in verdicts), "not judged")
+    return CheckedOp(*place, outcome, outputs, made.inputs.drawn, "" if verdicts else "no output has a float64 form")
+
+
+def _is_stored(call: RecordedCall) -> bool:
+    return all(value.row["tensor"] is not None for value in call.inputs.values())
+
+
+def _answer(checked: Sequence[CheckedOp], device: str) -> TrialAnswer:
+    judged = [each for each in checked if each.outcome in ("within", "beyond")]
+    beyond = [each for each in judged if each.outcome == "beyond"]
+    untold = [each for each in checked if each.outcome == "cannot tell"]
+    left = [each for each in checked if each.outcome == "not judged"]
+    drawn = sum(bool(each.drawn) for each in judged)
+    answer: Answer = "confirmed" if beyond else "excluded" if judged and len(untold) <= len(judged) else "undecided"
+    says = [
+        f"{len(checked):,} operations by signature on {device}: {len(beyond)} inaccurate, "
+        f"{len(judged) - len(beyond):,} within what rounding explains, {len(untold)} cannot be told, {len(left):,} not "
+        f"judged; inputs were drawn to recorded statistics for {drawn:,}."
+    ]
+    for each in (*beyond, *untold):
+        slot, error = each.worst()
+        says.append(f"{each.outcome}: {each.api} at {each.site}:{slot}: {error['why']}.")
+    for why in dict.fromkeys(each.why for each in left):
+        names = [each.api.rpartition(".")[2] for each in left if each.why == why]
+        named = ", ".join(dict.fromkeys(names))
+        says.append(
+            f"not judged ({len(names)}), as {why.rstrip('.')}: {named if len(named) < 300 else named[:300] + ' …'}"
+        )
+    next_ = tuple(
+        f"trueline trial op RUN '{each.site}' --device {device} writes it as a proof that needs torch alone."
+        for each in beyond[:1]
+    )
+    if not judged:
+        next_ += ('Record a step with preset "mix" and depth = "tensor".',)
+    arms = (Arm(device, len(judged), len(beyond)),)
+    return TrialAnswer("precheck", QUESTION, answer, tuple(says), arms, next_)
+
+
+def _inaccurate(run: Run, checked: Sequence[CheckedOp], device: str) -> list[Finding]:
+    findings: list[Finding] = []
+    for each in (one for one in checked if one.outcome == "beyond"):
+        slot, error = each.worst()
+        step, rank = _place(each.site)
+        claim = f"{each.api} is inaccurate on {device}: {error['why']}."
+        if each.drawn:
+            claim += " Its inputs were drawn to the recorded statistics."
+        findings.append(
+            Finding(
+                code="op-inaccurate",
+                severity="error",
+                claim=claim,
+                ranks=(rank,),
+                step_first=step,
+                step_last=step,
+                sites=(f"{each.site}:{slot.removeprefix('grad of ')}",),
+                measured=error["rel"],
+                expected=error["expected"],
+                unit="relative L2 error against float64",
+                evidence={"calls": each.calls, "limit": LIMIT, "worst": error["worst"], "drawn": list(each.drawn)},
+                next=(f"trueline trial op {run.path} '{each.site}' --device {device}",),
+            )
+        )
+    return findings
+
+
+def _not_repeating(checked: Sequence[CheckedOp], device: str) -> list[Finding]:
+    found = [each for each in checked if not each.repeats]
+    if not found:
+        return []
+    names = ", ".join(dict.fromkeys(each.api for each in found))
+    claim = f"Called twice on {device} with the same inputs, {len(found)} operations return other bits: {names}."
+    step, rank = _place(found[0].site)
+    return [
+        Finding(
+            code="nondeterministic-op",
+            severity="info",
+            claim=claim,
+            ranks=(rank,),
+            step_first=step,
+            step_last=step,
+            sites=tuple(f"{each.site}:{each.worst()[0].removeprefix('grad of ')}" for each in found[:5]),
+            next=("trueline.seed_all(1234, deterministic=True) chooses deterministic forms where there are any.",),
+        )
+    ]
+
+
+def _place(site: str) -> tuple[int, int]:
+    """Step and rank."""
+    step, _, rest = site.partition(".")
+    return int(step), int(rest.split("/")[1].removeprefix("r"))

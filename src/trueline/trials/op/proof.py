@@ -1,0 +1,555 @@
+"""One operation of a training run by itself, with the inputs that it had: does it return what rounding explains?
+
+    python op.py [--device cuda] [--import MODULE] [--with FILE] [--json]
+
+It needs torch and nothing else, and is one file as it is copied. Beside it are ``expected.json``, which says what is
+called and what rounding is expected to make of it, and ``inputs.safetensors``. The operation is called twice, and once
+in float64 on the CPU, to which errors are relative (L2). ``--with`` reads what ``--json`` printed on another machine.
+Exit code 0: rounding explains the errors; 1: it does not; 2: the operation cannot be called here; 3: it cannot be told.
+
+Letters: e error of an output against float64, R rows (all dims but the last), u the unit roundoff.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import hashlib
+import importlib
+import json
+import math
+import re
+import struct
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+LIMIT = 8.0
+"""An error is more than rounding where it is so many times what rounding is expected to make."""
+
+BENCHMARK_LIMIT = 2.0
+"""And, where another machine's error is known, so many times that one (torch/_dynamo/utils.py: same)."""
+
+LEFT_LIMIT = 0.25
+"""Share (0-1) of the elements that an update moves from which on leaving them as they are is no rounding."""
+
+FEW = 16
+"""Moved elements below which nothing is said of that share."""
+
+MASKS = {torch.float16: 2.0**14, torch.bfloat16: 2.0**120, torch.float32: 2.0**120, torch.float64: 2.0**960}
+"""Magnitudes from which on a number is a mask and not a value: beside it, no norm shows anything else."""
+
+Call = Mapping[str, Any]
+"""The key ``call`` of ``expected.json``: ``function``, ``args``, ``kwargs``, ``in_place``, ``autocast`` (a dtype or
+None) and ``gradients``, which are ``given`` to its outputs and ``wanted`` of its inputs (None: no backward)."""
+Values = dict[str, Tensor]
+
+_TYPES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "F16": "float16",
+    "BF16": "bfloat16", "F32": "float32", "F64": "float64", "C64": "complex64", "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+}  # fmt: skip
+_KEYS = ("site", "call", "inputs", "drawn", "expected", "recorded")
+_DEVICE = re.compile(r"(cpu|cuda|npu|xpu|mps|hpu)(:\d+)?")
+_NAMED = re.compile(r"torch\.\w+")
+_WITH_TIES = frozenset({"topk", "sort", "argsort", "max", "min", "argmax", "argmin", "kthvalue", "median", "mode"})
+_CASTS = frozenset({"float", "half", "bfloat16", "double"})
+
+
+class Impossible(Exception):
+    """Why the operation cannot be called, as a sentence."""
+
+
+def read_safetensors(path: Path) -> Values:
+    """The tensors of a safetensors file by name. Raises ``Impossible`` where it is none."""
+    try:
+        data = path.read_bytes()
+        (length,) = struct.unpack("<Q", data[:8])
+        header = json.loads(data[8 : 8 + length])
+        header.pop("__metadata__", None)
+        values: Values = {}
+        for name, entry in header.items():
+            begin, end = entry["data_offsets"]
+            held = bytearray(data[8 + length + begin : 8 + length + end])
+            dtype = getattr(torch, _TYPES[entry["dtype"]])
+            flat = torch.frombuffer(held, dtype=dtype) if held else torch.empty(0, dtype=dtype)
+            values[name] = flat.reshape(entry["shape"])
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, struct.error) as error:
+        raise Impossible(f"'{path}' cannot be read ({error}). Copy it again.") from None
+    return values
+
+
+def laid_out(x: Tensor, strides: tuple[int, ...] | None) -> Tensor:
+    """A copy of ``x`` with these strides; None: row by row."""
+    if strides is None or not x.numel():
+        return x.contiguous().clone()
+    once = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
+    length = 1 + sum((size - 1) * stride for size, stride in zip(once.shape, strides, strict=True))
+    memory = torch.zeros(length, dtype=x.dtype, device=x.device)
+    memory.as_strided(once.shape, strides).copy_(once)
+    return memory.as_strided(x.shape, strides)
+
+
+def function_named(path: str) -> Callable[..., Any]:
+    """The function of torch at ``path``. Raises ``Impossible`` where there is none."""
+    parts = path.split(".")
+    found: Any = torch
+    if parts[0] != "torch":
+        parts = ["torch", "ops", *parts]  # a custom operator: "name::op" is recorded as name.op
+    getter = parts[-1] == "__get__"
+    for part in parts[1 : -1 if getter else None]:
+        inner = getattr(found, part, None)
+        found = getattr(found, f"_{part}", None) if inner is None else inner
+    if getter and hasattr(found, "__get__"):
+        return found.__get__
+    if not callable(found):
+        raise Impossible(f"There is no '{path}' in torch {torch.__version__}. Import what defines it with --import.")
+    return found
+
+
+class Decomposed(TorchDispatchMode):
+    """Replaces kernels by torch's own decompositions of them into others: one that is wrong in float64 too is not the
+    measure of itself then.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What ``func`` returns, by its decomposition where there is one."""
+        return _decompositions().get(func, func)(*args, **(kwargs or {}))
+
+
+@functools.cache
+def _decompositions() -> Mapping[Any, Callable[..., Any]]:
+    try:
+        importlib.import_module("torch._refs")  # which fills the table
+        from torch._decomp import decomposition_table
+
+        return decomposition_table
+    except ImportError:  # of a torch that has them elsewhere
+        return {}
+
+
+def outcomes(call: Call, inputs: Values, *, exact: bool = False) -> Values:
+    """What the call makes of copies of ``inputs``, by slot: ``out0``, ...; of an input that it changes, the slot of
+    that; and of ``gradients`` what its backward gives, ``grad of in0``. ``exact``: in float64 on the CPU.
+
+    Raises ``Impossible`` where it cannot be called.
+    """
+    given = {slot: _copy(x, exact=exact) for slot, x in inputs.items()}
+    wanted = {} if call["gradients"] is None else call["gradients"]["given"]
+    for slot in () if not wanted else call["gradients"]["wanted"]:
+        given[slot].requires_grad_()
+    device = next((x.device.type for x in given.values()), "cpu")
+    function = function_named(call["function"])
+    if exact and call["function"].rpartition(".")[2].strip("_") in _CASTS:
+        function = Tensor.double
+    before = {slot: x.detach().clone() for slot, x in given.items()} if call["in_place"] else {}
+    try:
+        args = [_argument(each, given, device, exact=exact) for each in call["args"]]
+        kwargs = {name: _argument(each, given, device, exact=exact) for name, each in call["kwargs"].items()}
+        if call["function"].endswith(("getitem__", "setitem__")) and isinstance(args[1], list):
+            args[1] = tuple(args[1])
+        with contextlib.ExitStack() as stack:
+            if not wanted:
+                stack.enter_context(torch.no_grad())
+            if call["autocast"] and not exact:
+                stack.enter_context(torch.autocast(device, getattr(torch, call["autocast"])))
+            made = function(*args, **kwargs)
+        found = dict(_named(made, given, call["in_place"]))
+        if not call["in_place"] and not exact:
+            found = _computed(found, given)
+        if wanted:
+            found |= _gradients(found, wanted, call["gradients"]["wanted"], inputs, given, exact=exact)
+    except Impossible:
+        raise
+    except Exception as error:  # whatever a kernel raises
+        raise Impossible(f"{call['function']} raises {type(error).__name__}: {str(error).splitlines()[0]}") from None
+    changed = {slot: x for slot, x in given.items() if slot in before and not torch.equal(before[slot], x)}
+    own = {id(x) for x in found.values()}
+    return {slot: x.detach() for slot, x in (found | {k: x for k, x in changed.items() if id(x) not in own}).items()}
+
+
+def _copy(x: Tensor, *, exact: bool) -> Tensor:
+    if not exact:
+        return laid_out(x, None if x.is_contiguous() else x.stride())
+    x = x.cpu()
+    return x.double() if x.is_floating_point() else x.to(torch.complex128) if x.is_complex() else x.clone()
+
+
+def _argument(text: Any, given: Values, device: str, *, exact: bool) -> Any:
+    """The argument that stands in ``expected.json``."""
+    if isinstance(text, list):
+        return [_argument(each, given, device, exact=exact) for each in text]
+    if isinstance(text, dict):
+        if text.keys() == {"in"}:
+            if text["in"] not in given:
+                raise Impossible(f"The tensor '{text['in']}' is not among the inputs.")
+            return given[text["in"]]
+        if text.keys() == {"slice"}:
+            return slice(*text["slice"])
+        if text.get("type") == "Ellipsis":
+            return ...
+        if text.keys() == {"type"}:
+            raise Impossible(f"An argument of {text['type']} was not recorded.")
+        return {name: _argument(each, given, device, exact=exact) for name, each in text.items()}
+    if not isinstance(text, str):
+        return text
+    if _DEVICE.fullmatch(text):
+        return "cpu" if exact else device
+    if text in ("inf", "-inf", "nan"):
+        return float(text)
+    named = getattr(torch, text[6:], None) if _NAMED.fullmatch(text) else None
+    if isinstance(named, torch.dtype) and named.is_floating_point and exact:
+        return torch.float64
+    return text if named is None else named
+
+
+def _named(made: Any, given: Values, in_place: bool) -> Iterator[tuple[str, Tensor]]:
+    if made is None and in_place:
+        made = [x for slot, x in given.items() if slot.partition(".")[0] == "in0"]
+    if isinstance(made, Tensor):
+        made = [made]
+    if not isinstance(made, (list, tuple)):
+        raise Impossible(f"It returns {type(made).__name__}, and no tensors.")
+    for index, x in enumerate(made):
+        if isinstance(x, Tensor):
+            yield f"out{index}", x
+        elif isinstance(x, (list, tuple)):
+            yield from ((f"out{index}.{place}", each) for place, each in enumerate(x) if isinstance(each, Tensor))
+
+
+def _computed(made: Values, given: Values) -> Values:
+    """Without what only shows the memory of an input in another way. Raises ``Impossible`` where nothing is left."""
+    memory = {x.untyped_storage().data_ptr() for x in given.values() if x.numel()}
+    found = {slot: x for slot, x in made.items() if x.untyped_storage().data_ptr() not in memory}
+    if made and not found:
+        raise Impossible("It returns a view of its input, and computes nothing.")
+    return found
+
+
+def _gradients(
+    made: Values, given: Mapping[str, str], wanted: list[str], inputs: Values, held: Values, *, exact: bool
+) -> Values:
+    outs = {slot: x for slot, x in made.items() if slot in given and x.requires_grad}
+    arriving = [_copy(inputs[given[slot]], exact=exact).to(x.dtype) for slot, x in outs.items()]
+    if not outs:
+        return {}
+    found = torch.autograd.grad(list(outs.values()), [held[slot] for slot in wanted], arriving, allow_unused=True)
+    return {f"grad of {slot}": x for slot, x in zip(wanted, found, strict=True) if x is not None}
+
+
+def with_rounding(inputs: Values, autocast: str | None, seed: int) -> Values:
+    """The inputs in float64 on the CPU, each floating element one unit roundoff of its dtype up or down."""
+    generator = torch.Generator().manual_seed(seed)
+    moved: Values = {}
+    for slot, x in inputs.items():
+        if not x.is_floating_point():
+            moved[slot] = x.cpu()
+            continue
+        dtype = getattr(torch, autocast) if autocast and x.dtype is torch.float32 else x.dtype
+        signs = torch.randint(0, 2, x.shape, generator=generator).double().mul_(2).sub_(1)
+        moved[slot] = x.cpu().double() * (1 + signs * torch.finfo(dtype).eps / 2)
+    return moved
+
+
+def errors(out: Tensor, exact: Tensor, *, before: Tensor | None = None) -> dict[str, Any]:
+    """How far an output is from its exact form: ``rel``, the L2 norm of e over that of the output; ``row_rel``, the
+    largest norm of e in a row over that of the row, or of a usual one if that is larger, and ``row``, which it is;
+    ``worst`` (index, and what is there in both); ``wrong_frac`` (0-1) of elements more than one rounding off; and
+    ``nonfinite``, elements that are NaN or infinite in one alone. Where an update changed ``before``: ``left_frac``
+    (0-1) of what it should move and leaves as it was.
+    """
+    made, true = out.detach().cpu(), exact.detach().cpu()
+    if made.shape != true.shape:
+        raise Impossible(f"The shape is {list(made.shape)}, and {list(true.shape)} in float64.")
+    if not (made.is_floating_point() or made.is_complex()):
+        wrong = (made != true.to(made.dtype)).flatten()
+        share = float(wrong.double().mean()) if wrong.numel() else 0.0
+        return {"rel": share, "row_rel": share, "row": None, "worst": None, "wrong_frac": share, "nonfinite": 0}
+    rounded = true.to(made.dtype)
+    if made.is_complex():
+        made, true, rounded = (torch.view_as_real(each.resolve_conj()) for each in (made, true, rounded))
+    masks = MASKS.get(made.dtype, math.inf)
+    both = made.isfinite() & rounded.isfinite()
+    alike = both | (made.isnan() & rounded.isnan()) | (made == rounded)
+    # Numbers at the edge of the range may be infinite in one of two ways of rounding.
+    alike |= (true.abs() > torch.finfo(made.dtype).max * 0.99) & (made.sign() == true.sign())
+    told = both & (true.abs() < masks) & (made.double().abs() < masks)
+    alike &= ~both | told | ((true.abs() >= masks) & (made.double().abs() >= masks / 2) & (made.sign() == true.sign()))
+    e = torch.where(told, made.double() - true.double(), 0.0)
+    size = torch.where(told, true.double(), 0.0)
+    found = _sizes(e, size) | {"nonfinite": int((~alike).sum())}
+    step = torch.finfo(made.dtype).eps
+    beyond = e.abs() > step * size.abs() + torch.finfo(made.dtype).tiny
+    found["wrong_frac"] = float(beyond.double().mean()) if e.numel() else 0.0
+    bad = (~alike).flatten().nonzero()
+    at = int(bad[0]) if len(bad) else int(e.abs().argmax()) if e.numel() else None
+    if at is not None:
+        index = [int(each) for each in torch.unravel_index(torch.tensor(at), e.shape)]
+        found["worst"] = {"index": index, "is": _number(made.flatten()[at]), "exact": _number(true.flatten()[at])}
+    if before is not None and before.shape == rounded.shape and before.dtype == rounded.dtype:
+        moves = (rounded != before.cpu()) & rounded.isfinite()
+        num = int(moves.sum())
+        found["left_frac"] = float(((made == before.cpu()) & moves).sum()) / num if num >= FEW else 0.0
+    return found
+
+
+def _sizes(e: Tensor, size: Tensor) -> dict[str, Any]:
+    norm = float(size.norm())
+    rel = float(e.norm()) / norm if norm else float(e.norm() > 0)
+    if e.dim() < 2 or not e.numel():
+        return {"rel": rel, "row_rel": rel, "row": None, "worst": None}
+    rows, own = e.flatten(0, -2).norm(dim=-1), size.flatten(0, -2).norm(dim=-1)
+    usual = norm / math.sqrt(len(own))
+    shares = rows / own.clamp(min=usual) if usual else (rows > 0).double()
+    return {"rel": rel, "row_rel": float(shares.max()), "row": int(shares.argmax()), "worst": None}
+
+
+def _number(x: Tensor) -> float | str:
+    value = float(x)
+    return value if math.isfinite(value) else str(value)
+
+
+def measured(call: Call, inputs: Values, exact: Values, expected: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """``errors`` of each output of the call of which it is known what is ``expected`` (0: the exact form, rounded),
+    with ``bits``, a hash of them, the ``unit`` roundoff of its dtype, and whether it ``repeats`` itself. Raises
+    ``Impossible``, also where the call draws random numbers.
+    """
+    torch.manual_seed(0)
+    first = outcomes(call, inputs)
+    torch.manual_seed(1)
+    second = outcomes(call, inputs)
+    repeats = {slot: bits_of(x) == bits_of(second[slot]) for slot, x in first.items()}
+    if not all(repeats.values()):
+        torch.manual_seed(0)
+        third = outcomes(call, inputs)
+        if all(bits_of(x) == bits_of(third[slot]) for slot, x in first.items()):
+            raise Impossible("It draws random numbers.")
+    found: dict[str, dict[str, Any]] = {}
+    for slot, x in first.items():
+        if slot in exact and slot in expected:
+            place = _place_of(call, slot)
+            before = inputs.get(place) if call["in_place"] and place else None
+            true = exact[slot] if expected[slot] else exact[slot].to(x.dtype)
+            own = {"repeats": repeats[slot], "bits": bits_of(x), "unit": unit_of(x)}
+            found[slot] = errors(x, true, before=before) | own
+    return found
+
+
+def _place_of(call: Call, slot: str) -> str | None:
+    """The input that an output of a call in place was."""
+    if not slot.startswith("out"):
+        return slot
+    number = slot[3:]
+    listed = bool(call["args"]) and isinstance(call["args"][0], list)
+    return f"in0.{number}" if listed else "in0" if number == "0" else None
+
+
+def bits_of(x: Tensor) -> str:
+    """A hash of dtype, shape and bits."""
+    held = x.detach().cpu().contiguous()
+    digest = hashlib.sha256(f"{held.dtype}{list(held.shape)}".encode())
+    digest.update(held.reshape(-1).view(torch.uint8).numpy().tobytes() if held.numel() else b"")
+    return digest.hexdigest()[:16]
+
+
+def rounding_seen(call: Call, inputs: Values, exact: Values, form: Form) -> dict[str, tuple[float, float]]:
+    """What moving each input by one rounding changes, and one rounding of the output: relative, of each output as a
+    whole and of its worst row. It holds for every operation, and so controls the law that is made for one.
+    """
+    found = dict.fromkeys(exact, (0.0, 0.0))
+    for seed in range(2):
+        try:
+            with form():
+                moved = outcomes({**call, "autocast": None}, with_rounding(inputs, call["autocast"], seed), exact=True)
+        except Impossible:
+            continue
+        for slot, x in moved.items():
+            if slot in exact and x.shape == exact[slot].shape and x.is_floating_point():
+                told = x.isfinite() & exact[slot].isfinite()
+                sizes = _sizes(torch.where(told, x - exact[slot], 0.0), torch.where(told, exact[slot], 0.0))
+                found[slot] = (max(found[slot][0], sizes["rel"]), max(found[slot][1], sizes["row_rel"]))
+    return found
+
+
+def verdict_of(
+    error: Mapping[str, Any], expected: float, control: Callable[[], tuple[float, float]]
+) -> tuple[str, str]:
+    """``within``, ``beyond`` or ``cannot tell``, and why. ``expected`` is the error by the law of the operation,
+    ``control`` gives ``rounding_seen`` of this output.
+    """
+    unit = error["unit"]
+    if error["nonfinite"]:
+        return "beyond", f"{error['nonfinite']:,} elements are NaN, infinite or a mask in one of the two alone"
+    if error.get("left_frac", 0.0) > LEFT_LIMIT:
+        return "beyond", f"{error['left_frac']:.0%} of the elements that it should move are left as they were"
+    if error["rel"] <= LIMIT * expected and error["row_rel"] <= LIMIT * max(expected, 0.5 * unit if expected else 0.0):
+        return "within", f"{error['rel']:.2g}, expected {expected:.2g}"
+    whole, row = (math.hypot(each, unit) for each in control())
+    if error["rel"] <= LIMIT * whole and error["row_rel"] <= LIMIT * row:
+        return "cannot tell", (
+            f"{error['rel']:.2g} is more than the {expected:.2g} that its law expects, but no more than roundings of "
+            f"its inputs make ({whole:.2g}): the law does not hold for it"
+        )
+    if error["rel"] > LIMIT * max(whole, expected):
+        return "beyond", f"{error['rel']:.2g} where rounding explains {max(whole, expected):.2g}"
+    return "beyond", f"{error['row_rel']:.2g} in row {error['row']} where rounding explains {max(row, expected):.2g}"
+
+
+def unit_of(x: Tensor) -> float:
+    """The unit roundoff of its dtype; 0 for one that rounds nothing."""
+    return torch.finfo(x.dtype).eps / 2 if x.is_floating_point() or x.is_complex() else 0.0
+
+
+Form = Callable[[], contextlib.AbstractContextManager[Any]]
+"""In which the exact form is computed: by kernels (``nullcontext``), or ``Decomposed``."""
+
+
+def judged(
+    call: Call, inputs: Values, exact: Values, expected: Mapping[str, float], *, form: Form = contextlib.nullcontext
+) -> dict[str, dict[str, Any]]:
+    """``measured`` of each output whose error is ``expected``, with its ``verdict`` and ``why``; ``form`` is that of
+    ``exact``.
+    """
+    control = functools.cache(lambda: rounding_seen(call, inputs, exact, form))
+    found = measured(call, inputs, exact, expected)
+    for slot, error in found.items():
+        verdict, why = verdict_of(error, expected[slot], lambda slot=slot: control()[slot])
+        if verdict == "beyond" and not error["unit"] and call["function"].rpartition(".")[2] in _WITH_TIES:
+            verdict, why = "cannot tell", "indices of equal numbers may be in any order"
+        error |= {"expected": expected[slot], "verdict": verdict, "why": why}
+    return found
+
+
+def proved(
+    document: Mapping[str, Any], tensors: Values, device: str, *, exact: Values | None = None, benchmark: Any = None
+) -> dict[str, dict[str, Any]]:
+    """The outputs of the call of a ``document`` as ``judged`` on ``device``. ``exact``: what ``outcomes`` has of them,
+    where it is known; ``benchmark`` has the errors of another machine, by slot. Raises ``Impossible``.
+    """
+    call, on_host = document["call"], inputs_of(document, tensors, "cpu")
+    exact = outcomes(call, on_host, exact=True) if exact is None else exact
+    there = inputs_of(document, tensors, device)
+    outputs = judged(call, there, exact, document["expected"])
+    _against_decomposition(document, there, on_host, exact, outputs)
+    for slot, error in outputs.items():
+        bits = document["recorded"].get(slot)
+        error["as_recorded"] = None if bits is None else bits == error["bits"]
+        other = (benchmark or {}).get(slot)
+        if other is not None:
+            error["benchmark_rel"] = other["rel"]
+            if error["verdict"] == "beyond" and error["rel"] <= BENCHMARK_LIMIT * other["rel"]:
+                error |= {"verdict": "cannot tell", "why": "the benchmark has an error of the same size"}
+    if device != "cpu" and any(each["verdict"] == "beyond" for each in outputs.values()):
+        _controlled(call, on_host, exact, document["expected"], outputs)
+    return outputs
+
+
+def _against_decomposition(
+    document: Mapping[str, Any], there: Values, on_host: Values, exact: Values, outputs: dict[str, dict[str, Any]]
+) -> None:
+    """Judge outputs that are within rounding of the float64 kernel against its decomposition, where the two differ."""
+    try:
+        with Decomposed():
+            other = outcomes(document["call"], on_host, exact=True)
+        apart = {slot for slot, x in other.items() if slot in outputs and _apart(x, exact[slot])}
+        found = judged(document["call"], there, other, document["expected"], form=Decomposed) if apart else {}
+    except (Impossible, RuntimeError):
+        return
+    for slot in apart:
+        if outputs[slot]["verdict"] == "within" and found[slot]["verdict"] == "beyond":
+            outputs[slot] |= found[slot]
+            outputs[slot]["why"] += ", against its decomposition in torch: the float64 kernel is as far off"
+
+
+def _apart(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and not torch.allclose(one, other, rtol=1e-9, atol=1e-12, equal_nan=True)
+
+
+def _controlled(call: Call, inputs: Values, exact: Values, expected: Mapping[str, float], outputs: Any) -> None:
+    """Where the CPU is as far off in the same dtype, the law is to blame and not the device."""
+    for slot, error in judged(call, inputs, exact, expected).items():
+        mine = outputs.get(slot)
+        if mine is not None:
+            mine["cpu_rel"] = error["rel"]
+            if mine["verdict"] == "beyond" and error["verdict"] != "within":
+                mine |= {"verdict": "cannot tell", "why": "the CPU is as far off in the same dtype"}
+
+
+def inputs_of(document: Mapping[str, Any], tensors: Values, device: str) -> Values:
+    """The inputs of ``expected.json`` on ``device``, with their strides."""
+    return {
+        slot: laid_out(tensors[slot].to(device), None if entry["strides"] is None else tuple(entry["strides"]))
+        for slot, entry in document["inputs"].items()
+    }
+
+
+def main() -> int:
+    """Judge the operation beside this file, print it, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE")
+    parser.add_argument("--with", dest="benchmark", metavar="FILE")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    try:
+        found = _proved(asked, Path(__file__).resolve().parent)
+    except Impossible as why:
+        print(why, file=sys.stderr)
+        return 2
+    if asked.json:
+        print(json.dumps(found, indent=1))
+    else:
+        _print(found)
+    return int(found["exit_code"])
+
+
+def _proved(asked: argparse.Namespace, place: Path) -> dict[str, Any]:
+    try:
+        for module in asked.modules:
+            importlib.import_module(module)
+        document = json.loads((place / "expected.json").read_text())
+        other = None if asked.benchmark is None else json.loads(Path(asked.benchmark).read_text())["outputs"]
+        torch.empty(0, device=asked.device)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, AssertionError, ImportError) as error:
+        raise Impossible(
+            f"{type(error).__name__}: {str(error).splitlines()[0]}. Give --device, --import and --with as --help says."
+        ) from None
+    tensors = read_safetensors(place / "inputs.safetensors")
+    if not isinstance(document, dict) or {*_KEYS} - {*document} or {*document["inputs"]} - {*tensors}:
+        raise Impossible(f"The files in '{place}' do not belong together. Copy all three again.")
+    outputs = proved(document, tensors, asked.device, benchmark=other)
+    verdicts = [each["verdict"] for each in outputs.values()]
+    code = 1 if "beyond" in verdicts else 3 if "cannot tell" in verdicts or not verdicts else 0
+    return {
+        "site": document["site"], "function": document["call"]["function"],
+        "device": asked.device, "torch": torch.__version__,
+        "drawn": document["drawn"], "outputs": outputs, "exit_code": code,
+    }  # fmt: skip
+
+
+def _print(found: Mapping[str, Any]) -> None:
+    print(f"{found['function']} at {found['site']}, on {found['device']} with torch {found['torch']}")
+    if found["drawn"]:
+        print(f"  drawn to the recorded statistics, not stored: {', '.join(found['drawn'])}")
+    for slot, each in found["outputs"].items():
+        print(f"  {slot}: {each['verdict']}: {each['why']}")
+        if each["worst"] and each["verdict"] == "beyond":
+            where = each["worst"]
+            print(f"    worst at {where['index']}: {where['is']}, exact {where['exact']}; "
+                  f"{each['wrong_frac']:.1%} of elements are more than a rounding off")  # fmt: skip
+        if each["as_recorded"] is not None:
+            print(f"    {'the same bits as' if each['as_recorded'] else 'other bits than'} the run recorded")
+        if not each["repeats"]:
+            print("    it returns other bits at the second call")
+    words = {0: "within what rounding explains", 1: "beyond what rounding explains", 3: "cannot tell"}
+    print(words[found["exit_code"]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""The calls of operations that a Run recorded, as far as they can be made again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trueline.analyze.recorded.step_values import is_returned
+from trueline.schema.errors import CannotTell, InputError
+from trueline.schema.site import Site
+from trueline.store.reader import Run
+
+_COLUMNS = (
+    *("step", "rank", "row", "micro", "phase", "name", "call", "slot", "kind", "api", "args", "flags", "dtype"),
+    *("shape", "strides", "mesh", "same_as", "numel", "nan", "pos_inf", "neg_inf", "zero", "min", "max", "sum"),
+    *("sum_sq", "tensor", "note"),
+)
+_CUT = 200
+"""Elements of a list from which on its description was cut (``capture.record.arguments.MAX_TEXT``)."""
+
+
+@dataclass(frozen=True)
+class RecordedValue:
+    """A value of a call: its ``row`` as ``Run.records`` has it, with numbers and key."""
+
+    row: Mapping[str, Any]
+
+    @property
+    def slot(self) -> str:
+        """Which of the call's values."""
+        return self.row["slot"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As seen."""
+        return tuple(self.row["shape"] or ())
+
+    @property
+    def strides(self) -> tuple[int, ...] | None:
+        """In elements; None: row by row."""
+        return None if self.row["strides"] is None else tuple(self.row["strides"])
+
+    @property
+    def dtype(self) -> str:
+        """Without 'torch.'."""
+        return self.row["dtype"]
+
+    @property
+    def root(self) -> int:
+        """The row of the first sighting of the same tensor."""
+        return self.row["row"] if self.row["same_as"] is None else self.row["same_as"]
+
+
+@dataclass(frozen=True)
+class RecordedCall:
+    """A call: what it took, what it returned, and the gradients of both that backward had, by slot."""
+
+    step: int
+    rank: int
+    micro: int
+    phase: str
+    name: str
+    call: int
+    kind: str
+    api: str
+    flags: frozenset[str]
+    args: Mapping[str, Any] | None
+    inputs: dict[str, RecordedValue] = field(default_factory=dict[str, RecordedValue])
+    outputs: dict[str, RecordedValue] = field(default_factory=dict[str, RecordedValue])
+    gradients: dict[str, RecordedValue] = field(default_factory=dict[str, RecordedValue])
+
+    @property
+    def site(self) -> str:
+        """Its place, without a slot."""
+        return f"{self.step}.{self.micro}/r{self.rank}/{self.phase}/{self.name}#{self.call}"
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it changes what it was given."""
+        return "inplace" in self.flags
+
+    @property
+    def signature(self) -> str:
+        """What it has in common with calls that compute the same of other numbers."""
+        values = {
+            slot: (value.dtype, value.shape, value.strides, slot in self.gradients)
+            for slot, value in self.inputs.items()
+        }
+        return json.dumps([self.api, self.args, values, sorted({each.dtype for each in self.outputs.values()})])
+
+    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        """Positional and named, as JSON has them, lists of tensors in full. Raises ``CannotTell`` where they are not
+        known.
+        """
+        if self.args is None:
+            raise CannotTell("its arguments were not recorded")
+        return [self._whole(each, f"in{index}") for index, each in enumerate(self.args["args"])], {
+            name: self._whole(each, name) for name, each in self.args["kwargs"].items()
+        }
+
+    def _whole(self, text: Any, slot: str) -> Any:
+        if not isinstance(text, list) or len(text) < _CUT:
+            return text
+        if any(not isinstance(each, dict) or each.keys() != {"in"} for each in text):
+            raise CannotTell(f"its argument {slot} has more elements than were recorded")
+        count = 0
+        while f"{slot}.{count}" in self.inputs:
+            count += 1
+        return [{"in": f"{slot}.{index}"} for index in range(count)]
+
+
+def recorded_calls(run: Run, *, step: int, rank: int) -> list[RecordedCall]:
+    """The calls of operations of a recorded step of a rank, in order, collectives among them."""
+    rows = run.records(steps=[step], ranks=[rank], columns=_COLUMNS).to_pylist()
+    calls: dict[tuple[Any, ...], RecordedCall] = {}
+    for row in rows:
+        if row["kind"] not in ("op", "collective"):
+            continue
+        place = row["micro"], row["name"], row["call"]
+        if row["phase"] == "bwd" and (forward := calls.get((*place, "fwd"))) is not None and row["args"] is None:
+            forward.gradients.setdefault(row["slot"], RecordedValue(row))
+            continue
+        key = (*place, row["phase"])
+        if key not in calls:
+            calls[key] = _call_of(row)
+        side = calls[key].outputs if is_returned(row["slot"]) else calls[key].inputs
+        side.setdefault(row["slot"], RecordedValue(row))
+    return list(calls.values())
+
+
+def call_at(run: Run, text: str) -> RecordedCall:
+    """The call at a Site, with or without its slot. Raises ``SiteError`` for a text that is none, ``InputError`` where
+    no operation was recorded there.
+    """
+    site = Site.parse(text if ":" in text.rpartition("#")[2] else f"{text}:out0")
+    found = [
+        call
+        for call in (recorded_calls(run, step=site.step, rank=site.rank) if site.rank in run.record_ranks else [])
+        if (call.micro, call.name, call.call) == (site.micro, site.name, site.call)
+        and call.phase == ("fwd" if site.phase == "bwd" else site.phase)
+    ]
+    if found:
+        return found[0]
+    here = run.records(steps=[site.step], ranks=[site.rank], columns=["name", "kind", "phase", "call"])
+    kinds = {row["kind"] for row in here.to_pylist() if row["name"] == site.name}
+    of_module = "module" in kinds
+    why = f"'{site.name}' is a module there, of whose calls" if of_module else "at it"
+    raise InputError(
+        f"{why.capitalize() if not of_module else why} no operation was recorded in '{run.path}' at '{text}'. Give the "
+        "site of a call as `trueline info RUN --site 'fwd/*'` prints it; the presets ops and mix record them."
+    )
+
+
+def op_steps(run: Run, step: int | None, rank: int | None) -> Iterator[tuple[int, int]]:
+    """The recorded steps and ranks to look at: those given, else the first step that has operations, of the lowest
+    rank. Raises ``CannotTell`` where no operation was recorded.
+    """
+    steps = [int(each) for each in run.record_steps] if step is None else [step]
+    ranks = run.record_ranks[:1] if rank is None else [rank]
+    for each in steps:
+        kinds = run.records(steps=[each], ranks=ranks, columns=["kind"])["kind"].unique().to_pylist()
+        if "op" in kinds:
+            yield from ((each, one) for one in ranks)
+            return
+    asked = "" if step is None and rank is None else " there"
+    raise CannotTell(
+        f"No operation was recorded{asked} in '{run.path}'. Record a step with `trueline run --plan mix -- COMMAND`, "
+        'with depth = "tensor" to keep the inputs.'
+    )
+
+
+def _call_of(row: Mapping[str, Any]) -> RecordedCall:
+    flags = frozenset(row["flags"].split(",")) if row["flags"] else frozenset[str]()
+    args = None if row["args"] is None else json.loads(row["args"])
+    place = [row[name] for name in ("step", "rank", "micro", "phase", "name", "call", "kind", "api")]
+    return RecordedCall(*place, flags, args)

@@ -1,0 +1,140 @@
+"""`trueline trial precheck`: the operations of a Run on this device, right and wrong, and laws that do not hold."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.cli import in_process
+from tests.unit.trials.recorded_calls import recorded
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import trueline
+from trueline.analyze.compare.expect import ops
+from trueline.trials.op.precheck import precheck
+
+LAYER = (
+    lambda x, w: F.gelu(F.linear(x, w)),
+    lambda x, w: torch.softmax(x @ w, -1),
+    lambda x, w: F.layer_norm(x @ w, (40,)),
+)
+
+
+class Wrong(TorchDispatchMode):
+    """Kernels with ``name`` in theirs return ``change`` of their result, but for float64."""
+
+    def __init__(self, name, change):
+        super().__init__()
+        self.name, self.change = name, change
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if self.name in str(func) and isinstance(made, torch.Tensor) and made.dtype != torch.float64:
+            return self.change(made, *args)
+        return made
+
+
+def of(found, outcome):
+    return {each.api.rpartition(".")[2] for each in found.operations if each.outcome == outcome}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_right_operations_are_within_rounding(tmp_path, dtype):
+    run = recorded(tmp_path / "run", *LAYER, dtype=dtype)
+    found = precheck(trueline.open_run(run), device="cpu")
+    assert (found.answer.answer, found.findings) == ("excluded", ())
+    assert of(found, "within") >= {"linear", "gelu", "softmax", "layer_norm", "add_"}
+    assert of(found, "beyond") == of(found, "cannot tell") == set()
+
+
+def narrow_sums(made, x, w):
+    total = torch.zeros(made.shape, dtype=torch.bfloat16)
+    for k in range(x.shape[1]):
+        total += x[:, k : k + 1].bfloat16() * w[k].bfloat16()
+    return total.to(made.dtype)
+
+
+def last_row_lost(made, *_):
+    made[-1] = 0
+    return made
+
+
+FAULTS = [
+    ("mm", narrow_sums, "matmul", torch.float32),
+    ("mm", last_row_lost, "matmul", torch.bfloat16),
+    ("softmax", lambda made, *_: made * 1.001, "softmax", torch.float32),
+    ("gelu", lambda made, *_: made.index_fill(0, torch.tensor([3]), float("nan")), "gelu", torch.float32),
+]
+
+
+@pytest.mark.parametrize(("kernel", "change", "name", "dtype"), FAULTS)
+def test_a_wrong_kernel_is_found_and_no_other(tmp_path, kernel, change, name, dtype):
+    functions = (lambda x, w: F.gelu(x) * w[0], lambda x, w: torch.softmax(x * w[0], -1), lambda x, w: x @ w)
+    run = recorded(tmp_path / "run", *functions, dtype=dtype)
+    with Wrong(kernel, change):
+        found = precheck(trueline.open_run(run), device="cpu")
+    assert found.answer.answer == "confirmed"
+    assert of(found, "beyond") == {name}
+    assert [(each.code, each.severity) for each in found.findings] == [("op-inaccurate", "error")]
+
+
+def test_fused_sgd_of_torch_2_13_is_found(tmp_path):
+    if not torch.__version__.startswith("2.13.0"):
+        pytest.skip("the kernel of torch 2.13.0 is at fault")
+    run = recorded(tmp_path / "run", LAYER[0], dtype=torch.bfloat16, fused=True, momentum=0.9)
+    found = precheck(trueline.open_run(run), device="cpu")
+    assert of(found, "beyond") == {"fused_sgd_"}
+
+
+def test_a_law_that_is_wrong_for_an_operation_is_no_alarm(tmp_path, monkeypatch):
+    run = recorded(tmp_path / "run", *LAYER)
+    monkeypatch.setitem(ops.LAWS, "softmax", ops.OpLaw((0.0, 0.0)))
+    monkeypatch.setattr("trueline.trials.op.law.op_rounding_rel", lambda kind, *a: 1e-12 if kind == "softmax" else 1.0)
+    found = precheck(trueline.open_run(run), device="cpu")
+    assert (of(found, "cannot tell"), of(found, "beyond"), found.findings) == ({"softmax"}, set(), ())
+    assert found.answer.answer == "excluded"
+
+
+def test_an_operation_that_returns_other_bits_each_time_is_named_and_no_error(tmp_path):
+    run = recorded(tmp_path / "run", *LAYER)
+
+    def last_bit(made, *_):
+        return torch.where(torch.rand(made.shape) < 0.5, made, made * (1 + 2**-23))
+
+    calls = iter(range(100))
+    with Wrong("gelu", lambda made, *_: torch.nextafter(made, made + 1) if next(calls) % 3 == 1 else made):
+        found = precheck(trueline.open_run(run), device="cpu")
+    assert [(each.code, each.severity) for each in found.findings] == [("nondeterministic-op", "info")]
+    with Wrong("gelu", last_bit):
+        drawn = precheck(trueline.open_run(run), device="cpu")
+    assert "gelu" in of(drawn, "not judged")
+
+
+def test_what_cannot_be_judged_is_named_with_its_reason(tmp_path):
+    run = recorded(tmp_path / "run", lambda x, w: F.dropout(x.t().reshape(24, 40), 0.5) + w[:24])
+    found = precheck(trueline.open_run(run), device="cpu")
+    why = {each.api.rpartition(".")[2]: each.why for each in found.operations if each.outcome == "not judged"}
+    assert why["dropout"] == "It draws random numbers."
+    assert why["t"] == why["__getitem__"] == "It returns a view of its input, and computes nothing."
+
+
+def test_results_of_another_machine_are_written_and_read(tmp_path, monkeypatch, capsys):
+    run = recorded(tmp_path / "run", *LAYER)
+    words = ("trial", "precheck", run, "--device", "cpu", "--with", tmp_path / "results.json", "--json")
+    with Wrong("gelu", lambda made, *_: made * 1.01):
+        first = json.loads(in_process.trueline(monkeypatch, capsys, *words)[1])
+        assert (first["answer"], first["counts"]["beyond"]) == ("confirmed", 1)
+        code, out, _ = in_process.trueline(monkeypatch, capsys, *words)
+    assert (code, json.loads(out)["answer"], json.loads(out)["counts"]["cannot tell"]) == (0, "excluded", 1)
+
+
+def test_bad_input_is_one_sentence(tmp_path, monkeypatch, capsys):
+    run = recorded(tmp_path / "run", *LAYER[:1])
+    (tmp_path / "bad.json").write_text("[]")
+    for words in ((run, "--with", tmp_path / "bad.json"), (run, "--device", "moon"), ("gone",)):
+        code, _, err = in_process.trueline(monkeypatch, capsys, "trial", "precheck", *words)
+        assert (code, err.count("\n")) == (2, 1), words
+    code, _, err = in_process.trueline(monkeypatch, capsys, "trial", "precheck", run, "--step", 7)
+    assert (code, "No operation was recorded" in err) == (3, True)
