@@ -1,7 +1,7 @@
 """Run the benchmarks that take minutes and rewrite their pages.
 
     python -m benchmarks [overhead] [store] [exact_checks] [rounding] [distance] [gallery]
-    python -m benchmarks compare recording durability gpt2 frameworks layouts monitor scale paper-size many-ranks
+    python -m benchmarks compare recording durability gpt2 frameworks layouts monitor scale paper-size many-ranks trials
 The latter run only where they are named. compare, recording and monitor need msProbe: pip install -e '.[bench]';
 frameworks takes those that are installed. gpt2 and paper-size need transformers.
 Each can be run by itself, with options: ``python -m benchmarks.overhead --help``.
@@ -26,6 +26,7 @@ NAMED = (
     "paper-size",
     "many-ranks",
     "rl",
+    "trials",
 )
 
 

@@ -10,6 +10,8 @@ from typing import Any
 RUN, PLAN, OVERWRITE, RESUME = "TRUELINE_RUN", "TRUELINE_PLAN", "TRUELINE_OVERWRITE", "TRUELINE_RESUME"
 TRIAL = "TRUELINE_TRIAL"
 """What `trueline trial` asks of the first step (JSON); in place of a Run."""
+CHANGES = "TRUELINE_CHANGES"
+"""What `trueline trial` changes in a job that is watched (JSON, the arguments of ``capture.trial.changes.Changes``)."""
 UNSEEN = "TRUELINE_UNSEEN"
 """The file in which a process says why it was not watched, for the last line of the command."""
 

@@ -30,7 +30,7 @@ from trueline.trials.batch_laws import (
     rounding_of,
 )
 from trueline.trials.first_steps import FirstStep, gradients_apart, losses_apart, read_first_step
-from trueline.trials.trial import Arm, Ended, Job, TrialAnswer
+from trueline.trials.trial import Arm, Ended, Job, TrialAnswer, Undecided
 
 LAWS: tuple[Law, ...] = ("permute", "halves", "padding")
 QUESTION = "Do loss and gradients of the first step obey what must hold as the batch is changed?"
@@ -41,14 +41,6 @@ _CHANGES: dict[Law, tuple[Change, ...]] = {
     "halves": ("first", "second"),
     "padding": ("padding",),
 }
-
-
-class _Undecided(Exception):
-    """Why nothing can be told, as a sentence, and what to do."""
-
-    def __init__(self, says: str, *then: str) -> None:
-        super().__init__(says)
-        self.says, self.then = says, then
 
 
 @dataclass
@@ -68,7 +60,7 @@ class BatchTrial:
         try:
             base, rounding = self._endpoints()
             judged = [self._judged(law, base, rounding) for law in self.laws]
-        except _Undecided as why:
+        except Undecided as why:
             return self._answered("undecided", (why.says,), why.then)
         broken = [each for each in judged if each.holds is False]
         held = [each for each in judged if each.holds]
@@ -88,21 +80,21 @@ class BatchTrial:
         """The first step as it is, and what rounding explains; raises where it does not repeat itself."""
         base = self._required("base")
         if base.fact("closure"):
-            raise _Undecided("The optimizer calls a closure, so that there is no gradient before its update.")
+            raise Undecided("The optimizer calls a closure, so that there is no gradient before its update.")
         if not any(facts["batches"] for facts in base.facts):
-            raise _Undecided(
+            raise Undecided(
                 "No batch of a torch DataLoader was seen before the first update.",
                 "Give the training batches through a DataLoader: they are what this trial changes.",
             )
         if not base.is_finite:
-            raise _Undecided("The loss or the gradient of the first step is not finite.")
+            raise Undecided("The loss or the gradient of the first step is not finite.")
         again = self._required("base", model_seed=MODEL_SEEDS[1])
         if not _alike(base, again, rounding_of(base, base, base)):
             self._require_repeats(base, again)
         nudged = self._required("rounding", nudge=float(base.fact("unit")) or UNIT_ROUNDOFF["float32"])
         rounding = rounding_of(base, again, nudged)
         if max(rounding.losses, rounding.gradients) > COARSE:
-            raise _Undecided(f"Rounding alone explains {rounding.says()}: nothing can be told from such a step.")
+            raise Undecided(f"Rounding alone explains {rounding.says()}: nothing can be told from such a step.")
         return base, rounding
 
     def _require_repeats(self, base: FirstStep, again: FirstStep) -> None:
@@ -114,7 +106,7 @@ class BatchTrial:
         alike = self._required("base")
         if not _alike(base, alike, noise):
             self._showed.append("base")
-            raise _Undecided(
+            raise Undecided(
                 "The first step does not repeat itself with the same seeds: two runs are apart by "
                 f"{losses_apart(base.losses, alike.losses):.2g} of the loss.",
                 "Look for seeds from the clock or the process, and for a dataset that is in another order at each "
@@ -122,7 +114,7 @@ class BatchTrial:
             )
         if _alike(base, alike, floor) or not _alike(base, again, noise):
             self._showed.append("base")
-            raise _Undecided(
+            raise Undecided(
                 "The step draws random numbers that are no dropout of torch: with others the loss is apart by "
                 f"{losses_apart(base.losses, again.losses):.2g} of it.",
                 "Take the noise, sampling, masking or augmentation out of the model and the loop for this trial, or "
@@ -166,7 +158,7 @@ class BatchTrial:
     def _required(self, name: str, **asked: float) -> FirstStep:
         measured, ended = self._run(name, **asked)
         if measured is None:
-            raise _Undecided(_how_it_ended(name, ended), "Run the command by itself: does it reach an update?")
+            raise Undecided(_how_it_ended(name, ended), "Run the command by itself: does it reach an update?")
         return measured
 
     def _run(self, name: str, **asked: float | str) -> tuple[FirstStep | None, Ended]:

@@ -35,6 +35,19 @@ class Arm:
 
 
 @dataclass(frozen=True)
+class Rate:
+    """How often the job as it is ``showed`` it in so many ``runs``; it does ``at_least`` so often (95 % confidence),
+    the ``mean`` of what is left, and ``clean_runs`` without it in a row say that it is gone, with an error of 1 %.
+    """
+
+    runs: int
+    showed: int
+    at_least: float
+    mean: float
+    clean_runs: int
+
+
+@dataclass(frozen=True)
 class TrialAnswer:
     """The answer to ``question`` with its reasons, ``says``; ``credible`` are candidates that are left where a trial
     searches among some, ``error_asked`` the probability of a wrong answer that its rule allows (None: it has no chance
@@ -49,6 +62,7 @@ class TrialAnswer:
     next: tuple[str, ...] = ()
     credible: tuple[str, ...] = ()
     error_asked: float | None = None
+    rate: Rate | None = None
 
     @property
     def runs(self) -> int:
@@ -71,9 +85,18 @@ class TrialAnswer:
             "arms": [asdict(arm) for arm in self.arms],
             "error_asked": self.error_asked,
             "runs": self.runs,
+            "rate": None if self.rate is None else asdict(self.rate),
             "credible": list(self.credible),
             "next": list(self.next),
         }
+
+
+class Undecided(Exception):
+    """Why a trial can tell nothing, as a sentence, and what to do."""
+
+    def __init__(self, says: str, *then: str) -> None:
+        super().__init__(says)
+        self.says, self.then = says, then
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,10 @@ def _attach():
         import trueline
         from trueline.capture.launch import attach
 
+        if os.environ.get("TRUELINE_CHANGES"):
+            from trueline.capture.trial.changes import put
+
+            put()
         attach(trueline.watch)
 
 

@@ -9,6 +9,7 @@ import typer
 from trueline.cli.options import Json
 from trueline.cli.verbs import trial_op, trial_precheck
 from trueline.cli.verbs.run import SETTINGS
+from trueline.cli.verbs.trials import knobs
 
 if TYPE_CHECKING:
     from trueline.analyze.compare.expect.rounding import OrderJudgement
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from trueline.trials.trial import TrialAnswer
 
 app = typer.Typer(no_args_is_help=True, help="Run an experiment for a question that recorded Runs cannot answer.")
+app.command("knobs")(knobs.command)
 
 app.command("op")(trial_op.command)
 app.command("precheck")(trial_precheck.command)

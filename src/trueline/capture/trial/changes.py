@@ -1,0 +1,261 @@
+"""Settings of torch that are held at another value in a job that knows nothing of it, while it is watched.
+
+``trueline trial`` hands ``Changes`` down in the environment, and ``attach/sitecustomize.py`` puts them in place once
+torch is imported. A switch says where a setting is (``how``, ``where``) and the value that counts as ``off``:
+
+==============  ==========================================================  ==========================================
+how             where                                                       off
+==============  ==========================================================  ==========================================
+``setting``     dotted path of an attribute                                 its value
+``function``    dotted path of a setter, and of its getter as ``reads``     the argument
+``optimizer``   key of the groups of every optimizer of torch               its value
+``keyword``     dotted path of a function or class, and ``keyword``         the argument
+``bypass``      dotted path of a function whose first argument is called    –
+==============  ==========================================================  ==========================================
+
+A switch is *met* where the job has it at another value, or, with ``seen``, calls that function; this is written down
+for switches that are off and for those that are not. What a script sets itself is set back before the next call of a
+module.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import inspect
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from trueline.capture.child_env import CHANGES
+from trueline.capture.model import patches
+from trueline.capture.model.untraced import Hook
+
+_log = logging.getLogger("trueline")
+
+_UNKNOWN = object()
+
+
+def put() -> None:
+    """Put in place what the environment asks for; called once torch is imported."""
+    Changes(**json.loads(os.environ[CHANGES])).put()
+
+
+class Changes:
+    """Holds those of ``switches`` that are named in ``off`` at their off value, writes the names of those that are met
+    to a file in ``met``, and ends the process after the update with which an optimizer has made ``updates`` of them.
+    """
+
+    def __init__(
+        self,
+        *,
+        switches: Sequence[Mapping[str, Any]] = (),
+        off: Sequence[str] = (),
+        met: str = "",
+        updates: int | None = None,
+    ) -> None:
+        self._switches, self._off, self._place, self._updates = list(switches), {*off}, met, updates
+        self._met: set[str] = set()
+        self._trains = False
+        self._made: dict[int, int] = {}
+
+    def put(self) -> None:
+        """Listen, and hold what can be held from the start."""
+        for switch in self._of("keyword"):
+            self._patched(switch, self._with_keyword(switch))
+        for switch in self._of("bypass"):
+            self._patched(switch, self._bypassed(switch))
+        for switch in self._switches:
+            if switch.get("seen"):
+                self._patched({**switch, "where": switch["seen"]}, self._seeing(switch["name"]))
+        if self._of("setting", "function"):
+            self._hold()
+            patches.module_call.add(self._at_call)
+        register_optimizer_step_pre_hook(Hook(self._at_update))
+        if self._updates is not None:
+            register_optimizer_step_post_hook(Hook(self._after_update))
+        if self._place:
+            atexit.register(self._write)
+
+    def _of(self, *hows: str) -> list[Mapping[str, Any]]:
+        """Switches of these kinds, where torch has a device that they are about."""
+        return [each for each in self._switches if each["how"] in hows and _has_device(each.get("device", ""))]
+
+    # -- settings ---------------------------------------------------------------------------------------------------
+
+    def _at_call(self, *args: Any, **kwargs: Any) -> None:
+        self._hold()
+
+    def _hold(self) -> None:
+        for switch in self._of("setting", "function"):
+            now = _read(switch)
+            if now is _UNKNOWN or now == switch["off"]:
+                continue
+            if not switch.get("seen"):
+                self._meet(switch["name"])
+            if switch["name"] in self._off:
+                _write(switch)
+
+    # -- optimizers -------------------------------------------------------------------------------------------------
+
+    def _at_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._trains = True
+        for switch in self._of("optimizer"):
+            for group in optimizer.param_groups:
+                now = group.get(switch["where"], switch["off"])
+                if now == switch["off"] or (now is None and not _is_default_on(switch["where"], group)):
+                    continue
+                self._meet(switch["name"])
+                if switch["name"] in self._off:
+                    group[switch["where"]] = switch["off"]
+
+    def _after_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        assert self._updates is not None
+        self._made[id(optimizer)] = self._made.get(id(optimizer), 0) + 1
+        if self._made[id(optimizer)] >= self._updates:
+            raise SystemExit(0)
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+
+    def _patched(self, switch: Mapping[str, Any], make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Put what ``make`` makes of a function in its place, where this torch has it and the device is there."""
+        if not _has_device(switch.get("device", "")):
+            return
+        owner, name = _owner_of(switch["where"])
+        if owner is None:
+            return
+        if isinstance(getattr(owner, name), type):
+            owner, name = getattr(owner, name), "__init__"
+        patches.Patch(owner, name, make).put()
+
+    def _with_keyword(self, switch: Mapping[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            signature = inspect.signature(original)
+
+            def passing(*args: Any, **kwargs: Any) -> Any:
+                bound = _bound(signature, args, kwargs)
+                if bound is None:
+                    return original(*args, **kwargs)
+                bound.apply_defaults()
+                if bound.arguments.get(switch["keyword"], switch["off"]) == switch["off"]:
+                    return original(*args, **kwargs)
+                self._meet(switch["name"])
+                if switch["name"] not in self._off:
+                    return original(*args, **kwargs)
+                given = {switch["keyword"]: switch["off"], **switch.get("with", {})}
+                changed = signature.bind(*args, **kwargs)
+                changed.arguments.update(given)
+                return original(*changed.args, **changed.kwargs)
+
+            return passing
+
+        return make
+
+    def _bypassed(self, switch: Mapping[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """``function(called, *args)`` becomes ``called(*args)``: for keywords of its own, see ``drops``."""
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def passing(*args: Any, **kwargs: Any) -> Any:
+                self._meet(switch["name"])
+                if switch["name"] not in self._off:
+                    return original(*args, **kwargs)
+                kept = {name: value for name, value in kwargs.items() if name not in switch.get("drops", ())}
+                return args[0](*args[1:], **kept)
+
+            return passing
+
+        return make
+
+    def _seeing(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def passing(*args: Any, **kwargs: Any) -> Any:
+                self._meet(name)
+                return original(*args, **kwargs)
+
+            return passing
+
+        return make
+
+    # -- what was met -----------------------------------------------------------------------------------------------
+
+    def _meet(self, name: str) -> None:
+        self._met.add(name)
+
+    def _write(self) -> None:
+        """Of a process that trains: launchers and DataLoader workers have settings that nobody uses."""
+        if not self._trains:
+            return
+        names = sorted(self._met | set(_kinds_of_job()))
+        with contextlib.suppress(OSError):
+            Path(self._place, f"met-{os.getpid()}.json").write_text(json.dumps(names), encoding="utf-8")
+
+
+def _kinds_of_job() -> Iterator[str]:
+    """What a variable of the environment may be about, as ``job:cuda``."""
+    yield "job:torch"
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        yield "job:cuda"
+    else:
+        yield "job:cpu"
+    if "torch_npu" in sys.modules:
+        yield "job:npu"
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        yield f"job:{torch.distributed.get_backend()}"
+
+
+def _has_device(device: str) -> bool:
+    return not device or (device == "cuda" and torch.cuda.is_available()) or device == "cpu"
+
+
+def _is_default_on(key: str, group: Mapping[str, Any]) -> bool:
+    """Whether an unset ``foreach`` means True: on a GPU, for parameters that all are there."""
+    params = group["params"]
+    return key == "foreach" and bool(params) and all(param.is_cuda for param in params)
+
+
+def _owner_of(path: str) -> tuple[Any, str]:
+    """The object or class that holds what ``path`` names, and its name there; None where it is not."""
+    module, *names = path.split(".")
+    try:
+        owner: Any = importlib.import_module(module)
+        for name in names[:-1]:
+            owner = getattr(owner, name)
+        getattr(owner, names[-1])
+    except (ImportError, AttributeError, RuntimeError):
+        return None, ""
+    return owner, names[-1]
+
+
+def _read(switch: Mapping[str, Any]) -> Any:
+    owner, name = _owner_of(switch.get("reads", switch["where"]))
+    if owner is None:
+        return _UNKNOWN
+    try:
+        return getattr(owner, name)() if switch["how"] == "function" else getattr(owner, name)
+    except Exception:
+        return _UNKNOWN
+
+
+def _write(switch: Mapping[str, Any]) -> None:
+    owner, name = _owner_of(switch["where"])
+    try:
+        if switch["how"] == "function":
+            getattr(owner, name)(switch["off"])
+        else:
+            setattr(owner, name, switch["off"])
+    except Exception as error:
+        _log.warning("trueline: %s cannot be switched off here: %s", switch["name"], error)
+
+
+def _bound(signature: inspect.Signature, args: Any, kwargs: Any) -> inspect.BoundArguments | None:
+    with contextlib.suppress(TypeError):
+        return signature.bind(*args, **kwargs)
+    return None

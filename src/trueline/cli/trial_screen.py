@@ -1,0 +1,151 @@
+"""What the verbs of `trueline trial` that run a job again have in common: their options, progress, and the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trueline.trials.runs import Runs
+    from trueline.trials.trial import Job, TrialAnswer
+
+RunOf = Annotated[
+    str, typer.Argument(help="A Run in which `trueline check` finds what the trial is about.", metavar="RUN")
+]
+Words = Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The training command.")]
+Code = Annotated[
+    str | None,
+    typer.Option(help="The finding that the trial is about.", show_default="of the first incident", metavar="CODE"),
+]
+Error = Annotated[float, typer.Option(help="Probability of a wrong answer that is allowed, over all decisions.")]
+Most = Annotated[int, typer.Option("--runs", help="Runs after which it is undecided.", min=1)]
+Steps = Annotated[
+    int | None, typer.Option(help="Steps of each run.", show_default="as many as RUN has", min=1, metavar="N")
+]
+Timeout = Annotated[float, typer.Option(help="Seconds after which a run of the command is stopped.")]
+Out = Annotated[str, typer.Option(help="Folder of the trial; one that was begun with the same command goes on.")]
+Seed = Annotated[int, typer.Option(help="Random seed of the order of the runs.")]
+Keep = Annotated[bool, typer.Option("--keep", help="Keep what every run left, not one of runs alike.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be run and what it costs, and run nothing.")]
+
+MOST, ERROR, TIMEOUT = 200, 0.05, 3600.0
+
+
+def job_of(words: list[str] | None, *, timeout: float, error: float, verb: str) -> Job:
+    """The job that ``words`` runs. Raises ``InputError`` for a program that is not there and for what cannot be."""
+    import shutil
+
+    from trueline.schema.errors import InputError
+    from trueline.trials.trial import Job
+
+    if not timeout > 0:
+        raise InputError(f"--timeout is {timeout:g}; give a number of seconds above 0.")
+    if not 0 < error < 0.5:
+        raise InputError(f"--error is {error:g}; give a probability above 0 and below 0.5.")
+    if not words:
+        raise InputError(
+            f"No command was given. Put it behind --, for example: trueline trial {verb} RUN -- torchrun train.py."
+        )
+    if shutil.which(words[0]) is None:
+        raise InputError(f"'{words[0]}' is not a program on PATH. Give the command as you would without trueline.")
+    return Job(tuple(words), timeout)
+
+
+@contextmanager
+def running(runs: Runs, words: tuple[str, ...] | list[str]) -> Iterator[None]:
+    """Progress on standard error while a trial runs. Ctrl-C and SIGTERM end the run with its processes, and leave what
+    goes on with the same command.
+    """
+    import signal
+    import sys
+
+    from rich.console import Console
+
+    from trueline.cli.waiting import on_terminal
+    from trueline.schema.errors import InputError
+
+    console = Console(stderr=True)
+    status = console.status("Running the command") if on_terminal() else None
+
+    def progress(arm: str, number: int) -> None:
+        says = f"run {number + 1} of at most {runs.most}: {arm}"
+        if status is not None:
+            counts = runs.counts("base", "sham")
+            status.update(f"{says} (base and sham: {counts.showed} of {counts.runs} showed it)")
+        else:
+            print(f"trueline: {says}", file=sys.stderr, flush=True)
+
+    runs.progress = progress
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        if status is None:
+            yield
+        else:
+            with status:
+                yield
+    except KeyboardInterrupt:
+        print(
+            f"trueline: stopped after {len(runs.log)} runs, which are kept in {runs.folder}; the same command goes on.",
+            file=sys.stderr,
+        )
+        raise typer.Exit(130) from None
+    except OSError as error:
+        raise InputError(f"'{words[0]}' cannot be started: {error}. Try it without trueline.") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def end(answer: TrialAnswer, folder: Path, *, means: dict[str, str], json: bool) -> None:
+    """Print the answer, and leave with its exit code."""
+    from trueline.cli.json_document import print_document
+
+    if json:
+        print_document(answer.to_json())
+    else:
+        print_answer(answer, means)
+        print(f"Trial: {folder}")
+    raise typer.Exit(answer.exit_code)
+
+
+def print_answer(answer: TrialAnswer, means: dict[str, str]) -> None:
+    """What it says, what to do, and the runs behind it."""
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console = Console()
+    console.print(f"{answer.answer.capitalize()}: {means[answer.answer]}.", style="bold", highlight=False)
+    lines = [Text(line) for line in answer.says] + [Text.assemble(("next: ", "green"), line) for line in answer.next]
+    if answer.credible and answer.answer != "confirmed":
+        lines.append(Text(f"Left: {', '.join(answer.credible[:8])}{' …' if len(answer.credible) > 8 else ''}"))
+    if answer.rate is not None:
+        rate = answer.rate
+        often = f"{rate.showed} of {rate.runs} runs, so in at least {rate.at_least:.0%} (95 % confidence)"
+        needed = f"it takes {rate.clean_runs} runs without it in a row to say, with an error of 1 %, that it is gone"
+        lines.append(Text(f"The job as it is shows it in {often}: {needed}."))
+    for line in lines:
+        console.print(Padding(line, (0, 0, 0, 2)))
+    arms = "; ".join(f"{arm.name} ({arm.showed} of {arm.runs})" for arm in answer.arms[:6])
+    more = f"; {len(answer.arms) - 6} more arms" if len(answer.arms) > 6 else ""
+    asked = "" if answer.error_asked is None else f", error asked {answer.error_asked:g}"
+    console.print(f"Runs: {answer.runs}{asked}. Showed it: {arms}{more}", style="dim", highlight=False)
+
+
+def print_plan(lines: list[str], *, seconds: float | None, runs: str) -> None:
+    """What ``--dry-run`` prints."""
+    from rich.console import Console
+
+    console = Console()
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    cost = "" if seconds is None else f", each as long as the steps of RUN took ({seconds:.0f} s) and a start"
+    console.print(f"Runs: {runs}{cost}.", highlight=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""Which framework setting a finding needs."""

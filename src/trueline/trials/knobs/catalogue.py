@@ -1,0 +1,190 @@
+"""Switches that frameworks have, from ``catalogues/*.toml``: where each is, how it is off, and which a job has on."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tomllib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trueline.schema.errors import InputError
+
+IN_PROCESS = ("setting", "function", "optimizer", "keyword", "bypass")
+"""Kinds of switch that ``capture.trial.changes`` holds."""
+HOWS = (*IN_PROCESS, "variable", "argument", "json")
+
+_OF_DEEPSPEED = ("--deepspeed", "--deepspeed_config", "--ds_config")
+_BOOLEAN = {"true", "false", "1", "0", "yes", "no"}
+
+
+@dataclass(frozen=True)
+class Switch:
+    """One switch: what ``how``, ``where`` and ``off`` mean is told in the catalogues; ``prior`` is a relative weight;
+    ``neutral``: it changes nothing in exact arithmetic; ``about`` what a job uses that it acts on.
+    """
+
+    name: str
+    how: str
+    where: str
+    off: Any = None
+    prior: float = 1.0
+    neutral: bool = True
+    source: str = ""
+    about: str = ""
+    more: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def to_process(self) -> dict[str, Any]:
+        """As ``capture.trial.changes`` takes it."""
+        return {"name": self.name, "how": self.how, "where": self.where, "off": self.off, **self.more}
+
+
+def catalogue() -> list[Switch]:
+    """All switches of all catalogues."""
+    found: list[Switch] = []
+    for path in sorted((Path(__file__).parent / "catalogues").glob("*.toml")):
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        found += [_switch(name, entry) for name, entry in table.items()]
+    return found
+
+
+def own_switch(text: str) -> Switch:
+    """``NAME=VALUE`` is a variable of the environment and its off value, ``--flag`` a word that is left out, and
+    ``--option=VALUE`` one that gets another value. Raises ``InputError`` for anything else.
+    """
+    name, equals, value = text.partition("=")
+    if name.startswith("-"):
+        return Switch(name, "argument", name, value if equals else None, prior=2.0)
+    if not equals or not name.replace("_", "").isalnum():
+        raise InputError(
+            f"--knob is '{text}'; give NAME=VALUE (a variable of the environment and the value that counts as off), "
+            "--flag (left out), or --option=VALUE (off)."
+        )
+    return Switch(name, "variable", name, value, prior=2.0, about="torch")
+
+
+def in_use(
+    switches: Iterable[Switch], words: Sequence[str], environ: Mapping[str, str], met: Collection[str]
+) -> list[Switch]:
+    """Those that a job has on which runs ``words``, and whose processes ``met`` these (``capture.trial.changes``)."""
+    asks: dict[str, Callable[[Switch], bool]] = {
+        "variable": lambda each: f"job:{each.about}" in met and environ.get(each.where) != each.off,
+        "argument": partial(_is_in_words, words=words),
+        "json": partial(_is_in_json, words=words),
+    }
+    return [each for each in switches if asks.get(each.how, lambda each: each.name in met)(each)]
+
+
+def with_off(words: Sequence[str], off: Iterable[Switch], place: Path) -> tuple[list[str], dict[str, str]]:
+    """The command line and what is added to the environment with these switched off; files that it needs go to
+    ``place``.
+    """
+    changed, environ = list(words), dict[str, str]()
+    off = list(off)
+    for switch in off:
+        if switch.how == "variable":
+            environ[switch.where] = switch.off
+        elif switch.how == "argument":
+            changed = _without(changed, switch)
+    keys = [switch for switch in off if switch.how == "json"]
+    return (_with_json(changed, keys, place) if keys else changed), environ
+
+
+def _switch(name: str, entry: Mapping[str, Any]) -> Switch:
+    known = ("how", "where", "off", "prior", "neutral", "source", "about")
+    if entry["how"] not in HOWS:
+        raise ValueError(f"Switch '{name}' is of no known kind: '{entry['how']}'.")
+    return Switch(name, **{key: entry[key] for key in known if key in entry}, more={
+        key: _none(value) for key, value in entry.items() if key not in known
+    })  # fmt: skip
+
+
+def _none(value: Any) -> Any:
+    """TOML has no null."""
+    if isinstance(value, dict):
+        return {key: _none(inner) for key, inner in value.items()}
+    return None if value == "none" else value
+
+
+def _is_in_words(switch: Switch, words: Sequence[str]) -> bool:
+    place = _place(words, switch.where)
+    if switch.more.get("adds"):
+        return place is None and _place(words, switch.more["needs"]) is not None
+    if place is None:
+        return False
+    if switch.more.get("boolean"):
+        return _value(words, place).lower() not in ("false", "0", "no")
+    return switch.off is None or _value(words, place) != switch.off
+
+
+def _place(words: Sequence[str], option: str) -> int | None:
+    return next((at for at, word in enumerate(words) if word == option or word.startswith(f"{option}=")), None)
+
+
+def _value(words: Sequence[str], place: int) -> str:
+    _, equals, value = words[place].partition("=")
+    return value if equals else words[place + 1] if place + 1 < len(words) else ""
+
+
+def _without(words: list[str], switch: Switch) -> list[str]:
+    if switch.more.get("adds"):
+        return [*words, switch.where]
+    place = _place(words, switch.where)
+    if place is None:
+        return words
+    joined = "=" in words[place]
+    if switch.off is not None:
+        new = [f"{switch.where}={switch.off}"] if joined else [switch.where, str(switch.off)]
+        return [*words[:place], *new, *words[place + (1 if joined else 2) :]]
+    has_word = switch.more.get("boolean") and not joined and _value(words, place).lower() in _BOOLEAN
+    return [*words[:place], *words[place + (2 if has_word else 1) :]]
+
+
+def _json_of(words: Sequence[str]) -> tuple[int, dict[str, Any]] | None:
+    """The word that names the file, and what is in it."""
+    for option in _OF_DEEPSPEED:
+        place = _place(words, option)
+        if place is None:
+            continue
+        at = place if "=" in words[place] else place + 1
+        try:
+            return at, json.loads(Path(_value(words, place)).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+    return None
+
+
+def _is_in_json(switch: Switch, words: Sequence[str]) -> bool:
+    found = _json_of(words)
+    if found is None:
+        return False
+    inner: Any = found[1]
+    for key in switch.where.split("."):
+        if not isinstance(inner, dict) or key not in inner:
+            return False
+        inner = inner[key]
+    return inner != switch.off
+
+
+def _with_json(words: list[str], switches: Iterable[Switch], place: Path) -> list[str]:
+    found = _json_of(words)
+    if found is None:
+        return words
+    at, document = found[0], copy.deepcopy(found[1])
+    for switch in switches:
+        *outer, last = switch.where.split(".")
+        inner = document
+        for key in outer:
+            inner = inner[key]
+        if switch.off is None:
+            del inner[last]
+        else:
+            inner[last] = switch.off
+    place.mkdir(parents=True, exist_ok=True)
+    file = place / "deepspeed.json"
+    file.write_text(json.dumps(document), encoding="utf-8")
+    option, equals, _ = words[at].partition("=")
+    return [*words[:at], f"{option}={file}" if equals else str(file), *words[at + 1 :]]

@@ -1,0 +1,75 @@
+"""`trial knobs` on a real job: what of it can be switched, and how it runs with some switched off."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trueline.trials.knobs.catalogue import IN_PROCESS, Switch, catalogue, in_use, own_switch, with_off
+from trueline.trials.knobs.knobs import BASE, KnobTrial
+from trueline.trials.runs import Runs, Way
+from trueline.trials.watched_job import WatchedJob
+
+
+@dataclass
+class SwitchedJob:
+    """The job of ``watched`` with the switches that are known and those that a user named (``own``); ``among`` limits
+    them by name. What its processes say that they met goes to ``folder``.
+    """
+
+    watched: WatchedJob
+    folder: Path
+    own: Sequence[str] = ()
+    among: Sequence[str] = ()
+    _switches: list[Switch] = field(default_factory=list[Switch])
+
+    def __post_init__(self) -> None:
+        own = [own_switch(text) for text in self.own]
+        taken = {(each.how, each.where) for each in own}
+        self._switches = own + [each for each in catalogue() if (each.how, each.where) not in taken]
+        if self.among:
+            self._switches = [each for each in self._switches if each.name in self.among]
+
+    @property
+    def met_folder(self) -> Path:
+        """Where processes write what they met."""
+        return self.folder / "met"
+
+    def find(self) -> list[Switch]:
+        """Those that the job has on, by what its processes met so far."""
+        met = {name for path in self.met_folder.glob("met-*.json") for name in json.loads(path.read_text())}
+        return in_use(self._switches, self.watched.job.words, os.environ, met)
+
+    def plan(self) -> list[str]:
+        """What would be done, in words: without a run it is not known which settings the job has on."""
+        wanted = self.watched.wanted
+        known = [switch.name for switch in self._switches]
+        return [
+            f"Looked for: {wanted.code}: {wanted.claim}",
+            f"Each run: {' '.join(self.watched.job.words)}, watched, up to step {self.watched.last_step}.",
+            "Arms: base (as it is), sham (switches in place, none switched), off (all off), then patterns of them.",
+            f"Settings that are switched where the job has them on: {', '.join(known)}.",
+        ]
+
+    def way(self, arm: str, off: Sequence[Switch]) -> Way:
+        """It with these off; ``base`` is as it is, with nothing that could switch anything."""
+        if arm == BASE and not off:
+            return Way(arm)
+        words, environ = with_off(self.watched.job.words, off, self.folder / "files")
+        self.met_folder.mkdir(parents=True, exist_ok=True)
+        changes = {
+            "switches": [each.to_process() for each in self._switches if each.how in IN_PROCESS],
+            "off": [each.name for each in off],
+            "met": str(self.met_folder.resolve()),
+        }
+        return Way(arm, environ, words, changes)
+
+
+def knob_trial(job: SwitchedJob, runs: Runs, *, error: float, seed: int) -> KnobTrial:
+    """The trial of it."""
+    wanted = job.watched.wanted
+    question = f"Which setting does it need that {wanted.code} is found? {wanted.claim}"
+    return KnobTrial(runs, question, job.find, job.way, error, seed)

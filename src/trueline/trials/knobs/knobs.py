@@ -1,0 +1,339 @@
+"""Which framework setting a finding needs: the job itself, run with settings switched off.
+
+The rule, fixed before the first run. Arms: ``base``, the job as it is; ``sham``, the same with all that switches
+settings in place and none switched; ``off``, all of them off; then patterns of switches on and off. First ``base`` and
+``sham`` must show the finding. Then ``Search`` runs the pattern that is expected to tell most until one hypothesis (one
+switch, two needed together, two of which each suffices, none of them) has a probability of 1 - error / 4; every sixth
+run is a ``base`` again. At last each side of it is run by itself: without what is needed it is gone, with nothing else
+it is there. An arm that says otherwise beyond a share of the other half of the error leaves the trial undecided.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from trueline.trials.chance import (
+    Counts,
+    clean_runs_needed,
+    decided,
+    least_rate,
+    log_odds_present,
+    mean_rate,
+    most_rate,
+)
+from trueline.trials.knobs.catalogue import Switch
+from trueline.trials.knobs.search import Hypothesis, Pattern, Search
+from trueline.trials.runs import JobFails, OutOfRuns, Runs, Way
+from trueline.trials.trial import Rate, TrialAnswer, Undecided
+
+Each = TypeVar("Each")
+
+BASE, SHAM, OFF = "base", "sham", "off"
+CONTROL_EVERY = 6
+"""One run of so many is the job as it is, which must go on showing the finding: machines drift."""
+PATIENCE = 15
+"""Blocks of base, sham and off without it after which it is said not to occur."""
+LEAST_SHOWN = 3
+"""Runs of the job as it is that must have shown it before it is searched for, where not all did."""
+
+_PASSES = 0.03
+"""Error of passing a side of what is verified: a wrong answer must pass all of them and the search."""
+
+
+@dataclass
+class KnobTrial:
+    """Runs the job through ``runs``. ``find`` returns which switches it has on, once the first ``sham`` has run;
+    ``way`` is the job with these off.
+    """
+
+    runs: Runs
+    question: str
+    find: Callable[[], Sequence[Switch]]
+    way: Callable[[str, Sequence[Switch]], Way]
+    error: float = 0.05
+    seed: int = 0
+    left: list[str] = field(default_factory=list[str])
+    """Switches without which the job does not run."""
+    _switches: list[Switch] = field(default_factory=list[Switch])
+    _search: Search = field(default_factory=lambda: Search([1.0]))
+    _since_control: int = 0
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    def answer(self) -> TrialAnswer:
+        """Run the arms and judge. Raises ``OSError`` where the command cannot be started."""
+        try:
+            self._endpoints()
+            found = self._searched_and_verified()
+        except Undecided as why:
+            return self._answered("undecided", [why.says], why.then)
+        except JobFails as why:
+            return self._answered(
+                "undecided", [f"The job comes to no outcome: {why}."], ("Run the command by itself.",)
+            )
+        except OutOfRuns:
+            return self._answered(
+                "undecided",
+                [f"All {self.runs.most} runs that were allowed were made.", *self._what_is_left()],
+                ("Go on with the same command and a larger --runs.",),
+            )
+        if found.how == "elsewhere":
+            names = ", ".join(switch.name for switch in self._switches)
+            says = f"With all of these off the finding is still there, so none of them is needed for it: {names}."
+            return self._answered("excluded", [says])
+        return self._answered("confirmed", list(self._says(found)), self._advice(found))
+
+    # -- endpoints --------------------------------------------------------------------------------------------------
+
+    def _endpoints(self) -> None:
+        while self.runs.outcome(self.way(SHAM, ())) is None:
+            pass  # it raises ``JobFails`` in the end
+        self._take(list(self.find()))
+        while self.runs.counts(BASE, SHAM).showed or self.runs.counts(BASE).runs < PATIENCE:
+            for arm in self._shuffled(BASE, SHAM, OFF):
+                self._pattern((False,) * len(self._switches)) if arm == OFF else self._control(arm)
+            if self._is_shown():
+                return
+        counts = self.runs.counts(BASE, SHAM)
+        raise Undecided(
+            f"The finding was seen in none of {counts.runs} runs of the job as it is: it shows in at most "
+            f"{most_rate(counts):.0%} of them.",
+            "Run more steps, the same ranks and the same data as where it was found.",
+        )
+
+    def _is_shown(self) -> bool:
+        """Whether base and sham both show it, often enough to go on. Raises ``Undecided`` where sham cures it."""
+        base, sham = self.runs.counts(BASE), self.runs.counts(SHAM)
+        alike = decided(log_odds_present(sham, present=base, absent=Counts()), error=self.error / 4)
+        if alike is False and base.showed:
+            raise Undecided(
+                f"With switches in place and none switched it is gone ({sham.showed} of {sham.runs} runs, "
+                f"{base.showed} of {base.runs} without them): it depends on timing, and no switch could be blamed.",
+                "Look for a race: trueline trial sync.",
+            )
+        both = base + sham
+        return bool(base.showed and sham.showed and (both.showed == both.runs or both.showed >= LEAST_SHOWN))
+
+    def _take(self, switches: list[Switch]) -> None:
+        if not switches:
+            raise Undecided(
+                "The job has none of the known settings on that can be switched from outside.",
+                "Name what your script has: --knob NAME=VALUE for a variable, --knob=--flag for a word of the command.",
+            )
+        self._switches = switches
+        self._search = Search([switch.prior for switch in switches], seed=self.seed)
+        for entry in self.runs.log:
+            if entry["showed"] is not None:
+                self._search.tell((True,) * len(switches), entry["showed"])
+
+    # -- search and verification ------------------------------------------------------------------------------------
+
+    def _searched_and_verified(self) -> Hypothesis:
+        while True:
+            found = self._searched()
+            if self._verified(found):
+                return found
+
+    def _searched(self) -> Hypothesis:
+        """The hypothesis that has a probability of 1 - error / 4."""
+        while True:
+            credible = self._search.credible(self.error / 4)
+            if len(credible) == 1:
+                return credible[0][0]
+            on = self._search.next()
+            if on is None:
+                raise Undecided(f"No further pattern of switches tells more. {' '.join(self._what_is_left())}")
+            self._pattern(on)
+            self._watch_for_drift()
+
+    def _watch_for_drift(self) -> None:
+        self._since_control += 1
+        if self._since_control < CONTROL_EVERY - 1:
+            return
+        self._since_control = 0
+        self._control(BASE)
+        told = [entry["showed"] for entry in self.runs.log if entry["arm"] == BASE and entry["showed"] is not None]
+        half = len(told) // 2
+        early, late = Counts(half, sum(told[:half])), Counts(len(told) - half, sum(told[half:]))
+        if (
+            early.showed
+            and decided(log_odds_present(late, present=early, absent=Counts()), error=self.error / 8) is False
+        ):
+            raise Undecided(
+                f"The job as it is does not show it any more: {early.showed} of the first {early.runs} runs, "
+                f"{late.showed} of the last {late.runs}. Something else than the switches changed meanwhile.",
+                "Run the trial on a machine that does nothing else, or lower its load.",
+            )
+
+    def _verified(self, found: Hypothesis) -> bool:
+        """Whether all sides of it are as it says; False where the search has come to doubt it again. Raises
+        ``Undecided`` where a side is not, and no other hypothesis explains that.
+        """
+        sides = list(_sides(found, len(self._switches)))
+        while True:
+            held = [self._holds(found, on, shows, len(sides)) for on, shows in sides]
+            if all(held):
+                return True
+            if [each for each, _ in self._search.credible(self.error / 4)] != [found]:
+                return False
+            if False in held:
+                on, shows = sides[held.index(False)]
+                counts = self._search.told[on]
+                raise Undecided(
+                    f"{self._named(on)}: {counts.showed} of {counts.runs} runs show it, where "
+                    f"{'all' if shows else 'none'} should by {found.says(self._names)}, and no one or two of the "
+                    "switches explain that.",
+                )
+            for on, _ in self._shuffled(*(side for side, holds in zip(sides, held, strict=True) if not holds)):
+                self._pattern(on)
+            self._watch_for_drift()
+
+    def _holds(self, found: Hypothesis, on: Pattern, shows: bool, sides: int) -> bool | None:
+        """Whether runs of a pattern show it, as they should by ``found``, or do not; None while that is open."""
+        off = (False,) * len(self._switches)
+        counts = self._search.told.get(on, Counts())
+        present, absent = self._search.split(found, without=on)
+        log_odds = log_odds_present(counts, present=present, absent=absent)
+        log_odds = log_odds if shows else -log_odds
+        if decided(log_odds, error=self.error / 2 / sides) is False:
+            return False
+        if shows and counts.showed < 2 and present.showed < present.runs:
+            return None  # one may be a false alarm
+        return decided(log_odds, error=self.error / 4 if on == off and shows else _PASSES)
+
+    # -- runs -------------------------------------------------------------------------------------------------------
+
+    def _control(self, arm: str) -> None:
+        showed = self.runs.outcome(self.way(arm, ()))
+        if showed is not None:
+            self._search.tell((True,) * len(self._switches), showed)
+
+    def _pattern(self, on: Pattern) -> None:
+        """Run with some off. Where the job does not run so, the switch to blame is found and left on from then on."""
+        off = [switch for switch, is_on in zip(self._switches, on, strict=True) if not is_on]
+        showed = self.runs.outcome(self.way(self._named(on), off))
+        if showed is not None:
+            self._search.tell(on, showed)
+            return
+        self._search.bar(on)
+        while len(off) > 1:
+            half = off[: len(off) // 2]
+            pattern = tuple(switch not in half for switch in self._switches)
+            showed = self.runs.outcome(self.way(self._named(pattern), half))
+            if showed is not None:
+                self._search.tell(pattern, showed)
+            off = half if showed is None else off[len(off) // 2 :]
+        self._leave(off[0])
+
+    def _leave(self, switch: Switch) -> None:
+        place = self._switches.index(switch)
+        self.left.append(f"{switch.name}: {self.runs.last_why()}")
+        rest = [each for each in self._switches if each is not switch]
+        if not rest:
+            raise Undecided(f"The job does not run with {switch.name} off: {self.runs.last_why()}.")
+        told, self._switches = self._search.told, rest
+        self._search = Search([each.prior for each in rest], seed=self.seed)
+        for on, counts in told.items():
+            for number in range(counts.runs if on[place] else 0):
+                self._search.tell((*on[:place], *on[place + 1 :]), number < counts.showed)
+
+    def _named(self, on: Pattern) -> str:
+        """``off`` for all off, ``off: a, b`` or ``on: c`` for some."""
+        names = [switch.name for switch in self._switches]
+        on_names = [name for name, is_on in zip(names, on, strict=True) if is_on]
+        off_names = [name for name, is_on in zip(names, on, strict=True) if not is_on]
+        if not off_names:
+            return BASE
+        if not on_names:
+            return OFF if not self.left else f"{OFF}: {', '.join(off_names)}"
+        return f"on: {', '.join(on_names)}" if len(on_names) < len(off_names) else f"off: {', '.join(off_names)}"
+
+    def _shuffled(self, *each: Each) -> list[Each]:
+        return self._random.sample(each, len(each))
+
+    # -- words ------------------------------------------------------------------------------------------------------
+
+    def _answered(self, answer: str, says: Sequence[str], then: Sequence[str] = ()) -> TrialAnswer:
+        counts = self.runs.counts(BASE, SHAM)
+        rate = rate_of(counts)
+        lines = [*says, *(f"Left on, as the job does not run without it: {line}." for line in self.left)]
+        return self.runs.end(
+            TrialAnswer(
+                "knobs",
+                self.question,
+                answer,  # type: ignore[arg-type]
+                tuple(lines),
+                self.runs.arms,
+                tuple(then),
+                tuple(hypothesis.says(self._names) for hypothesis, _ in self._credible()),
+                self.error,
+                rate,
+            )
+        )
+
+    @property
+    def _names(self) -> list[str]:
+        return [switch.name for switch in self._switches]
+
+    def _credible(self) -> list[tuple[Hypothesis, float]]:
+        return self._search.credible(self.error) if self._switches else []
+
+    def _what_is_left(self) -> list[str]:
+        likely = [f"{each.says(self._names)} ({chance:.0%})" for each, chance in self._credible()[:5]]
+        return [f"Likeliest: {', '.join(likely)}."] if likely else []
+
+    def _says(self, found: Hypothesis) -> Iterator[str]:
+        names = [self._switches[place].name for place in found.places]
+        told = self._search.told
+        if found.how == "one":
+            yield f"The finding needs {names[0]}: with only this off it is gone, with all others off it is there."
+        elif found.how == "and":
+            yield f"The finding needs {names[0]} and {names[1]} together: with either off it is gone."
+        else:
+            yield (
+                f"Two faults hide each other: {names[0]} and {names[1]} each show the finding without the other, and "
+                "it is gone only with both off."
+            )
+        for on, shows in _sides(found, len(self._switches)):
+            counts = told[on]
+            expected = "all" if shows else "none"
+            yield f"{self._named(on)}: {counts.showed} of {counts.runs} runs show it, expected {expected}."
+        probability = self._credible()[0][1]
+        yield f"Probability of this answer among the {len(self._switches)} switches: {min(probability, 0.9999):.2%}."
+
+    def _advice(self, found: Hypothesis) -> tuple[str, ...]:
+        switches = [self._switches[place] for place in found.places]
+        both = " and ".join(switch.name for switch in switches)
+        lines = [f"Switch {both} off, and report it where it comes from."]
+        if found.how == "and":
+            lines = [f"Switch {switches[0].name} or {switches[1].name} off, and report it where they come from."]
+        lines += [f"{switch.name}: {switch.source}" for switch in switches if switch.source]
+        return tuple(lines)
+
+
+def rate_of(counts: Counts) -> Rate | None:
+    """What runs of the job as it is say of how often it shows the finding; None before the first that shows it."""
+    if not counts.showed:
+        return None
+    least = least_rate(counts)
+    return Rate(counts.runs, counts.showed, least, mean_rate(counts), clean_runs_needed(least, error=0.01))
+
+
+def _sides(found: Hypothesis, size: int) -> Iterator[tuple[Pattern, bool]]:
+    """Patterns that each verify one side of ``found``, with whether the finding must be there."""
+    places = set(found.places)
+    if found.how == "elsewhere":
+        yield (False,) * size, True
+        return
+    if found.how == "and":
+        for place in found.places:
+            yield tuple(each != place for each in range(size)), False
+        yield tuple(each in places for each in range(size)), True
+        return
+    yield tuple(each not in places for each in range(size)), False
+    for place in found.places:
+        yield tuple(each == place for each in range(size)), True

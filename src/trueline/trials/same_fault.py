@@ -1,0 +1,124 @@
+"""Whether a run of a job shows the finding that a trial is about, and not merely that something is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trueline.analyze.check_run import CheckReport, check
+from trueline.schema.errors import CannotTell, InputError, RunError
+from trueline.schema.finding import Finding
+from trueline.schema.site import Site
+from trueline.store.reader import Run
+
+LEAST_PART = 0.5
+"""Of what was measured first that another run must measure at least: less is another fault, or the rest of this one."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one run: whether it ``showed`` the finding (None: it tells nothing, and ``why``), and what it ``measured``."""
+
+    showed: bool | None
+    why: str = ""
+    measured: float | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The finding that a trial is about. ``kinds`` are the kinds of its sites (phases), ``num_ranks`` the ranks of the
+    job in which it was found.
+    """
+
+    code: str
+    claim: str
+    kinds: frozenset[str] = frozenset()
+    ranks: frozenset[int] = frozenset()
+    measured: float | None = None
+    expected: float | None = None
+    false_alarm_rate: float | None = None
+    num_ranks: int = 1
+
+    @classmethod
+    def of(cls, finding: Finding, *, num_ranks: int) -> Wanted:
+        """What makes a finding this one."""
+        return cls(
+            finding.code,
+            finding.claim,
+            _kinds(finding),
+            frozenset(finding.ranks),
+            finding.measured,
+            finding.expected,
+            finding.false_alarm_rate,
+            num_ranks,
+        )
+
+    def is_shown_by(self, finding: Finding) -> bool:
+        """Code and kind of site are equal, ranks overlap where either names some, and measured is at least half as far
+        from what was expected.
+        """
+        if finding.code != self.code:
+            return False
+        kinds = _kinds(finding)
+        if kinds and self.kinds and not kinds & self.kinds:
+            return False
+        if self.num_ranks > 1 and self.ranks and finding.ranks and not self.ranks & {*finding.ranks}:
+            return False
+        now, before = _distance(finding.measured, finding.expected), _distance(self.measured, self.expected)
+        return now is None or before is None or now >= LEAST_PART * before
+
+
+def wanted_of(run: Run, code: str | None = None) -> Wanted:
+    """The finding of ``run`` that has ``code``, or else the one that its first incident begins with.
+
+    Raises ``InputError`` where there is none.
+    """
+    report = check(run)
+    if code is not None:
+        found = next((each for each in report.findings if each.code == code), None)
+        if found is None:
+            codes = ", ".join(sorted({each.code for each in report.findings})) or "none"
+            raise InputError(f"'{code}' is no finding of Run '{run.path}'; it has {codes}.")
+    elif report.incidents:
+        found = report.findings[report.incidents[0].findings[0]]
+    else:
+        raise InputError(
+            f"Run '{run.path}' shows no fault that a trial could look for again: {report.verdict.line} Give a Run in "
+            "which `trueline check` finds one."
+        )
+    return Wanted.of(found, num_ranks=run.world_size)
+
+
+def outcome_of(path: str, wanted: Wanted, *, ended: str = "", last_step: int | None = None) -> Outcome:
+    """What the Run at ``path`` shows; ``ended`` says how its command did where that was not well. Silence is no health:
+    without the finding a Run is clean only if its check ran, and it reached ``last_step``.
+    """
+    try:
+        run = Run(path)
+        report = check(run)
+    except (CannotTell, RunError) as error:
+        return Outcome(None, ended or str(error))
+    shown = [each for each in report.findings if wanted.is_shown_by(each)]
+    if shown:
+        return Outcome(True, measured=max((each.measured for each in shown if each.measured is not None), default=None))
+    if ended:
+        return Outcome(None, ended)
+    if wanted.code not in report.checks_run:
+        return Outcome(None, _why_not(report, wanted.code))
+    reached = int(run.steps[-1]) if run.steps.size else -1
+    if last_step is not None and reached < last_step:
+        return Outcome(None, f"it ended after step {reached}, and step {last_step} is needed")
+    others = [each.measured for each in report.findings if each.code == wanted.code and each.measured is not None]
+    return Outcome(False, measured=max(others, default=None))
+
+
+def _why_not(report: CheckReport, code: str) -> str:
+    why = next((entry.why for entry in report.checks_not_run if entry.check == code), "it was not reported")
+    return f"{code} could not be judged: {why}"
+
+
+def _kinds(finding: Finding) -> frozenset[str]:
+    return frozenset(Site.parse(site).phase for site in finding.sites)
+
+
+def _distance(measured: float | None, expected: float | None) -> float | None:
+    return None if measured is None else abs(measured - (expected or 0.0))

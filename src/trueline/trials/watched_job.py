@@ -1,0 +1,69 @@
+"""The job of a trial, run under watch: whether the Run that it leaves shows the finding."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trueline.capture.child_env import CHANGES, environment
+from trueline.store.reader import Run
+from trueline.trials.runs import Way
+from trueline.trials.same_fault import Outcome, Wanted, outcome_of, wanted_of
+from trueline.trials.trial import Ended, Job
+
+RUN = "run"
+"""The Run in the folder of each run."""
+
+_AFTER = 3
+"""Updates after the last step that is needed: that one ends with the next, and what ranks learn of each other comes
+one step later.
+"""
+
+
+@dataclass(frozen=True)
+class WatchedJob:
+    """Runs ``job`` under ``plan`` for as many steps as the Run that showed ``wanted`` first had."""
+
+    job: Job
+    wanted: Wanted
+    plan: Mapping[str, Any]
+    last_step: int
+    seconds: float | None = None
+    """That the steps of that Run took, without its start."""
+
+    @classmethod
+    def like(cls, run: Run, job: Job, *, code: str | None = None, steps: int | None = None) -> WatchedJob:
+        """``job`` under the Plan of ``run``, for the finding that it shows. Raises ``InputError`` where it has none."""
+        plan = {**run.manifest.plan, "sinks": [], "on_finding": None, "stop": ""}
+        last = int(run.steps[-1]) if run.steps.size else 0
+        return cls(job, wanted_of(run, code), plan, last if steps is None else steps - 1, _seconds(run))
+
+    def __call__(self, way: Way, place: Path) -> Outcome:
+        """Run it; raises ``OSError`` where the command cannot be started."""
+        out = place / RUN
+        changes = {"updates": self.last_step + _AFTER, **way.changes}
+        environ = environment(out=str(out), plan=dict(self.plan), overwrite=True, base={**os.environ, **way.environ})
+        job = self.job if way.words is None else Job(way.words, self.job.timeout_s)
+        ended = job.run({**environ, CHANGES: json.dumps(changes)}, printed=place / "printed.txt")
+        if not out.exists():
+            return Outcome(None, _how(ended) or "nothing of it was watched: no training step was seen")
+        return outcome_of(str(out), self.wanted, ended=_how(ended), last_step=changes["updates"] - _AFTER)
+
+
+def _seconds(run: Run) -> float | None:
+    ends = [value for value in run.column("time_ns").to_pylist() if value is not None]
+    return (max(ends) - min(ends)) / 1e9 if ends else None
+
+
+def _how(ended: Ended) -> str:
+    """How a command ended, where that was not well."""
+    if ended.status == 0:
+        return ""
+    last = f" It printed last: {ended.tail}" if ended.tail else ""
+    if ended.status is None:
+        return f"it was stopped, as it took too long.{last}"
+    return f"it ended with status {ended.status}.{last}"

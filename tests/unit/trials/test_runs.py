@@ -1,0 +1,91 @@
+"""The runs of a trial: what is kept of them, and how a trial goes on that was killed."""
+
+import json
+
+import pytest
+
+from trueline.schema.errors import InputError
+from trueline.trials.chance import Counts
+from trueline.trials.runs import FILE, JobFails, OutOfRuns, Runs, Way
+from trueline.trials.same_fault import Outcome
+from trueline.trials.trial import TrialAnswer
+
+
+class Scripted:
+    """An engine whose outcomes are given; it leaves a file."""
+
+    def __init__(self, *outcomes):
+        self.outcomes, self.asked = list(outcomes), []
+
+    def __call__(self, way, place):
+        self.asked.append(way.arm)
+        (place / "left").write_text(way.arm)
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return Outcome(outcome, "" if outcome is not None else "it ended with status 1")
+
+
+def runs_of(folder, engine, most=10, asked=None, **more):
+    return Runs("knobs", folder, engine, asked or {"seed": 0}, most, **more)
+
+
+def test_a_trial_that_was_killed_goes_on_where_it_was(tmp_path):
+    engine = Scripted(True, False, KeyboardInterrupt())
+    before = runs_of(tmp_path / "t", engine)
+    assert [before.outcome(Way(arm)) for arm in ("base", "off")] == [True, False]
+    with pytest.raises(KeyboardInterrupt):
+        before.outcome(Way("base"))
+    assert (tmp_path / "t" / "002-base" / "left").exists()
+
+    engine = Scripted(True)
+    after = runs_of(tmp_path / "t", engine)
+    assert [after.outcome(Way(arm)) for arm in ("base", "off", "base")] == [True, False, True]
+    assert engine.asked == ["base"], "two outcomes were on disk"
+    assert after.counts("base") == Counts(2, 2)
+    assert [(arm.name, arm.runs, arm.showed) for arm in after.arms] == [("base", 2, 2), ("off", 1, 0)]
+    after.end(TrialAnswer("knobs", "?", "confirmed", (), after.arms))
+    written = json.loads((tmp_path / "t" / FILE).read_text())
+    assert (written["answer"], written["runs"], len(written["log"])) == ("confirmed", 3, 3)
+
+
+def test_another_trial_and_another_folder_are_left_alone(tmp_path):
+    runs_of(tmp_path / "t", Scripted(True)).outcome(Way("base"))
+    with pytest.raises(InputError, match="asked something else"):
+        runs_of(tmp_path / "t", Scripted(), asked={"seed": 1})
+    with pytest.raises(InputError, match="would run 'off'"):
+        runs_of(tmp_path / "t", Scripted()).outcome(Way("off"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("")
+    with pytest.raises(InputError, match="no trial"):
+        runs_of(tmp_path / "mine", Scripted())
+    (tmp_path / "t" / FILE).write_text("{")
+    with pytest.raises(InputError, match="cannot be read as a trial"):
+        runs_of(tmp_path / "t", Scripted())
+
+
+def test_of_runs_alike_one_is_kept(tmp_path):
+    def left(**more):
+        folder = tmp_path / str(len(more))
+        runs = runs_of(folder, Scripted(True, True, False, True, True), **more)
+        for arm in ("base", "base", "base", "off: a", "off: b"):
+            runs.outcome(Way(arm))
+        return sorted(path.name for path in folder.iterdir() if path.is_dir())
+
+    assert left() == ["000-base", "002-base", "003-off--a"]
+    assert len(left(keeps_all=True)) == 5
+
+
+def test_a_job_that_never_tells_anything_and_one_without_end_are_stopped(tmp_path):
+    runs = runs_of(tmp_path / "a", Scripted(None, None, None))
+    assert [runs.outcome(Way("base")) for _ in range(2)] == [None, None]
+    with pytest.raises(JobFails, match="ended with status 1"):
+        runs.outcome(Way("base"))
+    assert runs.counts("base") == Counts()
+
+    few = runs_of(tmp_path / "b", Scripted(True, True), most=1)
+    few.outcome(Way("base"))
+    with pytest.raises(OutOfRuns):
+        few.outcome(Way("base"))
+    more = runs_of(tmp_path / "b", Scripted(True), most=2)
+    assert [more.outcome(Way("base")) for _ in range(2)] == [True, True], "more runs go on with what there is"
