@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trueline.analyze.check_run import CheckReport
     from trueline.analyze.compare.match.names import NameMap
     from trueline.analyze.compare.result import Comparison
+    from trueline.analyze.same_job.diff import JobDiff
     from trueline.capture.seeding import SeedReport
     from trueline.capture.watch import Watch
     from trueline.schema.files.tolerance import Tolerance
@@ -29,7 +30,19 @@ if TYPE_CHECKING:
 from trueline import rl as rl
 
 __version__ = "0.1.0"
-__all__ = ["calibrate", "check", "collect", "compare", "diagnose", "open_run", "report", "seed_all", "view", "watch"]
+__all__ = [
+    "calibrate",
+    "check",
+    "collect",
+    "compare",
+    "diagnose",
+    "diff",
+    "open_run",
+    "report",
+    "seed_all",
+    "view",
+    "watch",
+]
 
 
 def watch(
@@ -198,6 +211,16 @@ def compare(
         given["tolerance"] = tolerance
     judge = importlib.import_module("trueline.analyze.compare.compare").compare
     return judge(run, ref, names=_name_map(names), steps=steps, ranks=ranks, **given)
+
+
+def diff(run: str | os.PathLike[str] | Run, ref: str | os.PathLike[str] | Run) -> JobDiff:
+    """What differs between two jobs that should be the same, what most likely explains other numbers first.
+
+    Each is a Run, a file of ``trueline env collect``, a configuration of any framework, a directory of these, or a pack
+    of msProbe's ConfigChecker. Raises ``InputError`` for what is none of them, ``CannotTell`` where the two have
+    nothing in common that can be compared.
+    """
+    return importlib.import_module("trueline.analyze.same_job.diff").diff(run, ref)
 
 
 def calibrate(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Any
@@ -134,6 +134,14 @@ COMPARE_CODES: Mapping[str, str] = {
     "site-missing": "Values of one run that have no counterpart in the other.",
 }
 """What a comparison with a reference looks for, by the code of the finding."""
+JOB_CODES: Mapping[str, str] = {
+    "config-differs": "A setting is another than in the reference, in the words that all frameworks share.",
+    "env-differs": "Variables of the environment, switches of torch, devices or the build of torch differ.",
+    "package-differs": "Versions of packages, or commits of sources, differ.",
+    "dataset-differs": "The data set, its order, tokenizer, template or the first batches differ.",
+    "rng-differs": "Seeds, or the states of random streams before the first update, differ.",
+}
+"""What `trueline diff` compares, by the code of the finding; of structure and weights it has those of ``compare``."""
 
 
 def check(
@@ -155,7 +163,7 @@ def check(
     findings: list[Finding] = list(opened.live_findings)
     codes: list[str] = []
     not_run: list[NotRun] = []
-    question_of: dict[str, Question] = dict.fromkeys(COMPARE_CODES, "reference")
+    question_of: dict[str, Question] = dict.fromkeys({**COMPARE_CODES, **JOB_CODES}, "reference")
     checks = _checks_for(opened)
     known = known_of(opened, checks) if parting is None else None
     outcomes = judged_on(engine, Views.of(opened, None if parting is None else parting.step, known), checks)
@@ -178,6 +186,10 @@ def check(
             not_run += [not_run_of(code, error) for code in COMPARE_CODES]
         else:
             codes += [*COMPARE_CODES]
+        said, lacking = _of_the_job(opened, reference, {finding.code for finding in findings})
+        findings += said
+        codes += [] if lacking else [*JOB_CODES]
+        not_run += lacking
     notes = [*ends_of(opened), *opened.problems, *opened.manifest.notes]
     for name, path in opened.models.items():
         try:
@@ -196,6 +208,19 @@ def check(
         unlooked=unlooked(opened, not_run),
     )
     return _with_groups(own, [check(path, engine=engine) for path in opened.groups])
+
+
+def _of_the_job(run: Run, ref: Run, told: Collection[str]) -> tuple[list[Finding], list[NotRun]]:
+    """What differs between the jobs of two Runs, without codes that the comparison of values has ``told``; or why that
+    is not known.
+    """
+    from trueline.analyze.same_job.diff import diff
+
+    try:
+        found = diff(run, ref).findings()
+    except (CannotTell, RunError) as error:
+        return [], [not_run_of(code, error) for code in JOB_CODES]
+    return [finding for finding in found if finding.code not in told], []
 
 
 def _with_groups(own: CheckReport, others: Sequence[CheckReport]) -> CheckReport:

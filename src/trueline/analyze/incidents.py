@@ -15,6 +15,9 @@ _NONFINITE = ("worker-nonfinite", *_JUMPS, *_APART)
 _OF_UPDATES = ("update-magnitude", "update-lost", "replica-drift", *_JUMPS, *_APART)
 _GAPS = ("logprob-gap", "logprob-gap-grows")
 _OF_ROLLOUTS = ("prefill-diverges", "decode-diverges", "sampling-mismatch", "recorded-logprobs-wrong", *_GAPS)
+_BETWEEN_RUNS = ("structure-differs", "dtype-differs", "site-missing", "weight-differs", "first-divergence")
+_OF_JOBS = ("config-differs", "package-differs", "env-differs", "dataset-differs", "rng-differs")
+"""What differs between two jobs is no fault by itself, so what it explains may be graver."""
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "updates-apart": ("rank-config-differs", "gradient-not-reduced", "reduction-mismatch", "replica-drift", *_APART),
     "duplicate-data": ("shard-overlap", "dispersion-low", "rng-streams"),
@@ -54,6 +57,11 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "policy-lag": ("sampling-mismatch", *_GAPS),
     "logprob-gap": ("logprob-gap-grows",),
     "structure-differs": ("site-missing", "dtype-differs", "weight-differs", "first-divergence"),
+    "config-differs": ("optimizer-differs", *_BETWEEN_RUNS),
+    "package-differs": _BETWEEN_RUNS,
+    "env-differs": _BETWEEN_RUNS,
+    "dataset-differs": ("input-differs", "first-divergence"),
+    "rng-differs": ("input-differs", "weight-differs", "first-divergence"),
     "optimizer-differs": ("weight-differs",),
     "weight-differs": ("first-divergence",),
     "input-differs": ("first-divergence",),
@@ -113,12 +121,12 @@ def incidents_of(findings: Sequence[Finding]) -> tuple[Incident, ...]:
 
 def explains(cause: Finding, effect: Finding) -> bool:
     """Whether ``effect`` is what ``cause`` brings with it: by their codes, on a common rank, not before it, and no
-    graver than it.
+    graver than it (but for what differs between jobs).
     """
     return (
         effect.code in EXPLAINS.get(cause.code, ())
         and (not cause.ranks or not effect.ranks or not set(cause.ranks).isdisjoint(effect.ranks))
-        and SEVERITIES.index(cause.severity) <= SEVERITIES.index(effect.severity)
+        and (cause.code in _OF_JOBS or SEVERITIES.index(cause.severity) <= SEVERITIES.index(effect.severity))
         and _onset(cause)[0] <= _onset(effect)[1]
     )
 

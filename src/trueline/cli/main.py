@@ -15,6 +15,8 @@ from trueline.cli.verbs import (
     compare,
     demo,
     diagnose,
+    diff,
+    env,
     explain,
     export,
     gallery,
@@ -43,6 +45,7 @@ for verb in (
     diagnose,
     explain,
     compare,
+    diff,
     calibrate,
     report,
     view,
@@ -57,6 +60,7 @@ for verb in (
     app.command(verb.__name__.rsplit(".", 1)[-1], **getattr(verb, "SETTINGS", {}))(verb.command)
 app.add_typer(import_.app, name="import")
 app.add_typer(export.app, name="export")
+app.add_typer(env.app, name="env")
 app.add_typer(trial.app, name="trial")
 
 

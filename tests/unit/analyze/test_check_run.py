@@ -378,4 +378,4 @@ def test_a_comparison_that_meets_damage_leaves_the_other_checks_their_say(tmp_pa
     assert {entry.why for entry in report.checks_not_run if entry.check in check_run.COMPARE_CODES} == {
         "a value is damaged"
     }
-    assert report.checks_run == check(run).checks_run
+    assert set(report.checks_run) - set(check_run.JOB_CODES) == set(check(run).checks_run)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueline.analyze.check_run import COMPARE_CODES
+from trueline.analyze.check_run import COMPARE_CODES, JOB_CODES
 from trueline.analyze.incidents import EXPLAINS, advice_of, incidents_of
 from trueline.analyze.registry import installed_checks
 from trueline.schema.finding import SEVERITIES, Finding
@@ -81,7 +81,7 @@ def test_advice_comes_once_and_not_for_what_is_explained():
 
 
 def test_every_code_that_explains_is_one_that_is_found_and_none_explains_itself():
-    known = {check.code for check in installed_checks()} | set(COMPARE_CODES)
+    known = {check.code for check in installed_checks()} | set(COMPARE_CODES) | set(JOB_CODES)
     assert set(EXPLAINS) | {effect for effects in EXPLAINS.values() for effect in effects} <= known
     graphlib.TopologicalSorter(EXPLAINS).prepare()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -88,9 +89,30 @@ def flags() -> dict[str, Any]:
         "cudnn_deterministic": torch.backends.cudnn.deterministic,
         "mkldnn": torch.backends.mkldnn.enabled,  # type: ignore[attr-defined]
     }
+    for name, owner, attribute in _SWITCHES:
+        with contextlib.suppress(
+            Exception
+        ):  # of another version; or TF32 was set by the new names, and is asked by old
+            value = getattr(owner, attribute)
+            out[name] = value() if callable(value) else value
     if torch.cuda.is_available():
         out["gpu"] = torch.cuda.get_device_name()
     return out
+
+
+_MATMUL, _CUDA = torch.backends.cuda.matmul, torch.backends.cuda
+_SWITCHES: tuple[tuple[str, Any, str], ...] = (
+    ("matmul_tf32", _MATMUL, "allow_tf32"),
+    ("cudnn_tf32", torch.backends.cudnn, "allow_tf32"),
+    ("fp16_reduced_precision_reduction", _MATMUL, "allow_fp16_reduced_precision_reduction"),
+    ("bf16_reduced_precision_reduction", _MATMUL, "allow_bf16_reduced_precision_reduction"),
+    ("fp16_accumulation", _MATMUL, "allow_fp16_accumulation"),
+    ("sdpa_flash", _CUDA, "flash_sdp_enabled"),
+    ("sdpa_memory_efficient", _CUDA, "mem_efficient_sdp_enabled"),
+    ("sdpa_math", _CUDA, "math_sdp_enabled"),
+    ("sdpa_cudnn", _CUDA, "cudnn_sdp_enabled"),
+)
+"""Switches by the names of https://docs.pytorch.org/docs/stable/backends.html."""
 
 
 def autocast_state() -> dict[str, Any]:

@@ -6,7 +6,9 @@ import time
 import traceback
 from pathlib import Path
 
+from trueline.capture.job.configs_in_sight import configs_in_sight
 from trueline.capture.job.environment import describe_optimizer, describe_rank, param_lists
+from trueline.capture.job.job_facts import FactsInBackground
 from trueline.capture.model.layout import Layout
 from trueline.capture.model.parameters import Parameters
 from trueline.capture.probes.base import Step
@@ -15,6 +17,9 @@ from trueline.capture.step.schedule import MAX_INTERVAL, Decision
 from trueline.capture.step.working_parts import Watching
 from trueline.schema.files.run_manifest import ParamLists, PlanRevision, RankEnv, with_interval
 from trueline.schema.plan import Plan
+
+_FACTS_S = 5.0
+"""How long closing waits for facts of the job that are still collected: a Run of few steps is to have them, too."""
 
 
 class Description:
@@ -28,6 +33,7 @@ class Description:
         self._interval: tuple[int, bool] | None = None
         self._layout: Layout | None = None
         self._lists: list[ParamLists] = []
+        self._facts: FactsInBackground | None = None
 
     def update(self, parameters: Parameters, step: Step) -> None:
         """Send the description of this step, if anything has changed. Hyper-parameters that change at every step
@@ -35,13 +41,16 @@ class Description:
         """
         reduction = self._adapter.reduction()
         layout, notes = parameters.layout, tuple(self._adapter.notes)
-        now = (reduction, dict(step.facts), notes, len(parameters.changes))
+        facts = self._facts and self._facts.now()
+        now = (reduction, dict(step.facts), notes, len(parameters.changes), facts is not None)
         if self._layout is not None and layout.digest == self._layout.digest and now == self._known:
             return
         if self._layout is None:
             watching = self._watching
             self.env = describe_rank(watching.model, layout, world_size=watching.team.size, job=watching.start.job)
             self._lists = [param_lists(layout)]
+            if watching.team.index == 0:
+                self._facts = FactsInBackground(watching.model, layout.device, configs_in_sight(watching.model))
         elif layout.digest != self._layout.digest:
             self._lists.append(param_lists(layout, step=step.number))
         self._layout, self._known = layout, now
@@ -57,9 +66,17 @@ class Description:
                 "lists": self._lists if len(self._lists) > 1 else [],
                 "optimizer": describe_optimizer(step.optimizer, layout.index_of),
                 "notes": list(notes),
+                "facts": facts,
             }
         )
         self._send(notes=list(dict.fromkeys([*(self.manifest.notes if self.manifest else ()), *notes])))
+
+    def finish(self) -> None:
+        """Send the facts of the job, if they were not there at any step."""
+        facts = self._facts and self._facts.now(patience_s=_FACTS_S)
+        if facts is not None and self.env.facts is None:
+            self.env = self.env.model_copy(update={"facts": facts})
+            self._send()
 
     def note_raised(self, error: BaseException) -> None:
         """Note which exception ended the training on this rank, and where in the user's own code; not its message,

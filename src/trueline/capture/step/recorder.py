@@ -159,6 +159,8 @@ class Recorder:
             self._write_last()
         self.parts.session.detach(raised=raised is not None)
         self._leave()
+        with self.parts.guarded("close"):
+            self._description.finish()
         if raised is not None:
             with self.parts.guarded("close"):
                 self._description.note_raised(raised)

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from trueline.schema.files.job_facts import JobFacts
 from trueline.schema.text.secrets import redacted, redacted_notes, redacted_words, sorted_out
 
 SCHEMA_VERSION = 1
@@ -260,6 +261,9 @@ class RankEnv(BaseModel):
         description="what the training DataLoader shows: dataset_type, dataset_len, rows_digest (content of in-memory "
         "rows, '' unknown), sampler, num_replicas, sampler_rank, seed, shuffle, batch_size, batch_rows (the "
         "same, or that of a batch sampler), drop_last, num_workers, stream (an IterableDataset)",
+    )
+    facts: JobFacts | None = Field(
+        default=None, description="what the first rank collected of the job: packages, sources, configurations, modules"
     )
     notes: list[str] = Field(default_factory=list)
 

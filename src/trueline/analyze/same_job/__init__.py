@@ -1,0 +1,1 @@
+"""Is it the same job? What differs between the environments, configurations, data and models of two."""

@@ -1,0 +1,139 @@
+"""Differences between the models of two jobs: tree of modules, parameters, buffers, tying, and the first weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from trueline.analyze.same_job.difference import AS_IN_REF, UNSET, Difference
+from trueline.schema.errors import RunError
+from trueline.schema.files.run_manifest import RankEnv
+from trueline.schema.text.words import counted, named_some, numberless
+from trueline.store.job_files.job import Job
+from trueline.store.reader import Run
+
+_MAX_NAMED = 3
+
+
+def compare_model(one: Job, other: Job) -> tuple[list[Difference], int]:
+    """What differs in structure and first weights, and how many facts both jobs have. Names are compared where the two
+    share most of them: models of two frameworks take ``trueline compare`` with a map.
+    """
+    if one.env is None or other.env is None or not one.env.params or not other.env.params:
+        return [], 0
+    mine, theirs = _shapes(one.env), _shapes(other.env)
+    shared = set(mine) & set(theirs)
+    if 2 * len(shared) < min(len(mine), len(theirs)):
+        sides = (counted(len(mine), "parameter"), counted(len(theirs), "parameter"))
+        says = f"names of parameters ({len(shared)} in common)"
+        return [Difference("structure-differs", "model", "parameters", says, *sides, 60, "start")], 1
+    found = [*_names(mine, theirs), *_states(one.env, other.env, shared), *_tree(one.env, other.env)]
+    compared = len(shared)
+    if one.run is not None and other.run is not None:
+        weights = _first_weights(one.run, other.run)
+        compared += weights is not None
+        found += weights or []
+    return found, compared
+
+
+def _shapes(env: RankEnv) -> dict[str, tuple[int, ...]]:
+    shapes = {name: tuple(shape) for name, shape in zip(env.params, env.param_shapes, strict=False)}
+    return shapes | dict.fromkeys(env.frozen, ())
+
+
+def _names(mine: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]) -> Iterator[Difference]:
+    for has, lacks, run_has in ((mine, theirs, True), (theirs, mine, False)):
+        alone = list(dict.fromkeys(numberless(name) for name in has if name not in lacks))
+        if alone:
+            texts = (named_some(alone), UNSET) if run_has else (UNSET, named_some(alone))
+            says = "parameters that one model has alone"
+            yield Difference("structure-differs", "model", "parameters", says, *texts, 92, "start")
+    differing = [name for name in mine if name in theirs and mine[name] and theirs[name] and mine[name] != theirs[name]]
+    for name in differing[:_MAX_NAMED]:
+        texts = (str(list(mine[name])), str(list(theirs[name])))
+        more = f"and {len(differing) - 1} more parameters" if len(differing) > 1 else ""
+        yield Difference("structure-differs", "model", "shapes", f"shape of {name}", *texts, 92, "start", note=more)
+
+
+def _states(one: RankEnv, other: RankEnv, shared: set[str]) -> Iterator[Difference]:
+    """Which parameters train, in which dtype, which buffers there are."""
+    for what, says, likely in (("requires_grad", "trains", 84), ("param_dtypes", "dtype of", 78)):
+        a, b = (dict(zip(env.params, getattr(env, what), strict=False)) for env in (one, other))
+        differing = [name for name in a if name in shared and name in b and a[name] != b[name]]
+        if differing:
+            name = differing[0]
+            more = f"and {len(differing) - 1} more parameters" if len(differing) > 1 else ""
+            shown = f"{name} {says}" if says == "trains" else f"{says} {name}"
+            texts = (str(a[name]), str(b[name]))
+            yield Difference("structure-differs", "model", what, shown, *texts, likely, "start", note=more)
+    frozen = [sorted(set(env.frozen) & shared) for env in (one, other)]
+    if frozen[0] != frozen[1]:
+        texts = (counted(len(frozen[0]), "parameter"), counted(len(frozen[1]), "parameter"))
+        yield Difference("structure-differs", "model", "frozen", "what is frozen", *texts, 84, "update")
+    if set(one.buffers) != set(other.buffers):
+        texts = (_alone(one.buffers, other.buffers), _alone(other.buffers, one.buffers))
+        yield Difference(
+            "structure-differs", "model", "buffers", "buffers that one model has alone", *texts, 50, "start"
+        )
+
+
+def _alone(mine: Sequence[str], theirs: Sequence[str]) -> str:
+    """The names that only the first has."""
+    return named_some(sorted(set(mine) - set(theirs))) or "none"
+
+
+def _tree(one: RankEnv, other: RankEnv) -> Iterator[Difference]:
+    """The modules in their order, so that a normalisation in front of a layer is not one behind it; and tied names."""
+    if one.facts is None or other.facts is None:
+        return
+    mine, theirs = ([(each.name, each.kind) for each in env.facts.modules] for env in (one, other) if env.facts)
+    kinds = dict(theirs)
+    for name, kind in mine:
+        if name in kinds and kinds[name] != kind:
+            says = f"class of {name}"
+            yield Difference("structure-differs", "model", "modules", says, kind, kinds[name], 82, "start")
+            break
+    shared = {name for name, _ in mine} & set(kinds)
+    orders = [[name for name, _ in side if name in shared] for side in (mine, theirs)]
+    if orders[0] != orders[1]:
+        at = next(place for place, (a, b) in enumerate(zip(*orders, strict=True)) if a != b)
+        says = f"module that follows {orders[0][at - 1] if at else 'the start'}"
+        yield Difference("structure-differs", "model", "module-order", says, orders[0][at], orders[1][at], 56, "start")
+    tied = [sorted(map(tuple, facts.tied)) for facts in (one.facts, other.facts)]
+    if tied[0] != tied[1]:
+        texts = (_tied(tied[0]), _tied(tied[1]))
+        yield Difference("structure-differs", "model", "tied", "tied parameters", *texts, 88, "start")
+
+
+def _tied(groups: Sequence[Sequence[str]]) -> str:
+    return "; ".join(" = ".join(names) for names in groups) or "none"
+
+
+def _first_weights(one: Run, other: Run) -> list[Difference] | None:
+    """Whether parameters were equal before the first update, by their digests; None where the Runs do not have these
+    of one step, or shard them otherwise.
+    """
+    sides: list[dict[str, int]] = []
+    steps: list[int] = []
+    for run in (one, other):
+        rank = min(run.env)
+        names = [*run.env[rank].params, *run.env[rank].frozen]
+        try:
+            digests = run.lists("param_digests", steps=[int(step) for step in run.steps[:1]], ranks=[rank])
+        except RunError:
+            return None
+        first = min(digests, default=None)
+        if first is None:
+            return None
+        steps.append(first[0])
+        sides.append(dict(zip(names, map(int, digests[first]), strict=False)))
+    shapes = [_shapes(run.env[min(run.env)]) for run in (one, other)]
+    shared = [name for name in sides[0] if name in sides[1] and shapes[0].get(name) == shapes[1].get(name)]
+    if steps[0] != steps[1] or not shared:
+        return None
+    differing = [name for name in shared if sides[0][name] != sides[1][name]]
+    if not differing:
+        return []
+    texts = (f"other values in {len(differing)} of {counted(len(shared), 'parameter')}", AS_IN_REF)
+    says = f"weights before the update of step {steps[0]}"
+    note = named_some(differing)
+    return [Difference("weight-differs", "model", "first-weights", says, *texts, 95, "start", note=note)]

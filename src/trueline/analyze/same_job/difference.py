@@ -1,0 +1,63 @@
+"""What differs between two jobs: one fact of each, how likely it explains other numbers, and why it may."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trueline.analyze.same_job.vocabulary import Starts
+from trueline.schema.finding import Severity
+
+TELLING = 40
+"""From here on a difference is a warning: it changes the loss or the update itself. What is below (order of sums,
+kernels, libraries below the framework) is information, and explains differences of the size of rounding only."""
+UNSET = "not set"
+AS_IN_REF = "as in the reference"
+"""The value of the reference, where it is not of a kind that can be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One difference. ``code`` is that of the finding it becomes, ``topic`` groups it, ``name`` is its term or fact,
+    and ``says`` that in words; ``run`` and ``ref`` are both values as text, ``run_where`` and ``ref_where``
+    where they were set; ``likely`` is 0 to 100, ``starts`` what it changes first.
+    """
+
+    code: str
+    topic: str
+    name: str
+    says: str
+    run: str
+    ref: str
+    likely: int
+    starts: Starts
+    run_where: str = ""
+    ref_where: str = ""
+    note: str = ""
+
+    @property
+    def severity(self) -> Severity:
+        """``warning`` or ``info``: a difference alone is no error."""
+        return "warning" if self.likely >= TELLING else "info"
+
+    @property
+    def line(self) -> str:
+        """The difference in part of a sentence."""
+        return f"{self.says}: {self.run}" if self.ref == AS_IN_REF else f"{self.says} is {self.run} and not {self.ref}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of the outside contract."""
+        return {
+            "code": self.code,
+            "severity": self.severity,
+            "topic": self.topic,
+            "name": self.name,
+            "says": self.says,
+            "run": self.run,
+            "ref": self.ref,
+            "likely": self.likely,
+            "changes_first": self.starts,
+            "run_where": self.run_where,
+            "ref_where": self.ref_where,
+            "note": self.note,
+        }

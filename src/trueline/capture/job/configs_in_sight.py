@@ -1,0 +1,149 @@
+"""The configurations that a training script holds while it trains, as plain options: found, never asked for.
+
+Looked at once, in front of the first update: the functions that are running then hold the trainer and its arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import enum
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+_MAX_FRAMES, _MAX_DEPTH, _MAX_VALUES = 80, 6, 1_500
+_NAMES = frozenset({
+    "args", "cfg", "config", "conf", "hparams", "hp", "opt", "opts", "options", "job_config", "ds_config", "settings",
+    "training_args", "train_args", "model_args", "data_args", "finetuning_args", "trainer_config", "hyperparameters",
+})  # fmt: skip
+_KINDS = re.compile(r".*(?:Config|Arguments|Args|Options|Settings|HParams|Hyperparameters)")
+_OPTIMIZED = 0x1
+"""``inspect.CO_OPTIMIZED``: the frame of a function, whose ``f_locals`` is a copy (until Python 3.13)."""
+_OF_TRAINER = (
+    "max_epochs", "max_steps", "accumulate_grad_batches", "gradient_clip_val", "precision", "num_nodes", "num_devices",
+)  # fmt: skip
+
+
+def configs_in_sight(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Options by where they were found, the model's own ones last; nothing where looking fails."""
+    found: dict[str, dict[str, Any]] = {}
+    seen: set[int] = set()
+    with contextlib.suppress(Exception):
+        for where, held in _objects(model):
+            if id(held) in seen:
+                continue
+            seen.add(id(held))
+            with contextlib.suppress(Exception):
+                options = _options(held)
+                if options and options not in found.values():
+                    found[_free(where, found)] = options
+    return found
+
+
+def _free(where: str, taken: Mapping[str, Any]) -> str:
+    return where if where not in taken else next(n for n in (f"{where} {i}" for i in range(2, 99)) if n not in taken)
+
+
+def _objects(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """What may be a configuration, with the name that it goes by."""
+    globals_of_megatron = sys.modules.get("megatron.training.global_vars")
+    if (held := getattr(globals_of_megatron, "_GLOBAL_ARGS", None)) is not None:
+        yield "megatron arguments", held
+    for module in (model, getattr(model, "module", None)):
+        if module is None:
+            continue
+        engine = getattr(module, "_config", None)
+        if (held := getattr(engine, "_param_dict", None)) is not None:
+            yield "deepspeed", held
+        if isinstance(getattr(module, "hparams", None), Mapping):
+            yield "hparams", module.hparams
+    yield from _held_by_frames()
+    yield from _named(vars(sys.modules["__main__"]))
+    inner: Any = model
+    while isinstance(getattr(inner, "module", None), nn.Module):
+        inner = inner.module
+    if (held := getattr(inner, "config", None)) is not None:
+        yield "model.config", held
+
+
+def _held_by_frames() -> Iterator[tuple[str, Any]]:
+    """Of the functions that are running, the inner ones first."""
+    if sys.gettrace() is not None:  # a debugger works on the very copies that are looked at here
+        return
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            return
+        if "trueline" not in frame.f_globals.get("__name__", ""):
+            held = frame.f_locals
+            found = list(_named(held))
+            if frame.f_code.co_flags & _OPTIMIZED and sys.version_info < (3, 13):
+                held.clear()  # the copy would keep this step's tensors alive for as long as the function runs
+            yield from found
+        frame = frame.f_back
+
+
+def _named(held: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Of names and values those that are configurations, and what ``self`` has of them."""
+    for name, value in list(held.items()):
+        if _is_config(name, value):
+            yield name, value
+        elif name == "self" and not isinstance(value, torch.Tensor):
+            own = getattr(value, "__dict__", {})
+            yield from ((key, each) for key, each in list(own.items()) if _is_config(key, each))
+            if type(value).__name__ == "Trainer" and hasattr(value, "accumulate_grad_batches"):
+                yield "trainer", {key: getattr(value, key, None) for key in _OF_TRAINER}
+
+
+def _is_config(name: str, value: Any) -> bool:
+    if isinstance(value, argparse.Namespace):
+        return True
+    kind = type(value)
+    if isinstance(value, type) or kind.__module__.startswith(("trueline", "torch.")):
+        return False
+    named = name.lstrip("_") in _NAMES
+    if isinstance(value, Mapping) or kind.__module__.startswith("omegaconf"):
+        return named
+    return bool(_KINDS.fullmatch(kind.__name__)) and (dataclasses.is_dataclass(value) or hasattr(value, "to_dict"))
+
+
+def _options(held: Any) -> dict[str, Any]:
+    omegaconf = sys.modules.get("omegaconf")
+    if omegaconf is not None and isinstance(held, omegaconf.DictConfig):
+        held = omegaconf.OmegaConf.to_container(held, resolve=False)
+    elif hasattr(held, "to_dict") and not isinstance(held, Mapping):
+        held = held.to_dict()
+    left = [_MAX_VALUES]
+    plain = _plain(held, 0, left)
+    return plain if isinstance(plain, dict) else {}
+
+
+def _plain(value: Any, depth: int, left: list[int]) -> Any:
+    """The value as JSON can hold it; what is no option (a module, a tensor, a function) as the name of its type."""
+    left[0] -= 1
+    if left[0] < 0 or depth > _MAX_DEPTH:
+        return None
+    if isinstance(value, enum.Enum):
+        return _plain(value.value, depth, left)
+    if isinstance(value, bool | int | float | str | None):
+        return value
+    if isinstance(value, torch.dtype | torch.device | os.PathLike):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [field.name for field in dataclasses.fields(value)]
+        return {name: _plain(getattr(value, name, None), depth + 1, left) for name in fields}
+    if isinstance(value, argparse.Namespace):
+        return _plain(vars(value), depth, left)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each, depth + 1, left) for key, each in value.items()}
+    if isinstance(value, list | tuple) and len(value) <= 64:
+        return [_plain(each, depth + 1, left) for each in value]
+    return type(value).__name__

@@ -1,0 +1,234 @@
+"""What a process knows of its job, without a change to the script: packages, sources, build of torch, devices."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import torch
+from torch import nn
+
+from trueline.capture.model.untraced import forward_module
+from trueline.schema.files.job_facts import JobFacts, ModulesAlike, SourceState
+from trueline.schema.text.secrets import redacted_text
+from trueline.schema.text.words import numberless
+
+_CONFIGS = (".json", ".yaml", ".yml", ".toml", ".sh")
+_MAX_FILE_BYTES, _MAX_FILES = 64 * 1024, 12
+_GIT_S = 5.0
+"""How long one question to git may take: a checkout on a network disk is left out."""
+_MAX_MODULES = 2_000
+
+
+class FactsInBackground:
+    """Collects in a thread, so that no step waits; ``configs`` are those that the caller saw."""
+
+    def __init__(self, model: nn.Module, device: torch.device, configs: Mapping[str, dict[str, Any]]) -> None:
+        self._found: JobFacts | None = None
+        self._modules: list[ModulesAlike] = []
+        self._tied: list[list[str]] = []
+        with contextlib.suppress(Exception):  # a model of another library, which no description is to be lost for
+            self._modules, self._tied = modules_of(model), tied_of(model)
+        self._device, self._configs = device, dict(configs)
+        self._thread = threading.Thread(target=self._collect, name="trueline-facts", daemon=True)
+        self._thread.start()
+
+    def now(self, *, patience_s: float = 0.0) -> JobFacts | None:
+        """The facts, or None while they are not there; wait for at most ``patience_s``."""
+        if patience_s > 0:
+            self._thread.join(patience_s)
+        return self._found
+
+    def _collect(self) -> None:
+        try:
+            facts = collect_facts(self._device, command=sys.argv, configs=self._configs)
+        except Exception as error:  # what cannot be collected may not stop a training
+            facts = JobFacts(command=sys.argv, left_out=[f"facts of the job: {type(error).__name__}"])
+        self._found = facts.model_copy(update={"modules": self._modules, "tied": self._tied})
+
+
+def collect_facts(
+    device: torch.device,
+    *,
+    command: Sequence[str],
+    configs: Mapping[str, dict[str, Any]] | None = None,
+    files: Sequence[Path] = (),
+) -> JobFacts:
+    """What this process knows; ``files`` are configurations beside those that the ``command`` names."""
+    left_out: list[str] = []
+    named = [*files, *(path for path in map(_as_config, command) if path is not None)]
+    return JobFacts(
+        command=list(command),
+        packages=dict(packages()),
+        sources=sources(_script(command), left_out),
+        build=build(),
+        devices=devices(device),
+        configs=dict(configs or {}),
+        files=_texts(dict.fromkeys(named), left_out),
+        left_out=left_out,
+    )
+
+
+@cache
+def packages() -> tuple[tuple[str, str], ...]:
+    """Name and version of every installed package, sorted."""
+    found: dict[str, str] = {}
+    for package in importlib.metadata.distributions():
+        with contextlib.suppress(Exception):
+            found.setdefault(package.metadata["Name"].lower().replace("_", "-"), package.version)
+    return tuple(sorted(found.items()))
+
+
+def sources(script: Path | None, left_out: list[str]) -> dict[str, SourceState]:
+    """The git state of packages that are installed from a checkout, and of the script."""
+    places = {name: Path(place) for name, place in _editable()}
+    if script is not None:
+        places["script"] = script.parent
+    found: dict[str, SourceState] = {}
+    for name, place in places.items():
+        state = _state(str(place))
+        if state is None:
+            left_out.append(f"sources of {name}: no git checkout, or git did not answer")
+        else:
+            found[name] = state
+    return found
+
+
+@cache
+def _editable() -> tuple[tuple[str, str], ...]:
+    """Packages that are installed from a directory, and which (PEP 610)."""
+    found: list[tuple[str, str]] = []
+    for package in importlib.metadata.distributions():
+        with contextlib.suppress(Exception):
+            origin = json.loads(package.read_text("direct_url.json") or "{}")
+            if origin.get("dir_info", {}).get("editable"):
+                found.append((package.metadata["Name"].lower(), unquote(urlparse(origin["url"]).path)))
+    return tuple(found)
+
+
+@cache
+def _state(place: str) -> SourceState | None:
+    commit = _git(place, "rev-parse", "HEAD")
+    changed = _git(place, "diff", "HEAD", "--no-ext-diff", "--", ".")
+    if commit is None or changed is None:
+        return None
+    return SourceState(
+        commit=commit.decode().strip(), dirty=hashlib.sha256(changed).hexdigest()[:16] if changed else ""
+    )
+
+
+def _git(place: str, *words: str) -> bytes | None:
+    """What git answers; None where it does not."""
+    environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+    try:
+        done = subprocess.run(
+            ["git", "-C", place, *words], capture_output=True, timeout=_GIT_S, check=False, env=environ
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _script(command: Sequence[str]) -> Path | None:
+    """The script that a command runs."""
+    named = next((word for word in command if word.endswith(".py")), None)
+    path = Path(named) if named else None
+    return path.resolve() if path is not None and path.is_file() else None
+
+
+def build() -> dict[str, Any]:
+    """How torch was built."""
+    version = torch.version
+    found: dict[str, Any] = {
+        "cuda": version.cuda,
+        "hip": getattr(version, "hip", None),
+        "cann": getattr(version, "cann", None),
+        "commit": getattr(version, "git_version", None),
+        "debug": bool(getattr(version, "debug", False)),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+    with contextlib.suppress(Exception):
+        found["cudnn"] = torch.backends.cudnn.version()
+    with contextlib.suppress(Exception):
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if version.cuda else None
+    words = torch.__config__.show().replace(",", " ").split()
+    found["blas"] = next((word.partition("=")[2] for word in words if word.startswith("BLAS_INFO=")), None)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def devices(device: torch.device) -> dict[str, Any]:
+    """The accelerators of this process, their driver, and what a number becomes that overflows on ``device``."""
+    module: Any = getattr(torch, device.type, None)
+    if device.type == "cpu" or module is None or not module.is_available():
+        return {"name": "cpu"}
+    found: dict[str, Any] = {"name": str(module.get_device_name(device)), "count": int(module.device_count())}
+    with contextlib.suppress(Exception):
+        found["capability"] = ".".join(map(str, module.get_device_capability(device)))
+    with contextlib.suppress(Exception):
+        found["memory_mib"] = module.get_device_properties(device).total_memory // 2**20
+    if device.type == "cuda":
+        with contextlib.suppress(Exception):
+            found["driver"] = str(torch._C._cuda_getDriverVersion())
+    with contextlib.suppress(Exception):
+        found["overflow"] = overflow(device)
+    return found
+
+
+def overflow(device: torch.device) -> str:
+    """What twice the largest float16 is on a device: ``inf``, or a number where it saturates (``INF_NAN_MODE_ENABLE``
+    on Ascend). Tried, as the variable alone does not say what the device does. Reads a number from the device.
+    """
+    largest = torch.full((1,), torch.finfo(torch.float16).max, dtype=torch.float16, device=device)
+    return f"{(largest + largest).item():g}"
+
+
+def modules_of(model: nn.Module) -> list[ModulesAlike]:
+    """The model's modules in their order; those at one place of repeated layers counted together."""
+    found: dict[tuple[str, str], int] = {}
+    inner = forward_module(model)  # None where it is compiled; whose truth is that of what it wraps, and has no length
+    for name, module in (model if inner is None else inner).named_modules():
+        key = numberless(name), type(module).__name__
+        found[key] = found.get(key, 0) + 1
+    return [ModulesAlike(name=name, kind=kind, count=count) for (name, kind), count in [*found.items()][:_MAX_MODULES]]
+
+
+def tied_of(model: nn.Module) -> list[list[str]]:
+    """Names that are one parameter."""
+    names: dict[int, list[str]] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(param), []).append(name)
+    return sorted(each for each in names.values() if len(each) > 1)
+
+
+def _as_config(word: str) -> Path | None:
+    """The configuration that a word of a command names, if it is one."""
+    path = Path(word.rpartition("=")[2])
+    try:
+        return path if path.suffix in _CONFIGS and path.is_file() else None
+    except OSError:
+        return None
+
+
+def _texts(paths: Iterable[Path], left_out: list[str]) -> dict[str, str]:
+    """Texts of configurations by name, without what looks secret."""
+    found: dict[str, str] = {}
+    for path in paths:
+        try:
+            if path.stat().st_size > _MAX_FILE_BYTES or len(found) == _MAX_FILES:
+                left_out.append(f"{path.name}: more than is kept of configurations")
+                continue
+            found[path.name] = redacted_text(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            left_out.append(f"{path.name}: {type(error).__name__}")
+    return found

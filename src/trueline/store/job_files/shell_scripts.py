@@ -1,0 +1,248 @@
+"""What a shell script that starts a training sets: its variables are put in, and simple conditions followed.
+
+No shell runs. What only a shell can tell (arguments of the script, output of commands) stays as it is written.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+_ASSIGNED = re.compile(
+    r"(?P<export>(?:export|declare\s+-x|readonly|local)\s+)?(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=(?P<value>.*)",
+    re.DOTALL,
+)
+_VARIABLE = re.compile(
+    r"\$\{(?P<braced>[A-Za-z_]\w*)(?:\[[@*]\])?(?::?[-=](?P<default>[^{}]*))?\}|\$(?P<bare>[A-Za-z_]\w*)"
+    r"|\$\{(?P<place>\d+):?-(?P<given>[^{}]*)\}"
+)
+_SUM = re.compile(r"\$\(\((?P<sum>[^()$]*(?:\([^()$]*\)[^()$]*)*)\)\)")
+_PROGRAMS = frozenset(
+    {"python", "python3", "torchrun", "deepspeed", "accelerate", "srun", "msrun", "mpirun", "mpiexec", "bash"}
+)
+_PROGRAM = re.compile(r"python[\d.]*|.*-cli|.*\.py")
+_TEST = re.compile(r"(?P<one>\S*)\s+(?P<how>==|=|!=|-eq|-ne|-gt|-ge|-lt|-le)\s+(?P<other>\S*)")
+_MAX_PASSES = 20
+
+
+@dataclass
+class Script:
+    """Variables, those of them that are exported, and the commands that start a program, as words."""
+
+    variables: dict[str, str] = field(default_factory=dict[str, str])
+    exported: dict[str, str] = field(default_factory=dict[str, str])
+    commands: list[list[str]] = field(default_factory=list[list[str]])
+    notes: list[str] = field(default_factory=list[str])
+
+
+def read_script(text: str) -> Script:
+    """What a shell script sets and starts."""
+    script = Script()
+    skipping: list[bool] = []
+    for line in _statements(text):
+        word = line.split(maxsplit=1)[0]
+        if word in ("if", "elif"):
+            holds = _holds(_filled(line.removeprefix(word), script.variables))
+            if holds is None:
+                script.notes.append(f"the condition '{line}' was taken to hold")
+            if word == "if":
+                skipping.append(holds is False)
+            elif skipping:
+                skipping[-1] = not skipping[-1] or holds is False
+        elif word == "else" and skipping:
+            skipping[-1] = not skipping[-1]
+        elif word == "fi" and skipping:
+            skipping.pop()
+        elif not any(skipping):
+            _take(line, script)
+    return script
+
+
+def _statements(text: str) -> list[str]:
+    """Commands and assignments, each whole, without comments."""
+    joined = re.sub(r"\\\s*\n", " ", "\n".join(map(_without_comment, text.splitlines())))
+    joined = re.sub(r";\s*(then|do)\b", "\n", joined)
+    found: list[str] = []
+    open_text = ""
+    for line in joined.splitlines():
+        open_text = f"{open_text}\n{line}" if open_text else line
+        if _is_open(open_text):
+            continue
+        for part in [open_text] if _ASSIGNED.match(open_text.strip()) else re.split(r";(?![^\[]*\]\])|&&", open_text):
+            stripped = part.strip()
+            if stripped and stripped not in ("then", "do", "done", "{", "}"):
+                found.append(stripped)
+        open_text = ""
+    return found
+
+
+def _without_comment(line: str) -> str:
+    """The line up to a ``#`` that begins a comment: at its start, or after a space and outside of quotes."""
+    quote = ""
+    for at, character in enumerate(line):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character == "#" and (at == 0 or line[at - 1].isspace()):
+            return line[:at] + ("\\" if line.rstrip().endswith("\\") else "")
+    return line
+
+
+def _is_open(text: str) -> bool:
+    """Whether quotes or the parentheses of an array go on in the next line."""
+    plain = re.sub(r"'[^']*'|\"(?:\\.|[^\"\\])*\"", "", text)
+    if plain.count('"') % 2 or plain.count("'") % 2:
+        return True
+    return bool(re.match(r"\s*(?:export\s+)?\w+\+?=\(", plain)) and plain.count("(") > plain.count(")")
+
+
+def _take(line: str, script: Script) -> None:
+    found = _ASSIGNED.fullmatch(line)
+    if found is not None and not _starts_program(line, script.variables):
+        value = found["value"].strip()
+        value = " ".join(_words(value[1:-1])) if value.startswith("(") and value.endswith(")") else _unquoted(value)
+        value = _filled(value, script.variables)
+        before = script.variables.get(found["name"], "") if found["more"] else ""
+        joined = f"{before} {value}".strip() if found["value"].strip().startswith("(") else before + value
+        script.variables[found["name"]] = joined
+        if found["export"]:
+            script.exported[found["name"]] = joined
+        return
+    words = _words(_filled(line, script.variables))
+    while words and (own := re.fullmatch(r"([A-Za-z_]\w*)=(\S*)", words[0])):
+        script.exported[own[1]] = own[2]
+        words = words[1:]
+    if any(word.rsplit("/", 1)[-1] in _PROGRAMS or _PROGRAM.fullmatch(word) for word in words[:8]):
+        script.commands.append(words)
+
+
+def _starts_program(line: str, variables: Mapping[str, str]) -> bool:
+    """Whether variables are set for one command only: ``A=1 torchrun …``."""
+    words = _words(_filled(line, variables))
+    rest = [word for word in words if not re.fullmatch(r"[A-Za-z_]\w*=\S*", word)]
+    return "=(" not in line and bool(rest) and (rest[0] in _PROGRAMS or bool(_PROGRAM.fullmatch(rest[0])))
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:  # a quote that is not closed
+        return text.split()
+
+
+def _unquoted(value: str) -> str:
+    closed = len(value) > 1 and value[0] in "'\"" and value[-1] == value[0]
+    return value[1:-1].replace("\n", " ") if closed else value
+
+
+def _filled(text: str, variables: Mapping[str, str]) -> str:
+    """The text with the values of variables that are known, and sums of numbers worked out."""
+    for _ in range(_MAX_PASSES):
+        before = text
+        text = _VARIABLE.sub(lambda found: _value(found, variables), text)
+        text = _SUM.sub(_summed, re.sub(r"(?<=\$\(\()([^)]*)", lambda inner: _bare(inner[0], variables), text))
+        if text == before:
+            break
+    return text
+
+
+def _value(found: re.Match[str], variables: Mapping[str, str]) -> str:
+    name = found["braced"] or found["bare"]
+    if name is None:
+        return found["given"].strip("\"'")
+    value = variables.get(name)
+    if value is not None:
+        return value
+    return found["default"].strip("\"'") if found["default"] is not None else found[0]
+
+
+def _bare(text: str, variables: Mapping[str, str]) -> str:
+    return re.sub(r"(?<![\w$])[A-Za-z_]\w*", lambda name: variables.get(name[0], name[0]), text)
+
+
+def _summed(found: re.Match[str]) -> str:
+    """The value of an arithmetic expansion of whole numbers, or what is written."""
+    words = re.findall(r"\d+|[-+*/%()]|\S", found["sum"])
+    if not words or not all(re.fullmatch(r"\d+|[-+*/%()]", word) for word in words):
+        return found[0]
+    value = _sum(words)
+    return found[0] if value is None or words else str(value)
+
+
+def _sum(words: list[str]) -> int | None:
+    """The value of the sum at the start of ``words``, which it takes off."""
+    value = _product(words)
+    while value is not None and words and words[0] in "+-":
+        sign = words.pop(0)
+        other = _product(words)
+        value = None if other is None else value + other if sign == "+" else value - other
+    return value
+
+
+def _product(words: list[str]) -> int | None:
+    value = _factor(words)
+    while value is not None and words and words[0] in "*/%":
+        sign = words.pop(0)
+        other = _factor(words)
+        if other is None or (sign != "*" and other == 0):
+            return None
+        value = value * other if sign == "*" else value // other if sign == "/" else value % other
+    return value
+
+
+def _factor(words: list[str]) -> int | None:
+    if not words:
+        return None
+    word = words.pop(0)
+    if word == "(":
+        value = _sum(words)
+        return value if words and words.pop(0) == ")" else None
+    return int(word) if word.isdigit() else None
+
+
+def _holds(condition: str) -> bool | None:
+    """Whether a condition of ``[`` or ``[[`` holds; None where that takes a shell."""
+    text = condition.strip().removesuffix(";").strip()
+    parts = re.split(r"\]\]?\s*(\|\||&&)\s*\[\[?", text)
+    held = [_holds_one(part) for part in parts[::2]]
+    signs = parts[1::2]
+    if "||" in signs and True in held:
+        return True
+    if "&&" in signs and False in held:
+        return False
+    return None if None in held else all(held) if "||" not in signs else any(held)
+
+
+def _holds_one(text: str) -> bool | None:
+    inner = text.strip().strip("[]").strip()
+    if "$" in inner or "`" in inner:
+        return None
+    empty = re.fullmatch(r"(-[zn])\s*(.*)", inner)
+    if empty:
+        return (_unquoted(empty[2].strip()) == "") == (empty[1] == "-z")
+    found = _TEST.fullmatch(inner)
+    if found is None:
+        return None
+    one, other = _unquoted(found["one"]), _unquoted(found["other"])
+    return _compared(one, found["how"], other)
+
+
+def _compared(one: str, how: str, other: str) -> bool | None:
+    if how in ("==", "=", "!="):
+        return (one == other) is (how != "!=")
+    if not (one.lstrip("-").isdigit() and other.lstrip("-").isdigit()):
+        return None
+    a, b = int(one), int(other)
+    return {"-eq": a == b, "-ne": a != b, "-gt": a > b, "-ge": a >= b, "-lt": a < b, "-le": a <= b}[how]
+
+
+def training_command(script: Script) -> Sequence[str]:
+    """Of the commands of a script that with the most words: what else it starts is little. Of a script that only sets
+    variables for another one, the options in these.
+    """
+    if script.commands:
+        return max(script.commands, key=len)
+    return [word for value in script.variables.values() if value.lstrip().startswith("--") for word in _words(value)]

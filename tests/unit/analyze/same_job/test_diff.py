@@ -1,0 +1,245 @@
+"""Two jobs are compared in what both tell; what follows from settings counts, and not how it is written."""
+
+import json
+
+import pytest
+from tests.unit.healthy_run import healthy_rows, rank_env, write_run
+
+import trueline
+from trueline.analyze.same_job.derived import derive, rates_part
+from trueline.analyze.same_job.diff import diff
+from trueline.analyze.same_job.settings import framework_of, settings_of
+from trueline.analyze.same_job.vocabulary import vocabulary, weights
+from trueline.schema.errors import CannotTell, InputError
+
+
+def written(tmp_path, name, text):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def names(result):
+    return [each.name for each in result.differences]
+
+
+MEGATRON = (
+    "torchrun --nproc-per-node 8 pretrain.py --lr 1e-4 --lr-warmup-fraction 0.1 --lr-decay-style cosine --min-lr 0 "
+    "--train-iters 1000 --micro-batch-size 4 --global-batch-size 64 --seq-length 2048 --weight-decay 0 --bf16 "
+    "--adam-beta2 0.999 --seed 42"
+)
+TRAINER = """learning_rate: 1e-4
+warmup_ratio: 0.1
+lr_scheduler_type: cosine
+max_steps: 1000
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 2
+bf16: true
+seed: 42
+optim: adamw_torch
+"""
+
+
+def test_a_megatron_job_and_a_trainer_job_that_are_the_same(tmp_path):
+    result = diff(written(tmp_path, "a.sh", MEGATRON), written(tmp_path, "b.yaml", TRAINER))
+    assert names(result) == []
+    assert result.compared["settings"] >= 8
+
+
+def test_a_fraction_of_one_framework_is_compared_with_steps_of_another(tmp_path):
+    other = TRAINER.replace("warmup_ratio: 0.1", "warmup_steps: 50")
+    result = diff(written(tmp_path, "a.sh", MEGATRON), written(tmp_path, "b.yaml", other))
+    (only,) = [each for each in result.differences if each.topic == "optimizer"]
+    assert (only.name, only.run, only.ref) == ("warmup-steps", "100", "50")
+    assert only.run_where == "a.sh: lr_warmup_fraction"
+
+
+def test_the_same_global_batch_by_other_micro_batches_is_rounding(tmp_path):
+    base = "--train-iters 10 --global-batch-size 64 --lr 1e-4 "
+    sides = [written(tmp_path, f"{n}.sh", f"python train.py {base}--micro-batch-size {n}") for n in (2, 4)]
+    result = diff(*sides)
+    assert names(result) == ["micro-batch"]
+    assert result.exit_code == 0
+
+
+def test_curves_part_where_nothing_stated_differs():
+    options = {"lr": 1e-3, "lr_decay_style": "cosine", "lr_warmup_iters": 10, "min_lr": 0.0}
+    one, other = (derive(settings_of({"a": {**options, "train_iters": steps}})) for steps in (100, 200))
+    step, rate, ref = rates_part(one, other)
+    assert step > 10
+    assert rate < ref
+    assert rates_part(one, one) is None
+
+
+def test_the_rate_is_that_of_torch():
+    """Peak after warm-up, half way down a cosine in the middle, the lowest rate at its end."""
+    options = {"lr": 1e-3, "lr_decay_style": "cosine", "lr_warmup_iters": 10, "min_lr": 1e-4, "train_iters": 110}
+    rate = derive(settings_of({"a": options})).rate
+    assert [rate(step) for step in (5, 10, 60, 110)] == pytest.approx([5e-4, 1e-3, 5.5e-4, 1e-4])
+
+
+def test_order_of_options_paths_and_spelling_are_silent(tmp_path):
+    one = written(
+        tmp_path, "a/config.json", json.dumps({"lr": 1e-4, "data_path": "/data/x.bin", "seed": 1, "bf16": True})
+    )
+    other = written(
+        tmp_path, "b/config.json", json.dumps({"bf16": "true", "seed": "1", "data_path": "/mnt/x.bin", "lr": "0.0001"})
+    )
+    assert names(diff(one, other)) == []
+
+
+def test_an_option_nobody_knows_is_named_as_it_is(tmp_path):
+    sides = [written(tmp_path, f"{n}.json", json.dumps({"lr": 1e-4, "frobnicate": n})) for n in (1, 2)]
+    result = diff(*sides)
+    assert names(result) == ["frobnicate"]
+    assert "not in the vocabulary" in result.differences[0].note
+    assert result.exit_code == 1
+
+
+def test_secrets_are_shown_nowhere(tmp_path):
+    sides = [
+        written(tmp_path, f"{n}.yaml", f"lr: 0.1\nhub_token: hf_{str(n) * 30}\napi_key: k{n}abc9def7\n") for n in (1, 2)
+    ]
+    text = json.dumps(diff(*sides).to_json())
+    assert "hf_1111" not in text
+    assert "k1abc9" not in text
+
+
+def test_nothing_in_common_is_no_answer(tmp_path):
+    config = written(tmp_path, "a.json", json.dumps({"lr": 1e-4}))
+    tokenizer = written(tmp_path, "tok/tokenizer_config.json", json.dumps({"padding_side": "left"}))
+    with pytest.raises(CannotTell, match="nothing in common"):
+        diff(config, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.json", "{", "is no JSON"),
+        ("a.yaml", "a: [1", "is no YAML"),
+        ("a.toml", "a = ", "is no TOML"),
+        ("a.json", "[1]", "holds a list"),
+        ("a.txt", "lr=1", "of a kind that is not known"),
+        ("a.zip", "PK", "cannot be read"),
+    ],
+)
+def test_what_is_no_job_is_refused_in_one_sentence(tmp_path, name, text, said):
+    path = written(tmp_path, name, text)
+    with pytest.raises(InputError, match=said) as raised:
+        diff(path, path)
+    assert "\n" not in str(raised.value)
+
+
+def test_tokenizers_are_compared_by_content(tmp_path):
+    for name, vocabulary_, side in (("a", {"x": 0, "y": 1}, "left"), ("b", {"x": 0, "z": 1}, "right")):
+        document = {"model": {"vocab": vocabulary_}, "added_tokens": [{"content": "<s>", "id": 2, "special": True}]}
+        written(tmp_path, f"{name}/tokenizer.json", json.dumps(document))
+        written(tmp_path, f"{name}/tokenizer_config.json", json.dumps({"padding_side": side}))
+    assert set(names(diff(tmp_path / "a", tmp_path / "b"))) == {"tokenizer.vocabulary", "tokenizer.padding_side"}
+    assert names(diff(tmp_path / "a", tmp_path / "a")) == []
+
+
+def test_every_framework_is_known_by_its_own_words():
+    assert framework_of({"tensor_model_parallel_size": 1, "lr": 1e-4, "train_iters": 10}) == "megatron"
+    assert framework_of({"learning_rate": 1e-4, "warmup_ratio": 0.1, "bf16": True}) == "hf"
+    assert framework_of({"optimizer.lr": 1e-4, "training.steps": 10}) == "torchtitan"
+    assert framework_of({"my_own": 1}) == "plain"
+
+
+def test_every_term_has_what_the_vocabulary_promises():
+    assert len(vocabulary().terms) > 100
+    for term in vocabulary().terms.values():
+        assert term.code in {"config-differs", "rng-differs", "dataset-differs"}
+        assert 0 <= term.likely <= 100
+        assert term.starts in {"start", "update", "rounding"}
+        assert any(
+            term.slug == rule.term.slug for rules in vocabulary().rules.values() for r in rules.values() for rule in r
+        )
+    assert {"options", "variables", "packages", "flags", "devices", "build"} <= set(weights())
+
+
+def test_two_runs_of_one_job_do_not_differ(tmp_path):
+    runs = [write_run(tmp_path / name, healthy_rows(2, 4)) for name in ("a", "b")]
+    result = trueline.diff(*(run.path for run in runs))
+    assert result.differences == ()
+    assert result.began == "never"
+
+
+def changed_run(tmp_path, change):
+    """A Run whose rows ``change`` has changed, and one without."""
+    rows = healthy_rows(2, 4)
+    for row in rows.values():
+        row["sample_digests"] = [1, 2, 3]
+        row["target_digests"] = [4, 5, 6]
+    sides = []
+    for name in ("run", "ref"):
+        copied = {key: dict(row) for key, row in rows.items()}
+        if name == "run":
+            change(copied)
+        sides.append(write_run(tmp_path / name, copied))
+    return diff(*sides)
+
+
+def test_other_samples_are_named(tmp_path):
+    result = changed_run(tmp_path, lambda rows: rows[0, 0].update(sample_digests=[1, 2, 9]))
+    assert "first-batch" in names(result)
+    assert result.exit_code == 1
+
+
+def test_other_labels_of_the_same_samples_are_named(tmp_path):
+    result = changed_run(tmp_path, lambda rows: rows[0, 1].update(target_digests=[4, 5, 9]))
+    assert names(result) == ["labels"]
+
+
+def test_the_same_samples_in_another_order_are_rounding(tmp_path):
+    result = changed_run(tmp_path, lambda rows: rows[0, 0].update(sample_digests=[2, 1, 3], target_digests=[5, 4, 6]))
+    assert names(result) == ["order"]
+    assert result.exit_code == 0
+
+
+def test_a_difference_of_the_update_cannot_explain_the_first_loss(tmp_path):
+    """Where losses part at the first step, the learning rate ranks below the data."""
+    sides = []
+    for name, rate in (("run", 2e-3), ("ref", 1e-3)):
+        rows = healthy_rows(2, 4)
+        for row in rows.values():
+            row["loss"] += name == "run"
+        optimizer = {"class": "AdamW", "groups": [{"initial_lr": rate, "num_params": 4}]}
+        envs = {rank: rank_env(rank, 2, optimizer=optimizer) for rank in range(2)}
+        sides.append(write_run(tmp_path / name, rows, envs=envs))
+    result = diff(*sides)
+    (only,) = result.differences
+    assert (result.began, only.name, only.severity) == ("at the first loss", "learning-rate", "info")
+    assert "cannot explain" in only.note
+
+
+def test_findings_of_the_jobs_stand_beside_those_of_values(tmp_path):
+    """`check --ref` and `diagnose --ref` name the configuration, or the environment, as a cause."""
+    for changed, code, cause in (
+        ({"versions": {"python": "3.11.9", "torch": "2.12.0"}}, "package-differs", "environment-differs-between-runs"),
+        (
+            {"optimizer": {"class": "AdamW", "groups": [{"weight_decay": 0.5, "num_params": 4}]}},
+            "config-differs",
+            "configuration-differs-between-runs",
+        ),
+    ):
+        runs = [
+            write_run(
+                tmp_path / code / name,
+                healthy_rows(2, 4),
+                envs={rank: rank_env(rank, 2, **(changed if name == "run" else {})) for rank in range(2)},
+            )
+            for name in ("run", "ref")
+        ]
+        report = trueline.check(runs[0], ref=runs[1])
+        assert code in {finding.code for finding in report.findings}
+        incident = next(
+            place
+            for place, each in enumerate(report.incidents)
+            if code in {report.findings[at].code for at in each.findings}
+        )
+        assert cause in {
+            each.cause for each in report.causes if each.incident == incident and each.standing != "excluded"
+        }
+    assert "config-differs" in trueline.check(runs[1], ref=runs[1]).checks_run

@@ -1,0 +1,89 @@
+"""What a script sets is read as a shell would read it, where that takes no shell."""
+
+import pytest
+
+from trueline.store.job_files.command_lines import options_of, read_value
+from trueline.store.job_files.shell_scripts import read_script, training_command
+
+
+def options(text):
+    return options_of(training_command(read_script(text)))
+
+
+def test_arrays_texts_and_defaults_are_put_in():
+    script = """
+    LR=${LR:-1e-4}
+    ARGS=(
+        --lr $LR # the rate
+        --bf16
+    )
+    MORE="--seed 1 \\
+          --data ${DATA:-"/d/x"}"
+    torchrun --nproc_per_node 2 train.py ${ARGS[@]} $MORE
+    """
+    assert options(script) == {"nproc_per_node": 2, "lr": 1e-4, "bf16": True, "seed": 1, "data": "/d/x"}
+
+
+def test_sums_of_whole_numbers_are_worked_out():
+    assert options("A=8\nB=4\npython t.py --world-size $(($A*$B)) --dp $((A * B / (2 + 2)))") == {
+        "world_size": 32,
+        "dp": 8,
+    }
+
+
+@pytest.mark.parametrize(("kind", "option"), [("fp8", "fp8"), ("bf16", "bf16")])
+def test_conditions_on_known_variables_are_followed(kind, option):
+    script = f"""
+    KIND={kind}
+    EXTRA=()
+    if [[ "$KIND" == "fp8" ]]; then
+        EXTRA+=("--fp8 hybrid")
+    else
+        EXTRA+=(--bf16)
+    fi
+    torchrun train.py ${{EXTRA[@]}}
+    """
+    assert set(options(script)) == {option}
+
+
+def test_exports_are_of_the_environment_and_the_longest_command_counts():
+    script = read_script(
+        "export NCCL_ALGO=Ring\nmkdir -p x\npython prepare.py --n 1\nCUDA_X=1 torchrun t.py --lr 1 --wd 2"
+    )
+    assert script.exported == {"NCCL_ALGO": "Ring", "CUDA_X": "1"}
+    assert options_of(training_command(script)) == {"lr": 1, "wd": 2}
+
+
+def test_what_only_a_shell_can_tell_stays_as_it_is_written():
+    assert options("python t.py --save $1 --rank $(hostname)")["save"] == "$1"
+
+
+def test_overrides_of_hydra_and_lists():
+    words = [
+        "python",
+        "-m",
+        "main",
+        "a.b.c=1e-6",
+        "+a.d=True",
+        "~e",
+        "trainer.logger=['console','wandb']",
+        "--layers",
+        "1",
+        "2",
+        "3",
+    ]
+    assert options_of(words) == {
+        "a.b.c": 1e-6,
+        "a.d": True,
+        "trainer.logger": ["console", "wandb"],
+        "layers": [1, 2, 3],
+        "m": "main",
+    }
+
+
+def test_negative_numbers_are_values():
+    assert options_of(["--split", "-1", "--lr=-0.5"]) == {"split": -1, "lr": -0.5}
+
+
+def test_a_value_is_read_as_what_it_writes():
+    assert [read_value(text) for text in ("1", "1.0", "1e-4", "True", "none", "'x'")] == [1, 1.0, 1e-4, True, None, "x"]
