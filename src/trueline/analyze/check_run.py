@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Any
@@ -178,18 +178,8 @@ def check(
             findings += said
             codes.append(each.code)
     if reference is not None:
-        from trueline.analyze.compare.compare import compare  # a check without a reference need not wait for it
-
-        try:
-            findings += compare(opened, reference).findings
-        except (CannotTell, AlignmentError, RunError) as error:
-            not_run += [not_run_of(code, error) for code in COMPARE_CODES]
-        else:
-            codes += [*COMPARE_CODES]
-        said, lacking = _of_the_job(opened, reference, {finding.code for finding in findings})
-        findings += said
-        codes += [] if lacking else [*JOB_CODES]
-        not_run += lacking
+        said, judged, lacking = _beside(opened, reference)
+        findings, codes, not_run = [*findings, *said], [*codes, *judged], [*not_run, *lacking]
     notes = [*ends_of(opened), *opened.problems, *opened.manifest.notes]
     for name, path in opened.models.items():
         try:
@@ -210,17 +200,28 @@ def check(
     return _with_groups(own, [check(path, engine=engine) for path in opened.groups])
 
 
-def _of_the_job(run: Run, ref: Run, told: Collection[str]) -> tuple[list[Finding], list[NotRun]]:
-    """What differs between the jobs of two Runs, without codes that the comparison of values has ``told``; or why that
-    is not known.
+def _beside(run: Run, ref: Run) -> tuple[list[Finding], list[str], list[NotRun]]:
+    """What the comparison with ``ref`` finds, of the values and then of the jobs, but for codes that values have told;
+    the codes of what was judged; and why the others were not.
     """
+    from trueline.analyze.compare.compare import compare  # a check without a reference need not wait for these
     from trueline.analyze.same_job.diff import diff
 
-    try:
-        found = diff(run, ref).findings()
-    except (CannotTell, RunError) as error:
-        return [], [not_run_of(code, error) for code in JOB_CODES]
-    return [finding for finding in found if finding.code not in told], []
+    sides: tuple[tuple[Iterable[str], Callable[[], Iterable[Finding]]], ...] = (
+        (COMPARE_CODES, lambda: compare(run, ref).findings),
+        (JOB_CODES, lambda: diff(run, ref).findings()),
+    )
+    findings: list[Finding] = []
+    judged: list[str] = []
+    lacking: list[NotRun] = []
+    for codes, find in sides:
+        told = {finding.code for finding in findings}
+        try:
+            findings += [finding for finding in find() if finding.code not in told]
+            judged += codes
+        except (CannotTell, AlignmentError, RunError) as error:
+            lacking += [not_run_of(code, error) for code in codes]
+    return findings, judged, lacking
 
 
 def _with_groups(own: CheckReport, others: Sequence[CheckReport]) -> CheckReport:
