@@ -35,6 +35,9 @@ that come again in other steps of the epoch: B positions a worker and step put s
 in B times. Where all k of them are there, B^-k is at most 1e-6 and most samples are new, what is digested hangs on the
 position: random numbers that are mixed into the batch are the same at every step (kind "positions-kept").
 
+Ranks that exchanged nothing meanwhile, where the script reduces by hand, train alike and not together, as a teacher
+that each makes for itself: that is an information.
+
 Two workers are named together if the share of samples that they have in common in a step is likelier under the
 highest share of any pair than under chance.
 
@@ -70,10 +73,11 @@ loader = DataLoader(dataset, batch_size=16, sampler=sampler)
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from trueline.analyze.compared_ranks import MAX_SITES
+from trueline.analyze.compared_ranks import MAX_SITES, numbers
 from trueline.analyze.samples.consumed import Samples, consumed_samples
 from trueline.analyze.samples.declared import SPLIT_STREAM, Declared, declared_sampling
 from trueline.analyze.samples.repeats_in_step import Duplicates, find_duplicates, judged_slots, shared_in_step
@@ -103,10 +107,21 @@ def check(run: Run) -> list[Finding]:
             reason="undecidable",
         )
     found = find_duplicates(samples)
-    return [] if found is None else [_finding(samples, found, declared_sampling(run.env, samples.ranks))]
+    if found is None:
+        return []
+    alone = _work_alone(run, samples.ranks, found.step_first, found.step_last)
+    return [_finding(samples, found, declared_sampling(run.env, samples.ranks), alone=alone)]
 
 
-def _finding(samples: Samples, found: Duplicates, declared: Declared) -> Finding:
+def _work_alone(run: Run, ranks: Sequence[int], first: int, last: int) -> bool:
+    """Whether the script, which reduces by hand, started no collective of these ranks from ``first`` to ``last``."""
+    between = (run.steps >= first) & (run.steps <= last)
+    started_TN, measured_TN = numbers(run, "passes", ranks)
+    count_TN = np.where(measured_TN, started_TN, 0.0)[between]
+    return run.manifest.adapter == "manual" and len(count_TN) > 1 and not np.any(count_TN != count_TN[0])
+
+
+def _finding(samples: Samples, found: Duplicates, declared: Declared, *, alone: bool) -> Finding:
     groups = [[samples.ranks[worker] for worker in group] for group in found.groups]
     ranks = sorted(rank for group in groups for rank in group)
     in_part = len(groups[0]) < len(samples.ranks)
@@ -115,11 +130,12 @@ def _finding(samples: Samples, found: Duplicates, declared: Declared) -> Finding
     who = listed([ranks_text(group) for group in groups])
     where = ", each at the same position of its batch," if found.same_position else ""
     what = "consumed the same samples" if share == 1 else f"shared {share:.1%} of their samples{where}"
+    together = ", and exchanged nothing with each other: each does all of the work by itself" if alone else ""
     again = f" {found.kept} samples of other steps came again, all at their old position." if found.kept else ""
     return Finding(
         code=CODE,
-        severity="warning" if by_design else "error",
-        claim=f"{capitalized(who)} {what} at {_steps(samples, found)}.{again}",
+        severity="info" if alone else "warning" if by_design else "error",
+        claim=f"{capitalized(who)} {what} at {_steps(samples, found)}{together}.{again}",
         ranks=tuple(ranks),
         step_first=found.step_first,
         step_last=found.step_last,

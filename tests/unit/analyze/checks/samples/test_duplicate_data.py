@@ -34,6 +34,16 @@ def test_claim_names_ranks_and_steps(tmp_path):
     assert finding.sites[:2] == ("0.0/r0/batch/samples#0:in0", "0.0/r1/batch/samples#0:in0")
 
 
+@pytest.mark.parametrize(("collectives", "severity"), [(0, "info"), (1, "error")])
+def test_ranks_that_exchange_nothing_do_the_same_work_each(tmp_path, collectives, severity):
+    rows = sample_rows([[np.arange(200), np.arange(200)]], 4, num_steps=50)
+    for (step, _), row in rows.items():
+        row["passes"] = 3 + collectives * step
+    (finding,) = duplicate_data.check(write_run(tmp_path, rows, adapter="manual"))
+    assert finding.severity == severity
+    assert ("exchanged nothing" in finding.claim) == (severity == "info")
+
+
 def test_pairs_of_ranks_are_grouped(tmp_path):
     order = np.random.default_rng(1).permutation(512)
     epochs = [[order[rank // 2 :: 2] for rank in range(4)]]
