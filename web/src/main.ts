@@ -42,6 +42,7 @@ class Frame {
   private stale = false;
   private lost = false;
   private version = "";
+  private told = "";
 
   constructor(private readonly source: Source) {}
 
@@ -123,6 +124,9 @@ class Frame {
   }
 
   private tellScreens(current: string): void {
+    const told = JSON.stringify([current, state().run, this.offered(), this.shown?.twins()]);
+    if (told === this.told) return;
+    this.told = told;
     this.nav.replaceChildren(
       ...this.offered().map(([name, title]) =>
         h("li", null, h("a", { href: link({ ...fresh(), run: state().run ?? "", screen: name === "triage" ? "" : name }), "aria-current": (name === current || (name === "triage" && current === "incident")) && "page" }, title))),

@@ -13,6 +13,8 @@ export class Table<Row> {
   private readonly space = h("div", { class: "space", role: "rowgroup" });
   private readonly pages = new Map<number, Row[]>();
   private readonly asked = new Set<number>();
+  /** What is drawn, by row: most of it stays as it is when the selection moves. */
+  private drawn = new Map<number, { row: Row | null; element: HTMLElement }>();
   private readonly draw = perFrame(() => this.render());
   private virtual: Virtualizer<HTMLDivElement, Element> | null = null;
   private unmount: (() => void) | null = null;
@@ -42,6 +44,7 @@ export class Table<Row> {
     this.age += 1;
     this.pages.clear();
     this.asked.clear();
+    this.drawn.clear();
     await this.load(keep ? Math.floor((this.virtual?.scrollOffset ?? 0) / ROW / PAGE) : 0);
     if (!keep) this.element.scrollTop = 0;
   }
@@ -112,19 +115,29 @@ export class Table<Row> {
 
   private render(): void {
     if (this.virtual === null) return;
-    const shown = this.virtual.getVirtualItems();
-    this.space.replaceChildren(
-      ...shown.map(({ index, start }) => {
-        const row = this.rowAt(index);
-        if (row === null) void this.load(Math.floor(index / PAGE));
-        const element = row === null ? h("div", { class: "row waiting" }, "…") : this.way.row(row, index);
-        element.style.transform = `translateY(${start}px)`;
-        element.dataset.at = String(index);
-        element.setAttribute("role", "row");
-        element.setAttribute("aria-rowindex", String(index + 1));
-        element.setAttribute("aria-selected", String(index === this.selected));
-        return element;
-      }),
-    );
+    const before = this.drawn;
+    this.drawn = new Map();
+    for (const { index, start } of this.virtual.getVirtualItems()) {
+      const row = this.rowAt(index);
+      if (row === null) void this.load(Math.floor(index / PAGE));
+      const known = before.get(index);
+      const element = known && known.row === row ? known.element : this.made(row, index, start);
+      const selected = String(index === this.selected);
+      if (element.getAttribute("aria-selected") !== selected) element.setAttribute("aria-selected", selected);
+      this.drawn.set(index, { row, element });
+    }
+    for (const [index, { element }] of before) if (this.drawn.get(index)?.element !== element) element.remove();
+    const fresh = [...this.drawn].filter(([index, { element }]) => before.get(index)?.element !== element);
+    if (before.size === 0) this.space.replaceChildren();
+    this.space.append(...fresh.map(([, { element }]) => element));
+  }
+
+  private made(row: Row | null, index: number, start: number): HTMLElement {
+    const element = row === null ? h("div", { class: "row waiting" }, "…") : this.way.row(row, index);
+    element.style.transform = `translateY(${start}px)`;
+    element.dataset.at = String(index);
+    element.setAttribute("role", "row");
+    element.setAttribute("aria-rowindex", String(index + 1));
+    return element;
   }
 }

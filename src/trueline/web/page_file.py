@@ -57,8 +57,7 @@ def _answers(runs: Sequence[WatchedRun], num_columns: int, num_signals: int, num
         answers[f"{base}/signals"] = _with(signals, kept, left_out)
         for signal in kept:
             answers |= _drawn(watched, base, signal.key, num_columns, num_lines)
-        for step in signals.matrix_steps[-1:]:
-            answers[f"{base}/cosines"] = cosines_of(watched, step)
+        answers[f"{base}/cosines"] = cosines_of(watched, watched.last_step or 0)
     return answers
 
 

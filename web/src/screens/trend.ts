@@ -66,9 +66,8 @@ export function trend(context: Context): Screen {
     lines.show(series, []);
     tell(drawn, pinned);
     const step = numberOf(now, "step", null) ?? facts.step_last ?? 0;
-    if (facts.matrix_steps.length) matrix.show(await context.source.packed<Schemas["Cosines"]>(context.api(query("cosines", { step }))), facts.flagged);
-    else matrix.none("No step has a sketch of every worker, so there are no cosines between two of them.");
     mark();
+    matrix.show(await context.source.packed<Schemas["Cosines"]>(context.api(query("cosines", { step }))), facts.flagged);
   }
 
   function tell(drawn: Schemas["Signal"], pinned: number[]): void {

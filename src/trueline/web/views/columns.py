@@ -88,6 +88,9 @@ def apart(values_TN: Floats, measured_TN: NDArray[np.bool_]) -> Floats:
     finite_TN = np.where(measured_TN & np.isfinite(values_TN), values_TN, np.nan)
     with np.errstate(all="ignore"):
         median_T = np.full(len(finite_TN), np.nan)
-        some_T = np.isfinite(finite_TN).any(axis=1)
-        median_T[some_T] = np.nanmedian(finite_TN[some_T], axis=1)
+        num_T = np.isfinite(finite_TN).sum(axis=1)
+        whole_T = num_T == max(finite_TN.shape[1], 1)
+        median_T[whole_T] = np.median(finite_TN[whole_T], axis=1)  # twenty times as fast as with NaN to leave out
+        part_T = (num_T > 0) & ~whole_T
+        median_T[part_T] = np.nanmedian(finite_TN[part_T], axis=1)
         return np.where(np.isfinite(values_TN), values_TN - median_T[:, None], values_TN)

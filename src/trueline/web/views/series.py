@@ -5,7 +5,6 @@ T steps, N ranks, L lines, B columns.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from trueline.web.views.heat import Shown, farthest
 from trueline.web.views.signals import flagged_of, title_of, values_of
 from trueline.web.watched_run import WatchedRun
 
+_QUARTILES = (0.25, 0.5, 0.75)
 MAX_LINES = 250
 """Ranks that are drawn one by one; how many more there are is said."""
 
@@ -94,9 +94,12 @@ def _band(lo_NB: np.ndarray, hi_NB: np.ndarray, last_NB: np.ndarray, ranks_N: np
         nobody = np.full(num_columns, -1, dtype=np.int32)
         band = dict.fromkeys(("lowest", "lower", "median", "upper", "highest"), nothing)
         return {**band, "lowest_rank": nobody, "highest_rank": nobody}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a column in which nothing is finite has no quartiles
-        lower_B, median_B, upper_B = np.nanquantile(last_NB, [0.25, 0.5, 0.75], axis=0)
+    quartiles_3B = np.full((3, num_columns), np.nan)
+    num_B = np.isfinite(last_NB).sum(axis=0)
+    whole_B, part_B = num_B == len(last_NB), (num_B > 0) & (num_B < len(last_NB))
+    quartiles_3B[:, whole_B] = np.quantile(last_NB[:, whole_B], _QUARTILES, axis=0)
+    quartiles_3B[:, part_B] = np.nanquantile(last_NB[:, part_B], _QUARTILES, axis=0)
+    lower_B, median_B, upper_B = quartiles_3B
     some_B = np.isfinite(last_NB).any(axis=0)
     at_low_B = np.where(np.isfinite(lo_NB), lo_NB, np.inf).argmin(axis=0)
     at_high_B = np.where(np.isfinite(hi_NB), hi_NB, -np.inf).argmax(axis=0)

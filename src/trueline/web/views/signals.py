@@ -43,8 +43,8 @@ class Signal:
 class Signals:
     """What a Run has to draw, first what says most; its ranks with the machine of each, and the steps of its rows.
 
-    ``flagged`` are ranks that an error or warning names, unless it names all. ``matrix_steps`` have cosines between all
-    workers. ``truncated`` is how many parameter groups are not offered.
+    ``flagged`` are ranks that an error or warning names, unless it names all. ``truncated`` is how many parameter
+    groups are not offered.
     """
 
     signals: tuple[Signal, ...]
@@ -54,20 +54,17 @@ class Signals:
     step_last: int | None
     num_steps: int
     flagged: tuple[int, ...]
-    matrix_steps: tuple[int, ...]
     truncated: int
 
 
 def signals_of(watched: WatchedRun) -> Signals:
     """What can be drawn of a Run."""
-    from trueline.analyze.workers.dispersion import steps_with_cosines
-
     run = watched.run
     groups = [group.name for group in next(iter(run.env.values())).groups] if run.env else []
     signals = [
         Signal(column.name, title_of(column.name), column.meaning, column.unit)
         for column in _by_weight()
-        if watched.pivot(column.name)[1].any()
+        if run.column(column.name).null_count < len(run.column(column.name))
     ]
     for name in _LISTS:
         column = next(each for each in WORKER_COLUMNS if each.name == name)
@@ -84,7 +81,6 @@ def signals_of(watched: WatchedRun) -> Signals:
         step_last=watched.last_step,
         num_steps=int(run.steps.size),
         flagged=flagged_of(watched),
-        matrix_steps=tuple(steps_with_cosines(run).tolist()),
         truncated=max(len(groups) - _MAX_GROUPS, 0),
     )
 
