@@ -1,48 +1,109 @@
 """Measure what opening and checking a Run of many ranks, or many steps, takes, and rewrite README.md beside this.
 
-    python -m benchmarks.scale [--quick]
+    python -m benchmarks.scale [--quick] [--part further]
 
-The Runs are written in the format of real writers (`benchmarks.durability.long_run`), and each is read in a process of
-its own.
+The Runs are written in the format of real writers (`benchmarks.durability.long_run`), and each is read in processes of
+their own.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from benchmarks.durability import long_run
-from benchmarks.page import arguments, head, table, write
+from benchmarks.page import arguments, facts, head, table, write
 from benchmarks.scale.judging import judge
 
 SIZES = ((64, 1_000), (256, 1_000), (1_024, 1_000), (64, 10_000))
+FURTHER_SIZES = ((8, 1_000), (8, 8_000))
+FURTHER_STEPS = 100
 
 ABOUT = """\
 Rows as the default plan leaves them, of a model of 16 parameters in 4 groups: losses, norms, cosines and residuals at
 every step, sketches at every 50th, digests at every 25th. CPU seconds and the peak of resident memory of a process
 that opens the Run and runs every check. No rank is faulty."""
 
+_FURTHER = "## A further look"
+
+ABOUT_FURTHER = f"""\
+The same Runs, judged without their last {FURTHER_STEPS} steps, and then with them, from what is kept in the Run
+([decision 22](../../docs/decisions/0022-who-is-silent-follows.md)); beside it what is judged when every check is shown
+all steps. CPU seconds of checks, without opening, and of a process the peak of memory in MiB. The lower half is of the
+{{num}} checks that follow; the others are shown all steps either way."""
+
 
 def main() -> None:
     """Write, read and forget one Run after the other, and write the page."""
     parser = arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="the smallest one, printed and not kept")
+    parser.add_argument("--part", choices=["whole", "further"], help="measure only this; the rest of the page stays")
     chosen = parser.parse_args()
-    title = head("What judging a large Run takes", command="python -m benchmarks.scale")
+    page = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+    whole, _, further = page.partition(f"\n\n{_FURTHER}\n\n")
+    if chosen.part != "further":
+        title = head("What judging a large Run takes", command="python -m benchmarks.scale")
+        whole = "\n\n".join([title, ABOUT, _whole(SIZES[:1] if chosen.quick else SIZES)])
+    if chosen.part != "whole":
+        further = _further(FURTHER_SIZES[:1] if chosen.quick else FURTHER_SIZES)
+    if not chosen.quick:
+        write(__file__, whole.rstrip("\n"), _FURTHER, further.rstrip("\n"))
+
+
+def _whole(sizes: Sequence[tuple[int, int]]) -> str:
     rows: list[list[str]] = []
-    for ranks, steps in SIZES[:1] if chosen.quick else SIZES:
-        with tempfile.TemporaryDirectory(prefix="trueline-scale-") as place:
-            path = Path(place, "run")
-            long_run.write(path, steps=steps, merges=True, ranks=ranks)
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                took = pool.apply(judge, (str(path),))
+    for ranks, steps in sizes:
+        with _run(ranks, steps) as path:
+            took = _apart(path)
         spent = [f"{took[name]:.1f}" for name in ("open", "check")]
         rows.append([f"{ranks:,}", f"{steps:,}", *spent, f"{took['MiB']:,.0f}"])
         print(rows[-1], flush=True)
-    if not chosen.quick:
-        header = ["ranks", "steps", "open, CPU s", "check, CPU s", "peak MiB"]
-        write(__file__, title, ABOUT, table(header, rows, right=range(5)))
+    return table(["ranks", "steps", "open, CPU s", "check, CPU s", "peak MiB"], rows, right=range(5))
+
+
+def _further(sizes: Sequence[tuple[int, int]]) -> str:
+    from trueline.analyze.registry import installed_checks
+
+    now = facts("python -m benchmarks.scale --part further")
+    num = sum(each.follows is not None for each in installed_checks())
+    rows: dict[bool, list[list[str]]] = {False: [], True: []}
+    for ranks, steps in sizes:
+        with _run(ranks, steps) as path:
+            for followers, found in rows.items():
+                Path(path, "judged.json").unlink(missing_ok=True)
+                at_once = _apart(path, follows=False, followers=followers)
+                first = _apart(path, without=FURTHER_STEPS, followers=followers)
+                then = _apart(path, followers=followers)
+                kept_kib = Path(path, "judged.json").stat().st_size / 1024
+                spent = [f"{took[name]:{form}}" for took in (at_once, first, then) for name, form in _SHOWN]
+                found.append(["follow" if followers else "all", f"{ranks:,}", f"{steps:,}", *spent, f"{kept_kib:,.0f}"])
+                print(found[-1], flush=True)
+    looks = [f"{look}: {of}" for look in ("all steps", "first look", "further look") for of in ("s", "MiB")]
+    header = ["checks", "ranks", "steps", *looks, "kept, KiB"]
+    where = f"`{now['command']}`; {now['machine']}; commit {now['commit']}, {now['date']}."
+    shown = table(header, [*rows[False], *rows[True]], right=range(1, 10))
+    return "\n\n".join([ABOUT_FURTHER.format(num=num), where, shown])
+
+
+_SHOWN = (("check", ".2f"), ("MiB", ",.0f"))
+
+
+@contextmanager
+def _run(ranks: int, steps: int) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="trueline-scale-") as place:
+        path = Path(place, "run")
+        long_run.write(path, steps=steps, merges=True, ranks=ranks)
+        yield str(path)
+
+
+def _apart(path: str, **how: Any) -> dict[str, float]:
+    """``judge`` in a process of its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(judge, (path,), how)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,11 @@ model, no change of what is trained, no local updates; elsewhere every check is 
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import logging
 import sys
+import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trueline.analyze.compared_ranks import data_parallel_ranks
 from trueline.analyze.registry import ByStep, Check
@@ -49,7 +52,8 @@ class Silent:
     """A check said nothing of the first ``num_steps`` steps, and could judge some of them (``judged``) or none.
 
     ``last`` are the last of them that it measures anything at, as many as the next verdict needs; ``lengths`` are those
-    of the lists that it reads, by column. One that ``spoke``, or that cannot be told from stretches, follows no more.
+    of the lists that it reads, by column; ``carried`` is what adds up along time. One that ``spoke``, or that cannot be
+    told from stretches, follows no more.
     """
 
     num_steps: int = 0
@@ -57,6 +61,7 @@ class Silent:
     judged: bool = False
     last: tuple[int, ...] = ()
     lengths: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    carried: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]], compare=False)
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ def known_of(run: Run, checks: Sequence[Check]) -> Followed | None:
     try:
         silent = {code: _silent(entry) for code, entry in kept["silent"].items()}
         return Followed(silent, frozenset(map(bool, kept["alike"])))
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, zlib.error):
         return Followed()
 
 
@@ -106,23 +111,38 @@ def keep(run: Run, checks: Sequence[Check], followed: Followed) -> None:
 
 def follow(run: Run, checks: Sequence[Check], known: Followed) -> tuple[frozenset[str], Followed]:
     """The codes of those of ``checks`` that have nothing to say of the whole Run, and what is known of it now."""
-    settled = {each.code: known.silent.get(each.code, Silent()) for each in checks if each.follows is not None}
-    live = {code: each for code, each in settled.items() if not each.spoke}
+    followers = {_name(each): each for each in checks if each.follows is not None}
+    settled = {name: known.silent.get(name, Silent()) for name in followers}
+    live = {name: each for name, each in settled.items() if not each.spoke}
     first = min((each.num_steps for each in live.values()), default=len(run.steps))
     kept_to = max(len(run.steps) - OPEN, 0) // STRETCH * STRETCH
     alike = known.alike
     for begin, end in _stretches(first, len(run.steps), kept_to):
         alike |= digests_alike(_steps(run, begin, end))
         if len(alike) > 1:  # they may be averaged now and then, which checks see along the whole Run
-            return frozenset(), Followed({code: Silent(spoke=True) for code in settled}, alike)
+            return frozenset(), Followed({name: Silent(spoke=True) for name in settled}, alike)
         views: dict[int, Run] = {}
-        for each in [each for each in checks if each.code in live and live[each.code].num_steps < end]:
-            live[each.code] = _further(run, each, live[each.code], end, views)
-            if live[each.code].spoke:
-                settled[each.code] = live.pop(each.code)
+        for name in [name for name in live if live[name].num_steps < end]:
+            live[name] = _further(run, followers[name], live[name], end, views)
+            if live[name].spoke:
+                settled[name] = live.pop(name)
             elif end <= kept_to:
-                settled[each.code] = live[each.code]
-    return frozenset(code for code, each in live.items() if each.judged), Followed(settled, alike)
+                settled[name] = live[name]
+    silent = {name for name, each in live.items() if _is_silent(run, followers[name], each)}
+    return frozenset(each.code for each in checks if each.follows is not None and _name(each) in silent), Followed(
+        settled, alike
+    )
+
+
+def _name(check: Check) -> str:
+    """What is known of a check is kept under its code; of those that add up the same, under the name of that."""
+    return check.code if check.follows is None or isinstance(check.follows, ByStep) else check.follows.name
+
+
+def _is_silent(run: Run, check: Check, known: Silent) -> bool:
+    if check.follows is None or isinstance(check.follows, ByStep):
+        return known.judged
+    return check.follows.is_silent(run, known.carried)
 
 
 def _stretches(first: int, num_steps: int, kept_to: int) -> Iterable[tuple[int, int]]:
@@ -142,12 +162,16 @@ def _further(run: Run, check: Check, so_far: Silent, end: int, views: dict[int, 
     part, lengths = views.setdefault(first, _steps(run, first, end)), dict(so_far.lengths)
     try:
         lengths = _lengths(part, check.needs, so_far.lengths)
-        alone = follows.alone is None or follows.alone(part)
-        if not alone or any(len(each) > 1 for each in lengths.values()) or check.find(part):
+        if any(len(each) > 1 for each in lengths.values()):
+            return Silent(spoke=True)
+        if not isinstance(follows, ByStep):
+            carried = follows.further(part, so_far.carried)
+            return Silent(spoke=True) if carried is None else Silent(end, lengths=lengths, carried=carried)
+        if (follows.alone is not None and not follows.alone(part)) or check.find(part):
             return Silent(spoke=True)
         judged = True
     except CannotTell as error:
-        if error.reason != "no-data":
+        if error.reason != "no-data" or not isinstance(follows, ByStep):
             return Silent(spoke=True)
         judged = False
     except Exception as error:  # whatever it is, the check meets it again when it is shown the whole Run
@@ -223,6 +247,7 @@ def _silent(entry: Mapping[str, Any]) -> Silent:
         judged=bool(entry["judged"]),
         last=tuple(map(int, entry["last"])),
         lengths={str(column): tuple(map(int, each)) for column, each in entry["lengths"].items()},
+        carried={str(name): _array(*each) for name, each in entry["carried"].items()},
     )
     if found.num_steps < 0 or found.num_steps % STRETCH:
         raise ValueError(found.num_steps)
@@ -236,4 +261,13 @@ def _document(silent: Silent) -> dict[str, Any]:
         "judged": silent.judged,
         "last": list(silent.last),
         "lengths": {column: list(each) for column, each in silent.lengths.items()},
+        "carried": {name: [each.dtype.str, each.shape, _text(each)] for name, each in silent.carried.items()},
     }
+
+
+def _text(array: NDArray[Any]) -> str:
+    return base64.b64encode(zlib.compress(array.tobytes(), 1)).decode()
+
+
+def _array(dtype: str, shape: Sequence[int], text: str) -> NDArray[Any]:
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), np.dtype(dtype)).reshape(shape)

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
 
 from trueline.analyze import checks
 from trueline.schema.errors import InputError
@@ -32,12 +35,32 @@ class ByStep:
     alone: Callable[[Run], bool] | None = None
 
 
+class Adding(Protocol):
+    """What a check that adds up along time carries from step to step. Checks that share it are silent together."""
+
+    @property
+    def name(self) -> str:
+        """Under which it is kept."""
+        ...
+
+    def further(self, part: Run, carried: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]] | None:
+        """What is carried past the steps of ``part``, which come right after those that ``carried`` is of (empty: there
+        were none); None where these cannot be told from the whole Run.
+        """
+        ...
+
+    def is_silent(self, run: Run, carried: Mapping[str, NDArray[Any]]) -> bool:
+        """Whether a check says nothing of the whole ``run``, all of whose steps ``carried`` is of."""
+        ...
+
+
 @dataclass(frozen=True)
 class Check:
     """One installed check: its code, the columns it reads, its first sentence, the function, which question it helps to
     answer, and whether it holds ranks against each other (the module's ``ACROSS_RANKS``, by default yes): then it is
-    not shown steps that are not the same iteration on all of them. ``follows`` says how little it needs for a step (the
-    module's ``FOLLOWS``), None that it may need all there are. ``manual`` is all that it says of itself.
+    not shown steps that are not the same iteration on all of them. ``follows`` says how little it needs for a step, or
+    what it carries from step to step (the module's ``FOLLOWS``); None: it may need all there are. ``manual`` is all
+    that it says of itself.
     """
 
     code: str
@@ -47,7 +70,7 @@ class Check:
     question: Question = "other"
     across_ranks: bool = True
     manual: str = ""
-    follows: ByStep | None = None
+    follows: ByStep | Adding | None = None
 
 
 def installed_checks() -> list[Check]:

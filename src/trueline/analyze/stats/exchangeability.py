@@ -47,17 +47,26 @@ def scores(values_TN: Floats) -> Floats:
     2 + √(2 ln N), two spreads beyond the largest of N normal values, so that one heavy-tailed value cannot outweigh
     a history. Where all workers are equal the scores are 0.
     """
+    return scores_after(values_TN, np.zeros((0, *values_TN.shape[1:-1])))[0]
+
+
+def scores_after(values_TN: Floats, spreads: Floats) -> tuple[Floats, Floats]:
+    """The same of steps that come after others, and the spreads [T, ...] of these steps; ``spreads`` [S, ...] are those
+    of the last ``SPREAD_STEPS`` - 1 steps before, or of all there are.
+    """
     residual = values_TN - medians(values_TN)[..., None]
-    unit = pooled_spread(residual)[..., None]
+    spread = _spread(residual, np.count_nonzero(np.isfinite(residual), axis=-1))
+    unit = _pooled(spread, spreads)[..., None]
     limit = 2 + math.sqrt(2 * math.log(max(values_TN.shape[-1], 2)))
     with np.errstate(divide="ignore", invalid="ignore"):
         z = np.where(unit > 0, residual / unit, np.where(residual == 0, 0.0, np.sign(residual) * limit))
-    return np.where(np.isfinite(values_TN), np.clip(np.nan_to_num(z, nan=0.0), -limit, limit), np.nan)
+    return np.where(np.isfinite(values_TN), np.clip(np.nan_to_num(z, nan=0.0), -limit, limit), np.nan), spread
 
 
 def pooled_spread(residual_TN: Floats) -> Floats:
     """[T, ...] the spread of the residuals of a step over workers, its median over the last ``SPREAD_STEPS`` steps."""
-    return _pooled(_spread(residual_TN, np.count_nonzero(np.isfinite(residual_TN), axis=-1)))
+    spread = _spread(residual_TN, np.count_nonzero(np.isfinite(residual_TN), axis=-1))
+    return _pooled(spread, np.zeros((0, *spread.shape[1:])))
 
 
 def log_e_values(
@@ -147,11 +156,14 @@ def _spread(residual: Floats, count: Ints) -> Floats:
     return np.where(count > 1, np.where(count > 3, robust, plain), np.nan)
 
 
-def _pooled(spread_T: Floats) -> Floats:
-    """[T, ...] median of the spreads of the last ``SPREAD_STEPS`` steps, this one included; NaN before the first."""
+def _pooled(spread_T: Floats, before: Floats) -> Floats:
+    """[T, ...] median of the spreads of the last ``SPREAD_STEPS`` steps, this one and those ``before`` included; NaN
+    before the first.
+    """
     out = np.empty_like(spread_T)
     padding = np.full((SPREAD_STEPS - 1, *spread_T.shape[1:]), np.nan)
-    windows = np.lib.stride_tricks.sliding_window_view(np.concatenate([padding, spread_T]), SPREAD_STEPS, axis=0)
+    past = np.concatenate([padding, before])[len(before) :]
+    windows = np.lib.stride_tricks.sliding_window_view(np.concatenate([past, spread_T]), SPREAD_STEPS, axis=0)
     for start in range(0, len(spread_T), _CHUNK_STEPS):
         out[start : start + _CHUNK_STEPS] = medians(windows[start : start + _CHUNK_STEPS])
     return out

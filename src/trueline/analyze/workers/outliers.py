@@ -21,14 +21,14 @@ Letters: R steps at which two workers or more can be compared, M workers of one 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from trueline.analyze.compared_ranks import Floats, Ints
+from trueline.analyze.compared_ranks import Bools, Floats, Ints, any_over
 from trueline.analyze.stats.alarm_budget import AlarmBudget, Statistic
 from trueline.analyze.stats.alarms import Alarm, alarm_of
 from trueline.analyze.stats.autocorrelation import NONE, Dependence
@@ -61,6 +61,10 @@ _NAMES: dict[Quantity, str] = {
     "norm": "gradient norms",
     "direction": "gradient directions (cosines to the mean of the others)",
 }
+
+FIRST_STEPS = 4096
+"""Steps that tell, in a longer Run too, how many steps of these workers are enough: of more a further one would change
+what was enough before."""
 
 _PIECE_STEPS = 1000
 """Steps whose bets are held at once."""
@@ -154,7 +158,9 @@ def find_outliers(series: WorkerSeries, budget: AlarmBudget, quantity: Quantity)
     Raises ``CannotTell`` where no step has two workers to compare, or fewer steps have than any alarm needs.
     """
     fields = _fields(series, budget, quantity)
-    _require_enough(fields, quantity)
+    if fields:
+        counts = {each.members: len(each.rows) for each in fields}
+        enough_steps(series.first(FIRST_STEPS), quantity, counts, float(fields[0].thresholds[0]))
     found = [outlier for each in fields for outlier in _of_field(each, quantity)]
     return tuple(sorted(found, key=lambda outlier: (outlier.first, outlier.workers)))
 
@@ -187,15 +193,9 @@ def effect_of(outlier: Outlier, values_TN: Floats, measure: Callable[..., Estima
 
 def _fields(series: WorkerSeries, budget: AlarmBudget, quantity: Quantity) -> list[_Field]:
     whole_TN, groups_TNG = whole_and_groups(series, quantity)
-    measured = np.isfinite(groups_TNG).any(axis=(0, 1))
+    measured = any_over(np.isfinite(groups_TNG), (0, 1))
     values_TDN = np.concatenate([whole_TN[:, None], np.moveaxis(groups_TNG, 2, 1)], axis=1)
-    among = sum(len(group) for group in series.declared) or series.num_workers
-    one, each = _STATISTICS[quantity]
-    num_groups = int(np.count_nonzero(measured))
-    kinds: list[tuple[Statistic, int]] = [(one, among)]
-    kinds += [(each or one, among * max(num_groups, 1))] * groups_TNG.shape[2]
-    thresholds = np.array([budget.log_threshold(kind, among=number) for kind, number in kinds])
-    weights = np.array([budget.weight(kind, among=number) for kind, number in kinds])
+    thresholds, weights = thresholds_of(series, budget, quantity, measured)
     groups = series.declared or (tuple(range(series.num_workers)),)
     fields: list[_Field] = []
     for members, compared_TDN in zip(groups, series.compared(values_TDN), strict=True):
@@ -205,6 +205,20 @@ def _fields(series: WorkerSeries, budget: AlarmBudget, quantity: Quantity) -> li
         dependences = _dependences(series, quantity, members, groups_TNG.shape[2])
         fields.append(_Field(rows, members, values_TDM[rows], allowance, thresholds, weights, dependences))
     return fields
+
+
+def thresholds_of(
+    series: WorkerSeries, budget: AlarmBudget, quantity: Quantity, measured_G: Bools
+) -> tuple[Floats, Floats]:
+    """[D] what the detectors of each worker must reach, and their weights in the budget; ``measured_G`` says which
+    parameter groups have values at all.
+    """
+    among = sum(len(group) for group in series.declared) or series.num_workers
+    one, each = _STATISTICS[quantity]
+    in_group: tuple[Statistic, int] = (each or one, among * max(int(np.count_nonzero(measured_G)), 1))
+    kinds: list[tuple[Statistic, int]] = [(one, among), *[in_group] * len(measured_G)]
+    thresholds = np.array([budget.log_threshold(kind, among=number) for kind, number in kinds])
+    return thresholds, np.array([budget.weight(kind, among=number) for kind, number in kinds])
 
 
 def _dependences(
@@ -225,18 +239,24 @@ def fewest_steps(threshold: float, *, num_workers: int) -> int:
     return math.ceil((threshold + start) / math.log(num_workers))
 
 
-def _require_enough(fields: Sequence[_Field], quantity: Quantity) -> None:
-    """Raise ``CannotTell`` where no worker could have alarmed had it been the last at every step."""
+def enough_steps(
+    start: WorkerSeries, quantity: Quantity, num_steps_of: Mapping[tuple[int, ...], int], threshold: float
+) -> None:
+    """Raise ``CannotTell`` where no worker could have reached ``threshold`` had it been the last at every step.
+    ``num_steps_of`` says for the members of each declared group at how many steps they can be compared; ``start``, how
+    autocorrelated they are.
+    """
     needs = [
         (
             math.ceil(
-                each.dependences[0].ratio * fewest_steps(float(each.thresholds[0]), num_workers=len(each.members))
+                dependence_among(start, _SERIES[quantity][0], members).ratio
+                * fewest_steps(threshold, num_workers=len(members))
             ),
-            len(each.rows),
-            len(each.members),
+            num_steps,
+            len(members),
         )
-        for each in fields
-        if len(each.members) > 1
+        for members, num_steps in num_steps_of.items()
+        if len(members) > 1
     ]
     if not any(num_steps for _, num_steps, _ in needs):
         raise CannotTell(f"no step has the {_NAMES[quantity]} of two workers that may be compared")

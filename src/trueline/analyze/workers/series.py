@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -33,7 +33,7 @@ LASTING_STEPS = 5
 alarm takes longer than this with up to a hundred workers (``outliers.fewest_steps``), so that waiting delays none."""
 
 
-_MOSTLY = 0.9
+MOSTLY = 0.9
 """Of steps in which workers have the same shares of tokens as usual: the rest are last batches of epochs."""
 
 
@@ -102,6 +102,18 @@ class WorkerSeries:
         """N."""
         return len(self.ranks)
 
+    def first(self, num_steps: int) -> WorkerSeries:
+        """What is compared of the first steps; the same where there are no more."""
+        if len(self.steps) <= num_steps:
+            return self
+        names = ("steps", "loss", "log_norm", "cosine", "group_log_norm", "group_cosine", "tokens", "samples")
+        return WorkerSeries(
+            ranks=self.ranks,
+            group_names=self.group_names,
+            declared=self.declared,
+            **{name: getattr(self, name)[:num_steps] for name in names},
+        )
+
     def bags(self) -> list[Bools]:
         """[T, N] masks, one for each declared group: the workers that are compared with each other at each step."""
         groups = self.declared or (tuple(range(self.num_workers)),)
@@ -119,30 +131,47 @@ class WorkerSeries:
 @memoized
 def series_of(run: Run) -> WorkerSeries:
     """The series of a Run's data-parallel workers; raises ``CannotTell`` where there are fewer than two."""
+    measured = _as_measured(run)
+    ranks, samples = list(measured.ranks), _samples(run)
+    num_TN = _num_samples(run, ranks, samples)
+    weight_TN = lasting_weights(measured.loss, measured.log_norm, measured.tokens)
+    return replace(
+        measured,
+        loss=measured.loss / weight_TN,
+        log_norm=measured.log_norm - np.log(weight_TN),
+        group_log_norm=measured.group_log_norm - np.log(weight_TN)[..., None],
+        features=_groups(run, ranks, "batch_features", NUM_FEATURES),
+        loss_operations=_where_measured(*numbers(run, "loss_operations", ranks)),
+        samples=num_TN,
+        sample_losses=_sample_losses(run, ranks),
+        allowance=np.zeros(num_TN.shape) if samples is None else _allowance(run, samples, num_TN),
+        consumed=samples,
+    )
+
+
+@memoized
+def as_measured(run: Run) -> WorkerSeries:
+    """The same without what takes all steps or is only told of findings: values are those that were measured, whatever
+    workers weigh, samples are counted, and not looked at. Raises ``CannotTell`` as ``series_of`` does.
+    """
+    measured = _as_measured(run)
+    return replace(measured, samples=_num_digests(run, list(measured.ranks)))
+
+
+def _as_measured(run: Run) -> WorkerSeries:
     ranks = several_workers(run)
     group_names = _group_names(run, ranks)
-    samples = _samples(run)
-    num_TN = _num_samples(run, ranks, samples)
-    loss_TN, log_norm_TN = _finite(numbers(run, "loss", ranks)[0]), _log(numbers(run, "grad_norm", ranks)[0])
-    tokens_TN = _finite(numbers(run, "tokens", ranks)[0])
-    weight_TN = lasting_weights(loss_TN, log_norm_TN, tokens_TN)
     return WorkerSeries(
         steps=run.steps.astype(np.int64),
         ranks=tuple(ranks),
-        loss=loss_TN / weight_TN,
-        log_norm=log_norm_TN - np.log(weight_TN),
+        loss=_finite(numbers(run, "loss", ranks)[0]),
+        log_norm=_log(numbers(run, "grad_norm", ranks)[0]),
         cosine=_finite(numbers(run, "cosine_others", ranks)[0]),
         group_names=group_names,
-        group_log_norm=_log(_groups(run, ranks, "group_grad_norms", len(group_names))) - np.log(weight_TN)[..., None],
+        group_log_norm=_log(_groups(run, ranks, "group_grad_norms", len(group_names))),
         group_cosine=_finite(_groups(run, ranks, "group_cosine_others", len(group_names))),
-        features=_groups(run, ranks, "batch_features", NUM_FEATURES),
-        loss_operations=_where_measured(*numbers(run, "loss_operations", ranks)),
-        tokens=tokens_TN,
-        samples=num_TN,
-        sample_losses=_sample_losses(run, ranks),
+        tokens=_finite(numbers(run, "tokens", ranks)[0]),
         declared=_declared(run, ranks),
-        allowance=np.zeros(num_TN.shape) if samples is None else _allowance(run, samples, num_TN),
-        consumed=samples,
     )
 
 
@@ -182,7 +211,7 @@ def lasting_weights(loss_TN: Floats, log_norm_TN: Floats, tokens_TN: Floats) -> 
     known_T = np.isfinite(share_TN).all(axis=1)
     usual_N = np.median(share_TN[known_T], axis=0) if known_T.any() else np.ones(share_TN.shape[1])
     none_TN = np.ones(share_TN.shape)
-    if np.ptp(usual_N) == 0 or np.mean(share_TN[known_T] == usual_N) < _MOSTLY or not (tokens_TN[known_T] > 0).all():
+    if np.ptp(usual_N) == 0 or np.mean(share_TN[known_T] == usual_N) < MOSTLY or not (tokens_TN[known_T] > 0).all():
         return none_TN
     weighting = weighting_of(loss_TN, log_norm_TN, np.log(tokens_TN), loss_is_local=True)
     slope = weighting.loss_slope
@@ -272,6 +301,14 @@ def _num_samples(run: Run, ranks: list[int], samples: Samples | None) -> Floats:
     if samples is None:
         return np.full(shape, np.nan)
     count_TN = _counted(shape, (np.searchsorted(run.steps, samples.step), samples.worker))
+    return np.where(count_TN > 0, count_TN, np.nan)
+
+
+def _num_digests(run: Run, ranks: list[int]) -> Floats:
+    """[T, N] samples whose digests were left; NaN where there were none."""
+    steps_R, ranks_R, lengths_R, _ = run.flat("sample_digests", ranks=ranks)
+    count_TN = np.full((len(run.steps), len(ranks)), np.nan)
+    count_TN[np.searchsorted(run.steps, steps_R), np.searchsorted(ranks, ranks_R)] = lengths_R
     return np.where(count_TN > 0, count_TN, np.nan)
 
 

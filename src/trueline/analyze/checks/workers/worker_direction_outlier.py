@@ -58,6 +58,7 @@ from trueline.analyze.workers.copies import copies_among
 from trueline.analyze.workers.gradient_scale import unexplained
 from trueline.analyze.workers.outlier_finding import gradient_finding, named, subject, when, where_differing
 from trueline.analyze.workers.outliers import Outlier, effect_of, find_outliers
+from trueline.analyze.workers.quiet import Quiet
 from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
@@ -67,6 +68,7 @@ from trueline.store.reader import Run
 CODE = "worker-direction-outlier"
 QUESTION = "workers"
 NEEDS: tuple[str, ...] = ("cosine_others", "group_cosine_others", "grad_norm", "group_grad_norms", "sample_digests")
+FOLLOWS = Quiet("direction")
 
 
 def check(run: Run) -> list[Finding]:

@@ -68,6 +68,7 @@ from trueline.analyze.workers.outlier_finding import (
     where_differing,
 )
 from trueline.analyze.workers.outliers import effect_of
+from trueline.analyze.workers.quiet import Quiet
 from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import of_ranks
@@ -76,6 +77,7 @@ from trueline.store.reader import Run
 CODE = "worker-grad-norm-outlier"
 QUESTION = "workers"
 NEEDS: tuple[str, ...] = ("grad_norm", "group_grad_norms", "loss", "cosine_others", "sample_digests")
+FOLLOWS = Quiet("norm")
 
 
 def check(run: Run) -> list[Finding]:

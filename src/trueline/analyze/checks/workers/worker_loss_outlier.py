@@ -72,6 +72,7 @@ from trueline.analyze.workers.outlier_finding import (
     when,
 )
 from trueline.analyze.workers.outliers import Outlier, effect_of, find_outliers
+from trueline.analyze.workers.quiet import Quiet
 from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import of_ranks
@@ -80,6 +81,7 @@ from trueline.store.reader import Run
 CODE = "worker-loss-outlier"
 QUESTION = "workers"
 NEEDS: tuple[str, ...] = ("loss", "grad_norm", "group_grad_norms", "sample_digests")
+FOLLOWS = Quiet("loss")
 
 
 def check(run: Run) -> list[Finding]:

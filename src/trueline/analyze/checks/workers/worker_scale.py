@@ -63,6 +63,7 @@ import math
 from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.workers.gradient_scale import Scale, scales
 from trueline.analyze.workers.outlier_finding import claim, common, counterpart, named, sites, subject, when
+from trueline.analyze.workers.quiet import Quiet
 from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import of_ranks
@@ -71,6 +72,7 @@ from trueline.store.reader import Run
 CODE = "worker-scale"
 QUESTION = "workers"
 NEEDS: tuple[str, ...] = ("grad_norm", "group_grad_norms", "loss", "cosine_others", "sample_digests")
+FOLLOWS = Quiet("norm")
 
 
 def check(run: Run) -> list[Finding]:

@@ -1,0 +1,155 @@
+"""Whether no worker can have stood out in a quantity so far, by numbers that a further step only adds to.
+
+The evidence of ``outliers`` is divided by V of the whole Run, which changes while a Run grows, and lowered where
+workers read their own samples again. Neither can raise it by much: with V >= 1 and x the sum of the logs of e-values
+since a start, exp(x / V) <= max(1, exp(x)), so that the detector of t steps, a sum over t starts, is at most t higher
+than that with V = 1. So where the undivided detector plus t stays below the threshold, no detector has reached it,
+whatever V is.
+
+This holds where the values are those that were measured: all workers of a step with equally many samples, and no
+lasting difference in their tokens.
+
+Letters: R steps at which two workers or more can be compared, M workers of one declared group, D = 1 + G detectors a
+worker, B bets, N workers, T steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueline.analyze.compared_ranks import Floats, any_over
+from trueline.analyze.stats.alarm_budget import alarm_budget_of
+from trueline.analyze.stats.exchangeability import BETS, SPREAD_STEPS, log_detectors, log_e_values, scores_after
+from trueline.analyze.workers.outliers import FIRST_STEPS, Quantity, enough_steps, thresholds_of, whole_and_groups
+from trueline.analyze.workers.series import MOSTLY, WorkerSeries, as_measured
+from trueline.schema.errors import CannotTell
+from trueline.store.reader import Run
+
+Arrays = Mapping[str, NDArray[Any]]
+
+_CHUNK_STEPS = 256
+"""Steps whose bets are held at once."""
+
+_BLOCK_STEPS = 10
+"""Steps in which equal shares of tokens are counted together, whatever the stretch."""
+
+_ROUNDING = 1e-6
+"""Nats by which sums of logs may be off."""
+
+
+@dataclass(frozen=True)
+class Quiet:
+    """Of the workers' detectors in one quantity; what is carried is arrays by name, those of a group of workers with
+    its number behind.
+    """
+
+    quantity: Quantity
+
+    @property
+    def name(self) -> str:
+        """Under which it is kept."""
+        return f"quiet in {self.quantity}"
+
+    def further(self, part: Run, carried: Arrays) -> Arrays | None:
+        """What is carried past the steps of ``part``, which come right after those of ``carried``; None where values
+        may not be those that were measured, so that only the whole Run tells.
+        """
+        series = as_measured(part)
+        if self.quantity == "direction" and series.num_workers < 3:
+            return None
+        if _uneven(series):
+            return None
+        whole_TN, groups_TNG = whole_and_groups(series, self.quantity)
+        measured_G = any_over(np.isfinite(groups_TNG), (0, 1))
+        values_TDN = np.concatenate([whole_TN[:, None], np.moveaxis(groups_TNG, 2, 1)], axis=1)
+        before = carried.get("measured", np.zeros_like(measured_G))
+        if len(before) != len(measured_G):
+            return None
+        out: dict[str, NDArray[Any]] = {"measured": before | measured_G, "tokens": _tokens(series, carried)}
+        for number, members in enumerate(_groups(series)):
+            out |= _advanced(values_TDN[:, :, list(members)], number, carried)
+        return out
+
+    def is_silent(self, run: Run, carried: Arrays) -> bool:
+        """Whether the checks of the quantity have enough steps of ``run``, all of which ``carried`` is of, and none of
+        its workers stands out.
+        """
+        start = _start(run)
+        known, even, most = carried["tokens"]
+        if not even and most >= MOSTLY * known * start.num_workers:
+            return False
+        groups = _groups(start)
+        thresholds_D, _ = thresholds_of(start, alarm_budget_of(run), self.quantity, carried["measured"])
+        rows = [int(carried[f"rows {number}"]) for number in range(len(groups))]
+        for number, num_rows in enumerate(rows):
+            highest_DM = np.logaddexp(carried[f"highest {number}"], math.log(max(num_rows, 1)))
+            if np.any(highest_DM >= thresholds_D[:, None] - _ROUNDING):
+                return False
+        try:
+            enough_steps(start, self.quantity, dict(zip(groups, rows, strict=True)), float(thresholds_D[0]))
+        except CannotTell:
+            return False
+        return True
+
+
+def _start(run: Run) -> WorkerSeries:
+    """The first steps, by which it is known how many are enough."""
+    if len(run.steps) <= FIRST_STEPS:
+        return as_measured(run)
+    return as_measured(run.between(int(run.steps[0]), int(run.steps[FIRST_STEPS])))
+
+
+def _groups(series: WorkerSeries) -> tuple[tuple[int, ...], ...]:
+    return series.declared or (tuple(range(series.num_workers)),)
+
+
+def _uneven(series: WorkerSeries) -> bool:
+    """Whether workers that are compared had other numbers of samples at any step."""
+    for members in _groups(series):
+        samples_TM = series.samples[:, list(members)]
+        known_T = np.all(np.isfinite(samples_TM) & (samples_TM > 0), axis=1)
+        if np.any(samples_TM[known_T] != samples_TM[known_T][:, :1]):
+            return True
+    return False
+
+
+def _tokens(series: WorkerSeries, carried: Arrays) -> Floats:
+    """[3] at how many steps the tokens of all workers are known; whether all had equally many at each; and at how many
+    steps at most, added up over workers, a worker had one share of them. Where that is few, or all are equal, they
+    count alike (``series.lasting_weights``).
+    """
+    known, even, most = carried.get("tokens", np.array([0.0, 1.0, 0.0])).tolist()
+    with np.errstate(invalid="ignore"):
+        share_TN = series.tokens / series.tokens.mean(axis=1, keepdims=True)
+    for begin in range(0, len(share_TN), _BLOCK_STEPS):
+        block_KN = share_TN[begin : begin + _BLOCK_STEPS]
+        block_KN = block_KN[np.isfinite(block_KN).all(axis=1)]
+        alike = bool(np.all(block_KN == block_KN[:, :1]))
+        counts = [] if alike else [int(np.unique(each_K, return_counts=True)[1].max()) for each_K in block_KN.T]
+        known, even, most = known + len(block_KN), even and alike, most + (block_KN.size if alike else sum(counts))
+    return np.array([known, float(even), most])
+
+
+def _advanced(values_TDM: Floats, number: int, carried: Arrays) -> dict[str, NDArray[Any]]:
+    """The detectors [D, M] of one group of workers after these steps, and the highest that they have been."""
+    values_RDM = values_TDM[np.any(np.count_nonzero(np.isfinite(values_TDM), axis=2) > 1, axis=1)]
+    shape = values_TDM.shape[1:]
+    spreads = carried.get(f"spreads {number}", np.zeros((0, shape[0])))
+    log_m = carried.get(f"detectors {number}", np.full((*shape, len(BETS)), -np.inf))
+    highest = carried.get(f"highest {number}", np.full(shape, -np.inf))
+    if len(values_RDM):
+        z_RDM, spread_RD = scores_after(values_RDM, spreads)
+        spreads = np.concatenate([spreads, spread_RD])[-(SPREAD_STEPS - 1) :]
+        for begin in range(0, len(z_RDM), _CHUNK_STEPS):
+            log_m_RDMB = log_detectors(log_e_values(z_RDM[begin : begin + _CHUNK_STEPS]), before=log_m)
+            height_RDM = np.logaddexp.reduce(log_m_RDMB, axis=-1) - math.log(len(BETS))
+            highest, log_m = np.maximum(highest, height_RDM.max(axis=0)), log_m_RDMB[-1].copy()
+    rows = np.array(int(carried.get(f"rows {number}", np.array(0))) + len(values_RDM))
+    names = ("spreads", "detectors", "highest", "rows")
+    return {f"{name} {number}": each for name, each in zip(names, (spreads, log_m, highest, rows), strict=True)}
