@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from trueline.trials.runs import Runs
-    from trueline.trials.trial import Job, TrialAnswer
+    from trueline.trials.start import Asked, Prepared
+    from trueline.trials.trial import TrialAnswer
 
 RunOf = Annotated[
     str, typer.Argument(help="A Run in which `trueline check` finds what the trial is about.", metavar="RUN")
@@ -36,28 +35,25 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be run
 MOST, ERROR, TIMEOUT = 200, 0.05, 3600.0
 
 
-def job_of(words: list[str] | None, *, timeout: float, error: float, verb: str) -> Job:
-    """The job that ``words`` runs. Raises ``InputError`` for a program that is not there and for what cannot be."""
-    import shutil
+def run_and_print(asked: Asked, prepared: Prepared, *, means: Mapping[str, str], dry_run: bool, json: bool) -> NoReturn:
+    """Run a trial, print its answer, and leave with its exit code; or print what it would do."""
+    from trueline.cli.json_document import print_document
 
-    from trueline.schema.errors import InputError
-    from trueline.trials.trial import Job
-
-    if not timeout > 0:
-        raise InputError(f"--timeout is {timeout:g}; give a number of seconds above 0.")
-    if not 0 < error < 0.5:
-        raise InputError(f"--error is {error:g}; give a probability above 0 and below 0.5.")
-    if not words:
-        raise InputError(
-            f"No command was given. Put it behind --, for example: trueline trial {verb} RUN -- torchrun train.py."
-        )
-    if shutil.which(words[0]) is None:
-        raise InputError(f"'{words[0]}' is not a program on PATH. Give the command as you would without trueline.")
-    return Job(tuple(words), timeout)
+    if dry_run:
+        _print_plan(asked, prepared)
+        raise typer.Exit
+    with _running(prepared.trial.runs, asked.words):
+        answer = prepared.trial.answer()
+    if json:
+        print_document(answer.to_json())
+    else:
+        _print_answer(answer, means)
+        print(f"Trial: {asked.folder}")
+    raise typer.Exit(answer.exit_code)
 
 
 @contextmanager
-def running(runs: Runs, words: tuple[str, ...] | list[str]) -> Iterator[None]:
+def _running(runs: Runs, words: Sequence[str]) -> Iterator[None]:
     """Progress on standard error while a trial runs. Ctrl-C and SIGTERM end the run with its processes, and leave what
     goes on with the same command.
     """
@@ -104,19 +100,7 @@ def _interrupt(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def end(answer: TrialAnswer, folder: Path, *, means: dict[str, str], json: bool) -> None:
-    """Print the answer, and leave with its exit code."""
-    from trueline.cli.json_document import print_document
-
-    if json:
-        print_document(answer.to_json())
-    else:
-        print_answer(answer, means)
-        print(f"Trial: {folder}")
-    raise typer.Exit(answer.exit_code)
-
-
-def print_answer(answer: TrialAnswer, means: dict[str, str]) -> None:
+def _print_answer(answer: TrialAnswer, means: Mapping[str, str]) -> None:
     """What it says, what to do, and the runs behind it."""
     from rich.console import Console
     from rich.padding import Padding
@@ -140,12 +124,12 @@ def print_answer(answer: TrialAnswer, means: dict[str, str]) -> None:
     console.print(f"Runs: {answer.runs}{asked}. Showed it: {arms}{more}", style="dim", highlight=False)
 
 
-def print_plan(lines: list[str], *, seconds: float | None, runs: str) -> None:
-    """What ``--dry-run`` prints."""
+def _print_plan(asked: Asked, prepared: Prepared) -> None:
     from rich.console import Console
 
-    console = Console()
-    for line in lines:
+    console, seconds = Console(), asked.job.seconds
+    for line in (*asked.job.plan_says(), *prepared.plan):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     cost = "" if seconds is None else f", each as long as the steps of RUN took ({seconds:.0f} s) and a start"
-    console.print(f"Runs: {runs}{cost}.", highlight=False, soft_wrap=True)
+    usual = f"about {prepared.usual} where every run shows it, at most {asked.most}"
+    console.print(f"Runs: {usual}{cost}.", highlight=False, soft_wrap=True)

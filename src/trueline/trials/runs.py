@@ -28,15 +28,15 @@ FAILURES = 3
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run the job: what its environment has besides, another command line (None: as it was given), and what
-    is changed in its processes (``capture.trial.changes``). ``arm`` is the way it counts for.
+    """One way to run the job: what its environment has besides, another command line (None: as it was given), what is
+    changed in its processes (``capture.trial.changes``), and where it runs (None: here). ``arm`` is what it counts for.
     """
 
     arm: str
     environ: Mapping[str, str] = field(default_factory=dict[str, str])
     words: Sequence[str] | None = None
     changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    says: str = ""
+    folder: Path | None = None
 
 
 class Engine(Protocol):
@@ -71,9 +71,13 @@ class Runs:
     keeps_all: bool = False
     log: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     _known: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    _begun: bool = False
 
-    def __post_init__(self) -> None:
+    def begin(self) -> None:
         """Take up what is there. Raises ``InputError`` where that is another trial."""
+        if self._begun:
+            return
+        self._begun = True
         path = self.folder / FILE
         if not path.exists():
             if self.folder.exists() and any(self.folder.iterdir()):
@@ -93,7 +97,10 @@ class Runs:
         self._known = known
 
     def outcome(self, way: Way) -> bool | None:
-        """Whether a run showed the finding; None where it told nothing. Raises ``OutOfRuns``, ``JobFails``."""
+        """Whether a run showed the finding; None where it told nothing. Raises ``OutOfRuns``, ``JobFails``, and
+        ``InputError`` where another trial is in the folder.
+        """
+        self.begin()
         entry = self._again(way.arm) if len(self.log) < len(self._known) else self._new(way)
         self.log.append(entry)
         self._write({})
@@ -140,7 +147,7 @@ class Runs:
     def _new(self, way: Way) -> dict[str, Any]:
         if len(self.log) >= self.most:
             raise OutOfRuns
-        self.progress(way.says or way.arm, len(self.log))
+        self.progress(way.arm, len(self.log))
         place = self.folder / f"{len(self.log):03d}-{_as_file(way.arm)}"
         _remove(place)
         place.mkdir(parents=True)

@@ -16,11 +16,14 @@ LEAST_PART = 0.5
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one run: whether it ``showed`` the finding (None: it tells nothing, and ``why``), and what it ``measured``."""
+    """Of one run: whether it ``showed`` the finding (None: it tells nothing, and ``why``), what it ``measured``, and
+    the codes of all errors and warnings in it.
+    """
 
     showed: bool | None
     why: str = ""
     measured: float | None = None
+    codes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,18 +100,20 @@ def outcome_of(path: str, wanted: Wanted, *, ended: str = "", last_step: int | N
         report = check(run)
     except (CannotTell, RunError) as error:
         return Outcome(None, ended or str(error))
+    codes = tuple(sorted({each.code for each in report.findings if each.severity != "info"}))
     shown = [each for each in report.findings if wanted.is_shown_by(each)]
     if shown:
-        return Outcome(True, measured=max((each.measured for each in shown if each.measured is not None), default=None))
+        most = max((each.measured for each in shown if each.measured is not None), default=None)
+        return Outcome(True, measured=most, codes=codes)
     if ended:
-        return Outcome(None, ended)
+        return Outcome(None, ended, codes=codes)
     if wanted.code not in report.checks_run:
-        return Outcome(None, _why_not(report, wanted.code))
+        return Outcome(None, _why_not(report, wanted.code), codes=codes)
     reached = int(run.steps[-1]) if run.steps.size else -1
     if last_step is not None and reached < last_step:
-        return Outcome(None, f"it ended after step {reached}, and step {last_step} is needed")
+        return Outcome(None, f"it ended after step {reached}, and step {last_step} is needed", codes=codes)
     others = [each.measured for each in report.findings if each.code == wanted.code and each.measured is not None]
-    return Outcome(False, measured=max(others, default=None))
+    return Outcome(False, measured=max(others, default=None), codes=codes)
 
 
 def _why_not(report: CheckReport, code: str) -> str:

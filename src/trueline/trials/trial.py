@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from trueline.trials.chance import Counts, clean_runs_needed, least_rate, mean_rate
+
 SCHEMA = 1
 """Of the document that ``TrialAnswer.to_json`` makes; raised when a field changes meaning."""
 
@@ -45,6 +47,14 @@ class Rate:
     at_least: float
     mean: float
     clean_runs: int
+
+
+def rate_of(counts: Counts) -> Rate | None:
+    """What runs of the job as it is say of how often it shows the finding; None before the first that shows it."""
+    if not counts.showed:
+        return None
+    least = least_rate(counts)
+    return Rate(counts.runs, counts.showed, least, mean_rate(counts), clean_runs_needed(least, error=0.01))
 
 
 @dataclass(frozen=True)
@@ -85,7 +95,7 @@ class TrialAnswer:
             "arms": [asdict(arm) for arm in self.arms],
             "error_asked": self.error_asked,
             "runs": self.runs,
-            "rate": None if self.rate is None else asdict(self.rate),
+            **({} if self.rate is None else {"rate": asdict(self.rate)}),
             "credible": list(self.credible),
             "next": list(self.next),
         }
@@ -118,13 +128,19 @@ class Job:
     words: Sequence[str]
     timeout_s: float
 
-    def run(self, environ: Mapping[str, str], *, printed: Path) -> Ended:
-        """Run it to its end; whatever it started in its process group ends with it. Raises ``OSError`` where it cannot
-        be started.
+    def run(self, environ: Mapping[str, str], *, printed: Path, folder: Path | None = None) -> Ended:
+        """Run it to its end, in ``folder`` (None: here); whatever it started in its process group ends with it. Raises
+        ``OSError`` where it cannot be started.
         """
         with printed.open("wb") as file:
             process = subprocess.Popen(
-                self.words, env=environ, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+                self.words,
+                env=environ,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
             )
             status: int | None = None
             try:

@@ -42,13 +42,21 @@ class WatchedJob:
         last = int(run.steps[-1]) if run.steps.size else 0
         return cls(job, wanted_of(run, code), plan, last if steps is None else steps - 1, _seconds(run))
 
+    def plan_says(self) -> list[str]:
+        """What is looked for and what each run is, in words."""
+        return [
+            f"Looked for: {self.wanted.code}: {self.wanted.claim}",
+            f"Each run: {' '.join(self.job.words)}, watched, up to step {self.last_step}.",
+        ]
+
     def __call__(self, way: Way, place: Path) -> Outcome:
         """Run it; raises ``OSError`` where the command cannot be started."""
-        out = place / RUN
+        out = (place / RUN).absolute()
         changes = {"updates": self.last_step + _AFTER, **way.changes}
         environ = environment(out=str(out), plan=dict(self.plan), overwrite=True, base={**os.environ, **way.environ})
         job = self.job if way.words is None else Job(way.words, self.job.timeout_s)
-        ended = job.run({**environ, CHANGES: json.dumps(changes)}, printed=place / "printed.txt")
+        environ[CHANGES] = json.dumps(changes)
+        ended = job.run(environ, printed=place / "printed.txt", folder=way.folder)
         if not out.exists():
             return Outcome(None, _how(ended) or "nothing of it was watched: no training step was seen")
         return outcome_of(str(out), self.wanted, ended=_how(ended), last_step=changes["updates"] - _AFTER)

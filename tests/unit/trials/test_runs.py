@@ -52,16 +52,16 @@ def test_a_trial_that_was_killed_goes_on_where_it_was(tmp_path):
 def test_another_trial_and_another_folder_are_left_alone(tmp_path):
     runs_of(tmp_path / "t", Scripted(True)).outcome(Way("base"))
     with pytest.raises(InputError, match="asked something else"):
-        runs_of(tmp_path / "t", Scripted(), asked={"seed": 1})
+        runs_of(tmp_path / "t", Scripted(), asked={"seed": 1}).outcome(Way("base"))
     with pytest.raises(InputError, match="would run 'off'"):
         runs_of(tmp_path / "t", Scripted()).outcome(Way("off"))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("")
     with pytest.raises(InputError, match="no trial"):
-        runs_of(tmp_path / "mine", Scripted())
+        runs_of(tmp_path / "mine", Scripted()).outcome(Way("base"))
     (tmp_path / "t" / FILE).write_text("{")
     with pytest.raises(InputError, match="cannot be read as a trial"):
-        runs_of(tmp_path / "t", Scripted())
+        runs_of(tmp_path / "t", Scripted()).outcome(Way("base"))
 
 
 def test_of_runs_alike_one_is_kept(tmp_path):

@@ -28,6 +28,7 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,9 @@ _log = logging.getLogger("trueline")
 
 _UNKNOWN = object()
 
+LONGEST_WAIT_S = 0.5
+"""Between two calls of modules that a sleep follows: what takes longer is no operation, but a start or a dataset."""
+
 
 def put() -> None:
     """Put in place what the environment asks for; called once torch is imported."""
@@ -52,6 +56,8 @@ def put() -> None:
 class Changes:
     """Holds those of ``switches`` that are named in ``off`` at their off value, writes the names of those that are met
     to a file in ``met``, and ends the process after the update with which an optimizer has made ``updates`` of them.
+    ``slow`` is how many times as long everything takes: a sleep after each call of a module, backward pass and update,
+    which waits for no device and no thread.
     """
 
     def __init__(
@@ -61,8 +67,10 @@ class Changes:
         off: Sequence[str] = (),
         met: str = "",
         updates: int | None = None,
+        slow: float = 1.0,
     ) -> None:
         self._switches, self._off, self._place, self._updates = list(switches), {*off}, met, updates
+        self._slow, self._since = slow, time.monotonic()
         self._met: set[str] = set()
         self._trains = False
         self._made: dict[int, int] = {}
@@ -82,12 +90,20 @@ class Changes:
         register_optimizer_step_pre_hook(Hook(self._at_update))
         if self._updates is not None:
             register_optimizer_step_post_hook(Hook(self._after_update))
+        if self._slow > 1:
+            patches.module_call.add(self._wait, after=True)
+            patches.backward.add(self._wait, after=True)
+            register_optimizer_step_post_hook(Hook(self._wait))
         if self._place:
             atexit.register(self._write)
 
     def _of(self, *hows: str) -> list[Mapping[str, Any]]:
         """Switches of these kinds, where torch has a device that they are about."""
         return [each for each in self._switches if each["how"] in hows and _has_device(each.get("device", ""))]
+
+    def _wait(self, *args: Any, **kwargs: Any) -> None:
+        time.sleep((self._slow - 1) * min(time.monotonic() - self._since, LONGEST_WAIT_S))
+        self._since = time.monotonic()
 
     # -- settings ---------------------------------------------------------------------------------------------------
 
@@ -248,7 +264,7 @@ def _write(switch: Mapping[str, Any]) -> None:
     owner, name = _owner_of(switch["where"])
     try:
         if switch["how"] == "function":
-            getattr(owner, name)(switch["off"])
+            getattr(owner, name)(switch["off"], **switch.get("keywords", {}))
         else:
             setattr(owner, name, switch["off"])
     except Exception as error:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trueline.trials.knobs.catalogue import IN_PROCESS, Switch, catalogue, in_use, own_switch, with_off
-from trueline.trials.knobs.knobs import BASE, KnobTrial
-from trueline.trials.runs import Runs, Way
+from trueline.trials.knobs.knobs import BASE
+from trueline.trials.runs import Way
 from trueline.trials.watched_job import WatchedJob
 
 
@@ -45,11 +45,8 @@ class SwitchedJob:
 
     def plan(self) -> list[str]:
         """What would be done, in words: without a run it is not known which settings the job has on."""
-        wanted = self.watched.wanted
         known = [switch.name for switch in self._switches]
         return [
-            f"Looked for: {wanted.code}: {wanted.claim}",
-            f"Each run: {' '.join(self.watched.job.words)}, watched, up to step {self.watched.last_step}.",
             "Arms: base (as it is), sham (switches in place, none switched), off (all off), then patterns of them.",
             f"Settings that are switched where the job has them on: {', '.join(known)}.",
         ]
@@ -66,10 +63,3 @@ class SwitchedJob:
             "met": str(self.met_folder.resolve()),
         }
         return Way(arm, environ, words, changes)
-
-
-def knob_trial(job: SwitchedJob, runs: Runs, *, error: float, seed: int) -> KnobTrial:
-    """The trial of it."""
-    wanted = job.watched.wanted
-    question = f"Which setting does it need that {wanted.code} is found? {wanted.claim}"
-    return KnobTrial(runs, question, job.find, job.way, error, seed)

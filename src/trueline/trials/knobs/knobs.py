@@ -15,19 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from trueline.trials.chance import (
-    Counts,
-    clean_runs_needed,
-    decided,
-    least_rate,
-    log_odds_present,
-    mean_rate,
-    most_rate,
-)
+from trueline.trials.chance import Counts, decided, log_odds_present, most_rate
 from trueline.trials.knobs.catalogue import Switch
 from trueline.trials.knobs.search import Hypothesis, Pattern, Search
 from trueline.trials.runs import JobFails, OutOfRuns, Runs, Way
-from trueline.trials.trial import Rate, TrialAnswer, Undecided
+from trueline.trials.trial import TrialAnswer, Undecided, rate_of
 
 Each = TypeVar("Each")
 
@@ -66,6 +58,7 @@ class KnobTrial:
 
     def answer(self) -> TrialAnswer:
         """Run the arms and judge. Raises ``OSError`` where the command cannot be started."""
+        self.runs.begin()
         try:
             self._endpoints()
             found = self._searched_and_verified()
@@ -313,14 +306,6 @@ class KnobTrial:
             lines = [f"Switch {switches[0].name} or {switches[1].name} off, and report it where they come from."]
         lines += [f"{switch.name}: {switch.source}" for switch in switches if switch.source]
         return tuple(lines)
-
-
-def rate_of(counts: Counts) -> Rate | None:
-    """What runs of the job as it is say of how often it shows the finding; None before the first that shows it."""
-    if not counts.showed:
-        return None
-    least = least_rate(counts)
-    return Rate(counts.runs, counts.showed, least, mean_rate(counts), clean_runs_needed(least, error=0.01))
 
 
 def _sides(found: Hypothesis, size: int) -> Iterator[tuple[Pattern, bool]]:

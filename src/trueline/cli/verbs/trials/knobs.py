@@ -63,30 +63,9 @@ def command(
 
     Example: trueline trial knobs runs/bad -- torchrun --nproc-per-node 2 train.py
     """
-    from pathlib import Path
+    from trueline.cli.trial_screen import run_and_print
+    from trueline.trials import start
 
-    from trueline.cli import trial_screen
-    from trueline.schema.errors import InputError
-    from trueline.store.reader import Run
-    from trueline.trials.knobs.catalogue import catalogue
-    from trueline.trials.knobs.job import SwitchedJob, knob_trial
-    from trueline.trials.runs import Runs
-    from trueline.trials.watched_job import WatchedJob
-
-    job = trial_screen.job_of(words, timeout=timeout, error=error, verb="knobs")
-    known = {switch.name for switch in catalogue()}
-    if unknown := sorted({*(only or ())} - known - {text.partition("=")[0] for text in knob or ()}):
-        raise InputError(f"There is no setting '{unknown[0]}'; there are {', '.join(sorted(known))}.")
-    watched = WatchedJob.like(Run(run), job, code=code, steps=steps)
-    switched = SwitchedJob(watched, Path(out), knob or (), only or ())
-    if dry_run:
-        usual = f"about 8 to 20 where every run shows it, at most {runs}"
-        trial_screen.print_plan(switched.plan(), seconds=watched.seconds, runs=usual)
-        raise typer.Exit
-    asked = {"command": list(job.words), "code": watched.wanted.code, "steps": watched.last_step + 1, "seed": seed}
-    asked |= {"error": error, "knobs": list(knob or ()), "only": list(only or ()), "plan": dict(watched.plan)}
-    with_log = Runs("knobs", Path(out), watched, asked, runs, keeps_all=keep)
-    trial = knob_trial(switched, with_log, error=error, seed=seed)
-    with trial_screen.running(with_log, list(job.words)):
-        answer = trial.answer()
-    trial_screen.end(answer, Path(out), means=_MEANS, json=json)
+    asked = start.Asked("knobs", run, words or (), code, error, runs, steps, timeout, out, seed, keep)
+    prepared = start.knobs(asked, own=knob or (), only=only or ())
+    run_and_print(asked, prepared, means=_MEANS, dry_run=dry_run, json=json)

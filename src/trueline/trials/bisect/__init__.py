@@ -1,0 +1,1 @@
+"""Since which commit or release a job shows a finding."""

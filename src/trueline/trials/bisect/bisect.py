@@ -1,0 +1,137 @@
+"""Since which commit a job shows a finding, where runs show it by chance and some commits do not run.
+
+The rule, fixed before the first run. Arms: ``bad`` and ``good``, the ends, both checked out as all commits are, in
+random order until ``bad`` has shown it and runs of ``good`` decide that it is not there, by a sequential test with a
+quarter of the error. Then the commit is run that best halves what is believed, every sixth time ``bad`` again, until
+one commit has a probability of 1 - error / 2; commits that do not run are left out, and named with the one after them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from trueline.trials.bisect.line import Line
+from trueline.trials.chance import Counts, decided, log_odds_present, most_rate
+from trueline.trials.runs import JobFails, OutOfRuns, Runs, Way
+from trueline.trials.trial import Answer, TrialAnswer, Undecided, rate_of
+
+GOOD, BAD = "good", "bad"
+CONTROL_EVERY = 6
+PATIENCE = 15
+"""Runs of the bad end without it after which it is said not to occur."""
+
+
+@dataclass
+class BisectTrial:
+    """Runs the job through ``runs`` at versions 0 (good) to ``size`` - 1 (bad), as ``way`` says; ``says`` names one,
+    and ``done`` is called at the end.
+    """
+
+    runs: Runs
+    question: str
+    size: int
+    way: Callable[[str, int], Way]
+    says: Callable[[int], str]
+    error: float = 0.05
+    seed: int = 0
+    done: Callable[[], None] = lambda: None
+    _line: Line = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._line = Line(self.size)
+        self._random = random.Random(self.seed)
+
+    def answer(self) -> TrialAnswer:
+        """Run and judge. Raises ``OSError`` where the command cannot be started."""
+        self.runs.begin()
+        try:
+            self._endpoints()
+            self._search()
+        except Undecided as why:
+            return self._answered("undecided", [why.says], why.then)
+        except JobFails as why:
+            return self._answered("undecided", [f"An end of the line does not run: {why}."], ("Run it by itself.",))
+        except OutOfRuns:
+            then = ("Go on with the same command and a larger --runs.",)
+            return self._answered("undecided", [f"All {self.runs.most} runs that were allowed were made."], then)
+        finally:
+            self.done()
+        return self._answered("confirmed", self._found(), ("Read its changes: git show.",))
+
+    def _endpoints(self) -> None:
+        while True:
+            for arm in self._random.sample((BAD, GOOD), 2):
+                self._run(self.size - 1 if arm == BAD else 0)
+            bad, good = self.runs.counts(BAD), self.runs.counts(GOOD)
+            if not bad.showed and bad.runs >= PATIENCE:
+                raise Undecided(
+                    f"The bad end, {self.says(self.size - 1)}, shows it in none of {bad.runs} runs (in at most "
+                    f"{most_rate(bad):.0%}), checked out by itself.",
+                    "Is what it needs in the repository? Files that git does not have are not in a checkout.",
+                )
+            there = decided(log_odds_present(good, present=bad, absent=Counts()), error=self.error / 4)
+            if there:
+                raise Undecided(
+                    f"The good end, {self.says(0)}, shows it too ({good.showed} of {good.runs} runs).",
+                    "Name an older commit with --good; if none is good, it is not of this repository.",
+                )
+            if there is False and (bad.showed >= 3 or bad.showed == bad.runs):
+                return
+
+    def _search(self) -> None:
+        since = 0
+        while not self._line.is_settled(self.error / 2):
+            self._run(self._line.next())
+            since += 1
+            if since == CONTROL_EVERY - 1:
+                since = 0
+                self._control()
+
+    def _control(self) -> None:
+        """Run the bad end again. Raises ``Undecided`` where it stops showing it."""
+        self._run(self.size - 1)
+        told = [entry["showed"] for entry in self.runs.log if entry["arm"] == BAD and entry["showed"] is not None]
+        early, late = (Counts(len(part), sum(part)) for part in (told[: len(told) // 2], told[len(told) // 2 :]))
+        log_odds = log_odds_present(late, present=early, absent=Counts())
+        if early.showed and decided(log_odds, error=self.error / 8) is False:
+            raise Undecided(
+                f"The bad end does not show it any more ({late.showed} of the last {late.runs} runs, before "
+                f"{early.showed} of {early.runs}): something else than the commits changed meanwhile.",
+                "Run the trial on a machine that does nothing else.",
+            )
+
+    def _run(self, version: int) -> None:
+        arm = {0: GOOD, self.size - 1: BAD}.get(version, self.says(version).split()[0])
+        showed = self.runs.outcome(self.way(arm, version))
+        if showed is not None or arm not in (GOOD, BAD):
+            self._line.tell(version, showed)
+
+    def _found(self) -> list[str]:
+        *before, first = self._line.credible(self.error / 2)
+        lines = [f"It shows since {self.says(first)}."]
+        if before:
+            names = "; ".join(self.says(version) for version in before)
+            lines = [f"It shows since {self.says(first)} or one of those before it, which do not run: {names}."]
+        sides = [first, max(version for version in range(first) if self._line.told[version].runs)]
+        for version in sides:
+            counts = self._line.told[version]
+            lines.append(f"{self.says(version)}: {counts.showed} of {counts.runs} runs show it.")
+        return lines
+
+    def _answered(self, answer: Answer, says: Sequence[str], then: Sequence[str]) -> TrialAnswer:
+        credible = self._line.credible(self.error if answer == "undecided" else self.error / 2)
+        return self.runs.end(
+            TrialAnswer(
+                "bisect",
+                self.question,
+                answer,
+                tuple(says),
+                self.runs.arms,
+                tuple(then),
+                tuple(self.says(version) for version in credible),
+                self.error,
+                rate_of(self.runs.counts(BAD)),
+            )
+        )

@@ -1,0 +1,138 @@
+"""Trials of a job from what a user asks: a Run with the finding, and the command that made it."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from trueline.schema.errors import InputError
+from trueline.store.reader import Run
+from trueline.trials.bisect.bisect import BisectTrial
+from trueline.trials.bisect.commits import Commits
+from trueline.trials.knobs.catalogue import catalogue
+from trueline.trials.knobs.job import SwitchedJob
+from trueline.trials.knobs.knobs import KnobTrial
+from trueline.trials.runs import Runs
+from trueline.trials.sync import ARMS, SyncTrial
+from trueline.trials.trial import Job
+from trueline.trials.watched_job import WatchedJob
+
+Verb = Literal["knobs", "sync", "bisect"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What all trials of a job are asked: see the options of `trueline trial knobs`."""
+
+    verb: Verb
+    run: str
+    words: Sequence[str]
+    code: str | None = None
+    error: float = 0.05
+    most: int = 200
+    steps: int | None = None
+    timeout: float = 3600.0
+    out: str = ""
+    seed: int = 0
+    keep: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Of the trial."""
+        return Path(self.out or f"trials/{self.verb}")
+
+    @cached_property
+    def job(self) -> WatchedJob:
+        """Raises ``InputError`` for what cannot be."""
+        if not self.timeout > 0:
+            raise InputError(f"--timeout is {self.timeout:g}; give a number of seconds above 0.")
+        if not 0 < self.error < 0.5:
+            raise InputError(f"--error is {self.error:g}; give a probability above 0 and below 0.5.")
+        if not self.words:
+            raise InputError(
+                "No command was given. Put it behind --, for example: "
+                f"trueline trial {self.verb} RUN -- torchrun train.py."
+            )
+        if shutil.which(self.words[0]) is None:
+            raise InputError(
+                f"'{self.words[0]}' is not a program on PATH. Give the command as you would without trueline."
+            )
+        job = Job(tuple(self.words), self.timeout)
+        return WatchedJob.like(Run(self.run), job, code=self.code, steps=self.steps)
+
+    def runs(self, **more: Any) -> Runs:
+        """The runs of the trial; ``more`` is what else it is asked."""
+        job = self.job
+        asked = {"command": list(self.words), "code": job.wanted.code, "steps": job.last_step + 1, "seed": self.seed}
+        asked |= {"error": self.error, "plan": dict(job.plan), **more}
+        return Runs(self.verb, self.folder, job, asked, self.most, keeps_all=self.keep)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A trial that can be run, what ``--dry-run`` says of it, and about how many runs it takes."""
+
+    trial: KnobTrial | SyncTrial | BisectTrial
+    plan: Sequence[str]
+    usual: str
+
+
+def knobs(asked: Asked, *, own: Sequence[str] = (), only: Sequence[str] = ()) -> Prepared:
+    """Which setting does the finding need? ``own`` are settings that the user names, ``only`` limits all by name.
+    Raises ``InputError``.
+    """
+    known = {switch.name for switch in catalogue()}
+    if unknown := sorted({*only} - known - {text.partition("=")[0] for text in own}):
+        raise InputError(f"There is no setting '{unknown[0]}'; there are {', '.join(sorted(known))}.")
+    job = SwitchedJob(asked.job, asked.folder, own, only)
+    runs = asked.runs(knobs=list(own), only=list(only))
+    question = f"Which setting does it need that {_found(asked)}"
+    return Prepared(KnobTrial(runs, question, job.find, job.way, asked.error, asked.seed), job.plan(), "8 to 20")
+
+
+def sync(asked: Asked) -> Prepared:
+    """Is it a race, or of memory? Raises ``InputError``."""
+    trial = SyncTrial(asked.runs(), f"Is it a race, or of memory, that {_found(asked)}", asked.error, asked.seed)
+    return Prepared(trial, [f"Arms: {', '.join(ARMS)}; those that the answer needs."], "8 to 20")
+
+
+def bisect(asked: Asked, *, good: str, bad: str | None = None) -> Prepared:
+    """Since which commit is it there? Raises ``InputError``."""
+    runs = asked.runs(good=good, bad=bad)
+    commits = Commits.between(good, bad, tree=asked.folder / "checkout")
+    size = len(commits.names)
+    trial = BisectTrial(
+        runs,
+        f"Since which commit is it that {_found(asked)}",
+        size,
+        lambda arm, version: commits.way(arm, version, asked.words),
+        commits.says,
+        asked.error,
+        asked.seed,
+        commits.remove,
+    )
+    plan = [f"Commits: {size}, from {commits.says(0)} to {commits.says(size - 1)}."]
+    return Prepared(trial, plan, str(6 + size.bit_length()))
+
+
+def prepared(asked: Asked, **more: Any) -> Prepared:
+    """The trial of the verb that is asked for. Raises ``InputError``, also for what the verb does not know."""
+    made: dict[str, Callable[..., Prepared]] = {"knobs": knobs, "sync": sync, "bisect": bisect}
+    make = made.get(asked.verb)
+    if make is None:
+        raise InputError(f"There is no trial '{asked.verb}' here; there are {', '.join(made)}.")
+    try:
+        inspect.signature(make).bind(asked, **more)
+    except TypeError as error:
+        raise InputError(f"Trial {asked.verb}: {error}. It takes {inspect.signature(make)}.") from None
+    return make(asked, **more)
+
+
+def _found(asked: Asked) -> str:
+    wanted = asked.job.wanted
+    return f"{wanted.code} is found? {wanted.claim}"

@@ -1,0 +1,88 @@
+"""`trueline trial bisect` in a repository whose job has a fault since one of its commits."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.cli import in_process
+
+from trueline.capture.child_env import environment
+
+JOB = Path(__file__).parents[1] / "faulty_job.py"
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch, python):
+    """Nine commits: the fault is in the sixth, whose predecessor does not run; the Run of the last is `../first`."""
+    root = tmp_path / "repository"
+    (root / "job").mkdir(parents=True)
+    monkeypatch.chdir(root)
+    for name in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{name}_NAME", "a")
+        monkeypatch.setenv(f"GIT_{name}_EMAIL", "a@b.c")
+
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    shutil.copy(JOB, root / "job" / "train.py")
+    healthy = JOB.read_text()
+    for number in range(9):
+        text = healthy.replace('"none": True', f'"none": {number >= 5}')
+        (root / "job" / "train.py").write_text("raise SystemExit(125)" if number == 4 else text)
+        (root / "notes").write_text(str(number))
+        git("add", ".")
+        git("commit", "-qm", f"Change {number}")
+    monkeypatch.chdir(root / "job")
+    environ = environment(out=str(tmp_path / "first"), plan={}, overwrite=True, base=dict(os.environ))
+    subprocess.run([python, "train.py", "none"], env=environ, check=True)
+    (root / "job" / "ended").unlink()
+    return git
+
+
+def test_the_commit_is_named_with_the_one_before_it_that_does_not_run(
+    repository, python, tmp_path, monkeypatch, capsys
+):
+    words = ("trial", "bisect", "../../first", "--good", "HEAD~8", "--json", "--", python, "train.py", "none")
+    code, out, err = in_process.trueline(monkeypatch, capsys, *words)
+    assert out, err
+    found = json.loads(out)
+    assert (code, found["answer"]) == (0, "confirmed"), found
+    assert [name.partition(" ")[2] for name in found["credible"]] == ["Change 4", "Change 5"]
+    assert found["rate"]["showed"] == found["rate"]["runs"]
+    assert repository("status", "--porcelain", "--untracked-files=no") == ""
+    assert len(repository("worktree", "list").splitlines()) == 1, "the checkout is gone"
+    assert not Path("ended").exists(), "the job ran in the checkout"
+
+    absolute = str(Path("train.py").resolve())
+    more = ("trial", "bisect", "../../first", "--good", "HEAD~8", "--out", "again", "--json", "--", python, absolute)
+    _, out, err = in_process.trueline(monkeypatch, capsys, *more, "none")
+    assert json.loads(out)["credible"] == found["credible"]
+
+
+def test_bad_input_is_one_sentence(repository, python, monkeypatch, capsys, tmp_path):
+    for words, told in [
+        (("--good", "nowhere"), "git rev-parse failed"),
+        (("--good", "HEAD"), "is no first-parent ancestor"),
+        (("--good", "HEAD", "--bad", "HEAD~3"), "is no first-parent ancestor"),
+    ]:
+        asked = ("trial", "bisect", "../../first", *words, "--", python, "train.py", "none")
+        code, _, err = in_process.trueline(monkeypatch, capsys, *asked)
+        assert (code, err.count("\n")) == (2, 1)
+        assert told in err
+    Path("train.py").write_text("# changed")
+    asked = ("trial", "bisect", "../../first", "--good", "HEAD~8", "--", python, "train.py", "none")
+    code, _, err = in_process.trueline(monkeypatch, capsys, *asked)
+    assert code == 2
+    assert "has changes that are in no commit" in err
+    code, out, _ = in_process.trueline(
+        monkeypatch, capsys, "trial", "bisect", "../../first", "--dry-run", *asked[3:5], "--bad", "HEAD", *asked[5:]
+    )
+    assert code == 0
+    assert "Commits: 9, from" in out
+    monkeypatch.chdir(tmp_path)
+    code, _, err = in_process.trueline(monkeypatch, capsys, "trial", "bisect", "first", *asked[3:6], python, "x.py")
+    assert (code, "git rev-parse failed" in err) == (2, True), err

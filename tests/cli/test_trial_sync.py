@@ -1,0 +1,51 @@
+"""`trueline trial sync` on jobs whose faults are in time and in memory."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli import in_process
+
+from trueline.capture.child_env import environment
+from trueline.store.reader import Run
+from trueline.trials.runs import Runs
+from trueline.trials.sync import POISONS, SyncTrial
+from trueline.trials.trial import Job
+from trueline.trials.watched_job import WatchedJob
+
+JOB = Path(__file__).parents[1] / "racy_job.py"
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "credible", "told"),
+    [
+        ("race", "confirmed", ["ordering"], "It is gone when each operation is waited for"),
+        ("delay", "undecided", ["ordering", "memory", "neither"], "any delay cures it"),
+        ("kernel", "excluded", ["neither"], "is the same with memory filled by either of two patterns"),
+    ],
+)
+def test_a_race_timing_and_neither_are_told_apart(python, tmp_path, monkeypatch, capsys, kind, answer, credible, told):
+    monkeypatch.chdir(tmp_path)
+    environ = environment(out="first", plan={}, overwrite=True, base=dict(os.environ))
+    subprocess.run([python, str(JOB), kind], env=environ, check=True)
+    words = ("trial", "sync", "first", "--json", "--", python, JOB, kind)
+    code, out, err = in_process.trueline(monkeypatch, capsys, *words)
+    assert out, err
+    found = json.loads(out)
+    assert (code, found["answer"], found["credible"]) == (3 if answer == "undecided" else 0, answer, credible), found
+    assert told in " ".join(found["says"])
+
+
+def test_what_is_read_before_it_is_written_follows_what_memory_is_filled_with(tmp_path):
+    """In interpreters of their own: the C library reads how to fill memory as it starts."""
+    environ = environment(
+        out=str(tmp_path / "first"), plan={}, overwrite=True, base={**os.environ, **POISONS["poison"]}
+    )
+    subprocess.run([sys.executable, str(JOB), "empty"], env=environ, check=True)
+    job = WatchedJob.like(Run(tmp_path / "first"), Job((sys.executable, str(JOB), "empty"), 600.0))
+    trial = SyncTrial(Runs("sync", tmp_path / "t", job, {}), "?")
+    shown = {arm: trial.runs.outcome(trial.way(arm)) for arm in ("poison", "poison 2 + blocking")}
+    assert shown == {"poison": True, "poison 2 + blocking": False}
