@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trueline.schema.plan import OnFinding, Plan
     from trueline.store.collect import Collected
     from trueline.store.reader import Run
+    from trueline.trials.trial import TrialAnswer
     from trueline.web.serve import Page
 
 from trueline import rl as rl
@@ -40,6 +41,7 @@ __all__ = [
     "open_run",
     "report",
     "seed_all",
+    "trial",
     "view",
     "watch",
 ]
@@ -168,11 +170,45 @@ def check(
     return importlib.import_module("trueline.analyze.check_run").check(run, ref=ref, engine=engine)
 
 
-def diagnose(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Run | None = None) -> Diagnosis:
+def diagnose(
+    run: str | os.PathLike[str] | Run,
+    *,
+    ref: str | os.PathLike[str] | Run | None = None,
+    trials: Sequence[str | os.PathLike[str]] = (),
+) -> Diagnosis:
     """What most likely caused what is wrong with ``run``, for each incident, with what speaks for and against it; with
-    ``ref`` as of ``check``. Raises ``RunError`` where there is no Run.
+    ``ref`` as of ``check``. The answers in ``trials``, folders of trials about this Run, count, and only they confirm a
+    cause. Raises ``RunError`` where there is no Run, ``InputError`` where there is no trial.
     """
-    return importlib.import_module("trueline.analyze.causes.diagnosis").diagnose(run, ref=ref)
+    judge = importlib.import_module("trueline.analyze.causes.diagnosis").diagnose
+    return judge(run, ref=ref, trials=trials)
+
+
+def trial(
+    verb: Literal["knobs", "sync", "bisect"],
+    run: str | os.PathLike[str],
+    command: Sequence[str],
+    *,
+    code: str | None = None,
+    error: float = 0.05,
+    runs: int = 200,
+    steps: int | None = None,
+    timeout_s: float = 3600.0,
+    out: str | os.PathLike[str] = "",
+    seed: int = 0,
+    keep: bool = False,
+    **more: Any,
+) -> TrialAnswer:
+    """Run ``command`` again, with one thing changed at a time, to settle what ``run`` shows: which setting it needs,
+    whether it is a race or of memory, since which commit it is there. The options are those of ``trueline trial VERB``
+    (``more``: ``own`` and ``only`` settings of knobs, the revisions ``good`` and ``bad`` of bisect); ``out`` is by
+    default ``trials/VERB``. Raises ``InputError`` for what cannot be.
+    """
+    start = importlib.import_module("trueline.trials.start")
+    asked = start.Asked(
+        verb, os.fspath(run), tuple(command), code, error, runs, steps, timeout_s, os.fspath(out), seed, keep
+    )
+    return start.prepared(asked, **more).trial.answer()
 
 
 def collect(

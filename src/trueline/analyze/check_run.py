@@ -9,6 +9,7 @@ from functools import cached_property, reduce
 from typing import Any
 
 from trueline.analyze.causes.signs import context_of
+from trueline.analyze.causes.trial_signs import TrialSign
 from trueline.analyze.causes.verdicts import Verdict as CauseVerdict
 from trueline.analyze.causes.verdicts import verdicts_of
 from trueline.analyze.compared_ranks import data_parallel_ranks
@@ -44,6 +45,8 @@ class CheckReport(Shown):
     context: frozenset[str] = frozenset()
     unlooked: tuple[str, ...] = ()
     """What nobody looked at though it can be, each with the command that looks."""
+    trials: tuple[TrialSign, ...] = ()
+    """What trials answered about its findings."""
 
     @property
     def checks_run(self) -> tuple[str, ...]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from trueline.analyze.causes.trial_signs import read_trial
 from trueline.analyze.causes.verdicts import Verdict
 from trueline.analyze.check_run import CheckReport, check
 from trueline.store.reader import Run
@@ -49,8 +51,15 @@ class Diagnosis:
         }
 
 
-def diagnose(run: str | os.PathLike[str] | Run, *, ref: str | os.PathLike[str] | Run | None = None) -> Diagnosis:
-    """Check a Run, or a path of one, with ``ref`` as ``check`` does, and name the cause of each incident. Raises
-    ``RunError`` where there is no Run to read.
+def diagnose(
+    run: str | os.PathLike[str] | Run,
+    *,
+    ref: str | os.PathLike[str] | Run | None = None,
+    trials: Sequence[str | os.PathLike[str]] = (),
+) -> Diagnosis:
+    """Check a Run, or a path of one, with ``ref`` as ``check`` does, and name the cause of each incident; ``trials``
+    are folders of trials about it, whose answers count. Raises ``RunError`` where there is no Run to read,
+    ``InputError`` where there is no trial.
     """
-    return Diagnosis(check(run, ref=ref))
+    answered = [sign for sign in map(read_trial, trials) if sign is not None]
+    return Diagnosis(replace(check(run, ref=ref), trials=tuple(answered)))

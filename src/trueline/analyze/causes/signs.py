@@ -6,6 +6,7 @@ A sign is one of
 - its code and kind, as ``reduction-mismatch/scaled``: what ``evidence["kind"]`` says;
 - who and when, as ``who:some``, ``who:all``, ``since:start``, ``since:later``, ``steps:one``, ``steps:many``;
 - what ranks were fed with, and by what they compute their loss, as ``inputs:other``, ``loss:alike``;
+- what a trial answered, as ``trial-sync:ordering`` (``trial_signs.py``);
 - how the job was run, as ``adapter:ddp``, ``sampler:whole`` (``own``: a class of the user's), ``parts:own``,
   ``rows:shared``, ``order:random``, ``micro:several``, ``precision:float16``.
 """
@@ -72,6 +73,7 @@ def signs_of(report: CheckReport, incident: Incident, known: Iterable[str]) -> S
     fired = codes | {f"{finding.code}/{kind}" for finding in findings for kind in _kinds(finding)}
     fired |= {f"{part}:{state}" for finding in findings for part, state in _fed(finding).items()}
     fired |= _who(findings, report.judged.world_size) | _since(findings, report) | _steps(findings) | report.context
+    fired |= {each.sign for each in report.trials if each.code in codes}
     fired.add("reduction:judged" if "reduction-mismatch" in report.checks_run else "reduction:open")
     silent: set[str] = set()
     for sign in known:

@@ -12,6 +12,7 @@ from trueline.analyze.causes.cause import Cause
 from trueline.analyze.causes.library import known_causes
 from trueline.analyze.causes.posterior import UNKNOWN, exclusions, explained_by, leading, posterior
 from trueline.analyze.causes.signs import Signs, signs_of
+from trueline.analyze.causes.trial_signs import PREFIX, Proposed, proposed
 from trueline.analyze.incidents import EXPLAINS, Incident
 from trueline.schema.judged import NotRun
 from trueline.schema.text.words import capitalized, counted
@@ -37,10 +38,11 @@ _MAX_EXCLUDED = 3
 class Verdict:
     """What is said of one cause of the incident at ``incident``.
 
-    ``standing``: supported (at least ``SUPPORTED`` likely by what was looked at), suspected (first, but less likely),
-    undecided (one of ``among``, which what was looked at cannot tell apart, or none that is known), excluded (an exact
-    check contradicts it). ``because`` and ``against`` are codes of findings or, of those against, of checks that found
-    nothing; ``missing`` what nobody looked at that would tell.
+    ``standing``: confirmed (supported, and a trial answered as it must), supported (at least ``SUPPORTED`` likely by
+    what was looked at), suspected (first, but less likely), undecided (one of ``among``, which what was looked at
+    cannot tell apart, or none that is known), excluded (an exact check contradicts it). ``because`` and ``against`` are
+    codes of findings or, of those against, of checks that found nothing; ``missing`` what nobody looked at that would
+    tell.
     """
 
     cause: str
@@ -72,7 +74,7 @@ class Verdict:
             return f"Cause unknown: none of the known ones explains these findings together{near}"
         if self.standing == "undecided":
             return f"Cause undecided, one of {len(self.among)}: {self.says} ({self.cause})"
-        word = {"supported": "Cause", "suspected": "Suspected cause"}.get(self.standing, "Cause")
+        word = {"suspected": "Suspected cause", "confirmed": "Confirmed cause"}.get(self.standing, "Cause")
         return f"{word}: {self.says} ({self.cause})"
 
     @property
@@ -132,9 +134,21 @@ def _verdicts(
         standing = "undecided"
     elif chances[answer.slug] >= SUPPORTED:
         standing = "supported"
+    if standing == "supported" and any(sign.startswith(PREFIX) and sign in signs.fired for sign in answer.shows):
+        standing = "confirmed"
+    trial = None if standing == "confirmed" else proposed(causes, chances)
     made = [
         _verdict(
-            report, place, incident, cause, signs, chances[cause.slug], standing, tied if len(tied) > 1 else [], untold
+            report,
+            place,
+            incident,
+            cause,
+            signs,
+            chances[cause.slug],
+            standing,
+            tied if len(tied) > 1 else [],
+            untold,
+            trial,
         )
         for cause in tied
     ]
@@ -186,6 +200,7 @@ def _verdict(
     standing: Standing,
     tied: Sequence[Cause],
     untold: Sequence[NotRun],
+    trial: Proposed | None,
 ) -> Verdict:
     found = [report.findings[each].code for each in incident.findings]
     because = [code for code in found if code in cause.shows or explained_by(cause, code, signs.fired)]
@@ -206,8 +221,18 @@ def _verdict(
         because=tuple(dict.fromkeys(because)),
         against=tuple(dict.fromkeys([*unlike, *lacking])),
         missing=tuple(f"{code}: {why}" for code, why in missing),
-        next=tuple(dict.fromkeys([*lacking_data, *settles, *report.advice(incident)])),
+        next=tuple(dict.fromkeys([*lacking_data, *settles, *_trying(report, trial), *report.advice(incident)])),
     )
+
+
+def _trying(report: CheckReport, trial: Proposed | None) -> list[str]:
+    """The command of the trial that would tell most."""
+    if trial is None:
+        return []
+    return [
+        f"Or let runs tell: trueline trial {trial.verb} {report.run} -- COMMAND "
+        f"(about {trial.runs} runs where each shows it)."
+    ]
 
 
 def _unknown(

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 def command(
     run: Annotated[str, typer.Argument(help="The Run's directory.", metavar="RUN")],
     ref: Ref = None,
+    trial: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The folder of a trial about this Run, whose answer counts; may be given again.", metavar="DIR"
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Name the most likely cause of what is wrong in a Run, what speaks for and against it, and what would settle it.
@@ -32,7 +38,7 @@ def command(
     from trueline.cli.waiting import waiting
 
     with waiting(f"Diagnosing {run}"):
-        diagnosis = diagnose(run, ref=ref)
+        diagnosis = diagnose(run, ref=ref, trials=trial or ())
     if json:
         print_document(diagnosis.to_json())
     else:

@@ -18,8 +18,9 @@ CAUSE = Cause(
         "optimizer-state-stale": "mostly",
         "replica-drift": "always",
         "adapter:manual": "always",
+        "trial-sync:ordering": "always",
     },
     needs=("gradient-not-reduced", "reduction-mismatch"),
-    excludes=("adapter:ddp",),
+    excludes=("adapter:ddp", "trial-sync:neither"),
     settles="Call wait() on every handle of an asynchronous all-reduce before the division and the update.",
 )

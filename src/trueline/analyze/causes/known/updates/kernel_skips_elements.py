@@ -17,6 +17,8 @@ CAUSE = Cause(
     shows={
         "param-frozen": "always",
         "optimizer-state-stale": "often",
+        "trial-knobs:fused-optimizer": "mostly",
+        "trial-sync:neither": "mostly",
     },
     needs=("param-frozen",),
     excludes=("param-frozen/zero-gradient", "param-frozen/no-gradient"),
