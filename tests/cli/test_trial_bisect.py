@@ -10,6 +10,7 @@ import pytest
 from tests.cli import in_process
 
 from trueline.capture.child_env import environment
+from trueline.trials.bisect.commits import Commits
 
 JOB = Path(__file__).parents[1] / "faulty_job.py"
 
@@ -57,10 +58,19 @@ def test_the_commit_is_named_with_the_one_before_it_that_does_not_run(
     assert len(repository("worktree", "list").splitlines()) == 1, "the checkout is gone"
     assert not Path("ended").exists(), "the job ran in the checkout"
 
-    absolute = str(Path("train.py").resolve())
-    more = ("trial", "bisect", "../../first", "--good", "HEAD~8", "--out", "again", "--json", "--", python, absolute)
-    _, out, err = in_process.trueline(monkeypatch, capsys, *more, "none")
-    assert json.loads(out)["credible"] == found["credible"]
+
+def test_words_that_name_a_file_of_the_repository_name_that_of_the_checkout(repository, python, tmp_path):
+    commits = Commits.between("HEAD~8", None, tree=tmp_path / "checkout")
+    script = str(Path("train.py").resolve())
+    way = commits.way("bad", 8, [python, script, "train.py", "/etc/hosts"])
+    assert way.words == [python, str(tmp_path / "checkout" / "job" / "train.py"), "train.py", "/etc/hosts"]
+    assert way.folder == tmp_path / "checkout" / "job"
+    assert Path(way.words[1]).read_text() == Path(script).read_text()
+    commits.way("x", 4, [])
+    assert Path(way.words[1]).read_text() == "raise SystemExit(125)"
+    assert commits.says(4).endswith("Change 4")
+    commits.remove()
+    assert not (tmp_path / "checkout").exists()
 
 
 def test_bad_input_is_one_sentence(repository, python, monkeypatch, capsys, tmp_path):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,15 +15,17 @@ from trueline.schema.errors import InputError
 from trueline.store.reader import Run
 from trueline.trials.bisect.bisect import BisectTrial
 from trueline.trials.bisect.commits import Commits
-from trueline.trials.knobs.catalogue import catalogue
+from trueline.trials.knobs.catalogue import IN_PROCESS, catalogue, switch_named, with_off
 from trueline.trials.knobs.job import SwitchedJob
 from trueline.trials.knobs.knobs import KnobTrial
-from trueline.trials.runs import Runs
+from trueline.trials.runs import Runs, Way
+from trueline.trials.shrink.axes import BATCH, STEPS, axes_of, sized
+from trueline.trials.shrink.shrink import ShrinkTrial
 from trueline.trials.sync import ARMS, SyncTrial
 from trueline.trials.trial import Job
-from trueline.trials.watched_job import WatchedJob
+from trueline.trials.watched_job import WatchedJob, batch_of
 
-Verb = Literal["knobs", "sync", "bisect"]
+Verb = Literal["knobs", "sync", "bisect", "shrink"]
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Asked:
 class Prepared:
     """A trial that can be run, what ``--dry-run`` says of it, and about how many runs it takes."""
 
-    trial: KnobTrial | SyncTrial | BisectTrial
+    trial: KnobTrial | SyncTrial | BisectTrial | ShrinkTrial
     plan: Sequence[str]
     usual: str
 
@@ -120,9 +123,38 @@ def bisect(asked: Asked, *, good: str, bad: str | None = None) -> Prepared:
     return Prepared(trial, plan, str(6 + size.bit_length()))
 
 
+def shrink(asked: Asked, *, own: Sequence[str] = (), cured_by: str | None = None) -> Prepared:
+    """What is the smallest job that still shows it? ``own`` are options of the command that may be smaller,
+    ``cured_by`` a setting as of ``knobs`` that makes the finding go away. Raises ``InputError``.
+    """
+    job, runs = asked.job, asked.runs(axes=list(own), cured_by=cured_by)
+    axes = axes_of(asked.words, steps=job.last_step + 1, batch=batch_of(Run(asked.run)), own=own)
+    if not axes:
+        raise InputError("Nothing of this job can be made smaller from outside. Name options of it with --axis.")
+    cure = [] if cured_by is None else [switch_named(cured_by)]
+
+    def way(arm: str, sizes: Mapping[str, int], cured: bool) -> Way:
+        words, changes = sized(asked.words, sizes)
+        words, environ = with_off(words, cure if cured else (), asked.folder / "files")
+        held = [each.to_process() for each in cure if cured and each.how in IN_PROCESS]
+        changes["switches"] = [*changes["switches"], *held]
+        changes["off"] = [*changes["off"], *(each["name"] for each in held)]
+        return Way(arm, environ, words, changes | job.up_to(sizes.get(STEPS, job.last_step + 1) - 1))
+
+    def command(sizes: Mapping[str, int]) -> str:
+        words, _ = sized(asked.words, {name: value for name, value in sizes.items() if name != BATCH})
+        of = f", with batches of {sizes[BATCH]}" if BATCH in sizes else ""
+        return f"{shlex.join(words)} (up to step {sizes.get(STEPS, job.last_step + 1) - 1}{of})"
+
+    question = f"What is the smallest job in which {_found(asked)}"
+    trial = ShrinkTrial(runs, question, axes, way, command, bool(cure), asked.error)
+    plan = ["Axes: " + ", ".join(f"{axis.name} (now {axis.now})" for axis in axes) + "."]
+    return Prepared(trial, plan, str(4 + sum(2 * axis.now.bit_length() for axis in axes)))
+
+
 def prepared(asked: Asked, **more: Any) -> Prepared:
     """The trial of the verb that is asked for. Raises ``InputError``, also for what the verb does not know."""
-    made: dict[str, Callable[..., Prepared]] = {"knobs": knobs, "sync": sync, "bisect": bisect}
+    made: dict[str, Callable[..., Prepared]] = {"knobs": knobs, "sync": sync, "bisect": bisect, "shrink": shrink}
     make = made.get(asked.verb)
     if make is None:
         raise InputError(f"There is no trial '{asked.verb}' here; there are {', '.join(made)}.")

@@ -42,6 +42,10 @@ class WatchedJob:
         last = int(run.steps[-1]) if run.steps.size else 0
         return cls(job, wanted_of(run, code), plan, last if steps is None else steps - 1, _seconds(run))
 
+    def up_to(self, step: int) -> dict[str, int]:
+        """The change by which a run ends once ``step`` is recorded."""
+        return {"updates": step + _AFTER}
+
     def plan_says(self) -> list[str]:
         """What is looked for and what each run is, in words."""
         return [
@@ -52,7 +56,7 @@ class WatchedJob:
     def __call__(self, way: Way, place: Path) -> Outcome:
         """Run it; raises ``OSError`` where the command cannot be started."""
         out = (place / RUN).absolute()
-        changes = {"updates": self.last_step + _AFTER, **way.changes}
+        changes = {**self.up_to(self.last_step), **way.changes}
         environ = environment(out=str(out), plan=dict(self.plan), overwrite=True, base={**os.environ, **way.environ})
         job = self.job if way.words is None else Job(way.words, self.job.timeout_s)
         environ[CHANGES] = json.dumps(changes)
@@ -75,3 +79,10 @@ def _how(ended: Ended) -> str:
     if ended.status is None:
         return f"it was stopped, as it took too long.{last}"
     return f"it ended with status {ended.status}.{last}"
+
+
+def batch_of(run: Run) -> int | None:
+    """The batch size that the DataLoaders of all ranks declared; None where that is not known."""
+    found = {env.data.get("batch_size") for env in run.env.values()}
+    size = found.pop() if len(found) == 1 else None
+    return size if isinstance(size, int) else None

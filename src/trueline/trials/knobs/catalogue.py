@@ -66,6 +66,11 @@ def own_switch(text: str) -> Switch:
     return Switch(name, "variable", name, value, prior=2.0, about="torch")
 
 
+def switch_named(text: str) -> Switch:
+    """The switch of this name, or else that of ``own_switch``."""
+    return next((each for each in catalogue() if each.name == text), None) or own_switch(text)
+
+
 def in_use(
     switches: Iterable[Switch], words: Sequence[str], environ: Mapping[str, str], met: Collection[str]
 ) -> list[Switch]:

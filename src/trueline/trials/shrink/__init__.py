@@ -1,0 +1,1 @@
+"""The smallest job that still shows a finding."""

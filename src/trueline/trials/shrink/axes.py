@@ -1,0 +1,97 @@
+"""What of a job can be made smaller from outside: steps, ranks, batches, and numbers on its command line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trueline.schema.errors import InputError
+
+STEPS, RANKS, BATCH = "steps", "ranks", "batch"
+
+_RANKS = ("--nproc-per-node", "--nproc_per_node", "--num_processes")
+"""Of torchrun and accelerate."""
+_MODEL_PARALLEL = (
+    "--tensor-model-parallel-size",
+    "--pipeline-model-parallel-size",
+    "--context-parallel-size",
+    "--expert-model-parallel-size",
+)
+"""Of Megatron-LM: what holds one model together is kept, and ranks are a multiple of it."""
+_LAYERS = ("--num-layers", "--num_layers", "--num_hidden_layers", "--n-layer", "--n_layer", "--layers")
+_BATCHES = (
+    *("--micro-batch-size", "--micro_batch_size", "--per_device_train_batch_size"),
+    *("--global-batch-size", "--train_batch_size", "--batch-size", "--batch_size"),
+)
+_LENGTHS = ("--seq-length", "--seq_length", "--max_seq_length", "--max-seq-length", "--block_size", "--seq-len")
+KNOWN = (*_LAYERS, *_BATCHES, *_LENGTHS)
+"""Options that are numbers to be made smaller, in this order."""
+
+LOADER = {"name": BATCH, "how": "keyword", "where": "torch.utils.data.DataLoader", "keyword": "batch_size"}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A number of the job: ``now`` what it is, a multiple of ``unit``."""
+
+    name: str
+    now: int
+    unit: int = 1
+
+    def smaller(self, value: int) -> int | None:
+        """About half of ``value``; None where there is nothing smaller."""
+        half = max(value // 2 // self.unit, 1) * self.unit
+        return half if half < value else None
+
+
+def axes_of(words: Sequence[str], *, steps: int, batch: int | None, own: Sequence[str] = ()) -> list[Axis]:
+    """Those of a job that runs ``words``, cheapest first; ``batch`` is the size of its batches where that is known, and
+    ``own`` are options that a user names. Raises ``InputError`` for one that is no number.
+    """
+    found = [Axis(STEPS, steps)] if steps > 1 else []
+    for option in _RANKS:
+        if (value := _number(words, option)) is not None:
+            unit = math.prod(_number(words, each) or 1 for each in _MODEL_PARALLEL)
+            found.append(Axis(RANKS, value, unit if value % unit == 0 else value))
+    for option in own:
+        if _number(words, option) is None:
+            raise InputError(f"--axis is '{option}', which is no option of the command with a whole number behind it.")
+    options = [*(each for each in KNOWN if each not in own), *own]
+    found += [Axis(option, value) for option in options if (value := _number(words, option)) is not None]
+    if batch is not None and batch > 1 and not any(option in _BATCHES for option in (axis.name for axis in found)):
+        found.append(Axis(BATCH, batch))
+    return [axis for axis in found if axis.now > axis.unit]
+
+
+def sized(words: Sequence[str], sizes: Mapping[str, int]) -> tuple[list[str], dict[str, Any]]:
+    """The command line, and what is changed in its processes, with the numbers of ``sizes``; steps are not among it."""
+    changed = list(words)
+    for name, value in sizes.items():
+        for option in _RANKS if name == RANKS else (name,):
+            changed = _with_number(changed, option, value)
+    switches = [{**LOADER, "off": sizes[BATCH]}] if BATCH in sizes else []
+    return changed, {"switches": switches, "off": [BATCH] if switches else []}
+
+
+def _place(words: Sequence[str], option: str) -> int | None:
+    return next((at for at, word in enumerate(words) if word == option or word.startswith(f"{option}=")), None)
+
+
+def _number(words: Sequence[str], option: str) -> int | None:
+    place = _place(words, option)
+    if place is None:
+        return None
+    _, equals, value = words[place].partition("=")
+    text = value if equals else words[place + 1] if place + 1 < len(words) else ""
+    return int(text) if text.isdecimal() else None
+
+
+def _with_number(words: list[str], option: str, value: int) -> list[str]:
+    place = _place(words, option)
+    if place is None:
+        return words
+    if "=" in words[place]:
+        return [*words[:place], f"{option}={value}", *words[place + 1 :]]
+    return [*words[: place + 1], str(value), *words[place + 2 :]]

@@ -1,0 +1,193 @@
+"""The smallest job that still shows a finding.
+
+The rule, fixed before the first run. ``base`` must show the finding. Then each axis (steps, ranks, layers, batch,
+sequence, and options that the user names) is halved as long as the smaller job shows it by a quick sequential test, and
+all axes again, until none can be halved. What is left is run until it is decided with a tenth of the error, as a wrong
+one costs the trial; where it is decided otherwise, the next larger one is. ``base`` runs again every eighth time. The
+last job is run with what is known to cure the finding (``twin``), where the user names it: a small size may make a
+fault by itself. Where that shows it, too, the next larger job is tried so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from trueline.trials.chance import Counts, decided, log_odds_present, most_rate
+from trueline.trials.runs import JobFails, OutOfRuns, Runs, Way
+from trueline.trials.shrink.axes import Axis
+from trueline.trials.trial import Answer, TrialAnswer, Undecided, rate_of
+
+BASE, TWIN = "base", "twin"
+CONTROL_EVERY = 8
+PATIENCE = 10
+"""Runs of base without it after which it is said not to occur."""
+
+_QUICK = (0.05, 0.1)
+"""Errors of accepting and of rejecting a smaller job on the way; what is accepted is decided again at the end."""
+
+Sizes = dict[str, int]
+
+
+@dataclass
+class ShrinkTrial:
+    """Runs the job through ``runs``; ``way`` is how it runs in an arm with these sizes, and cured or not. ``command``
+    is how a user runs it so.
+    """
+
+    runs: Runs
+    question: str
+    axes: Sequence[Axis]
+    way: Callable[[str, Mapping[str, int], bool], Way]
+    command: Callable[[Mapping[str, int]], str]
+    has_twin: bool = False
+    error: float = 0.05
+    _accepted: list[Sizes] = field(default_factory=list[Sizes])
+    _rejected: list[Sizes] = field(default_factory=list[Sizes])
+    _failed: dict[str, str] = field(default_factory=dict[str, str])
+    _since: int = 0
+
+    def answer(self) -> TrialAnswer:
+        """Run and judge. Raises ``OSError`` where the command cannot be started."""
+        self.runs.begin()
+        self._accepted = [{axis.name: axis.now for axis in self.axes}]
+        try:
+            self._base()
+            self._shrink()
+            self._settle()
+        except Undecided as why:
+            return self._answered("undecided", [why.says], why.then)
+        except JobFails as why:
+            return self._answered(
+                "undecided", [f"The job comes to no outcome: {why}."], ("Run the command by itself.",)
+            )
+        except OutOfRuns:
+            while len(self._accepted) > 1 and self.runs.counts(f"smaller: {_named(self._accepted[-1])}").showed < 2:
+                self._accepted.pop()
+            if len(self._accepted) == 1:
+                then = ("Go on with the same command and a larger --runs.",)
+                return self._answered("undecided", ["All runs that were allowed were made."], then)
+            return self._found(["All runs that were allowed were made: it may be smaller still."])
+        return self._judged()
+
+    def _judged(self) -> TrialAnswer:
+        if len(self._accepted) == 1:
+            return self._answered("excluded", ["It shows in no smaller job that was tried.", *self._left()], ())
+        if not self.has_twin:
+            alone = "No healthy twin was run, so that the small size may show something of its own: name with"
+            return self._found([f"{alone} --cured-by what makes the finding go away."])
+        try:
+            says = self._twinned()
+        except OutOfRuns:
+            says = ["No run was left for the healthy twin."]
+        if len(self._accepted) == 1:
+            return self._answered("excluded", [*says, "No smaller job shows only the finding."], ())
+        return self._found(says)
+
+    # -- runs -------------------------------------------------------------------------------------------------------
+
+    def _base(self) -> None:
+        while (counts := self.runs.counts(BASE)).showed < 2:
+            if not counts.showed and counts.runs >= PATIENCE:
+                raise Undecided(
+                    f"The job as it is shows it in none of {counts.runs} runs (in at most {most_rate(counts):.0%}).",
+                    "Run more steps, the same ranks and the same data as where it was found.",
+                )
+            self.runs.outcome(self.way(BASE, self._accepted[0], False))
+
+    def _shrink(self) -> None:
+        shrank = True
+        while shrank:
+            shrank = False
+            for axis in self.axes:
+                while (value := axis.smaller(self._accepted[-1][axis.name])) is not None:
+                    sizes = self._accepted[-1] | {axis.name: value}
+                    if sizes in self._rejected:
+                        break
+                    if not self._shows(sizes, cured=False):
+                        self._rejected.append(sizes)
+                        break
+                    self._accepted.append(sizes)
+                    shrank = True
+
+    def _settle(self) -> None:
+        """Give up sizes that do not show it after all."""
+        sure = (self.error / 10, self.error / 10)
+        while len(self._accepted) > 1 and not self._shows(self._accepted[-1], cured=False, errors=sure):
+            self._accepted.pop()
+
+    def _shows(self, sizes: Sizes, *, cured: bool, errors: tuple[float, float] = _QUICK) -> bool:
+        """Whether a job of these sizes shows it, with these errors of yes and no. One that does not run, does not."""
+        arm = f"{TWIN if cured else 'smaller'}: {_named(sizes)}"
+        while True:
+            counts = self.runs.counts(arm)
+            log_odds = log_odds_present(counts, present=self.runs.counts(BASE), absent=Counts())
+            if counts.runs and decided(log_odds, error=errors[0]):
+                return True
+            if counts.runs and decided(log_odds, error=errors[1]) is False:
+                return False
+            if self.runs.outcome(self.way(arm, sizes, cured)) is None:
+                self._failed[arm] = self.runs.last_why()
+                return False
+            self._control()
+
+    def _control(self) -> None:
+        self._since += 1
+        if self._since < CONTROL_EVERY - 1:
+            return
+        self._since = 0
+        self.runs.outcome(self.way(BASE, self._accepted[0], False))
+        told = [entry["showed"] for entry in self.runs.log if entry["arm"] == BASE and entry["showed"] is not None]
+        late = Counts(len(told[-3:]), sum(told[-3:]))
+        early = Counts(len(told[:-3]), sum(told[:-3]))
+        if early.showed and decided(log_odds_present(late, present=early, absent=Counts()), error=0.001) is False:
+            raise Undecided("The job as it is does not show it any more: something else changed meanwhile.")
+
+    def _twinned(self) -> list[str]:
+        """What the healthy twin says; sizes at which it shows the finding are given up."""
+        says: list[str] = []
+        while len(self._accepted) > 1:
+            sizes = self._accepted[-1]
+            if not self._shows(sizes, cured=True, errors=(self.error / 10, self.error / 2)):
+                failed = self._failed.get(f"{TWIN}: {_named(sizes)}")
+                clean = "Its healthy twin is clean."
+                return [*says, f"The healthy twin of this size did not run: {failed}." if failed else clean]
+            says.append(f"At {_named(sizes)} the healthy twin shows it too: that size makes it by itself.")
+            self._accepted.pop()
+        return says
+
+    # -- words ------------------------------------------------------------------------------------------------------
+
+    def _found(self, says: Sequence[str]) -> TrialAnswer:
+        first, last = self._accepted[0], self._accepted[-1]
+        changed = [f"{name} {first[name]} to {last[name]}" for name in last if last[name] != first[name]]
+        lines = [f"It still shows with {', '.join(changed)}.", *says, *self._left()]
+        return self._answered("confirmed", lines, (self.command(last),))
+
+    def _left(self) -> list[str]:
+        names = {axis.name for axis in self.axes}
+        kept = [name for name in ("ranks", "batch") if name not in names]
+        lines = [f"{arm} does not run: {why}." for arm, why in self._failed.items() if not arm.startswith(TWIN)]
+        if kept:
+            options = "name options of the command with --axis"
+            lines.append(f"Not reached from outside, and left: {', '.join(kept)}; {options}.")
+        return lines
+
+    def _answered(self, answer: Answer, says: Sequence[str], then: Sequence[str]) -> TrialAnswer:
+        return self.runs.end(
+            TrialAnswer(
+                "shrink",
+                self.question,
+                answer,
+                tuple(says),
+                self.runs.arms,
+                tuple(then),
+                (_named(self._accepted[-1]),) if answer == "confirmed" else (),
+                self.error,
+                rate_of(self.runs.counts(BASE)),
+            )
+        )
+
+
+def _named(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in sizes.items())
