@@ -74,7 +74,7 @@ def _shown(one: Any, other: Any) -> tuple[str, str]:
             ", ".join(f"{key} {side[key]}" if key in side else f"no {key}" for key in keys) for side in (mine, theirs)
         ]
         return texts[0], texts[1]
-    return str(one), str(other)
+    return f"{one}", f"{other}"
 
 
 def _declared(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Difference]:

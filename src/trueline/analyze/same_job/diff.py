@@ -52,15 +52,16 @@ class JobDiff(Shown):
 
     @property
     def exit_code(self) -> int:
-        """0 nothing that is telling, 1 something."""
-        return int(bool(self.telling))
+        """0 nothing that is telling, 1 something, 3 nothing, and settings could not be compared."""
+        return 1 if self.telling else 0 if self.compared["settings"] else 3
 
     @property
     def headline(self) -> str:
         """All of it in one sentence."""
         total = sum(self.compared.values())
         if not self.differences:
-            return f"Nothing that can change numbers differs in {counted(total, 'fact')} that both have."
+            lacking = "" if self.compared["settings"] else "; settings could not be compared: pass configurations, too"
+            return f"Nothing that can change numbers differs in {counted(total, 'fact')} that both have{lacking}."
         first = capitalized(self.differences[0].line)
         small = len(self.differences) - len(self.telling)
         others = f"; {small} more explain rounding only" if small and self.telling else ""

@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -19,8 +20,10 @@ from urllib.parse import unquote, urlparse
 import torch
 from torch import nn
 
+from trueline.capture.job.environment import flags, versions
 from trueline.capture.model.untraced import forward_module
 from trueline.schema.files.job_facts import JobFacts, ModulesAlike, SourceState
+from trueline.schema.files.run_manifest import RankEnv
 from trueline.schema.text.secrets import redacted_text
 from trueline.schema.text.words import numberless
 
@@ -77,6 +80,21 @@ def collect_facts(
         configs=dict(configs or {}),
         files=_texts(dict.fromkeys(named), left_out),
         left_out=left_out,
+    )
+
+
+def env_here(command: Sequence[str], files: Sequence[Path]) -> RankEnv:
+    """The environment of a rank that would be started here by ``command``, with these configurations."""
+    device = torch.device("cpu")
+    if torch.accelerator.is_available():
+        device = torch.device(torch.accelerator.current_accelerator() or "cpu")
+    return RankEnv(
+        hostname=socket.gethostname(),
+        device=str(device),
+        versions=versions(),
+        flags=flags(),
+        environ=dict(os.environ),  # of which RankEnv keeps some
+        facts=collect_facts(device, command=command, files=files),
     )
 
 

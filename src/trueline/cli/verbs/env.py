@@ -35,13 +35,13 @@ def collect(
 
     Nothing that looks secret is written. Exit code 0: written; 2: it cannot be.
     """
-    from trueline.cli.collecting_env import collected_env
+    from trueline.capture.job.job_facts import env_here
     from trueline.render.output import writable_target
     from trueline.schema.text.documents import encode
     from trueline.schema.text.words import counted
 
     target = writable_target(out, overwrite=overwrite, what="file", example="env.json")
-    env = collected_env(command or [], config or [])
+    env = env_here(command or [], _readable(config or []))
     _save(target, encode(env.model_dump(mode="json")))
     facts = env.facts
     assert facts is not None
@@ -52,6 +52,21 @@ def collect(
     )
     for line in facts.left_out:
         print(f"left out: {line}")
+
+
+def _readable(configs: list[str]) -> list[Path]:
+    """The configurations as paths. Raises ``InputError`` for one that is not there, or cannot be read."""
+    from pathlib import Path
+
+    from trueline.schema.errors import InputError
+    from trueline.store.job_files.config_files import read_config
+
+    paths = [Path(config) for config in configs]
+    for path in paths:
+        if not path.is_file():
+            raise InputError(f"There is no configuration '{path}'. Pass a file with --config.")
+        read_config(path)
+    return paths
 
 
 def _save(target: Path, data: bytes) -> None:

@@ -1,4 +1,5 @@
-"""msProbe's ``PrecisionDebugger``, ``TrainerMon`` and ``seed_all``: change the import, keep the script and its JSON.
+"""msProbe's ``PrecisionDebugger``, ``TrainerMon``, ``seed_all`` and ``ConfigChecker``: change the import, keep the
+script and its JSON.
 
 from trueline.compat.msprobe import PrecisionDebugger, TrainerMon, seed_all
 """
@@ -7,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from trueline.compat.msprobe.config_checker import ConfigChecker
 from trueline.compat.msprobe.debugger import PrecisionDebugger
 from trueline.compat.msprobe.monitor import TrainerMon
 from trueline.compat.msprobe.seeding import seed_all
 from trueline.schema.errors import InputError
 
-__all__ = ["PrecisionDebugger", "TrainerMon", "seed_all"]
+__all__ = ["ConfigChecker", "PrecisionDebugger", "TrainerMon", "seed_all"]
 
 _INSTEAD = {
     "module_dump": "Record one module with its FQN in 'list' at level L0.",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,4 +150,7 @@ def _of_directory(place: Path) -> Job:
 
 def _of_pack(place: Path) -> Job:
     pack = read_pack(place)
+    if pack.env is not None:
+        job = _of_env(str(place), pack.env)
+        return replace(job, configs={**pack.configs, **job.configs}, notes=(*job.notes, *pack.notes))
     return Job(str(place), configs=pack.configs, environ=pack.environ, packages=pack.packages, notes=pack.notes)

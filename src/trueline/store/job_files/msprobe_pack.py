@@ -14,20 +14,25 @@ from pathlib import Path
 from typing import Any, cast
 
 from trueline.schema.errors import InputError
+from trueline.schema.files.run_manifest import RankEnv
 from trueline.schema.text.documents import parsed
 from trueline.schema.text.reading import reading, require_room
 from trueline.schema.text.secrets import sorted_out
+from trueline.store.env_and_findings import env_of
 from trueline.store.job_files.command_lines import read_value
 from trueline.store.job_files.config_files import MAX_BYTES, flat
 
+OWN = "trueline.json"
+"""The member that packs of ``trueline.compat.msprobe`` have beside msProbe's own, as of ``trueline env collect``."""
 _STATISTICS = ("dataset", "weights", "random")
 _TODO = "Pass a pack that ConfigChecker of msProbe wrote."
 
 
 @dataclass(frozen=True)
 class Pack:
-    """What a pack says of a job."""
+    """What a pack says of a job; ``env`` where Trueline wrote it."""
 
+    env: RankEnv | None
     environ: Mapping[str, str] | None
     packages: Mapping[str, str] | None
     configs: Mapping[str, Mapping[str, Any]]
@@ -42,13 +47,14 @@ def read_pack(path: Path) -> Pack:
         if not known:
             raise InputError(f"'{path}' is no pack of msProbe: it has no 'env', 'pip' or 'hyperparameters'. {_TODO}")
         require_room(sum(entry.file_size for entry in pack.infolist()), path.stat().st_size)
+        env = env_of(pack.read(OWN)) if OWN in names else None
         environ = _texts(_object(pack, "env")) if "env" in names else None
         packages = _packages(pack.read("pip").decode(errors="replace")) if "pip" in names else None
         files = [name for name in names if name.startswith("hyperparameters/") and name.endswith(".json")]
         configs = {name: _options(_object(pack, name)) for name in sorted(files)}  # dynamic before static
     left = [name for name in _STATISTICS if name in known]
     said = f"{path.name}: {', '.join(left)} of a pack are statistics, which do not tell whether both are equal"
-    return Pack(None if environ is None else sorted_out(environ)[0], packages, configs, (said,) if left else ())
+    return Pack(env, None if environ is None else sorted_out(environ)[0], packages, configs, (said,) if left else ())
 
 
 def _object(pack: zipfile.ZipFile, name: str) -> Mapping[str, Any]:

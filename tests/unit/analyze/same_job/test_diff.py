@@ -131,6 +131,13 @@ def test_what_is_no_job_is_refused_in_one_sentence(tmp_path, name, text, said):
     assert "\n" not in str(raised.value)
 
 
+def test_an_environment_alone_does_not_tell_that_jobs_are_the_same(tmp_path):
+    env = written(tmp_path, "env.json", json.dumps({"environ": {"NCCL_ALGO": "Ring"}, "versions": {"torch": "2.6"}}))
+    result = diff(env, env)
+    assert (result.differences, result.exit_code) == ((), 3)
+    assert "settings could not be compared" in result.headline
+
+
 def test_tokenizers_are_compared_by_content(tmp_path):
     for name, vocabulary_, side in (("a", {"x": 0, "y": 1}, "left"), ("b", {"x": 0, "z": 1}, "right")):
         document = {"model": {"vocab": vocabulary_}, "added_tokens": [{"content": "<s>", "id": 2, "special": True}]}
