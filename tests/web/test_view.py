@@ -190,6 +190,21 @@ def test_a_step_is_an_outline_of_which_only_what_is_seen_is_there(served: Served
         assert "train.py:34" in page.until("document.querySelector('.frames')?.textContent")
 
 
+def test_a_link_to_a_call_selects_its_row(served: Served) -> None:
+    with opened(served, "run=0&screen=step&call=900", "document.querySelector('.frames')") as page:
+        page.until("document.querySelector('.row[aria-selected=true]')?.dataset.at === '900'")
+        page.press("k")
+        page.until("document.querySelector('.row[aria-selected=true]')?.dataset.at === '899'")
+        assert page.evaluate("document.querySelectorAll('.row[aria-selected=true]').length") == 1
+
+
+def test_a_run_without_numbers_offers_nothing_to_choose_and_is_not_called_healthy(served: Served) -> None:
+    with opened(served, "run=1&screen=trend", "document.querySelector('.trend .nothing')?.checkVisibility()") as page:
+        page.until("!document.querySelector('.trend .filter').checkVisibility()")
+    with opened(served, "run=1", "document.querySelector('h1')?.textContent.startsWith('Cannot tell')") as page:
+        assert page.evaluate("document.querySelector('.incidents').textContent") == "Nothing could be judged."
+
+
 def test_searching_calls_leaves_those_that_match(served: Served) -> None:
     with opened(served, "run=0&screen=step&find=LAYERS.7.attn", "document.querySelector('.space .row.call')") as page:
         found = page.until("[...document.querySelectorAll('.space .row .name')].map((each) => each.textContent)")

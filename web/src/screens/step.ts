@@ -82,7 +82,9 @@ export function step(context: Context): Screen {
       table.selected = -1;
       await table.reset();
       tell(now);
-      if (now.at && head !== null) {
+      const chosen = numberOf(now, "call", null);
+      if (chosen !== null && !now.find && !now.phase) table.select(chosen, true);
+      else if (now.at && head !== null) {
         const at = (head as Calls).found_at;
         if (at !== null && at !== undefined) table.select(at, true);
       }

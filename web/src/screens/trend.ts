@@ -31,9 +31,10 @@ export function trend(context: Context): Screen {
   const matrix = new Matrix();
   const plots = h("div", null, readout, heat.element, legend, pins, lines.element, note, matrix.element);
   const nothing = h("p", { class: "nothing" }, "This Run holds no numbers over steps.");
+  const choices = h("p", { class: "filter" }, h("label", null, "Draw ", signal), h("label", null, "as ", chosen.shown), context.source.served ? [h("label", null, "rows ", chosen.rows), h("label", null, "pin ", found)] : null, whole);
   const element = h("div", { class: "trend" },
     h("h1", null, "Ranks × steps"),
-    h("p", { class: "filter" }, h("label", null, "Draw ", signal), h("label", null, "as ", chosen.shown), context.source.served ? [h("label", null, "rows ", chosen.rows), h("label", null, "pin ", found)] : null, whole),
+    choices,
     meaning, nothing, plots);
   let facts: Schemas["Signals"] | null = null;
   let heatData: HeatData | null = null;
@@ -44,7 +45,7 @@ export function trend(context: Context): Screen {
     facts = await context.source.json<Schemas["Signals"]>(context.api("signals"));
     const some = facts.signals.length > 0 && facts.num_steps > 0;
     nothing.hidden = some;
-    plots.hidden = !some;
+    plots.hidden = choices.hidden = !some;
     if (!some) return;
     if (signal.options.length !== facts.signals.length) signal.replaceChildren(...facts.signals.map((each) => h("option", { value: each.key, title: each.meaning }, each.title)));
     const drawn = facts.signals.find((each) => each.key === now.signal) ?? facts.signals[0];

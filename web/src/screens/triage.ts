@@ -44,7 +44,7 @@ export function triage(context: Context): Screen {
     list.replaceChildren(...shown.map((each, at) => line(each, at === Number(now.line ?? -1), muted.has(each.key), () => open(each), muted)));
     const hidden = data.incidents.length - shown.length;
     if (hidden) list.append(h("li", { class: "nothing" }, `${counted(hidden, "incident")} hidden by the filter or muted.`));
-    if (!data.incidents.length) list.append(h("li", { class: "nothing" }, data.status === null ? "Nothing is judged yet." : "None."));
+    if (!data.incidents.length) list.append(h("li", { class: "nothing" }, data.status === null ? "Nothing is judged yet." : data.status === "unknown" ? "Nothing could be judged." : "None."));
     keepingOpen(rest, () => rest.replaceChildren(...below(data)));
   }
 
@@ -89,7 +89,7 @@ function verdict(data: Schemas["Triage"]): Node[] {
   const progress = data.judging
     ? `Judging ${data.last_step === null || data.last_step === undefined ? "the Run" : `up to step ${data.last_step}`}…`
     : data.judged_to !== null && data.judged_to !== undefined && data.judged_to !== data.last_step ? `Judged up to step ${data.judged_to}.` : "";
-  const at = data.last_step === null || data.last_step === undefined ? "no steps yet" : `step ${data.last_step.toLocaleString("en-US")}`;
+  const at = data.last_step === null || data.last_step === undefined ? (data.live ? "no steps yet" : "no steps") : `step ${data.last_step.toLocaleString("en-US")}`;
   return [
     h("p", { class: `status ${data.status ?? "unknown"}` }, verdictMark(data.status), h("span", null, data.status ? WORDS[data.status] : data.failed ? "Cannot tell" : "Judging"),
       h("span", { class: "quiet" }, data.live ? h("span", { class: "pulse" }, "live") : null, data.live ? ` · ${at}` : ` ${at}, ended`), progress ? h("span", { class: "quiet", role: "status" }, progress) : null),
