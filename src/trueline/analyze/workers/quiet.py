@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from trueline.analyze.compared_ranks import Floats, any_over
 from trueline.analyze.stats.alarm_budget import alarm_budget_of
 from trueline.analyze.stats.exchangeability import BETS, SPREAD_STEPS, log_detectors, log_e_values, scores_after
+from trueline.analyze.stats.memoize import memoized
 from trueline.analyze.workers.outliers import FIRST_STEPS, Quantity, enough_steps, thresholds_of, whole_and_groups
 from trueline.analyze.workers.series import MOSTLY, WorkerSeries, as_measured
 from trueline.schema.errors import CannotTell
@@ -98,6 +99,7 @@ class Quiet:
         return True
 
 
+@memoized
 def _start(run: Run) -> WorkerSeries:
     """The first steps, by which it is known how many are enough."""
     if len(run.steps) <= FIRST_STEPS:
