@@ -17,6 +17,7 @@ from trueline.schema.files.plan_files import revision_path, write_plan
 from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.schema.finding import Finding
 from trueline.schema.plan import Plan
+from trueline.store.judged import write_judged
 from trueline.store.reader import Run
 from trueline.store.verify import verify
 from trueline.store.writer import RunWriter
@@ -133,3 +134,15 @@ def test_what_is_no_run_is_a_sentence_and_a_damaged_manifest_is_damage(whole, tm
     found = verify(str(path))
     assert [file.file for file in found.files if file.state == "damaged"] == ["manifest.json"]
     assert json.loads(json.dumps(found.to_json()))["verdict"].startswith("Damaged: 1 of")
+
+
+def test_what_was_judged_is_no_damage_where_it_is_not_what_was_written(whole, tmp_path):
+    path = shutil.copytree(whole, tmp_path / "run")
+    write_judged(str(path), {"silent": {}})
+    assert verify(str(path)).counts["whole"] == len(verify(str(whole)).files) + 1
+    kept = (path / "judged.json").read_bytes()
+    for damaged in (kept[:-20], kept.replace(b"silent", b"silenx")):
+        (path / "judged.json").write_bytes(damaged)
+        found = verify(str(path))
+        assert [(file.file, file.state) for file in found.files if file.why] == [("judged.json", "unchecked")]
+        assert found.exit_code == 0

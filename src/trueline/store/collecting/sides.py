@@ -74,12 +74,11 @@ class Side:
 
     @cached_property
     def files(self) -> Mapping[str, int]:
-        """The same of this Run alone, without those inside of it, what was judged of it, and what no Run has."""
+        """The same of this Run alone, without those inside of it, and without what is no file of a Run."""
         return {
             name: size
             for name, size in self.every.items()
-            if file_names.belongs_to_run(top := name.partition("/")[0])
-            and top not in (file_names.MODELS_DIR, file_names.JUDGED)
+            if file_names.belongs_to_run(top := name.partition("/")[0]) and top != file_names.MODELS_DIR
         }
 
     @cached_property
