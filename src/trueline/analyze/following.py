@@ -165,7 +165,7 @@ def _further(run: Run, check: Check, so_far: Silent, end: int, views: dict[int, 
         if any(len(each) > 1 for each in lengths.values()):
             return Silent(spoke=True)
         if not isinstance(follows, ByStep):
-            carried = follows.further(part, so_far.carried)
+            carried = follows.further(run, part, so_far.carried)
             return Silent(spoke=True) if carried is None else Silent(end, lengths=lengths, carried=carried)
         if (follows.alone is not None and not follows.alone(part)) or check.find(part):
             return Silent(spoke=True)

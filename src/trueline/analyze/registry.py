@@ -43,9 +43,9 @@ class Adding(Protocol):
         """Under which it is kept."""
         ...
 
-    def further(self, part: Run, carried: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]] | None:
-        """What is carried past the steps of ``part``, which come right after those that ``carried`` is of (empty: there
-        were none); None where these cannot be told from the whole Run.
+    def further(self, run: Run, part: Run, carried: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]] | None:
+        """What is carried past the steps of ``part``, which come right after those of ``run`` that ``carried`` is of
+        (empty: there were none); None where these cannot be told from the whole Run.
         """
         ...
 

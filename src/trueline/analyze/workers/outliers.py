@@ -21,7 +21,7 @@ Letters: R steps at which two workers or more can be compared, M workers of one 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -158,9 +158,9 @@ def find_outliers(series: WorkerSeries, budget: AlarmBudget, quantity: Quantity)
     Raises ``CannotTell`` where no step has two workers to compare, or fewer steps have than any alarm needs.
     """
     fields = _fields(series, budget, quantity)
-    if fields:
-        counts = {each.members: len(each.rows) for each in fields}
-        enough_steps(series.first(FIRST_STEPS), quantity, counts, float(fields[0].thresholds[0]))
+    start = series.first(FIRST_STEPS)
+    steps = [(ratio_among(start, quantity, each.members), len(each.rows), len(each.members)) for each in fields]
+    enough_steps(quantity, steps, float(fields[0].thresholds[0]))
     found = [outlier for each in fields for outlier in _of_field(each, quantity)]
     return tuple(sorted(found, key=lambda outlier: (outlier.first, outlier.workers)))
 
@@ -195,7 +195,8 @@ def _fields(series: WorkerSeries, budget: AlarmBudget, quantity: Quantity) -> li
     whole_TN, groups_TNG = whole_and_groups(series, quantity)
     measured = any_over(np.isfinite(groups_TNG), (0, 1))
     values_TDN = np.concatenate([whole_TN[:, None], np.moveaxis(groups_TNG, 2, 1)], axis=1)
-    thresholds, weights = thresholds_of(series, budget, quantity, measured)
+    among = sum(len(group) for group in series.declared) or series.num_workers
+    thresholds, weights = thresholds_of(budget, quantity, measured, among=among)
     groups = series.declared or (tuple(range(series.num_workers)),)
     fields: list[_Field] = []
     for members, compared_TDN in zip(groups, series.compared(values_TDN), strict=True):
@@ -207,13 +208,10 @@ def _fields(series: WorkerSeries, budget: AlarmBudget, quantity: Quantity) -> li
     return fields
 
 
-def thresholds_of(
-    series: WorkerSeries, budget: AlarmBudget, quantity: Quantity, measured_G: Bools
-) -> tuple[Floats, Floats]:
-    """[D] what the detectors of each worker must reach, and their weights in the budget; ``measured_G`` says which
-    parameter groups have values at all.
+def thresholds_of(budget: AlarmBudget, quantity: Quantity, measured_G: Bools, *, among: int) -> tuple[Floats, Floats]:
+    """[D] what the detectors of each of ``among`` workers must reach, and their weights in the budget; ``measured_G``
+    says which parameter groups have values at all.
     """
-    among = sum(len(group) for group in series.declared) or series.num_workers
     one, each = _STATISTICS[quantity]
     in_group: tuple[Statistic, int] = (each or one, among * max(int(np.count_nonzero(measured_G)), 1))
     kinds: list[tuple[Statistic, int]] = [(one, among), *[in_group] * len(measured_G)]
@@ -239,24 +237,19 @@ def fewest_steps(threshold: float, *, num_workers: int) -> int:
     return math.ceil((threshold + start) / math.log(num_workers))
 
 
-def enough_steps(
-    start: WorkerSeries, quantity: Quantity, num_steps_of: Mapping[tuple[int, ...], int], threshold: float
-) -> None:
-    """Raise ``CannotTell`` where no worker could have reached ``threshold`` had it been the last at every step.
-    ``num_steps_of`` says for the members of each declared group at how many steps they can be compared; ``start``, how
-    autocorrelated they are.
+def ratio_among(series: WorkerSeries, quantity: Quantity, members: tuple[int, ...]) -> float:
+    """V of the evidence on ``members``, one declared group."""
+    return dependence_among(series, _SERIES[quantity][0], members).ratio if len(members) > 1 else 1.0
+
+
+def enough_steps(quantity: Quantity, steps: Sequence[tuple[float, int, int]], threshold: float) -> None:
+    """Raise ``CannotTell`` where no worker could have reached ``threshold`` had it been the last at every step, by
+    (V, steps that can be compared, workers) of each declared group.
     """
     needs = [
-        (
-            math.ceil(
-                dependence_among(start, _SERIES[quantity][0], members).ratio
-                * fewest_steps(threshold, num_workers=len(members))
-            ),
-            num_steps,
-            len(members),
-        )
-        for members, num_steps in num_steps_of.items()
-        if len(members) > 1
+        (math.ceil(ratio * fewest_steps(threshold, num_workers=num_workers)), num_steps, num_workers)
+        for ratio, num_steps, num_workers in steps
+        if num_workers > 1
     ]
     if not any(num_steps for _, num_steps, _ in needs):
         raise CannotTell(f"no step has the {_NAMES[quantity]} of two workers that may be compared")

@@ -27,7 +27,14 @@ from trueline.analyze.compared_ranks import Floats, any_over
 from trueline.analyze.stats.alarm_budget import alarm_budget_of
 from trueline.analyze.stats.exchangeability import BETS, SPREAD_STEPS, log_detectors, log_e_values, scores_after
 from trueline.analyze.stats.memoize import memoized
-from trueline.analyze.workers.outliers import FIRST_STEPS, Quantity, enough_steps, thresholds_of, whole_and_groups
+from trueline.analyze.workers.outliers import (
+    FIRST_STEPS,
+    Quantity,
+    enough_steps,
+    ratio_among,
+    thresholds_of,
+    whole_and_groups,
+)
 from trueline.analyze.workers.series import MOSTLY, WorkerSeries, as_measured
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
@@ -57,7 +64,7 @@ class Quiet:
         """Under which it is kept."""
         return f"quiet in {self.quantity}"
 
-    def further(self, part: Run, carried: Arrays) -> Arrays | None:
+    def further(self, run: Run, part: Run, carried: Arrays) -> Arrays | None:
         """What is carried past the steps of ``part``, which come right after those of ``carried``; None where values
         may not be those that were measured, so that only the whole Run tells.
         """
@@ -75,28 +82,42 @@ class Quiet:
         out: dict[str, NDArray[Any]] = {"measured": before | measured_G, "tokens": _tokens(series, carried)}
         for number, members in enumerate(_groups(series)):
             out |= _advanced(values_TDN[:, :, list(members)], number, carried)
+        if "ratios" in carried:
+            out["ratios"] = carried["ratios"]
+        elif len(run.steps) >= FIRST_STEPS and part.steps[-1] >= run.steps[FIRST_STEPS - 1]:
+            out["ratios"] = self._ratios(run)
         return out
 
     def is_silent(self, run: Run, carried: Arrays) -> bool:
         """Whether the checks of the quantity have enough steps of ``run``, all of which ``carried`` is of, and none of
         its workers stands out.
         """
-        start = _start(run)
-        known, even, most = carried["tokens"]
-        if not even and most >= MOSTLY * known * start.num_workers:
+        known, even, most, num_workers = carried["tokens"].tolist()
+        if not even and most >= MOSTLY * known * num_workers:
             return False
-        groups = _groups(start)
-        thresholds_D, _ = thresholds_of(start, alarm_budget_of(run), self.quantity, carried["measured"])
-        rows = [int(carried[f"rows {number}"]) for number in range(len(groups))]
-        for number, num_rows in enumerate(rows):
-            highest_DM = np.logaddexp(carried[f"highest {number}"], math.log(max(num_rows, 1)))
-            if np.any(highest_DM >= thresholds_D[:, None] - _ROUNDING):
+        groups = range(sum(name.startswith("rows ") for name in carried))
+        highest = [carried[f"highest {number}"] for number in groups]
+        rows = [int(carried[f"rows {number}"]) for number in groups]
+        among = sum(each.shape[1] for each in highest)
+        thresholds_D, _ = thresholds_of(alarm_budget_of(run), self.quantity, carried["measured"], among=among)
+        for highest_DM, num_rows in zip(highest, rows, strict=True):
+            if np.any(np.logaddexp(highest_DM, math.log(max(num_rows, 1))) >= thresholds_D[:, None] - _ROUNDING):
                 return False
+        ratios = carried["ratios"] if "ratios" in carried else self._ratios(run)
+        steps = [
+            (float(ratio), num_rows, int(highest_DM.shape[1]))
+            for ratio, num_rows, highest_DM in zip(ratios, rows, highest, strict=True)
+        ]
         try:
-            enough_steps(start, self.quantity, dict(zip(groups, rows, strict=True)), float(thresholds_D[0]))
+            enough_steps(self.quantity, steps, float(thresholds_D[0]))
         except CannotTell:
             return False
         return True
+
+    def _ratios(self, run: Run) -> Floats:
+        """V of each group of workers, in the first steps."""
+        start = _start(run)
+        return np.array([ratio_among(start, self.quantity, members) for members in _groups(start)])
 
 
 @memoized
@@ -122,11 +143,11 @@ def _uneven(series: WorkerSeries) -> bool:
 
 
 def _tokens(series: WorkerSeries, carried: Arrays) -> Floats:
-    """[3] at how many steps the tokens of all workers are known; whether all had equally many at each; and at how many
+    """[4] at how many steps the tokens of all workers are known; whether all had equally many at each; and at how many
     steps at most, added up over workers, a worker had one share of them. Where that is few, or all are equal, they
-    count alike (``series.lasting_weights``).
+    count alike (``series.lasting_weights``). The last is the number of workers.
     """
-    known, even, most = carried.get("tokens", np.array([0.0, 1.0, 0.0])).tolist()
+    known, even, most, _ = carried.get("tokens", np.array([0.0, 1.0, 0.0, 0.0])).tolist()
     with np.errstate(invalid="ignore"):
         share_TN = series.tokens / series.tokens.mean(axis=1, keepdims=True)
     for begin in range(0, len(share_TN), _BLOCK_STEPS):
@@ -135,7 +156,7 @@ def _tokens(series: WorkerSeries, carried: Arrays) -> Floats:
         alike = bool(np.all(block_KN == block_KN[:, :1]))
         counts = [] if alike else [int(np.unique(each_K, return_counts=True)[1].max()) for each_K in block_KN.T]
         known, even, most = known + len(block_KN), even and alike, most + (block_KN.size if alike else sum(counts))
-    return np.array([known, float(even), most])
+    return np.array([known, float(even), most, series.num_workers])
 
 
 def _advanced(values_TDM: Floats, number: int, carried: Arrays) -> dict[str, NDArray[Any]]:

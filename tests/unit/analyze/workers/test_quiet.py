@@ -37,10 +37,10 @@ def test_what_evidence_is_divided_by_raises_a_detector_by_no_more_than_its_start
 @pytest.mark.parametrize("quantity", QUANTITIES)
 def test_what_is_carried_does_not_depend_on_the_stretches(tmp_path, quantity):
     run = Run(write_run(tmp_path / "run", num_steps=90))
-    whole, series = Quiet(quantity).further(run, {}), as_measured(run)
+    whole, series = Quiet(quantity).further(run, run, {}), as_measured(run)
     carried = {}
     for begin, end in ((0, 10), (10, 60), (60, 90)):
-        carried = Quiet(quantity).further(run.between(begin, end), carried)
+        carried = Quiet(quantity).further(run, run.between(begin, end), carried)
     assert carried.keys() == whole.keys()
     assert all(np.array_equal(carried[name], whole[name], equal_nan=True) for name in whole)
     values_TN = {"loss": series.loss, "norm": series.log_norm, "direction": series.cosine}[quantity]
@@ -107,7 +107,7 @@ def test_quiet_workers_are_known_as_such_and_others_are_not(tmp_path):
     silent = {}
     for name, change in {"healthy": None, "high": high(40), "tokens": KINDS["varying tokens"]}.items():
         run = Run(write_run(tmp_path / name, num_steps=120, change=change))
-        silent[name] = Quiet("loss").is_silent(run, Quiet("loss").further(run, {}))
+        silent[name] = Quiet("loss").is_silent(run, Quiet("loss").further(run, run, {}))
         found = find_outliers(series_of(run), alarm_budget_of(run), "loss")
         assert bool(found) == (name == "high")
     assert silent == {"healthy": True, "high": False, "tokens": True}
@@ -115,29 +115,35 @@ def test_quiet_workers_are_known_as_such_and_others_are_not(tmp_path):
 
 def test_two_workers_have_no_direction_of_their_own(tmp_path):
     run = Run(write_run(tmp_path / "run", num_ranks=2, num_steps=60))
-    assert Quiet("direction").further(run, {}) is None
+    assert Quiet("direction").further(run, run, {}) is None
 
 
 def test_tokens_that_may_weigh_workers_are_not_taken_for_equal(tmp_path):
     run = Run(write_run(tmp_path / "run", num_steps=120, change=KINDS["more tokens on one rank"]))
-    carried = Quiet("loss").further(run, {})
-    assert carried["tokens"].tolist() == [120, 0, 480]
+    carried = Quiet("loss").further(run, run, {})
+    assert carried["tokens"].tolist() == [120, 0, 480, 4]
     assert not Quiet("loss").is_silent(run, carried)
     varying = Run(write_run(tmp_path / "varying", num_steps=120, change=KINDS["varying tokens"]))
     series = as_measured(varying)
-    known, even, most = Quiet("loss").further(varying, {})["tokens"]
+    known, even, most, _ = Quiet("loss").further(varying, varying, {})["tokens"]
     assert (known, even) == (120, 0)
     assert most < 0.9 * 480
     assert np.all(lasting_weights(series.loss, series.log_norm, series.tokens) == 1)
 
 
 def test_in_a_long_run_the_first_steps_say_how_many_are_enough(tmp_path, monkeypatch):
-    """What a further step cannot change; and the same of a Run that is followed."""
-    run, starts = Run(write_run(tmp_path / "run", num_steps=60)), []
+    """What a further step cannot change; they are looked at once, and in a Run that is followed then no more."""
+    run, given = Run(write_run(tmp_path / "run", num_steps=60)), []
+    monkeypatch.setattr(outliers, "FIRST_STEPS", 40)
+    monkeypatch.setattr(quiet, "FIRST_STEPS", 40)
     for module in (outliers, quiet):
-        monkeypatch.setattr(module, "FIRST_STEPS", 40)
-        monkeypatch.setattr(module, "enough_steps", lambda start, *given: starts.append(start))
+        monkeypatch.setattr(module, "ratio_among", lambda start, *of: given.append(start) or 1.5)
     find_outliers(series_of(run), alarm_budget_of(run), "loss")
-    assert Quiet("loss").is_silent(run, Quiet("loss").further(run, {}))
-    assert [start.steps.tolist() for start in starts] == [[*range(40)]] * 2
-    assert all(np.array_equal(start.loss, series_of(run).loss[:40]) for start in starts)
+    carried = Quiet("loss").further(run, run.between(0, 30), {})
+    assert "ratios" not in carried
+    carried = Quiet("loss").further(run, run.between(30, 50), carried)
+    assert carried["ratios"].tolist() == [1.5]
+    carried = Quiet("loss").further(run, run.between(50, 60), carried)
+    assert Quiet("loss").is_silent(run, carried)
+    assert [start.steps.tolist() for start in given] == [[*range(40)]] * 2
+    assert all(np.array_equal(start.loss, series_of(run).loss[:40]) for start in given)
