@@ -94,6 +94,10 @@ def test_nothing_is_run_for_a_plan_and_bad_input_is_one_sentence(trueline, pytho
         (("first", "--knob", "nothing", "--", python, JOB), "give NAME=VALUE"),
         (("first", "--error", "0.7", "--", python, JOB), "--error is 0.7"),
         (("first", "--timeout", "0", "--", python, JOB), "--timeout is 0"),
+        (
+            ("first", "--out", "first/manifest.json/t", "--", python, JOB),
+            "cannot be written to 'first/manifest.json/t'",
+        ),
     ]:
         code, _, err = call("trial", "knobs", *words)
         assert code == 2, (words, err)

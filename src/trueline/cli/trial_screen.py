@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from trueline.trials.runs import Runs
-    from trueline.trials.start import Asked, Prepared
+    from trueline.trials.start import Asked, AskedAgain, Prepared
     from trueline.trials.trial import TrialAnswer
 
 RunOf = Annotated[
@@ -57,6 +57,7 @@ def _running(runs: Runs, words: Sequence[str]) -> Iterator[None]:
     """Progress on standard error while a trial runs. Ctrl-C and SIGTERM end the run with its processes, and leave what
     goes on with the same command.
     """
+    import errno
     import signal
     import sys
 
@@ -91,6 +92,11 @@ def _running(runs: Runs, words: Sequence[str]) -> Iterator[None]:
         )
         raise typer.Exit(130) from None
     except OSError as error:
+        if error.errno == errno.ENOSPC or str(error.filename or "").startswith(str(runs.folder)):
+            raise InputError(
+                f"The trial cannot be written to '{runs.folder}': {error}. Make room, or pass another --out; the same "
+                "command goes on."
+            ) from None
         raise InputError(f"'{words[0]}' cannot be started: {error}. Try it without trueline.") from None
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -124,12 +130,11 @@ def _print_answer(answer: TrialAnswer, means: Mapping[str, str]) -> None:
     console.print(f"Runs: {answer.runs}{asked}. Showed it: {arms}{more}", style="dim", highlight=False)
 
 
-def _print_plan(asked: Asked, prepared: Prepared) -> None:
+def _print_plan(asked: Asked | AskedAgain, prepared: Prepared) -> None:
     from rich.console import Console
 
-    console, seconds = Console(), asked.job.seconds
-    for line in (*asked.job.plan_says(), *prepared.plan):
+    console = Console()
+    for line in (*asked.says(), *prepared.plan):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    cost = "" if seconds is None else f", each as long as the steps of RUN took ({seconds:.0f} s) and a start"
-    usual = f"about {prepared.usual} where every run shows it, at most {asked.most}"
-    console.print(f"Runs: {usual}{cost}.", highlight=False, soft_wrap=True)
+    runs = f"about {prepared.usual} where every run shows it, {asked.runs_says()}"
+    console.print(f"Runs: {asked.runs_says() if asked.runs_says() == prepared.usual else runs}.", highlight=False)

@@ -18,6 +18,7 @@ from trueline.trials.bisect.commits import Commits
 from trueline.trials.knobs.catalogue import IN_PROCESS, catalogue, switch_named, with_off
 from trueline.trials.knobs.job import SwitchedJob
 from trueline.trials.knobs.knobs import KnobTrial
+from trueline.trials.repeat import RepeatedJob, RepeatTrial
 from trueline.trials.runs import Runs, Way
 from trueline.trials.shrink.axes import BATCH, STEPS, axes_of, sized
 from trueline.trials.shrink.shrink import ShrinkTrial
@@ -52,21 +53,20 @@ class Asked:
     @cached_property
     def job(self) -> WatchedJob:
         """Raises ``InputError`` for what cannot be."""
-        if not self.timeout > 0:
-            raise InputError(f"--timeout is {self.timeout:g}; give a number of seconds above 0.")
         if not 0 < self.error < 0.5:
             raise InputError(f"--error is {self.error:g}; give a probability above 0 and below 0.5.")
-        if not self.words:
-            raise InputError(
-                "No command was given. Put it behind --, for example: "
-                f"trueline trial {self.verb} RUN -- torchrun train.py."
-            )
-        if shutil.which(self.words[0]) is None:
-            raise InputError(
-                f"'{self.words[0]}' is not a program on PATH. Give the command as you would without trueline."
-            )
-        job = Job(tuple(self.words), self.timeout)
+        job = _job(f"{self.verb} RUN", self.words, self.timeout)
         return WatchedJob.like(Run(self.run), job, code=self.code, steps=self.steps)
+
+    def says(self) -> list[str]:
+        """What is looked for and what each run is, in words."""
+        seconds = self.job.seconds
+        took = [] if seconds is None else [f"The steps of RUN took {seconds:.0f} s, without the start of the job."]
+        return [*self.job.plan_says(), *took]
+
+    def runs_says(self) -> str:
+        """How many runs it may take."""
+        return f"at most {self.most}"
 
     def runs(self, **more: Any) -> Runs:
         """The runs of the trial; ``more`` is what else it is asked."""
@@ -77,10 +77,36 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class AskedAgain:
+    """What ``repeat`` is asked: it needs no Run. See the options of `trueline trial repeat`."""
+
+    words: Sequence[str]
+    again: int = 3
+    steps: int = 2
+    seed: int = 0
+    timeout: float = 3600.0
+    out: str = ""
+    keep: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Of the trial."""
+        return Path(self.out or "trials/repeat")
+
+    def says(self) -> list[str]:
+        """What each run is, in words."""
+        return [f"Each run: {' '.join(self.words)}, steps 0 to {self.steps - 1} recorded with fingerprints."]
+
+    def runs_says(self) -> str:
+        """How many runs it takes."""
+        return str(self.again + 1)
+
+
+@dataclass(frozen=True)
 class Prepared:
     """A trial that can be run, what ``--dry-run`` says of it, and about how many runs it takes."""
 
-    trial: KnobTrial | SyncTrial | BisectTrial | ShrinkTrial
+    trial: KnobTrial | SyncTrial | BisectTrial | ShrinkTrial | RepeatTrial
     plan: Sequence[str]
     usual: str
 
@@ -152,6 +178,16 @@ def shrink(asked: Asked, *, own: Sequence[str] = (), cured_by: str | None = None
     return Prepared(trial, plan, str(4 + sum(2 * axis.now.bit_length() for axis in axes)))
 
 
+def repeat(asked: AskedAgain) -> Prepared:
+    """Which operation does not repeat itself? Raises ``InputError``."""
+    if not 0 <= asked.seed < 2**32:
+        raise InputError(f"--seed is {asked.seed}; give a whole number from 0 to {2**32 - 1}.")
+    job = RepeatedJob(_job("repeat", asked.words, asked.timeout), asked.folder, asked.steps, asked.seed)
+    known = {"command": list(asked.words), "steps": asked.steps, "seed": asked.seed}
+    runs = Runs("repeat", asked.folder, job, known, asked.again + 1, keeps_all=asked.keep)
+    return Prepared(RepeatTrial(runs, asked.again), [], str(asked.again + 1))
+
+
 def prepared(asked: Asked, **more: Any) -> Prepared:
     """The trial of the verb that is asked for. Raises ``InputError``, also for what the verb does not know."""
     made: dict[str, Callable[..., Prepared]] = {"knobs": knobs, "sync": sync, "bisect": bisect, "shrink": shrink}
@@ -163,6 +199,19 @@ def prepared(asked: Asked, **more: Any) -> Prepared:
     except TypeError as error:
         raise InputError(f"Trial {asked.verb}: {error}. It takes {inspect.signature(make)}.") from None
     return make(asked, **more)
+
+
+def _job(verb: str, words: Sequence[str], timeout: float) -> Job:
+    """The job that ``words`` runs. Raises ``InputError`` for what cannot be."""
+    if not timeout > 0:
+        raise InputError(f"--timeout is {timeout:g}; give a number of seconds above 0.")
+    if not words:
+        raise InputError(
+            f"No command was given. Put it behind --, for example: trueline trial {verb} -- torchrun train.py."
+        )
+    if shutil.which(words[0]) is None:
+        raise InputError(f"'{words[0]}' is not a program on PATH. Give the command as you would without trueline.")
+    return Job(tuple(words), timeout)
 
 
 def _found(asked: Asked) -> str:

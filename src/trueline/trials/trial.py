@@ -119,6 +119,16 @@ class Ended:
     tail: str
 
 
+def how_it_ended(ended: Ended) -> str:
+    """How a command ended, where that was not well; '' where it was."""
+    if ended.status == 0:
+        return ""
+    last = f" It printed last: {ended.tail}" if ended.tail else ""
+    if ended.status is None:
+        return f"it was stopped, as it took too long.{last}"
+    return f"it ended with status {ended.status}.{last}"
+
+
 @dataclass(frozen=True)
 class Job:
     """A command that is run again and again, each time for at most ``timeout_s``; it reads no input, and what it prints

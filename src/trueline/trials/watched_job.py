@@ -13,7 +13,7 @@ from trueline.capture.child_env import CHANGES, environment
 from trueline.store.reader import Run
 from trueline.trials.runs import Way
 from trueline.trials.same_fault import Outcome, Wanted, outcome_of, wanted_of
-from trueline.trials.trial import Ended, Job
+from trueline.trials.trial import Job, how_it_ended
 
 RUN = "run"
 """The Run in the folder of each run."""
@@ -62,23 +62,13 @@ class WatchedJob:
         environ[CHANGES] = json.dumps(changes)
         ended = job.run(environ, printed=place / "printed.txt", folder=way.folder)
         if not out.exists():
-            return Outcome(None, _how(ended) or "nothing of it was watched: no training step was seen")
-        return outcome_of(str(out), self.wanted, ended=_how(ended), last_step=changes["updates"] - _AFTER)
+            return Outcome(None, how_it_ended(ended) or "nothing of it was watched: no training step was seen")
+        return outcome_of(str(out), self.wanted, ended=how_it_ended(ended), last_step=changes["updates"] - _AFTER)
 
 
 def _seconds(run: Run) -> float | None:
     ends = [value for value in run.column("time_ns").to_pylist() if value is not None]
     return (max(ends) - min(ends)) / 1e9 if ends else None
-
-
-def _how(ended: Ended) -> str:
-    """How a command ended, where that was not well."""
-    if ended.status == 0:
-        return ""
-    last = f" It printed last: {ended.tail}" if ended.tail else ""
-    if ended.status is None:
-        return f"it was stopped, as it took too long.{last}"
-    return f"it ended with status {ended.status}.{last}"
 
 
 def batch_of(run: Run) -> int | None:

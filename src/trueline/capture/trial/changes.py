@@ -39,6 +39,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from trueline.capture.child_env import CHANGES
 from trueline.capture.model import patches
 from trueline.capture.model.untraced import Hook
+from trueline.capture.seeding import seed_all
 
 _log = logging.getLogger("trueline")
 
@@ -57,7 +58,7 @@ class Changes:
     """Holds those of ``switches`` that are named in ``off`` at their off value, writes the names of those that are met
     to a file in ``met``, and ends the process after the update with which an optimizer has made ``updates`` of them.
     ``slow`` is how many times as long everything takes: a sleep after each call of a module, backward pass and update,
-    which waits for no device and no thread.
+    which waits for no device and no thread. ``seed`` is that of all streams, until the script sets its own.
     """
 
     def __init__(
@@ -68,15 +69,18 @@ class Changes:
         met: str = "",
         updates: int | None = None,
         slow: float = 1.0,
+        seed: int | None = None,
     ) -> None:
         self._switches, self._off, self._place, self._updates = list(switches), {*off}, met, updates
-        self._slow, self._since = slow, time.monotonic()
+        self._slow, self._since, self._seed = slow, time.monotonic(), seed
         self._met: set[str] = set()
         self._trains = False
         self._made: dict[int, int] = {}
 
     def put(self) -> None:
         """Listen, and hold what can be held from the start."""
+        if self._seed is not None:
+            seed_all(self._seed)
         for switch in self._of("keyword"):
             self._patched(switch, self._with_keyword(switch))
         for switch in self._of("bypass"):

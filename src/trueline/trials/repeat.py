@@ -1,0 +1,176 @@
+"""Which operation does not repeat itself, bit for bit, when the job is run again with the same seeds.
+
+The rule, fixed before the first run: the job is run once, its first steps recorded with fingerprints of every value,
+and then ``again`` so many times. Of each repeat the first value, in the order of execution, whose bits differ is looked
+at. Where it is what a call returned (in the backward pass: a gradient that it made) and all tensors that the call was
+given are the same, that call does not repeat itself. Where it is what a call was given, it came from between two
+recorded calls: the call that only received it is never named. No chance is in that, so that no error is asked; what
+never differed in n repeats differs in less than the bound of Clopper and Pearson.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trueline.analyze.compare.compare import compare
+from trueline.analyze.compare.result import ComparedRow
+from trueline.capture.child_env import CHANGES, environment
+from trueline.schema.errors import AlignmentError, CannotTell, RunError
+from trueline.schema.site import Site
+from trueline.trials.chance import most_rate
+from trueline.trials.runs import JobFails, Runs, Way
+from trueline.trials.same_fault import Outcome
+from trueline.trials.trial import Answer, Job, TrialAnswer, how_it_ended
+
+FIRST, AGAIN = "first", "again"
+QUESTION = "Do the first steps repeat themselves bit for bit, and which operation does not?"
+
+_AFTER = 3
+"""Updates after the last step that is recorded at which a run ends."""
+
+_SIZES = {
+    "within": "as much as another order of the same sums explains",
+    "beyond": "by more than rounding explains",
+    "propagated": "by more than rounding explains",
+    "not-comparable": "by something that rounding has no part in, such as another choice or order",
+}
+_ADVICE = {
+    "within": (
+        "Sums that are added in another order each time (atomics, threads): torch.use_deterministic_algorithms(True) "
+        "takes a form that repeats itself, or raises where there is none.",
+    ),
+    "other": (
+        "Look for random numbers that no seed reaches (time, numpy.random.default_rng(), os.urandom, another process); "
+        "on a GPU draw them on the CPU.",
+        "Memory that is read before it is written differs so, too: trueline trial sync.",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """The first value that differs between two runs: the ``site``, the function that was called, whether the call
+    ``made`` it or was ``given`` it (or given something else that differs), and how ``compare`` judges its size.
+    """
+
+    site: str
+    api: str
+    role: Literal["made", "given"]
+    judgement: str
+    measured: float | None
+
+
+@dataclass(frozen=True)
+class RepeatedJob:
+    """Runs ``job`` with seeds, records ``steps`` steps, and compares with the first run in ``folder``."""
+
+    job: Job
+    folder: Path
+    steps: int
+    seed: int
+
+    def __call__(self, way: Way, place: Path) -> Outcome:
+        """Run it; raises ``OSError`` where the command cannot be started."""
+        out = (place / "run").absolute()
+        plan = {"preset": "mix", "depth": "fingerprint", "steps": [0, self.steps]}
+        environ = environment(out=str(out), plan=plan, overwrite=True, base=dict(os.environ))
+        changes = {"updates": self.steps + _AFTER, "seed": self.seed}
+        ended = self.job.run({**environ, CHANGES: json.dumps(changes)}, printed=place / "printed.txt")
+        if why := how_it_ended(ended):
+            return Outcome(None, why)
+        if way.arm == FIRST:
+            return Outcome(False) if out.exists() else Outcome(None, "nothing of it was watched")
+        try:
+            rows = compare(str(self.folder / f"000-{FIRST}" / "run"), str(out)).rows
+        except (AlignmentError, CannotTell, RunError) as error:
+            return Outcome(None, str(error))
+        part = first_apart(rows)
+        if part is None:
+            return Outcome(False)
+        return Outcome(True, part.api, part.measured, (part.site, part.role, part.judgement))
+
+
+def first_apart(rows: Iterable[ComparedRow]) -> Part | None:
+    """The first value whose bits differ, of the rank in which that is earliest in its order; None where none does."""
+    every = list(rows)
+    apart = [row for row in every if row.site is not None and _differs(row)]
+    if not apart:
+        return None
+    first = min(apart, key=lambda row: (row.step, row.place))
+    assert first.site is not None
+    site = Site.parse(first.site)
+    call = (site.step, site.rank, site.phase, site.name, site.call)
+    given = [row for row in apart if row is not first and row.site is not None and _call(row.site) == call]
+    is_given = _is_given(first.site) or any(_is_given(row.site) for row in given if row.site is not None)
+    role: Literal["made", "given"] = "given" if is_given else "made"
+    return Part(first.site, first.api, role, first.judgement, first.measured)
+
+
+@dataclass
+class RepeatTrial:
+    """Runs the job through ``runs``, once and then ``again`` times."""
+
+    runs: Runs
+    again: int
+
+    def answer(self) -> TrialAnswer:
+        """Run and judge. Raises ``OSError`` where the command cannot be started."""
+        self.runs.begin()
+        try:
+            if self.runs.outcome(Way(FIRST)) is None:
+                return self._answered("undecided", [f"The job does not run: {self.runs.last_why()}."], ())
+            for _ in range(self.again):
+                self.runs.outcome(Way(AGAIN))
+        except JobFails as why:
+            return self._answered("undecided", [f"The job does not run again: {why}."], ())
+        apart = [entry for entry in self.runs.log if entry["arm"] == AGAIN and entry["showed"]]
+        told = self.runs.counts(AGAIN)
+        if not apart:
+            says = f"All {told.runs} repeats of the first steps are the same, bit for bit; so less than "
+            return self._answered("excluded", [f"{says}{most_rate(told):.0%} of repeats differ (95 % confidence)."], ())
+        return self._named(apart[0], len(apart), told.runs)
+
+    def _named(self, entry: dict[str, object], num: int, of: int) -> TrialAnswer:
+        site, role, judgement = (str(each) for each in entry["codes"])  # type: ignore[union-attr]
+        api = str(entry["why"]) or "a call"
+        size = _SIZES.get(judgement, "")
+        often = f"in {num} of {of} repeats"
+        if role == "given":
+            says = f"What {api} is given at {site} differs {often}, {size}, and no recorded call before it made that: "
+            says += "it came from between two recorded calls, so no operation is named."
+            return self._answered("confirmed", [says], _ADVICE["other"], (f"before {site}",))
+        says = f"{api} at {site} makes something else of the same tensors {often}, {size}: it does not repeat itself, "
+        says += (
+            "or is given another argument that is no tensor (a number, an index), or its inputs were written to past "
+        )
+        says += "torch, which are not seen."
+        then = _ADVICE["within" if judgement == "within" else "other"]
+        return self._answered("confirmed", [says], then, (f"{api} at {site}",))
+
+    def _answered(
+        self, answer: Answer, says: Sequence[str], then: Sequence[str], credible: Sequence[str] = ()
+    ) -> TrialAnswer:
+        made = TrialAnswer("repeat", QUESTION, answer, tuple(says), self.runs.arms, tuple(then), tuple(credible))
+        return self.runs.end(made)
+
+
+def _differs(row: ComparedRow) -> bool:
+    return row.judgement != "equal" and bool(row.measured)
+
+
+def _call(site: str) -> tuple[object, ...]:
+    each = Site.parse(site)
+    return (each.step, each.rank, each.phase, each.name, each.call)
+
+
+def _is_given(site: str) -> bool:
+    """Whether it goes into a call: in the backward pass that is the gradient of what the call returned."""
+    each = Site.parse(site)
+    if each.phase == "bwd":
+        return each.slot.startswith("out")
+    return each.slot.startswith("in") or each.phase in ("batch", "param", "buffer")
