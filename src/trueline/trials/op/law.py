@@ -31,7 +31,8 @@ def expected_rel(
         return 0.0
     function = function_of(api.removesuffix(".__get__"))
     floats = {slot: x for slot, x in inputs.items() if x.is_floating_point()}
-    dtype_in = coarser(dtype, autocast) if autocast and (function in _WITHIN or dtype == autocast) else dtype
+    narrow = autocast and (arriving is not None or function in _WITHIN or dtype == autocast)
+    dtype_in = coarser(dtype, autocast) if autocast and narrow else dtype
     for x in list(floats.values())[:2]:
         dtype_in = coarser(dtype_in, str(x.dtype).removeprefix("torch."))
     ins = [operand(x, slot) for slot, x in inputs.items()]
@@ -59,7 +60,7 @@ def _summed(arriving: Operand, out: Operand, function: str, dtype: str) -> float
 
 def operand(x: Tensor, slot: str) -> Operand:
     """What a law needs to know of a value."""
-    wide = x.detach().cpu().double() if x.is_floating_point() else x.detach().cpu().abs().double()
+    wide = x.detach().cpu().double() if x.is_floating_point() else x.detach().cpu().double().abs()
     wide = wide[wide.isfinite()]
     if not wide.numel():
         return Operand(0.0, None, tuple(x.shape), slot=slot)
