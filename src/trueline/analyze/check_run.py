@@ -134,6 +134,7 @@ COMPARE_CODES: Mapping[str, str] = {
     "first-divergence": "The first call, gradient or loss that differs by more than rounding explains.",
     "explained-by-rounding": "Every difference that was judged is within what rounding explains.",
     "optimizer-differs": "The update differs although what goes into it agrees, or settings of the optimizer do.",
+    "corruption-pattern": "Stored values differ in blocks of memory; whose numbers are in them.",
     "site-missing": "Values of one run that have no counterpart in the other.",
 }
 """What a comparison with a reference looks for, by the code of the finding."""

@@ -64,6 +64,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "rng-differs": ("input-differs", "weight-differs", "first-divergence"),
     "optimizer-differs": ("weight-differs",),
     "weight-differs": ("first-divergence",),
+    "corruption-pattern": ("weight-differs", "optimizer-differs", "first-divergence"),
     "input-differs": ("first-divergence",),
     "dtype-differs": ("first-divergence",),
 }

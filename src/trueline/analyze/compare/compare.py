@@ -23,6 +23,7 @@ from trueline.analyze.compare.judge.values.distance import MAX_BYTES
 from trueline.analyze.compare.judge.values.judged_share import incomparable, judged_share, one_sided_calls
 from trueline.analyze.compare.judge.values.measured_distance import measure_with, nearest
 from trueline.analyze.compare.judge.values.value_judgement import DRAWN, NONFINITE, Compared, Divergence, Measure
+from trueline.analyze.compare.judge.written_over import written_over
 from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.compare.merge.loss_scale import clipped_ratio, with_one_loss_scale
 from trueline.analyze.compare.prefilter import differing_steps
@@ -92,7 +93,7 @@ def compare(
     return Comparison(
         run=mine.path,
         ref=theirs.path,
-        findings=tuple(in_causal_order([*told, *loss_findings])),
+        findings=tuple(in_causal_order([*told, *written_over(found.steps, max_bytes=max_bytes), *loss_findings])),
         rows=rows,
         steps=_finished(_summaries(arrangements, zip(found.steps, rows_of, strict=True)), mine, theirs),
         first=None if found.first is None else _described(_row_of(*found.first), found.first[1], max_bytes),
