@@ -1,7 +1,8 @@
 """Run the benchmarks that take minutes and rewrite their pages.
 
     python -m benchmarks [overhead] [store] [exact_checks] [rounding] [distance] [gallery]
-    python -m benchmarks compare recording durability gpt2 frameworks layouts monitor scale paper-size many-ranks trials
+    python -m benchmarks compare recording durability gpt2 frameworks layouts monitor scale paper-size many-ranks
+    python -m benchmarks rl trials same-job
 The latter run only where they are named. compare, recording and monitor need msProbe: pip install -e '.[bench]';
 frameworks takes those that are installed. gpt2 and paper-size need transformers.
 Each can be run by itself, with options: ``python -m benchmarks.overhead --help``.
@@ -27,6 +28,7 @@ NAMED = (
     "many-ranks",
     "rl",
     "trials",
+    "same-job",
 )
 
 

@@ -51,7 +51,7 @@ PLANTED = (
     Case("torchtitan.toml", 'flavor = "8B"', 'flavor = "70B"', "model-size"),
     Case("torchtitan.toml", "eps = 1e-8", "eps = 1e-8\nbeta2 = 0.999", "beta2"),
     Case("verl.sh", "actor.optim.lr=1e-6", "actor.optim.lr=5e-7", "learning-rate"),
-    Case("verl.sh", "kl_loss_coef=0.001", "kl_loss_coef=0.01", "kl-coefficient"),
+    Case("verl.sh", "kl_loss_coef=0.001", "kl_loss_coef=0.01", "kl-loss-coefficient"),
     Case("verl.sh", "rollout.temperature=1.0", "rollout.temperature=0.7", "temperature"),
     Case("verl.sh", "rollout.n=5", "rollout.n=8", "samples-per-prompt"),
     Case("verl.sh", "ppo_mini_batch_size=256", "ppo_mini_batch_size=128", "global-batch"),

@@ -61,7 +61,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "package-differs": _BETWEEN_RUNS,
     "env-differs": _BETWEEN_RUNS,
     "dataset-differs": ("input-differs", "first-divergence"),
-    "rng-differs": ("input-differs", "weight-differs", "first-divergence"),
+    "rng-differs": ("dataset-differs", "input-differs", "weight-differs", "first-divergence"),
     "optimizer-differs": ("weight-differs",),
     "weight-differs": ("first-divergence",),
     "corruption-pattern": ("weight-differs", "optimizer-differs", "first-divergence"),

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from trueline.analyze.same_job.batch_content import compare_content
 from trueline.analyze.same_job.difference import AS_IN_REF, Difference
 from trueline.schema.errors import RunError
 from trueline.schema.text.words import counted
@@ -49,6 +50,9 @@ def compare_data(one: Job, other: Job) -> tuple[list[Difference], int]:
         batches = list(_batches(one.run, other.run))
         compared += len(batches)
         found += [each for each in batches if each is not None]
+        content = compare_content(one.run, other.run)
+        compared += content is not None
+        found += content or []
         streams = list(_streams(one.run, other.run))
         compared += len(streams)
         found += [each for each in streams if each is not None]

@@ -153,7 +153,7 @@ def _unknown(one: Settings, other: Settings) -> Iterator[Difference]:
         return
     for name in [*one.others, *(each for each in other.others if each not in one.others)]:
         a, b = one.others.get(name), other.others.get(name)
-        if is_harmless_option(name) or _agree(a, b):
+        if _agree(a, b) or is_harmless_option(name):
             continue
         (run, run_where), (ref, ref_where) = (_shown(each) for each in (a, b))
         yield Difference(

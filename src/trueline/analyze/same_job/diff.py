@@ -232,6 +232,8 @@ def _finding(code: str, group: Sequence[Difference]) -> Finding:
     where = f" ({worst.run_where})" if worst.run_where else ""
     told_of = "compared with the reference" if worst.ref == AS_IN_REF else AS_IN_REF
     lacking = worst.ref if worst.ref != UNSET else "leave it out"
+    is_set = worst.run_where or worst.ref_where
+    todo = f"Set {worst.says} as in the reference ({lacking})" if is_set else f"Make both jobs agree in {worst.says}"
     return Finding(
         code=code,
         severity="warning" if any(each.severity == "warning" for each in group) else "info",
@@ -241,7 +243,5 @@ def _finding(code: str, group: Sequence[Difference]) -> Finding:
         unit="differences",
         false_alarm_rate=0.0,
         evidence={"kind": worst.topic, "differences": [each.to_json() for each in group[:50]]},
-        next=(f"Set {worst.says} as in the reference ({lacking}), and run again.",)
-        if worst.severity == "warning"
-        else (),
+        next=(f"{todo}, and run again.",) if worst.severity == "warning" else (),
     )
