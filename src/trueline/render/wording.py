@@ -74,8 +74,10 @@ def steps_words(first: int | None, last: int | None) -> str:
 
 
 def seconds_words(seconds: float) -> str:
-    """A duration in the largest two units that matter: ``0.82 s``, ``42 s``, ``3 min 5 s``, ``2 h 14 min``."""
-    if seconds < 60:
+    """A duration in the largest two units that matter: ``0.82 s``, ``42 s``, ``3 min 5 s``, ``2 h 14 min``; NaN and
+    infinities by name.
+    """
+    if seconds < 60 or not math.isfinite(seconds):
         return f"{number(seconds, 2)} s"
     if seconds < 3600:
         return f"{int(seconds // 60)} min {int(seconds % 60)} s"

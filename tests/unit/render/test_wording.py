@@ -60,6 +60,7 @@ def test_steps_name_one_a_span_or_none() -> None:
 
 def test_durations_take_the_units_that_matter() -> None:
     assert [seconds_words(0.824), seconds_words(185), seconds_words(8075)] == ["0.82 s", "3 min 5 s", "2 h 14 min"]
+    assert [seconds_words(float("nan")), seconds_words(float("inf"))] == ["NaN s", "inf s"]
 
 
 def test_characters_that_hide_or_turn_text_become_visible() -> None:
