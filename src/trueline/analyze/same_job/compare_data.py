@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from trueline.analyze.same_job.batch_content import compare_content
-from trueline.analyze.same_job.difference import AS_IN_REF, Difference
+from trueline.analyze.same_job.difference import AS_IN_REF, Difference, divided_alike
 from trueline.schema.errors import RunError
 from trueline.schema.text.words import counted
 from trueline.store.job_files.job import Job
@@ -46,7 +46,7 @@ def compare_data(one: Job, other: Job) -> tuple[list[Difference], int]:
     if one.env is not None and other.env is not None:
         compared += len(set(one.env.data) & set(other.env.data))
         found += _declared(one.env.data, other.env.data)
-    if one.run is not None and other.run is not None:
+    if one.run is not None and other.run is not None and divided_alike(one.run, other.run):
         batches = list(_batches(one.run, other.run))
         compared += len(batches)
         found += [each for each in batches if each is not None]
@@ -100,6 +100,8 @@ def _batches(one: Run, other: Run) -> Iterator[Difference | None]:
     if inputs is None:
         return
     step, mine, theirs = inputs
+    if mine.size != theirs.size:  # another batch size, which settings tell, or an update of more passes than were seen
+        return
     shared = np.intersect1d(mine, theirs).size
     if not np.array_equal(np.sort(mine), np.sort(theirs)):
         run, ref = counted(mine.size, "sample"), f"{counted(theirs.size, 'sample')}, of which {shared} are the same"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from trueline.analyze.same_job.difference import AS_IN_REF, UNSET, Difference
+from trueline.analyze.same_job.difference import AS_IN_REF, UNSET, Difference, divided_alike
 from trueline.schema.errors import RunError
+from trueline.schema.files.job_facts import JobFacts
 from trueline.schema.files.run_manifest import RankEnv
 from trueline.schema.text.words import counted, named_some, numberless
 from trueline.store.job_files.job import Job
@@ -16,9 +17,12 @@ _MAX_NAMED = 3
 
 def compare_model(one: Job, other: Job) -> tuple[list[Difference], int]:
     """What differs in structure and first weights, and how many facts both jobs have. Names are compared where the two
-    share most of them: models of two frameworks take ``trueline compare`` with a map.
+    share most of them: models of two frameworks take ``trueline compare`` with a map. So does what is divided between
+    ranks otherwise, of which a rank holds other shapes.
     """
     if one.env is None or other.env is None or not one.env.params or not other.env.params:
+        return [], 0
+    if one.run is not None and other.run is not None and not divided_alike(one.run, other.run):
         return [], 0
     mine, theirs = _shapes(one.env), _shapes(other.env)
     shared = set(mine) & set(theirs)
@@ -85,15 +89,14 @@ def _tree(one: RankEnv, other: RankEnv) -> Iterator[Difference]:
     """The modules in their order, so that a normalisation in front of a layer is not one behind it; and tied names."""
     if one.facts is None or other.facts is None:
         return
-    mine, theirs = ([(each.name, each.kind) for each in env.facts.modules] for env in (one, other) if env.facts)
-    kinds = dict(theirs)
-    for name, kind in mine:
-        if name in kinds and kinds[name] != kind:
-            says = f"class of {name}"
-            yield Difference("structure-differs", "model", "modules", says, kind, kinds[name], 82, "start")
+    mine, theirs = (_kinds(env.facts) for env in (one, other) if env.facts)
+    shared = mine.keys() & theirs.keys()
+    for name in mine:
+        if name in shared and mine[name] != theirs[name]:
+            says, texts = f"class of {name}", (" and ".join(side[name]) for side in (mine, theirs))
+            yield Difference("structure-differs", "model", "modules", says, *texts, 82, "start")
             break
-    shared = {name for name, _ in mine} & set(kinds)
-    orders = [[name for name, _ in side if name in shared] for side in (mine, theirs)]
+    orders = [[name for name in side if name in shared] for side in (mine, theirs)]
     if orders[0] != orders[1]:
         at = next(place for place, (a, b) in enumerate(zip(*orders, strict=True)) if a != b)
         says = f"module that follows {orders[0][at - 1] if at else 'the start'}"
@@ -102,6 +105,14 @@ def _tree(one: RankEnv, other: RankEnv) -> Iterator[Difference]:
     if tied[0] != tied[1]:
         texts = (_tied(tied[0]), _tied(tied[1]))
         yield Difference("structure-differs", "model", "tied", "tied parameters", *texts, 88, "start")
+
+
+def _kinds(facts: JobFacts) -> dict[str, list[str]]:
+    """The classes of modules by their names without numbers, which several may share, in the order of the model."""
+    found: dict[str, list[str]] = {}
+    for each in facts.modules:
+        found.setdefault(each.name, []).append(each.kind)
+    return found
 
 
 def _tied(groups: Sequence[Sequence[str]]) -> str:

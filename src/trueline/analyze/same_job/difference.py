@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from trueline.analyze.same_job.vocabulary import Starts
 from trueline.schema.finding import Severity
+from trueline.store.reader import Run
 
 TELLING = 40
 """From here on a difference is a warning: it changes the loss or the update itself. What is below (order of sums,
@@ -14,6 +17,18 @@ kernels, libraries below the framework) is information, and explains differences
 UNSET = "not set"
 AS_IN_REF = "as in the reference"
 """The value of the reference, where it is not of a kind that can be written."""
+
+
+def divided_alike(one: Run, other: Run) -> bool:
+    """Whether both Runs divide the work between ranks and micro-batches in one way, so that a rank's first batch and
+    its parameters may be compared.
+    """
+    sides: list[tuple[str, int, list[float]]] = []
+    for run in (one, other):
+        micro_TN, measured_TN = run.pivot("num_micro")
+        first = np.where(measured_TN[:1], micro_TN[:1], 1.0).ravel().tolist()
+        sides.append((run.manifest.adapter, run.world_size, first))
+    return sides[0] == sides[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ _NAMES = frozenset({
     "training_args", "train_args", "model_args", "data_args", "finetuning_args", "trainer_config", "hyperparameters",
 })  # fmt: skip
 _KINDS = re.compile(r".*(?:Config|Arguments|Args|Options|Settings|HParams|Hyperparameters)")
+_NOT_THE_JOBS = sys.stdlib_module_names - {"__main__"} | {"trueline", "torch"}
+"""Whose running functions are not the script's or a trainer's: a process of multiprocessing has a ``_config``, too."""
 _OPTIMIZED = 0x1
 """``inspect.CO_OPTIMIZED``: the frame of a function, whose ``f_locals`` is a copy (until Python 3.13)."""
 _OF_TRAINER = (
@@ -82,7 +84,7 @@ def _held_by_frames() -> Iterator[tuple[str, Any]]:
     for _ in range(_MAX_FRAMES):
         if frame is None:
             return
-        if "trueline" not in frame.f_globals.get("__name__", ""):
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_JOBS:
             held = frame.f_locals
             found = list(_named(held))
             if frame.f_code.co_flags & _OPTIMIZED and sys.version_info < (3, 13):
