@@ -204,8 +204,12 @@ def check(
     return _with_groups(own, [check(path, engine=engine) for path in opened.groups])
 
 
+_SEEN_IN_VALUES = {"structure-differs", "weight-differs", "dataset-differs"}
+"""What the comparison of recorded values judges by what was computed, and knows when it is meant."""
+
+
 def _beside(run: Run, ref: Run) -> tuple[list[Finding], list[str], list[NotRun]]:
-    """What the comparison with ``ref`` finds, of the values and then of the jobs, but for codes that values have told;
+    """What the comparison with ``ref`` finds, of the values and then of the jobs, but for what values tell better;
     the codes of what was judged; and why the others were not.
     """
     from trueline.analyze.compare.compare import compare  # a check without a reference need not wait for these
@@ -219,7 +223,7 @@ def _beside(run: Run, ref: Run) -> tuple[list[Finding], list[str], list[NotRun]]
     judged: list[str] = []
     lacking: list[NotRun] = []
     for codes, find in sides:
-        told = {finding.code for finding in findings}
+        told = {finding.code for finding in findings} | (_SEEN_IN_VALUES if judged else set())
         try:
             findings += [finding for finding in find() if finding.code not in told]
             judged += codes

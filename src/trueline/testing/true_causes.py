@@ -23,7 +23,7 @@ _CAUSES: dict[str, str] = {
     "C4": "code-differs",
     "C5": "code-differs input-differs",
     "C6": "argument-differs",
-    "C7": "optimizer-differs-between-runs",
+    "C7": "optimizer-differs-between-runs configuration-differs-between-runs",
     "D1": "data-not-split",
     "D1.one-replica": "data-not-split sampler-rank-wrong",
     "D1.pairs": "sampler-rank-wrong",

@@ -46,6 +46,6 @@ def decay_more(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -
 _fault = compared("C7", ("optimizer-differs",))
 
 ENTRIES = (
-    _fault("", "another weight decay", setting),
+    _fault("", "another weight decay", setting, may_find=("config-differs",)),
     _fault("code", "another weight decay, with the same settings", in_code, within=1),
 )

@@ -1,7 +1,6 @@
 """Averages of the weights: what is no average of them is found, and what people do is left alone."""
 
 import copy
-import gc
 import math
 
 import pytest
@@ -254,11 +253,16 @@ def test_what_is_no_average_is_refused(tmp_path, wrong):
 
 
 def test_an_average_that_nobody_declared_is_judged_by_what_it_does(tmp_path):
-    def coarse(_):
-        return net(seed=7).bfloat16().requires_grad_(False)
+    class Own(nn.Sequential):
+        """Of this test alone: models of other tests may be there still."""
 
-    gc.collect()  # models of other tests
-    trained(tmp_path / "run", coarse, lambda step, average, model: follow(average, model, 0.999))
+    def coarse(_):
+        return Own(*net(seed=7)).bfloat16().requires_grad_(False)
+
+    def update(step, average, model):
+        follow(average, model, 0.999)
+
+    trained(tmp_path / "run", coarse, update, model=Own(*net()))
     assert findings(tmp_path / "run") == [("warning", "lost")]
 
 
@@ -275,17 +279,25 @@ def now_and_then(step, average, model):
 
 @pytest.mark.parametrize("update", [lambda *_: None, towards_zero, now_and_then])
 def test_a_copy_of_the_model_that_is_no_average_is_left_alone(tmp_path, update):
-    trained(tmp_path / "run", copy.deepcopy, update)
+    class Own(nn.Sequential):
+        """Of this test alone: models of other tests may be there still."""
+
+    trained(tmp_path / "run", copy.deepcopy, update, model=Own(*net()))
     with pytest.raises(CannotTell, match="no average of the weights was seen"):
         findings(tmp_path / "run")
 
 
 def test_only_copies_that_nothing_trains_are_looked_at():
-    model, other = net(), nn.Sequential(nn.Linear(6, 24), nn.BatchNorm1d(24))
-    copied, declared, trains, torchs = copy.deepcopy(model), copy.deepcopy(model), copy.deepcopy(model), net()
+    class Own(nn.Sequential):
+        """Of this test alone: models of other tests may be there still."""
+
+    def own():
+        return Own(*net())
+
+    model, other = own(), Own(nn.Linear(6, 24), nn.BatchNorm1d(24))
+    copied, declared, trains, torchs = copy.deepcopy(model), copy.deepcopy(model), copy.deepcopy(model), own()
     trains[0].weight.grad = torch.zeros(24, 6)
     held = AveragedModel(torchs)
-    gc.collect()  # models of other tests
     found = averages.copies_of(model, [averages.Average(declared)])
     assert {id(each) for each in found} == {id(copied), id(torchs)}
     assert id(held.module) not in {id(each) for each in averages.copies_of(torchs, [])}
