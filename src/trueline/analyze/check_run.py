@@ -223,7 +223,7 @@ def _beside(run: Run, ref: Run) -> tuple[list[Finding], list[str], list[NotRun]]
     judged: list[str] = []
     lacking: list[NotRun] = []
     for codes, find in sides:
-        told = {finding.code for finding in findings} | (_SEEN_IN_VALUES if judged else set())
+        told = {finding.code for finding in findings} | (_SEEN_IN_VALUES if judged else set[str]())
         try:
             findings += [finding for finding in find() if finding.code not in told]
             judged += codes

@@ -93,8 +93,8 @@ def _tree(one: RankEnv, other: RankEnv) -> Iterator[Difference]:
     shared = mine.keys() & theirs.keys()
     for name in mine:
         if name in shared and mine[name] != theirs[name]:
-            says, texts = f"class of {name}", (" and ".join(side[name]) for side in (mine, theirs))
-            yield Difference("structure-differs", "model", "modules", says, *texts, 82, "start")
+            says, run, ref = f"class of {name}", " and ".join(mine[name]), " and ".join(theirs[name])
+            yield Difference("structure-differs", "model", "modules", says, run, ref, 82, "start")
             break
     orders = [[name for name in side if name in shared] for side in (mine, theirs)]
     if orders[0] != orders[1]:
