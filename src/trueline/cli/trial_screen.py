@@ -65,6 +65,7 @@ def _running(runs: Runs, words: Sequence[str]) -> Iterator[None]:
 
     from trueline.cli.waiting import on_terminal
     from trueline.schema.errors import InputError
+    from trueline.schema.text.words import counted
 
     console = Console(stderr=True)
     status = console.status("Running the command") if on_terminal() else None
@@ -87,7 +88,8 @@ def _running(runs: Runs, words: Sequence[str]) -> Iterator[None]:
                 yield
     except KeyboardInterrupt:
         print(
-            f"trueline: stopped after {len(runs.log)} runs, which are kept in {runs.folder}; the same command goes on.",
+            f"trueline: stopped after {counted(len(runs.log), 'run')}, kept in {runs.folder}; the same command "
+            "goes on.",
             file=sys.stderr,
         )
         raise typer.Exit(130) from None

@@ -125,8 +125,8 @@ def _of_directory(place: Path) -> Job:
     configs = [path for path in files if path not in tokenizers and path not in envs]
     if len(configs) + len(envs) > _MAX_FILES:
         raise InputError(
-            f"'{place}' has {len(configs)} configurations: which ones are the job's is not known. Pass one of them, or "
-            "a directory with those of the job alone."
+            f"'{place}' has several configurations ({len(configs)}): which ones are the job's is not known. Pass one "
+            "of them, or a directory with those of the job alone."
         )
     if not files:
         raise InputError(f"'{place}' is no Run and has no configuration. {_EXPECTED}")

@@ -37,7 +37,7 @@ class Commits:
                 "the commit that shows the finding with --bad."
             )
         first, last = (_git(root, "rev-parse", "--verify", f"{name}^{{commit}}") for name in (good, bad or "HEAD"))
-        lines = _git(root, "log", "--first-parent", "--reverse", "--format=%H %s", f"{first}..{last}").splitlines()
+        lines = _git(root, "log", "--first-parent", "--reverse", "--format=%H %s", f"^{first}", last).splitlines()
         start = _git(root, "log", "-1", "--format=%H %s", first)
         parent = _git(root, "log", "-1", "--format=%P", lines[0].split()[0]).split()[:1] if lines else []
         if parent != [first]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from trueline.schema.text.words import counted
 from trueline.trials.chance import Counts, decided, log_odds_present, most_rate
 from trueline.trials.knobs.catalogue import Switch
 from trueline.trials.knobs.search import Hypothesis, Pattern, Search
@@ -296,7 +297,8 @@ class KnobTrial:
             expected = "all" if shows else "none"
             yield f"{self._named(on)}: {counts.showed} of {counts.runs} runs show it, expected {expected}."
         probability = self._credible()[0][1]
-        yield f"Probability of this answer among the {len(self._switches)} switches: {min(probability, 0.9999):.2%}."
+        among = counted(len(self._switches), "setting")
+        yield f"Probability of this answer among {among}: {min(probability, 0.9999):.2%}."
 
     def _advice(self, found: Hypothesis) -> tuple[str, ...]:
         switches = [self._switches[place] for place in found.places]

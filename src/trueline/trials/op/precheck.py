@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from trueline.schema.errors import CannotTell, InputError
 from trueline.schema.finding import Finding
+from trueline.schema.text.words import counted
 from trueline.store.reader import Run
 from trueline.trials.op.judged_call import JudgedCall, judged_call
 from trueline.trials.op.proof import LIMIT
@@ -148,7 +149,7 @@ def _answer(checked: Sequence[CheckedOp], device: str) -> TrialAnswer:
     drawn = sum(bool(each.drawn) for each in judged)
     answer: Answer = "confirmed" if beyond else "excluded" if judged and len(untold) <= len(judged) else "undecided"
     says = [
-        f"{len(checked):,} operations by signature on {device}: {len(beyond)} inaccurate, "
+        f"{counted(len(checked), 'operation')} by signature on {device}: {len(beyond)} inaccurate, "
         f"{len(judged) - len(beyond):,} within what rounding explains, {len(untold)} cannot be told, {len(left):,} not "
         f"judged; inputs were drawn to recorded statistics for {drawn:,}."
     ]
@@ -203,7 +204,8 @@ def _not_repeating(checked: Sequence[CheckedOp], device: str) -> list[Finding]:
     if not found:
         return []
     names = ", ".join(dict.fromkeys(each.api for each in found))
-    claim = f"Called twice on {device} with the same inputs, {len(found)} operations return other bits: {names}."
+    num = counted(len(found), "operation")
+    claim = f"Called twice on {device} with the same inputs, {num} did not return the same bits: {names}."
     step, rank = _place(found[0].site)
     return [
         Finding(

@@ -85,7 +85,7 @@ from trueline.analyze.parameters.initial_values import (
 )
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
-from trueline.schema.text.words import named_some, ranks_text
+from trueline.schema.text.words import counted, named_some, ranks_text
 from trueline.store.reader import Run
 
 CODE = "init-differs"
@@ -143,7 +143,8 @@ def _one_module(run: Run) -> list[Finding]:
     if not of_rank:
         return []
     names = _names(of_rank)
-    claim = f"{named_some(names)} are one and the same module: these {len(names)} layers share one set of weights."
+    layers = counted(len(names), "layer")
+    claim = f"{named_some(names)} are one and the same module: these {layers} share one set of weights."
     unit = "modules in these places"
     return [
         _finding("one-module", "warning", claim, names, tuple(of_rank), measured=1.0, expected=len(names), unit=unit)
