@@ -53,6 +53,7 @@ def compare_data(one: Job, other: Job) -> tuple[list[Difference], int]:
         content = compare_content(one.run, other.run)
         compared += content is not None
         found += content or []
+    if one.run is not None and other.run is not None:
         streams = list(_streams(one.run, other.run))
         compared += len(streams)
         found += [each for each in streams if each is not None]

@@ -15,7 +15,7 @@ from trueline.analyze.same_job.compare_environment import compare_environment
 from trueline.analyze.same_job.compare_model import compare_model
 from trueline.analyze.same_job.compare_settings import compare_settings, one_sided, told
 from trueline.analyze.same_job.derived import Derived, derive
-from trueline.analyze.same_job.difference import AS_IN_REF, TELLING, UNSET, Difference
+from trueline.analyze.same_job.difference import AS_IN_REF, TELLING, UNSET, Difference, divided_alike
 from trueline.analyze.same_job.settings import Settings, settings_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
@@ -214,6 +214,11 @@ def _notes(one: Job, other: Job, mine: Settings, theirs: Settings) -> list[str]:
     for job, each in ((one, mine), (other, theirs)):
         if not each.terms and not each.others:
             notes.append(f"{job.name} has no configuration: settings were not compared.")
+    if one.run is not None and other.run is not None and not divided_alike(one.run, other.run):
+        notes.append(
+            "The Runs divide their work between ranks or micro-batches otherwise: parameters, weights and first "
+            "batches were not compared."
+        )
     return list(dict.fromkeys(notes))
 
 
