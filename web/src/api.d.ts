@@ -1042,7 +1042,8 @@ export interface components {
          * Signals
          * @description What a Run has to draw, first what says most; its ranks with the machine of each, and the steps of its rows.
          *
-         *     ``flagged`` are ranks that an error or warning names, unless it names all. ``truncated`` is how many parameter groups are not offered.
+         *     ``flagged`` are ranks that an error or warning names, unless it names all. ``truncated`` is how many parameter
+         *     groups are not offered.
          */
         Signals: {
             /** Flagged */
