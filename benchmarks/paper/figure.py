@@ -7,10 +7,9 @@ from itertools import product
 
 import numpy as np
 from benchmarks.paper.cells import LIBRARY, PAPER, READINGS, Cell
+from benchmarks.paper.path import Plot, area_path, line_path
 from benchmarks.paper.results import Results
-
-from trueline.render.charts.path import Plot, area_path, line_path
-from trueline.render.charts.scale import Axis, axis_over
+from benchmarks.paper.scale import Axis, axis_over
 
 ROWS = {"loss_std": "standard deviation of the loss", "norm_std": "of the gradient norm", "cosine": "mean cosine"}
 STYLE = """

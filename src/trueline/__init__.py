@@ -287,9 +287,8 @@ def report(
     from trueline.render.output import save, writable_target
 
     target = writable_target(out, overwrite=overwrite)
-    results = importlib.import_module("trueline.analyze.results").results_of(runs)
-    readings = importlib.import_module("trueline.render.report.run_reading").readings_of(results)
-    save(target, importlib.import_module("trueline.render.report.report").render(readings))
+    watched = importlib.import_module("trueline.web.watched_run").judged_runs(runs)
+    save(target, importlib.import_module("trueline.web.page_file").page_file(watched)[0])
     return target
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tests.synthetic_runs import write_part, write_run
 from tests.web.browser import NEEDS_BROWSER, BrowserPage
+from tests.web.looks import CONTRAST, middle_of
 from tests.web.recorded_step import num_calls, write_step
 from tests.web.served import Served
-from tests.web.test_report import CONTRAST, middle_of
 
 from trueline.schema.finding import Finding
 from trueline.web.page_file import page_file

@@ -12,9 +12,9 @@ from urllib.parse import quote
 import pytest
 from tests.synthetic_runs import write_run
 from tests.web.browser import NEEDS_BROWSER, BrowserPage
+from tests.web.looks import CONTRAST
 from tests.web.recorded_step import write_step
 from tests.web.served import Served
-from tests.web.test_report import CONTRAST
 
 from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.compare.result import StepSummary

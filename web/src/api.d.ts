@@ -242,6 +242,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/runs/{number}/settings": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Settings */
+        get: operations["settings_api_runs__number__settings_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/runs/{number}/signals": {
         parameters: {
             query?: never;
@@ -297,6 +314,40 @@ export interface paths {
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
+        /**
+         * Along
+         * @description One step of a rank (None: ranks merged), that of the first difference, or of the first value that differs.
+         *     ``first`` is the column of the first difference.
+         */
+        Along: {
+            /** Columns */
+            columns: components["schemas"]["AlongColumn"][];
+            /** First */
+            first: number | null;
+            /** Num Values */
+            num_values: number;
+            /** Rank */
+            rank: number | null;
+            /** Step */
+            step: number;
+        };
+        /**
+         * AlongColumn
+         * @description Neighbouring values of one phase: the gravest judgement among them, and of those that have it the largest
+         *     difference in times of what rounding explains (None: not measured). ``at`` is where among all rows that one is.
+         */
+        AlongColumn: {
+            /** At */
+            at: number;
+            /** Judgement */
+            judgement: string;
+            /** Phase */
+            phase: string;
+            /** Site */
+            site: string;
+            /** Times */
+            times: number | null;
+        };
         /**
          * Call
          * @description One call: its place in the order of execution, how deep it lies, and numbers of its values: elements that are not
@@ -399,9 +450,11 @@ export interface components {
          * ComparisonView
          * @description The head of the screen. ``story`` is None while it is compared, or where ``failed`` says why it cannot be.
          *     ``counts`` are (judgement, in words, values); ``first_at`` is where among all rows the first difference is.
-         *     ``renames`` are names of the reference and what they are called here, as they were matched by hand.
+         *     ``left_out`` is how many rows a file has no room for. ``renames`` are names of the reference and what they are
+         *     called here, as they were matched by hand.
          */
         ComparisonView: {
+            along: components["schemas"]["Along"] | null;
             /** Comparing */
             comparing: boolean;
             /** Counts */
@@ -418,6 +471,8 @@ export interface components {
             growth: components["schemas"]["Growth"][];
             /** Largest Times */
             largest_times: number | null;
+            /** Left Out */
+            left_out: number;
             /** Num Rows */
             num_rows: number;
             /** Ref */
@@ -448,7 +503,7 @@ export interface components {
         };
         /**
          * Differing
-         * @description One fact that is not the same everywhere: (who, value) in the order of the Runs and ranks.
+         * @description One fact that is not the same everywhere: (ranks, value) in the order of the ranks.
          */
         Differing: {
             /** Key */
@@ -967,7 +1022,7 @@ export interface components {
         };
         /**
          * RunEntry
-         * @description One of the Runs that the page shows.
+         * @description One of the Runs that the page shows, and the screens that there are about it.
          */
         RunEntry: {
             /** Id */
@@ -976,10 +1031,10 @@ export interface components {
             name: string;
             /** Path */
             path: string;
-            /** Recorded */
-            recorded: boolean;
             /** Ref */
             ref: string | null;
+            /** Screens */
+            screens: ("triage" | "trend" | "settings" | "step" | "compare")[];
         };
         /**
          * Runs
@@ -992,11 +1047,25 @@ export interface components {
             version: string;
         };
         /**
+         * Section
+         * @description Facts that all ranks share: (name, value).
+         */
+        Section: {
+            /** Facts */
+            facts: [
+                string,
+                string
+            ][];
+            /** Name */
+            name: string;
+        };
+        /**
          * Series
          * @description What an answer shows with the arrays ``low``, ``high``, ``last`` float32 [L, B] and ``flags`` uint8 [L, B] of the
          *     lines, ``first`` and ``end`` int32 [B], and over all ranks ``lowest``, ``lower``, ``median``, ``upper``, ``highest``
          *     float32 [B] (extremes, quartiles and median of the ranks' last values; extremes of all values) and ``lowest_rank``,
-         *     ``highest_rank`` int32 [B].
+         *     ``highest_rank`` int32 [B]. A signal of the whole job has one line, of rank -1, and as extremes the band of chance;
+         *     ``said`` is what that band means.
          */
         Series: {
             /** Flagged */
@@ -1010,6 +1079,11 @@ export interface components {
             /** Ranks */
             ranks: number[];
             /**
+             * Said
+             * @default
+             */
+            said: string;
+            /**
              * Shown
              * @enum {string}
              */
@@ -1020,8 +1094,23 @@ export interface components {
             title: string;
         };
         /**
+         * Settings
+         * @description ``missing`` says that no rank left a description of itself.
+         */
+        Settings: {
+            /** By Nature */
+            by_nature: components["schemas"]["Differing"][];
+            /** Common */
+            common: components["schemas"]["Section"][];
+            /** Missing */
+            missing: boolean;
+            /** Within */
+            within: components["schemas"]["Differing"][];
+        };
+        /**
          * Signal
-         * @description Something to draw: ``key`` is a column, or a column, a slash and the name of a parameter group.
+         * @description Something to draw: ``key`` is a column, or a column, a slash and the name of a parameter group; or ``job/`` and a
+         *     field of ``Dispersion``, which is one number a step ``of_job`` and not one a rank.
          */
         Signal: {
             /**
@@ -1033,6 +1122,11 @@ export interface components {
             key: string;
             /** Meaning */
             meaning: string;
+            /**
+             * Of Job
+             * @default false
+             */
+            of_job: boolean;
             /** Title */
             title: string;
             /** Unit */
@@ -1669,6 +1763,37 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Series"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    settings_api_runs__number__settings_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                number: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Settings"];
                 };
             };
             /** @description Validation Error */

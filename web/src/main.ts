@@ -6,24 +6,28 @@ import { layOutWhatComes } from "./draw/layout";
 import type { Context, Screen } from "./screen";
 import { comparison } from "./screens/comparison";
 import { incident } from "./screens/incident";
+import { overview } from "./screens/overview";
+import { settings } from "./screens/settings";
 import { step } from "./screens/step";
 import { trend } from "./screens/trend";
 import { triage } from "./screens/triage";
 import { Enclosed, type Grown, Server, type Schemas, type Source } from "./source";
 import "./page.css";
 
-const SCREENS: Record<string, { title: string; make: (context: Context) => Screen; needs?: "ref" | "recorded" }> = {
+const SCREENS: Record<string, { title: string; make: (context: Context) => Screen }> = {
+  runs: { title: "Runs", make: overview },
   triage: { title: "Triage", make: triage },
   incident: { title: "Incident", make: incident },
   trend: { title: "Ranks × steps", make: trend },
-  step: { title: "Step", make: step, needs: "recorded" },
-  compare: { title: "Compare", make: comparison, needs: "ref" },
+  step: { title: "Step", make: step },
+  compare: { title: "Compare", make: comparison },
+  settings: { title: "Settings", make: settings },
 };
 const KEYS: [string, string][] = [
   ["j, k", "next, previous line"],
   ["Enter", "open the line"],
   ["/", "search"],
-  ["1 – 4", "screen"],
+  ["1 – 6", "screen"],
   ["[ ]", "previous, next Run"],
   ["?", "keys"],
 ];
@@ -58,7 +62,6 @@ class Frame {
       h("header", { class: "top" }, h("p", { class: "brand" }, "Trueline"), this.runs, h("nav", { "aria-label": "Screens" }, this.nav), this.live),
       this.main, this.foot, this.help,
     );
-    this.runs.hidden = runs.length < 2;
     addEventListener("hashchange", perFrame(() => void this.show()));
     addEventListener("keydown", (event) => this.press(event));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => void this.rebuild());
@@ -90,7 +93,7 @@ class Frame {
   }
 
   private async showOnce(now: State): Promise<void> {
-    const name = now.screen in SCREENS ? now.screen : "triage";
+    const name = now.screen in SCREENS ? now.screen : this.first(now);
     const key = `${name} ${this.run.id}`;
     if (key !== this.key) {
       this.shown?.close?.();
@@ -100,7 +103,8 @@ class Frame {
       scrollTo(0, 0);
     }
     this.runs.value = String(this.run.id);
-    document.title = `${SCREENS[name].title} · ${this.run.name} · Trueline`;
+    this.runs.hidden = this.entries.length < 2 || name === "runs";
+    document.title = `${SCREENS[name].title}${name === "runs" ? "" : ` · ${this.run.name}`} · Trueline`;
     this.tellScreens(name);
     try {
       await this.shown!.update(now);
@@ -114,12 +118,18 @@ class Frame {
 
   private context(): Context {
     const run = this.run;
-    return { source: this.source, run, api: (path) => `api/runs/${run.id}/${path}` };
+    return { source: this.source, run, runs: this.entries, api: (path) => `api/runs/${run.id}/${path}` };
+  }
+
+  /** The screen where the address names none: of several Runs all of them, until one is chosen. */
+  private first(now: State): string {
+    if (this.entries.length > 1 && now.run === undefined) return "runs";
+    return this.run.screens.find((each) => each === "triage") ?? this.run.screens[0];
   }
 
   private offered(): [string, string][] {
     return Object.entries(SCREENS)
-      .filter(([name, { needs }]) => name !== "incident" && (needs !== "ref" || this.run.ref) && (needs !== "recorded" || this.run.recorded))
+      .filter(([name]) => (name === "runs" ? this.entries.length > 1 : (this.run.screens as string[]).includes(name)))
       .map(([name, { title }]) => [name, title]);
   }
 
@@ -129,7 +139,7 @@ class Frame {
     this.told = told;
     this.nav.replaceChildren(
       ...this.offered().map(([name, title]) =>
-        h("li", null, h("a", { href: link({ ...fresh(), run: state().run ?? "", screen: name === "triage" ? "" : name }), "aria-current": (name === current || (name === "triage" && current === "incident")) && "page" }, title))),
+        h("li", null, h("a", { href: link(this.leadingTo(name)), "aria-current": (name === current || (name === "triage" && current === "incident")) && "page" }, title))),
     );
     const twins = (this.shown?.twins() ?? []).map((path) => this.source.twin(path)).filter(Boolean);
     this.foot.replaceChildren(
@@ -142,9 +152,9 @@ class Frame {
   private heard(grown: Grown): void {
     if (grown.tables.includes("records")) {
       const entry = this.entries[grown.run];
-      if (entry && !entry.recorded) this.entries[grown.run] = { ...entry, recorded: true };
+      if (entry && !entry.screens.includes("step")) this.entries[grown.run] = { ...entry, screens: [...entry.screens, "step"] };
     }
-    if (grown.run !== this.run.id) return;
+    if (grown.run !== this.run.id && this.key !== `runs ${this.run.id}`) return;
     if (document.hidden) this.stale = true; // what nobody sees is not asked for
     else void this.show();
   }
@@ -176,10 +186,14 @@ class Frame {
     else if (event.key === "[" || event.key === "]") {
       const next = this.run.id + (event.key === "]" ? 1 : -1);
       if (this.entries[next]) change({ ...fresh(), run: String(next), screen: state().screen === "trend" ? "trend" : "" });
-    } else if (/^[1-4]$/.test(event.key)) {
+    } else if (/^[1-9]$/.test(event.key)) {
       const to = this.offered()[Number(event.key) - 1];
-      if (to) change({ ...fresh(), run: state().run ?? "", screen: to[0] === "triage" ? "" : to[0] });
+      if (to) change(this.leadingTo(to[0]));
     }
+  }
+
+  private leadingTo(screen: string): State {
+    return screen === "runs" ? { ...fresh(), screen } : { ...fresh(), run: String(this.run.id), screen: screen === "triage" ? "" : screen };
   }
 }
 

@@ -6,6 +6,8 @@ import type { Schemas, Source } from "./source";
 export interface Context {
   source: Source;
   run: Schemas["RunEntry"];
+  /** All Runs of the page. */
+  runs: Schemas["RunEntry"][];
   /** Path of an answer about the Run that is shown. */
   api: (path: string) => string;
 }

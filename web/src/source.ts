@@ -123,7 +123,8 @@ export class Enclosed implements Source {
   }
 
   async json<T>(path: string): Promise<T> {
-    return this.find(path).json as T;
+    const found = this.find(path).json;
+    return (path.includes("/comparison/rows") ? filtered(found as Rows, new URL(path, "file:///").searchParams) : found) as T;
   }
 
   async packed<Head>(path: string): Promise<Packed<Head>> {
@@ -140,15 +141,43 @@ export class Enclosed implements Source {
 
   listen(): void {}
 
+  /** Of answers about several steps that of the nearest one. */
+  private nearest(prefix: string, step: number): { json?: unknown; base64?: string } | undefined {
+    const steps = Object.keys(this.answers).filter((key) => key.startsWith(prefix)).map((key) => Number(key.slice(prefix.length)));
+    if (!steps.length) return undefined;
+    return this.answers[`${prefix}${steps.reduce((best, each) => (Math.abs(each - step) < Math.abs(best - step) ? each : best))}`];
+  }
+
   /** The answer to `path`, or the one that has all steps where only a part of them was asked for. */
   private find(path: string): { json?: unknown; base64?: string } {
     const url = new URL(path, "file:///");
     const asked = url.searchParams;
-    for (const key of ["first", "last", "columns", "pinned", "lines", "step"]) asked.delete(key);
-    const found = this.answers[decodeURIComponent(`${url.pathname.slice(1)}?${asked}`.replace(/\?$/, ""))];
+    const step = Number(asked.get("step"));
+    for (const key of ["first", "last", "columns", "pinned", "lines", "step", ...FILTERS]) asked.delete(key);
+    const key = decodeURIComponent(`${url.pathname.slice(1)}?${asked}`.replace(/\?$/, ""));
+    const found = this.answers[key] ?? this.nearest(`${key}?step=`, step);
     if (found === undefined) throw new Refused("This file does not hold that. `trueline view` on the Run shows it.");
     return found;
   }
+}
+
+interface Rows {
+  offset: number;
+  total: number;
+  rows: Schemas["RowView"][];
+}
+
+const FILTERS = ["judgement", "search", "offset", "limit"];
+
+/** The page of rows that the server would answer with. */
+function filtered(all: Rows, asked: URLSearchParams): Rows {
+  const judgements = (asked.get("judgement") ?? "").split(",").filter(Boolean);
+  const search = (asked.get("search") ?? "").toLowerCase();
+  const step = asked.get("step");
+  const kept = all.rows.filter((row) => (!judgements.length || judgements.includes(row.judgement)) && (step === null || row.step === Number(step))
+    && (row.site.toLowerCase().includes(search) || row.api.toLowerCase().includes(search)));
+  const offset = Number(asked.get("offset") ?? 0);
+  return { offset, total: kept.length, rows: kept.slice(offset, offset + Number(asked.get("limit") ?? 200)) };
 }
 
 async function told(reader: ReadableStreamDefaultReader<Uint8Array>, heard: (grown: Grown) => void): Promise<void> {

@@ -25,10 +25,13 @@ ABOUT_CURVES = (
 )
 
 
-class Values(Protocol):
-    """One number a step, float64 [T]; NaN where it was not measured."""
+class Dispersion(Protocol):
+    """How far apart workers are: one number a step, float64 [T]; NaN where it was not measured."""
 
-    values_T: np.ndarray
+    loss_std: np.ndarray
+    loss_range: np.ndarray
+    norm_std: np.ndarray
+    cosine_mean: np.ndarray
 
 
 class CheckReport(Protocol):
@@ -50,11 +53,16 @@ class Reading(Protocol):
     """What the report shows of one Run, as far as a demo needs it."""
 
     report: CheckReport
-    dispersions: Mapping[str, Values]
+    dispersion: Dispersion
 
 
-SPREADS: tuple[str, ...] = ("loss_std", "loss_range", "grad_norm_std", "cosine_mean")
-"""The dispersions that are summed up, by the keys of the report. Units: loss, loss, gradient norm, cosine."""
+SPREADS: Mapping[str, str] = {
+    "loss_std": "loss_std",
+    "loss_range": "loss_range",
+    "grad_norm_std": "norm_std",
+    "cosine_mean": "cosine_mean",
+}
+"""The dispersions that are summed up, and the fields that have them. Units: loss, loss, gradient norm, cosine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +97,8 @@ class Judged:
 
     def spread(self, key: str) -> float | None:
         """Mean over steps of the dispersion ``key`` (of ``SPREADS``); None where no step measured it."""
-        values = self.reading.dispersions.get(key)
-        measured = np.empty(0) if values is None else values.values_T[np.isfinite(values.values_T)]
+        values_T: np.ndarray = getattr(self.reading.dispersion, SPREADS[key])
+        measured = values_T[np.isfinite(values_T)]
         return float(measured.mean()) if measured.size else None
 
 

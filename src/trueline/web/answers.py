@@ -1,4 +1,4 @@
-"""Facts as answers: JSON, or numbers as they lie in memory; with an ETag, so that what has not changed is not sent.
+"""Facts as answers: JSON, or numbers as they lie in memory.
 
 An answer with arrays begins with the length of its head as a little-endian uint32 and the head, which is JSON padded
 with spaces so that numbers begin at a multiple of 8 bytes; then come the arrays that the head names, little-endian, one
@@ -7,14 +7,11 @@ after the other, each padded to 8 bytes. With ``Accept: application/json`` the s
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
-from fastapi import Request, Response
 
 from trueline.render.wording import visible
 from trueline.schema.text.documents import finite, plain
@@ -46,20 +43,6 @@ class Arrays:
     def document(self) -> dict[str, Any]:
         """The same for JSON."""
         return {**_plain(self.head), "arrays": {name: array.tolist() for name, array in self.arrays.items()}}
-
-
-def answer(request: Request, stamp: str, make: Callable[[], Any]) -> Response:
-    """What ``make`` gives, unless the browser has it already: ``stamp`` is another one whenever that may differ."""
-    wants_json = "application/json" in request.headers.get("accept", "")
-    asked = f"{request.url.path}?{request.url.query} {stamp} {wants_json}"
-    tag = f'"{hashlib.blake2b(asked.encode(), digest_size=12).hexdigest()}"'
-    headers = {"etag": tag, "cache-control": "no-cache", "vary": "accept"}
-    if request.headers.get("if-none-match") == tag:
-        return Response(status_code=304, headers=headers)
-    made = make()
-    if isinstance(made, Arrays) and not wants_json:
-        return Response(made.packed(), media_type=ARRAYS, headers=headers)
-    return Response(as_json(made), media_type="application/json", headers=headers)
 
 
 def as_json(made: Any) -> bytes:

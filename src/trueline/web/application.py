@@ -6,17 +6,18 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi import Path as InPath
 from fastapi.responses import StreamingResponse
 
-from trueline.render.html_document import version
 from trueline.schema.errors import InputError, TruelineError
 from trueline.store.plan_change import change_plan
-from trueline.web.answers import answer, as_json
+from trueline.web.answers import as_json
+from trueline.web.entries import Runs, asset, runs_of
+from trueline.web.html_document import version
+from trueline.web.http_answer import answer
 from trueline.web.views.calls import CallDetails, Calls, Outlines, RecordedSteps, Statistic, calls_of, recorded_steps
 from trueline.web.views.compared import ComparisonView, RowsView, comparison_of, rows_of, table_of
 from trueline.web.views.cosines import Cosines, cosines_of
@@ -25,6 +26,7 @@ from trueline.web.views.graph import Graph, StepGraph, graph_of
 from trueline.web.views.heat import Heat, Rows, Shown, heat_of
 from trueline.web.views.incident import IncidentView, incident_of, recording
 from trueline.web.views.series import Series, series_of
+from trueline.web.views.settings import Settings, settings_of
 from trueline.web.views.signals import Signals, signals_of
 from trueline.web.views.triage import Triage, triage_of
 from trueline.web.watched_run import WatchedRun
@@ -44,25 +46,6 @@ _NOTHING: list[str] = []
 AnyRun = Annotated[int, InPath(ge=0)]
 Step = Annotated[int | None, Query(ge=0)]
 Count = Annotated[int, Query()]
-
-
-@dataclass(frozen=True, slots=True)
-class RunEntry:
-    """One of the Runs that the page shows."""
-
-    id: int
-    name: str
-    path: str
-    ref: str | None
-    recorded: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """All of them, and the version of Trueline."""
-
-    runs: tuple[RunEntry, ...]
-    version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +94,6 @@ async def _said(request: Request, error: Exception) -> Response:
     return Response(as_json({"error": str(error)}), status_code=status, media_type="application/json")
 
 
-def asset(name: str) -> bytes:
-    """A file of the page, as it was built. Raises ``InputError`` for any other."""
-    found = {each.name: each for each in files("trueline.web").joinpath("assets").iterdir() if each.is_file()}
-    if name not in found:
-        raise InputError(f"The page has no file '{name}'.")
-    return found[name].read_bytes()
-
-
 def _add_page(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     def page() -> Response:
@@ -135,11 +110,7 @@ def _add_page(app: FastAPI) -> None:
 def _add_screens(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
     @app.get("/api/runs", response_model=Runs)
     def all_runs(request: Request) -> Response:
-        entries = tuple(
-            RunEntry(number, each.name, each.run.path, each.ref, each.run.has_records)
-            for number, each in enumerate(runs)
-        )
-        return answer(request, " ".join(each.stamp for each in runs), lambda: Runs(entries, version()))
+        return answer(request, " ".join(each.stamp for each in runs), lambda: runs_of(runs, served=True))
 
     @app.get("/api/runs/{number}/triage", response_model=Triage)
     def triage(request: Request, number: AnyRun) -> Response:
@@ -150,6 +121,11 @@ def _add_screens(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
     def incident(request: Request, number: AnyRun, place: int) -> Response:
         watched = _run(runs, number)
         return _answer(request, watched, lambda: incident_of(watched, place))
+
+    @app.get("/api/runs/{number}/settings", response_model=Settings)
+    def settings(request: Request, number: AnyRun) -> Response:
+        watched = _run(runs, number)
+        return _answer(request, watched, lambda: settings_of(watched))
 
     @app.get("/api/runs/{number}/comparison", response_model=ComparisonView)
     def comparison(request: Request, number: AnyRun) -> Response:

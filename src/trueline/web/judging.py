@@ -10,9 +10,9 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trueline.analyze.check_run import CheckReport
     from trueline.analyze.compare.match.names import NameMap
     from trueline.analyze.compare.result import Comparison
+    from trueline.analyze.results import RunResults
     from trueline.render.comparison.compare_story import Story
 
 Renames = tuple[tuple[str, str], ...]
@@ -36,8 +36,8 @@ class Judge:
     def __init__(self) -> None:
         self._pool = _pool()
 
-    def check(self, path: str, ref: str | None) -> Future[CheckReport]:
-        """What `check` and `diagnose` say of the Run at ``path``."""
+    def check(self, path: str, ref: str | None) -> Future[RunResults]:
+        """What `check` and `diagnose` say of the Run at ``path``, and how far apart its workers are."""
         return self._submit(_checked, path, ref)
 
     def compare(self, path: str, ref: str, renames: Renames = ()) -> Future[Compared]:
@@ -60,16 +60,32 @@ class Judge:
             process.join(10)
 
 
+class JudgeHere(Judge):
+    """Judges in this process, at once: for a file, which nobody waits for."""
+
+    def __init__(self) -> None:
+        pass
+
+    def _submit(self, work: Callable[..., Any], *given: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(*given))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def close(self) -> None:
+        """Nothing is there to end."""
+
+
 def _pool() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=os.nice, initargs=(_NICER,))
 
 
-def _checked(path: str, ref: str | None) -> CheckReport:
-    from trueline.analyze.check_run import check
+def _checked(path: str, ref: str | None) -> RunResults:
+    from trueline.analyze.results import results_of
 
-    report = check(path, ref=ref)
-    assert report.causes is not None  # taken here: choosing between causes takes seconds too
-    return report
+    return results_of(path, ref)
 
 
 def name_map(renames: Renames) -> NameMap | None:

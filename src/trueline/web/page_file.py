@@ -5,28 +5,51 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from html import escape
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_plus, urlencode
 
-from trueline.render.html_document import policy, version
+import numpy as np
+
+from trueline.analyze.workers.dispersion import steps_with_cosines
+from trueline.render.report.page_summary import headline
+from trueline.render.wording import visible
 from trueline.schema.errors import InputError
 from trueline.web.answers import Arrays, as_json
-from trueline.web.application import RunEntry, Runs, asset
+from trueline.web.entries import RunEntry, Runs, asset, runs_of
+from trueline.web.html_document import policy, version
+from trueline.web.judging import Compared
+from trueline.web.views.along import GRAVITY
+from trueline.web.views.compared import RowsView, compared_view, row_views
 from trueline.web.views.cosines import cosines_of
 from trueline.web.views.heat import Shown, heat_of
 from trueline.web.views.incident import incident_of
 from trueline.web.views.series import series_of
+from trueline.web.views.settings import settings_of
 from trueline.web.views.signals import Signals, signals_of
-from trueline.web.views.triage import triage_of
+from trueline.web.views.triage import Triage, triage_of
 from trueline.web.watched_run import WatchedRun
+
+if TYPE_CHECKING:
+    from trueline.analyze.compare.result import ComparedRow, Comparison
+    from trueline.render.comparison.compare_story import Story
 
 MAX_BYTES = 5_000_000
 """Of the file: what a mail takes."""
 _WAYS = ((1024, 400, 100), (512, 100, 100), (256, 24, 64), (128, 12, 32), (64, 3, 16))
 """Columns, signals and lines, from as fine as the page has them to what fits a large Run into the file."""
+_HOPELESS = 8 * MAX_BYTES
+"""Bytes of numbers before they are packed from which on a way is not tried: they never shrink to an eighth."""
 _SHOWN: tuple[Shown, ...] = ("value", "apart")
+_MAX_MATRICES, _MAX_MATRIX_RANKS = 24, 64
+"""Steps whose cosines are in the file (of few ranks; of more ranks the last alone)."""
+_MAX_ROWS = 20_000
+"""Values of a comparison that are in the file, the gravest first."""
+_MAX_WORDS = 40
+"""Lines that are there without scripts."""
 
 
 def page_file(runs: Sequence[WatchedRun]) -> tuple[str, int]:
@@ -34,7 +57,10 @@ def page_file(runs: Sequence[WatchedRun]) -> tuple[str, int]:
     where it would be larger than ``MAX_BYTES`` even at the coarsest.
     """
     for num_columns, num_signals, num_lines in _WAYS:
-        document = _document(_answers(runs, num_columns, num_signals, num_lines))
+        if sum(_num_bytes(each, num_columns, num_signals, num_lines) for each in runs) > _HOPELESS:
+            continue
+        answers = _answers(runs, num_columns, num_signals, num_lines)
+        document = _document(answers, _words_of_runs(runs, answers))
         if len(document.encode()) <= MAX_BYTES:
             return document, num_columns
     raise InputError(
@@ -42,13 +68,44 @@ def page_file(runs: Sequence[WatchedRun]) -> tuple[str, int]:
     )
 
 
+def comparison_file(comparison: Comparison, story: Story) -> str:
+    """The document about a comparison: the screen Compare, with the ``_MAX_ROWS`` gravest values of it."""
+    rows = comparison.rows
+    kept = list(rows)
+    if len(rows) > _MAX_ROWS:
+        places = sorted(range(len(rows)), key=lambda at: _gravity(rows[at], comparison.first))[:_MAX_ROWS]
+        kept = [rows[at] for at in sorted(places)]
+    compared = Compared(replace(comparison, rows=kept), story)
+    entry = RunEntry(0, comparison.run, comparison.run, comparison.ref, ("compare",))
+    answers = {
+        "api/runs": Runs((entry,), version()),
+        "api/runs/0/comparison": compared_view(
+            compared, comparison.run, comparison.ref, left_out=len(rows) - len(kept)
+        ),
+        "api/runs/0/comparison/rows": RowsView(0, len(kept), row_views(enumerate(kept))),
+    }
+    return _document(answers, _words_of_comparison(compared))
+
+
+def _gravity(row: ComparedRow, first: ComparedRow | None) -> tuple[bool, int, float]:
+    return row != first, -GRAVITY.index(row.judgement), -(row.times or 0.0)
+
+
+def _num_bytes(watched: WatchedRun, num_columns: int, num_signals: int, num_lines: int) -> int:
+    """About how many bytes the numbers of a Run are: a cell of a heat map has 5, a column of a line 13."""
+    columns = min(num_columns, watched.run.steps.size)
+    ranks = len(watched.run.ranks)
+    signals = min(num_signals, len(signals_of(watched).signals))
+    return len(_SHOWN) * signals * columns * (5 * ranks + 13 * min(ranks, num_lines) + 36)
+
+
 def _answers(runs: Sequence[WatchedRun], num_columns: int, num_signals: int, num_lines: int) -> dict[str, Any]:
-    entries = tuple(RunEntry(number, each.name, each.run.path, None, False) for number, each in enumerate(runs))
-    answers: dict[str, Any] = {"api/runs": Runs(entries, version())}
+    answers: dict[str, Any] = {"api/runs": runs_of(runs, served=False)}
     for number, watched in enumerate(runs):
         base = f"api/runs/{number}"
         report = watched.judgement.report
         answers[f"{base}/triage"] = triage_of(watched)
+        answers[f"{base}/settings"] = settings_of(watched)
         for place in range(1, 1 + (len(report.incidents) if report else 0)):
             answers[f"{base}/incidents/{place}"] = incident_of(watched, place)
         signals = signals_of(watched)
@@ -56,21 +113,42 @@ def _answers(runs: Sequence[WatchedRun], num_columns: int, num_signals: int, num
         left_out = len(signals.signals) - len(kept) + signals.truncated
         answers[f"{base}/signals"] = _with(signals, kept, left_out)
         for signal in kept:
-            answers |= _drawn(watched, base, signal.key, num_columns, num_lines)
-        answers[f"{base}/cosines"] = cosines_of(watched, watched.last_step or 0)
+            shown = _SHOWN[:1] if signal.of_job else _SHOWN
+            answers |= _drawn(watched, base, signal.key, shown, num_columns, num_lines, of_job=signal.of_job)
+        for step in _matrix_steps(watched):
+            answers[_key(f"{base}/cosines", {"step": str(step)})] = cosines_of(watched, step)
     return answers
 
 
-def _drawn(watched: WatchedRun, base: str, signal: str, num_columns: int, num_lines: int) -> dict[str, Any]:
+def _drawn(
+    watched: WatchedRun,
+    base: str,
+    signal: str,
+    ways: Sequence[Shown],
+    num_columns: int,
+    num_lines: int,
+    *,
+    of_job: bool,
+) -> dict[str, Any]:
     accused = sorted({rank for each in _incidents(watched) for rank in each[:4]})
     answers: dict[str, Any] = {}
-    for shown in _SHOWN:
+    for shown in ways:
         asked = {"signal": signal} | ({"shown": shown} if shown != "value" else {})
-        answers[_key(f"{base}/heat", asked)] = heat_of(watched, signal, num_columns=num_columns, shown=shown)
+        if not of_job:
+            answers[_key(f"{base}/heat", asked)] = heat_of(watched, signal, num_columns=num_columns, shown=shown)
         answers[_key(f"{base}/series", asked)] = series_of(
             watched, signal, num_columns=num_columns, pinned=accused, shown=shown, max_lines=num_lines
         )
     return answers
+
+
+def _matrix_steps(watched: WatchedRun) -> list[int]:
+    """Steps whose cosines are in the file: evenly spaced, with the first and the last; the last step where none is."""
+    steps = steps_with_cosines(watched.run)
+    if not steps.size or len(watched.run.ranks) > _MAX_MATRIX_RANKS:
+        return [watched.last_step or 0]
+    places = np.linspace(0, steps.size - 1, min(_MAX_MATRICES, steps.size)).round().astype(np.intp)
+    return steps[np.unique(places)].tolist()
 
 
 def _incidents(watched: WatchedRun) -> list[tuple[int, ...]]:
@@ -87,7 +165,26 @@ def _key(path: str, asked: dict[str, str]) -> str:
     return f"{path}?{unquote_plus(urlencode(asked))}"
 
 
-def _document(answers: dict[str, Any]) -> str:
+def _words_of_runs(runs: Sequence[WatchedRun], answers: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """What is read without scripts: a title and lines, the verdict of each Run first, then its incidents."""
+    verdicts = [(each.name, each.judgement.report.verdict) for each in runs if each.judgement.report is not None]
+    lines: list[str] = []
+    for number in range(len(runs)):
+        triage: Triage = answers[f"api/runs/{number}/triage"]
+        lines += [f"{triage.name}: {triage.headline}", triage.what, *triage.next]
+        for each in triage.incidents:
+            lines.append(f"{each.where}: {each.severity} {each.code}: {each.title}")
+        lines += [f"{notice.code}: {notice.claim}" for notice in triage.notices]
+    return headline(verdicts) if verdicts else "Cannot tell.", lines
+
+
+def _words_of_comparison(compared: Compared) -> tuple[str, list[str]]:
+    story = compared.story
+    facts = [f"{label}: {text}" for label, text in story.facts]
+    return story.headline, [*facts, *story.next, story.counts, *story.steps, *story.missing, *story.notes]
+
+
+def _document(answers: dict[str, Any], words: tuple[str, list[str]]) -> str:
     packed = {
         key: {"base64": base64.b64encode(made.packed()).decode()}
         if isinstance(made, Arrays)
@@ -96,9 +193,25 @@ def _document(answers: dict[str, Any]) -> str:
     }
     data = gzip.compress(json.dumps(packed, separators=(",", ":")).encode(), mtime=0)
     css, js = asset("page.css").decode(), asset("page.js").decode().replace("</script", "<\\/script")
+    title, lines = words
+    said = "".join(f"<li>{_escaped(line)}</li>" for line in islice(_some(lines), _MAX_WORDS))
     return _DOCUMENT.format(
-        policy=policy(css, js), version=version(), css=css, js=js, data=base64.b64encode(data).decode()
+        policy=policy(css, js),
+        version=version(),
+        css=css,
+        js=js,
+        title=_escaped(title),
+        lines=said,
+        data=base64.b64encode(data).decode(),
     )
+
+
+def _some(lines: Sequence[str]) -> Iterator[str]:
+    return (line for line in lines if line)
+
+
+def _escaped(text: str) -> str:
+    return escape(str(visible(text)))
 
 
 _DOCUMENT = """<!doctype html>
@@ -116,7 +229,9 @@ _DOCUMENT = """<!doctype html>
 </head>
 <body>
 <div id="page"><p class="boot">Reading…</p></div>
-<noscript><p class="boot">This page needs scripts.</p></noscript>
+<noscript><section class="boot">
+<h1>{title}</h1><ul class="notes">{lines}</ul><p>Curves and details need scripts.</p>
+</section></noscript>
 <script type="text/plain" id="answers">{data}</script>
 <script>{js}</script>
 </body>

@@ -15,13 +15,11 @@ from typing import Self
 
 import uvicorn
 
-from trueline.render.report.run_reading import distinct_names
 from trueline.schema.errors import InputError
-from trueline.store.reader import Run
 from trueline.web.application import application
 from trueline.web.guard import MIN_TOKEN, Guard, is_local
 from trueline.web.judging import Judge
-from trueline.web.watched_run import WatchedRun, Watching
+from trueline.web.watched_run import WatchedRun, Watching, watched_runs
 
 PORT = 8642
 _PORTS_TRIED = 100
@@ -129,18 +127,6 @@ def server(runs: Sequence[WatchedRun], address: Address) -> uvicorn.Server:
         lifespan="off",
     )
     return uvicorn.Server(config)
-
-
-def watched_runs(paths: Sequence[str], ref: str | None, judge: Judge) -> list[WatchedRun]:
-    """The Runs of ``paths``, and those of their further groups of ranks and models. Raises ``RunError``."""
-    if ref is not None:
-        Run(ref)
-    every: list[tuple[str, str | None]] = []
-    for path in paths:
-        run = Run(path)
-        every += [(path, ref), *((further, None) for further in (*run.groups, *run.models.values()))]
-    names = distinct_names([path for path, _ in every])
-    return [WatchedRun(path, name, its_ref, judge) for (path, its_ref), name in zip(every, names, strict=True)]
 
 
 def require_token(host: str, token: str | None) -> str:

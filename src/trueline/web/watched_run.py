@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,10 +18,11 @@ from trueline.schema.errors import InputError, RunError, TruelineError
 from trueline.schema.text.reading import why
 from trueline.store.reader import Run
 from trueline.web.growth import Sizes, grown, sizes_of
-from trueline.web.judging import Compared, Judge, Renames, name_map
+from trueline.web.judging import Compared, Judge, JudgeHere, Renames, name_map
 
 if TYPE_CHECKING:
     from trueline.analyze.check_run import CheckReport
+    from trueline.analyze.results import RunResults
 
 _log = logging.getLogger(__name__)
 
@@ -35,9 +37,14 @@ _REST = 4.0
 class Judgement:
     """The last judgement that was finished, up to which step it saw, and why there is none where it failed."""
 
-    report: CheckReport | None = None
+    results: RunResults | None = None
     last_step: int | None = None
     failed: str = ""
+
+    @property
+    def report(self) -> CheckReport | None:
+        """What the checks found."""
+        return None if self.results is None else self.results.report
 
 
 @dataclass
@@ -67,7 +74,7 @@ class WatchedRun:
         self._pivots: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._took_s = time.monotonic() - begin
         self._read_at = self._judged_at = time.monotonic()
-        self._judging: Future[CheckReport] | None = None
+        self._judging: Future[RunResults] | None = None
         self._comparing: Future[Compared] | None = None
         self._judge_took_s = 0.0
         self._seen_step: int | None = None
@@ -132,6 +139,12 @@ class WatchedRun:
             raise InputError("There is no reference to compare with. Show the page with `trueline view RUN --ref REF`.")
         return self.ref
 
+    def require_results(self) -> RunResults:
+        """What was judged. Raises ``TruelineError`` where judging failed."""
+        if self.judgement.results is None:
+            raise TruelineError(f"'{self.path}' cannot be judged: {self.judgement.failed}")
+        return self.judgement.results
+
     def compare_with(self, renames: Renames) -> None:
         """Compare again, with names matched by hand. Raises ``InputError`` for such as cannot be, or no reference."""
         ref = self.require_ref()
@@ -189,7 +202,7 @@ class WatchedRun:
         try:
             self.judgement = Judgement(done.result(), self._seen_step)
         except Exception as error:  # whatever a check, or the end of its process, may raise: the page goes on
-            self.judgement = Judgement(self.judgement.report, self.judgement.last_step, _said(error))
+            self.judgement = Judgement(self.judgement.results, self.judgement.last_step, _said(error))
         self.versions["run"] += 1
 
     def _take_comparison(self) -> None:
@@ -231,3 +244,45 @@ class Watching:
 
 def _said(error: Exception) -> str:
     return str(error) if isinstance(error, TruelineError) else f"{type(error).__name__}: {why(error)}"
+
+
+def watched_runs(paths: Sequence[str | os.PathLike[str]], ref: str | None, judge: Judge) -> list[WatchedRun]:
+    """The Runs of ``paths``, and those of their further groups of ranks and models, under names that differ. Raises
+    ``RunError``.
+    """
+    if ref is not None:
+        Run(ref)
+    every: list[tuple[str, str | None]] = []
+    for path in map(os.fspath, paths):
+        run = Run(path)
+        every += [(path, ref), *((further, None) for further in (*run.groups, *run.models.values()))]
+    names = distinct_names([path for path, _ in every])
+    return [WatchedRun(path, name, its_ref, judge) for (path, its_ref), name in zip(every, names, strict=True)]
+
+
+def judged_runs(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[WatchedRun]:
+    """``watched_runs`` of one or several paths, judged once, in this process. Raises ``RunError``, ``InputError``."""
+    several = [paths] if isinstance(paths, str | os.PathLike) else paths
+    if not several:
+        raise InputError(
+            "A report needs at least one Run. Pass a directory that trueline.watch or `trueline run` wrote."
+        )
+    runs = watched_runs(several, None, JudgeHere())
+    for run in runs:
+        run.judge_now()
+        run.require_results()
+    return runs
+
+
+def distinct_names(paths: Sequence[str]) -> list[str]:
+    """The last part of each path, with as many parts before it as tell it from other paths; repeats are numbered."""
+    parts = {path: [part for part in path.replace("\\", "/").split("/") if part] or ["Run"] for path in paths}
+    short = {path: each[-1] for path, each in parts.items()}
+    for depth in range(2, max(map(len, parts.values())) + 1):
+        taken = list(short.values())
+        short = {
+            path: "/".join(parts[path][-depth:]) if taken.count(name) > 1 else name for path, name in short.items()
+        }
+    names = [short[path] for path in paths]
+    places = [names[: index + 1].count(name) for index, name in enumerate(names)]
+    return [f"{name} ({place})" if names.count(name) > 1 else name for name, place in zip(names, places, strict=True)]

@@ -13,10 +13,10 @@ from benchmarks.layouts.ranks import trained, watched
 from torch.distributed.device_mesh import init_device_mesh
 
 import trueline
-from trueline.analyze.results import results_of
 from trueline.capture.model.mesh import piece_of_sequence
 from trueline.cli.run_end import _run as last_line
 from trueline.testing.ranks import Ranks
+from trueline.web.watched_run import judged_runs
 
 HEALTHY = {
     "hand_tp": ("sharded", [[0, 2], [1, 3]]),
@@ -101,7 +101,7 @@ def test_copies_beside_the_local_tensors_of_ddp_over_tensor_parallelism_are_know
 
 def test_one_line_and_one_page_cover_all_groups(drifting):
     assert "(fsdp2, 4 ranks in 2 groups)" in last_line(str(drifting))
-    assert [result.run.ranks for result in results_of(str(drifting))] == [[0, 2], [1, 3]]
+    assert [watched.run.ranks for watched in judged_runs(str(drifting))] == [[0, 2], [1, 3]]
 
 
 def test_a_run_beside_it_of_another_start_is_not_taken_for_a_group(drifting, tmp_path):

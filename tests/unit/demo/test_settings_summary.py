@@ -1,7 +1,7 @@
 """What is said of a demo: verdicts, advice, spreads, and which worker failed."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 from trueline.demo.fine_tune import Trained, failure_sentence
 from trueline.demo.screen import progress_bars, summary
 from trueline.demo.settings import SETTINGS
-from trueline.demo.settings_summary import Judged, advice, document, rank_text
+from trueline.demo.settings_summary import SPREADS, Judged, advice, document, rank_text
 from trueline.schema.finding import Finding
 from trueline.testing.ranks import RankError, run_ranks
 
@@ -40,13 +40,13 @@ class Report:
 @dataclass
 class Reading:
     report: Report
-    dispersions: dict = field(default_factory=dict)
+    dispersion: SimpleNamespace
 
 
 def judged(name, status="clear", findings=(), *, losses=(7.5, 6.0), **dispersions):
-    values = {key: SimpleNamespace(values_T=np.array(value)) for key, value in dispersions.items()}
+    values = {name: np.array(dispersions.get(name, [])) for name in SPREADS.values()}
     trained = Trained(BY_NAME[name], Path("out") / name, *losses)
-    return Judged(trained, Reading(Report(status, tuple(findings)), values), num_workers=4)
+    return Judged(trained, Reading(Report(status, tuple(findings)), SimpleNamespace(**values)), num_workers=4)
 
 
 def text_of(*settings, width=200):

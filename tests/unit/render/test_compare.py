@@ -1,10 +1,8 @@
-"""What a comparison is told as: words, the call it blames, charts, and every row in CSV, Excel and HTML."""
+"""What a comparison is told as: words, the call it blames, and every row in CSV and Excel."""
 
 from __future__ import annotations
 
-import base64
 import csv
-import hashlib
 import json
 import math
 import re
@@ -19,25 +17,20 @@ import pytest
 from tests.made_comparison import (
     FAULT,
     INPUT_DIFFERS,
-    block_rows,
     made_comparison,
     rounding_comparison,
     row,
     same_comparison,
     untold_comparison,
 )
-from tests.unit.page_words import Words
 from tests.unit.recorded_steps import make_step
 
 from trueline.analyze.compare.result import ComparedRow, Comparison, Judged, JudgedPass, OneSidedCall, StepSummary
-from trueline.render.charts.matrix import luminance
 from trueline.render.comparison import compare_xlsx
 from trueline.render.comparison.compare_call import RecordedCall, differing_arguments, recorded_call
-from trueline.render.comparison.compare_chart import HEIGHT, growth_chart, phase_charts, times_axis
 from trueline.render.comparison.compare_csv import write_csv
 from trueline.render.comparison.compare_details import details_text
 from trueline.render.comparison.compare_growth import steps_lines
-from trueline.render.comparison.compare_page import render, write_page
 from trueline.render.comparison.compare_rows import COLUMNS, most_relevant
 from trueline.render.comparison.compare_story import judged_text, size_text, story_of, times_text
 from trueline.render.comparison.compare_xlsx import COLOURS, write_xlsx
@@ -560,6 +553,13 @@ def test_rows_beyond_what_a_sheet_takes_go_to_the_next(tmp_path: Path, monkeypat
     assert sites == [row.site for row in comparison.rows]
 
 
+def luminance(colour: list[int]) -> float:
+    """Relative luminance of an sRGB colour (0 to 255 each), as WCAG 2.2 defines it."""
+    parts = [part / 255 for part in colour]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
 def test_colours_of_judgements_can_be_read() -> None:
     for ground, ink in COLOURS.values():
         light, dark = (luminance([int(text[at : at + 2], 16) for at in (1, 3, 5)]) for text in (ground, ink))
@@ -579,136 +579,3 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one_alone(tmp_path: Path) 
         write_csv(old, Broken([1]))
     assert old.read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
-
-
-# Charts.
-
-
-def dots(chart: Any, judgement: str) -> list[tuple[int, int]]:
-    path = next(shape.path for shape in chart.shapes if shape.css == f"line dot j-{judgement}")
-    return [(int(x), int(y)) for x, y in re.findall(r"M(\d+) (\d+)h0", path)]
-
-
-def test_dots_stand_in_the_order_of_execution_at_their_height() -> None:
-    rows = [differing(0, "equal", None), differing(1, "beyond", 100.0), differing(2, "within", 1.0)]
-    axis = times_axis([1.0, 100.0])
-    (chart,) = phase_charts(rows, rows[1])
-
-    assert (axis.low, axis.high) == (0.1, 100.0)
-    assert dots(chart, "equal") == [(1667, HEIGHT * 10)]
-    assert dots(chart, "beyond") == [(5000, 0)]
-    ((across, down),) = dots(chart, "within")
-    assert across == 8333
-    assert down == round(HEIGHT * 10 * 2 / 3)
-    explained = next(shape.path for shape in chart.shapes if shape.css == "line explained")
-    assert explained == f"M0 {down}h10000"
-    assert [(mark.at, mark.text) for mark in chart.marks] == [(50.0, "first")]
-    assert chart.numbers["points"]["text"] == [
-        "0.0/r0/fwd/op2#0:out0: within rounding, 1 times",
-        "0.0/r0/fwd/op1#0:out0: beyond rounding, 100 times",
-    ]
-
-
-def test_infinite_and_unmeasured_differences_stand_at_the_top() -> None:
-    rows = [differing(0, "beyond", math.inf), differing(1, "propagated", None), differing(2, "within", 0.5)]
-    (chart,) = phase_charts(rows, None)
-
-    assert dots(chart, "beyond")[0][1] == 0
-    assert dots(chart, "propagated")[0][1] == 0
-    assert chart.marks == []
-
-
-def test_phases_have_a_chart_each_in_their_order() -> None:
-    charts = phase_charts(list(reversed(block_rows(0, faulty=True))), None)
-
-    assert [chart.title for chart in charts] == ["Forward", "Backward", "Optimizer"]
-    assert len({tuple(chart.grid) for chart in charts}) == 1
-
-
-def test_a_step_of_many_rows_draws_no_more_dots_than_can_be_seen() -> None:
-    rows = [differing(place, "propagated", 5.0 + (place % 7) * 1e-4) for place in range(30_000)]
-    (chart,) = phase_charts(rows, None)
-
-    assert 500 < len(dots(chart, "propagated")) < 1_000
-    assert [entry.value for entry in chart.legend] == ["30,000"]
-
-
-def test_growth_is_drawn_on_a_logarithmic_scale_with_zeros_on_the_ground() -> None:
-    chart = growth_chart("g", "Loss", {0: 0.0, 5: 1e-3, 10: 1e-1}, "")
-
-    assert chart.numbers["points"]["x"] == [0.0, 50.0, 100.0]
-    assert chart.numbers["points"]["y"] == [float(HEIGHT), float(HEIGHT), 0.0]
-    assert growth_chart("g", "Loss", {0: 0.0, 1: 0.0}, "").empty == "It is zero at every step."
-
-
-# The page.
-
-
-@pytest.mark.parametrize("comparison", [*CASES, odd_comparison(), Comparison("a", "b", (), (), ())])
-def test_page_says_the_verdict_and_what_was_compared(comparison: Comparison) -> None:
-    story = story_of(comparison)
-    text = Words(render(comparison, story)).text
-
-    assert story.headline in text
-    assert story.counts in text
-    assert f"{comparison.run} against {comparison.ref}" in text
-    for finding in comparison.findings:
-        assert finding.claim in text
-
-
-def test_page_shows_the_first_difference_its_neighbours_and_the_missing() -> None:
-    comparison = made_comparison()
-    text = Words(render(comparison, story_of(comparison))).text
-
-    assert "3.8e−4 relative; rounding explains 1e−5: 38 times" in text
-    assert "1.0/r0/fwd/layers.1.mlp.up.linear#0:out0" in text
-    assert "only in RUN: REF has no dropout" in text
-    assert "REF was recorded with fingerprints only." in text
-    assert "Each value that is not equal: beyond rounding first" in text
-
-
-def test_page_loads_nothing_and_its_policy_lets_only_its_own_script_run(tmp_path: Path) -> None:
-    comparison = made_comparison()
-    write_page(tmp_path / "page.html", comparison, story_of(comparison))
-    document = (tmp_path / "page.html").read_text(encoding="utf-8")
-    words = Words(document)
-    policy = next(attrs["content"] for tag, attrs in words.elements if attrs.get("http-equiv"))
-    script = re.findall(r"<script>(.*?)</script>", document, re.DOTALL)
-    style = re.findall(r"<style>(.*?)</style>", document, re.DOTALL)
-
-    def digest(text: str) -> str:
-        return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-    assert "default-src 'none'" in policy
-    assert f"script-src 'sha256-{digest(script[0])}'" in policy
-    assert f"style-src 'sha256-{digest(style[0])}'" in policy
-    assert len(script) == len(style) == 1
-    for tag, attrs in words.elements:
-        assert "src" not in attrs
-        assert "style" not in attrs
-        assert attrs.get("href", "#").startswith("#") or (tag, attrs["href"]) == ("link", "data:,")
-        assert not any(name.startswith("on") for name in attrs)
-
-
-def test_foreign_text_stays_text() -> None:
-    made = made_comparison()
-    bad = row(0, f"0.0/r0/fwd/{HOSTILE}#0:out0", "beyond", note=HOSTILE, where=HOSTILE, api=HOSTILE, times=3.0)
-    comparison = replace(made, run=HOSTILE, rows=[bad], first=bad, missing={HOSTILE: 1}, notes=(HOSTILE,))
-    document = render(comparison, story_of(comparison))
-    words = Words(document)
-
-    assert "img" not in words.tags
-    assert document.count("</script>") == 2
-    assert "{{7*7}}" in words.text
-    points = json.loads(re.search(r'id="numbers">(.*?)</script>', document, re.DOTALL)[1])
-    assert any(HOSTILE in text for text in points["phase-fwd"]["text"])
-
-
-def test_page_of_many_rows_stays_small() -> None:
-    rows = [differing(place, "propagated", 2.0 + place) for place in range(20_000)]
-    comparison = replace(made_comparison(), rows=rows, first=rows[0])
-    document = render(comparison, story_of(comparison))
-
-    assert document.count("<tr data-judgement") == 300 + 13
-    assert "The 300 most relevant of 19,999 values" in document
-    assert len(document) < 3_000_000

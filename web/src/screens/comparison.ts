@@ -2,6 +2,7 @@
 
 import { change, numberOf, state, type State } from "../address";
 import { h, keepingOpen, prose } from "../dom";
+import { along } from "../draw/along";
 import { growth } from "../draw/growth";
 import { judgement, verdictMark } from "../marks";
 import type { Context, Screen } from "../screen";
@@ -29,11 +30,11 @@ export function comparison(context: Context): Screen {
   const table = new Table<Schemas["RowView"]>({
     fetch: async (offset, limit) => {
       const found = await context.source.json<Schemas["RowsView"]>(context.api(path(state(), offset, limit)));
-      said.textContent = `${found.total === view?.num_rows ? counted(found.total, "value") : `${found.total.toLocaleString("en-US")} of ${counted(view?.num_rows ?? 0, "value")}`} in the order of execution.`;
+      said.textContent = `${found.total === view?.num_rows ? counted(found.total, "value") : `${found.total.toLocaleString("en-US")} of ${counted(view?.num_rows ?? 0, "value")}`} in the order of execution.${view?.left_out ? ` This file has no room for ${counted(view.left_out, "value")} more, which differ least; --csv has them.` : ""}`;
       return { total: found.total, rows: found.rows };
     },
     row: (each) => row(each, view?.largest_times ?? null),
-    pick: (each) => { if (each) detail.replaceChildren(...described(each), matching.buttons(each)); },
+    pick: (each) => { if (each) detail.replaceChildren(...described(each), ...(context.source.served ? [matching.buttons(each)] : [])); },
     failed: (error) => { said.textContent = error instanceof Error ? error.message : String(error); },
   });
   const rows = h("section", null, h("h2", null, "Values in the order of execution"), h("div", { class: "filter" }, which, h("label", null, "with ", search), one, first, files), said, h("div", { class: "split" }, h("div", null, HEAD(), table.element), detail));
@@ -51,14 +52,15 @@ export function comparison(context: Context): Screen {
     view = await context.source.json<Schemas["ComparisonView"]>(context.api("comparison"));
     const known = view;
     keepingOpen(head, () => head.replaceChildren(...verdict(known)));
-    matching.update(now, view);
+    matching.element.hidden = !context.source.served;
+    if (context.source.served) matching.update(now, view);
     rows.hidden = view.story === null;
     if (view.story === null) return grows.replaceChildren();
     const step = numberOf(now, "step", null);
-    grows.replaceChildren(growth(view.growth, step, (each) => change({ step: each === step ? "" : String(each), row: "" })));
+    grows.replaceChildren(...(view.along ? [along(view.along, (at) => void toRow(at))] : []), growth(view.growth, step, (each) => change({ step: each === step ? "" : String(each), row: "" })));
     one.hidden = step === null;
     one.textContent = `Step ${step} alone ×`;
-    files.replaceChildren(...["csv", "xlsx"].flatMap((kind) => [h("a", { href: context.source.twin(context.api(query(`comparison/rows.${kind}`, filters(now)))), download: "" }, kind.toUpperCase()), " "]));
+    if (context.source.served) files.replaceChildren(...["csv", "xlsx"].flatMap((kind) => [h("a", { href: context.source.twin(context.api(query(`comparison/rows.${kind}`, filters(now)))), download: "" }, kind.toUpperCase()), " "]));
     const chosen = new Set((now.judged ?? "").split(",").filter(Boolean));
     which.replaceChildren(...view.counts.filter(([, , count]) => Number(count) > 0).map(([name, words, count]) => choice(String(name), `${words} ${Number(count).toLocaleString("en-US")}`, chosen)));
     first.hidden = view.first_at === null || view.first_at === undefined;
@@ -81,7 +83,10 @@ export function comparison(context: Context): Screen {
 
   async function toFirst(): Promise<void> {
     const at = view?.first_at;
-    if (at === null || at === undefined) return;
+    if (at !== null && at !== undefined) await toRow(at);
+  }
+
+  async function toRow(at: number): Promise<void> {
     if (state().judged || state().find || state().step) {
       change({ judged: "", find: "", step: "" });
       await new Promise((done) => setTimeout(done, 300));

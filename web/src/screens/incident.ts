@@ -7,6 +7,7 @@ import { severity } from "../marks";
 import type { Context, Screen } from "../screen";
 import { query, type Schemas } from "../source";
 import { counted } from "../words";
+import { differing } from "./settings";
 
 type View = Schemas["IncidentView"];
 type Ask = { answer: string; post: () => Promise<Schemas["Recording"]> };
@@ -70,7 +71,7 @@ function parts(data: View, series: SeriesData | null, lines: Lines, ask: Ask, se
     h("section", null, h("h2", null, counted(data.findings.length, "finding")), ...data.findings.map(finding), data.findings.some((each) => each.sites.length) ? h("p", { class: "small quiet" }, `Sites: ${data.site_form}`) : null),
     data.recorded.length ? h("section", null, h("h2", null, "Recorded"), h("ul", { class: "notes" }, ...data.recorded.map((each) => h("li", null, h("a", { href: link({ run: state().run ?? "", screen: "step", step: String(each.step), rank: String(each.rank), at: each.name }) }, h("code", null, each.site)))))) : document.createTextNode(""),
     h("section", null, h("h2", null, "Ranks that are set otherwise"),
-      data.differing.length ? h("dl", { class: "pairs" }, ...data.differing.map((each) => h("div", null, h("dt", null, each.key), h("dd", null, ...each.values.map(([who, value]) => h("p", null, h("b", null, String(who || "all")), " ", String(value))))))) : h("p", { class: "quiet" }, "All ranks have the same settings, versions and flags."),
+      data.differing.length ? differing(data.differing) : h("p", { class: "quiet" }, "All ranks have the same settings, versions and flags."),
       data.num_differing > data.differing.length ? h("p", { class: "quiet" }, `${data.num_differing - data.differing.length} more differ.`) : null),
   ];
 }

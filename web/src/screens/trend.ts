@@ -26,12 +26,15 @@ export function trend(context: Context): Screen {
   const note = h("p", { class: "small quiet" });
   const found = h("input", { type: "search", placeholder: "rank", "aria-label": "Pin a rank", inputmode: "numeric", size: 8 });
   found.addEventListener("change", () => { if (/^\d+$/.test(found.value)) pin(Number(found.value), true); found.value = ""; });
+  const as = h("label", null, "as ", chosen.shown);
   const lines = new Lines({ point: (step) => pointed(step, null), zoom });
   const heat = new Heat({ point: (cell) => pointed(cell ? heatData!.int("first")[cell.column] : null, cell), pick, zoom });
   const matrix = new Matrix();
+  /** What is there only where a number of each rank is drawn. */
+  const ranked = [heat.element, legend, pins, matrix.element, as];
   const plots = h("div", null, readout, heat.element, legend, pins, lines.element, note, matrix.element);
   const nothing = h("p", { class: "nothing" }, "This Run holds no numbers over steps.");
-  const choices = h("p", { class: "filter" }, h("label", null, "Draw ", signal), h("label", null, "as ", chosen.shown), context.source.served ? [h("label", null, "rows ", chosen.rows), h("label", null, "pin ", found)] : null, whole);
+  const choices = h("p", { class: "filter" }, h("label", null, "Draw ", signal), as, context.source.served ? [h("label", null, "rows ", chosen.rows), h("label", null, "pin ", found)] : null, whole);
   const element = h("div", { class: "trend" },
     h("h1", null, "Ranks × steps"),
     choices,
@@ -57,6 +60,15 @@ export function trend(context: Context): Screen {
     const columns = Math.max(16, Math.min(Math.floor(element.clientWidth || 800), 2048));
     const asked = { signal: drawn.key, ...span, columns, shown: now.shown ?? "" };
     const pinned = numbersOf(now, "pin");
+    ranked.forEach((each) => { each.hidden = drawn.of_job; });
+    if (drawn.of_job) {
+      heatData = null;
+      seriesData = await context.source.packed<Schemas["Series"]>(context.api(query("series", { ...asked, shown: "" })));
+      readout.textContent = "";
+      note.textContent = seriesData.head.said;
+      lines.show(seriesData, []);
+      return;
+    }
     const [cells, series] = await Promise.all([
       context.source.packed<Schemas["Heat"]>(context.api(query("heat", { ...asked, rows: now.rows ?? "" }))),
       context.source.packed<Schemas["Series"]>(context.api(query("series", { ...asked, pinned: pinned.join(","), lines: 100 }))),
@@ -96,11 +108,19 @@ export function trend(context: Context): Screen {
   }
 
   function pointed(step: number | null, cell: Cell | null): void {
-    if (heatData === null) return;
+    if (heatData === null) return sayOfJob(step);
     cursor = cell ?? (step === null ? null : { row: cursor?.row ?? 0, column: heat.columnOf(step) });
     heat.mark(step, cell?.row ?? null);
     if (cell !== null || step === null) lines.mark(step);
     say(step, cell);
+  }
+
+  function sayOfJob(step: number | null): void {
+    if (step === null || seriesData === null) return;
+    const first = seriesData.int("first");
+    let at = first.findIndex((each) => each > step);
+    at = at < 0 ? first.length - 1 : Math.max(at - 1, 0);
+    if (at >= 0) readout.textContent = `step ${first[at]}: ${number(seriesData.float("last")[at])}`;
   }
 
   function say(step: number | null, cell: Cell | null): void {

@@ -138,13 +138,14 @@ def _story(result: Comparison, run: Run, ref: Run) -> Story:
 def _write(targets: dict[str, Path], result: Comparison, story: Story) -> list[str]:
     """The paths of the files that were written."""
     from trueline.render.comparison.compare_csv import write_csv
-    from trueline.render.comparison.compare_page import write_page
     from trueline.render.comparison.compare_xlsx import write_xlsx
+    from trueline.render.output import save
+    from trueline.web.page_file import comparison_file
 
     if "csv" in targets:
         write_csv(targets["csv"], result.rows)
     if "xlsx" in targets:
         write_xlsx(targets["xlsx"], result, story)
     if "html" in targets:
-        write_page(targets["html"], result, story)
+        save(targets["html"], comparison_file(result, story), what="page")
     return [str(target) for target in targets.values()]

@@ -12,7 +12,7 @@ from trueline.cli.options import Json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trueline.render.report.run_reading import RunReading
+    from trueline.analyze.results import RunResults
 
 
 def command(
@@ -66,12 +66,11 @@ def command(
         Console().print(summary(outcome.settings, out=out, page=Path(outcome.document["report"])))
 
 
-def _read_and_report(runs: Sequence[Path], page: Path) -> Sequence[RunReading]:
-    from trueline.analyze.results import results_of
+def _read_and_report(runs: Sequence[Path], page: Path) -> Sequence[RunResults]:
     from trueline.render.output import save
-    from trueline.render.report.report import render
-    from trueline.render.report.run_reading import readings_of
+    from trueline.web.page_file import page_file
+    from trueline.web.watched_run import judged_runs
 
-    readings = readings_of(results_of(runs))
-    save(page, render(readings))
-    return readings
+    watched = judged_runs(runs)
+    save(page, page_file(watched)[0])
+    return [each.require_results() for each in watched]

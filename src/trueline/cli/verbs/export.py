@@ -7,44 +7,12 @@ from typing import Annotated
 
 import typer
 
+from trueline.cli.verbs import report
+
 app = typer.Typer(no_args_is_help=True, help="Write what a Run holds for a browser, TensorBoard or Model Explorer.")
+app.command("page")(report.command)
 
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there already.")]
-
-
-@app.command("page")
-def page(
-    runs: Annotated[list[str], typer.Argument(help="Directories of Runs.", metavar="RUN…")],
-    out: Annotated[str, typer.Option("-o", "--out", help="The HTML file to write.", metavar="FILE.html")],
-    overwrite: Overwrite = False,
-) -> None:
-    """Write the page of `trueline view` to one file of 5 MB at most, which needs no server.
-
-    It holds the screens Triage, Incident and Ranks × steps; recorded steps and comparisons need the server.
-    """
-    from trueline.cli.waiting import waiting
-    from trueline.render.output import save, writable_target
-    from trueline.web.required import require_packages
-
-    target = writable_target(out, overwrite=overwrite, what="page", example="page.html")
-    require_packages()
-    from trueline.web.judging import Judge
-    from trueline.web.page_file import page_file
-    from trueline.web.serve import watched_runs
-
-    judge = Judge()
-    try:
-        with waiting("Reading and judging"):
-            watched = watched_runs(runs, None, judge)
-            for run in watched:
-                run.judge_now()
-            document, num_columns = page_file(watched)
-    finally:
-        judge.close()
-    save(target, document, what="page")
-    longest = max((run.run.steps.size for run in watched), default=0)
-    shared = f" Steps share columns, of which there are {num_columns} at most." if longest > num_columns else ""
-    print(f"Page: {target} ({len(document) / 1e6:.2g} MB).{shared}")
 
 
 @app.command("tensorboard")

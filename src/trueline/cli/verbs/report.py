@@ -17,31 +17,32 @@ def command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE.html if it is there already.")] = False,
     json: Json = False,
 ) -> None:
-    """Write a report on one or several Runs to a single HTML file that needs no network.
+    """Write the page of `trueline view` about one or several Runs to a single HTML file that needs no server.
 
-    Verdict in words, findings, workers over steps, dispersion, cosines, what was checked, environment. The exit code is
+    Verdict, incidents with evidence for and against, ranks over steps, dispersion, cosines, settings. The exit code is
     0 once the file is written, whatever is found: `trueline check` is the one that judges with its exit code.
     """
     from rich.console import Console
 
-    from trueline.analyze.results import results_of
     from trueline.cli.json_document import print_document
     from trueline.cli.waiting import waiting
     from trueline.render.output import save, writable_target
-    from trueline.render.report.report import render
-    from trueline.render.report.run_reading import readings_of
+    from trueline.web.page_file import page_file
+    from trueline.web.watched_run import judged_runs
 
     target = writable_target(out, overwrite=overwrite)
     with waiting("Reading and checking"):
-        readings = readings_of(results_of(runs))
-    save(target, render(readings))
+        watched = judged_runs(runs)
+        document, num_columns = page_file(watched)
+    save(target, document)
+    judged = [(each.name, each.require_results().report) for each in watched]
     if json:
-        runs_json = [
-            {"name": each.name, "status": each.report.verdict.status, **each.report.to_json()} for each in readings
-        ]
+        runs_json = [{"name": name, "status": report.verdict.status, **report.to_json()} for name, report in judged]
         print_document({"schema": 1, "report": str(target), "runs": runs_json})
         return
     console = Console(soft_wrap=True)
-    for reading in readings:
-        console.print(f"{reading.name}: {reading.report.verdict.line}", markup=False, highlight=False)
-    console.print(f"Report: {target}", markup=False, highlight=False)
+    for name, report in judged:
+        console.print(f"{name}: {report.verdict.line}", markup=False, highlight=False)
+    longest = max(each.run.steps.size for each in watched)
+    shared = f" (steps share columns, of which there are {num_columns} at most)" if longest > num_columns else ""
+    console.print(f"Report: {target}{shared}", markup=False, highlight=False)

@@ -1,9 +1,9 @@
-"""What the ranks of the Runs were: what all share once, and what differs with who has which value."""
+"""What the ranks of a Run were: what all share once, and what differs with who has which value."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +16,12 @@ _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "CUDA_VISIBL
 _OWN_BY_NATURE = frozenset(
     ["pid", "hostname", "device", "data.sampler_rank", "run.command", *(f"environ.{name}" for name in _RANK_VARIABLES)]
 )
-"""Facts that ranks or Runs are expected to differ in; listed last."""
-
-Who = tuple[int, int]
-"""Index of a Run, and a rank in it."""
+"""Facts that ranks are expected to differ in; listed last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Differing:
-    """One fact that is not the same everywhere: (who, value) in the order of the Runs and ranks."""
+    """One fact that is not the same everywhere: (ranks, value) in the order of the ranks."""
 
     key: str
     values: tuple[tuple[str, str], ...]
@@ -32,42 +29,34 @@ class Differing:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """``common`` by section; what differs ``within`` a Run, only ``between`` Runs, or ``by_nature``."""
+    """``common`` by section; what differs ``within`` the Run though ranks should agree, or ``by_nature``. All are empty
+    where no rank left a description.
+    """
 
     common: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
     within: tuple[Differing, ...]
-    between: tuple[Differing, ...]
     by_nature: tuple[Differing, ...]
-    missing: tuple[str, ...]
 
 
-def environment(
-    names: Sequence[str], manifests: Sequence[Manifest], envs: Sequence[Mapping[int, RankEnv]]
-) -> Environment:
-    """The facts of all ranks of all Runs, sorted into what is common and what is not."""
-    facts: dict[str, dict[Who, str]] = {}
-    for index, (manifest, by_rank) in enumerate(zip(manifests, envs, strict=True)):
-        shared = _flat({"run": _run_facts(manifest)})
-        for rank in sorted(by_rank):
-            for key, value in {**shared, **_rank_facts(by_rank[rank])}.items():
-                facts.setdefault(key, {})[index, rank] = value
-    everyone = [(index, rank) for index, by_rank in enumerate(envs) for rank in sorted(by_rank)]
+def environment(manifest: Manifest, envs: Mapping[int, RankEnv]) -> Environment:
+    """The facts of all ranks of a Run, sorted into what is common and what is not."""
+    facts: dict[str, dict[int, str]] = {}
+    shared = _flat({"run": _run_facts(manifest)})
+    for rank in sorted(envs):
+        for key, value in {**shared, **_rank_facts(envs[rank])}.items():
+            facts.setdefault(key, {})[rank] = value
     common: dict[str, list[tuple[str, str]]] = {}
     within: list[Differing] = []
-    between: list[Differing] = []
     by_nature: list[Differing] = []
     for key, values in facts.items():
-        complete = {who: values.get(who, "(absent)") for who in everyone}
+        complete = {rank: values.get(rank, "(absent)") for rank in sorted(envs)}
         if len(set(complete.values())) == 1:
             section, _, name = key.partition(".") if "." in key else ("rank", "", key)
             common.setdefault(section, []).append((name, next(iter(complete.values()))))
-            continue
-        uniform = all(len({complete[who] for who in everyone if who[0] == index}) <= 1 for index in range(len(names)))
-        kind = by_nature if key in _OWN_BY_NATURE else between if uniform else within
-        kind.append(Differing(key, _holders(complete, names)))
-    missing = tuple(name for name, by_rank in zip(names, envs, strict=True) if not by_rank)
+        else:
+            (by_nature if key in _OWN_BY_NATURE else within).append(Differing(key, _holders(complete)))
     sections = tuple((section, tuple(pairs)) for section, pairs in common.items())
-    return Environment(sections, tuple(within), tuple(between), tuple(by_nature), missing)
+    return Environment(sections, tuple(within), tuple(by_nature))
 
 
 def _run_facts(manifest: Manifest) -> dict[str, Any]:
@@ -132,20 +121,9 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _holders(values: Mapping[Who, str], names: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """(who, value) for each distinct value of each Run; Runs that agree with each other in everything share a line."""
-    patterns: dict[tuple[tuple[int, str], ...], list[str]] = {}
-    for index, name in enumerate(names):
-        pattern = tuple((rank, value) for (run, rank), value in values.items() if run == index)
-        if pattern:
-            patterns.setdefault(pattern, []).append(name)
-    lines: list[tuple[str, str]] = []
-    for pattern, holders in patterns.items():
-        by_value: dict[str, list[int]] = {}
-        for rank, value in pattern:
-            by_value.setdefault(value, []).append(rank)
-        run = ", ".join(holders) if len(names) > 1 else ""
-        for value, ranks in by_value.items():
-            who = "" if len(by_value) == 1 else ranks_text(ranks, dash="–")
-            lines.append((", ".join(part for part in (run, who) if part), value))
-    return tuple(lines)
+def _holders(values: Mapping[int, str]) -> tuple[tuple[str, str], ...]:
+    """(ranks, value) for each distinct value."""
+    by_value: dict[str, list[int]] = {}
+    for rank, value in values.items():
+        by_value.setdefault(value, []).append(rank)
+    return tuple((ranks_text(ranks, dash="–"), value) for value, ranks in by_value.items())

@@ -21,13 +21,12 @@ _LIMIT = " None of them judges whether one rank’s loss, gradient norm or direc
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """``what`` is said after the verdict in one or two sentences, ``more`` is how many findings there are besides the
-    most telling one; ``more`` and ``next`` are empty where nothing was found. ``unchecked`` are (check, why).
+    """``what`` is said after the verdict in one or two sentences; ``next`` is empty where nothing was found.
+    ``unchecked`` are (check, why).
     """
 
     verdict: Verdict
     what: str
-    more: str
     next: tuple[str, ...]
     checked: str
     unchecked: tuple[tuple[str, str], ...]
@@ -42,11 +41,9 @@ def summary(report: CheckReport) -> Summary:
     """What the page says of ``report`` at its top. Nothing is concluded here."""
     telling = [report.findings[incident.findings[0]] for incident in report.incidents]
     advice = list(dict.fromkeys(finding.next[0] for finding in telling if finding.next))
-    others = sum(len(incident.findings) for incident in report.incidents) - 1
     return Summary(
         verdict=report.verdict,
         what=_what(report),
-        more=f"{counted(others, 'more finding')} below" if others > 0 else "",
         next=tuple(advice[:_MAX_NEXT]),
         checked=_checked(report) if report.judged.num_steps else "",
         unchecked=tuple((entry.check, entry.why) for entry in report.checks_not_run),

@@ -18,16 +18,13 @@ from trueline.render.comparison.compare_xlsx import write_xlsx
 from trueline.schema.errors import InputError
 from trueline.schema.site import Site
 from trueline.web.judging import Compared
+from trueline.web.views.along import GRAVITY, MAX_TIMES, Along, along
 from trueline.web.watched_run import WatchedRun
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 MAX_PAGE = 1000
-MAX_TIMES = 1e30
-"""Drawn for a difference that is infinite, or not a number."""
-GRAVITY = ("equal", "within", "not-comparable", "propagated", "beyond")
-"""Judgements, the gravest last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,8 @@ class Growth:
 class ComparisonView:
     """The head of the screen. ``story`` is None while it is compared, or where ``failed`` says why it cannot be.
     ``counts`` are (judgement, in words, values); ``first_at`` is where among all rows the first difference is.
-    ``renames`` are names of the reference and what they are called here, as they were matched by hand.
+    ``left_out`` is how many rows a file has no room for. ``renames`` are names of the reference and what they are
+    called here, as they were matched by hand.
     """
 
     run: str
@@ -59,6 +57,8 @@ class ComparisonView:
     first_at: int | None
     largest_times: float | None
     growth: tuple[Growth, ...]
+    along: Along | None
+    left_out: int
     renames: tuple[tuple[str, str], ...]
 
 
@@ -100,26 +100,50 @@ class RowsView:
 
 def comparison_of(watched: WatchedRun) -> ComparisonView:
     """The head of the screen. Raises ``InputError`` where no reference was given."""
-    ref = watched.require_ref()
-    compared = watched.compared
-    rows = () if compared is None else compared.comparison.rows
-    first = None if compared is None else compared.comparison.first
-    times = [row.times for row in rows if row.times is not None]
+    ref, compared, failed = watched.require_ref(), watched.compared, watched.compare_failed
+    if compared is not None:
+        return replace(compared_view(compared, watched.name, ref), failed=failed, renames=watched.renames)
     return ComparisonView(
         run=watched.name,
         ref=ref,
-        story=None if compared is None else compared.story,
-        failed=watched.compare_failed,
-        comparing=compared is None and not watched.compare_failed,
-        counts=()
-        if compared is None
-        else tuple((name, JUDGEMENT_WORDS[name], compared.comparison.counts.get(name, 0)) for name in JUDGEMENTS),
-        num_rows=len(rows),
-        first_at=next((at for at, row in enumerate(rows) if row == first), None) if first is not None else None,
-        largest_times=max(times, default=None),
-        growth=() if compared is None else _growth(compared.comparison.steps),
+        story=None,
+        failed=failed,
+        comparing=not failed,
+        counts=(),
+        num_rows=0,
+        first_at=None,
+        largest_times=None,
+        growth=(),
+        along=None,
+        left_out=0,
         renames=watched.renames,
     )
+
+
+def compared_view(compared: Compared, run: str, ref: str, *, left_out: int = 0) -> ComparisonView:
+    """The head of the screen about what was compared."""
+    comparison = compared.comparison
+    first_at = next((at for at, row in enumerate(comparison.rows) if row == comparison.first), None)
+    return ComparisonView(
+        run=run,
+        ref=ref,
+        story=compared.story,
+        failed="",
+        comparing=False,
+        counts=tuple((name, JUDGEMENT_WORDS[name], comparison.counts.get(name, 0)) for name in JUDGEMENTS),
+        num_rows=len(comparison.rows),
+        first_at=first_at,
+        largest_times=max((row.times for row in comparison.rows if row.times is not None), default=None),
+        growth=_growth(comparison.steps),
+        along=along(comparison.rows, first_at),
+        left_out=left_out,
+        renames=(),
+    )
+
+
+def row_views(rows: Iterable[tuple[int, ComparedRow]]) -> tuple[RowView, ...]:
+    """Rows as they are listed, each with its place among all."""
+    return tuple(_row(at, row) for at, row in rows)
 
 
 def _growth(steps: Sequence[StepSummary]) -> tuple[Growth, ...]:
@@ -145,7 +169,7 @@ def rows_of(
     if not 1 <= limit <= MAX_PAGE or offset < 0:
         raise InputError(f"{limit} rows from {offset} on were asked for. Ask for 1 to {MAX_PAGE}, from 0 on.")
     kept = _kept(watched.compared, judgement, search, step)
-    return RowsView(offset, len(kept), tuple(_row(at, row) for at, row in kept[offset : offset + limit]))
+    return RowsView(offset, len(kept), row_views(kept[offset : offset + limit]))
 
 
 def table_of(watched: WatchedRun, kind: Literal["csv", "xlsx"], judgement: str, search: str, step: int | None) -> bytes:

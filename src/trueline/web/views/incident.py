@@ -175,7 +175,7 @@ def _intended(watched: WatchedRun, ranks: tuple[int, ...]) -> str:
 
 def _differing(watched: WatchedRun) -> tuple[Differing, ...]:
     """What ranks are told apart by, and should not be, with who has which value."""
-    return environment([watched.name], [watched.run.manifest], [watched.run.env]).within
+    return environment(watched.run.manifest, watched.run.env).within
 
 
 def _drawn(watched: WatchedRun, incident: Incident, report: CheckReport) -> tuple[int | None, int | None]:

@@ -1,4 +1,4 @@
-"""The trend: a signal of some ranks as lines over steps, and where all others lie.
+"""The trend: a signal of some ranks as lines over steps, and where all others lie; or how far apart the ranks are.
 
 T steps, N ranks, L lines, B columns.
 """
@@ -7,14 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trueline.render.wording import number
+from trueline.schema.errors import InputError
+from trueline.schema.text.words import counted
 from trueline.web.answers import Arrays
 from trueline.web.views.columns import apart, columns_of
 from trueline.web.views.heat import Shown, farthest
-from trueline.web.views.signals import flagged_of, title_of, values_of
+from trueline.web.views.signals import DISPERSIONS, flagged_of, of_job, title_of, values_of
 from trueline.web.watched_run import WatchedRun
+
+if TYPE_CHECKING:
+    from trueline.analyze.workers.dispersion import ChanceBand
 
 _QUARTILES = (0.25, 0.5, 0.75)
 MAX_LINES = 250
@@ -26,7 +33,8 @@ class Series:
     """What an answer shows with the arrays ``low``, ``high``, ``last`` float32 [L, B] and ``flags`` uint8 [L, B] of the
     lines, ``first`` and ``end`` int32 [B], and over all ranks ``lowest``, ``lower``, ``median``, ``upper``, ``highest``
     float32 [B] (extremes, quartiles and median of the ranks' last values; extremes of all values) and ``lowest_rank``,
-    ``highest_rank`` int32 [B].
+    ``highest_rank`` int32 [B]. A signal of the whole job has one line, of rank -1, and as extremes the band of chance;
+    ``said`` is what that band means.
     """
 
     signal: str
@@ -37,6 +45,7 @@ class Series:
     pinned: tuple[int, ...]
     hidden: int
     num_ranks: int
+    said: str = ""
 
 
 def series_of(
@@ -51,6 +60,8 @@ def series_of(
     max_lines: int = MAX_LINES,
 ) -> Arrays:
     """Lines of the ranks that are pinned, accused, or farthest from the others. Raises ``InputError``."""
+    if field := of_job(signal):
+        return _of_job(watched, field, first=first, last=last, num_columns=num_columns)
     run = watched.run
     values_TN, measured_TN = values_of(watched, signal)
     distance_TN = apart(values_TN, measured_TN)
@@ -78,6 +89,63 @@ def series_of(
         **_band(columns.lo_NB, columns.hi_NB, columns.last_NB, np.asarray(run.ranks, dtype=np.int32)),
     }
     return Arrays(head, arrays)
+
+
+def _of_job(watched: WatchedRun, field: str, *, first: int | None, last: int | None, num_columns: int) -> Arrays:
+    results = watched.judgement.results
+    if field not in DISPERSIONS or results is None:
+        raise InputError(f"'job/{field}' cannot be drawn. Ask for one of those that `signals` lists.")
+    values_T = getattr(results.dispersion, field)
+    columns = columns_of(
+        results.dispersion.steps,
+        values_T[:, None],
+        ~np.isnan(values_T)[:, None],
+        first=first,
+        last=last,
+        num_columns=num_columns,
+    )
+    band = results.bands.get(field)
+    ends = (np.nan, np.nan) if band is None else (band.low, band.high)
+    nothing_B, nobody_B = np.full(len(columns.first_B), np.nan), np.full(len(columns.first_B), -1, dtype=np.int32)
+    drawn = {
+        "low": columns.lo_NB,
+        "high": columns.hi_NB,
+        "last": columns.last_NB,
+        "lowest": np.full_like(nothing_B, ends[0]),
+        "lower": nothing_B,
+        "median": nothing_B,
+        "upper": nothing_B,
+        "highest": np.full_like(nothing_B, ends[1]),
+    }
+    head = Series(f"job/{field}", DISPERSIONS[field][0], "value", (-1,), (), (), 0, 0, _said(values_T, band))
+    return Arrays(
+        head,
+        {
+            **{name: values.astype(np.float32) for name, values in drawn.items()},
+            "flags": columns.flags_NB,
+            "first": columns.first_B.astype(np.int32),
+            "end": columns.end_B.astype(np.int32),
+            "lowest_rank": nobody_B,
+            "highest_rank": nobody_B,
+        },
+    )
+
+
+def _said(values_T: np.ndarray, band: ChanceBand | None) -> str:
+    """What the band of chance means, and how many steps lie outside of it, and would if spread were one."""
+    if band is None:
+        return "There is no band of chance for it."
+    known_T = values_T[np.isfinite(values_T)]
+    if not known_T.any():
+        return "No spread at all: the workers have equal values."
+    outside = int(((known_T < band.low) | (known_T > band.high)).sum())
+    expected = number((1 - band.level) * known_T.size, 2)
+    return (
+        f"The band holds {band.level:.0%} of standard deviations if values are normal with one spread throughout the "
+        f"Run. Outside of it at {outside:,} of {counted(known_T.size, 'step')}; about {expected} by chance. Where "
+        "spread grows or falls as training goes on, healthy steps leave it too: whether workers are too far apart, or "
+        "too close, is judged by checks, not by this line."
+    )
 
 
 def _chosen(ranks: list[int], distance_TN: np.ndarray, wanted: list[int], max_lines: int) -> list[int]:

@@ -1,4 +1,5 @@
-"""What can be drawn over ranks and steps: numbers of the table ``workers``, and those of one parameter group or layer.
+"""What can be drawn over ranks and steps: numbers of the table ``workers``, and those of one parameter group or layer;
+and over steps alone: how far apart the workers are.
 
 T steps, N ranks, K values of a list column.
 """
@@ -10,7 +11,6 @@ from typing import Literal
 
 import numpy as np
 
-from trueline.render.report.run_reading import WORKER_QUANTITIES
 from trueline.schema.columns.workers import WORKER_COLUMNS, Column
 from trueline.schema.errors import InputError
 from trueline.store.reader import Run
@@ -23,20 +23,34 @@ _LISTS = tuple(
     column.name for column in WORKER_COLUMNS if column.type == "list<float64>" and column.name.startswith("group_")
 )
 """Columns with a number for each parameter group."""
-_TITLES = {quantity.key: quantity.title for quantity in WORKER_QUANTITIES}
+_TITLES = {"loss": "Loss", "grad_norm": "Gradient norm", "cosine_others": "Gradient direction"}
+"""Columns that are offered first."""
+DISPERSIONS = {
+    "loss_std": ("Loss: standard deviation", "over workers, N − 1"),
+    "norm_std": ("Gradient norm: standard deviation", "over workers, N − 1"),
+    "norm_cv": ("Gradient norm: coefficient of variation", "standard deviation over mean of the workers"),
+    "cosine_mean": ("Gradient direction: mean pairwise cosine", "over all pairs: 1 the same, 0 unrelated, −1 opposite"),
+    "loss_range": ("Loss: range", "largest less smallest worker"),
+    "norm_range": ("Gradient norm: range", "largest less smallest worker"),
+}
+"""Fields of ``Dispersion``, what they are called, and what they mean."""
+_OF_JOB = "job/"
 _MAX_GROUPS = 400
 """Parameter groups of a column that are offered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """Something to draw: ``key`` is a column, or a column, a slash and the name of a parameter group."""
+    """Something to draw: ``key`` is a column, or a column, a slash and the name of a parameter group; or ``job/`` and a
+    field of ``Dispersion``, which is one number a step ``of_job`` and not one a rank.
+    """
 
     key: str
     title: str
     meaning: str
     unit: str
     group: str = ""
+    of_job: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +75,12 @@ def signals_of(watched: WatchedRun) -> Signals:
     """What can be drawn of a Run."""
     run = watched.run
     groups = [group.name for group in next(iter(run.env.values())).groups] if run.env else []
-    signals = [
+    columns = [
         Signal(column.name, title_of(column.name), column.meaning, column.unit)
         for column in _by_weight()
         if run.column(column.name).null_count < len(run.column(column.name))
     ]
+    signals = [*columns[: len(_TITLES)], *_dispersions(watched), *columns[len(_TITLES) :]]
     for name in _LISTS:
         column = next(each for each in WORKER_COLUMNS if each.name == name)
         if len(groups) > 1 and run.column(name).null_count < len(run.column(name)):
@@ -83,6 +98,22 @@ def signals_of(watched: WatchedRun) -> Signals:
         flagged=flagged_of(watched),
         truncated=max(len(groups) - _MAX_GROUPS, 0),
     )
+
+
+def of_job(key: str) -> str:
+    """The field of ``Dispersion`` that a signal is, "" for one of ranks."""
+    return key.removeprefix(_OF_JOB) if key.startswith(_OF_JOB) else ""
+
+
+def _dispersions(watched: WatchedRun) -> list[Signal]:
+    results = watched.judgement.results
+    if results is None or len(results.dispersion.ranks) < 2:
+        return []
+    return [
+        Signal(f"{_OF_JOB}{name}", title, meaning, "", of_job=True)
+        for name, (title, meaning) in DISPERSIONS.items()
+        if not np.isnan(getattr(results.dispersion, name)).all()
+    ]
 
 
 def title_of(column: str) -> str:
@@ -139,5 +170,5 @@ def _scalars() -> list[Column]:
 
 
 def _by_weight() -> list[Column]:
-    first = [quantity.key for quantity in WORKER_QUANTITIES]
+    first = list(_TITLES)
     return sorted(_scalars(), key=lambda column: first.index(column.name) if column.name in first else len(first))

@@ -84,7 +84,8 @@ def sparkline_of(watched: WatchedRun, signal: str, ranks: Sequence[int]) -> Spar
 def _over_ranks(reduce: object, values_NB: np.ndarray) -> np.ndarray:
     out_B = np.full(values_NB.shape[1], np.nan)
     some_B = np.isfinite(values_NB).any(axis=0)
-    out_B[some_B] = reduce(values_NB[:, some_B], axis=0)  # type: ignore[operator]
+    if some_B.any():  # NumPy reduces no array without rows, not even to nothing
+        out_B[some_B] = reduce(values_NB[:, some_B], axis=0)  # type: ignore[operator]
     return out_B
 
 

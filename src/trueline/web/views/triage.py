@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Literal
 
 from trueline.render.report.glance import GLANCE, glance
 from trueline.render.report.page_summary import summary
-from trueline.render.report.run_reading import rank_notes
 from trueline.render.wording import false_alarm
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Severity
 from trueline.schema.judged import QUESTIONS, State, Status
 from trueline.schema.text.words import ranks_text, whose_text
+from trueline.store.reader import Run
 from trueline.web.views.sparkline import Sparkline, signal_of, sparkline_of
 from trueline.web.watched_run import WatchedRun
 
@@ -128,7 +128,7 @@ def triage_of(watched: WatchedRun) -> Triage:
         else tuple(Question(QUESTIONS[asked.question], asked.state) for asked in report.judged.questions),
         checked="" if said is None else said.checked,
         facts=facts,
-        notes=tuple(dict.fromkeys([*(report.notes if report else run.problems), *rank_notes(run)])),
+        notes=tuple(dict.fromkeys([*(report.notes if report else run.problems), *_rank_notes(run)])),
     )
 
 
@@ -190,3 +190,12 @@ def key_of(code: str, incident: Incident) -> str:
     """A short text that tells an incident from others, also once there are more."""
     ranks: Literal["all"] | str = "-".join(map(str, incident.ranks[:4])) or "all"
     return f"{code}.{ranks}"
+
+
+def _rank_notes(run: Run) -> list[str]:
+    """Notes of the ranks, each once with who left it."""
+    by_note: dict[str, list[int]] = {}
+    for rank, env in sorted(run.env.items()):
+        for note in env.notes:
+            by_note.setdefault(note, []).append(rank)
+    return [f"{ranks_text(ranks, all_ranks=run.ranks, dash='–')}: {note}" for note, ranks in by_note.items()]

@@ -38,24 +38,14 @@ class Axis:
         return list(zip((float(height) for height in heights), _tick_texts(self.ticks, self.log), strict=True))
 
 
-def axis_over(
-    arrays: Iterable[NDArray[np.float64]], *, bands: Iterable[NDArray[np.float64]] = (), num_ticks: int = 4
-) -> Axis | None:
-    """The axis that shows every finite value of ``arrays``, and of ``bands`` as far as they do not dwarf the values.
-
-    ``None`` where nothing is finite.
-    """
+def axis_over(arrays: Iterable[NDArray[np.float64]], *, num_ticks: int = 4) -> Axis | None:
+    """The axis that shows every finite value of ``arrays``; ``None`` where nothing is finite."""
     values = _finite(arrays)
     if values.size == 0:
         return None
     low, high = float(values.min()), float(values.max())
     if low > 0 and high / float(np.median(values)) > _LOG_SPREAD:
         return _log_axis(low, high)
-    edges = _finite(bands)
-    if edges.size:
-        reach = max(high - low, abs(high) * 0.1, 1e-12)
-        low = min(low, max(float(edges.min()), low - 2 * reach))
-        high = max(high, min(float(edges.max()), high + 2 * reach))
     return _linear_axis(low, high, num_ticks)
 
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from benchmarks.paper.scale import Axis
 from numpy.typing import NDArray
-
-from trueline.render.charts.scale import Axis
 
 WIDTH = 1000
 """Plot units across; the browser stretches them to the width there is."""
@@ -40,17 +39,8 @@ class Plot:
         return f"0 0 {WIDTH * _TENTHS} {self.height * _TENTHS}"
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """One path, its classes, and the index of the series that it draws (None: none)."""
-
-    path: str
-    css: str
-    series: int | None = None
-
-
 def line_path(steps_B: Floats, values_B: Floats, plot: Plot, axis: Axis) -> str:
-    """A line through the values, broken where there is none; lone values between two gaps are left to ``dot_path``."""
+    """A line through the values, broken where there is none; lone values between two gaps are left out."""
     places = zip(_across(steps_B, plot), _down(values_B, plot, axis), strict=True)
     pieces: list[str] = []
     x, y, drawing = 0, 0, False
@@ -60,13 +50,6 @@ def line_path(steps_B: Floats, values_B: Floats, plot: Plot, axis: Axis) -> str:
             x, y = across, down
         drawing = drawn
     return "".join(pieces)
-
-
-def dot_path(steps_B: Floats, values_B: Floats, plot: Plot, axis: Axis) -> str:
-    """A stroke of no length, which a round line cap draws as a dot, at each value that has no neighbour to join."""
-    lone_B = _lone(values_B)
-    places = zip(_across(steps_B[lone_B], plot), _down(values_B[lone_B], plot, axis), strict=True)
-    return "".join(f"M{x} {y}h0" for x, y in places)
 
 
 def area_path(steps_B: Floats, low_B: Floats, high_B: Floats, plot: Plot, axis: Axis) -> str:
@@ -84,11 +67,6 @@ def area_path(steps_B: Floats, low_B: Floats, high_B: Floats, plot: Plot, axis: 
         pieces += [_move(here[0] - before[0], here[1] - before[1]) for before, here in pairwise(outline)]
         pieces.append("z")
     return "".join(pieces)
-
-
-def tick_path(steps_B: Floats, plot: Plot) -> str:
-    """A short stroke down from the top edge at each step."""
-    return "".join(f"M{x} 0v{6 * _TENTHS}" for x in _across(steps_B, plot))
 
 
 def _lone(values_B: Floats) -> NDArray[np.bool_]:

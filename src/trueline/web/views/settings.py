@@ -1,0 +1,33 @@
+"""How the job was set up: what all ranks share, what differs between them, and what differs by nature."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trueline.render.report.environment_table import Differing, environment
+from trueline.web.watched_run import WatchedRun
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Facts that all ranks share: (name, value)."""
+
+    name: str
+    facts: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """``missing`` says that no rank left a description of itself."""
+
+    common: tuple[Section, ...]
+    within: tuple[Differing, ...]
+    by_nature: tuple[Differing, ...]
+    missing: bool
+
+
+def settings_of(watched: WatchedRun) -> Settings:
+    """All facts of the ranks of a Run."""
+    found = environment(watched.run.manifest, watched.run.env)
+    common = tuple(Section(name, facts) for name, facts in found.common)
+    return Settings(common, found.within, found.by_nature, missing=not watched.run.env)
