@@ -104,7 +104,7 @@ def test_what_is_worth_knowing_stands_apart_from_incidents(tmp_path: Path) -> No
 
 def test_the_dispersions_of_the_workers_are_there_with_the_band_of_chance(tmp_path: Path) -> None:
     answers = answers_of(report_on(tmp_path, write_run(tmp_path / "exp")))
-    offered = [each["key"] for each in answers["api/runs/0/signals"]["signals"] if each["of_job"]]
+    offered = [each["key"] for each in answers["api/runs/0/signals"]["signals"] if each["of"] == "job"]
     assert offered[:4] == ["job/loss_std", "job/norm_std", "job/norm_cv", "job/cosine_mean"]
 
     spread = answers["api/runs/0/series?signal=job/loss_std"]
@@ -130,7 +130,7 @@ def test_a_run_of_one_worker_has_curves_and_no_comparison(tmp_path: Path) -> Non
     answers = answers_of(report_on(tmp_path, write_run(tmp_path / "exp", num_ranks=1)))
 
     assert "api/runs/0/series?signal=loss" in answers
-    assert not [each for each in answers["api/runs/0/signals"]["signals"] if each["of_job"]]
+    assert not [each for each in answers["api/runs/0/signals"]["signals"] if each["of"] == "job"]
     absent = [answer["absent"] for path, answer in answers.items() if "cosines" in path]
     assert set(absent) == {"One worker: there are no two gradients to compare."}
 

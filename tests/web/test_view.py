@@ -49,7 +49,7 @@ def _bad(step: int, rank: int, row: dict[str, Any]) -> None:
 
 
 def _not_a_number(step: int, rank: int, row: dict[str, Any]) -> None:
-    row["loss"] = math.nan
+    row |= {column: math.nan for column, value in row.items() if isinstance(value, float)}
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,13 @@ SCREENS = {
     "run=0&screen=step&view=graph&unfold=1&by=rms": "document.querySelector('.graph .node')",
     "run=1": "document.querySelector('h1')?.textContent.startsWith('Cannot tell')",
     "run=1&screen=trend": "document.querySelector('.trend .nothing')?.checkVisibility()",
+    "run=2": "document.querySelector('.incident')",
     "run=2&screen=trend": "document.querySelector('.lines canvas')",
+    "screen=runs": "document.querySelectorAll('.runs > li').length === 4",
+    "run=0&screen=settings": "document.querySelector('.settings .pairs')",
+    "run=0&screen=trend&beside=2": "document.querySelectorAll('.lines canvas').length === 2",
+    "run=0&screen=trend&beside=2&shown=relative": "document.querySelector('.lines canvas')",
+    "run=0&screen=trend&signal=job/loss_std&beside=3": "document.querySelectorAll('.lines canvas').length === 2",
     "run=3&screen=trend": "document.querySelector('.lines canvas')",
 }
 
@@ -250,7 +256,7 @@ def test_the_exported_file_shows_the_same_from_disk_alone(served: Served, tmp_pa
     (tmp_path / "page.html").write_text(document, encoding="utf-8")
     address = (tmp_path / "page.html").as_uri()
     for state, ready in SCREENS.items():
-        if state.startswith(("run=0", "run=1")) and "step" not in state:
+        if state.startswith(("run=0", "run=1")) and "step" not in state and "beside" not in state:
             with BrowserPage(f"{address}#{state}", width=1280) as page:
                 page.until(ready)
                 assert page.errors == []

@@ -129,6 +129,7 @@ def test_a_name_is_taken_from_a_row_and_numbers_stand_for_any(served: Served) ->
         page.until("document.querySelector('.detail button')?.textContent === 'this name of RUN'")
         page.evaluate("document.querySelector('.detail button').click()")
         page.until("new URLSearchParams(location.hash.slice(1)).get('mine') === 'enc.layers.1'")
+        page.until("[...document.querySelectorAll('.matching input')].some((each) => each.value === 'enc.layers.1')")
         page.evaluate(
             "[...document.querySelectorAll('.matching button')].find((each) => each.textContent === 'Match').click()"
         )

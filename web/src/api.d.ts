@@ -732,7 +732,7 @@ export interface components {
              * Shown
              * @enum {string}
              */
-            shown: "value" | "apart";
+            shown: "value" | "apart" | "relative";
             /** Signal */
             signal: string;
             /** Smallest */
@@ -1087,7 +1087,7 @@ export interface components {
              * Shown
              * @enum {string}
              */
-            shown: "value" | "apart";
+            shown: "value" | "apart" | "relative";
             /** Signal */
             signal: string;
             /** Title */
@@ -1109,8 +1109,9 @@ export interface components {
         };
         /**
          * Signal
-         * @description Something to draw: ``key`` is a column, or a column, a slash and the name of a parameter group; or ``job/`` and a
-         *     field of ``Dispersion``, which is one number a step ``of_job`` and not one a rank.
+         * @description Something to draw: ``key`` is a column, or a column, a slash and the name of a parameter group, and its numbers
+         *     are ``of`` ranks; ``groups/`` and a column is of all parameter groups, ``job/`` and a field of ``Dispersion`` of the
+         *     job.
          */
         Signal: {
             /**
@@ -1123,10 +1124,11 @@ export interface components {
             /** Meaning */
             meaning: string;
             /**
-             * Of Job
-             * @default false
+             * Of
+             * @default rank
+             * @enum {string}
              */
-            of_job: boolean;
+            of: "rank" | "job" | "group";
             /** Title */
             title: string;
             /** Unit */
@@ -1610,7 +1612,8 @@ export interface operations {
                 last?: number | null;
                 columns?: number;
                 rows?: "rank" | "host" | "worst";
-                shown?: "value" | "apart";
+                shown?: "value" | "apart" | "relative";
+                other?: number | null;
             };
             header?: never;
             path: {
@@ -1745,8 +1748,9 @@ export interface operations {
                 last?: number | null;
                 columns?: number;
                 pinned?: string;
-                shown?: "value" | "apart";
+                shown?: "value" | "apart" | "relative";
                 lines?: number;
+                other?: number | null;
             };
             header?: never;
             path: {

@@ -46,6 +46,8 @@ _NOTHING: list[str] = []
 AnyRun = Annotated[int, InPath(ge=0)]
 Step = Annotated[int | None, Query(ge=0)]
 Count = Annotated[int, Query()]
+Other = Annotated[int | None, Query(ge=0)]
+"""The Run that another is shown beside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +198,17 @@ def _add_drawings(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
         columns: Count = 1024,
         rows: Rows = "rank",
         shown: Shown = "value",
+        other: Other = None,
     ) -> Response:
         watched = _run(runs, number)
+        beside = None if other is None else _run(runs, other)
         return _answer(
             request,
             watched,
-            lambda: heat_of(watched, signal, first=first, last=last, num_columns=columns, rows=rows, shown=shown),
+            lambda: heat_of(
+                watched, signal, first=first, last=last, num_columns=columns, rows=rows, shown=shown, other=beside
+            ),
+            further=beside and beside.stamp,
         )
 
     @app.get("/api/runs/{number}/series", response_model=Series)
@@ -215,8 +222,10 @@ def _add_drawings(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
         pinned: str = "",
         shown: Shown = "value",
         lines: Count = 250,
+        other: Other = None,
     ) -> Response:
         watched = _run(runs, number)
+        beside = None if other is None else _run(runs, other)
         ranks = [int(rank) for rank in pinned.split(",") if rank.isdecimal() and len(rank) < 10]
         return _answer(
             request,
@@ -230,7 +239,9 @@ def _add_drawings(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
                 pinned=ranks,
                 shown=shown,
                 max_lines=max(lines, 1),
+                other=beside,
             ),
+            further=beside and beside.stamp,
         )
 
     @app.get("/api/runs/{number}/cosines", response_model=Cosines)

@@ -29,7 +29,7 @@ from trueline.web.views.heat import Shown, heat_of
 from trueline.web.views.incident import incident_of
 from trueline.web.views.series import series_of
 from trueline.web.views.settings import settings_of
-from trueline.web.views.signals import Signals, signals_of
+from trueline.web.views.signals import Signal, Signals, signals_of
 from trueline.web.views.triage import Triage, triage_of
 from trueline.web.watched_run import WatchedRun
 
@@ -113,32 +113,23 @@ def _answers(runs: Sequence[WatchedRun], num_columns: int, num_signals: int, num
         left_out = len(signals.signals) - len(kept) + signals.truncated
         answers[f"{base}/signals"] = _with(signals, kept, left_out)
         for signal in kept:
-            shown = _SHOWN[:1] if signal.of_job else _SHOWN
-            answers |= _drawn(watched, base, signal.key, shown, num_columns, num_lines, of_job=signal.of_job)
+            answers |= _drawn(watched, base, signal, num_columns, num_lines)
         for step in _matrix_steps(watched):
             answers[_key(f"{base}/cosines", {"step": str(step)})] = cosines_of(watched, step)
     return answers
 
 
-def _drawn(
-    watched: WatchedRun,
-    base: str,
-    signal: str,
-    ways: Sequence[Shown],
-    num_columns: int,
-    num_lines: int,
-    *,
-    of_job: bool,
-) -> dict[str, Any]:
+def _drawn(watched: WatchedRun, base: str, signal: Signal, num_columns: int, num_lines: int) -> dict[str, Any]:
     accused = sorted({rank for each in _incidents(watched) for rank in each[:4]})
     answers: dict[str, Any] = {}
-    for shown in ways:
-        asked = {"signal": signal} | ({"shown": shown} if shown != "value" else {})
-        if not of_job:
-            answers[_key(f"{base}/heat", asked)] = heat_of(watched, signal, num_columns=num_columns, shown=shown)
-        answers[_key(f"{base}/series", asked)] = series_of(
-            watched, signal, num_columns=num_columns, pinned=accused, shown=shown, max_lines=num_lines
-        )
+    for shown in _SHOWN if signal.of == "rank" else _SHOWN[:1]:
+        asked = {"signal": signal.key} | ({"shown": shown} if shown != "value" else {})
+        if signal.of != "job":
+            answers[_key(f"{base}/heat", asked)] = heat_of(watched, signal.key, num_columns=num_columns, shown=shown)
+        if signal.of != "group":
+            answers[_key(f"{base}/series", asked)] = series_of(
+                watched, signal.key, num_columns=num_columns, pinned=accused, shown=shown, max_lines=num_lines
+            )
     return answers
 
 

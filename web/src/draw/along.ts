@@ -23,7 +23,7 @@ export function along(data: Schemas["Along"], pick: (at: number) => void): HTMLE
   const label = (value: number) => s("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, `${number(10 ** value, 2)} ×`);
   const place = `step ${data.step}${data.rank === null || data.rank === undefined ? ", ranks merged" : `, rank ${data.rank}`}`;
   return h("figure", { class: "growth chart" },
-    h("figcaption", null, `Every value of ${place} in the order of execution: its difference in times of what rounding, and differences of what it was made from, explain (the line). Equal values lie on the ground. Click a dot to find its value.`),
+    h("figcaption", null, `Every value of ${place} in the order of execution: its difference in times of what rounding, and differences of what it was made from, explain (the line). Equal values lie on the ground; of hollow ones the times are not known. Click a dot to find its value.`),
     s("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": `${data.num_values} values of ${place}` },
       s("line", { class: "floor", x1: LEFT, x2: width, y1: y(0), y2: y(0) }), label(0), high > 0.5 ? label(high) : null,
       ...begins.flatMap((at, index) => [
@@ -31,6 +31,6 @@ export function along(data: Schemas["Along"], pick: (at: number) => void): HTMLE
         x(begins[index + 1] ?? data.columns.length) - x(at) > 60 ? s("text", { x: x(at - 0.5) + 3, y: HEIGHT - 4 }, PHASES[data.columns[at].phase] ?? data.columns[at].phase) : null,
       ]),
       data.first === null || data.first === undefined ? null : s("line", { class: "first", x1: x(data.first), x2: x(data.first), y1: 0, y2: HEIGHT - BELOW }),
-      ...data.columns.map((each, at) => s("circle", { class: `j-${each.judgement}`, cx: x(at), cy: y(height(each)), r: each.judgement === "beyond" ? 3.5 : 2.5, onclick: () => pick(each.at) },
+      ...data.columns.map((each, at) => s("circle", { class: `j-${each.judgement}${each.judgement !== "equal" && (each.times === null || each.times === undefined) ? " unknown" : ""}`, cx: x(at), cy: y(height(each)), r: each.judgement === "beyond" ? 3.5 : 2.5, onclick: () => pick(each.at) },
         s("title", null, `${each.site}: ${each.judgement.replace("-", " ")}${each.times === null || each.times === undefined ? "" : `, ${number(each.times, 3)} times`}`)))));
 }

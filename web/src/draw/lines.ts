@@ -25,6 +25,7 @@ export class Lines {
   readonly element = h("div", { class: "lines" });
   private plot: uPlot | null = null;
   private data: SeriesData | null = null;
+  private within: number[] = [];
   private marked: { step: number; name: string }[] = [];
   private readonly watch = new ResizeObserver(() => this.plot?.setSize({ width: this.element.clientWidth, height: HEIGHT }));
 
@@ -37,10 +38,12 @@ export class Lines {
     this.plot?.destroy();
   }
 
-  /** Shows the lines; `marks` are steps to name. Drawing anew is left out where nothing is new. */
-  show(data: SeriesData, marks: { step: number; name: string }[]): void {
+  /** Shows the lines; `marks` are steps to name, `within` values that the scale reaches. Drawing anew is left out where
+   * nothing is new. */
+  show(data: SeriesData, marks: { step: number; name: string }[], within: number[] = []): void {
     if (data === this.data && marks.length === this.marked.length) return;
     this.data = data;
+    this.within = within;
     this.marked = marks;
     this.plot?.destroy();
     this.element.replaceChildren();
@@ -66,7 +69,7 @@ export class Lines {
       legend: { show: false },
       cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false } },
       select: { show: true, left: 0, top: 0, width: 0, height: 0 },
-      scales: { x: { time: false, range: () => span(data) }, y: { range: (_, low, high) => (low === null ? [0, 1] : low === high ? [low - 1, high + 1] : padded(low, high)) } },
+      scales: { x: { time: false, range: () => span(data) }, y: { range: (_, low, high) => this.range(low, high) } },
       axes: [
         { stroke: ink("--quiet"), grid: { show: false }, ticks: { show: false }, font: font(), size: 22, values: (_, at) => at.map((each) => (Number.isInteger(each) ? each.toLocaleString("en-US") : "")) },
         { stroke: ink("--quiet"), grid: { stroke: ink("--grid"), width: 1 }, ticks: { show: false }, font: font(), size: LEFT, values: (_, at) => at.map((each) => number(each, 3)) },
@@ -97,6 +100,13 @@ export class Lines {
         draw: [(plot) => this.drawMarks(plot)],
       },
     };
+  }
+
+  private range(low: number | null, high: number | null): [number, number] {
+    const ends = [low, high, ...this.within].filter((each): each is number => each !== null && Number.isFinite(each));
+    if (!ends.length) return [0, 1];
+    const [least, most] = [Math.min(...ends), Math.max(...ends)];
+    return least === most ? [least - 1, most + 1] : padded(least, most);
   }
 
   /** Steps that are named, and above the lines where a drawn rank has NaN or infinities. */
@@ -131,6 +141,12 @@ export class Lines {
       }
     ctx.restore();
   }
+}
+
+/** The lowest and the highest value of all ranks; nothing where none is finite. */
+export function ends(data: SeriesData): number[] {
+  const finite = [...data.float("lowest"), ...data.float("highest"), ...data.float("low"), ...data.float("high")].filter(Number.isFinite);
+  return finite.length ? [finite.reduce((a, b) => Math.min(a, b)), finite.reduce((a, b) => Math.max(a, b))] : [];
 }
 
 /** The columns of uPlot: each of ours once, or twice where it has several steps, with its lower and upper extreme. */

@@ -4,14 +4,15 @@ import { change, numberOf, numbersOf, state, type State } from "../address";
 import { h } from "../dom";
 import { css, NOT_FINITE, ramp } from "../draw/colours";
 import { type Cell, Heat, type HeatData } from "../draw/heat";
-import { hues, Lines, type SeriesData } from "../draw/lines";
+import { ends, hues, Lines, type SeriesData } from "../draw/lines";
 import { Matrix } from "../draw/matrix";
 import type { Context, Screen } from "../screen";
 import { query, type Schemas } from "../source";
 import { counted, number } from "../words";
+import { Beside } from "./beside";
 
 const CHOICES: Record<string, [string, string][]> = {
-  shown: [["", "value"], ["apart", "distance from the ranks’ median"]],
+  shown: [["", "value"], ["apart", "distance from the ranks’ median"], ["relative", "difference from the other Run, relative"]],
   rows: [["", "by rank"], ["worst", "farthest first"], ["host", "by machine"]],
 };
 
@@ -26,15 +27,18 @@ export function trend(context: Context): Screen {
   const note = h("p", { class: "small quiet" });
   const found = h("input", { type: "search", placeholder: "rank", "aria-label": "Pin a rank", inputmode: "numeric", size: 8 });
   found.addEventListener("change", () => { if (/^\d+$/.test(found.value)) pin(Number(found.value), true); found.value = ""; });
+  const others = context.runs.filter((each) => each.id !== context.run.id);
+  const other = h("select", { "aria-label": "Beside", onchange: () => change({ beside: other.value, shown: "" }) }, h("option", { value: "" }, "no other Run"), ...others.map((each) => h("option", { value: each.id }, each.name)));
+  const beside = new Beside(context, { point: (step) => pointed(step, null), zoom });
   const as = h("label", null, "as ", chosen.shown);
   const lines = new Lines({ point: (step) => pointed(step, null), zoom });
   const heat = new Heat({ point: (cell) => pointed(cell ? heatData!.int("first")[cell.column] : null, cell), pick, zoom });
   const matrix = new Matrix();
   /** What is there only where a number of each rank is drawn. */
-  const ranked = [heat.element, legend, pins, matrix.element, as];
-  const plots = h("div", null, readout, heat.element, legend, pins, lines.element, note, matrix.element);
+  const ranked = [legend, pins, matrix.element, as];
+  const plots = h("div", null, readout, heat.element, legend, pins, lines.element, note, beside.element, matrix.element);
   const nothing = h("p", { class: "nothing" }, "This Run holds no numbers over steps.");
-  const choices = h("p", { class: "filter" }, h("label", null, "Draw ", signal), as, context.source.served ? [h("label", null, "rows ", chosen.rows), h("label", null, "pin ", found)] : null, whole);
+  const choices = h("p", { class: "filter" }, h("label", null, "Draw ", signal), as, context.source.served ? [h("label", null, "rows ", chosen.rows), h("label", null, "pin ", found)] : null, others.length ? h("label", null, "beside ", other) : null, whole);
   const element = h("div", { class: "trend" },
     h("h1", null, "Ranks × steps"),
     choices,
@@ -58,15 +62,33 @@ export function trend(context: Context): Screen {
     const span = { first: numberOf(now, "first", null), last: numberOf(now, "last", null) };
     whole.hidden = span.first === null && span.last === null;
     const columns = Math.max(16, Math.min(Math.floor(element.clientWidth || 800), 2048));
-    const asked = { signal: drawn.key, ...span, columns, shown: now.shown ?? "" };
+    const shown = now.shown ?? "";
+    const asked = { signal: drawn.key, ...span, columns, shown, other: shown === "relative" ? (now.beside ?? "") : "" };
     const pinned = numbersOf(now, "pin");
-    ranked.forEach((each) => { each.hidden = drawn.of_job; });
-    if (drawn.of_job) {
+    other.value = now.beside ?? "";
+    const beyond = numberOf(now, "beside", null);
+    chosen.shown.options[2].hidden = chosen.shown.options[2].disabled = beyond === null || !context.source.served;
+    beside.element.hidden = true;
+    ranked.forEach((each) => { each.hidden = drawn.of !== "rank"; });
+    heat.element.hidden = drawn.of === "job";
+    lines.element.hidden = drawn.of === "group";
+    if (drawn.of === "group") {
+      heatData = await context.source.packed<Schemas["Heat"]>(context.api(query("heat", { ...asked, shown: "" })));
+      seriesData = null;
+      heat.show(heatData, []);
+      note.textContent = `A row each parameter group, in the order of the model; of all ranks the ${heatData.head.worst === "low" ? "lowest" : "highest"} value is shown.${drawn.unit ? ` Unit: ${drawn.unit}.` : ""}`;
+      legend.hidden = false;
+      tellScale();
+      return;
+    }
+    if (drawn.of === "job") {
       heatData = null;
       seriesData = await context.source.packed<Schemas["Series"]>(context.api(query("series", { ...asked, shown: "" })));
+      const below = beyond === null ? null : await beside.fetch(beyond, { ...asked, shown: "" }, null);
       readout.textContent = "";
       note.textContent = seriesData.head.said;
-      lines.show(seriesData, []);
+      lines.show(seriesData, [], below ? ends(below) : []);
+      if (below) beside.show(below, seriesData);
       return;
     }
     const [cells, series] = await Promise.all([
@@ -75,15 +97,18 @@ export function trend(context: Context): Screen {
     ]);
     heatData = cells;
     seriesData = series;
+    const below = beyond === null || shown === "relative" ? null : await beside.fetch(beyond, asked, cells);
     heat.show(cells, pinned);
-    lines.show(series, []);
+    lines.show(series, [], below ? ends(below) : []);
+    if (below) beside.show(below, series);
     tell(drawn, pinned);
     const step = numberOf(now, "step", null) ?? facts.step_last ?? 0;
     mark();
     matrix.show(await context.source.packed<Schemas["Cosines"]>(context.api(query("cosines", { step }))), facts.flagged);
   }
 
-  function tell(drawn: Schemas["Signal"], pinned: number[]): void {
+  /** What the colours mean. */
+  function tellScale(): void {
     const { head } = heatData!;
     const scale = heat.scale;
     const bar = h("canvas", { width: 256, height: 1, class: "bar" });
@@ -100,6 +125,10 @@ export function trend(context: Context): Screen {
         head.steps_per_column > 1 ? `${head.steps_per_column} steps a column, of which the ${{ low: "lowest", high: "highest", far: "farthest" }[head.worst]} is shown.` : "",
         head.flagged.length ? "A mark at the left: named by a finding." : "",
       ].filter(Boolean).join(" ")));
+  }
+
+  function tell(drawn: Schemas["Signal"], pinned: number[]): void {
+    tellScale();
     const colours = hues(seriesData!.head);
     pins.replaceChildren(...pinned.map((rank) => h("button", { type: "button", class: "pin", onclick: () => pin(rank, false), "aria-label": `Unpin rank ${rank}` }, lineSwatch(colours.get(rank) ?? "--line"), `rank ${rank} ×`)),
       ...[...colours].filter(([rank]) => !pinned.includes(rank)).slice(0, 8).map(([rank, hue]) => h("span", { class: "key" }, lineSwatch(hue), `rank ${rank}`)));
@@ -112,6 +141,7 @@ export function trend(context: Context): Screen {
     cursor = cell ?? (step === null ? null : { row: cursor?.row ?? 0, column: heat.columnOf(step) });
     heat.mark(step, cell?.row ?? null);
     if (cell !== null || step === null) lines.mark(step);
+    beside.mark(step);
     say(step, cell);
   }
 
@@ -191,7 +221,7 @@ export function trend(context: Context): Screen {
 
   return {
     element, update, key,
-    close: () => { heat.close(); lines.close(); },
+    close: () => { heat.close(); lines.close(); beside.close(); },
     keys: [["← ↑ → ↓", "move the cursor"], ["Enter", "pin the rank, choose the step"], ["z", "zoom in around the cursor; dragging zooms too"], ["Esc", "all steps"]],
     twins: () => [context.api("signals")],
   };

@@ -1,24 +1,28 @@
-"""The heat map: ranks, or machines, over steps.
+"""The heat map: ranks, machines, or parameter groups over steps.
 
-T steps, N ranks, H rows, B columns.
+T steps, N ranks, K parameter groups, H rows, B columns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from trueline.schema.errors import InputError
 from trueline.web.answers import Arrays
 from trueline.web.views.columns import Columns, apart, columns_of
-from trueline.web.views.signals import flagged_of, title_of, values_of, worst_end
+from trueline.web.views.signals import flagged_of, groups_of, of_groups, title_of, values_of, worst_end
 from trueline.web.watched_run import WatchedRun
 
 Rows = Literal["rank", "host", "worst"]
 """A row each rank in order, a row each machine, or a row each rank, the one that is farthest from the others on top."""
-Shown = Literal["value", "apart"]
-"""The value itself, or how far it is from the median of all ranks at that step."""
+Shown = Literal["value", "apart", "relative"]
+"""The value itself, how far it is from the median of all ranks at that step, or from that of the same rank and step of
+another Run, relative to it.
+"""
 
 _CLIPPED = (0.01, 0.99)
 """Quantiles at which colours end, so that one spike does not make all else one colour."""
@@ -56,32 +60,51 @@ def heat_of(
     num_columns: int = 1024,
     rows: Rows = "rank",
     shown: Shown = "value",
+    other: WatchedRun | None = None,
 ) -> Arrays:
-    """The cells of a signal between two steps. Raises ``InputError``."""
+    """The cells of a signal between two steps; ``other`` is the Run that they are "relative" to. Raises
+    ``InputError``.
+    """
     run = watched.run
-    values_TN, measured_TN = values_of(watched, signal)
-    distance_TN = apart(values_TN, measured_TN) if shown == "apart" or rows == "worst" else values_TN
-    columns = columns_of(
-        run.steps,
-        distance_TN if shown == "apart" else values_TN,
-        measured_TN,
-        first=first,
-        last=last,
-        num_columns=num_columns,
-    )
-    worst: Literal["low", "high", "far"] = "far" if shown == "apart" else worst_end(signal)
+    if column := of_groups(signal):
+        return _of_groups(watched, column, first=first, last=last, num_columns=num_columns)
+    drawn_TN, measured_TN, distance_TN = drawn_of(watched, signal, shown, other, ordered=rows == "worst")
+    columns = columns_of(run.steps, drawn_TN, measured_TN, first=first, last=last, num_columns=num_columns)
+    worst: Literal["low", "high", "far"] = worst_end(signal) if shown == "value" else "far"
     cells_NB = _worst(columns, worst)
     hosts = [run.env[rank].hostname if rank in run.env else "" for rank in run.ranks]
     names, ranks, cells_HB, flags_HB = _arranged(run.ranks, hosts, cells_NB, columns.flags_NB, distance_TN, rows, worst)
+    title = title_of(signal.partition("/")[0])
+    arranged = names, ranks, cells_HB, flags_HB
+    return _packed(watched, signal, title, shown, worst, arranged, columns)
+
+
+def _of_groups(watched: WatchedRun, column: str, *, first: int | None, last: int | None, num_columns: int) -> Arrays:
+    """The cells of all parameter groups: a row each, with the worst rank of each step."""
+    names, values_TK, measured_TK = groups_of(watched, column)
+    columns = columns_of(watched.run.steps, values_TK, measured_TK, first=first, last=last, num_columns=num_columns)
+    worst = worst_end(column)
+    arranged = names, [-1] * len(names), _worst(columns, worst), columns.flags_NB
+    return _packed(watched, f"groups/{column}", title_of(column), "value", worst, arranged, columns)
+
+
+def _packed(
+    watched: WatchedRun,
+    signal: str,
+    title: str,
+    shown: Shown,
+    worst: Literal["low", "high", "far"],
+    arranged: tuple[Sequence[str], Sequence[int], np.ndarray, np.ndarray],
+    columns: Columns,
+) -> Arrays:
+    names, ranks, cells_HB, flags_HB = arranged
     finite = cells_HB[np.isfinite(cells_HB)]
     low, high = np.quantile(finite, _CLIPPED).tolist() if finite.size else (None, None)
-    first_B = columns.first_B
-    width = (
-        int(np.searchsorted(run.steps, first_B[1]) - np.searchsorted(run.steps, first_B[0])) if first_B.size > 1 else 1
-    )
+    first_B, steps = columns.first_B, watched.run.steps
+    width = int(np.searchsorted(steps, first_B[1]) - np.searchsorted(steps, first_B[0])) if first_B.size > 1 else 1
     head = Heat(
         signal=signal,
-        title=title_of(signal.partition("/")[0]),
+        title=title,
         shown=shown,
         worst=worst,
         rows=tuple(names),
@@ -101,6 +124,36 @@ def heat_of(
         "end": columns.end_B.astype(np.int32),
     }
     return Arrays(head, arrays)
+
+
+def drawn_of(
+    watched: WatchedRun, signal: str, shown: Shown, other: WatchedRun | None, *, ordered: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """[T, N] what is drawn of a signal, where it was measured, and how far each rank is from the median of all; the
+    last is what is drawn where it is neither drawn nor ``ordered`` by. Raises ``InputError``.
+    """
+    values_TN, measured_TN = values_of(watched, signal)
+    if shown == "relative":
+        if other is None:
+            raise InputError("Relative to which Run? Pass `other`, the number of one that the page shows.")
+        values_TN, measured_TN = _relative(watched, other, signal)
+    distance_TN = apart(values_TN, measured_TN) if shown == "apart" or ordered else values_TN
+    return (distance_TN if shown == "apart" else values_TN), measured_TN, distance_TN
+
+
+def _relative(watched: WatchedRun, other: WatchedRun, signal: str) -> tuple[np.ndarray, np.ndarray]:
+    """[T, N] (value - other) / |other| at the steps and ranks that both Runs have, and where both measured it."""
+    values_TN, measured_TN = values_of(watched, signal)
+    others_TN, other_measured_TN = values_of(other, signal)
+    _, mine_T, theirs_T = np.intersect1d(watched.run.steps, other.run.steps, return_indices=True)
+    _, mine_N, theirs_N = np.intersect1d(watched.run.ranks, other.run.ranks, return_indices=True)
+    here, there = np.ix_(mine_T, mine_N), np.ix_(theirs_T, theirs_N)
+    relative_TN, both_TN = np.full(values_TN.shape, np.nan), np.zeros(values_TN.shape, dtype=bool)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        difference = values_TN[here] - others_TN[there]
+        relative_TN[here] = np.where(difference == 0, 0.0, difference / np.abs(others_TN[there]))
+    both_TN[here] = measured_TN[here] & other_measured_TN[there]
+    return relative_TN, both_TN
 
 
 def _worst(columns: Columns, worst: Literal["low", "high", "far"]) -> np.ndarray:

@@ -15,9 +15,9 @@ from trueline.render.wording import number
 from trueline.schema.errors import InputError
 from trueline.schema.text.words import counted
 from trueline.web.answers import Arrays
-from trueline.web.views.columns import apart, columns_of
-from trueline.web.views.heat import Shown, farthest
-from trueline.web.views.signals import DISPERSIONS, flagged_of, of_job, title_of, values_of
+from trueline.web.views.columns import columns_of
+from trueline.web.views.heat import Shown, drawn_of, farthest
+from trueline.web.views.signals import DISPERSIONS, flagged_of, of_job, title_of
 from trueline.web.watched_run import WatchedRun
 
 if TYPE_CHECKING:
@@ -58,14 +58,13 @@ def series_of(
     pinned: Collection[int] = (),
     shown: Shown = "value",
     max_lines: int = MAX_LINES,
+    other: WatchedRun | None = None,
 ) -> Arrays:
     """Lines of the ranks that are pinned, accused, or farthest from the others. Raises ``InputError``."""
     if field := of_job(signal):
         return _of_job(watched, field, first=first, last=last, num_columns=num_columns)
     run = watched.run
-    values_TN, measured_TN = values_of(watched, signal)
-    distance_TN = apart(values_TN, measured_TN)
-    drawn_TN = distance_TN if shown == "apart" else values_TN
+    drawn_TN, measured_TN, distance_TN = drawn_of(watched, signal, shown, other, ordered=True)
     columns = columns_of(run.steps, drawn_TN, measured_TN, first=first, last=last, num_columns=num_columns)
     flagged = flagged_of(watched)
     chosen = _chosen(run.ranks, distance_TN, [*pinned, *flagged], min(max_lines, MAX_LINES))

@@ -16,6 +16,9 @@ from trueline.schema.errors import InputError
 from trueline.store.reader import Run
 from trueline.web.watched_run import WatchedRun
 
+Of = Literal["rank", "job", "group"]
+"""Whose numbers a signal has."""
+
 _NUMBERS = ("float64", "float32", "int64", "int32")
 _LEFT_OUT = frozenset({"step", "rank", "time_ns", "loss_operations"})
 """Scalars that are no measure of anything."""
@@ -34,15 +37,16 @@ DISPERSIONS = {
     "norm_range": ("Gradient norm: range", "largest less smallest worker"),
 }
 """Fields of ``Dispersion``, what they are called, and what they mean."""
-_OF_JOB = "job/"
+_OF_JOB, _OF_GROUPS = "job/", "groups/"
 _MAX_GROUPS = 400
 """Parameter groups of a column that are offered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """Something to draw: ``key`` is a column, or a column, a slash and the name of a parameter group; or ``job/`` and a
-    field of ``Dispersion``, which is one number a step ``of_job`` and not one a rank.
+    """Something to draw: ``key`` is a column, or a column, a slash and the name of a parameter group, and its numbers
+    are ``of`` ranks; ``groups/`` and a column is of all parameter groups, ``job/`` and a field of ``Dispersion`` of the
+    job.
     """
 
     key: str
@@ -50,7 +54,7 @@ class Signal:
     meaning: str
     unit: str
     group: str = ""
-    of_job: bool = False
+    of: Of = "rank"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,9 @@ def signals_of(watched: WatchedRun) -> Signals:
     for name in _LISTS:
         column = next(each for each in WORKER_COLUMNS if each.name == name)
         if len(groups) > 1 and run.column(name).null_count < len(run.column(name)):
+            signals.append(
+                Signal(f"{_OF_GROUPS}{name}", f"{title_of(name)}: all groups", column.meaning, column.unit, of="group")
+            )
             signals += [
                 Signal(f"{name}/{group}", f"{title_of(name)}: {group}", column.meaning, column.unit, group)
                 for group in groups[:_MAX_GROUPS]
@@ -105,12 +112,37 @@ def of_job(key: str) -> str:
     return key.removeprefix(_OF_JOB) if key.startswith(_OF_JOB) else ""
 
 
+def of_groups(key: str) -> str:
+    """The column whose parameter groups a signal is about, "" for others."""
+    return key.removeprefix(_OF_GROUPS) if key.startswith(_OF_GROUPS) else ""
+
+
+def groups_of(watched: WatchedRun, column: str) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Names of parameter groups, and [T, K] the worst value of any rank (see ``worst_end``) and where one was measured;
+    NaN where any rank has it. Raises ``InputError``.
+    """
+    run = watched.run
+    names = [each.name for each in next(iter(run.env.values())).groups] if run.env else []
+    if column not in _LISTS or not names:
+        raise InputError(f"'{_OF_GROUPS}{column}' cannot be drawn. Ask for one of those that `signals` lists.")
+    steps_R, _, lengths_R, flat = run.flat(column)
+    whole_R = lengths_R == len(names)
+    begins_R = (np.cumsum(lengths_R) - lengths_R)[whole_R]
+    low = worst_end(column) == "low"
+    values_TK = np.full((len(run.steps), len(names)), np.inf if low else -np.inf)
+    at_R = np.searchsorted(run.steps, steps_R[whole_R])
+    (np.minimum if low else np.maximum).at(values_TK, at_R, flat[begins_R[:, None] + np.arange(len(names))])
+    measured_TK = np.zeros(values_TK.shape, dtype=bool)
+    measured_TK[at_R] = True
+    return names, values_TK, measured_TK
+
+
 def _dispersions(watched: WatchedRun) -> list[Signal]:
     results = watched.judgement.results
     if results is None or len(results.dispersion.ranks) < 2:
         return []
     return [
-        Signal(f"{_OF_JOB}{name}", title, meaning, "", of_job=True)
+        Signal(f"{_OF_JOB}{name}", title, meaning, "", of="job")
         for name, (title, meaning) in DISPERSIONS.items()
         if not np.isnan(getattr(results.dispersion, name)).all()
     ]

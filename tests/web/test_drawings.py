@@ -1,0 +1,79 @@
+"""What the page draws of one Run relative to another, and of parameter groups, as the server answers it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.synthetic_runs import write_run
+from tests.web.served import Served
+
+from trueline.schema.files.run_manifest import GroupSpec
+
+GROUPS = [GroupSpec(name=name, params=[name]) for name in ("embed", "block", "head")]
+
+
+def _grouped(step: int, rank: int, row: dict[str, Any]) -> None:
+    row["loss"] = 2.0
+    row["group_grad_norms"] = [1.0 + rank, 10.0 * step, math.nan if (step, rank) == (3, 1) else 0.5]
+    row["group_cosine_others"] = [0.5 - rank / 10, 0.0, 1.0]
+
+
+def _higher(step: int, rank: int, row: dict[str, Any]) -> None:
+    row["loss"] = 3.0 if rank == 1 else 2.0
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Run 0: three parameter groups, four ranks, steps 0 to 5; 1: five ranks, steps 0 to 8, rank 1 has a higher loss."""
+    folder = tmp_path_factory.mktemp("drawn")
+    first = write_run(folder / "a", num_steps=6, change=_grouped, env={"groups": GROUPS})
+    second = write_run(folder / "b", num_steps=9, num_ranks=5, change=_higher)
+    with Served([first, second]) as page:
+        yield page
+
+
+def cells(served: Served, query: str) -> np.ndarray:
+    return np.array(served.json(f"/api/runs/{query}")["arrays"]["value"], dtype=float)
+
+
+def test_a_row_each_parameter_group_has_the_worst_rank(served: Served) -> None:
+    heat = served.json("/api/runs/0/heat?signal=groups/group_grad_norms")
+    assert (heat["rows"], heat["ranks"], heat["worst"]) == (["embed", "block", "head"], [-1, -1, -1], "high")
+    value = np.array(heat["arrays"]["value"], dtype=float)
+    assert value[0].tolist() == [4.0] * 6
+    assert value[1].tolist() == [0, 10, 20, 30, 40, 50]
+    assert [flag & 2 for flag in heat["arrays"]["flags"][2]] == [0, 0, 0, 2, 0, 0]
+
+    lowest = served.json("/api/runs/0/heat?signal=groups/group_cosine_others")
+    assert lowest["worst"] == "low"
+    np.testing.assert_allclose(np.array(lowest["arrays"]["value"], dtype=float)[0], 0.2, rtol=1e-6)
+
+
+def test_a_run_is_drawn_relative_to_the_steps_and_ranks_that_another_has_too(served: Served) -> None:
+    relative = cells(served, "1/heat?signal=loss&shown=relative&other=0")
+    assert relative.shape == (5, 9)
+    assert relative[1, :6].tolist() == [0.5] * 6
+    assert relative[0, :6].tolist() == [0.0] * 6
+    assert np.isnan(relative[4]).all()
+    assert np.isnan(relative[:, 6:]).all()
+    line = served.json("/api/runs/1/series?signal=loss&shown=relative&other=0")
+    assert line["arrays"]["highest"][:6] == [0.5] * 6
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("0/heat?signal=loss&shown=relative", "Relative to which Run?"),
+        ("0/heat?signal=loss&shown=relative&other=7", "There is no Run 7"),
+        ("0/heat?signal=groups/loss", "cannot be drawn"),
+        ("1/series?signal=job/none", "cannot be drawn"),
+        ("0/series?signal=groups/group_grad_norms", "cannot be drawn"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_sentence(served: Served, query: str, words: str) -> None:
+    answer = served.ask(f"/api/runs/{query}")
+    assert answer.status == 404
+    assert words in answer.read().decode()
