@@ -1,11 +1,10 @@
-"""Writes docs/img/NAME.png: the verdict of a page that Trueline wrote, and one of its charts.
+"""Writes docs/img/NAME.png: a screen of the page, from the first element that the selector finds on.
 
-    python docs/pictures.py bad-rank report.html loss-0    # the name of the picture, the page, the id of the chart
     python docs/pictures.py view-graph 'http://127.0.0.1:8642/?token=TOKEN#screen=step&view=graph' .step
+    python docs/pictures.py bad-rank 'report.html#screen=incident&n=1' .incident-screen
 
-The second form takes a screen of `trueline view`, from the first element that the selector finds on.
-
-Needs a Chromium. The page is taken in its light colours on a white ground, so that it reads on either.
+The address is that of `trueline view`, or a file that `trueline report` or `compare --html` wrote. Needs a Chromium. The
+page is taken in its light colours on a white ground, so that it reads on either.
 """
 
 from __future__ import annotations
@@ -15,45 +14,24 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-WIDTH = 880
+_WIDTH, _HEIGHT = 1280, 760
 """CSS pixels; a picture has as many."""
-
-_SCREEN = 760
-"""Height of a picture of the page of `trueline view`."""
 _SETTLED = "new Promise(done => setTimeout(done, 1500))"
 """Until what the page asks for is there, and drawn."""
-
-_KEEP = """
-(id => {
-    const verdict = document.getElementById("verdict"), chart = document.getElementById(id);
-    const panel = chart && (chart.closest(".panel, .sighted") || chart);
-    const main = document.querySelector("main");
-    panel?.querySelectorAll(".charts").forEach(each => { each.style.display = "block"; });
-    panel?.querySelectorAll("figure").forEach(each => { each.style.maxWidth = "none"; });
-    main.replaceChildren(verdict, ...(panel ? [panel] : []));
-    document.querySelectorAll("body > :not(main), .hint, .skip, .readout").forEach(each => each.remove());
-    const box = main.getBoundingClientRect();
-    return [box.height + 24];
-})"""
 
 
 def main() -> None:
     """Take the picture."""
     from tests.web.browser import BrowserPage
 
-    name, page, chart = sys.argv[1:]
-    if page.startswith("http"):
-        with BrowserPage(page, width=1280, height=_SCREEN) as shown:
-            shown.until(f"document.querySelector({chart!r})")
-            shown.evaluate(_SETTLED)
-            shown.evaluate(f"document.querySelector({chart!r}).scrollIntoView()")
-            shown.screenshot(ROOT / "docs" / "img" / f"{name}.png")
-        return
-    with BrowserPage(Path(page).resolve().as_uri(), width=WIDTH, height=1200) as shown:
-        (height,) = shown.evaluate(f"{_KEEP}({chart!r})")
-        shown.call(
-            "Emulation.setDeviceMetricsOverride", width=WIDTH, height=int(height), deviceScaleFactor=1, mobile=False
-        )
+    name, address, selector = sys.argv[1:]
+    if not address.startswith("http"):
+        path, _, state = address.partition("#")
+        address = f"{Path(path).resolve().as_uri()}#{state}"
+    with BrowserPage(address, width=_WIDTH, height=_HEIGHT) as shown:
+        shown.until(f"document.querySelector({selector!r})")
+        shown.evaluate(_SETTLED)
+        shown.evaluate(f"document.querySelector({selector!r}).scrollIntoView()")
         shown.screenshot(ROOT / "docs" / "img" / f"{name}.png")
 
 
