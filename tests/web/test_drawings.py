@@ -27,7 +27,7 @@ def _higher(step: int, rank: int, row: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Run 0: three parameter groups, four ranks, steps 0 to 5; 1: five ranks, steps 0 to 8, rank 1 has a higher loss."""
+    """Run 0: three parameter groups, four ranks, six steps; 1: five ranks, nine steps, rank 1 has a higher loss."""
     folder = tmp_path_factory.mktemp("drawn")
     first = write_run(folder / "a", num_steps=6, change=_grouped, env={"groups": GROUPS})
     second = write_run(folder / "b", num_steps=9, num_ranks=5, change=_higher)

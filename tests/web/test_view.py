@@ -54,7 +54,7 @@ def _not_a_number(step: int, rank: int, row: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Runs: 0 bad, with names that are scripts and a recorded step; 1 empty; 2 of NaN alone; 3 of 104 ranks."""
+    """Runs: 0 bad, with names that are scripts and a recorded step; 1 empty; 2 of NaN alone; 3 of 300 ranks."""
     folder = tmp_path_factory.mktemp("view")
     bad = folder / f"bad {SCRIPT.replace('/', '')}"
     write_run(bad, num_steps=NUM_STEPS, change=_bad, findings=FINDINGS, env={"hostname": LONG})
@@ -65,7 +65,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         write_run(folder / "nan", num_steps=6, change=_not_a_number),
         write_run(folder / "wide", num_steps=0),
     ]
-    for rank in range(104):
+    for rank in range(300):
         write_part(paths[-1], rank, [{"step": step, "loss": 1.0 + step * rank} for step in range(2)])
     with Served(paths) as page:
         yield page
@@ -159,6 +159,21 @@ def test_an_incident_gives_its_command_to_copy_and_leads_to_the_recorded_call(se
         assert page.evaluate("new URLSearchParams(location.hash.slice(1)).get('at')") == "fwd/layers.1.attn.softmax#0"
 
 
+def test_an_incident_draws_how_its_evidence_grew_up_to_the_line(tmp_path: Path) -> None:
+    def high(step: int, rank: int, row: dict[str, Any]) -> None:
+        row["loss"] += 3.0 * (rank == 2 and step >= 40)
+
+    with Served([write_run(tmp_path / "run", num_steps=NUM_STEPS, change=high)]) as page:
+        growth = page.json("/api/runs/0/incidents/1")["growth"]
+        assert growth["code"] == "worker-loss-outlier"
+        assert 40 <= growth["crossed"] <= 60
+        assert max(height for _, height in growth["points"]) > growth["threshold"]
+        with opened(page, "screen=incident&n=1", "document.querySelector('.growth polyline')") as shown:
+            text = shown.evaluate("document.querySelector('.growth figcaption').textContent")
+            assert f"from step {growth['crossed']} on" in text
+            assert shown.errors == []
+
+
 def test_pointing_at_a_cell_says_rank_step_and_value_and_dragging_zooms(served: Served) -> None:
     with opened(served, "run=0&screen=trend", "document.querySelector('.lines canvas')") as page:
         readout = "document.querySelector('.readout').textContent"
@@ -175,12 +190,12 @@ def test_pointing_at_a_cell_says_rank_step_and_value_and_dragging_zooms(served: 
 
 def test_clicking_a_cell_pins_its_rank_and_more_ranks_than_are_drawn_are_said(served: Served) -> None:
     with opened(served, "run=3&screen=trend", "document.querySelector('.lines canvas')") as page:
-        assert "Hidden: 4." in page.evaluate("document.querySelector('.trend').textContent")
+        assert "Hidden: 200." in page.evaluate("document.querySelector('.trend').textContent")
         spot = middle_of(page, ".heat .over", across=0.5, down=0.4)
         page.drag(spot, spot)
         page.until("document.querySelector('.pin')")
         rank = int(page.evaluate("document.querySelector('.pin').textContent").split()[1])
-        assert 38 <= rank <= 44  # of 104, at 0.4 of the height with the letters below
+        assert 108 <= rank <= 130  # of 300, at 0.4 of the height with the letters below
 
 
 def test_a_step_is_an_outline_of_which_only_what_is_seen_is_there(served: Served) -> None:

@@ -529,6 +529,24 @@ export interface components {
             values: number;
         };
         /**
+         * EvidenceGrowth
+         * @description How the evidence of a finding grew: steps with the odds against chance (natural log), the odds at which it is a
+         *     finding, and the step at which it became one.
+         */
+        EvidenceGrowth: {
+            /** Code */
+            code: string;
+            /** Crossed */
+            crossed: number | null;
+            /** Points */
+            points: [
+                number,
+                number
+            ][];
+            /** Threshold */
+            threshold: number;
+        };
+        /**
          * FaultPath
          * @description The places of the calls on it, first to last, and what it is; none where there is none, which ``said`` says.
          */
@@ -813,6 +831,7 @@ export interface components {
             explain: string;
             /** Findings */
             findings: components["schemas"]["FindingRow"][];
+            growth: components["schemas"]["EvidenceGrowth"] | null;
             /** Headline */
             headline: string;
             /** Intended */

@@ -2,6 +2,7 @@
 
 import { change, link, state, type State } from "../address";
 import { command, copyButton, h, keepingOpen, prose } from "../dom";
+import { evidenceGrowth } from "../draw/evidence";
 import { Lines, type SeriesData } from "../draw/lines";
 import { severity } from "../marks";
 import type { Context, Screen } from "../screen";
@@ -63,6 +64,7 @@ function parts(data: View, series: SeriesData | null, lines: Lines, ask: Ask, se
     h("p", { class: "status" }, severity(data.severity), h("span", null, data.where)),
     h("h1", null, data.claim),
     series ? chart(data, series, lines) : h("p", { class: "nothing" }, "This is about no number over steps, so there is nothing to draw."),
+    data.growth ? evidenceGrowth(data.growth) : document.createTextNode(""),
     h("section", null, h("h2", null, data.headline), evidence(data)),
     h("section", null, h("h2", null, "What settles it"),
       h("ol", { class: "settles" }, ...data.next.map((text) => h("li", null, prose(text)))),

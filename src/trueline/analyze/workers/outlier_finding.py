@@ -127,6 +127,7 @@ def common(series: WorkerSeries, outlier: Outlier, interval: tuple[float, float]
             "interval": list(interval) if finite else None,
             "log_height": outlier.log_height,
             "threshold": outlier.threshold,
+            "growth": [[int(series.steps[at]), height] for at, height in outlier.growth],
             "crossed_step": int(series.steps[outlier.crossed]),
             "onset_interval": list(onset_interval(series, outlier)),
             "num_compared": len(outlier.workers) + len(outlier.others),

@@ -87,6 +87,9 @@ _SHORTEST_JUMP, _LONGEST_JUMP = 3, 20
 _JUMPS_BEFORE = 8
 """How many times as many steps there must be before a jump, to know how large changes usually are."""
 
+_GROWTH_POINTS = 48
+"""Stretches of steps by which a finding tells how its evidence grew."""
+
 _PLAIN_LEVEL = 0.01
 """A change in the other worker's own series that is rarer than this leaves it undecided which is faulty."""
 
@@ -98,7 +101,8 @@ class Outlier:
     ``group`` is the parameter group whose detector is furthest above its threshold, None for the whole. ``since`` is
     the lowest and highest index that ``first`` may be (95 %). ``undecided`` says that ``others`` may as well be
     faulty. ``decided_by`` says how of two workers one was named. ``ongoing`` says that the detector has not
-    come down from its height by the last step. ``memory`` is the workers', by the detector that alarmed.
+    come down from its height by the last step. ``memory`` is the workers', by the detector that alarmed. ``growth`` is
+    its height (natural log) along the steps, the highest of each of some stretches with the index where it was.
     """
 
     quantity: Quantity
@@ -116,6 +120,7 @@ class Outlier:
     decided_by: str = ""
     dependence: Dependence = NONE
     since: tuple[int, int] = (0, 0)
+    growth: tuple[tuple[int, float], ...] = ()
 
     @property
     def concerned(self) -> tuple[int, ...]:
@@ -304,7 +309,16 @@ def _furthest(each: _Field, values: Floats, quantity: Quantity) -> Outlier | Non
         ongoing=bool(heights_RDM[-1, detector, place] > alarm.log_height - _COME_DOWN),
         group=detector - 1 if detector else None,
         dependence=each.dependences[detector],
+        growth=_growth(each.rows, heights_RDM[:, detector, place]),
     )
+
+
+def _growth(rows_R: Ints, heights_R: Floats) -> tuple[tuple[int, float], ...]:
+    """(index, height) of the highest of at most ``_GROWTH_POINTS`` stretches; without steps that have none."""
+    known = np.flatnonzero(np.isfinite(heights_R))
+    stretches = np.array_split(known, min(_GROWTH_POINTS, len(known))) if len(known) else []
+    highest = [int(each[heights_R[each].argmax()]) for each in stretches]
+    return tuple((int(rows_R[at]), round(float(heights_R[at]), 3)) for at in highest)
 
 
 def _alarm(each: _Field, z_RM: Floats, place: int, detector: int) -> Alarm | None:

@@ -11,7 +11,7 @@ from trueline.render.cause_words import excluded_because, speaking_against, spea
 from trueline.render.report.environment_table import Differing, environment
 from trueline.render.report.finding_row import FindingRow, finding_row
 from trueline.schema.errors import InputError, SiteError
-from trueline.schema.finding import Severity
+from trueline.schema.finding import Finding, Severity
 from trueline.schema.site import SITE_FORM, Site
 from trueline.schema.text.words import whose_text
 from trueline.web.views.sparkline import signal_of
@@ -38,6 +38,18 @@ class RecordedPlace:
     step: int
     rank: int
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceGrowth:
+    """How the evidence of a finding grew: steps with the odds against chance (natural log), the odds at which it is a
+    finding, and the step at which it became one.
+    """
+
+    code: str
+    points: tuple[tuple[int, float], ...]
+    threshold: float
+    crossed: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,7 @@ class IncidentView:
     signal: str
     draw_first: int | None
     draw_last: int | None
+    growth: EvidenceGrowth | None
     differing: tuple[Differing, ...]
     num_differing: int
     recorded: tuple[RecordedPlace, ...]
@@ -125,6 +138,7 @@ def incident_of(watched: WatchedRun, number: int) -> IncidentView:
         signal=next((signal for signal in (signal_of(each.code) for each in findings) if signal), ""),
         draw_first=draw_first,
         draw_last=draw_last,
+        growth=next((grown for grown in map(_growth, findings) if grown is not None), None),
         differing=differing[:_MAX_DIFFERING],
         num_differing=len(differing),
         recorded=_recorded(watched, [site for finding in findings for site in finding.sites]),
@@ -171,6 +185,14 @@ def _record_refused(watched: WatchedRun) -> str:
 def _intended(watched: WatchedRun, ranks: tuple[int, ...]) -> str:
     others = [rank for rank in watched.run.ranks if rank not in ranks]
     return f"worker_groups = [[{', '.join(map(str, others))}]]" if ranks and len(others) > 1 else ""
+
+
+def _growth(finding: Finding) -> EvidenceGrowth | None:
+    points, threshold = finding.evidence.get("growth"), finding.evidence.get("threshold")
+    if not points or not isinstance(threshold, int | float):
+        return None
+    crossed = finding.evidence.get("crossed_step")
+    return EvidenceGrowth(finding.code, tuple((step, height) for step, height in points), threshold, crossed)
 
 
 def _differing(watched: WatchedRun) -> tuple[Differing, ...]:

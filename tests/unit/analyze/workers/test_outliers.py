@@ -36,6 +36,19 @@ def test_the_shifted_worker_is_named_and_nobody_else(num_workers, spreads, withi
     assert effect_of(outlier, series.loss).value == pytest.approx(spreads * SPREAD, rel=0.2)
 
 
+def test_it_is_told_how_the_evidence_grew_up_to_its_height():
+    (outlier,) = find_outliers(shifted(noisy_workers(4, 500), 2, since=200, loss=3 * SPREAD), BUDGET, "loss")
+    steps, heights = zip(*outlier.growth, strict=True)
+
+    assert len(steps) == 48
+    assert list(steps) == sorted(set(steps))
+    assert max(heights) == pytest.approx(outlier.log_height, abs=1e-3)
+    assert steps[heights.index(max(heights))] == outlier.last
+    above = [step for step, height in outlier.growth if height >= outlier.threshold]
+    assert outlier.crossed <= above[0] <= outlier.crossed + 500 // 48 + 1
+    assert all(height < outlier.threshold for step, height in outlier.growth if step < outlier.crossed)
+
+
 def test_norm_and_direction_are_judged_alike():
     series = shifted(noisy_workers(4, 400, num_groups=3), 1, since=100, log_norm=0.2, cosine=-0.4)
     assert workers_named(series, "norm") == workers_named(series, "direction") == [(1,)]
