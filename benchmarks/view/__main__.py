@@ -1,13 +1,15 @@
 """Measure how long the page takes to show a large Run, and to answer keys and the mouse, and rewrite README.md.
 
-    python -m benchmarks.view [--ranks 1024] [--steps 2000] [--calls 100000]
+    python -m benchmarks.view [--ranks 1024] [--steps 2000] [--calls 100000] [--minutes 10]
 
-Needs a Chromium. The server and the browser share the machine; nothing is judged meanwhile.
+Needs a Chromium. The server and the browser share the machine; nothing is judged meanwhile but of the Run that grows.
 """
 
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,8 +23,12 @@ from tests.web.browser import BrowserPage
 from tests.web.recorded_step import num_calls, write_step
 from tests.web.served import JudgeHere, Served
 
+from trueline.web.judging import Judge
+
 INPUTS = 60
 """Keys, or moves of the mouse, that are timed on each screen."""
+LIVE_RANKS, LIVE_REST_S = 64, 0.5
+"""Of the Run that grows: its ranks, and the rest after each step."""
 SIDE = 300
 """Ranks of the Run whose names are long; more than the page draws as lines."""
 LISTEN = """
@@ -51,12 +57,14 @@ what the server reads for it; opening the Run is done before the address is prin
 frame (16 ms) counts as 16. *Nothing* is a page without a script, on the same machine in the same minutes: what of a
 duration is the machine's, and the browser's. *Times nothing* is the 95 % of a screen over that of it.
 
-*Long names* is a Run of {side} ranks with names of machines of 300 characters in which every number is NaN."""
+*Long names* is a Run of {side} ranks with names of machines of 300 characters in which every number is NaN. *Live* is a
+Run of {live} ranks that grows by a step every half second and is judged again and again, looked at for {minutes:g}
+minutes: every five seconds another screen and some keys; its heap is that at the end, after garbage collection."""
 
 
 def main() -> None:
     """Make the Run, serve it, look at each screen, and write the page."""
-    chosen = arguments(__doc__, ranks=1024, steps=2000, calls=100_000).parse_args()
+    chosen = arguments(__doc__, ranks=1024, steps=2000, calls=100_000, minutes=10.0).parse_args()
     title = head("How quickly the page answers", command="python -m benchmarks.view")
     with tempfile.TemporaryDirectory(prefix="trueline-view-") as place:
         path = write_long_run(
@@ -70,7 +78,16 @@ def main() -> None:
             rows = [_nothing(), *(_screen(served, *each) for each in _screens())]
         with Served([_long_names(Path(place, "names"))], judge=JudgeHere(holding=True)) as served:
             rows += [_screen(served, *each) for each in _screens_of_long_names()]
-    about = ABOUT.format(ranks=chosen.ranks, steps=chosen.steps, calls=chosen.calls, open=open_s, side=SIDE)
+        rows.append(_live(Path(place, "live"), chosen.minutes))
+    about = ABOUT.format(
+        ranks=chosen.ranks,
+        steps=chosen.steps,
+        calls=chosen.calls,
+        open=open_s,
+        side=SIDE,
+        live=LIVE_RANKS,
+        minutes=chosen.minutes,
+    )
     header = ("screen", "first paint", "shown", "input to paint, median", "95 %", "longest", "times nothing", "heap")
     floor_ms = rows[0].late_ms
     cells = [row.cells(floor_ms) for row in rows]
@@ -129,6 +146,33 @@ def _nothing() -> Row:
         return _measured(page, "Nothing", None, None, lambda page: _keys(page, "jjjk"))
 
 
+def _live(path: Path, minutes: float) -> Row:
+    """A Run that grows, with a real judge, as long as a person may leave the page open."""
+    command = [sys.executable, "-m", "tests.web.growing", str(path), str(LIVE_RANKS), str(LIVE_REST_S)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        job.stdout.readline()
+        judge = Judge()
+        try:
+            with Served([path], judge=judge) as served, BrowserPage(served.url(), width=1280) as page:
+                page.until("document.querySelector('.pulse')")
+                return _measured(page, "Live: all screens in turn", None, None, lambda page: _look_on(page, minutes))
+        finally:
+            job.kill()
+            judge.close()
+
+
+def _look_on(page: BrowserPage, minutes: float) -> None:
+    end_s = time.monotonic() + 60 * minutes
+    while time.monotonic() < end_s:
+        for screen in ("trend", "", "trend&shown=apart&rows=worst", "settings"):
+            page.evaluate(f"location.hash = 'screen={screen}'")
+            for key in ("ArrowRight", "ArrowDown", "j", "k"):
+                time.sleep(1.25)
+                page.press(key)
+    page.call("HeapProfiler.collectGarbage")
+
+
 def _screens() -> list[tuple[str, str, str, Callable[[BrowserPage], None]]]:
     """Name, state, what is there once it is shown, and what is done to it."""
     lines, calls = "document.querySelector('.lines canvas')", "document.querySelector('.space .row.call')"
@@ -166,7 +210,7 @@ def _measured(
     page.evaluate("new Promise(done => setTimeout(done, 500))")
     took: list[float] = page.evaluate("window.took")
     took += [16.0] * max(INPUTS - len(took), 0)
-    heap: Any = page.evaluate("performance.memory.usedJSHeapSize")
+    heap: Any = page.call("Runtime.getHeapUsage")["usedSize"]
     assert page.errors == [], page.errors
     return Row(name, painted_ms, shown_ms, tuple(sorted(took)), heap / 2**20)
 

@@ -6,42 +6,27 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from trueline.web import judging
-from trueline.web.serve import listen, server, watched_runs
-from trueline.web.watched_run import Watching
+from trueline.web.serve import listen, server
+from trueline.web.watched_run import Watching, watched_runs
 
 TOKEN = "a-token-of-the-test"
 
 
-class JudgeHere:
+class JudgeHere(judging.JudgeHere):
     """A judge that answers at once; ``holding`` keeps it from answering at all."""
 
     def __init__(self, *, holding: bool = False) -> None:
         self._holding = holding
 
-    def check(self, path: str, ref: str | None) -> Future[Any]:
-        """See ``Judge``."""
-        return self._done(lambda: judging._checked(path, ref))
-
-    def compare(self, path: str, ref: str, renames: judging.Renames = ()) -> Future[Any]:
-        """See ``Judge``."""
-        return self._done(lambda: judging._compared(path, ref, renames))
-
-    def _done(self, make: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        if self._holding:
-            return future
-        try:
-            future.set_result(make())
-        except Exception as error:
-            future.set_exception(error)
-        return future
+    def _submit(self, work: Callable[..., Any], *given: Any) -> Future[Any]:
+        return Future() if self._holding else super()._submit(work, *given)
 
 
 class Served:

@@ -1,0 +1,41 @@
+"""The page while a Run grows, after its job was killed, and after the Run is gone."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.web.browser import NEEDS_BROWSER, BrowserPage
+from tests.web.served import Served
+
+pytestmark = NEEDS_BROWSER
+
+ROOT = Path(__file__).parents[2]
+STEP = "Number(document.querySelector('.status .quiet')?.textContent.match(/step (\\d+)/)?.[1] ?? -1)"
+
+
+def test_a_run_that_grows_is_killed_and_vanishes_while_it_is_looked_at(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.web.growing", str(tmp_path / "run"), "2", "0.05"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as job:
+        try:
+            assert job.stdout is not None
+            assert job.stdout.readline() == "begun\n"
+            with Served([tmp_path / "run"]) as served, BrowserPage(served.url(), width=1280) as page:
+                page.until("document.querySelector('.pulse')")
+                first = page.until(f"{STEP} >= 0 && {STEP} + 1") - 1
+                page.until(f"{STEP} > {first}")
+
+                job.kill()
+                job.wait()
+                page.evaluate("location.hash = 'screen=trend'")
+                page.until("document.querySelector('.lines canvas')")
+                page.evaluate("location.hash = ''")
+                page.until(f"{STEP} > {first}")
+
+                shutil.rmtree(tmp_path / "run")
+                assert "can no longer be read" in page.until("document.querySelector('.refused')?.textContent")
+                assert page.errors == []
+        finally:
+            job.kill()
