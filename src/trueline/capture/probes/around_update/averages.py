@@ -290,7 +290,7 @@ def copies_of(model: nn.Module, declared: Sequence[Average]) -> list[nn.Module]:
     own = {id(param) for param in inner.parameters()}
     known = {id(part) for each in declared if isinstance(each.average, nn.Module) for part in each.average.modules()}
     alike: list[nn.Module] = []
-    for each in gc.get_objects():
+    for each in gc.get_referrers(type(inner), AveragedModel):  # as an object refers to its class
         if type(each) is AveragedModel:
             known |= {id(part) for part in each.modules()}
         elif type(each) is type(inner) and each is not inner and shapes:
