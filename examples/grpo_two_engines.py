@@ -72,8 +72,8 @@ class Converter(TransformersConverter):
 class Engine:
     """Samples with CTranslate2, at temperature 1 and from all words."""
 
-    def __init__(self, dtype: str = "float32") -> None:
-        self.dtype, self.weights = dtype, dict[str, Tensor]()
+    def __init__(self, dtype: str = "float32", seed: int = 0) -> None:
+        self.dtype, self.seed, self.weights = dtype, seed, dict[str, Tensor]()
         self.folder = tempfile.TemporaryDirectory()
         self.options = {"sampling_topk": 0, "sampling_temperature": 1.0}
         gc.freeze()  # the converter collects garbage after each layer, and what was imported need not be looked through
@@ -83,6 +83,8 @@ class Engine:
         model.config.save_pretrained(self.folder.name)
         converter, out = Converter(model, self.folder.name), f"{self.folder.name}/engine"
         converter.convert(out, force=True, quantization=None if self.dtype == "float32" else self.dtype)
+        self.seed += 1
+        ctranslate2.set_random_seed(self.seed)  # else each new generator draws the same random numbers again
         self.model = ctranslate2.Generator(out, compute_type=self.dtype, intra_threads=1)
         self.weights, held = {}, converter.spec.variables()
         for name, value in held.items():
@@ -138,7 +140,7 @@ class Grpo:
         vocabulary = self.model.config.vocab_size
         prompts = torch.randint(2, vocabulary, (self.prompts, 8)).repeat_interleave(self.group, 0)
         ids, mask, logp_rollout = self.engine.generate(prompts)
-        reward = ((ids < vocabulary // 4) * mask).sum(-1) / mask.sum(-1)
+        reward = ((ids > END) & (ids < vocabulary // 4) & (mask > 0)).sum(-1) / mask.sum(-1)
         groups = reward.reshape(self.prompts, self.group)
         centred = groups - groups.mean(-1, keepdim=True)
         advantage = (centred / (groups.std(-1, keepdim=True) + 1e-4)).flatten()
@@ -207,8 +209,7 @@ def main() -> None:
     args = parser.parse_args()
     logging.set_verbosity_error()  # the converter asks for a name that transformers calls old
     torch.manual_seed(args.seed)
-    ctranslate2.set_random_seed(args.seed + 1)
-    loop = Grpo(tiny(args.model, args.vocabulary), Engine(args.dtype), args.out)
+    loop = Grpo(tiny(args.model, args.vocabulary), Engine(args.dtype, 1000 * args.seed), args.out)
     for step in range(args.steps):
         reward, length = loop.step(step)
         if step % 10 == 0 or step == args.steps - 1:

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import ctranslate2
 import pytest
 import torch
 from examples import grpo_two_engines as example
@@ -20,7 +19,6 @@ NEEDED = {"logprob-gap", "recorded-logprobs-wrong", "sampling-mismatch", "policy
 def _trained(out: Path, *, model: str = "llama", dtype: str = "float32", steps: int = 8, **options: Any) -> Any:
     """The report of a short training; ``options`` are of the engine's sampling."""
     torch.manual_seed(0)
-    ctranslate2.set_random_seed(1)
     engine = example.Engine(dtype)
     engine.options |= options
     loop = example.Grpo(example.tiny(model, 128), engine, str(out))

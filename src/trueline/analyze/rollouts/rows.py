@@ -37,14 +37,15 @@ LAW_BETS: Mapping[str, int] = {
 class Rows:
     """Numbers of R sequences, in the order of step, rank and row; sums are over tokens that count.
 
-    ``sums`` has by name: ``tokens``; ``diff``, ``abs``, ``k3``, ``sq`` of d = logp_rollout - logp_train; ``x`` of X =
-    exp(-d), clipped; ``low`` tokens with d clearly negative; ``room`` of 1 - p, which scales d; ``judged`` tokens with
-    entropy and varentropy, ``excess`` of surprise - entropy over them, ``varentropy``; ``impossible`` tokens whose
-    recorded log-probability is positive, -inf or NaN, ``lost`` those of the trainer; ``odds``, ``odds_rt``,
-    ``odds_tt``, ``odds_rr`` of the log-odds; ``corr_0``, ``corr_ahead``, ``corr_behind`` of the two sides'
-    log-probabilities, at the same token and shifted by one. ``profile`` [R, len(PROFILE)] is sum |d| and
-    ``profile_room`` sum 1 - p by position. ``law`` are sums of log e-values [R, B]. ``lag`` is how many versions older
-    the weights of the rollout are, NaN unknown; ``allowed`` the lag that was declared.
+    ``sums`` has by name: ``tokens``; ``diff``, ``abs``, ``k3``, ``sq`` of d = logp_rollout - logp_train, ``beyond`` of
+    |d| above what float32 loses of any; ``x`` of X = exp(-d), clipped; ``low`` tokens with d clearly negative;
+    ``room`` of 1 - p, which scales d; ``judged`` tokens with entropy and varentropy, ``excess`` of surprise - entropy
+    over them, ``varentropy``; ``impossible`` tokens whose recorded log-probability is positive, -inf or NaN, ``lost``
+    those of the trainer; ``odds``, ``odds_rt``, ``odds_tt``, ``odds_rr`` of the log-odds; ``corr_0``, ``corr_ahead``,
+    ``corr_behind`` of the two sides' log-probabilities, at the same token and shifted by one. ``profile`` [R,
+    len(PROFILE)] is ``beyond`` and ``profile_room`` sum 1 - p by position. ``law`` are sums of log e-values [R, B].
+    ``lag`` is how many versions older the weights of the rollout are, NaN unknown; ``allowed`` the lag that was
+    declared.
     """
 
     step: Ints
@@ -83,10 +84,11 @@ class Rows:
     @property
     def gap(self) -> Floats:
         """[R] mean |d| over mean 1 - p: the size of an error of the logits that explains d (d of a token moves by
-        (1 - p) times that of its logit). NaN where no token counts.
+        (1 - p) times that of its logit). What float32 loses of any log-probability does not shrink with 1 - p, and is
+        left out. NaN where no token counts.
         """
         with np.errstate(invalid="ignore", divide="ignore"):
-            return np.where(self.sums["tokens"] > 0, self.sums["abs"] / np.maximum(self.sums["room"], 1e-9), np.nan)
+            return np.where(self.sums["tokens"] > 0, self.sums["beyond"] / np.maximum(self.sums["room"], 1e-9), np.nan)
 
     def declared(self, name: str) -> Any:
         """What all sequences were declared to be sampled with, None where they differ or do not say."""

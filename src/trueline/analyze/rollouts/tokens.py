@@ -26,6 +26,9 @@ BFLOAT16 = 2.0**-9
 FLOAT32 = 2.0**-24
 """Largest relative error of rounding to nearest (IEEE 754; bfloat16 has 8 bits of precision)."""
 
+LOGITS = 2 * 32 * FLOAT32
+"""What float32 loses of d where two log-softmaxes subtract logits of up to 32, however likely the token is: 3.8e-6."""
+
 _NAMES = ("logp_rollout", "logp_train", "logp_update", "entropy", "varentropy", "odds_rollout", "odds_train")
 
 
@@ -51,6 +54,10 @@ class Tokens:
         with np.errstate(invalid="ignore"):
             return np.where(self.counts, self.of["logp_rollout"] - self.of["logp_train"], 0.0)
 
+    def beyond(self) -> Floats:
+        """[N] by how much |d| is above what float32 loses of any log-probability."""
+        return np.maximum(np.abs(self.diff()) - LOGITS, 0.0)
+
     def total(self, values_N: Floats) -> Floats:
         """[R, ...] sums by sequence."""
         return _total(values_N, self.sequence, len(self.length))
@@ -70,6 +77,7 @@ class Tokens:
                 "tokens": counts,
                 "diff": d,
                 "abs": np.abs(d),
+                "beyond": self.beyond(),
                 "sq": d**2,
                 "k3": np.where(counts, x - 1 + d, 0.0),
                 "x": np.where(counts, np.minimum(x, laws.CLIP), 0.0),
@@ -103,10 +111,10 @@ class Tokens:
         return {name: self.total(values) for name, values in made.items()}
 
     def profile(self) -> tuple[Floats, Floats]:
-        """[R, len(PROFILE)] sums of |d| and of 1 - p by position."""
+        """[R, len(PROFILE)] sums of what |d| is ``beyond``, and of 1 - p, by position."""
         late = self.place >= np.maximum(self.length[self.sequence] / 2, 6)
         where = np.select([self.place == 0, self.place <= 5, ~late], [0, 1, 2], 3)
-        counts, d = self.counts, np.abs(self.diff())
+        counts, d = self.counts, self.beyond()
         room = 1 - np.exp(np.minimum(np.where(counts, self.of["logp_train"], 0.0), 0.0))
         at = np.equal.outer(where, np.arange(len(PROFILE))) & counts[:, None]
         return self.total(np.where(at, d[:, None], 0.0)), self.total(np.where(at, room[:, None], 0.0))

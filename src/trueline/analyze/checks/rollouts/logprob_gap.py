@@ -13,12 +13,12 @@ a sequence: 0.012 a token is 3.3 over 100 tokens.
 
 How it decides
 --------------
-The gap of a sequence is the mean of |d|, d = logp_rollout - logp_train, over the mean of
-1 - p: the size of an error of the logits that explains it, which does not shrink when the policy sharpens, as |d| and
-the correlation of probabilities do. Rounding may leave 0.001 where float32 was declared on both sides
-(`sampling={"dtype": "float32"}`) and 0.1 otherwise: `analyze/rollouts/gaps.py` says what was measured. Reported is that
-more than one sequence in ten is beyond, by an e-process under the budget of the checks of rollouts. Only sequences of
-the trainer's own weights count, as far as versions are known. Two passes of the trainer may differ by as much.
+The gap of a sequence is the mean of |d|, d = logp_rollout - logp_train, over the mean of 1 - p: the size of an error
+of the logits that explains it, which does not shrink when the policy sharpens, as |d| and the correlation of
+probabilities do. Rounding may leave 0.001 where float32 was declared on both sides (`sampling={"dtype": "float32"}`),
+0.3 with 8 bits (int8, fp8) and 0.1 otherwise: `analyze/rollouts/gaps.py` says what was measured. Reported is that more
+than one sequence in ten is beyond, by an e-process under the budget of the checks of rollouts. Only sequences of the
+trainer's own weights count, as far as versions are known. Two passes of the trainer may differ by as much.
 
 What it may miss
 ----------------
@@ -98,7 +98,7 @@ def _gap(run: Run, rows: Rows) -> list[Finding]:
     if found is None:
         return []
     own = rows.chosen(found.within(rows))
-    mean, gap = over(own.sums["abs"], own.sums["tokens"]), over(own.sums["abs"], own.sums["room"])
+    mean, gap = over(own.sums["abs"], own.sums["tokens"]), over(own.sums["beyond"], own.sums["room"])
     known = bool(np.isfinite(own.lag).all())
     return [
         finding(

@@ -86,7 +86,7 @@ def check(run: Run) -> list[Finding]:
     if found is None:
         return []
     own = later.chosen(found.within(later))
-    before, now = over(first.sums["abs"], first.sums["room"]), over(own.sums["abs"], own.sums["room"])
+    before, now = over(first.sums["beyond"], first.sums["room"]), over(own.sums["beyond"], own.sums["room"])
     return [
         finding(
             CODE,

@@ -114,4 +114,4 @@ def _gap_at(rows: Rows) -> dict[int, float]:
     """The mean gap by lag, of the eight smallest lags."""
     lags = np.unique(rows.lag)[:8]
     chosen = ((int(lag), rows.chosen(rows.lag == lag)) for lag in lags)
-    return {lag: over(own.sums["abs"], own.sums["room"]) for lag, own in chosen}
+    return {lag: over(own.sums["beyond"], own.sums["room"]) for lag, own in chosen}

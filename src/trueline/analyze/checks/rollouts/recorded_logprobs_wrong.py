@@ -63,6 +63,7 @@ import numpy as np
 
 from trueline.analyze.rollouts import laws
 from trueline.analyze.rollouts.evidence import Found, crossed, finding, law_broken, over, span
+from trueline.analyze.rollouts.gaps import CEILING_OTHERWISE, ceiling_of
 from trueline.analyze.rollouts.rows import Means, Rows, means_of, rows_of
 from trueline.analyze.rollouts.tokens import MASSES
 from trueline.schema.errors import CannotTell
@@ -180,7 +181,7 @@ def _unlike(run: Run, rows: Rows) -> list[Finding]:
 
 def _same(rows: Rows) -> bool:
     """Whether the two sides agree but for rounding, so that what was recorded is without the sampler's settings."""
-    return over(rows.sums["abs"], rows.sums["room"]) < 0.1
+    return over(rows.sums["beyond"], rows.sums["room"]) < max(ceiling_of(rows), CEILING_OTHERWISE)
 
 
 def _cut(rows: Rows) -> float:

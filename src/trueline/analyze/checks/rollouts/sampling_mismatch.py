@@ -194,7 +194,7 @@ def _slope_of_surprise(rows: Rows) -> tuple[float | None, str]:
         name: float(rows.sums[name].sum())
         for name in ("excess_sq", "excess_var", "var_sq", "d_excess", "d_var", "d_sq")
     }
-    if float(rows.sums["judged"].sum()) < _FEWEST or over(rows.sums["abs"], rows.sums["room"]) < CEILING_OTHERWISE:
+    if float(rows.sums["judged"].sum()) < _FEWEST or over(rows.sums["beyond"], rows.sums["room"]) < CEILING_OTHERWISE:
         return None, ""
     moments = np.array([[sums["excess_sq"], -sums["excess_var"]], [-sums["excess_var"], sums["var_sq"]]])
     cross = np.array([-sums["d_excess"], sums["d_var"]])

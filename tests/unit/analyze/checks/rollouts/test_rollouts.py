@@ -27,6 +27,10 @@ def _bfloat16(batch: dict[str, Any]) -> None:
     batch["sampling"] = {"dtype": "bfloat16"}
 
 
+def _int8(batch: dict[str, Any]) -> None:
+    batch["sampling"] = {"dtype": "int8"}
+
+
 def _forced(batch: dict[str, Any]) -> None:
     shape = batch["response_ids"].shape
     batch["mask"] = (np.random.default_rng(batch["step"]).random(shape) > 0.3).astype(int)
@@ -45,8 +49,8 @@ def _padded(batch: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("error", "change"),
-    [(1e-6, None), (0.01, _bfloat16), (1e-6, _forced), (1e-6, _padded)],
-    ids=["float32", "bfloat16", "tool tokens", "lengths"],
+    [(1e-6, None), (0.01, _bfloat16), (0.2, _int8), (1e-6, _forced), (1e-6, _padded)],
+    ids=["float32", "bfloat16", "int8", "tool tokens", "lengths"],
 )
 def test_nothing_is_found_of_engines_that_agree_to_within_rounding(
     tmp_path: Path, error: float, change: Change | None
@@ -130,6 +134,20 @@ def test_a_gap_that_grows_is_found_where_each_step_alone_is_within_rounding(tmp_
         made.error = 0.005 * (1 + batch["step"] / 4)
 
     assert set(codes(recorded(tmp_path, made, steps=24, change=grows))) == {"logprob-gap-grows"}
+
+
+def test_a_policy_that_sharpens_leaves_what_float32_loses_of_any_logarithm(tmp_path: Path) -> None:
+    """log p is the difference of logits of 10 or more, so it is off by 1e-6 however near p comes to 1."""
+    made = Made()
+
+    def sharpens(batch: dict[str, Any]) -> None:
+        noise = np.random.default_rng(batch["step"]).normal(size=batch["logp_train"].shape)
+        batch["logp_rollout"] = np.minimum(batch["logp_train"] + 1e-6 * noise, 0.0)
+        made.scale = 2.0 + 20 * batch["step"]
+
+    report = trueline.check(recorded(tmp_path, made, steps=30, change=sharpens))
+    assert [each.claim for each in report.findings] == []
+    assert {"logprob-gap-grows", "decode-diverges", "prefill-diverges"} <= {*report.checks_run}
 
 
 def test_a_gap_that_grows_along_the_response_is_of_decoding(tmp_path: Path) -> None:
