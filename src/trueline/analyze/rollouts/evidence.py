@@ -47,10 +47,14 @@ SHARES: Mapping[Statistic, float] = {
 """Fraction of the budget that each may use up; they add up to 1."""
 
 
+LOST = 1.0
+"""Nats against a fault at steps that may be of it all the same."""
+
+
 @dataclass(frozen=True)
 class Found:
-    """The first and the last step of the evidence, the step at which it crossed the line, and a bound on the chance
-    that a healthy Run of so many steps would have brought it.
+    """The first step at which it may have begun, the last of the evidence, the step at which it crossed the line, and a
+    bound on the chance that a healthy Run of so many steps would have brought it.
     """
 
     first: int
@@ -71,7 +75,17 @@ def crossed(run: Run, statistic: Statistic, steps_T: Ints, log_e_TB: Floats) -> 
     if alarm is None:
         return None
     rate = exchangeability.false_alarm_rate(alarm.log_height, num_steps=len(steps_T), weight=weight)
-    return Found(int(steps_T[alarm.first]), int(steps_T[alarm.last]), int(steps_T[alarm.crossed]), rate)
+    first = _may_begin(log_e_TB, alarm.first)
+    return Found(int(steps_T[first]), int(steps_T[alarm.last]), int(steps_T[alarm.crossed]), rate)
+
+
+def _may_begin(log_e_TB: Floats, first: int) -> int:
+    """The index of the earliest step up to ``first`` from which on some bet has not lost more than ``LOST``: a bet that
+    is too high for a weak fault loses in one step and wins in the next.
+    """
+    won_T = np.cumsum(log_e_TB[:first][::-1], axis=0).max(axis=1, initial=-np.inf)
+    lost = np.flatnonzero(won_T < -LOST)
+    return first - (int(lost[0]) if len(lost) else first)
 
 
 def law_broken(run: Run, rows: Rows, law: Law) -> Found | None:

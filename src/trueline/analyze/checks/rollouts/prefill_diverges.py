@@ -12,10 +12,10 @@ prompt is computed (prefill).
 
 How it decides
 --------------
-The gap (see `logprob-gap`) of tokens 0 to 5 is more than 1.5 times that of the second
-half, and above what float32 leaves (1e-4), in more than half of the responses of 13 tokens or more: an e-process under
-the budget of the checks of rollouts. Rounding leaves about as much everywhere. A step is not judged where tokens are
-known to differ from one position on.
+The gap (see `logprob-gap`) of tokens 0 to 5 is larger than that of the second half, and above what float32 leaves
+(1e-4), in more than 60 % of the responses of 13 tokens or more: an e-process under the budget of the checks of
+rollouts. And over all of these it is 1.3 times as large or more. Rounding leaves about as much everywhere: larger at
+the first tokens in 43 to 54 % of responses, as measured with bfloat16 and int8.
 
 What it may miss
 ----------------
@@ -56,9 +56,9 @@ QUESTION = "rollouts"
 NEEDS: tuple[str, ...] = ()
 ACROSS_RANKS = False
 
-CHANCE = 0.5
+CHANCE = 0.6
 """Share of healthy responses that may look so."""
-FACTOR = 1.5
+FACTOR = 1.3
 LEAST = 1e-4
 
 
@@ -67,7 +67,7 @@ def check(run: Run) -> list[Finding]:
     rows = on_policy(rows_of(run))
     rows = rows.chosen(rows.profile_room[:, 3] > 0)
     early, late = _gaps(rows)
-    found = too_often(run, "prefill", rows, (early > FACTOR * late) & (early > LEAST), chance=CHANCE)
+    found = too_often(run, "prefill", rows, (early > late) & (early > LEAST), chance=CHANCE)
     if found is None:
         return []
     own = rows.chosen(found.within(rows))

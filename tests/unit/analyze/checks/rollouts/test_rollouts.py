@@ -169,6 +169,16 @@ def test_a_gap_that_decays_along_the_response_is_of_the_prompt(tmp_path: Path) -
     assert set(found) == {"prefill-diverges", *GAP}
 
 
+def test_a_gap_that_decays_by_a_third_is_of_the_prompt_and_one_incident_with_it(tmp_path: Path) -> None:
+    def decays(batch: dict[str, Any]) -> None:
+        noise = np.random.default_rng(batch["step"]).normal(size=batch["logp_train"].shape)
+        batch["logp_rollout"] = batch["logp_train"] + 0.01 * (1 + np.exp(-np.arange(noise.shape[1]) / 6)) * noise
+
+    report = trueline.check(recorded(tmp_path, Made(), steps=24, change=decays))
+    assert {each.code for each in report.findings} == {"prefill-diverges", *GAP}
+    assert len(report.incidents) == 1
+
+
 def test_log_probabilities_of_the_next_token_are_called_shifted(tmp_path: Path) -> None:
     def shifted(batch: dict[str, Any]) -> None:
         batch["logp_train"] = np.roll(batch["logp_train"], -1, axis=1)
