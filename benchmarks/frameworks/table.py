@@ -16,6 +16,7 @@ FRAMEWORKS = {
     "fsdp": "torch's FSDP",
     "trainer": "Transformers",
     "trl": "TRL",
+    "trl_grpo": "TRL with rollouts",
     "accelerate": "Accelerate",
     "lightning": "Lightning",
     "ray": "Ray",

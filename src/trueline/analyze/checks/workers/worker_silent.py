@@ -15,7 +15,9 @@ How it decides
 --------------
 Exactly, for the whole gradient: a norm of zero on some ranks and not on others at one step. It is an error if the
 loss of that rank is not zero, or if it has no gradient for three sampled steps in a row or more; a warning otherwise,
-since the gradient of a loss that is exactly zero for a step (all margins met) is zero.
+since the gradient of a loss that is exactly zero for a step (all margins met) is zero. Where losses of the Run are
+above and below zero, as those of policy gradients are, a loss that is exactly zero says that all advantages are (groups
+whose responses have one reward each): that is an information.
 
 A single parameter may legitimately lack a gradient, where a router or a branch decides per step. So a parameter is
 reported, as a warning, only if this rank never had a gradient for it at three sampled steps or more at which others
@@ -105,10 +107,12 @@ def _whole(run: Run, ranks: Sequence[int], silent_TN: Bools, measured_TN: Bools)
     loss_TN, has_loss_TN = numbers(run, "loss", ranks)
     zero_loss = bool(np.all(~silent_TN | (has_loss_TN & (loss_TN == 0))))
     no_loss = bool(np.all(~silent_TN | (has_loss_TN & ~np.isfinite(loss_TN))))
+    losses = loss_TN[has_loss_TN & np.isfinite(loss_TN)]
+    no_advantage = zero_loss and losses.min(initial=0.0) < 0 < losses.max(initial=0.0)
     lasting = any(longest_run(silent_TN[measured_TN[:, n], n].tolist()) >= _ENOUGH for n in range(len(ranks)))
     return Finding(
         code=CODE,
-        severity="error" if lasting or not zero_loss else "warning",
+        severity="info" if no_advantage else "error" if lasting or not zero_loss else "warning",
         claim=f"{capitalized(of_ranks(['gradient'], silent.ranks))} zero at "
         f"{steps_text(steps, among=run.steps[measured_TN.any(axis=1)].tolist())}, while other ranks have one.",
         ranks=silent.ranks,

@@ -52,6 +52,14 @@ def test_what_the_loss_is_at_the_silent_steps_is_its_kind(tmp_path, loss, kind):
     assert finding.evidence["kind"] == kind
 
 
+def test_a_policy_gradient_without_advantages_is_an_information(tmp_path):
+    rows = healthy_rows(2, 8)
+    for (step, _), row in rows.items():
+        row["loss"] *= (-1) ** step
+    (finding,) = worker_silent.check(write_run(tmp_path, silenced(rows, rank=0, steps=[3, 4, 5], loss=0.0)))
+    assert (finding.severity, finding.ranks) == ("info", (0,))
+
+
 def test_all_ranks_silent_together_is_no_fault(tmp_path):
     rows = healthy_rows(2, 4)
     for rank in range(2):
