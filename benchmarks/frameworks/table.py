@@ -120,7 +120,7 @@ def _how(results: Mapping[str, Any]) -> str:
     lines = ["## When and where", ""]
     for name, of in results.items():
         now = of["facts"]
-        source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+        source = Path(__file__).with_name("jobs").joinpath(f"{name}.py").read_text(encoding="utf-8")
         about = (ast.get_docstring(ast.parse(source)) or "").splitlines()[0]
         when = dict.fromkeys(each for tried in of["modes"].values() for each in tried["when"].values())
         lines.append(f"- {about} `{now['command']}`, {now['machine']}, {'; '.join(when)}")

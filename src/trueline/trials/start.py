@@ -6,11 +6,12 @@ import inspect
 import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from trueline.analyze.check_run import check
 from trueline.schema.errors import InputError
 from trueline.store.reader import Run
 from trueline.trials.bisect.bisect import BisectTrial
@@ -19,6 +20,8 @@ from trueline.trials.knobs.catalogue import IN_PROCESS, catalogue, switch_named,
 from trueline.trials.knobs.job import SwitchedJob
 from trueline.trials.knobs.knobs import KnobTrial
 from trueline.trials.repeat import RepeatedJob, RepeatTrial
+from trueline.trials.rollouts.experiments import experiments, reached
+from trueline.trials.rollouts.tree import RolloutTrial
 from trueline.trials.runs import Runs, Way
 from trueline.trials.shrink.axes import BATCH, STEPS, axes_of, sized
 from trueline.trials.shrink.shrink import ShrinkTrial
@@ -26,7 +29,7 @@ from trueline.trials.sync import ARMS, SyncTrial
 from trueline.trials.trial import Job
 from trueline.trials.watched_job import WatchedJob, batch_of
 
-Verb = Literal["knobs", "sync", "bisect", "shrink"]
+Verb = Literal["knobs", "sync", "bisect", "shrink", "rl"]
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class AskedAgain:
 class Prepared:
     """A trial that can be run, what ``--dry-run`` says of it, and about how many runs it takes."""
 
-    trial: KnobTrial | SyncTrial | BisectTrial | ShrinkTrial | RepeatTrial
+    trial: KnobTrial | SyncTrial | BisectTrial | ShrinkTrial | RepeatTrial | RolloutTrial
     plan: Sequence[str]
     usual: str
 
@@ -178,6 +181,26 @@ def shrink(asked: Asked, *, own: Sequence[str] = (), cured_by: str | None = None
     return Prepared(trial, plan, str(4 + sum(2 * axis.now.bit_length() for axis in axes)))
 
 
+def rl(asked: Asked, *, own: Sequence[str] = ()) -> Prepared:
+    """Why do rollout engine and trainer disagree? ``own`` are ways to reach an experiment, ``NAME=OPTION=VALUE``.
+    Raises ``InputError``.
+    """
+    if asked.code is None:  # what tells the gap from others of its kind cannot be judged of one token
+        found = {each.code for each in check(Run(asked.run)).findings}
+        code = next((code for code in ("logprob-gap", "logprob-gap-grows") if code in found), None)
+        asked = replace(asked, code=code)
+    every = experiments()
+    known = reached(asked.words, own, every)
+    ways = {name: Way(name, environ, words) for name, (words, environ) in known.items()}
+    trial = RolloutTrial(
+        asked.runs(ways=list(own)), f"Why is it that {_found(asked)}", every, ways, asked.error, asked.seed
+    )
+    plan = [f"{each.name}: {shlex.join(known[each.name][0])}" for each in every if each.name in known]
+    open_ = [each.name for each in every if each.name not in known]
+    plan += [f"Cannot be reached: {', '.join(open_)} (name a way with --way)."] if open_ else []
+    return Prepared(trial, plan, "4 to 20")
+
+
 def repeat(asked: AskedAgain) -> Prepared:
     """Which operation does not repeat itself? Raises ``InputError``."""
     if not 0 <= asked.seed < 2**32:
@@ -190,7 +213,13 @@ def repeat(asked: AskedAgain) -> Prepared:
 
 def prepared(asked: Asked, **more: Any) -> Prepared:
     """The trial of the verb that is asked for. Raises ``InputError``, also for what the verb does not know."""
-    made: dict[str, Callable[..., Prepared]] = {"knobs": knobs, "sync": sync, "bisect": bisect, "shrink": shrink}
+    made: dict[str, Callable[..., Prepared]] = {
+        "knobs": knobs,
+        "sync": sync,
+        "bisect": bisect,
+        "shrink": shrink,
+        "rl": rl,
+    }
     make = made.get(asked.verb)
     if make is None:
         raise InputError(f"There is no trial '{asked.verb}' here; there are {', '.join(made)}.")

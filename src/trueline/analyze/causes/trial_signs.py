@@ -18,13 +18,14 @@ from trueline.analyze.causes.cause import Cause
 from trueline.schema.errors import InputError
 
 PREFIX = "trial-"
-USUAL_RUNS: Mapping[str, int] = {"knobs": 12, "sync": 12}
-"""Of the job, where every run shows the finding: benchmarks/trials, and the rule of ``trial sync``."""
+USUAL_RUNS: Mapping[str, int] = {"knobs": 12, "sync": 12, "rl": 12}
+"""Of the job, where every run shows the finding: benchmarks/trials, and the rules of ``trial sync`` and ``trial rl``.
+"""
 LEAST_NATS = 0.02
 """Expected drop of doubt below which no trial is proposed."""
-_ANSWERS: Mapping[str, int] = {"knobs": 20, "sync": 4}
-"""That a trial may give: settings that a job usually has on; the kinds of its table. Each is as likely by a cause that
-is silent on them.
+_ANSWERS: Mapping[str, int] = {"knobs": 20, "sync": 4, "rl": 6}
+"""That a trial may give: settings that a job usually has on; the kinds of its table; the causes of its tree. Each is
+as likely by a cause that is silent on them.
 """
 
 

@@ -13,9 +13,16 @@ CAUSE = Cause(
     shows={
         "decode-diverges": "always",
         "logprob-gap": "often",
+        "trial-rl:cache": "often",
+        "trial-rl:decoding": "often",
     },
     needs=("decode-diverges",),
-    excludes=("tokens-differ/response|from-one-position|shifted", "prefill-diverges/decays", "policy-lag/gap-by-lag"),
+    excludes=(
+        "tokens-differ/response|from-one-position|shifted",
+        "prefill-diverges/decays",
+        "policy-lag/gap-by-lag",
+        "logprob-gap/passes-differ",
+    ),
     settles="Sample with max_new_tokens = 1 (the gap vanishes), then without a cache or with another attention "
     "backend.",
 )

@@ -15,6 +15,7 @@ CAUSE = Cause(
         "policy-lag/lag": "always",
         "policy-lag/gap-by-lag": "mostly",
         "logprob-gap": "often",
+        "trial-rl:weights": "always",
     },
     needs=("policy-lag",),
     excludes=("policy-lag/ahead",),

@@ -14,6 +14,7 @@ CAUSE = Cause(
         "logprob-gap": "always",
         "logprob-gap/gap": "always",
         "logprob-gap/versions-equal": "mostly",
+        "trial-rl:model": "mostly",
     },
     needs=("logprob-gap",),
     excludes=(

@@ -17,6 +17,7 @@ CAUSE = Cause(
         "weights-not-synced/stale|swapped|size|other": "mostly",
         "logprob-gap": "often",
         "logprob-gap-grows": "often",
+        "trial-rl:weights": "always",
     },
     needs=("weights-not-synced",),
     excludes=("weights-not-synced/most",),

@@ -1,0 +1,1 @@
+"""Why rollout engine and trainer disagree, by experiments on the job itself."""

@@ -1,0 +1,85 @@
+"""The experiments of ``experiments.toml``, and how each is reached by the words of a command."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trueline.schema.errors import InputError
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A change of the job: ``cures`` are the causes whose gap it takes away, ``options`` what each may be called."""
+
+    name: str
+    says: str
+    cures: frozenset[str]
+    options: Mapping[str, str]
+
+    def words(self, command: Sequence[str]) -> list[str] | None:
+        """The command with the change; None where no word of it is known to make it."""
+        for option, value in self.options.items():
+            changed = with_option(command, option, value)
+            if changed is not None:
+                return changed
+        return None
+
+
+def experiments() -> list[Experiment]:
+    """All, the cheapest first."""
+    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    return [
+        Experiment(name, entry["says"], frozenset(entry["cures"]), entry["options"]) for name, entry in table.items()
+    ]
+
+
+def with_option(command: Sequence[str], option: str, value: str) -> list[str] | None:
+    """The command in which ``option`` has this value; None where it has not that option. Of options with dots, as of
+    Hydra, one that is missing is added where the command has another of the same part.
+    """
+    words = list(command)
+    for place, word in enumerate(words):
+        name, equals, _ = word.partition("=")
+        if name.lstrip("+") != option:
+            continue
+        if equals:
+            return [*words[:place], f"{name}={value}", *words[place + 1 :]]
+        if place + 1 < len(words):
+            return [*words[: place + 1], value, *words[place + 2 :]]
+    part = f"{option.partition('.')[0]}."
+    if not option.startswith("-") and any("=" in word and word.lstrip("+").startswith(part) for word in words):
+        return [*words, f"{option}={value}"]
+    return None
+
+
+def reached(
+    command: Sequence[str], own: Sequence[str], among: Sequence[Experiment]
+) -> dict[str, tuple[list[str], Mapping[str, str]]]:
+    """How the command and its environment are in each experiment that can be reached. ``own`` are the user's ways, each
+    ``NAME=OPTION=VALUE``; an option in capitals is a variable of the environment. Raises ``InputError`` for others.
+    """
+    names = [each.name for each in among]
+    found: dict[str, tuple[list[str], Mapping[str, str]]] = {}
+    for each in among:
+        words = each.words(command)
+        if words is not None:
+            found[each.name] = (words, {})
+    for text in own:
+        name, _, setting = text.partition("=")
+        option, equals, value = setting.partition("=")
+        if name not in names or not option or not equals:
+            raise InputError(
+                f"--way is '{text}'; give NAME=OPTION=VALUE with a name of {', '.join(names)}, for example "
+                "one-token=--max-len=1."
+            )
+        if option.replace("_", "").isupper():
+            found[name] = (list(command), {option: value})
+            continue
+        words = with_option(command, option, value)
+        if words is None:
+            raise InputError(f"--way is '{text}', and the command has no option '{option}'. Put it into the command.")
+        found[name] = (words, {})
+    return found
