@@ -1,6 +1,6 @@
 """Measure how often `trial knobs` is right on simulated jobs, and how many runs it takes, and write the page.
 
-python -m benchmarks.trials [--jobs N] [--error P]
+python -m benchmarks.trials [--jobs N] [--error P] [--processes N]
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ confirms base, sham and all off first and its answer from each side, as the tria
 
 def main() -> None:
     """Measure all cells, and write the page."""
-    parser = page.arguments(__doc__, jobs=100, error=0.05)
+    parser = page.arguments(__doc__, jobs=50, error=0.05, processes=1)
     asked = parser.parse_args()
     command = f"python -m benchmarks.trials --jobs {asked.jobs} --error {asked.error}"
     head = page.head("Trials: runs and right answers", command=command)
     cells = [(size, needs, *rates) for needs in NEEDS for size in SIZES for rates in RATES]
     work = partial(_cell, jobs=asked.jobs, error=asked.error)
-    with multiprocessing.Pool(2) as pool:
+    with multiprocessing.Pool(asked.processes) as pool:
         rows = list(pool.imap(work, cells))
     page.write(__file__, head, _ABOUT, page.records(rows), _summary(rows, asked.error))
 

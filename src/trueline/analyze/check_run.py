@@ -146,6 +146,11 @@ JOB_CODES: Mapping[str, str] = {
     "rng-differs": "Seeds, or the states of random streams before the first update, differ.",
 }
 """What `trueline diff` compares, by the code of the finding; of structure and weights it has those of ``compare``."""
+TRIAL_CODES: Mapping[str, str] = {
+    "minority-rank": "One device makes other bits of the same work than the majority, at whatever rank.",
+    "op-inaccurate": "An operation is wrong on this device by more than rounding explains.",
+}
+"""What `trueline trial` measures of a job or a device, by the code of the finding."""
 
 
 def check(

@@ -13,9 +13,11 @@ from typing import Any, Literal
 
 from trueline.analyze.check_run import check
 from trueline.schema.errors import InputError
+from trueline.schema.text.words import counted
 from trueline.store.reader import Run
 from trueline.trials.bisect.bisect import BisectTrial
 from trueline.trials.bisect.commits import Commits
+from trueline.trials.chance import clean_runs_needed
 from trueline.trials.knobs.catalogue import IN_PROCESS, catalogue, switch_named, with_off
 from trueline.trials.knobs.job import SwitchedJob
 from trueline.trials.knobs.knobs import KnobTrial
@@ -23,10 +25,13 @@ from trueline.trials.repeat import RepeatedJob, RepeatTrial
 from trueline.trials.rollouts.experiments import experiments, reached
 from trueline.trials.rollouts.tree import RolloutTrial
 from trueline.trials.runs import Runs, Way
-from trueline.trials.shrink.axes import BATCH, STEPS, axes_of, sized
+from trueline.trials.shrink.axes import BATCH, STEPS, axes_of, ranks_started, sized
 from trueline.trials.shrink.shrink import ShrinkTrial
 from trueline.trials.sync import ARMS, SyncTrial
 from trueline.trials.trial import Job
+from trueline.trials.vote.groups import PLACEHOLDER, Groups, devices_named, variables_of
+from trueline.trials.vote.replay import ReplayedJob
+from trueline.trials.vote.vote import VoteTrial
 from trueline.trials.watched_job import WatchedJob, batch_of
 
 Verb = Literal["knobs", "sync", "bisect", "shrink", "rl"]
@@ -56,8 +61,7 @@ class Asked:
     @cached_property
     def job(self) -> WatchedJob:
         """Raises ``InputError`` for what cannot be."""
-        if not 0 < self.error < 0.5:
-            raise InputError(f"--error is {self.error:g}; give a probability above 0 and below 0.5.")
+        _require_share("--error", self.error, below=0.5)
         job = _job(f"{self.verb} RUN", self.words, self.timeout)
         return WatchedJob.like(Run(self.run), job, code=self.code, steps=self.steps)
 
@@ -106,10 +110,42 @@ class AskedAgain:
 
 
 @dataclass(frozen=True)
+class AskedVote:
+    """What ``vote`` is asked: it needs no Run. See the options of `trueline trial vote`."""
+
+    words: Sequence[str]
+    devices: str
+    group: int | None = None
+    variable: str | None = None
+    rate: float = 0.3
+    steps: int = 20
+    deterministic: bool = False
+    error: float = 0.05
+    most: int = 200
+    seed: int = 0
+    timeout: float = 3600.0
+    out: str = ""
+    keep: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Of the trial."""
+        return Path(self.out or "trials/vote")
+
+    def says(self) -> list[str]:
+        """What each run is, in words."""
+        return [f"Each run: {' '.join(self.words)}, the bits of steps 0 to {self.steps - 1}."]
+
+    def runs_says(self) -> str:
+        """How many runs it may take."""
+        return f"at most {self.most}"
+
+
+@dataclass(frozen=True)
 class Prepared:
     """A trial that can be run, what ``--dry-run`` says of it, and about how many runs it takes."""
 
-    trial: KnobTrial | SyncTrial | BisectTrial | ShrinkTrial | RepeatTrial | RolloutTrial
+    trial: KnobTrial | SyncTrial | BisectTrial | ShrinkTrial | RepeatTrial | RolloutTrial | VoteTrial
     plan: Sequence[str]
     usual: str
 
@@ -203,12 +239,32 @@ def rl(asked: Asked, *, own: Sequence[str] = ()) -> Prepared:
 
 def repeat(asked: AskedAgain) -> Prepared:
     """Which operation does not repeat itself? Raises ``InputError``."""
-    if not 0 <= asked.seed < 2**32:
-        raise InputError(f"--seed is {asked.seed}; give a whole number from 0 to {2**32 - 1}.")
+    _require_seed(asked.seed)
     job = RepeatedJob(_job("repeat", asked.words, asked.timeout), asked.folder, asked.steps, asked.seed)
     known = {"command": list(asked.words), "steps": asked.steps, "seed": asked.seed}
     runs = Runs("repeat", asked.folder, job, known, asked.again + 1, keeps_all=asked.keep)
     return Prepared(RepeatTrial(runs, asked.again), [], str(asked.again + 1))
+
+
+def vote(asked: AskedVote) -> Prepared:
+    """Which device makes something else of the same work? Raises ``InputError``."""
+    _require_seed(asked.seed)
+    _require_share("--error", asked.error, below=0.5)
+    _require_share("--rate", asked.rate, below=1.0)
+    job = _job("vote", asked.words, asked.timeout)
+    devices = devices_named(asked.devices)
+    size = asked.group or ranks_started(asked.words) or 1
+    groups = Groups(devices, size, variables_of(devices, asked.words, asked.variable), asked.words)
+    is_told = asked.variable is not None or any(PLACEHOLDER in word for word in asked.words)
+    replayed = ReplayedJob(job, asked.steps, asked.seed, asked.deterministic, is_told)
+    known = {"command": list(asked.words), "devices": list(devices), "group": size, "variable": asked.variable}
+    known |= {"rate": asked.rate, "error": asked.error, "steps": asked.steps, "seed": asked.seed}
+    known |= {"deterministic": asked.deterministic}
+    runs = Runs("vote", asked.folder, replayed, known, asked.most, keeps_all=asked.keep)
+    trial = VoteTrial(runs, replayed, groups, asked.rate, asked.error, asked.seed)
+    every = f"{counted(groups.count, 'group')} of {counted(size, 'device')}, of {', '.join(devices)}"
+    plan = [f"{every}; {_told(groups.variables)}."]
+    return Prepared(trial, plan, f"{groups.count * max(clean_runs_needed(asked.rate, error=0.05), 2)}")
 
 
 def prepared(asked: Asked, **more: Any) -> Prepared:
@@ -246,3 +302,17 @@ def _job(verb: str, words: Sequence[str], timeout: float) -> Job:
 def _found(asked: Asked) -> str:
     wanted = asked.job.wanted
     return f"{wanted.code} is found? {wanted.claim}"
+
+
+def _require_seed(seed: int) -> None:
+    if not 0 <= seed < 2**32:
+        raise InputError(f"--seed is {seed}; give a whole number from 0 to {2**32 - 1}.")
+
+
+def _require_share(option: str, share: float, *, below: float) -> None:
+    if not 0 < share < below:
+        raise InputError(f"{option} is {share:g}; give a probability above 0 and below {below:g}.")
+
+
+def _told(variables: Sequence[str]) -> str:
+    return f"a run has them in {', '.join(variables)}" if variables else f"a run has them for {PLACEHOLDER}"

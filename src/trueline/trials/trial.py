@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from trueline.schema.finding import Finding
 from trueline.trials.chance import Counts, clean_runs_needed, least_rate, mean_rate
 
 SCHEMA = 1
@@ -61,7 +62,7 @@ def rate_of(counts: Counts) -> Rate | None:
 class TrialAnswer:
     """The answer to ``question`` with its reasons, ``says``; ``credible`` are candidates that are left where a trial
     searches among some, ``error_asked`` the probability of a wrong answer that its rule allows (None: it has no chance
-    in it).
+    in it), ``findings`` what it measured of the job, where that is one.
     """
 
     trial: str
@@ -73,6 +74,7 @@ class TrialAnswer:
     credible: tuple[str, ...] = ()
     error_asked: float | None = None
     rate: Rate | None = None
+    findings: tuple[Finding, ...] = ()
 
     @property
     def runs(self) -> int:
@@ -98,6 +100,7 @@ class TrialAnswer:
             **({} if self.rate is None else {"rate": asdict(self.rate)}),
             "credible": list(self.credible),
             "next": list(self.next),
+            **({"findings": [each.to_json() for each in self.findings]} if self.findings else {}),
         }
 
 

@@ -58,7 +58,8 @@ class Changes:
     """Holds those of ``switches`` that are named in ``off`` at their off value, writes the names of those that are met
     to a file in ``met``, and ends the process after the update with which an optimizer has made ``updates`` of them.
     ``slow`` is how many times as long everything takes: a sleep after each call of a module, backward pass and update,
-    which waits for no device and no thread. ``seed`` is that of all streams, until the script sets its own.
+    which waits for no device and no thread. ``seed`` is that of all streams, until the script sets its own; with
+    ``deterministic`` torch takes forms of operations that repeat themselves, where it has any.
     """
 
     def __init__(
@@ -70,9 +71,10 @@ class Changes:
         updates: int | None = None,
         slow: float = 1.0,
         seed: int | None = None,
+        deterministic: bool = False,
     ) -> None:
         self._switches, self._off, self._place, self._updates = list(switches), {*off}, met, updates
-        self._slow, self._since, self._seed = slow, time.monotonic(), seed
+        self._slow, self._since, self._seed, self._deterministic = slow, time.monotonic(), seed, deterministic
         self._met: set[str] = set()
         self._trains = False
         self._made: dict[int, int] = {}
@@ -80,7 +82,7 @@ class Changes:
     def put(self) -> None:
         """Listen, and hold what can be held from the start."""
         if self._seed is not None:
-            seed_all(self._seed)
+            seed_all(self._seed, deterministic="warn" if self._deterministic else False)
         for switch in self._of("keyword"):
             self._patched(switch, self._with_keyword(switch))
         for switch in self._of("bypass"):

@@ -22,7 +22,7 @@ def command(
     from rich.console import Console
 
     from trueline.analyze.causes.library import known_causes
-    from trueline.analyze.check_run import COMPARE_CODES, JOB_CODES
+    from trueline.analyze.check_run import COMPARE_CODES, JOB_CODES, TRIAL_CODES
     from trueline.analyze.registry import installed_checks
     from trueline.cli.json_document import print_document
     from trueline.schema.finding import LIVE_CODES
@@ -30,6 +30,7 @@ def command(
     checks = {check.code: check for check in installed_checks()}
     others = {each: f"{what}\n\nA finding of `trueline compare`." for each, what in COMPARE_CODES.items()}
     others |= {each: f"{what}\n\nA finding of `trueline diff`." for each, what in JOB_CODES.items()} | LIVE_CODES
+    others |= {each: f"{what}\n\nA finding of `trueline trial`." for each, what in TRIAL_CODES.items()}
     manuals = {each: check.manual for each, check in checks.items()}
     causes = {
         cause.slug: f"{cause.manual}\n\nWhat settles it\n---------------\n{cause.settles}" for cause in known_causes()

@@ -9,7 +9,7 @@ import typer
 from trueline.cli.options import Json
 from trueline.cli.verbs import trial_op, trial_precheck
 from trueline.cli.verbs.run import SETTINGS
-from trueline.cli.verbs.trials import bisect, knobs, repeat, rl, shrink, sync
+from trueline.cli.verbs.trials import bisect, knobs, repeat, rl, shrink, sync, vote
 
 if TYPE_CHECKING:
     from trueline.analyze.compare.expect.rounding import OrderJudgement
@@ -24,6 +24,7 @@ app.command("repeat")(repeat.command)
 app.command("rl")(rl.command)
 app.command("shrink")(shrink.command)
 app.command("sync")(sync.command)
+app.command("vote")(vote.command)
 
 app.command("op")(trial_op.command)
 app.command("precheck")(trial_precheck.command)

@@ -65,6 +65,11 @@ def axes_of(words: Sequence[str], *, steps: int, batch: int | None, own: Sequenc
     return [axis for axis in found if axis.now > axis.unit]
 
 
+def ranks_started(words: Sequence[str]) -> int | None:
+    """How many processes a launcher in ``words`` is to start on this machine; None where none says so."""
+    return next((value for option in _RANKS if (value := _number(words, option)) is not None), None)
+
+
 def sized(words: Sequence[str], sizes: Mapping[str, int]) -> tuple[list[str], dict[str, Any]]:
     """The command line, and what is changed in its processes, with the numbers of ``sizes``; steps are not among it."""
     changed = list(words)

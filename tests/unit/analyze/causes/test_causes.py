@@ -13,7 +13,7 @@ from trueline.analyze.causes.library import known_causes
 from trueline.analyze.causes.posterior import UNKNOWN, posterior, score
 from trueline.analyze.causes.signs import Signs, context_of
 from trueline.analyze.causes.verdicts import verdicts_of
-from trueline.analyze.check_run import COMPARE_CODES, JOB_CODES, CheckReport
+from trueline.analyze.check_run import COMPARE_CODES, JOB_CODES, TRIAL_CODES, CheckReport
 from trueline.analyze.registry import installed_checks
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding
@@ -21,7 +21,7 @@ from trueline.schema.judged import Asked, Judged, NotRun
 from trueline.store.reader import Run
 
 CAUSES = {cause.slug: cause for cause in known_causes()}
-CODES = {check.code for check in installed_checks()} | set(COMPARE_CODES) | set(JOB_CODES)
+CODES = {check.code for check in installed_checks()} | {*COMPARE_CODES, *JOB_CODES, *TRIAL_CODES}
 
 
 def finding(code, ranks=(2,), step=32, severity="error", **evidence):

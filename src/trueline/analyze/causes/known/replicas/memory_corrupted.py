@@ -18,9 +18,10 @@ CAUSE = Cause(
         "reduction:judged": "mostly",
         "overflow-origin": "often",
         "worker-nonfinite": "often",
+        "minority-rank": "often",
     },
     needs=("replica-drift",),
     excludes=("gradient-not-reduced", "reduction-mismatch", "updates-apart", "rank-config-differs"),
     settles="Run again from before that step: what a script does comes back at the same step, damage by hardware "
-    "does not.",
+    "does not; `trueline trial vote` names a device that does it again.",
 )

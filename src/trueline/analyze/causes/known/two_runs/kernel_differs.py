@@ -14,6 +14,7 @@ CAUSE = Cause(
     shows={
         "first-divergence": "always",
         "first-divergence/computation": "always",
+        "op-inaccurate": "often",
     },
     needs=("first-divergence",),
     excludes=("first-divergence/arguments", "first-divergence/parameters"),

@@ -1,0 +1,122 @@
+"""Measure whom `trial vote` accuses on simulated devices, and how many runs it takes, and write the page.
+
+python -m benchmarks.trials.votes [--jobs N]
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import page
+from benchmarks.trials.simulated import NotKept
+
+from trueline.trials.chance import Counts, most_rate
+from trueline.trials.runs import Way
+from trueline.trials.same_fault import Outcome
+from trueline.trials.trial import TrialAnswer
+from trueline.trials.vote.groups import VARIABLE, Groups
+from trueline.trials.vote.replay import ReplayedJob
+from trueline.trials.vote.vote import VoteTrial
+
+Spoils = Callable[[str, int, random.Random], bool]
+"""Whether the rank at a place of a run is spoilt on a device."""
+
+STEPS = 4
+SIZES = ((3, 1), (6, 2), (8, 1))
+BAD = "1"
+
+_ABOUT = """
+Jobs that exist in numbers only run on groups of devices; a run is spoilt with probability q by device 1, by rank 1 on
+whatever device it is, or by every rank. *right*: `trial vote` names the device, or (of a rank, of everywhere) says
+that it follows the software. *accused wrongly*: it names a device where none is at fault, or another. *not seen*: no
+run differed in as many as `--rate 0.3` takes, which is said with its bound. The rest is undecided: at q = 0.4
+everywhere, often no majority is left. At most 200 runs.
+""".strip()
+
+
+def tried(
+    spoils: Spoils, *, devices: int = 6, size: int = 2, most: int = 200, seed: int = 0, **more: Any
+) -> TrialAnswer:
+    """`trial vote` on devices 0 to ``devices`` - 1 in groups of ``size``."""
+    draw = random.Random(seed)
+
+    def engine(way: Way, place: Path) -> Outcome:
+        group = way.environ[VARIABLE].split(",")
+        spoilt = [rank for rank, device in enumerate(group) if spoils(device, rank, draw)]
+        return Outcome(False, codes=bits(size, spoilt, f"{draw.random():.12f}") if spoilt else bits(size))
+
+    named = [str(number) for number in range(devices)]
+    runs = NotKept("vote", Path("nowhere"), engine, {}, most)
+    job = ReplayedJob(None, STEPS, 0)  # type: ignore[arg-type]  # nothing is started
+    return VoteTrial(runs, job, Groups(named, size, (), ("job",)), seed=seed, **more).answer()
+
+
+def bits(size: int, spoilt: list[int] | tuple[int, ...] = (), value: str = "") -> tuple[str, ...]:
+    """Lines of a replay: from the gradient of step 1 on another value in the ranks that are spoilt, then in all."""
+    return tuple(_lines(size, spoilt, value))
+
+
+def _lines(size: int, spoilt: list[int] | tuple[int, ...], value: str) -> Iterator[str]:
+    for step in range(STEPS):
+        for what in ("samples", "weights", "loss", "gradient"):
+            apart = what != "samples" and (step > 1 or (step == 1 and what == "gradient"))
+            ranks = [] if not spoilt or not apart else range(size) if step > 1 else spoilt
+            yield " ".join([str(step), what, *(value if rank in ranks else "0" for rank in range(size))])
+
+
+def _kinds(q: float) -> dict[str, Spoils]:
+    return {
+        "device": lambda device, rank, draw: device == BAD and draw.random() < q,
+        "rank": lambda device, rank, draw: rank == 1 and draw.random() < q,
+        "everywhere": lambda device, rank, draw: draw.random() < q,
+    }
+
+
+def main() -> None:
+    """Measure all cells, and write the page."""
+    asked = page.arguments(__doc__, jobs=200).parse_args()
+    head = page.head("Trials: who is accused", command=f"python -m benchmarks.trials.votes --jobs {asked.jobs}")
+    cells = [("device", q) for q in (1.0, 0.5, 0.25, 0.1)] + [
+        (kind, q) for kind in ("rank", "everywhere") for q in (0.4, 0.2, 0.05)
+    ]
+    rows = [
+        _cell(kind, q, *sizes, asked.jobs) for kind, q in cells for sizes in SIZES if kind != "rank" or sizes[1] > 1
+    ]
+    page.write(__file__, head, _ABOUT, page.records(rows), _summary(rows, asked.jobs), name="votes.md")
+
+
+def _cell(kind: str, q: float, devices: int, size: int, jobs: int) -> dict[str, Any]:
+    answers = [tried(_kinds(q)[kind], devices=devices, size=size, seed=seed) for seed in range(jobs)]
+    named = [each.credible[0] if each.credible else "" for each in answers]
+    accused = [name for name in named if name.startswith("device")]
+    right = named.count(f"device {BAD}") if kind == "device" else sum(bool(name) for name in named) - len(accused)
+    wrong = len(accused) - (right if kind == "device" else 0)
+    unseen = sum(each.answer == "excluded" and not each.credible for each in answers)
+    return {
+        "at fault": kind,
+        "q": q,
+        "devices": devices,
+        "of a run": size,
+        "right": f"{right / jobs:.0%}",
+        "accused wrongly": wrong,
+        "not seen": f"{unseen / jobs:.0%}",
+        "undecided": f"{(jobs - right - wrong - unseen) / jobs:.0%}",
+        "runs": f"{sum(each.runs for each in answers) / jobs:.1f}",
+    }
+
+
+def _summary(rows: list[dict[str, Any]], jobs: int) -> str:
+    most = max(int(row["accused wrongly"]) for row in rows)
+    total, of = sum(int(row["accused wrongly"]) for row in rows), jobs * len(rows)
+    bound = most_rate(Counts(of, total))
+    return (
+        f"Error asked 0.05. A device was accused wrongly in {total} of {of:,} jobs (at most {bound:.2%}, 95 % "
+        f"confidence), in the worst cell in {most} of {jobs} (at most {most_rate(Counts(jobs, most)):.1%})."
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""`trueline trial vote`: which device makes something else of the same work."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trueline.cli.options import Json
+from trueline.cli.trial_screen import ERROR, MOST, TIMEOUT, DryRun, Error, Keep, Most, Out, Timeout, Words
+
+_MEANS = {
+    "confirmed": "a device makes something else of the same work",
+    "excluded": "no device was found to make something else of the same work",
+    "undecided": "whether a device makes something else of the same work cannot be told",
+}
+
+
+def command(
+    devices: Annotated[
+        str, typer.Option(help="Devices or machines to try, as 0-7 or node1,node2,node3.", metavar="NAME,…")
+    ],
+    words: Words = None,
+    group: Annotated[
+        int | None,
+        typer.Option(
+            help="Devices that one run of the command takes.",
+            min=1,
+            metavar="N",
+            show_default="--nproc-per-node of the command, or 1",
+        ),
+    ] = None,
+    variable: Annotated[
+        str | None,
+        typer.Option(
+            help="The variable of the environment that tells the command its devices.",
+            metavar="NAME",
+            show_default="CUDA_VISIBLE_DEVICES and its like, or {devices} in the command",
+        ),
+    ] = None,
+    rate: Annotated[
+        float, typer.Option(help="Share of its runs that a device spoils, for which it is to be seen.", metavar="Q")
+    ] = 0.3,
+    steps: Annotated[int, typer.Option(help="Steps whose bits are compared.", min=1)] = 20,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Have torch take forms that repeat themselves, where it has any.")
+    ] = False,
+    error: Error = ERROR,
+    runs: Most = MOST,
+    seed: Annotated[int, typer.Option(help="Random seed of the job, where it sets none, and of the groups.")] = 0,
+    timeout: Timeout = TIMEOUT,
+    out: Out = "trials/vote",
+    keep: Keep = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Run a training command with the same seeds on group after group of devices, compare the bits of its first steps,
+    and say which device is in the minority; then swap it with others, as what follows the rank is no device's fault.
+
+    confirmed: a device, or two; excluded: what differs follows the software, or nothing differed in as many runs as
+    --rate takes. Exit code 0: one of these; 3: undecided.
+
+    Example: trueline trial vote --devices 0-7 -- torchrun --nproc-per-node 2 train.py
+    """
+    from trueline.cli.trial_screen import run_and_print
+    from trueline.trials import start
+
+    asked = start.AskedVote(
+        *(words or (), devices, group, variable, rate, steps, deterministic),
+        *(error, runs, seed, timeout, out, keep),
+    )
+    run_and_print(asked, start.vote(asked), means=_MEANS, dry_run=dry_run, json=json)

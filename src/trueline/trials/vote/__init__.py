@@ -1,0 +1,1 @@
+"""Which device makes something else of the same work, or whether that follows the software."""

@@ -1,0 +1,120 @@
+"""One replay of a job's first steps, and the bits that it left of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trueline.capture.child_env import CHANGES, environment
+from trueline.schema.errors import CannotTell, RunError
+from trueline.store.reader import Run
+from trueline.trials.runs import Way
+from trueline.trials.same_fault import Outcome
+from trueline.trials.trial import Job, how_it_ended
+
+PLAN = {"preset": "workers", "every": 1, "params_every": 1, "budget": 1.0}
+"""Everything at every step: replays are short, and are compared and not timed."""
+
+_COLUMNS = {
+    "samples": ("sample_digests",),
+    "weights": ("param_digests", "buffer_digests"),
+    "loss": ("loss", "part_losses"),
+    "gradient": ("grad_norm", "param_grad_norms"),
+}
+"""What is seen of a step, in the order in which it is computed."""
+
+_ON_CPU = (
+    "it ran on the CPU, whichever devices it was shown: name with --variable what it reads, or put {devices} into the "
+    "command"
+)
+_AFTER = 3
+"""Updates after the last step that is compared at which a run ends."""
+
+
+@dataclass(frozen=True)
+class FirstApart:
+    """Where two replays part: the step, what of it (a key of ``_COLUMNS``), and in which ranks."""
+
+    step: int
+    what: str
+    ranks: tuple[int, ...]
+
+
+@dataclass
+class ReplayedJob:
+    """Runs ``job`` with seeds for ``steps`` steps. ``codes`` of its outcome are the bits of each, and it *shows*
+    something where these are not those that the replays before it ``agreed`` on. Where ``is_told`` is false its devices
+    are only visible to it, so that one that does not use them tells nothing.
+    """
+
+    job: Job
+    steps: int
+    seed: int
+    deterministic: bool = False
+    is_told: bool = True
+    agreed: Sequence[str] = ()
+
+    def __call__(self, way: Way, place: Any) -> Outcome:
+        """Run it; raises ``OSError`` where the command cannot be started."""
+        out = (place / "run").absolute()
+        environ = environment(out=str(out), plan=dict(PLAN), overwrite=True, base={**os.environ, **way.environ})
+        changes = {"updates": self.steps + _AFTER, "seed": self.seed, "deterministic": self.deterministic}
+        words = self.job.words if way.words is None else way.words
+        job = Job(words, self.job.timeout_s)
+        ended = job.run({**environ, CHANGES: json.dumps(changes)}, printed=place / "printed.txt")
+        if why := how_it_ended(ended):
+            return Outcome(None, why)
+        if not out.exists():
+            return Outcome(None, "nothing of it was watched: no training step was seen")
+        try:
+            run = Run(out)
+            bits = bits_of(run, self.steps)
+        except (CannotTell, RunError) as error:
+            return Outcome(None, str(error))
+        if not self.is_told and all(env.device == "cpu" for env in run.env.values()):
+            return Outcome(None, _ON_CPU)
+        if not bits:
+            return Outcome(None, f"it ended before step {self.steps - 1}: ask for fewer with --steps")
+        return Outcome(bool(self.agreed) and bits != tuple(self.agreed), codes=bits)
+
+
+def bits_of(run: Run, steps: int) -> tuple[str, ...]:
+    """For each of the first ``steps`` steps and each kind of value a line: step, kind, and a digest for each rank; ()
+    where the Run does not have all these steps.
+    """
+    parts = [run, *(Run(path) for path in run.groups)]
+    ranks = sorted({rank for part in parts for rank in part.ranks})
+    digests: dict[tuple[int, str, int], str] = {}
+    seen: set[int] = set()
+    for part in parts:
+        at = list(zip(part.column("step").to_pylist(), part.column("rank").to_pylist(), strict=True))
+        seen |= {step for step, _ in at}
+        for what, columns in _COLUMNS.items():
+            values = [part.column(name).to_pylist() for name in columns]
+            for (step, rank), *row in zip(at, *values, strict=True):
+                digests[step, what, rank] = hashlib.blake2b(repr(row).encode(), digest_size=6).hexdigest()
+    if not {*range(steps)} <= seen:
+        return ()
+    return tuple(
+        " ".join([str(step), what, *(digests.get((step, what, rank), "-") for rank in ranks)])
+        for step in range(steps)
+        for what in _COLUMNS
+    )
+
+
+def first_apart(bits: Sequence[str], agreed: Sequence[str]) -> FirstApart | None:
+    """Where they part; None where they are the same, or are of other ranks or steps."""
+    for one, other in zip(bits, agreed, strict=False):
+        if one == other:
+            continue
+        step, what, *digests = one.split()
+        others = other.split()[2:]
+        if len(digests) != len(others):
+            return None
+        ranks = [rank for rank, (mine, theirs) in enumerate(zip(digests, others, strict=True)) if mine != theirs]
+        return FirstApart(int(step), what, tuple(ranks))
+    return None

@@ -1,0 +1,287 @@
+"""Which device makes something else of the same work: the job, replayed with the same seeds on groups of devices.
+
+The rule, fixed before the first run. Each replay runs the whole job on one group; what counts is the bits of its first
+steps. Blocks of replays have every device once, each block in other groups and at other ranks. From the second block on
+more than half of all replays must agree bit for bit; else the job is not deterministic here, and nothing can be voted
+on. Where all agree, blocks go on until a device that spoils ``rate`` of its replays would have been seen with a
+probability of 95 %. Where some do not, the likeliest suspect (a device, two, a rank, no one in particular) is tried:
+devices by replays with each of them at another rank (``swap``) and without any (``spared``), the others by further
+blocks, until one suspect has a probability of 1 - error / 5. A device is named only if it was seen to differ when
+swapped, too: what follows the rank is software or data.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trueline.schema.finding import Finding
+from trueline.schema.text.words import counted, listed
+from trueline.trials.chance import Counts, clean_runs_needed, most_rate
+from trueline.trials.runs import JobFails, OutOfRuns, Runs
+from trueline.trials.trial import Answer, Arm, TrialAnswer, Undecided
+from trueline.trials.vote.groups import Group, Groups
+from trueline.trials.vote.replay import FirstApart, ReplayedJob, first_apart
+from trueline.trials.vote.suspects import Replay, Suspect, ranked
+
+REPLAY, SWAP, SPARED = "replay", "swap", "spared"
+QUESTION = "Does a device make something else of the same work, and which?"
+LEAST_BLOCKS = 2
+MARGIN = 5.0
+"""The error that is asked is to hold for each rate, and not over those of the prior together: benchmarks/trials."""
+
+_NEXT_DEVICE = (
+    "Take it out of the job, and run its vendor's diagnosis (dcgmi diag -r 4, ascend-dmi -dg): a pass there is no "
+    "proof of health.",
+)
+_NEXT_SOFTWARE = (
+    "Look for the operation: trueline trial repeat; a race: trueline trial sync.",
+    "Look at what this rank does and the others do not: its data, its branch of the code.",
+)
+_NOT_DETERMINISTIC = (
+    "Find the operation that does not repeat itself: trueline trial repeat.",
+    "Try --deterministic, which has torch take forms that repeat themselves; seed what the script draws by itself.",
+)
+
+
+@dataclass
+class VoteTrial:
+    """Runs the job through ``runs``, whose engine is ``job``, on ``groups``; ``rate`` is the share of spoilt replays of
+    a device that is to be seen.
+    """
+
+    runs: Runs
+    job: ReplayedJob
+    groups: Groups
+    rate: float = 0.3
+    error: float = 0.05
+    seed: int = 0
+    _groups: list[Group] = field(default_factory=list[Group])
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    def answer(self) -> TrialAnswer:
+        """Run and judge. Raises ``OSError`` where the command cannot be started."""
+        self.runs.begin()
+        try:
+            return self._judged()
+        except Undecided as why:
+            return self._answered("undecided", [why.says], why.then)
+        except JobFails as why:
+            return self._answered("undecided", [f"The job does not run: {why}."], ("Run the command by itself.",))
+        except OutOfRuns:
+            says = [f"All {self.runs.most} runs that were allowed were made.", *self._bounds(())]
+            return self._answered("undecided", says, ("Go on with the same command and a larger --runs.",))
+
+    def _judged(self) -> TrialAnswer:
+        if not self._blocks():
+            return self._answered("excluded", ["All replays are the same, bit for bit.", *self._bounds(())], ())
+        found = self._suspect()
+        if not found.devices:
+            return self._answered("excluded", self._software(found), _NEXT_SOFTWARE, (str(found),))
+        says = [*(self._follows(device) for device in found.devices), *self._bounds(found.devices)]
+        return self._answered("confirmed", says, _NEXT_DEVICE, (str(found),), [self._finding(found)])
+
+    # -- runs -------------------------------------------------------------------------------------------------------
+
+    def _blocks(self) -> bool:
+        """Whether a replay differs; False where none did in as many as ``rate`` asks for."""
+        needed = max(clean_runs_needed(self.rate, error=0.05), LEAST_BLOCKS)
+        number = 0
+        while True:
+            self._block(number)
+            number += 1
+            if number < LEAST_BLOCKS:
+                continue
+            replays = self._replays()
+            if any(each.differs for each in replays):
+                return True
+            if min(self._counts(replays, name).runs for name in self.groups.devices) >= needed:
+                return False
+
+    def _block(self, number: int) -> None:
+        for group in self.groups.block(number, self._random):
+            self._run(REPLAY, group)
+
+    def _suspect(self) -> Suspect:
+        """Who is at fault with a probability of 1 - error; devices only where each was seen to differ once swapped."""
+        number = LEAST_BLOCKS
+        while True:
+            suspect, chance = ranked(self._replays(), self.groups.devices)[0]
+            is_swapped = all(self._of_arm(f"{SWAP}: {device}").showed for device in suspect.devices)
+            if chance >= 1 - self.error / MARGIN and is_swapped:
+                return suspect
+            if suspect.devices:
+                self._swap(suspect)
+            else:
+                self._block(number)
+                number += 1
+
+    def _swap(self, suspect: Suspect) -> None:
+        """Each of the suspects at the next rank among others, and a replay without any."""
+        rest = [name for name in self.groups.devices if name not in suspect.devices]
+        arms = [(SPARED, tuple(self._random.sample(rest, self.groups.size)))]
+        for device in suspect.devices:
+            arm = f"{SWAP}: {device}"
+            group = self._random.sample(rest, self.groups.size - 1)
+            group.insert((self._of_arm(arm).runs + 1) % self.groups.size, device)
+            arms.append((arm, tuple(group)))
+        for arm, group in self._random.sample(arms, len(arms)):
+            self._run(arm, group)
+
+    def _run(self, arm: str, group: Group) -> None:
+        self._groups.append(group)
+        self.job.agreed = self._majority()
+        self.runs.outcome(self.groups.way(arm, group))
+
+    # -- what they left ---------------------------------------------------------------------------------------------
+
+    def _told(self) -> list[tuple[Group, dict[str, Any]]]:
+        every = zip(self._groups, self.runs.log, strict=False)
+        return [(group, entry) for group, entry in every if entry["showed"] is not None]
+
+    def _majority(self) -> tuple[str, ...]:
+        """The bits that most replays left; () before the first."""
+        classes = Counter(tuple(entry["codes"]) for _, entry in self._told())
+        return classes.most_common(1)[0][0] if classes else ()
+
+    def _replays(self) -> list[Replay]:
+        """All that told something. Raises ``Undecided`` where not more than half agree."""
+        told, agreed = self._told(), self._majority()
+        num = sum(tuple(entry["codes"]) == agreed for _, entry in told)
+        if 2 * num <= len(told):
+            classes = {tuple(entry["codes"]) for _, entry in told}
+            raise Undecided(
+                f"The job is not deterministic here: {counted(len(told), 'replay')} with the same seeds left "
+                f"{len(classes)} different sets of bits, of which none has a majority (the most are {num} of {len(told)}); they part "
+                f"{self._where(agreed)}. What differs everywhere cannot be voted on.",
+                *_NOT_DETERMINISTIC,
+            )
+        if apart := [each for each in self._aparts(agreed) if each.what == "samples"]:
+            raise Undecided(
+                f"Replays read other samples from step {apart[0].step} on: with other data, bits say nothing of "
+                "devices.",
+                "Seed the order of the data in the script, or give it a generator of its own.",
+            )
+        return [self._replay(group, tuple(entry["codes"]), agreed) for group, entry in told]
+
+    def _replay(self, group: Group, bits: Sequence[str], agreed: Sequence[str]) -> Replay:
+        apart = first_apart(bits, agreed)
+        if apart is None or len(apart.ranks) != 1:
+            return Replay(group, bits != agreed)
+        num_ranks = len(bits[0].split()) - 2
+        return Replay(group, True, apart.ranks[0] * len(group) // num_ranks if num_ranks >= len(group) else None)
+
+    def _aparts(self, agreed: Sequence[str]) -> list[FirstApart]:
+        every = [first_apart(entry["codes"], agreed) for _, entry in self._told()]
+        return sorted((each for each in every if each is not None), key=lambda each: each.step)
+
+    def _where(self, agreed: Sequence[str]) -> str:
+        apart = self._aparts(agreed)
+        return f"from step {apart[0].step} on, first in its {apart[0].what}" if apart else "in their number of ranks"
+
+    def _of_arm(self, arm: str) -> Counts:
+        told = [entry for entry in self.runs.log if entry["arm"] == arm and entry["showed"] is not None]
+        agreed = self._majority()
+        return Counts(len(told), sum(tuple(entry["codes"]) != agreed for entry in told))
+
+    @staticmethod
+    def _counts(replays: Sequence[Replay], device: str) -> Counts:
+        its = [each.differs for each in replays if device in each.devices]
+        return Counts(len(its), sum(its))
+
+    # -- words ------------------------------------------------------------------------------------------------------
+
+    def _follows(self, device: str) -> str:
+        replays = self._replays()
+        its = self._counts(replays, device)
+        ranks = sorted({each.devices.index(device) for each in replays if device in each.devices and each.differs})
+        at = f" (as rank {listed([str(rank) for rank in ranks])} of its group)" if self.groups.size > 1 else ""
+        return (
+            f"It follows device {device}: {its.showed} of {counted(its.runs, 'replay')} with it differ{at}, first "
+            f"{self._where(self._majority())}."
+        )
+
+    def _software(self, found: Suspect) -> list[str]:
+        replays = self._replays()
+        differ = [each for each in replays if each.differs]
+        often = f"{len(differ)} of {counted(len(replays), 'replay')} differ, first {self._where(self._majority())}"
+        if found.rank is None:
+            devices = {name for each in differ for name in each.devices}
+            return [f"{often}, on no device in particular (on {listed(sorted(devices))}): it is no device's fault."]
+        devices = [each.devices[found.rank] for each in differ if each.first == found.rank]
+        return [
+            f"{often}, in rank {found.rank} before others, whichever device runs it ({listed(sorted({*devices}))}): it "
+            "follows the rank, so it is software or data, and no device's fault."
+        ]
+
+    def _bounds(self, at_fault: Sequence[str]) -> list[str]:
+        """What is known of the other devices: never that they are healthy."""
+        told, agreed = self._told(), self._majority()
+        bad = {*at_fault}
+        runs = {
+            name: sum(name in group and not bad & {*group} for group, _ in told)
+            for name in self.groups.devices
+            if name not in bad
+        }
+        differ = any(tuple(entry["codes"]) != agreed and not bad & {*group} for group, entry in told)
+        if not runs or not min(runs.values()) or differ:
+            return []
+        least = min(runs.values())
+        others = "of the others" if bad else "of all"
+        return [
+            f"In {counted(least, 'replay')} or more {others} nothing differed: each spoils at most "
+            f"{most_rate(Counts(least)):.0%} of them (q <= {min(3 / least, 1.0):.2g}, 95 % confidence). That is no "
+            "proof of health."
+        ]
+
+    def _finding(self, found: Suspect) -> Finding:
+        replays = self._replays()
+        its = [self._counts(replays, device) for device in found.devices]
+        places = tuple(self.groups.devices.index(device) for device in found.devices)
+        apart = self._aparts(self._majority())
+        counts = sum(its, Counts())
+        return Finding(
+            code="minority-rank",
+            severity="error",
+            claim=f"{str(found).capitalize()} makes something else of the same work in {counts.showed} of "
+            f"{counted(counts.runs, 'replay')}, at whatever rank; without it all agree bit for bit.",
+            ranks=tuple(sorted(places)),
+            step_first=apart[0].step if apart else None,
+            step_last=apart[0].step if apart else None,
+            measured=counts.showed / counts.runs,
+            expected=0.0,
+            unit="share of replays",
+            false_alarm_rate=self.error,
+            evidence={"devices": list(found.devices), "replays": counts.runs, "differ": counts.showed},
+            next=_NEXT_DEVICE,
+        )
+
+    def _answered(
+        self,
+        answer: Answer,
+        says: Sequence[str],
+        then: Sequence[str],
+        credible: Sequence[str] = (),
+        findings: Sequence[Finding] = (),
+    ) -> TrialAnswer:
+        names = dict.fromkeys(entry["arm"] for entry in self.runs.log)
+        agreed = self._majority()
+        arms = [
+            Arm(
+                name,
+                len(of := [entry for entry in self.runs.log if entry["arm"] == name]),
+                sum(entry["showed"] is not None and tuple(entry["codes"]) != agreed for entry in of),
+            )
+            for name in names
+        ]
+        return self.runs.end(
+            TrialAnswer(
+                *("vote", QUESTION, answer, tuple(says), tuple(arms), tuple(then), tuple(credible), self.error),
+                findings=tuple(findings),
+            )
+        )
