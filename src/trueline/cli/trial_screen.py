@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from trueline.trials.runs import Runs
-    from trueline.trials.start import Asked, AskedAgain, AskedVote, Prepared
+    from trueline.trials.start import Asked, AskedAgain, AskedRemedy, AskedVote, Prepared
     from trueline.trials.trial import TrialAnswer
 
 RunOf = Annotated[
@@ -36,7 +36,12 @@ MOST, ERROR, TIMEOUT = 200, 0.05, 3600.0
 
 
 def run_and_print(
-    asked: Asked | AskedAgain | AskedVote, prepared: Prepared, *, means: Mapping[str, str], dry_run: bool, json: bool
+    asked: Asked | AskedAgain | AskedVote | AskedRemedy,
+    prepared: Prepared,
+    *,
+    means: Mapping[str, str],
+    dry_run: bool,
+    json: bool,
 ) -> NoReturn:
     """Run a trial, print its answer, and leave with its exit code; or print what it would do."""
     from trueline.cli.json_document import print_document
@@ -134,7 +139,7 @@ def _print_answer(answer: TrialAnswer, means: Mapping[str, str]) -> None:
     console.print(f"Runs: {answer.runs}{asked}. Showed it: {arms}{more}", style="dim", highlight=False)
 
 
-def _print_plan(asked: Asked | AskedAgain | AskedVote, prepared: Prepared) -> None:
+def _print_plan(asked: Asked | AskedAgain | AskedVote | AskedRemedy, prepared: Prepared) -> None:
     from rich.console import Console
 
     console = Console()

@@ -21,6 +21,9 @@ from trueline.trials.chance import clean_runs_needed
 from trueline.trials.knobs.catalogue import IN_PROCESS, catalogue, switch_named, with_off
 from trueline.trials.knobs.job import SwitchedJob
 from trueline.trials.knobs.knobs import KnobTrial
+from trueline.trials.remedy.remedy import ARMS as REMEDY_ARMS
+from trueline.trials.remedy.remedy import LEAST_PAIRS, RemedyTrial
+from trueline.trials.remedy.treated_job import Measure, TreatedJob, Treatment, Ways
 from trueline.trials.repeat import RepeatedJob, RepeatTrial
 from trueline.trials.rollouts.experiments import experiments, reached
 from trueline.trials.rollouts.tree import RolloutTrial
@@ -142,10 +145,41 @@ class AskedVote:
 
 
 @dataclass(frozen=True)
+class AskedRemedy:
+    """What ``remedy`` is asked: see the options of `trueline trial remedy`."""
+
+    run: str
+    words: Sequence[str]
+    remedy: str
+    ref: str | None = None
+    pairs: int = 8
+    steps: int | None = None
+    error: float = 0.05
+    most: int = 200
+    seed: int = 0
+    timeout: float = 3600.0
+    out: str = ""
+    keep: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Of the trial."""
+        return Path(self.out or "trials/remedy")
+
+    def says(self) -> list[str]:
+        """What each run is, in words."""
+        return [f"Each run: {' '.join(self.words)}, watched."]
+
+    def runs_says(self) -> str:
+        """How many runs it takes."""
+        return str(len(REMEDY_ARMS) * self.pairs)
+
+
+@dataclass(frozen=True)
 class Prepared:
     """A trial that can be run, what ``--dry-run`` says of it, and about how many runs it takes."""
 
-    trial: KnobTrial | SyncTrial | BisectTrial | ShrinkTrial | RepeatTrial | RolloutTrial | VoteTrial
+    trial: KnobTrial | SyncTrial | BisectTrial | ShrinkTrial | RepeatTrial | RolloutTrial | VoteTrial | RemedyTrial
     plan: Sequence[str]
     usual: str
 
@@ -265,6 +299,28 @@ def vote(asked: AskedVote) -> Prepared:
     every = f"{counted(groups.count, 'group')} of {counted(size, 'device')}, of {', '.join(devices)}"
     plan = [f"{every}; {_told(groups.variables)}."]
     return Prepared(trial, plan, f"{groups.count * max(clean_runs_needed(asked.rate, error=0.05), 2)}")
+
+
+def remedy(asked: AskedRemedy) -> Prepared:
+    """Does a remedy make the job well? Raises ``InputError``."""
+    _require_seed(asked.seed)
+    _require_share("--error", asked.error, below=0.5)
+    if asked.pairs < LEAST_PAIRS:
+        raise InputError(f"--pairs is {asked.pairs}; give {LEAST_PAIRS} or more: fewer cannot beat chance.")
+    treatment = Treatment.of(asked.remedy)
+    job = _job("remedy RUN", asked.words, asked.timeout)
+    measure = Measure.between(Run(asked.run), None if asked.ref is None else Run(asked.ref), asked.steps)
+    known = {"command": list(asked.words), "remedy": asked.remedy, "pairs": asked.pairs, "seed": asked.seed}
+    known |= {"first": measure.first, "last": measure.last, "good": measure.good, "error": asked.error}
+    runs = Runs("remedy", asked.folder, TreatedJob(job, measure), known, asked.most, keeps_all=asked.keep)
+    ways = Ways(asked.words, treatment, asked.seed, asked.folder / "files")
+    question = f"Does the remedy {asked.remedy} make the job well?"
+    trial = RemedyTrial(runs, question, ways.way, treatment, measure, asked.pairs, asked.error, asked.seed)
+    plan = [
+        f"Arms, in {counted(asked.pairs, 'pair')} of the same seeds: {', '.join(REMEDY_ARMS)}.",
+        f"Measured: {measure}.",
+    ]
+    return Prepared(trial, plan, asked.runs_says())
 
 
 def prepared(asked: Asked, **more: Any) -> Prepared:

@@ -27,12 +27,14 @@ import inspect
 import json
 import logging
 import os
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -40,6 +42,7 @@ from trueline.capture.child_env import CHANGES
 from trueline.capture.model import patches
 from trueline.capture.model.untraced import Hook
 from trueline.capture.seeding import seed_all
+from trueline.capture.trial.remedies import Remedy
 
 _log = logging.getLogger("trueline")
 
@@ -59,7 +62,8 @@ class Changes:
     to a file in ``met``, and ends the process after the update with which an optimizer has made ``updates`` of them.
     ``slow`` is how many times as long everything takes: a sleep after each call of a module, backward pass and update,
     which waits for no device and no thread. ``seed`` is that of all streams, until the script sets its own; with
-    ``deterministic`` torch takes forms of operations that repeat themselves, where it has any.
+    ``deterministic`` torch takes forms of operations that repeat themselves, where it has any. ``shift`` is added to
+    each seed that the script sets; ``remedy`` has the arguments of ``capture.trial.remedies.Remedy``.
     """
 
     def __init__(
@@ -72,17 +76,21 @@ class Changes:
         slow: float = 1.0,
         seed: int | None = None,
         deterministic: bool = False,
+        shift: int = 0,
+        remedy: Mapping[str, Any] | None = None,
     ) -> None:
         self._switches, self._off, self._place, self._updates = list(switches), {*off}, met, updates
         self._slow, self._since, self._seed, self._deterministic = slow, time.monotonic(), seed, deterministic
+        self._shift, self._remedy = shift, remedy
         self._met: set[str] = set()
         self._trains = False
         self._made: dict[int, int] = {}
 
     def put(self) -> None:
         """Listen, and hold what can be held from the start."""
-        if self._seed is not None:
-            seed_all(self._seed, deterministic="warn" if self._deterministic else False)
+        self._put_seeds()
+        if self._remedy is not None:
+            Remedy(**self._remedy, tell=self._meet).put()
         for switch in self._of("keyword"):
             self._patched(switch, self._with_keyword(switch))
         for switch in self._of("bypass"):
@@ -110,6 +118,23 @@ class Changes:
     def _wait(self, *args: Any, **kwargs: Any) -> None:
         time.sleep((self._slow - 1) * min(time.monotonic() - self._since, LONGEST_WAIT_S))
         self._since = time.monotonic()
+
+    # -- seeds ------------------------------------------------------------------------------------------------------
+
+    def _put_seeds(self) -> None:
+        if self._seed is not None:
+            seed_all(self._seed, deterministic="warn" if self._deterministic else False)
+        if self._shift:
+            for owner, name in _seeders():
+                patches.Patch(owner, name, patches.calling(self._shifted)).put()
+
+    def _shifted(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Seed with another number; what is no number is left as it is."""
+        if not args and "seed" not in kwargs:
+            return original(**kwargs)
+        first, *rest = args or (kwargs.pop("seed"),)
+        is_number = isinstance(first, int) and not isinstance(first, bool)
+        return original(*((first + self._shift) % 2**32 if is_number else first, *rest), **kwargs)
 
     # -- settings ---------------------------------------------------------------------------------------------------
 
@@ -231,6 +256,14 @@ def _kinds_of_job() -> Iterator[str]:
         yield "job:npu"
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         yield f"job:{torch.distributed.get_backend()}"
+
+
+def _seeders() -> Iterator[tuple[Any, str]]:
+    """Functions that take a seed."""
+    yield torch, "manual_seed"
+    yield torch.random, "manual_seed"
+    yield random, "seed"
+    yield np.random, "seed"
 
 
 def _has_device(device: str) -> bool:

@@ -9,7 +9,7 @@ import typer
 from trueline.cli.options import Json
 from trueline.cli.verbs import trial_op, trial_precheck
 from trueline.cli.verbs.run import SETTINGS
-from trueline.cli.verbs.trials import bisect, knobs, repeat, rl, shrink, sync, vote
+from trueline.cli.verbs.trials import bisect, knobs, remedy, repeat, rl, shrink, sync, vote
 
 if TYPE_CHECKING:
     from trueline.analyze.compare.expect.rounding import OrderJudgement
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Run an experiment for a question that recorded Runs cannot answer.")
 app.command("bisect")(bisect.command)
 app.command("knobs")(knobs.command)
+app.command("remedy")(remedy.command)
 app.command("repeat")(repeat.command)
 app.command("rl")(rl.command)
 app.command("shrink")(shrink.command)

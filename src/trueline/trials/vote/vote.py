@@ -157,8 +157,8 @@ class VoteTrial:
             classes = {tuple(entry["codes"]) for _, entry in told}
             raise Undecided(
                 f"The job is not deterministic here: {counted(len(told), 'replay')} with the same seeds left "
-                f"{len(classes)} different sets of bits, of which none has a majority (the most are {num} of {len(told)}); they part "
-                f"{self._where(agreed)}. What differs everywhere cannot be voted on.",
+                f"{len(classes)} different sets of bits, of which none has a majority (the most are {num} of "
+                f"{len(told)}); they part {self._where(agreed)}. What differs everywhere cannot be voted on.",
                 *_NOT_DETERMINISTIC,
             )
         if apart := [each for each in self._aparts(agreed) if each.what == "samples"]:

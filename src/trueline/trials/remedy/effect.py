@@ -1,0 +1,124 @@
+"""What pairs of runs say of a remedy: how much of what is wrong it leaves, and whether a sham does as much.
+
+Letters: K pairs. What is wrong with a run is a number, smaller being better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueline.analyze.stats.intervals import t_quantile
+from trueline.analyze.stats.tails import binomial_tail
+
+Floats = NDArray[np.float64]
+Verdict = Literal["recovers", "partly", "no effect", "undecided"]
+
+LEFT = 0.25
+"""Of what is wrong, the share that a remedy may leave and still recover the job, and that may go by itself."""
+GAP_PART = 5.0
+"""The error of taking what seeds do for a gap is that of the trial by this."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A share and its confidence interval."""
+
+    share: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """``6 % (2 to 11 %)``."""
+        return f"{self.share:.0%} ({self.low:.0%} to {self.high:.0%})"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """``verdict``, with why; ``left`` is the share of what is wrong that the remedy leaves, ``sham_left`` the sham,
+    ``beyond_sham`` by how much the remedy leaves more than the sham; None where what is wrong is not beyond 0.
+    ``sign_p`` is the larger of the two-sided probabilities of the exact sign tests against base and sham: a sham may do
+    harm, and any change may do good.
+    """
+
+    verdict: Verdict
+    why: str
+    sign_p: float
+    left: Interval | None = None
+    sham_left: Interval | None = None
+
+
+def effect_of(
+    base_K: Sequence[float],
+    remedy_K: Sequence[float],
+    sham_K: Sequence[float],
+    *,
+    good_varies: bool,
+    error: float = 0.05,
+) -> Effect:
+    """The effect over pairs; ``good_varies``: what is good was a run, which chance is in as in these."""
+    base, remedy, sham = (np.asarray(each, dtype=np.float64) for each in (base_K, remedy_K, sham_K))
+    sign_p = max(sign_test(remedy, sham), sign_test(remedy, base))
+    is_better = sign_p <= error and max(np.sign(remedy - sham).sum(), np.sign(remedy - base).sum()) < 0
+    if good_varies and not is_better and not _is_a_gap(base, error / GAP_PART):
+        why = "The job as it is, is no worse than the good run by more than seeds make, and no better with the remedy"
+        return Effect("no effect", why, sign_p)
+    left, sham_left = ratio(remedy, base, error), ratio(sham, base, error)
+    beyond = ratio(remedy - sham, base, error)
+    if left is None or sham_left is None or beyond is None:
+        return Effect("undecided", "What is wrong with the job as it is varies too much", sign_p)
+    verdict, why = _judged(left, beyond, is_better)
+    return Effect(verdict, why, sign_p, left, sham_left)
+
+
+def _judged(left: Interval, beyond: Interval, is_better: bool) -> tuple[Verdict, str]:
+    if is_better and left.high < LEFT:
+        return "recovers", "The remedy leaves next to nothing of it, and the sham does not"
+    if is_better and left.high < 1:
+        return "partly", "The remedy leaves a part of it, less than the sham"
+    if not is_better and min(_most(beyond, 0.0), _most(left, 1.0)) < LEFT:
+        return "no effect", "The remedy leaves as much of it as the job as it is, or as the sham, which cannot cure"
+    if is_better:
+        return "undecided", "The remedy leaves less than the sham, but perhaps as much as the job as it is"
+    return "undecided", "The remedy may or may not leave less than the sham"
+
+
+def _most(interval: Interval, centre: float) -> float:
+    """The largest distance of the interval from ``centre``."""
+    return max(abs(interval.low - centre), abs(interval.high - centre))
+
+
+def sign_test(one_K: Floats, other_K: Floats) -> float:
+    """Two-sided probability that as many signs of the differences agree by chance; pairs without a difference are left
+    out, and without any it is 1.
+    """
+    signs = np.sign(one_K - other_K)
+    num, most = int((signs != 0).sum()), int(max((signs > 0).sum(), (signs < 0).sum()))
+    return min(1.0, 2 * binomial_tail(most, num, 0.5)) if num else 1.0
+
+
+def ratio(one_K: Floats, other_K: Floats, error: float) -> Interval | None:
+    """mean(one) / mean(other) of paired values with Fieller's interval (J. R. Stat. Soc. B 16, 1954); None where the
+    second mean may be 0.
+    """
+    num = len(one_K)
+    mean, by = float(one_K.mean()), float(other_K.mean())
+    (var, both), (_, var_by) = (np.cov(one_K, other_K) / num).tolist()
+    t = t_quantile(1 - error / 2, num - 1)
+    square = by * by - t * t * var_by
+    if square <= 0:
+        return None
+    half, rest = mean * by - t * t * both, mean * mean - t * t * var
+    root = math.sqrt(max(half * half - square * rest, 0.0))
+    return Interval(mean / by, (half - root) / square, (half + root) / square)
+
+
+def _is_a_gap(base_K: Floats, error: float) -> bool:
+    """Whether the good run (0 here) is below what one more run of these seeds would be, by Student's t."""
+    spread = float(base_K.std(ddof=1)) * math.sqrt(1 + 1 / len(base_K))
+    return float(base_K.mean()) > t_quantile(1 - error, len(base_K) - 1) * spread

@@ -1,0 +1,183 @@
+"""Whether a remedy makes a job well, and more than a sham that does the same elsewhere.
+
+The rule, fixed before the first run. ``pairs`` times the job runs as it is (``base``), with the remedy, and with its
+``sham``, all three from the same seeds, in random order; each pair has seeds of its own. What is wrong with a run is
+one number (``Measure``). The remedy *recovers* the job where the share of it that is left is below a quarter (Fieller's
+interval of the ratio of means), does so *partly* where that is below 1, and in both cases only where it is better than
+base and than the sham by exact sign tests: a sham may do harm, and any change may do good. It has *no effect* where it
+leaves as much as base or the sham, to within a quarter, or where base is no worse than the good run by more than seeds
+make and the remedy is not better.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trueline.schema.text.words import counted, listed
+from trueline.trials.remedy.effect import Effect, effect_of
+from trueline.trials.remedy.treated_job import BASE, NOT_FINITE, REMEDY, SHAM, Measure, Treatment
+from trueline.trials.runs import JobFails, OutOfRuns, Runs, Way
+from trueline.trials.trial import Answer, Arm, TrialAnswer, Undecided
+
+ARMS = (BASE, REMEDY, SHAM)
+LEAST_PAIRS = 6
+"""The sign test of fewer cannot be below 5 %: 2 / 2^6 = 3 %."""
+
+_ANSWERS: dict[str, Answer] = {"recovers": "confirmed", "partly": "confirmed", "no effect": "excluded"}
+_NEXT = {
+    "recovers": ("Keep it, or look at why this is needed: trueline trial op, trueline trial precheck.",),
+    "partly": ("Try it on more modules, or look for a second fault with the remedy in place.",),
+    "no effect": ("Take it out again, and suspect something else: trueline diagnose.",),
+    "undecided": ("Go on with more pairs: --pairs and another --out.",),
+}
+
+
+@dataclass
+class RemedyTrial:
+    """Runs the job through ``runs``; ``way`` is how it runs in an arm of a pair."""
+
+    runs: Runs
+    question: str
+    way: Callable[[str, int], Way]
+    treatment: Treatment
+    measure: Measure
+    pairs: int = 8
+    error: float = 0.05
+    seed: int = 0
+
+    def answer(self) -> TrialAnswer:
+        """Run and judge. Raises ``OSError`` where the command cannot be started."""
+        self.runs.begin()
+        draw = random.Random(self.seed)
+        try:
+            for pair in range(self.pairs):
+                for arm in draw.sample(ARMS, len(ARMS)):
+                    self.runs.outcome(self.way(arm, pair))
+                self._look(pair)
+        except Undecided as why:
+            return self._answered("undecided", [why.says], why.then)
+        except JobFails as why:
+            return self._answered("undecided", [f"The job does not run so: {why}."], ("Run the command by itself.",))
+        except OutOfRuns:
+            then = ("Go on with the same command and a larger --runs.",)
+            return self._answered("undecided", [f"All {self.runs.most} runs that were allowed were made."], then)
+        return self._judged()
+
+    def _look(self, pair: int) -> None:
+        """Raises ``Undecided`` where the remedy finds nothing to do, or seeds do nothing."""
+        met = {code for entry in self._of(REMEDY) for code in entry["codes"][1:]}
+        if self._of(REMEDY) and not self._is_met(met):
+            raise Undecided(
+                f"The remedy finds nothing to do: {self._missing()}.",
+                "See the names of the modules in the Run: trueline info RUN --site '*'.",
+            )
+        losses = [entry["codes"][0] for entry in self._of(BASE)]
+        if pair and len(losses) > 1 and len({*losses}) == 1:
+            raise Undecided(
+                "Other seeds change nothing: two runs of the job as it is have the same losses, bit for bit, so that "
+                "pairs would be one pair.",
+                "Put {seed} where the command takes its seed; a torch.Generator of the script is not reached.",
+            )
+
+    def _is_met(self, met: set[str]) -> bool:
+        if self.treatment.kind:
+            return any(name.startswith("remedy:there") for name in met)
+        in_process = [each for each in self.treatment.switches if each.how not in ("variable", "argument", "json")]
+        return not in_process or len(in_process) < len(self.treatment.switches) or bool(met)
+
+    def _missing(self) -> str:
+        if self.treatment.kind:
+            return f"no module of the model is called '{self.treatment.module}'"
+        return f"the job does not have {listed([each.name for each in self.treatment.switches])} on"
+
+    def _judged(self) -> TrialAnswer:
+        complete = self._pairs()
+        if len(complete) < LEAST_PAIRS:
+            says = f"Only {counted(len(complete), 'pair')} of runs told something, and {LEAST_PAIRS} are needed."
+            return self._answered("undecided", [says], _NEXT["undecided"])
+        base, remedy, sham = zip(*complete, strict=True)
+        if max(base) >= NOT_FINITE:
+            says = "A run of the job as it is has a loss that is not finite, so that there is no mean of its gap."
+            return self._answered("undecided", [says], ("Leave out --ref: what counts then are such steps.",))
+        effect = effect_of(base, remedy, sham, good_varies=self.measure.good is not None, error=self.error)
+        credible = () if effect.verdict == "undecided" else (effect.verdict,)
+        says = [f"{effect.why}.", *self._numbers(complete, effect), *self._places()]
+        return self._answered(_ANSWERS.get(effect.verdict, "undecided"), says, _NEXT[effect.verdict], credible)
+
+    # -- what they left ---------------------------------------------------------------------------------------------
+
+    def _of(self, arm: str) -> list[dict[str, Any]]:
+        return [entry for entry in self.runs.log if entry["arm"] == arm and entry["showed"] is not None]
+
+    def _pairs(self) -> list[tuple[float, float, float]]:
+        """What is wrong in each pair, in the order of ``ARMS``; without those of which a run told nothing."""
+        every = [
+            [
+                entry["measured"] if entry["showed"] is not None else None
+                for entry in self.runs.log
+                if entry["arm"] == arm
+            ]
+            for arm in ARMS
+        ]
+        return [
+            (base, remedy, sham) for base, remedy, sham in zip(*every, strict=False) if None not in (base, remedy, sham)
+        ]
+
+    # -- words ------------------------------------------------------------------------------------------------------
+
+    def _numbers(self, pairs: Sequence[tuple[float, float, float]], effect: Effect) -> list[str]:
+        means = [sum(of) / len(pairs) for of in zip(*pairs, strict=True)]
+        told = ", ".join(f"{arm} {mean:.3g}" for arm, mean in zip(ARMS, means, strict=True))
+        lines = [f"{str(self.measure).capitalize()}, mean of {counted(len(pairs), 'pair')}: {told}."]
+        if effect.left is not None:
+            lines.append(
+                f"The remedy leaves {effect.left} of it, the sham {effect.sham_left} (95 % confidence)."
+                if self.error == 0.05
+                else f"The remedy leaves {effect.left} of it, the sham {effect.sham_left}."
+            )
+        better = sum(remedy < min(base, sham) for base, remedy, sham in pairs)
+        lines.append(
+            f"It is better than both the job as it is and the sham in {better} of {counted(len(pairs), 'pair')} (sign "
+            f"tests: p = {effect.sign_p:.2g})."
+        )
+        return lines
+
+    def _places(self) -> list[str]:
+        """Where remedy and sham were, of modules."""
+        if not self.treatment.kind:
+            return ["The sham has all that switches settings in place, and switches none."]
+        marker = f"remedy:{self.treatment.kind} "
+        at = {
+            arm: sorted(
+                {
+                    code.removeprefix(marker)
+                    for entry in self._of(arm)
+                    for code in entry["codes"]
+                    if code.startswith(marker)
+                }
+            )
+            for arm in (REMEDY, SHAM)
+        }
+        sham = f"the sham at {listed(at[SHAM])}" if at[SHAM] else "no other module is there for a sham"
+        return [f"The remedy was at {listed(at[REMEDY])}, {sham}."]
+
+    def _answered(
+        self, answer: Answer, says: Sequence[str], then: Sequence[str], credible: Sequence[str] = ()
+    ) -> TrialAnswer:
+        wrong = [entry["measured"] for entry in self._of(BASE)]
+        half = max(sum(wrong) / len(wrong) / 2, 0.0) if wrong else 0.0
+        arms = [
+            Arm(
+                arm,
+                len([1 for entry in self.runs.log if entry["arm"] == arm]),
+                sum(entry["measured"] > half for entry in self._of(arm)),
+            )
+            for arm in dict.fromkeys(entry["arm"] for entry in self.runs.log)
+        ]
+        left = tuple(credible) or ("recovers", "partly", "no effect")
+        return self.runs.end(
+            TrialAnswer("remedy", self.question, answer, tuple(says), tuple(arms), tuple(then), left, self.error)
+        )

@@ -1,0 +1,191 @@
+"""A job with a remedy, with its sham, or as it is, from one of several seeds; and what is wrong with each run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trueline.capture.child_env import CHANGES, environment
+from trueline.schema.errors import InputError, RunError
+from trueline.store.reader import Run
+from trueline.trials.knobs.catalogue import IN_PROCESS, Switch, switch_named, with_off
+from trueline.trials.runs import Way
+from trueline.trials.same_fault import Outcome
+from trueline.trials.trial import Job, how_it_ended
+
+BASE, REMEDY, SHAM = "base", "remedy", "sham"
+MODULE_KINDS = ("fp32", "cpu", "clip")
+UNFUSED = (
+    *("fused-optimizer", "foreach-optimizer", "torch-compile"),
+    *("flash-attention", "memory-efficient-attention", "cudnn-attention"),
+)
+SEED = "{seed}"
+"""In the command: the seed of the pair."""
+NOT_FINITE = 1e30
+"""For what is wrong with a run whose loss is not finite: more than any loss, and a number in JSON."""
+
+PLAN = {"preset": "workers", "every": 1, "budget": 1.0}
+_AFTER = 3
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """What is done: to the ``module`` in a process (``kind``, see ``capture.trial.remedies``), or ``switches`` off."""
+
+    name: str
+    kind: str = ""
+    module: str = ""
+    norm: float = 1.0
+    switches: tuple[Switch, ...] = ()
+    deterministic: bool = False
+
+    @classmethod
+    def of(cls, text: str) -> Treatment:
+        """``fp32:MODULE``, ``cpu:MODULE``, ``clip:MODULE=NORM``, ``unfused``, ``deterministic``, or a setting as of
+        `trial knobs`. Raises ``InputError`` for what is none of these.
+        """
+        kind, colon, module = text.partition(":")
+        if kind in MODULE_KINDS and colon:
+            module, _, number = module.partition("=")
+            if not module or bool(number) != (kind == "clip") or (number and not _is_positive(number)):
+                raise InputError(
+                    f"--remedy is '{text}'; give {kind}:MODULE{'=NORM, a number above 0' if kind == 'clip' else ''}, "
+                    "where MODULE is a name or glob as in model.named_modules()."
+                )
+            return cls(text, kind, module, float(number or 1.0))
+        if text == "unfused":
+            return cls(text, switches=tuple(switch_named(name) for name in UNFUSED))
+        if text == "deterministic":
+            return cls(text, deterministic=True)
+        try:
+            return cls(text, switches=(switch_named(text),))
+        except InputError:
+            raise InputError(
+                f"--remedy is '{text}'; give fp32:MODULE, cpu:MODULE, clip:MODULE=NORM, unfused, deterministic, the "
+                "name of a setting of `trueline trial knobs`, NAME=VALUE, --flag or --option=VALUE."
+            ) from None
+
+    def changes(self, arm: str) -> dict[str, Any]:
+        """Of processes in an arm."""
+        if arm == BASE:
+            return {}
+        if self.kind:
+            asked = {"kind": self.kind, "module": self.module, "sham": arm == SHAM, "norm": self.norm}
+            return {"remedy": asked}
+        held = [each.to_process() for each in self.switches if each.how in IN_PROCESS]
+        off = [each["name"] for each in held] if arm == REMEDY else []
+        return {"switches": held, "off": off, "deterministic": self.deterministic and arm == REMEDY}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is wrong with a run over steps ``first`` to ``last``: how far its mean loss is above ``good``; or, where
+    that is None, the share of steps at which a loss or gradient is not finite or an update is left out.
+    """
+
+    first: int
+    last: int
+    good: float | None
+
+    def __str__(self) -> str:
+        """In words."""
+        what = "share of steps with a loss or gradient that is not finite, or without an update"
+        what = what if self.good is None else "mean loss above that of the good run"
+        return f"{what}, steps {self.first} to {self.last}"
+
+    def of(self, run: Run) -> float:
+        """Raises ``RunError`` where the run does not have these steps."""
+        chosen = (run.steps >= self.first) & (run.steps <= self.last)
+        if not run.steps.size or run.steps[-1] < self.last:
+            raise RunError(f"it ended before step {self.last}: ask for fewer with --steps")
+        loss_TN, is_known_TN = run.pivot("loss")
+        loss_TN, is_known_TN = loss_TN[chosen], is_known_TN[chosen]
+        bad_TN = is_known_TN & ~np.isfinite(loss_TN)
+        if self.good is None:
+            for column in ("grad_nonfinite", "update_left_out"):
+                values_TN, _ = run.pivot(column)
+                bad_TN |= values_TN[chosen] > 0
+            return float(bad_TN.any(1).mean())
+        if not is_known_TN.any():
+            raise RunError("it has no loss: hand it over with watch.loss")
+        return NOT_FINITE if bad_TN.any() else float(loss_TN[is_known_TN].mean()) - self.good
+
+    @classmethod
+    def between(cls, run: Run, ref: Run | None, steps: int | None) -> Measure:
+        """The measure by which ``run`` is bad; the second half of its steps. Raises ``InputError`` where it is not."""
+        last = int(run.steps[-1]) if steps is None else steps - 1
+        if ref is None:
+            every = cls(0, last, None)
+            if not every.of(run):
+                raise InputError(
+                    f"All losses and gradients of Run '{run.path}' are finite, so that a remedy can only show in how "
+                    "low its loss is. Name a run that is as it should be with --ref."
+                )
+            return every
+        last = min(last, int(ref.steps[-1])) if ref.steps.size else -1
+        if last < 1:
+            raise InputError(f"Run '{ref.path}' has fewer than two steps. Name one that trained as long.")
+        half = cls((last + 1) // 2, last, 0.0)
+        return cls(half.first, half.last, half.of(ref))
+
+
+@dataclass(frozen=True)
+class TreatedJob:
+    """Runs ``job`` in a way; ``measured`` is what is wrong with it. ``codes`` are a digest of its losses and what its
+    processes met.
+    """
+
+    job: Job
+    measure: Measure
+
+    def __call__(self, way: Way, place: Path) -> Outcome:
+        """Run it; raises ``OSError`` where the command cannot be started."""
+        out, met = (place / "run").absolute(), (place / "met").absolute()
+        met.mkdir()
+        environ = environment(out=str(out), plan=dict(PLAN), overwrite=True, base={**os.environ, **way.environ})
+        changes = {"updates": self.measure.last + _AFTER, "met": str(met), **way.changes}
+        job = Job(way.words or self.job.words, self.job.timeout_s)
+        ended = job.run({**environ, CHANGES: json.dumps(changes)}, printed=place / "printed.txt")
+        if not out.exists():
+            return Outcome(None, how_it_ended(ended) or "nothing of it was watched: no training step was seen")
+        try:
+            run = Run(out)
+            wrong = self.measure.of(run)
+        except RunError as error:
+            return Outcome(None, how_it_ended(ended) or str(error))
+        losses = hashlib.blake2b(run.pivot("loss")[0].tobytes(), digest_size=6).hexdigest()
+        names = sorted({name for path in met.glob("met-*.json") for name in json.loads(path.read_text())})
+        return Outcome(False, measured=wrong, codes=(losses, *(name for name in names if not name.startswith("job:"))))
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How the job of ``words`` runs in an arm of a pair."""
+
+    words: Sequence[str]
+    treatment: Treatment
+    seed: int
+    files: Path
+    more: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def way(self, arm: str, pair: int) -> Way:
+        """All arms of a pair have the same seeds."""
+        off = self.treatment.switches if arm == REMEDY else ()
+        words, environ = with_off(self.words, off, self.files)
+        words = [word.replace(SEED, str(self.seed + pair)) for word in words]
+        seeds = {"seed": self.seed + pair, "shift": 0 if any(SEED in word for word in self.words) else pair}
+        return Way(arm, environ, words, seeds | self.treatment.changes(arm))
+
+
+def _is_positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < float("inf")
+    except ValueError:
+        return False

@@ -1,0 +1,125 @@
+"""What `trial remedy` concludes of numbers that are made here, and of names that it is given."""
+
+import numpy as np
+import pytest
+from torch import nn
+
+from trueline.capture.trial.remedies import others_like
+from trueline.schema.errors import InputError
+from trueline.trials.remedy.effect import effect_of, ratio, sign_test
+from trueline.trials.remedy.remedy import RemedyTrial
+from trueline.trials.remedy.treated_job import BASE, REMEDY, Measure, Treatment, Ways
+from trueline.trials.runs import Runs
+from trueline.trials.same_fault import Outcome
+
+
+def drawn(draw, *, gap=1.0, left=1.0, sham=1.0, spread=0.1, pairs=8):
+    """What is wrong in pairs of runs, of which a part is of the seeds."""
+    seeds = spread * draw.standard_normal(pairs)
+    good = spread * draw.standard_normal()
+    noise = spread * draw.standard_normal((3, pairs)) / 2
+    return [gap * share + seeds + each - good for share, each in zip((1.0, left, sham), noise, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("left", "sham", "verdict"), [(0.0, 1.0, "recovers"), (0.5, 1.0, "partly"), (1.0, 1.0, "no effect")]
+)
+def test_a_remedy_recovers_a_job_partly_or_has_no_effect(left, sham, verdict):
+    draw = np.random.default_rng(0)
+    found = [effect_of(*drawn(draw, left=left, sham=sham, spread=0.05), good_varies=True).verdict for _ in range(40)]
+    assert found.count(verdict) >= 36, found
+
+
+def test_where_the_sham_does_as_much_it_is_not_the_remedy():
+    draw = np.random.default_rng(1)
+    found = [effect_of(*drawn(draw, left=0.0, sham=0.0, spread=0.05), good_varies=True).verdict for _ in range(40)]
+    assert not {*found} & {"recovers", "partly"}, found
+
+
+def test_a_sham_that_does_harm_makes_no_remedy_of_what_does_nothing():
+    base = np.array([1.0, 1.1, 0.9, 1.2, 0.8, 1.0])
+    assert effect_of(base, base, base + 0.5, good_varies=True).verdict == "no effect"
+
+
+def test_chaos_alone_has_no_effect_of_any_remedy():
+    """Of 400 jobs in which nothing is wrong but the luck of seeds."""
+    draw = np.random.default_rng(2)
+    found = [effect_of(*drawn(draw, gap=0.0, spread=1.0), good_varies=True).verdict for _ in range(400)]
+    assert found.count("no effect") >= 0.95 * 400, {each: found.count(each) for each in found}
+    assert not {*found} & {"recovers", "partly"}, {each: found.count(each) for each in found}
+
+
+def test_fiellers_interval_covers_the_ratio_as_often_as_it_says():
+    draw = np.random.default_rng(3)
+    held = 0
+    for _ in range(1000):
+        seeds = 0.3 * draw.standard_normal(8)
+        base, remedy = 1 + seeds + 0.2 * draw.standard_normal(8), 0.4 + seeds + 0.2 * draw.standard_normal(8)
+        found = ratio(remedy, base, 0.05)
+        held += found is not None and found.low <= 0.4 <= found.high
+    assert 930 <= held <= 970  # 950 ± 3 standard errors of a binomial
+    assert ratio(np.ones(8), np.array([1.0, -1.0] * 4), 0.05) is None
+
+
+def test_the_sign_test_leaves_out_pairs_without_a_difference():
+    assert sign_test(np.zeros(6), np.ones(6)) == pytest.approx(2 / 2**6)
+    assert sign_test(np.array([0.0, 0, 0, 1]), np.array([1.0, 1, 1, 1])) == pytest.approx(2 / 2**3)
+    assert sign_test(np.ones(4), np.ones(4)) == 1.0
+
+
+@pytest.mark.parametrize("text", ["fp32", "fp32:", "clip:embed", "clip:embed=x", "clip:embed=0", "fp32:a=1", "magic"])
+def test_what_is_no_remedy_is_refused(text):
+    with pytest.raises(InputError, match="--remedy is"):
+        Treatment.of(text)
+
+
+def test_the_sham_is_the_same_elsewhere_or_in_place_and_off(tmp_path):
+    fp32, unfused = Treatment.of("fp32:layers.3"), Treatment.of("unfused")
+    assert fp32.changes("base") == {}
+    assert [fp32.changes(arm)["remedy"]["sham"] for arm in ("remedy", "sham")] == [False, True]
+    assert unfused.changes("sham")["off"] == []
+    assert "fused-optimizer" in unfused.changes("remedy")["off"]
+    assert unfused.changes("sham")["switches"][0]["name"] == "fused-optimizer"
+    way = Ways(("job", "--seed={seed}"), fp32, 5, tmp_path).way(REMEDY, 2)
+    assert (way.words, way.changes["seed"], way.changes["shift"]) == (["job", "--seed=7"], 7, 0)
+    assert Ways(("job",), fp32, 5, tmp_path).way(BASE, 2).changes == {"seed": 7, "shift": 2}
+
+
+def test_the_module_of_the_sham_is_of_the_same_class_and_size_and_apart():
+    block = lambda size: nn.Sequential(nn.Linear(size, size), nn.ReLU())  # noqa: E731
+    model = nn.ModuleDict({"a": block(8), "b": block(16), "c": block(9), "head": nn.Linear(8, 9)})
+    named = {name: module for name, module in model.named_modules() if name}
+    assert others_like(["a"], named) == ["c"]
+    assert others_like(["a.0"], named) == ["head"]
+    assert others_like(["a", "c"], named) == ["b", "head"]
+    assert others_like(["a"], {"a": named["a"], "a.0": named["a.0"]}) == []
+
+
+def trial_of(tmp_path, engine, *, kind="fp32:x", pairs=6):
+    treatment = Treatment.of(kind)
+    ways = Ways(("job",), treatment, 0, tmp_path)
+    runs = Runs("remedy", tmp_path / "t", engine, {}, 100)
+    return RemedyTrial(runs, "?", ways.way, treatment, Measure(0, 9, None), pairs)
+
+
+def test_seeds_that_reach_nothing_and_a_module_that_is_not_there_are_told(tmp_path):
+    same = trial_of(tmp_path, lambda way, place: Outcome(False, measured=1.0, codes=("a", "remedy:there 1"))).answer()
+    assert (same.answer, same.runs) == ("undecided", 6)
+    assert "Other seeds change nothing" in same.says[0]
+    absent = trial_of(tmp_path / "a", lambda way, place: Outcome(False, measured=1.0, codes=("a",))).answer()
+    assert (absent.exit_code, absent.runs) == (3, 3)
+    assert "no module of the model is called 'x'" in absent.says[0]
+
+
+def test_a_trial_goes_on_where_it_was(tmp_path):
+    def engine(way, place):
+        wrong = 0.0 if way.arm == REMEDY else 0.5
+        return Outcome(
+            False, measured=wrong, codes=(str(way.changes["seed"]), "remedy:there 1", f"remedy:fp32 {way.arm}")
+        )
+
+    found = trial_of(tmp_path, engine).answer()
+    assert (found.answer, found.credible) == ("confirmed", ("recovers",))
+    assert "The remedy was at remedy, the sham at sham." in found.says[-1]
+    assert {arm.name: arm.showed for arm in found.arms} == {"base": 6, "remedy": 0, "sham": 6}
+    assert trial_of(tmp_path, lambda way, place: None).answer() == found
