@@ -3,8 +3,8 @@
     python docs/pictures.py view-graph 'http://127.0.0.1:8642/?token=TOKEN#screen=step&view=graph' .step
     python docs/pictures.py bad-rank 'report.html#screen=incident&n=1' .incident-screen
 
-The address is that of `trueline view`, or a file that `trueline report` or `compare --html` wrote. Needs a Chromium. The
-page is taken in its light colours on a white ground, so that it reads on either.
+The address is that of `trueline view`, or a file that `trueline report` or `compare --html` wrote. Needs a Chromium.
+The page is taken in its light colours on a white ground, so that it reads on either.
 """
 
 from __future__ import annotations
