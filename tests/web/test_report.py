@@ -324,7 +324,10 @@ def test_of_several_runs_the_gravest_is_named_first_and_the_keyboard_leads_on(fi
     with BrowserPage(files["report"].as_uri(), width=1280) as page:
         title = page.until("document.querySelector('h1')?.textContent")
         assert title.startswith("Fault found: overlap; ")
-        page.evaluate("document.querySelectorAll('.runs > li')[1].querySelector('a').click()")
+        page.press("j")
+        page.press("j")
+        page.until("document.querySelectorAll('.runs > li')[1].classList.contains('selected')")
+        page.press("Enter")
         page.until("document.querySelector('h1')?.textContent.startsWith('Fault found: rank 1')")
         page.press("]")
         page.until("document.title.includes('wide')")

@@ -91,6 +91,7 @@ SCREENS = {
     "screen=runs": "document.querySelectorAll('.runs > li').length === 4",
     "run=0&screen=settings": "document.querySelector('.settings .pairs')",
     "run=0&screen=trend&beside=2": "document.querySelectorAll('.lines canvas').length === 2",
+    "run=0&screen=trend&beside=1": "document.querySelectorAll('.lines canvas').length === 2",
     "run=0&screen=trend&beside=2&shown=relative": "document.querySelector('.lines canvas')",
     "run=0&screen=trend&signal=job/loss_std&beside=3": "document.querySelectorAll('.lines canvas').length === 2",
     "run=3&screen=trend": "document.querySelector('.lines canvas')",

@@ -1,6 +1,6 @@
 /** Several Runs, a line each: the verdict, and how each was watched. */
 
-import { link } from "../address";
+import { change, link, numberOf, state, type State } from "../address";
 import { h } from "../dom";
 import { verdictMark } from "../marks";
 import type { Context, Screen } from "../screen";
@@ -14,13 +14,25 @@ export function overview(context: Context): Screen {
   const list = h("ol", { class: "runs" });
   const element = h("div", { class: "overview" }, title, list);
 
-  async function update(): Promise<void> {
+  async function update(now: State): Promise<void> {
     const found = await Promise.all(context.runs.map((run) => context.source.json<Schemas["Triage"]>(`api/runs/${run.id}/triage`)));
     title.textContent = headline(found);
     list.replaceChildren(...found.map((data, at) => line(data, context.runs[at].id)));
+    list.children[numberOf(now, "line", -1)!]?.classList.add("selected");
   }
 
-  return { element, update, keys: [], twins: () => [] };
+  function key(pressed: string): boolean {
+    const at = numberOf(state(), "line", -1)!;
+    if (pressed === "j" || pressed === "k") {
+      const next = Math.max(0, Math.min(at + (pressed === "j" ? 1 : -1), context.runs.length - 1));
+      change({ line: String(next) }, true);
+      list.children[next]?.scrollIntoView({ block: "nearest" });
+    } else if (pressed === "Enter") change({ line: "", screen: "", run: String(context.runs[Math.max(at, 0)].id) });
+    else return false;
+    return true;
+  }
+
+  return { element, update, key, keys: [], twins: () => context.runs.map((run) => `api/runs/${run.id}/triage`) };
 }
 
 /** How many Runs have which verdict, the gravest first. */
