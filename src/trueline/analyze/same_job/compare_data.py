@@ -60,6 +60,18 @@ def compare_data(one: Job, other: Job) -> tuple[list[Difference], int]:
     return found, compared
 
 
+def unequal_batches(one: Run, other: Run) -> str:
+    """A note where the first updates of two Runs descend unequal numbers of samples, as of another batch size
+    (which settings tell) or an update of more passes than were seen: then they are not compared. "" elsewhere.
+    """
+    inputs = _first_digests(one, other, "sample_digests")
+    if inputs is None or inputs[1].size == inputs[2].size:
+        return ""
+    step, mine, theirs = inputs
+    sizes = f"{counted(mine.size, 'sample')} here and {theirs.size:,} in REF"
+    return f"The update of step {step} descends {sizes}: which samples they are, and their labels, was not compared."
+
+
 def _tokenizers(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Difference]:
     for name in one:
         if name in other and one[name] != other[name]:
@@ -101,7 +113,7 @@ def _batches(one: Run, other: Run) -> Iterator[Difference | None]:
     if inputs is None:
         return
     step, mine, theirs = inputs
-    if mine.size != theirs.size:  # another batch size, which settings tell, or an update of more passes than were seen
+    if mine.size != theirs.size:  # see ``unequal_batches``
         return
     shared = np.intersect1d(mine, theirs).size
     if not np.array_equal(np.sort(mine), np.sort(theirs)):

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from trueline.analyze.same_job.compare_data import compare_data
+from trueline.analyze.same_job.compare_data import compare_data, unequal_batches
 from trueline.analyze.same_job.compare_environment import compare_environment
 from trueline.analyze.same_job.compare_model import compare_model
 from trueline.analyze.same_job.compare_settings import compare_settings, one_sided, told
@@ -219,7 +219,9 @@ def _notes(one: Job, other: Job, mine: Settings, theirs: Settings) -> list[str]:
             "The Runs divide their work between ranks or micro-batches otherwise: parameters, weights and first "
             "batches were not compared."
         )
-    return list(dict.fromkeys(notes))
+    elif one.run is not None and other.run is not None:
+        notes.append(unequal_batches(one.run, other.run))
+    return list(dict.fromkeys(filter(None, notes)))
 
 
 def _has(job: Job, settings: Settings) -> str:

@@ -194,6 +194,13 @@ def test_other_samples_are_named(tmp_path):
     assert result.exit_code == 1
 
 
+def test_first_batches_of_unequal_size_are_not_compared_and_a_note_says_so(tmp_path):
+    result = changed_run(tmp_path, lambda rows: rows[0, 0].update(sample_digests=[1, 2], target_digests=[4, 5]))
+    assert names(result) == []
+    (note,) = result.notes
+    assert "descends 5 samples here and 6 in REF" in note
+
+
 def test_other_labels_of_the_same_samples_are_named(tmp_path):
     result = changed_run(tmp_path, lambda rows: rows[0, 1].update(target_digests=[4, 5, 9]))
     assert names(result) == ["labels"]
