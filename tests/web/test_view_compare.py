@@ -118,6 +118,38 @@ def test_two_names_that_are_typed_become_a_rule_a_file_and_a_comparison(
 
 
 @NEEDS_BROWSER
+def test_names_are_taken_from_nodes_of_both_graphs(served: Served) -> None:
+    entries = served.json("/api/runs")["runs"]
+    assert [(each["name"], each["is_ref"]) for each in entries] == [("mine", False), ("theirs", True)]
+    node = "document.querySelectorAll('.graph .node')[2]"
+    button = "[...document.querySelectorAll('.detail button')].find((each) => each.textContent.startsWith('Match'))"
+    with BrowserPage(served.url("run=0&screen=step&view=graph&in=enc.layers.1"), width=1280) as page:
+        page.until(node)
+        page.evaluate(f"{node}.dispatchEvent(new MouseEvent('click'))")
+        assert page.until(f"{button}?.textContent") == "Match this name of RUN"
+        page.evaluate(f"{button}.click()")
+        page.press("]")
+        page.until("document.title.includes('theirs')")
+        page.press("4")
+        page.until("document.querySelector('.row.call')")
+        page.evaluate("location.hash += '&view=graph&in=dec.layers.1'")
+        page.until(f"{node}?.textContent.includes('linear') || {node}")
+        page.evaluate(f"{node}.dispatchEvent(new MouseEvent('click'))")
+        page.until(f"{button}?.textContent === 'Match this name of REF'")
+        page.evaluate(f"{button}.click()")
+        page.evaluate(
+            "[...document.querySelectorAll('.detail a')].find((each) => each.textContent === 'Match names').click()"
+        )
+        names = page.until(
+            "(inputs => inputs.length && inputs.every(each => each.value) && inputs.map(each => each.value))"
+            "([...document.querySelectorAll('.matching input')])"
+        )
+        assert [name.partition(".")[0] for name in names] == ["enc", "dec"]
+        assert names[0].partition(".")[2] == names[1].partition(".")[2]
+        assert page.errors == []
+
+
+@NEEDS_BROWSER
 def test_a_name_is_taken_from_a_row_and_numbers_stand_for_any(served: Served) -> None:
     served.runs[0].compare_with((("dec", "enc"),))
     served.runs[0].look()

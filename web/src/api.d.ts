@@ -1041,11 +1041,14 @@ export interface components {
         };
         /**
          * RunEntry
-         * @description One of the Runs that the page shows, and the screens that there are about it.
+         * @description One of the Runs that the page shows, and the screens that there are about it; ``is_ref`` where another one is
+         *     compared with it.
          */
         RunEntry: {
             /** Id */
             id: number;
+            /** Is Ref */
+            is_ref: boolean;
             /** Name */
             name: string;
             /** Path */

@@ -54,7 +54,7 @@ class Frame {
     const { runs, version } = await this.source.json<Schemas["Runs"]>("api/runs");
     this.entries = runs;
     this.version = version;
-    this.runs.replaceChildren(...runs.map((run) => h("option", { value: run.id }, run.name)));
+    this.runs.replaceChildren(...runs.map((run) => h("option", { value: run.id }, run.is_ref ? `${run.name} (reference)` : run.name)));
     this.runs.addEventListener("change", () => change({ ...fresh(), run: this.runs.value, screen: state().screen === "trend" ? "trend" : "" }));
     const root = document.getElementById("page")!;
     root.replaceChildren(
@@ -123,7 +123,7 @@ class Frame {
 
   /** The screen where the address names none: of several Runs all of them, until one is chosen. */
   private first(now: State): string {
-    if (this.entries.length > 1 && now.run === undefined) return "runs";
+    if (this.entries.filter((each) => !each.is_ref).length > 1 && now.run === undefined) return "runs";
     return this.run.screens.find((each) => each === "triage") ?? this.run.screens[0];
   }
 
@@ -197,9 +197,9 @@ class Frame {
   }
 }
 
-/** All keys of the state that are there now, to be left out. */
+/** All keys of the state that are there now, to be left out, but names that are being matched. */
 function fresh(): State {
-  return Object.fromEntries(Object.keys(state()).map((key) => [key, ""]));
+  return Object.fromEntries(Object.keys(state()).filter((key) => !["mine", "theirs", "map"].includes(key)).map((key) => [key, ""]));
 }
 
 async function begin(): Promise<void> {

@@ -16,12 +16,15 @@ Shown = Literal["triage", "trend", "settings", "step", "compare"]
 
 @dataclass(frozen=True, slots=True)
 class RunEntry:
-    """One of the Runs that the page shows, and the screens that there are about it."""
+    """One of the Runs that the page shows, and the screens that there are about it; ``is_ref`` where another one is
+    compared with it.
+    """
 
     id: int
     name: str
     path: str
     ref: str | None
+    is_ref: bool
     screens: tuple[Shown, ...]
 
 
@@ -36,13 +39,14 @@ class Runs:
 def runs_of(runs: Sequence[WatchedRun], *, served: bool) -> Runs:
     """The Runs; recorded steps and comparisons are shown where they are ``served``."""
     entries: list[RunEntry] = []
+    references = {each.ref for each in runs}
     for number, each in enumerate(runs):
         screens: list[Shown] = ["triage", "trend", "settings"]
         if served and each.run.has_records:
             screens.append("step")
         if served and each.ref is not None:
             screens.append("compare")
-        entries.append(RunEntry(number, each.name, each.run.path, each.ref, tuple(screens)))
+        entries.append(RunEntry(number, each.name, each.run.path, each.ref, each.path in references, tuple(screens)))
     return Runs(tuple(entries), version())
 
 

@@ -76,7 +76,7 @@ def comparison_file(comparison: Comparison, story: Story) -> str:
         places = sorted(range(len(rows)), key=lambda at: _gravity(rows[at], comparison.first))[:_MAX_ROWS]
         kept = [rows[at] for at in sorted(places)]
     compared = Compared(replace(comparison, rows=kept), story)
-    entry = RunEntry(0, comparison.run, comparison.run, comparison.ref, ("compare",))
+    entry = RunEntry(0, comparison.run, comparison.run, comparison.ref, False, ("compare",))
     answers = {
         "api/runs": Runs((entry,), version()),
         "api/runs/0/comparison": compared_view(

@@ -247,8 +247,8 @@ def _said(error: Exception) -> str:
 
 
 def watched_runs(paths: Sequence[str | os.PathLike[str]], ref: str | None, judge: Judge) -> list[WatchedRun]:
-    """The Runs of ``paths``, and those of their further groups of ranks and models, under names that differ. Raises
-    ``RunError``.
+    """The Runs of ``paths``, those of their further groups of ranks and models, and the reference, under names that
+    differ. Raises ``RunError``.
     """
     if ref is not None:
         Run(ref)
@@ -256,6 +256,8 @@ def watched_runs(paths: Sequence[str | os.PathLike[str]], ref: str | None, judge
     for path in map(os.fspath, paths):
         run = Run(path)
         every += [(path, ref), *((further, None) for further in (*run.groups, *run.models.values()))]
+    if ref is not None and os.path.realpath(ref) not in {os.path.realpath(path) for path, _ in every}:
+        every.append((ref, None))
     names = distinct_names([path for path, _ in every])
     return [WatchedRun(path, name, its_ref, judge) for (path, its_ref), name in zip(every, names, strict=True)]
 

@@ -1,6 +1,6 @@
 /** A recorded step as an outline of its calls, in the order of execution, with what was recorded of the selected one. */
 
-import { change, numberOf, state, type State } from "../address";
+import { change, link, numberOf, state, type State } from "../address";
 import { h } from "../dom";
 import { valueColour } from "../draw/colours";
 import type { Context, Screen } from "../screen";
@@ -114,7 +114,7 @@ export function step(context: Context): Screen {
     details = key;
     if (place === null) return detail.replaceChildren(h("p", { class: "quiet" }, "Select a call: click it, or press j."));
     const found = await context.source.json<Schemas["CallDetails"]>(context.api(query(`calls/${place}`, { step: steps.value, rank: ranks.value })));
-    if (key === details) detail.replaceChildren(...described(found));
+    if (key === details) detail.replaceChildren(...described(found), ...matched(context, found.call.name));
   }
 
   function key(pressed: string): boolean {
@@ -160,6 +160,18 @@ function numberOfCall(call: Schemas["Call"], statistic: Calls["statistic"]): num
 /** The file without its folders. */
 function shortly(source: string): string {
   return source.replace(/^.*[\\/]/, "");
+}
+
+/** Takes the name of a call to be matched by hand with one of the other Run, and leads to where names are matched. */
+function matched(context: Context, name: string): Node[] {
+  const compared = context.runs.find((each) => each.ref);
+  if (!compared || !name || !(context.run.is_ref || context.run === compared)) return [];
+  const [key, of] = context.run.is_ref ? ["theirs", "REF"] : ["mine", "RUN"];
+  const now = state();
+  const to = h("a", { href: "" }, "Match names");
+  const lead = (more: State) => to.setAttribute("href", link({ run: String(compared.id), screen: "compare", mine: now.mine ?? "", theirs: now.theirs ?? "", map: now.map ?? "", ...more }));
+  lead({});
+  return [h("p", { class: "filter" }, h("button", { type: "button", onclick: () => { change({ [key]: name }, true); lead({ [key]: name }); } }, `Match this name of ${of}`), to)];
 }
 
 function described(found: Schemas["CallDetails"]): Node[] {
