@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from trueline.analyze.same_job.batch_content import compare_content
-from trueline.analyze.same_job.difference import AS_IN_REF, Difference, divided_alike
+from trueline.analyze.same_job.difference import AS_IN_REF, Difference, cast_otherwise, divided_alike
 from trueline.schema.errors import RunError
 from trueline.schema.text.words import counted
 from trueline.store.job_files.job import Job
@@ -60,16 +60,23 @@ def compare_data(one: Job, other: Job) -> tuple[list[Difference], int]:
     return found, compared
 
 
-def unequal_batches(one: Run, other: Run) -> str:
-    """A note where the first updates of two Runs descend unequal numbers of samples, as of another batch size
-    (which settings tell) or an update of more passes than were seen: then they are not compared. "" elsewhere.
+def not_compared(one: Run, other: Run) -> Iterator[str]:
+    """Notes on what of the first updates of two Runs is not compared: samples of unequal number (another batch size,
+    which settings tell, or an update of more passes than were seen), or inputs and weights that may have been cast to
+    another dtype.
     """
+    cast_apart = cast_otherwise(one, other)
+    if cast_apart:
+        yield "Parameters have other dtypes: their values before the first update were not compared."
     inputs = _first_digests(one, other, "sample_digests")
-    if inputs is None or inputs[1].size == inputs[2].size:
-        return ""
+    if inputs is None:
+        return
     step, mine, theirs = inputs
-    sizes = f"{counted(mine.size, 'sample')} here and {theirs.size:,} in REF"
-    return f"The update of step {step} descends {sizes}: which samples they are, and their labels, was not compared."
+    if mine.size != theirs.size:
+        sizes = f"{counted(mine.size, 'sample')} here and {theirs.size:,} in REF"
+        yield f"The update of step {step} descends {sizes}: which samples they are, and their labels, was not compared."
+    elif cast_apart and not np.intersect1d(mine, theirs).size:
+        yield f"The samples of step {step} may have been cast to another dtype: which they are was not compared."
 
 
 def _tokenizers(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Difference]:
@@ -113,9 +120,11 @@ def _batches(one: Run, other: Run) -> Iterator[Difference | None]:
     if inputs is None:
         return
     step, mine, theirs = inputs
-    if mine.size != theirs.size:  # see ``unequal_batches``
+    if mine.size != theirs.size:  # see ``not_compared``
         return
     shared = np.intersect1d(mine, theirs).size
+    if not shared and cast_otherwise(one, other):  # see ``not_compared``
+        return
     if not np.array_equal(np.sort(mine), np.sort(theirs)):
         run, ref = counted(mine.size, "sample"), f"{counted(theirs.size, 'sample')}, of which {shared} are the same"
         says = f"what the update of step {step} descends"

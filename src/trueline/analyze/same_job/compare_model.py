@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from trueline.analyze.same_job.difference import AS_IN_REF, UNSET, Difference, divided_alike
+from trueline.analyze.same_job.difference import AS_IN_REF, UNSET, Difference, cast_otherwise, divided_alike
 from trueline.schema.errors import RunError
 from trueline.schema.files.job_facts import JobFacts
 from trueline.schema.files.run_manifest import RankEnv
@@ -139,7 +139,7 @@ def _first_weights(one: Run, other: Run) -> list[Difference] | None:
         sides.append(dict(zip(names, map(int, digests[first]), strict=False)))
     shapes = [_shapes(run.env[min(run.env)]) for run in (one, other)]
     shared = [name for name in sides[0] if name in sides[1] and shapes[0].get(name) == shapes[1].get(name)]
-    if steps[0] != steps[1] or not shared:
+    if steps[0] != steps[1] or not shared or cast_otherwise(one, other):
         return None
     differing = [name for name in shared if sides[0][name] != sides[1][name]]
     if not differing:

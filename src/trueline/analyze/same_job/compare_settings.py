@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from trueline.analyze.same_job.derived import Derived, rates_part
@@ -65,7 +66,24 @@ def compare_settings(one: Settings, other: Settings, derived: tuple[Derived, Der
     found += _curve(derived, found)
     others = list(_unknown(one, other))
     compared += len(set(one.others) & set(other.others))
-    return found + others, compared
+    known = {(each.run, each.ref): each for each in found if _is_number(each.run) and _is_number(each.ref)}
+    return found + [_behind(each, known.get((each.run, each.ref))) for each in others], compared
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _behind(each: Difference, known: Difference | None) -> Difference:
+    """An option of a script behind the setting that has the same two values: most likely that comes from it."""
+    if known is None:
+        return each
+    likely, note = max(min(each.likely, known.likely - 1), 0), f"the same values as {known.says}"
+    return replace(each, likely=likely, starts=known.starts, note=note)
 
 
 def _counts(slug: str, derived: tuple[Derived, Derived]) -> tuple[float, float] | None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from trueline.analyze.same_job.compare_data import compare_data, unequal_batches
+from trueline.analyze.same_job.compare_data import compare_data, not_compared
 from trueline.analyze.same_job.compare_environment import compare_environment
 from trueline.analyze.same_job.compare_model import compare_model
 from trueline.analyze.same_job.compare_settings import compare_settings, one_sided, told
@@ -220,8 +220,8 @@ def _notes(one: Job, other: Job, mine: Settings, theirs: Settings) -> list[str]:
             "batches were not compared."
         )
     elif one.run is not None and other.run is not None:
-        notes.append(unequal_batches(one.run, other.run))
-    return list(dict.fromkeys(filter(None, notes)))
+        notes += not_compared(one.run, other.run)
+    return list(dict.fromkeys(notes))
 
 
 def _has(job: Job, settings: Settings) -> str:

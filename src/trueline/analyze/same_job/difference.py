@@ -31,6 +31,17 @@ def divided_alike(one: Run, other: Run) -> bool:
     return sides[0] == sides[1]
 
 
+def cast_otherwise(one: Run, other: Run) -> bool:
+    """Whether a parameter has another dtype in the other Run, so that digests of weights, and of inputs that were cast
+    like them, differ though the values may be the same.
+    """
+    if not one.env or not other.env:
+        return False
+    envs = [run.env[min(run.env)] for run in (one, other)]
+    mine, theirs = (dict(zip(env.params, env.param_dtypes, strict=False)) for env in envs)
+    return any(mine[name] != theirs[name] for name in mine.keys() & theirs.keys())
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One difference. ``code`` is that of the finding it becomes, ``topic`` groups it, ``name`` is its term or fact,

@@ -93,7 +93,7 @@ def _line(each: Difference, width: int) -> Text:
     where = " | ".join(dict.fromkeys(each_where for each_where in (each.run_where, each.ref_where) if each_where))
     tail = f"   ({where})" if where else ""
     note = f"   {each.note}" if each.note else ""
-    text = Text(f"{each.likely:>3}  {each.code:<17}", style=_STYLES[each.severity])
+    text = Text(f"{each.likely:>3}  {each.code:<18}", style=_STYLES[each.severity])
     return text.append(str(visible(f"{each.says:<{width}}  {both}{tail}{note}")), style="")
 
 

@@ -201,6 +201,37 @@ def test_first_batches_of_unequal_size_are_not_compared_and_a_note_says_so(tmp_p
     assert "descends 5 samples here and 6 in REF" in note
 
 
+@pytest.mark.parametrize(("digests", "expected"), [([7, 8, 9], []), ([1, 8, 9], ["first-batch"])])
+def test_inputs_and_weights_that_were_cast_are_not_taken_for_other_ones(tmp_path, digests, expected):
+    """Where parameters have another dtype, no equal digest is no other data; some equal ones and others are."""
+    sides = []
+    for name, dtype in (("run", "torch.bfloat16"), ("ref", "torch.float32")):
+        rows = healthy_rows(2, 4)
+        for row in rows.values():
+            row["sample_digests"] = digests if name == "run" else [1, 2, 3]
+            row["param_digests"] = [each + (name == "run") for each in row["param_digests"]]
+        envs = {rank: rank_env(rank, 2) for rank in range(2)}
+        for env in envs.values():
+            env.param_dtypes = [dtype] * len(env.params)
+        sides.append(write_run(tmp_path / name, rows, envs=envs))
+    result = diff(*sides)
+    assert [name for name in names(result) if name in ("first-batch", "first-weights")] == expected
+    assert any("Parameters have other dtypes" in note for note in result.notes)
+    assert any("may have been cast" in note for note in result.notes) == (not expected)
+
+
+def test_an_option_with_the_values_of_a_known_setting_stands_behind_it(tmp_path):
+    sides = []
+    for name, count in (("run", 4), ("ref", 2)):
+        text = f"gradient_accumulation_steps: {count}\nmy_count: {count}\nmy_depth: 7{count}\n"
+        (tmp_path / f"{name}.yaml").write_text(text)
+        sides.append(tmp_path / f"{name}.yaml")
+    result = diff(*sides)
+    assert names(result).index("accumulation") < names(result).index("my_count")
+    (behind,) = [each for each in result.differences if each.name == "my_count"]
+    assert behind.note == "the same values as micro-batches per update (gradient accumulation)"
+
+
 def test_other_labels_of_the_same_samples_are_named(tmp_path):
     result = changed_run(tmp_path, lambda rows: rows[0, 1].update(target_digests=[4, 5, 9]))
     assert names(result) == ["labels"]
