@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +126,9 @@ def _open_run(path: str, rank: int) -> Any:
     writer = importlib.import_module("trueline.store.writer")
     manifests = importlib.import_module("trueline.schema.files.run_manifest")
     path = path if rank == 0 else f"{path}.rank-{rank}"
+    if os.path.isdir(path) and os.listdir(path):
+        errors = importlib.import_module("trueline.schema.errors")
+        raise errors.InputError(f"'{path}' is not empty. Pass another out to trueline.rl.record, or remove it first.")
     sink = writer.RunWriter(path, rank=rank, creates=True)
     env = manifests.RankEnv(rank=rank, world_size=1, device="", grad_dtype="")
     sink.describe(

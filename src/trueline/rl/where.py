@@ -8,13 +8,16 @@ import os
 import threading
 from collections.abc import Callable
 
-from trueline.capture import watch
+from trueline.capture import child_env, watch
 from trueline.schema.columns.rollouts import TableRows
-from trueline.schema.errors import RunError, TruelineError
+from trueline.schema.errors import TruelineError
 from trueline.schema.roles import Sink
 from trueline.schema.text.reading import why
 
 _log = logging.getLogger("trueline")
+
+HELD = 64
+"""Most batches that are held until a model is watched."""
 
 OpenRun = Callable[[str, int], Sink]
 """Opens a Run of its own for rollouts at a path, for a rank; whoever knows ``store`` hands it in."""
@@ -27,6 +30,7 @@ class Place:
         self._open_run = open_run
         self._lock = threading.Lock()
         self._own: Sink | None = None
+        self._held: list[TableRows] = []
         self._path = ""
         self._failed = False
 
@@ -41,33 +45,62 @@ class Place:
             return False
         try:
             rows = make()
-            with self._lock:
-                self._sink(out).write(rows)
         except TruelineError as error:
-            self._failed = isinstance(error, RunError)
             _log.warning("trueline: rollouts were not recorded: %s", error)
             return False
-        except Exception as error:
-            self._failed = not isinstance(error, (ValueError, TypeError))
-            rest = "No more are recorded; training goes on." if self._failed else "Training goes on."
-            _log.warning("trueline: rollouts were not recorded: %s: %s. %s", type(error).__name__, why(error), rest)
+        except (ValueError, TypeError) as error:
+            _log.warning(
+                "trueline: rollouts were not recorded: %s: %s. Training goes on.", type(error).__name__, why(error)
+            )
             return False
+        except Exception as error:
+            return self._fails(f"{type(error).__name__}: {why(error)}.")
+        try:
+            with self._lock:
+                self._take(rows, out)
+        except TruelineError as error:
+            return self._fails(str(error))
+        except Exception as error:
+            return self._fails(f"{type(error).__name__}: {why(error)}.")
         return True
 
     def close(self) -> None:
         """Seal the Run of its own, if there is one; the next rows begin another."""
         with self._lock:
-            sink, self._own, self._failed = self._own, None, False
-            if sink is not None:
-                try:
-                    sink.close()
-                except OSError as error:
-                    _log.warning("trueline: the last rollouts could not be written: %s", error)
+            try:
+                if self._held:
+                    self._hand_on(self._sink(self._path))
+                if self._own is not None:
+                    self._own.close()
+            except (OSError, TruelineError) as error:
+                _log.warning("trueline: the last rollouts could not be written: %s", error)
+            self._own, self._failed, self._held = None, False, []
+
+    def _fails(self, says: str) -> bool:
+        """Say it once: no more rows are taken."""
+        self._failed = True
+        _log.warning("trueline: rollouts were not recorded: %s No more are recorded; training goes on.", says)
+        return False
 
     def forget(self) -> None:
         """In a fork: the Run is its parent's."""
-        self._own = None
+        self._own, self._held = None, []
         self._lock = threading.Lock()
+
+    def _take(self, rows: TableRows, out: str) -> None:
+        """Below ``trueline run`` a model is watched from its first call on: what comes before is held until then."""
+        self._held.append(rows)
+        waits = self._own is None and child_env.RUN in os.environ and watch.watched_sink() is None
+        if not waits or len(self._held) > HELD:
+            self._hand_on(self._sink(out))
+        elif not self._path:
+            self._path = out
+            atexit.register(self.close)
+
+    def _hand_on(self, sink: Sink) -> None:
+        rows, self._held = self._held, []
+        for each in rows:
+            sink.write(each)
 
     def _sink(self, out: str) -> Sink:
         """Of several models that are watched, the first that was: the policy."""
@@ -75,9 +108,10 @@ class Place:
         if watched is not None:
             return watched
         if self._own is None:
-            self._path = out
             self._own = self._open_run(out, _rank())
-            atexit.register(self.close)
+            if not self._path:
+                atexit.register(self.close)
+            self._path = out
         return self._own
 
 

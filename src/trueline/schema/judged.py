@@ -145,11 +145,12 @@ class Judged:
         """Whether "nothing found" means "no fault found".
 
         That takes ranks that were compared with each other, and at most one of the four main questions that apply left
-        open. For one rank, or a Run of recorded steps alone, a comparison with a reference is enough.
+        open. For one rank a comparison with a reference is enough, or one of its rollouts with training; for a Run of
+        recorded steps alone, one with a reference.
         """
         if self.of("open", among=("reference",)):
             return False
-        if not self.num_steps and self.of("judged", among=("rollouts",)):
+        if (self.world_size == 1 or not self.num_steps) and self.of("judged", among=("rollouts",)):
             return True
         if self.world_size == 1 or not self.num_steps:
             return bool(self.of("judged", among=("reference",)))

@@ -160,6 +160,8 @@ def test_a_lack_leaves_a_question_open(reason):
 def test_a_reference_that_was_given_is_compared_with_or_nothing_can_be_told():
     assert not judged_of(ALL_RAN | {"reference": "no-data"}).enough
     assert judged_of({"nonfinite": "ran", "reference": "ran"}, world_size=1).enough
+    assert judged_of({"nonfinite": "ran", "rollouts": "ran"}, world_size=1).enough
+    assert not judged_of({"nonfinite": "ran", "rollouts": "ran"}, world_size=2).enough
     assert not judged_of({"nonfinite": "ran", "reference": "ran"}, world_size=2).enough
 
 

@@ -134,6 +134,36 @@ def test_what_is_watched_takes_the_rollouts_into_its_run(tmp_path: Path) -> None
     assert not os.path.exists(rl.RUN)
 
 
+@pytest.mark.parametrize("watches", [True, False])
+def test_what_comes_before_the_first_call_of_a_model_waits_for_it_below_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watches: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRUELINE_RUN", str(tmp_path / "watched"))
+    model = torch.nn.Linear(2, 1)
+    assert rl.record_sync(0, model.named_parameters(), model.named_parameters())
+    assert not os.path.exists(rl.RUN)
+    if watches:
+        watch = trueline.watch(model, torch.optim.SGD(model.parameters(), lr=0.1), out=str(tmp_path / "watched"))
+        assert rl.record(0, response_ids=[[1]], logp_rollout=[[-1]], logp_train=[[-1]])
+        watch.close()
+    rl.close()
+    run = trueline.open_run(tmp_path / "watched" if watches else rl.RUN)
+    assert run.kept("syncs").table().num_rows == 2
+    assert os.path.exists(rl.RUN) is not watches
+
+
+def test_a_run_that_is_there_already_is_left_alone_and_named_once(out: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert rl.record(0, response_ids=[[1]], logp_rollout=[[-1]], logp_train=[[-1]], out=out)
+    rl.close()
+    before = _rows(out)
+    for step in range(3):
+        assert not rl.record(step, response_ids=[[2]], logp_rollout=[[-1]], logp_train=[[-1]], out=out)
+    assert caplog.text.count("is not empty. Pass another out to trueline.rl.record") == 1
+    rl.close()
+    assert _rows(out) == before
+
+
 def test_secrets_in_what_was_declared_are_not_kept(out: str) -> None:
     rl.record(
         0,

@@ -15,7 +15,8 @@ The first 64 sequences (of 2 steps or more) are the yardstick: 90 % of them have
 sequences are beyond twice that value in less than one case of five, with room for a policy that sharpens, as the gap is
 per 1 - p (see `logprob-gap`); that they are so more often is an e-process under the budget of the checks of rollouts.
 Sequences of the trainer's own weights are compared, as far as versions are known; gaps below what float32 rounds to
-(1e-5) count as that.
+(1e-5) count as that. It grows *gradually* where three steps or more are between twice that value and a third of the
+largest gap, as with updates that do not arrive.
 
 What it may miss
 ----------------
@@ -46,7 +47,7 @@ import numpy as np
 
 from trueline.analyze.rollouts.evidence import finding, over, too_often
 from trueline.analyze.rollouts.gaps import on_policy
-from trueline.analyze.rollouts.rows import rows_of
+from trueline.analyze.rollouts.rows import Rows, by_step, rows_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import counted
@@ -61,6 +62,8 @@ YARDSTICK = 64
 """Sequences that the later ones are compared with."""
 FACTOR = 2.0
 CHANCE = 0.2
+ON_THE_WAY = 3
+"""Steps between the usual and the largest gap."""
 FLOOR = 1e-5
 """Gap that float32 leaves between two engines."""
 
@@ -96,7 +99,7 @@ def check(run: Run) -> list[Finding]:
             measured=now,
             expected=max(before, FLOOR),
             unit="mean |d| over mean 1 - p",
-            evidence={"kind": "grows"},
+            evidence={"kind": ["grows", *(["gradually"] if _is_gradual(rows, usual) else [])]},
             next=(
                 "Compare all weights on both sides after a sync: rl.record_sync(step, model.named_parameters(), "
                 "engine).",
@@ -106,3 +109,11 @@ def check(run: Run) -> list[Finding]:
             ),
         )
     ]
+
+
+def _is_gradual(rows: Rows, usual: float) -> bool:
+    """Whether several steps are on the way from what was usual to the largest gap."""
+    _, beyond_T = by_step(rows, rows.sums["beyond"])
+    _, room_T = by_step(rows, rows.sums["room"])
+    gap_T = beyond_T / np.maximum(room_T, 1e-9)
+    return int(((gap_T > FACTOR * usual) & (gap_T < gap_T.max() / 3)).sum()) >= ON_THE_WAY

@@ -15,7 +15,8 @@ How it decides
 The gap (see `logprob-gap`) of tokens 0 to 5 is larger than that of the second half, and above what float32 leaves
 (1e-4), in more than 60 % of the responses of 13 tokens or more: an e-process under the budget of the checks of
 rollouts. And over all of these it is 1.3 times as large or more. Rounding leaves about as much everywhere: larger at
-the first tokens in 43 to 54 % of responses, as measured with bfloat16 and int8.
+the first tokens in 43 to 54 % of responses, as measured with bfloat16 and int8. A gap that is there in more than twice
+as many responses is not of the prompt.
 
 What it may miss
 ----------------
@@ -69,6 +70,9 @@ def check(run: Run) -> list[Finding]:
     early, late = _gaps(rows)
     found = too_often(run, "prefill", rows, (early > late) & (early > LEAST), chance=CHANCE)
     if found is None:
+        return []
+    apart = rows.gap > ceiling_of(rows)
+    if 2 * int((apart & found.within(rows)).sum()) < int(apart.sum()):  # most of the gap is without it
         return []
     own = rows.chosen(found.within(rows))
     first = over(own.profile[:, :2], own.profile_room[:, :2])

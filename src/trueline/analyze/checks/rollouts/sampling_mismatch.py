@@ -21,7 +21,8 @@ the trainer, and half of the mass is kept. Of a log of means (verl's) it is 1 + 
 A temperature: with T, all log-odds of two tokens are those of the trainer divided by T, which nothing else does. Where
 log-odds of both sides are recorded (the engine's two likeliest tokens: `logprobs=2`), the slope of one on the other is
 1 / T and less than 1 % of their variance remains. Else the difference d is regressed on what a temperature makes of it,
-(H - S) and V, and at least 90 % of its variance has to be explained. The slope must be off 1 by 2 % or more.
+(H - S) and V, and at least 90 % of its variance has to be explained; that holds for temperatures from 0.4 to 2.5. The
+slope must be off 1 by 2 % or more.
 
 What it may miss
 ----------------
@@ -67,6 +68,8 @@ ACROSS_RANKS = False
 
 LEAST = 0.02
 """Least deviation of the slope from 1."""
+FARTHEST = 2.5
+"""Most that 1 / T, or T, may be where it is read from entropies: the regression is a series in 1 / T - 1."""
 _FEWEST = 200
 """Tokens for a slope."""
 _CLIP_OF_MEANS = 1.25
@@ -203,4 +206,6 @@ def _slope_of_surprise(rows: Rows) -> tuple[float | None, str]:
     except np.linalg.LinAlgError:
         return None, ""
     explained = float(weights @ cross) / sums["d_sq"] if sums["d_sq"] > 0 else 0.0
-    return (1 + float(weights[0]) if explained > 0.9 else None), "By the entropy, the log-odds of the engine are"
+    slope = 1 + float(weights[0])
+    near = 1 / FARTHEST < slope < FARTHEST
+    return (slope if near and explained > 0.9 else None), "By the entropy, the log-odds of the engine are"

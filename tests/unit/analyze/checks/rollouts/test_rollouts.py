@@ -90,6 +90,32 @@ def test_the_temperature_is_read_from_entropies_where_there_are_no_odds(tmp_path
     assert found["sampling-mismatch"].evidence["temperature"] == pytest.approx(0.8, rel=0.1)
 
 
+def test_no_temperature_is_read_from_entropies_where_it_would_be_far_from_one(tmp_path: Path) -> None:
+    """An engine without the trained head is nearly uniform: a temperature of 20 explains that as well."""
+
+    def without_odds(batch: dict[str, Any]) -> None:
+        del batch["odds_rollout"], batch["odds_train"]
+
+    found = codes(recorded(tmp_path, Made(scale=4.0), temperature=20.0, change=without_odds))
+    assert "sampling-mismatch" not in found
+    assert set(found) >= GAP
+
+
+@pytest.mark.parametrize(("at_once", "cause"), [(False, "weights-partly-synced"), (True, "implementations-differ")])
+def test_a_gap_that_grows_gradually_from_nothing_comes_with_the_weights(
+    tmp_path: Path, at_once: bool, cause: str
+) -> None:
+    made = Made()
+
+    def grows(batch: dict[str, Any]) -> None:
+        made.error = (0.3 if batch["step"] >= 5 else 1e-6) if at_once else min(1e-6 * 3.0 ** batch["step"], 0.3)
+
+    diagnosis = trueline.diagnose(recorded(tmp_path, made, steps=20, change=grows))
+    grown = next(each for each in diagnosis.report.findings if each.code == "logprob-gap-grows")
+    assert ("gradually" in _kinds(grown)) is not at_once
+    assert diagnosis.of(0)[0].cause == cause
+
+
 def test_a_cut_that_was_not_recorded_is_told_from_a_temperature(tmp_path: Path) -> None:
     found = codes(recorded(tmp_path, Made(size=32), top_p=0.9, processed=False))
     assert set(found) == {"recorded-logprobs-wrong"}

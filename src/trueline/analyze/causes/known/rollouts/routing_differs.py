@@ -19,6 +19,7 @@ CAUSE = Cause(
     needs=("logprob-gap",),
     excludes=(
         "logprob-gap/passes-differ",
+        "logprob-gap-grows/gradually",
         "weights-not-synced/stale|swapped|size|other",
         "tokens-differ/response|from-one-position|shifted|prompt",
         "sampling-mismatch/temperature|cut-support",

@@ -17,9 +17,10 @@ CAUSE = Cause(
         "weights-not-synced/stale|swapped|size|other": "mostly",
         "logprob-gap": "often",
         "logprob-gap-grows": "often",
+        "logprob-gap-grows/gradually": "mostly",
         "trial-rl:weights": "always",
     },
-    needs=("weights-not-synced",),
+    needs=("weights-not-synced", "logprob-gap-grows"),
     excludes=("weights-not-synced/most",),
     settles="Copy the named parameters to the engine by hand, and compare digests again.",
 )
