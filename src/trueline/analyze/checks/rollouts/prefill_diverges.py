@@ -12,11 +12,12 @@ prompt is computed (prefill).
 
 How it decides
 --------------
-The gap (see `logprob-gap`) of tokens 0 to 5 is larger than that of the second half, and above what float32 leaves
-(1e-4), in more than 60 % of the responses of 13 tokens or more: an e-process under the budget of the checks of
-rollouts. And over all of these it is 1.3 times as large or more. Rounding leaves about as much everywhere: larger at
-the first tokens in 43 to 54 % of responses, as measured with bfloat16 and int8. A gap that is there in more than twice
-as many responses is not of the prompt.
+The gap (see `logprob-gap`) of tokens 0 to 5 is larger than that of the second half, and above what rounding leaves in
+the declared dtype, or three times as large, in more than 60 % of the responses of 13 tokens or more: an e-process
+under the budget of the checks of rollouts. And over all of these it is 1.3 times as large or more. Rounding leaves
+about as much everywhere where weights are random (larger at the first tokens in 43 to 54 % of responses, as measured
+with bfloat16 and int8), but not in a policy that has learned. A gap that is there in more than twice as many responses
+is not of the prompt.
 
 What it may miss
 ----------------
@@ -60,6 +61,8 @@ ACROSS_RANKS = False
 CHANCE = 0.6
 """Share of healthy responses that may look so."""
 FACTOR = 1.3
+DECAYS = 3.0
+"""The same of one response, where the gap is within what rounding leaves."""
 LEAST = 1e-4
 
 
@@ -68,10 +71,12 @@ def check(run: Run) -> list[Finding]:
     rows = on_policy(rows_of(run))
     rows = rows.chosen(rows.profile_room[:, 3] > 0)
     early, late = _gaps(rows)
-    found = too_often(run, "prefill", rows, (early > late) & (early > LEAST), chance=CHANCE)
+    ceiling = ceiling_of(rows)
+    hit_R = (early > late) & (early > LEAST) & ((early > ceiling) | (early > DECAYS * late))
+    found = too_often(run, "prefill", rows, hit_R, chance=CHANCE)
     if found is None:
         return []
-    apart = rows.gap > ceiling_of(rows)
+    apart = rows.gap > ceiling
     if 2 * int((apart & found.within(rows)).sum()) < int(apart.sum()):  # most of the gap is without it
         return []
     own = rows.chosen(found.within(rows))
@@ -79,7 +84,7 @@ def check(run: Run) -> list[Finding]:
     last = over(own.profile[:, 3], own.profile_room[:, 3])
     if not first > FACTOR * last:
         return []
-    beyond = "beyond" if first > ceiling_of(rows) else "within"
+    beyond = "beyond" if first > ceiling else "within"
     return [
         finding(
             CODE,
