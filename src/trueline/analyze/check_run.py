@@ -18,6 +18,7 @@ from trueline.analyze.following import Followed, keep, known_of
 from trueline.analyze.incidents import Incident, advice_of, incidents_of, is_explained
 from trueline.analyze.rank_endings import ends_of
 from trueline.analyze.registry import Check, installed_checks
+from trueline.analyze.rollouts.rows import left_out
 from trueline.analyze.run_verdict import verdict_of
 from trueline.analyze.workers.influence import unlooked
 from trueline.analyze.workers.iterations import parting_of
@@ -189,7 +190,7 @@ def check(
     if reference is not None:
         said, judged, lacking = _beside(opened, reference)
         findings, codes, not_run = [*findings, *said], [*codes, *judged], [*not_run, *lacking]
-    notes = [*ends_of(opened), *opened.problems, *opened.manifest.notes]
+    notes = [*ends_of(opened), *opened.problems, *opened.manifest.notes, *left_out(opened)]
     for name, path in opened.models.items():
         try:
             report = check(path, engine=engine)

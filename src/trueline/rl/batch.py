@@ -46,6 +46,8 @@ def rows_of(step: int, given: Mapping[str, Any], sampling: Mapping[str, Any] | N
     """
     if not isinstance(step, int | np.integer) or step < 0:
         raise InputError(f"step={step!r} is given to rl.record, which takes the trainer's step, 0 or more.")
+    if sampling is not None and not isinstance(sampling, Mapping):
+        raise InputError(f"sampling={sampling!r} is given to rl.record, which takes a mapping: {{'temperature': 1.0}}.")
     per_token = {
         name: _split(name, given[name])
         for name in ("response_ids", "mask", *TOKEN_COLUMNS, *ID_COLUMNS)

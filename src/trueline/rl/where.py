@@ -31,6 +31,7 @@ class Place:
         self._lock = threading.Lock()
         self._own: Sink | None = None
         self._held: list[TableRows] = []
+        self._said = set[str]()
         self._path = ""
         self._failed = False
 
@@ -46,13 +47,9 @@ class Place:
         try:
             rows = make()
         except TruelineError as error:
-            _log.warning("trueline: rollouts were not recorded: %s", error)
-            return False
+            return self._refused(str(error))
         except (ValueError, TypeError) as error:
-            _log.warning(
-                "trueline: rollouts were not recorded: %s: %s. Training goes on.", type(error).__name__, why(error)
-            )
-            return False
+            return self._refused(f"{type(error).__name__}: {why(error)}.")
         except Exception as error:
             return self._fails(f"{type(error).__name__}: {why(error)}.")
         try:
@@ -75,6 +72,13 @@ class Place:
             except (OSError, TruelineError) as error:
                 _log.warning("trueline: the last rollouts could not be written: %s", error)
             self._own, self._failed, self._held = None, False, []
+
+    def _refused(self, says: str) -> bool:
+        """Say of a batch why it is not taken, each reason once."""
+        if says not in self._said:
+            self._said.add(says)
+            _log.warning("trueline: rollouts were not recorded: %s Training goes on.", says)
+        return False
 
     def _fails(self, says: str) -> bool:
         """Say it once: no more rows are taken."""

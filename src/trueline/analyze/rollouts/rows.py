@@ -18,12 +18,15 @@ from trueline.analyze.rollouts import laws
 from trueline.analyze.rollouts.tokens import PROFILE, tokens_of
 from trueline.analyze.stats.memoize import memoized
 from trueline.schema.errors import CannotTell
+from trueline.schema.text.words import counted
 from trueline.store.reader import Run
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+MOST_NOTES = 3
+"""Kinds of note that are said of sequences."""
 LAW_BETS: Mapping[str, int] = {
     "above": len(laws.HIGH_BETS),
     "below": len(laws.LOW_BETS),
@@ -122,10 +125,29 @@ def means_of(run: Run) -> Means:
     return _read(run)[1]
 
 
+def left_out(run: Run) -> list[str]:
+    """Sentences on what of the rollouts could not be judged, the most frequent first; none where there is nothing."""
+    if not run.kept("rollouts"):
+        return []
+    rows = _read(run)[0]
+    found = sorted(rows.notes.items(), key=lambda each: -each[1])
+    says = [f"Rollouts: {note}, in {counted(number, 'sequence')}." for note, number in found[:MOST_NOTES]]
+    if len(found) > MOST_NOTES:
+        says.append(f"Rollouts: {counted(len(found) - MOST_NOTES, 'further note')} of this kind.")
+    lost = int(rows.sums["lost"].sum()) if "lost" in rows.sums else 0
+    if lost:
+        says.append(
+            f"Rollouts: the trainer has no finite log-probability of {counted(lost, 'sampled token')}, left out here."
+        )
+    return says
+
+
 def _why_none(run: Run) -> str:
     if not run.kept("rollouts"):
         return "no rollouts were recorded: call trueline.rl.record, or import a log with `trueline import rl`"
-    return "no sampled token has log-probabilities of both sides, logp_rollout and logp_train"
+    why = "no sampled token has log-probabilities of both sides, logp_rollout and logp_train"
+    notes = _read(run)[0].notes
+    return f"{why}: {max(notes, key=lambda note: notes[note])}" if notes else why
 
 
 @memoized

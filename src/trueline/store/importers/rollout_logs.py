@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from trueline.schema.columns.rollouts import TableRows
 from trueline.schema.errors import InputError
 from trueline.schema.files.run_manifest import Manifest
 from trueline.schema.text.reading import reading, shortened
+from trueline.schema.text.words import counted
 from trueline.store.importers import safetensors, torch_files
 from trueline.store.importers.target import new_run, require_free
 
@@ -57,6 +59,8 @@ MEANS: Mapping[str, tuple[str, ...]] = {
 }
 """The same of means a step: k1, k3 and |d| of d = logp_rollout - logp_train."""
 
+_MOST_STEPS = 2**53
+"""From here on floats skip whole numbers."""
 _STEP = re.compile(r"(\d+)\D*$")
 
 
@@ -69,7 +73,8 @@ def import_rollouts(source: str, target: str, rows_of: RowsOf, *, version: str) 
     require_free(target)
     paths = _paths(source)
     with reading(f"'{shortened(source)}'", "Copy it again, or leave out the file; nothing was imported."):
-        tables = [table for path in paths for table in _tables(path, rows_of)]
+        notes: list[str] = []
+        tables = [table for path in paths for table in _tables(path, rows_of, notes)]
     if not tables:
         raise InputError(
             f"'{source}' holds nothing of rollouts: no log-probabilities of both sides ({_known('logp_rollout')} and "
@@ -77,7 +82,7 @@ def import_rollouts(source: str, target: str, rows_of: RowsOf, *, version: str) 
             f"({', '.join(name for names in MEANS.values() for name in names[:1])})."
         )
     facts = {"format": "rl", "path": os.path.abspath(source), "files": len(paths)}
-    with new_run(target, Manifest(trueline_version=version, source=facts)) as run, run.rank(0) as sink:
+    with new_run(target, Manifest(trueline_version=version, source=facts, notes=notes)) as run, run.rank(0) as sink:
         for table in sorted(tables, key=lambda table: table.step):
             sink.write(table)
     return {"steps": len({table.step for table in tables}), "rows": sum(table.num_rows for table in tables)}
@@ -102,7 +107,8 @@ def _step_in(path: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _tables(path: str, rows_of: RowsOf) -> Iterator[TableRows]:
+def _tables(path: str, rows_of: RowsOf, notes: list[str]) -> Iterator[TableRows]:
+    """Of one file; ``notes`` takes what of it could not be."""
     step = _step_in(path) or 0
     if path.endswith((".jsonl", ".json")):
         lines = _json_lines(path)
@@ -110,7 +116,13 @@ def _tables(path: str, rows_of: RowsOf) -> Iterator[TableRows]:
         if sequences:
             yield rows_of(step, _of_nemo_rl(sequences), None)
         else:
-            yield from _of_means(lines)
+            found = [_means_of(line, place) for place, line in enumerate(lines)]
+            if lost := [place for place, line in enumerate(lines) if found[place] is None and _names_means(line)]:
+                notes.append(
+                    f"'{os.path.basename(path)}': {counted(len(lost), 'line')} of {len(lines)} with means of rollouts "
+                    f"{'has' if len(lost) == 1 else 'have'} no number or no step, the first is line {lost[0] + 1}."
+                )
+            yield from filter(None, found)
         return
     held = _held(path)
     samples = held.get("samples")
@@ -160,11 +172,11 @@ def _of_nemo_rl(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             np.ravel(np.asarray(line[name], dtype=np.float64)) for name in ("generation_logprobs", "prev_logprobs")
         )
         mask = line.get("token_loss_mask")
-        counted = rollout != 0 if mask is None else np.ravel(np.asarray(mask)) != 0
-        first = int(np.argmax(counted)) if counted.any() else 0
+        sampled = rollout != 0 if mask is None else np.ravel(np.asarray(mask)) != 0
+        first = int(np.argmax(sampled)) if sampled.any() else 0
         given["logp_rollout"].append(rollout[first:])
         given["logp_train"].append(train[first:])
-        given["mask"].append(counted[first:].astype(int))
+        given["mask"].append(sampled[first:].astype(int))
         ids = line.get("token_ids")
         given["response_ids"].append(None if ids is None else np.ravel(np.asarray(ids))[first:])
         given["reward"].append(_number(line.get("rewards")))
@@ -201,18 +213,32 @@ def _of_batch(held: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _of_means(lines: Sequence[Mapping[str, Any]]) -> Iterator[TableRows]:
-    for place, line in enumerate(lines):
-        data = line["data"] if isinstance(line.get("data"), Mapping) else line
-        step = _number(line.get("step", data.get("training/global_step", place)))
-        means = {
-            column: next((value for name in names if (value := _number(data.get(name))) is not None), None)
-            for column, names in MEANS.items()
-        }
-        if any(value is not None for value in means.values()) and step is not None and step >= 0:
-            # A row of means is one with mean_diff: what a log lacks of the others is NaN.
-            filled = {column: [float("nan") if value is None else value] for column, value in means.items()}
-            yield TableRows("rollouts", int(step), 1, filled)
+def _means_of(line: Mapping[str, Any], place: int) -> TableRows | None:
+    """The row of one line of a log; None where it has no mean, or no step of a trainer."""
+    data = _data(line)
+    step = _number(line.get("step", data.get("training/global_step", place)))
+    means = {
+        column: next((value for name in names if (value := _number(data.get(name))) is not None), None)
+        for column, names in MEANS.items()
+    }
+    if (
+        step is None
+        or not 0 <= step < _MOST_STEPS
+        or all(value is None or math.isnan(value) for value in means.values())
+    ):
+        return None
+    # A row of means is one with mean_diff: what a log lacks of the others is NaN.
+    filled = {column: [float("nan") if value is None else value] for column, value in means.items()}
+    return TableRows("rollouts", int(step), 1, filled)
+
+
+def _names_means(line: Mapping[str, Any]) -> bool:
+    return any(name in _data(line) for names in MEANS.values() for name in names)
+
+
+def _data(line: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Verl's lines have their values one deeper."""
+    return line["data"] if isinstance(line.get("data"), Mapping) else line
 
 
 def _number(value: Any) -> float | None:

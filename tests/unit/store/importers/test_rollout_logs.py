@@ -119,6 +119,17 @@ def test_a_log_that_was_cut_off_is_read_up_to_there_and_damage_is_named(tmp_path
         import_rollouts(str(tmp_path / "bad.jsonl"), str(tmp_path / "other"), rows_of, version="0")
 
 
+def test_gaps_of_a_log_are_left_out_and_said(tmp_path: Path) -> None:
+    good = {"rollout_corr/kl": 0.1, "rollout_corr/k3_kl": 0.1}
+    lines = [{"step": 3, "data": good}, {"step": 5, "data": {"loss": 1.0}}, {"step": 90, "data": good}]
+    lines += [{"step": step, "data": good} for step in (-4, float("inf"), 1e30, "12", None)]
+    lines += [{"step": 7, "data": dict.fromkeys(good, value)} for value in (None, "0.1", float("nan"))]
+    rows = _imported(_lines(tmp_path / "m.jsonl", lines), tmp_path)
+    assert [row["step"] for row in rows] == [3, 90]
+    (note,) = trueline.check(tmp_path / "run").notes
+    assert note == "'m.jsonl': 8 lines of 11 with means of rollouts have no number or no step, the first is line 4."
+
+
 def test_what_holds_nothing_of_rollouts_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds nothing of rollouts"):
         _imported(_lines(tmp_path / "m.jsonl", [{"loss": 1.0}]), tmp_path)

@@ -295,3 +295,48 @@ def test_what_cannot_be_judged_is_said(tmp_path: Path) -> None:
     why = {each.check: each.why for each in report.checks_not_run}
     assert "no sampled token has log-probabilities of both sides" in why["logprob-gap"]
     assert report.exit_code == 3
+
+
+def _short_mask(batch: dict[str, Any]) -> None:
+    batch["mask"] = [np.ones(24 - row % 2, int) for row in range(16)]
+
+
+def _other_tokenizer(batch: dict[str, Any]) -> None:
+    batch["train_response_ids"] = [row[:20] + 7 for row in batch["response_ids"]]
+    batch["logp_train"] = batch["logp_train"][:, :20]
+
+
+def _of_one_token_lost(batch: dict[str, Any]) -> None:
+    batch["logp_train"][0, 3] = -np.inf
+
+
+def _without_tokens(batch: dict[str, Any]) -> None:
+    for name in [*batch]:
+        if isinstance(batch[name], np.ndarray):
+            batch[name] = batch[name][:, :0]
+
+
+def _of_other_lengths(batch: dict[str, Any]) -> None:
+    batch["mask"] = [np.ones(24 - 1 - row, int) for row in range(16)]
+
+
+@pytest.mark.parametrize(
+    ("change", "says", "judges", "found"),
+    [
+        (_short_mask, "mask has 23 values for 24 tokens, so that no token counts as sampled, in 48 seq", True, set()),
+        (_other_tokenizer, "logp_train has 20 values for 24 tokens and was left out, in 96", False, {"tokens-differ"}),
+        (_of_one_token_lost, "the trainer has no finite log-probability of 6 sampled tokens", True, set()),
+        (_without_tokens, "no token was sampled, in 96 sequences", False, set()),
+        (_of_other_lengths, "14 further notes of this kind", False, set()),
+    ],
+)
+def test_what_of_a_batch_could_not_be_judged_is_said_and_the_rest_is_judged(
+    tmp_path: Path, change: Change, says: str, judges: bool, found: set[str]
+) -> None:
+    report = trueline.check(recorded(tmp_path, Made(), change=change))
+    assert says in " ".join(report.notes)
+    assert {each.code for each in report.findings} == found
+    assert ("logprob-gap" in report.checks_run) is judges
+    if not judges:
+        why = next(each.why for each in report.checks_not_run if each.check == "logprob-gap")
+        assert why.startswith("no sampled token has log-probabilities of both sides, logp_rollout and logp_train: ")
