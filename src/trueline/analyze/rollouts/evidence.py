@@ -66,6 +66,10 @@ class Found:
         """[R] the sequences of these steps."""
         return (rows.step >= self.first) & (rows.step <= self.last)
 
+    def of(self, rows: Rows) -> Rows:
+        """The same as rows."""
+        return rows.chosen(self.within(rows))
+
 
 def crossed(run: Run, statistic: Statistic, steps_T: Ints, log_e_TB: Floats) -> Found | None:
     """Where logs of bets, one row a step, cross the line of a statistic."""

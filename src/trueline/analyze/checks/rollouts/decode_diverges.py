@@ -70,7 +70,7 @@ def check(run: Run) -> list[Finding]:
     found = too_often(run, "decode", rows, hit_R, chance=CHANCE)
     if found is None:
         return []
-    own = rows.chosen(found.within(rows))
+    own = found.of(rows)
     first, early, last = (over(own.profile[:, k], own.profile_room[:, k]) for k in (0, 1, 3))
     if not last > FACTOR * first:
         return []

@@ -97,7 +97,7 @@ def _gap(run: Run, rows: Rows) -> list[Finding]:
     found = too_often(run, "gap", rows, rows.gap > ceiling, chance=CHANCE)
     if found is None:
         return []
-    own = rows.chosen(found.within(rows))
+    own = found.of(rows)
     mean, gap = over(own.sums["abs"], own.sums["tokens"]), over(own.sums["beyond"], own.sums["room"])
     known = bool(np.isfinite(own.lag).all())
     return [
@@ -125,7 +125,7 @@ def _passes(run: Run, rows: Rows) -> list[Finding]:
     found = too_often(run, "update", taken, taken.sums["update_abs"] / room > ceiling, chance=CHANCE)
     if found is None:
         return []
-    own = taken.chosen(found.within(taken))
+    own = found.of(taken)
     mean = over(own.sums["update_abs"], own.sums["updates"])
     return [
         finding(

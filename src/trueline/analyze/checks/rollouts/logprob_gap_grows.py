@@ -88,7 +88,7 @@ def check(run: Run) -> list[Finding]:
     found = too_often(run, "grows", later, later.gap > FACTOR * usual, chance=CHANCE)
     if found is None:
         return []
-    own = later.chosen(found.within(later))
+    own = found.of(later)
     before, now = over(first.sums["beyond"], first.sums["room"]), over(own.sums["beyond"], own.sums["room"])
     return [
         finding(

@@ -79,7 +79,7 @@ def check(run: Run) -> list[Finding]:
     apart = rows.gap > ceiling
     if 2 * int((apart & found.within(rows)).sum()) < int(apart.sum()):  # most of the gap is without it
         return []
-    own = rows.chosen(found.within(rows))
+    own = found.of(rows)
     first = over(own.profile[:, :2], own.profile_room[:, :2])
     last = over(own.profile[:, 3], own.profile_room[:, 3])
     if not first > FACTOR * last:

@@ -125,7 +125,7 @@ def _above(run: Run, rows: Rows) -> list[Finding]:
     found = law_broken(run, rows, "above")
     if found is None:
         return []
-    own = rows.chosen(found.within(rows))
+    own = found.of(rows)
     mean = over(own.sums["x"], own.sums["tokens"])
     return [_mean_above(mean, found)]
 
@@ -152,7 +152,7 @@ def _unlike(run: Run, rows: Rows) -> list[Finding]:
     if not best:
         return []
     law, found = min(best.items(), key=lambda each: each[1].false_alarm_rate)
-    own = rows.chosen(found.within(rows))
+    own = found.of(rows)
     excess = over(own.sums["excess"], own.sums["judged"])
     slope = -over(own.sums["excess"], own.sums["varentropy"])
     temperature = 1 / (1 + slope) if slope > -1 else math.inf

@@ -95,12 +95,12 @@ def check(run: Run) -> list[Finding]:
 
 def _cut(run: Run, rows: Rows, *, tempered: bool) -> list[Finding]:
     found = law_broken(run, rows, "cut")
-    if found is not None and _is_cut(own := rows.chosen(found.within(rows))):
+    if found is not None and _is_cut(own := found.of(rows)):
         return [_kept(over(own.sums["x"], own.sums["tokens"]), found)]
     found = law_broken(run, rows, "below")
     if found is None or tempered:
         return []
-    own = rows.chosen(found.within(rows))
+    own = found.of(rows)
     mean = over(own.sums["x"], own.sums["tokens"])
     return [
         finding(

@@ -8,25 +8,15 @@ Any gap that comes with the same weights, tokens and settings: attention kernels
 """
 
 from trueline.analyze.causes.cause import Cause
+from trueline.analyze.causes.known.rollouts import implementations_differ
+
+_ALIKE = implementations_differ.CAUSE
+"""No sign that is recorded tells the two apart."""
 
 CAUSE = Cause(
-    shows={
-        "logprob-gap": "always",
-        "logprob-gap/gap": "always",
-        "logprob-gap/versions-equal": "mostly",
-        "trial-rl:model": "mostly",
-    },
-    needs=("logprob-gap",),
-    excludes=(
-        "logprob-gap/passes-differ",
-        "logprob-gap-grows/gradually",
-        "weights-not-synced/stale|swapped|size|other",
-        "tokens-differ/response|from-one-position|shifted|prompt",
-        "sampling-mismatch/temperature|cut-support",
-        "decode-diverges/grows-along|flat-along",
-        "prefill-diverges/decays",
-    ),
+    shows=_ALIKE.shows,
+    needs=_ALIKE.needs,
+    excludes=_ALIKE.excludes,
     settles="Replay the engine's routing in the trainer, if it is a mixture of experts; else compute both sides in "
-    "float32, then with "
-    "the same attention implementation.",
+    "float32, then with the same attention implementation.",
 )
