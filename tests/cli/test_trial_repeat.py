@@ -1,9 +1,12 @@
 """`trueline trial repeat` on a script that knows nothing of it."""
 
 import json
+import subprocess
+from pathlib import Path
 
 from tests.cli import in_process
 
+JOB = Path(__file__).parents[1] / "repeating_job.py"
 SCRIPT = """
 import sys, random, torch
 from torch import nn
@@ -53,3 +56,46 @@ def test_a_call_is_named_what_comes_from_between_is_not_and_dropout_is_no_differ
     code, out, _ = in_process.trueline(monkeypatch, capsys, "trial", "repeat", "--dry-run", "--", python, "job.py")
     assert code == 0
     assert "Runs: 4." in out
+
+
+def test_in_place_every_operation_that_does_not_repeat_itself_is_named_with_its_rate(
+    python, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+
+    def tried(kind, *more):
+        words = ("trial", "repeat", "--in-place", "--steps", "10", "--out", kind, *more, "--", python, str(JOB), kind)
+        code, out, err = in_process.trueline(monkeypatch, capsys, *words)
+        assert out, err
+        return code, out
+
+    code, out = tried("flips", "--json")
+    found = json.loads(out)
+    assert (code, found["answer"], found["runs"]) == (0, "confirmed", 1), found
+    assert found["credible"] == ["mine.total.default(float32[64, 16])"], found
+    (finding,) = found["findings"]
+    assert (finding["code"], finding["evidence"]["calls"]) == ("nondeterministic-op", 60)
+    assert 5 <= finding["evidence"]["differ"] <= 45  # 1 - 0.9 ** 4 = 0.34 of 60
+    assert finding["severity"] == "info", "the last bit"
+    assert finding["evidence"]["where"].startswith("repeating_job.py:")
+    assert "an operator of your own: add up in a fixed order" in found["next"][0]
+    found = json.loads(tried("order", "--json")[1])
+    assert found["credible"] == ["mine.total.default(float32[64, 16])"]
+    code, out = tried("none")
+    assert code == 0
+    assert out.startswith("Excluded: the job repeats itself.")
+    assert "of calls may differ" in " ".join(out.split())
+    code, out, _ = in_process.trueline(
+        monkeypatch, capsys, "trial", "repeat", "--in-place", "--dry-run", "--", python, str(JOB), "none"
+    )
+    assert (code, "each operation of steps 0 to 1 called 4 times" in out) == (0, True)
+
+
+def test_a_job_whose_operations_are_repeated_computes_what_it_would(python, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ("trial", "repeat", "--in-place", "--steps", "10", "--keep", "--", python, str(JOB), "none")
+    in_process.trueline(monkeypatch, capsys, *words)
+    plain = subprocess.run([python, str(JOB), "none"], capture_output=True, text=True, check=True).stdout.split()
+    printed = (tmp_path / "trials/repeat-in-place/000-in-place/printed.txt").read_text().split()
+    assert printed == plain[: len(printed)]
+    assert len(printed) >= 9

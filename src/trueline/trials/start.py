@@ -18,6 +18,8 @@ from trueline.store.reader import Run
 from trueline.trials.bisect.bisect import BisectTrial
 from trueline.trials.bisect.commits import Commits
 from trueline.trials.chance import clean_runs_needed
+from trueline.trials.in_place import InPlaceTrial
+from trueline.trials.in_place import RepeatedJob as RepeatedInPlace
 from trueline.trials.knobs.catalogue import IN_PROCESS, catalogue, switch_named, with_off
 from trueline.trials.knobs.job import SwitchedJob
 from trueline.trials.knobs.knobs import KnobTrial
@@ -97,19 +99,23 @@ class AskedAgain:
     timeout: float = 3600.0
     out: str = ""
     keep: bool = False
+    in_place: bool = False
 
     @property
     def folder(self) -> Path:
         """Of the trial."""
-        return Path(self.out or "trials/repeat")
+        return Path(self.out or ("trials/repeat-in-place" if self.in_place else "trials/repeat"))
 
     def says(self) -> list[str]:
         """What each run is, in words."""
+        if self.in_place:
+            each = f"each operation of steps 0 to {self.steps - 1} called {self.again + 1} times"
+            return [f"The run: {' '.join(self.words)}, {each}."]
         return [f"Each run: {' '.join(self.words)}, steps 0 to {self.steps - 1} recorded with fingerprints."]
 
     def runs_says(self) -> str:
         """How many runs it takes."""
-        return str(self.again + 1)
+        return "1" if self.in_place else str(self.again + 1)
 
 
 @dataclass(frozen=True)
@@ -179,7 +185,7 @@ class AskedRemedy:
 class Prepared:
     """A trial that can be run, what ``--dry-run`` says of it, and about how many runs it takes."""
 
-    trial: KnobTrial | SyncTrial | BisectTrial | ShrinkTrial | RepeatTrial | RolloutTrial | VoteTrial | RemedyTrial
+    trial: KnobTrial | SyncTrial | BisectTrial | ShrinkTrial | RepeatTrial | RolloutTrial | VoteTrial | RemedyTrial | InPlaceTrial
     plan: Sequence[str]
     usual: str
 
@@ -276,6 +282,12 @@ def repeat(asked: AskedAgain) -> Prepared:
     _require_seed(asked.seed)
     job = RepeatedJob(_job("repeat", asked.words, asked.timeout), asked.folder, asked.steps, asked.seed)
     known = {"command": list(asked.words), "steps": asked.steps, "seed": asked.seed}
+    if asked.in_place:
+        times = asked.again + 1
+        in_place = RepeatedInPlace(job.job, asked.steps, asked.seed, times)
+        known |= {"times": times}
+        runs = Runs("repeat", asked.folder, in_place, known, 1, keeps_all=asked.keep)
+        return Prepared(InPlaceTrial(runs, times), [], "1")
     runs = Runs("repeat", asked.folder, job, known, asked.again + 1, keeps_all=asked.keep)
     return Prepared(RepeatTrial(runs, asked.again), [], str(asked.again + 1))
 

@@ -43,6 +43,7 @@ from trueline.capture.model import patches
 from trueline.capture.model.untraced import Hook
 from trueline.capture.seeding import seed_all
 from trueline.capture.trial.remedies import Remedy
+from trueline.capture.trial.repeated_calls import RepeatedCalls
 
 _log = logging.getLogger("trueline")
 
@@ -63,7 +64,8 @@ class Changes:
     ``slow`` is how many times as long everything takes: a sleep after each call of a module, backward pass and update,
     which waits for no device and no thread. ``seed`` is that of all streams, until the script sets its own; with
     ``deterministic`` torch takes forms of operations that repeat themselves, where it has any. ``shift`` is added to
-    each seed that the script sets; ``remedy`` has the arguments of ``capture.trial.remedies.Remedy``.
+    each seed that the script sets; ``remedy`` has the arguments of ``capture.trial.remedies.Remedy``, ``repeat``
+    those of ``capture.trial.repeated_calls.RepeatedCalls``.
     """
 
     def __init__(
@@ -78,10 +80,12 @@ class Changes:
         deterministic: bool = False,
         shift: int = 0,
         remedy: Mapping[str, Any] | None = None,
+        repeat: Mapping[str, Any] | None = None,
     ) -> None:
         self._switches, self._off, self._place, self._updates = list(switches), {*off}, met, updates
         self._slow, self._since, self._seed, self._deterministic = slow, time.monotonic(), seed, deterministic
         self._shift, self._remedy = shift, remedy
+        self._repeated = None if repeat is None else RepeatedCalls(**repeat)
         self._met: set[str] = set()
         self._trains = False
         self._made: dict[int, int] = {}
@@ -91,6 +95,9 @@ class Changes:
         self._put_seeds()
         if self._remedy is not None:
             Remedy(**self._remedy, tell=self._meet).put()
+        if self._repeated is not None:
+            self._repeated.put()
+            atexit.register(self._repeated.end)
         for switch in self._of("keyword"):
             self._patched(switch, self._with_keyword(switch))
         for switch in self._of("bypass"):
@@ -167,7 +174,11 @@ class Changes:
     def _after_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         assert self._updates is not None
         self._made[id(optimizer)] = self._made.get(id(optimizer), 0) + 1
+        if self._repeated is not None:
+            self._repeated.next_step()
         if self._made[id(optimizer)] >= self._updates:
+            if self._repeated is not None:
+                self._repeated.end()
             raise SystemExit(0)
 
     # -- calls ------------------------------------------------------------------------------------------------------
