@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from trueline.analyze.compare.compare import compare
-from trueline.analyze.compare.result import ComparedRow
+from trueline.analyze.compare.first_apart import first_apart
 from trueline.capture.child_env import CHANGES, environment
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
-from trueline.schema.site import Site
 from trueline.trials.chance import most_rate
 from trueline.trials.runs import JobFails, Runs, Way
 from trueline.trials.same_fault import Outcome
@@ -53,19 +51,6 @@ _ADVICE = {
 
 
 @dataclass(frozen=True)
-class Part:
-    """The first value that differs between two runs: the ``site``, the function that was called, whether the call
-    ``made`` it or was ``given`` it (or given something else that differs), and how ``compare`` judges its size.
-    """
-
-    site: str
-    api: str
-    role: Literal["made", "given"]
-    judgement: str
-    measured: float | None
-
-
-@dataclass(frozen=True)
 class RepeatedJob:
     """Runs ``job`` with seeds, records ``steps`` steps, and compares with the first run in ``folder``."""
 
@@ -93,22 +78,6 @@ class RepeatedJob:
         if part is None:
             return Outcome(False)
         return Outcome(True, part.api, part.measured, (part.site, part.role, part.judgement))
-
-
-def first_apart(rows: Iterable[ComparedRow]) -> Part | None:
-    """The first value whose bits differ, of the rank in which that is earliest in its order; None where none does."""
-    every = list(rows)
-    apart = [row for row in every if row.site is not None and _differs(row)]
-    if not apart:
-        return None
-    first = min(apart, key=lambda row: (row.step, row.place))
-    assert first.site is not None
-    site = Site.parse(first.site)
-    call = (site.step, site.rank, site.phase, site.name, site.call)
-    given = [row for row in apart if row is not first and row.site is not None and _call(row.site) == call]
-    is_given = _is_given(first.site) or any(_is_given(row.site) for row in given if row.site is not None)
-    role: Literal["made", "given"] = "given" if is_given else "made"
-    return Part(first.site, first.api, role, first.judgement, first.measured)
 
 
 @dataclass
@@ -157,20 +126,3 @@ class RepeatTrial:
     ) -> TrialAnswer:
         made = TrialAnswer("repeat", QUESTION, answer, tuple(says), self.runs.arms, tuple(then), tuple(credible))
         return self.runs.end(made)
-
-
-def _differs(row: ComparedRow) -> bool:
-    return row.judgement != "equal" and bool(row.measured)
-
-
-def _call(site: str) -> tuple[object, ...]:
-    each = Site.parse(site)
-    return (each.step, each.rank, each.phase, each.name, each.call)
-
-
-def _is_given(site: str) -> bool:
-    """Whether it goes into a call: in the backward pass that is the gradient of what the call returned."""
-    each = Site.parse(site)
-    if each.phase == "bwd":
-        return each.slot.startswith("out")
-    return each.slot.startswith("in") or each.phase in ("batch", "param", "buffer")
