@@ -136,6 +136,7 @@ COMPARE_CODES: Mapping[str, str] = {
     "explained-by-rounding": "Every difference that was judged is within what rounding explains.",
     "optimizer-differs": "The update differs although what goes into it agrees, or settings of the optimizer do.",
     "corruption-pattern": "Stored values differ in blocks of memory; whose numbers are in them.",
+    "nondeterministic-op": "A call makes other bits of the same tensors in two Runs of one job with fingerprints.",
     "site-missing": "Values of one run that have no counterpart in the other.",
 }
 """What a comparison with a reference looks for, by the code of the finding."""

@@ -26,6 +26,7 @@ from trueline.analyze.compare.judge.values.value_judgement import DRAWN, NONFINI
 from trueline.analyze.compare.judge.written_over import written_over
 from trueline.analyze.compare.match.names import NameMap
 from trueline.analyze.compare.merge.loss_scale import clipped_ratio, with_one_loss_scale
+from trueline.analyze.compare.not_repeating import not_repeating
 from trueline.analyze.compare.prefilter import differing_steps
 from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, Comparison, StepSummary
 from trueline.schema.files.tolerance import Tolerance
@@ -90,10 +91,11 @@ def compare(
     judged_of = judged_share(found.steps)
     # "Rounding explains it" is no answer where too little was judged.
     told = [each for each in found.findings if not (judged_of.lacking and each.code == "explained-by-rounding")]
+    extra = [*written_over(found.steps, max_bytes=max_bytes), *not_repeating(rows, mine, theirs)]
     return Comparison(
         run=mine.path,
         ref=theirs.path,
-        findings=tuple(in_causal_order([*told, *written_over(found.steps, max_bytes=max_bytes), *loss_findings])),
+        findings=tuple(in_causal_order([*told, *extra, *loss_findings])),
         rows=rows,
         steps=_finished(_summaries(arrangements, zip(found.steps, rows_of, strict=True)), mine, theirs),
         first=None if found.first is None else _described(_row_of(*found.first), found.first[1], max_bytes),
