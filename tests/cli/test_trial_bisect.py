@@ -1,9 +1,11 @@
-"""`trueline trial bisect` in a repository whose job has a fault since one of its commits."""
+"""`trueline trial bisect` where a job has a fault since one of its commits, or since a release of what it uses."""
 
 import json
 import os
 import shutil
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -96,3 +98,51 @@ def test_bad_input_is_one_sentence(repository, python, monkeypatch, capsys, tmp_
     monkeypatch.chdir(tmp_path)
     code, _, err = in_process.trueline(monkeypatch, capsys, "trial", "bisect", "first", *asked[3:6], python, "x.py")
     assert (code, "git rev-parse failed" in err) == (2, True), err
+
+
+@pytest.fixture
+def releases(tmp_path, monkeypatch, python):
+    """Eight releases of a package, of which the sixth and later have a fault, and the fourth cannot be imported; a job
+    that uses it, and its Run with the last one as `first`.
+    """
+    dist = tmp_path / "dist"
+    dist.mkdir()
+    for number in range(1, 9):
+        info = f"scaled_loss-1.{number}.dist-info"
+        code = f"def factor(): return float('{'nan' if number >= 6 else 1}')\n"
+        with zipfile.ZipFile(dist / f"scaled_loss-1.{number}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr("scaled_loss/__init__.py", "raise ImportError('it needs another')" if number == 4 else code)
+            wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: scaled-loss\nVersion: 1.{number}\n")
+            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{info}/RECORD", "")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(dist))
+    text = JOB.read_text().replace('"none": True', '"none": scaled_loss.factor() != 1')
+    (tmp_path / "train.py").write_text(f"import scaled_loss\n{text}")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", "now", "scaled-loss==1.8"], check=True)
+    environ = environment(out="first", plan={}, overwrite=True, base={**os.environ, "PYTHONPATH": "now"})
+    subprocess.run([python, "train.py", "none"], env=environ, check=True)
+
+
+def test_the_release_of_a_package_is_named_and_one_that_cannot_be_imported_is_left_out(
+    releases, python, monkeypatch, capsys
+):
+    words = ("trial", "bisect", "first", "--package", "scaled-loss", "--good", "1.1", "--bad", "1.8")
+    job = ("--", python, "train.py", "none")
+    code, out, err = in_process.trueline(monkeypatch, capsys, *words, "--json", *job)
+    assert out, err
+    found = json.loads(out)
+    assert (code, found["answer"], found["credible"]) == (0, "confirmed", ["1.6 of scaled-loss"]), found
+    assert "the changelog of scaled-loss" in found["next"][0]
+    assert not Path("trials/bisect/releases").exists()
+
+    for more, told in (
+        (("--good", "0.9"), "--good is '0.9', which is no release of scaled-loss that pip finds: it finds 1.1, 1.2"),
+        (("--good", "1.8", "--bad", "1.2"), "scaled-loss 1.8 is no older than 1.2"),
+        (("--package", "no-such-package-at-all", "--bad", "2"), "pip index failed"),
+        (("--package", "no-such-package-at-all"), "is not installed for"),
+    ):
+        given = words[:-2] if told.startswith("is not installed") else words
+        code, _, err = in_process.trueline(monkeypatch, capsys, *given, *more, "--out", "other", *job)
+        assert (code, told in " ".join(err.split())) == (2, True), err

@@ -17,6 +17,7 @@ from trueline.schema.text.words import counted
 from trueline.store.reader import Run
 from trueline.trials.bisect.bisect import BisectTrial
 from trueline.trials.bisect.commits import Commits
+from trueline.trials.bisect.releases import Releases
 from trueline.trials.chance import clean_runs_needed
 from trueline.trials.in_place import InPlaceTrial
 from trueline.trials.in_place import RepeatedJob as RepeatedInPlace
@@ -209,22 +210,28 @@ def sync(asked: Asked) -> Prepared:
     return Prepared(trial, [f"Arms: {', '.join(ARMS)}; those that the answer needs."], "8 to 20")
 
 
-def bisect(asked: Asked, *, good: str, bad: str | None = None) -> Prepared:
-    """Since which commit is it there? Raises ``InputError``."""
-    runs = asked.runs(good=good, bad=bad)
-    commits = Commits.between(good, bad, tree=asked.folder / "checkout")
-    size = len(commits.names)
+def bisect(asked: Asked, *, good: str, bad: str | None = None, package: str | None = None) -> Prepared:
+    """Since which commit is it there, or which release of a package? Raises ``InputError``."""
+    runs = asked.runs(good=good, bad=bad, **({} if package is None else {"package": package}))
+    if package is None:
+        line, kind, then = Commits.between(good, bad, tree=asked.folder / "checkout"), "commit", "git show"
+    else:
+        releases = asked.folder / "releases"
+        line = Releases.between(package, good, bad, folder=releases, words=asked.words)
+        kind, then = "release", f"the changelog of {package}; report it there"
+    size = len(line.names)
     trial = BisectTrial(
         runs,
-        f"Since which commit is it that {_found(asked)}",
+        f"Since which {kind} is it that {_found(asked)}",
         size,
-        lambda arm, version: commits.way(arm, version, asked.words),
-        commits.says,
+        lambda arm, version: line.way(arm, version, asked.words),
+        line.says,
         asked.error,
         asked.seed,
-        commits.remove,
+        line.remove,
+        (f"Read its changes: {then}.",),
     )
-    plan = [f"Commits: {size}, from {commits.says(0)} to {commits.says(size - 1)}."]
+    plan = [f"{kind.capitalize()}s: {size}, from {line.says(0)} to {line.says(size - 1)}."]
     return Prepared(trial, plan, str(6 + size.bit_length()))
 
 

@@ -1,4 +1,4 @@
-"""Since which commit a job shows a finding, where runs show it by chance and some commits do not run.
+"""Since which commit or release a job shows a finding, where runs show it by chance and some of them do not run.
 
 The rule, fixed before the first run. Arms: ``bad`` and ``good``, the ends, both checked out as all commits are, in
 random order until ``bad`` has shown it and runs of ``good`` decide that it is not there, by a sequential test with a
@@ -37,6 +37,8 @@ class BisectTrial:
     error: float = 0.05
     seed: int = 0
     done: Callable[[], None] = lambda: None
+    then: tuple[str, ...] = ("Read its changes: git show.",)
+    """What to do with the answer."""
     _line: Line = field(init=False)
 
     def __post_init__(self) -> None:
@@ -58,7 +60,7 @@ class BisectTrial:
             return self._answered("undecided", [f"All {self.runs.most} runs that were allowed were made."], then)
         finally:
             self.done()
-        return self._answered("confirmed", self._found(), ("Read its changes: git show.",))
+        return self._answered("confirmed", self._found(), self.then)
 
     def _endpoints(self) -> None:
         while True:
@@ -68,14 +70,15 @@ class BisectTrial:
             if not bad.showed and bad.runs >= PATIENCE:
                 raise Undecided(
                     f"The bad end, {self.says(self.size - 1)}, shows it in none of {bad.runs} runs (in at most "
-                    f"{most_rate(bad):.0%}), checked out by itself.",
-                    "Is what it needs in the repository? Files that git does not have are not in a checkout.",
+                    f"{most_rate(bad):.0%}) in a place of its own.",
+                    "Is all that it needs there? Files that git does not have are not in a checkout; a release is "
+                    "installed without what it depends on.",
                 )
             there = decided(log_odds_present(good, present=bad, absent=Counts()), error=self.error / 4)
             if there:
                 raise Undecided(
                     f"The good end, {self.says(0)}, shows it too ({good.showed} of {good.runs} runs).",
-                    "Name an older commit with --good; if none is good, it is not of this repository.",
+                    "Name an older one with --good; if none is good, it is of something else.",
                 )
             if there is False and (bad.showed >= 3 or bad.showed == bad.runs):
                 return
@@ -98,7 +101,7 @@ class BisectTrial:
         if early.showed and decided(log_odds, error=self.error / 8) is False:
             raise Undecided(
                 f"The bad end does not show it any more ({late.showed} of the last {late.runs} runs, before "
-                f"{early.showed} of {early.runs}): something else than the commits changed meanwhile.",
+                f"{early.showed} of {early.runs}): something else changed meanwhile.",
                 "Run the trial on a machine that does nothing else.",
             )
 

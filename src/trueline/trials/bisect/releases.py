@@ -1,0 +1,98 @@
+"""Releases of one package, each in a folder of its own that stands before what is installed: nothing else changes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trueline.schema.errors import InputError
+from trueline.trials.runs import Way
+
+
+@dataclass(frozen=True)
+class Releases:
+    """``names`` are versions of ``package`` from the good one to the bad one; ``folder`` is where each is installed, by
+    pip of ``python``, without what it depends on.
+    """
+
+    package: str
+    names: tuple[str, ...]
+    folder: Path
+    python: str
+
+    @classmethod
+    def between(cls, package: str, good: str, bad: str | None, *, folder: Path, words: Sequence[str]) -> Releases:
+        """Those that pip finds, with its own settings (``PIP_INDEX_URL``, ``PIP_FIND_LINKS``); without a ``bad`` one up
+        to what is installed. Raises ``InputError`` where pip or one of the two is missing, or their order is another.
+        """
+        python = _interpreter(words)
+        last = bad or _installed(package, python)
+        listed = _pip(python, "index", "versions", package)
+        found = re.search(r"Available versions: (.*)", listed)
+        every = [each.strip() for each in found[1].split(",")][::-1] if found else []
+        for option, name in (("--good", good), ("--bad", last)):
+            if name not in every:
+                raise InputError(f"{option} is '{name}', which is no release of {package} that pip finds: it finds "
+                                 f"{', '.join(every)}.")  # fmt: skip
+        if every.index(good) >= every.index(last):
+            raise InputError(f"{package} {good} is no older than {last}. Name an older one with --good.")
+        chosen = tuple(every[every.index(good) : every.index(last) + 1])
+        return cls(package, chosen, folder.resolve(), python)
+
+    def way(self, arm: str, version: int, words: Sequence[str]) -> Way:
+        """The job with a release in front. One that pip cannot install does not run."""
+        place = self.folder / self.names[version]
+        if not place.exists():
+            part = place.with_suffix(".part")
+            shutil.rmtree(part, ignore_errors=True)
+            try:
+                named = f"{self.package}=={self.names[version]}"
+                _pip(self.python, "install", "--quiet", "--no-deps", "--target", str(part), named)
+            except InputError as error:
+                return Way(arm, words=[sys.executable, "-c", f"raise SystemExit({str(error)!r})"])
+            part.replace(place)
+        path = os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH")]))
+        return Way(arm, {"PYTHONPATH": path}, list(words))
+
+    def says(self, version: int) -> str:
+        """``1.2 of einops``."""
+        return f"{self.names[version]} of {self.package}"
+
+    def remove(self) -> None:
+        """What was installed."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _interpreter(words: Sequence[str]) -> str:
+    """The Python that the command runs, where its first word says so; else this one."""
+    path = shutil.which(words[0]) if words else None
+    return path if path is not None and Path(path).name.startswith("python") and _has_pip(path) else sys.executable
+
+
+def _has_pip(python: str) -> bool:
+    return subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0
+
+
+def _installed(package: str, python: str) -> str:
+    script = f"import importlib.metadata as m; print(m.version({package!r}))"
+    done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InputError(f"{package} is not installed for {python}. Name the release that shows it with --bad.")
+    return done.stdout.strip()
+
+
+def _pip(python: str, *words: str) -> str:
+    """What pip prints. Raises ``InputError`` with what it complains of."""
+    command = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "ERROR" in line or "No module" in line]
+        why = (lines or done.stderr.strip().splitlines() or ["it failed"])[-1]
+        raise InputError(f"pip {words[0]} failed: {why.strip()} Run it by itself: {' '.join(command)}")
+    return done.stdout
