@@ -200,14 +200,10 @@ def trial(
     **more: Any,
 ) -> TrialAnswer:
     """Run ``command`` again, with one thing changed at a time, to settle what ``run`` shows: which setting it needs,
-    whether it is a race or of memory, since which commit it is there, how small the job may be, by what rollouts and
-    training disagree. The options are those of ``trueline trial VERB`` (``more``: ``own`` and ``only`` settings of
-    knobs, the revisions ``good`` and ``bad`` of bisect, ``own`` axes and ``cured_by`` of shrink, ``own`` ways of rl);
-    ``out`` is by default ``trials/VERB``. Raises ``InputError`` for what cannot be.
-    whether it is a race or of memory, since which commit or release it is there, how small the job may be. The options
-    are those of ``trueline trial VERB`` (``more``: ``own`` and ``only`` settings of knobs, the revisions ``good`` and
-    ``bad`` and the ``package`` of bisect, ``own`` axes and ``cured_by`` of shrink); ``out`` is by default
-    ``trials/VERB``. Raises ``InputError`` for what cannot be.
+    whether it is a race or of memory, since which commit or release it is there, how small the job may be, by what
+    rollouts and training disagree. The options are those of ``trueline trial VERB`` (``more``: ``own`` and ``only``
+    settings of knobs, the revisions ``good`` and ``bad`` and the ``package`` of bisect, ``own`` axes and ``cured_by``
+    of shrink, ``own`` ways of rl); ``out`` is by default ``trials/VERB``. Raises ``InputError`` for what cannot be.
     """
     start = importlib.import_module("trueline.trials.start")
     asked = start.Asked(

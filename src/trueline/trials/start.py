@@ -186,7 +186,17 @@ class AskedRemedy:
 class Prepared:
     """A trial that can be run, what ``--dry-run`` says of it, and about how many runs it takes."""
 
-    trial: KnobTrial | SyncTrial | BisectTrial | ShrinkTrial | RepeatTrial | RolloutTrial | VoteTrial | RemedyTrial | InPlaceTrial
+    trial: (
+        KnobTrial
+        | SyncTrial
+        | BisectTrial
+        | ShrinkTrial
+        | RepeatTrial
+        | RolloutTrial
+        | VoteTrial
+        | RemedyTrial
+        | InPlaceTrial
+    )
     plan: Sequence[str]
     usual: str
 
