@@ -53,9 +53,15 @@ def read_trial(folder: str | os.PathLike[str]) -> TrialSign | None:
     path = Path(folder, "trial.json")
     try:
         document = cast(Mapping[str, Any], json.loads(path.read_text(encoding="utf-8")))
-        verb, code = str(document["trial"]), str(document["asked"]["code"])
+        verb, asked = str(document["trial"]), cast(Mapping[str, Any], document["asked"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"'{path}' cannot be read as a trial: {error}. Give the --out of a trial.") from None
+    if "code" not in asked:
+        raise InputError(
+            f"'{path}' is of a trial {verb}, which is about no finding of a Run. Give the --out of trial knobs, sync, "
+            "bisect or shrink."
+        )
+    code = str(asked["code"])
     credible = cast(Sequence[str], document.get("credible") or [])
     if document.get("answer") not in ("confirmed", "excluded") or len(credible) != 1:
         return None

@@ -52,6 +52,9 @@ def test_a_trial_without_an_answer_or_about_something_else_says_nothing(tmp_path
 def test_a_folder_without_a_trial_is_bad_input(tmp_path):
     with pytest.raises(InputError, match=r"trial.json' cannot be read as a trial"):
         read_trial(tmp_path)
+    (tmp_path / "trial.json").write_text('{"trial": "vote", "asked": {"devices": []}, "answer": "confirmed"}')
+    with pytest.raises(InputError, match="is of a trial vote, which is about no finding of a Run"):
+        read_trial(tmp_path)
 
 
 def test_the_trial_that_tells_causes_apart_is_proposed_and_none_where_none_does():
