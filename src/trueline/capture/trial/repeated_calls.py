@@ -27,7 +27,9 @@ from trueline.capture.model import patches
 from trueline.capture.model.world import own_rank
 
 _UNWRITTEN = ("empty", "new_empty", "resize", "set_", "record_stream")
-_OWN = (f"{os.sep}torch{os.sep}", f"{os.sep}trueline{os.sep}", "<")
+_HOME = str(Path(__file__).parents[2]) + os.sep
+"""Of Trueline: what it computes in the process is not the job's."""
+_OWN = (f"{os.sep}torch{os.sep}", _HOME, "<")
 
 
 @dataclass
@@ -87,7 +89,7 @@ class RepeatedCalls(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        if not self._is_on or not _is_repeated(func, tensors):
+        if not self._is_on or not _is_repeated(func, tensors) or _is_ours():
             return func(*args, **kwargs)
         pool = self._pool(func, tensors)
         pool.calls += 1
@@ -138,6 +140,16 @@ def _is_repeated(func: Any, tensors: Sequence[Tensor]) -> bool:
     if any(type(x) not in (Tensor, torch.nn.Parameter) or x.layout != torch.strided for x in tensors):
         return False
     return not any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns)
+
+
+def _is_ours() -> bool:
+    """Whether Trueline called the operation."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_HOME):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _written(result: Any, given: Any) -> list[Tensor]:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from trueline.capture.trial.repeated_calls import Pool, RepeatedCalls
+from trueline.tensor.sketch import SignBank
 
 CALLS = []
 
@@ -78,3 +79,8 @@ def test_nan_is_nan_and_minus_zero_is_not_zero(tmp_path):
     pools = repeated(tmp_path, lambda: torch.tensor([float("nan"), -0.0]).mul(1))
     assert not any(pool["differ"] for pool in pools.values())
     assert RepeatedCalls._compare(Pool("op", [], 0.0), [torch.tensor([0.0])], [torch.tensor([-0.0])])
+
+
+def test_what_trueline_computes_is_not_the_jobs(tmp_path):
+    pools = repeated(tmp_path, lambda: (SignBank(capacity=64, device="cpu").signs("a", 8), torch.ones(2).mul(3)))
+    assert [op for op, *_ in pools] == ["aten.mul.Tensor"]
