@@ -19,8 +19,6 @@ from trueline.trials.bisect.bisect import BisectTrial
 from trueline.trials.bisect.commits import Commits
 from trueline.trials.bisect.releases import Releases
 from trueline.trials.chance import clean_runs_needed
-from trueline.trials.in_place import InPlaceTrial
-from trueline.trials.in_place import RepeatedJob as RepeatedInPlace
 from trueline.trials.knobs.catalogue import IN_PROCESS, catalogue, switch_named, with_off
 from trueline.trials.knobs.job import SwitchedJob
 from trueline.trials.knobs.knobs import KnobTrial
@@ -30,6 +28,9 @@ from trueline.trials.remedy.treated_job import Measure, TreatedJob, Treatment, W
 from trueline.trials.repeat import RepeatedJob, RepeatTrial
 from trueline.trials.rollouts.experiments import experiments, reached
 from trueline.trials.rollouts.tree import RolloutTrial
+from trueline.trials.repeat.in_place import InPlaceTrial
+from trueline.trials.repeat.in_place import RepeatedJob as RepeatedInPlace
+from trueline.trials.repeat.repeat import RepeatedJob, RepeatTrial
 from trueline.trials.runs import Runs, Way
 from trueline.trials.shrink.axes import BATCH, STEPS, axes_of, ranks_started, sized
 from trueline.trials.shrink.shrink import ShrinkTrial

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trueline.trials.in_place import InPlaceTrial, _merged, advice_of
+from trueline.trials.repeat.in_place import InPlaceTrial, _merged, advice_of
 from trueline.trials.runs import Runs
 from trueline.trials.same_fault import Outcome
 

@@ -1,6 +1,6 @@
 """What `trial repeat` concludes of compared values that are made here."""
 
-from trueline.trials.repeat import RepeatTrial
+from trueline.trials.repeat.repeat import RepeatTrial
 from trueline.trials.runs import Runs
 from trueline.trials.same_fault import Outcome
 
