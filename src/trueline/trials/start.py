@@ -25,12 +25,11 @@ from trueline.trials.knobs.knobs import KnobTrial
 from trueline.trials.remedy.remedy import ARMS as REMEDY_ARMS
 from trueline.trials.remedy.remedy import LEAST_PAIRS, RemedyTrial
 from trueline.trials.remedy.treated_job import Measure, TreatedJob, Treatment, Ways
-from trueline.trials.repeat import RepeatedJob, RepeatTrial
-from trueline.trials.rollouts.experiments import experiments, reached
-from trueline.trials.rollouts.tree import RolloutTrial
 from trueline.trials.repeat.in_place import InPlaceTrial
 from trueline.trials.repeat.in_place import RepeatedJob as RepeatedInPlace
 from trueline.trials.repeat.repeat import RepeatedJob, RepeatTrial
+from trueline.trials.rollouts.experiments import experiments, reached
+from trueline.trials.rollouts.tree import RolloutTrial
 from trueline.trials.runs import Runs, Way
 from trueline.trials.shrink.axes import BATCH, STEPS, axes_of, ranks_started, sized
 from trueline.trials.shrink.shrink import ShrinkTrial
