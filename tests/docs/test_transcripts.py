@@ -87,6 +87,8 @@ def run(trained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
             out, script = words[words.index("--out") + 1], words.index("--nproc-per-node") + 2
             plan = words[words.index("--plan") + 1] if "--plan" in words else None
             return trained(words[script], out, *words[script + 1 :], world_size=int(words[script - 1]), plan=plan)
+        if words[-2:-1] == ["python"]:
+            return trained(words[-1], words[words.index("--out") + 1], world_size=1)
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit):
             main()
