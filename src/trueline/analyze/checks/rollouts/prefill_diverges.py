@@ -13,15 +13,15 @@ prompt is computed (prefill).
 How it decides
 --------------
 The gap (see `logprob-gap`) of tokens 0 to 5 is larger than that of the second half, and above what rounding leaves in
-the declared dtype, or three times as large, in more than 60 % of the responses of 13 tokens or more: an e-process
-under the budget of the checks of rollouts. And over all of these it is 1.3 times as large or more. Rounding leaves
-about as much everywhere where weights are random (larger at the first tokens in 43 to 54 % of responses, as measured
-with bfloat16 and int8), but not in a policy that has learned. A gap that is there in more than twice as many responses
-is not of the prompt.
+the declared dtype, in more than 60 % of the responses of 13 tokens or more: an e-process under the budget of the
+checks of rollouts. And over all of these it is 1.3 times as large or more. Rounding leaves about as much everywhere
+where weights are random (larger at the first tokens in 43 to 54 % of responses, as measured with bfloat16 and int8),
+but not in a policy that has learned. A gap that is there in more than twice as many responses is not of the prompt.
 
 What it may miss
 ----------------
-Responses of less than 13 tokens. A prompt that matters as much to the last token as to the first.
+Responses of less than 13 tokens. A gap within what rounding leaves, as bfloat16 may hide one. A prompt
+that matters as much to the last token as to the first.
 
 Example
 -------
@@ -61,9 +61,6 @@ ACROSS_RANKS = False
 CHANCE = 0.6
 """Share of healthy responses that may look so."""
 FACTOR = 1.3
-DECAYS = 3.0
-"""The same of one response, where the gap is within what rounding leaves."""
-LEAST = 1e-4
 
 
 def check(run: Run) -> list[Finding]:
@@ -72,8 +69,7 @@ def check(run: Run) -> list[Finding]:
     rows = rows.chosen(rows.profile_room[:, 3] > 0)
     early, late = _gaps(rows)
     ceiling = ceiling_of(rows)
-    hit_R = (early > late) & (early > LEAST) & ((early > ceiling) | (early > DECAYS * late))
-    found = too_often(run, "prefill", rows, hit_R, chance=CHANCE)
+    found = too_often(run, "prefill", rows, (early > late) & (early > ceiling), chance=CHANCE)
     if found is None:
         return []
     apart = rows.gap > ceiling
@@ -84,7 +80,6 @@ def check(run: Run) -> list[Finding]:
     last = over(own.profile[:, 3], own.profile_room[:, 3])
     if not first > FACTOR * last:
         return []
-    beyond = "beyond" if first > ceiling else "within"
     return [
         finding(
             CODE,
@@ -95,7 +90,7 @@ def check(run: Run) -> list[Finding]:
             measured=first,
             expected=last,
             unit="mean |d| over mean 1 - p",
-            evidence={"kind": ["decays", f"{beyond}-rounding"]},
+            evidence={"kind": "decays"},
             next=(
                 "Compare one prompt as both sides have it, id by id (BOS, template, truncation), and its position ids "
                 "under "
