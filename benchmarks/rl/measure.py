@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +14,34 @@ from trueline.testing.true_causes import true_causes
 
 RESULTS = Path(__file__).with_name("results")
 
+Train = Callable[[str, int, str], None]
+"""Runs a case with a seed and records it into a Run at a path."""
 
-def run(
-    name: str,
-    cases: Iterable[tuple[str, int]],
-    *,
-    vocabulary: int,
-    steps: int,
-    size: int,
-    length: int,
-    at_once: int = 1,
-) -> None:
-    """Judge (case, seed) pairs that ``results/name.jsonl`` has not yet."""
+
+def run(name: str, cases: Iterable[tuple[str, int]], train: Train, **facts: Any) -> None:
+    """Judge (case, seed) pairs that ``results/name.jsonl`` has not yet; ``facts`` are kept with each."""
     import torch  # not needed to read results
-
-    from trueline.testing.rollouts.loop import Loop
 
     torch.set_num_threads(1)
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.jsonl"
     known = {(one["case"], one["seed"]) for one in read(name)}
     for case, seed in cases:
         if (case, seed) in known:
             continue
         began = time.monotonic()
-        folder = tempfile.mkdtemp()
-        try:
-            out = f"{folder}/run"
-            Loop(case, seed, vocabulary=vocabulary, size=size, length=length, per_sampling=at_once).run(steps, out)
-            result = judged(out, case)
-        finally:
-            shutil.rmtree(folder)
-        result |= {"case": case, "seed": seed, "steps": steps, "tokens": size * length}
+        with tempfile.TemporaryDirectory() as folder:
+            train(case, seed, f"{folder}/run")
+            result = {"case": case, "seed": seed, **facts, **judged(f"{folder}/run", case)}
         result["seconds"] = round(time.monotonic() - began, 1)
-        with path.open("a", encoding="utf-8") as file:
+        with (RESULTS / f"{name}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(result) + "\n")
-        print(case, seed, result["found"], result["cause"], result["seconds"], flush=True)
+        print(name, case, seed, result["found"], result["cause"], result["seconds"], flush=True)
 
 
 def judged(out: str, case: str) -> dict[str, Any]:
-    """What is found in the Run at ``out``, what is said of the cause of the first incident, and what rivals say."""
+    """What is found in the Run at ``out``, what is said of the cause of the first incident, what rivals say, and how
+    far the two sides are apart: mean |d| over all tokens.
+    """
     from benchmarks.rl import rivals
 
     diagnosis = trueline.diagnose(out)
@@ -64,13 +51,21 @@ def judged(out: str, case: str) -> dict[str, Any]:
     if answer is not None:
         named = answer.standing in ("suspected", "supported")
         cause = ("named" if answer.cause in true_causes(f"L1.{case}") else "wrong") if named else "abstained"
-    by_step = rivals.verdicts(out)
+    warned = [finding for finding in report.findings if finding.severity != "info"]
+    of_steps = rivals.by_step(out)
     return {
-        "found": sorted({finding.code for finding in report.findings if finding.severity != "info"}),
+        "found": sorted({finding.code for finding in warned}),
         "incidents": len(report.incidents),
         "cause": cause,
         "said": "" if answer is None else answer.cause,
-        "rivals": {name: sum(map(bool, (one[name] for one in by_step.values()))) for name in rivals.NAMES},
+        "crossed": min(
+            (each.evidence["crossed_step"] for each in warned if "crossed_step" in each.evidence), default=None
+        ),
+        "steps": len(of_steps),
+        "tokens": sum(each["tokens"] for each in of_steps),
+        "mean_abs_diff": sum(each["abs_diff"] * each["tokens"] for each in of_steps)
+        / sum(each["tokens"] for each in of_steps),
+        "rivals": rivals.alarms(of_steps),
     }
 
 

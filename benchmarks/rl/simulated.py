@@ -1,16 +1,16 @@
 """Healthy rollouts that are drawn from distributions that are made up, judged: how often a check alarms.
 
-    python -m benchmarks.rl.simulated [CASE SEED]
+    python -m benchmarks.rl --part drawn
 
-500 steps of 1,000 tokens over 50 words each: a few seconds. Without arguments all that are not there yet.
+500 steps of 1,000 tokens over 50 words each: a few seconds.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -78,15 +78,10 @@ def judge(case: str, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Judge one, or all that are not there."""
-    known = {(one["case"], one["seed"]) for one in read("simulated")}
-    wanted = [(sys.argv[1], int(sys.argv[2]))] if len(sys.argv) > 2 else [(c, s) for s in range(SEEDS) for c in CASES]
+    """Judge those that are not there."""
+    known = {(one["case"], one["seed"]) for one in read("drawn")}
     RESULTS.mkdir(exist_ok=True)
-    for case, seed in wanted:
+    for seed, case in product(range(SEEDS), CASES):
         if (case, seed) not in known:
-            with (RESULTS / "simulated.jsonl").open("a", encoding="utf-8") as file:
+            with (RESULTS / "drawn.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(judge(case, seed)) + "\n")
-
-
-if __name__ == "__main__":
-    main()
