@@ -10,9 +10,19 @@ import typer
 from trueline.cli.verbs import report
 
 app = typer.Typer(no_args_is_help=True, help="Write what a Run holds for a browser, TensorBoard or Model Explorer.")
-app.command("page")(report.command)
 
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there already.")]
+
+
+@app.command("page")
+def page(
+    runs: Annotated[list[str], typer.Argument(help="Directories of Runs.", metavar="RUN…")],
+    out: Annotated[str, typer.Option("-o", "--out", help="The HTML file to write.", metavar="FILE.html")],
+    overwrite: Overwrite = False,
+) -> None:
+    """Write the same file as `trueline report`, and say how large it is instead of what was found."""
+    target, _, megabytes, shared = report.written(runs, out, "page", overwrite=overwrite)
+    print(f"Page: {target} ({megabytes:.2g} MB).{shared and f' {shared}'}")
 
 
 @app.command("tensorboard")

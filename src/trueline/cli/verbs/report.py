@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trueline.cli.options import Json
+
+if TYPE_CHECKING:
+    from trueline.web.watched_run import WatchedRun
 
 
 def command(
@@ -25,16 +29,8 @@ def command(
     from rich.console import Console
 
     from trueline.cli.json_document import print_document
-    from trueline.cli.waiting import waiting
-    from trueline.render.output import save, writable_target
-    from trueline.web.page_file import page_file
-    from trueline.web.watched_run import judged_runs
 
-    target = writable_target(out, overwrite=overwrite)
-    with waiting("Reading and checking"):
-        watched = judged_runs(runs)
-        document, num_columns = page_file(watched)
-    save(target, document)
+    target, watched, _, shared = written(runs, out, "report", overwrite=overwrite)
     judged = [(each.name, each.require_results().report) for each in watched]
     if json:
         runs_json = [{"name": name, "status": report.verdict.status, **report.to_json()} for name, report in judged]
@@ -43,6 +39,21 @@ def command(
     console = Console(soft_wrap=True)
     for name, report in judged:
         console.print(f"{name}: {report.verdict.line}", markup=False, highlight=False)
+    console.print(f"Report: {target}{shared and f'. {shared}'}", markup=False, highlight=False)
+
+
+def written(runs: list[str], out: str, what: str, *, overwrite: bool) -> tuple[Path, list[WatchedRun], float, str]:
+    """Write the page: where, about which Runs, how large it is in MB, and a sentence where steps share columns."""
+    from trueline.cli.waiting import waiting
+    from trueline.render.output import save, writable_target
+    from trueline.web.page_file import page_file
+    from trueline.web.watched_run import judged_runs
+
+    target = writable_target(out, overwrite=overwrite, what=what, example=f"{what}.html")
+    with waiting("Reading and checking"):
+        watched = judged_runs(runs)
+        document, num_columns = page_file(watched)
+    save(target, document, what=what)
     longest = max(each.run.steps.size for each in watched)
-    shared = f" (steps share columns, of which there are {num_columns} at most)" if longest > num_columns else ""
-    console.print(f"Report: {target}{shared}", markup=False, highlight=False)
+    shared = f"Steps share columns, of which there are {num_columns} at most." if longest > num_columns else ""
+    return target, watched, len(document) / 1e6, shared
