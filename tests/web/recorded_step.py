@@ -37,18 +37,18 @@ def write_step(path: Path, *, num_blocks: int, step: int = 3, nan_in: int | None
     return write_rows(path, rows, step=step)
 
 
-def write_rows(path: Path, rows: Sequence[dict[str, Any]], *, step: int = 3) -> Path:
-    """Add a recorded step of rank 0 with ``rows``, as ``row`` makes them, to the Run at ``path``."""
+def write_rows(path: Path, rows: Sequence[dict[str, Any]], *, step: int = 3, rank: int = 0) -> Path:
+    """Add a recorded step of a rank with ``rows``, as ``row`` makes them, to the Run at ``path``."""
     columns = {name: [each[name] for each in rows] for name in rows[0] if name not in ("bad",)}
     own = [place for place, each in enumerate(rows) if each["same_as"] is None]
     stats_MS = np.array([_statistics(place, rows[place]["bad"]) for place in own])
     with tempfile.TemporaryDirectory() as apart:  # a writer takes no Run that is there
-        writer = RunWriter(Path(apart, "run"), rank=0)
+        writer = RunWriter(Path(apart, "run"), rank=rank, creates=True)
         writer.write(StackRecord(0, ("/site-packages/torch/nn.py:1 forward", "train.py:34 Block.forward")))
         writer.write(StepRecords(step, columns, np.array(own, dtype=np.int32), stats_MS))
         writer.close()
         for folder in (RECORDS_DIR, STACKS_DIR):
-            shutil.copytree(Path(apart, "run", folder), path / folder)
+            shutil.copytree(Path(apart, "run", folder), path / folder, dirs_exist_ok=True)
     return path
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.synthetic_runs import write_run
+from tests.web.recorded_step import row, write_rows
 from tests.web.served import Served
 
 from trueline.schema.files.run_manifest import GroupSpec
@@ -61,6 +62,19 @@ def test_a_run_is_drawn_relative_to_the_steps_and_ranks_that_another_has_too(ser
     assert np.isnan(relative[:, 6:]).all()
     line = served.json("/api/runs/1/series?signal=loss&shown=relative&other=0")
     assert line["arrays"]["highest"][:6] == [0.5] * 6
+
+
+def test_a_collective_knows_on_which_other_ranks_it_was_recorded(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", num_steps=4)
+    for rank, name in ((0, "allreduce"), (1, "allreduce"), (2, "broadcast")):
+        api = f"torch.distributed.{name}"
+        made = [row(name, "collective", "", slot, api=api) | {"phase": "comm"} for slot in ("in0", "out0")]
+        write_rows(run, [row("Model", "module", "", "in0", api="my.Model"), *made], rank=rank)
+    with Served([run]) as page:
+        calls = page.json("/api/runs/0/calls?step=3&rank=0")["calls"]
+        (place,) = [each["place"] for each in calls if each["phase"] == "comm"]
+        assert page.json(f"/api/runs/0/calls/{place}?step=3&rank=0")["ranks"] == [1]
+        assert page.json("/api/runs/0/calls/0?step=3&rank=0")["ranks"] == []
 
 
 @pytest.mark.parametrize(

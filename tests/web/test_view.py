@@ -212,6 +212,21 @@ def test_a_step_is_an_outline_of_which_only_what_is_seen_is_there(served: Served
         assert "train.py:34" in page.until("document.querySelector('.frames')?.textContent")
 
 
+def test_arcs_lead_from_the_selected_call_to_what_it_takes_from_and_gives_to(served: Served) -> None:
+    links = "[...document.querySelectorAll('.links{} button')].map((each) => each.textContent.split('layers.')[1])"
+    with opened(served, "run=0&screen=step&call=9", "document.querySelector('.links.gives')") as page:
+        assert page.evaluate(links.format(".takes")) == ["1.norm.rms_norm"]
+        assert page.evaluate(links.format(".gives")) == ["1.attn.softmax"]
+        page.until("document.querySelectorAll('.arcs path').length === 2")
+        assert page.evaluate("document.querySelector('.space .row.takes').dataset.at") == "8"
+        page.evaluate("document.querySelector('.links.gives button').click()")
+        page.until("document.querySelector('.row[aria-selected=true]')?.dataset.at === '10'")
+        page.until(
+            "document.querySelector('.detail').textContent.includes('makes values that are not finite of finite')"
+        )
+        assert page.errors == []
+
+
 def test_a_link_to_a_call_selects_its_row(served: Served) -> None:
     with opened(served, "run=0&screen=step&call=900", "document.querySelector('.frames')") as page:
         page.until("document.querySelector('.row[aria-selected=true]')?.dataset.at === '900'")

@@ -390,7 +390,9 @@ export interface components {
         };
         /**
          * CallDetails
-         * @description A call with its values, its arguments that are no tensors, and where it was made, innermost frame first.
+         * @description A call with its values, its arguments that are no tensors, and where it was made, innermost frame first; the
+         *     calls that it ``takes`` from and ``gives`` to, as far as they were recorded (the nearest ``MAX_NEIGHBOURS`` each),
+         *     and on which other ``ranks`` the same collective was recorded.
          */
         CallDetails: {
             /** Arguments */
@@ -403,8 +405,14 @@ export interface components {
             flags: string;
             /** Frames */
             frames: string[];
+            /** Gives */
+            gives: components["schemas"]["Neighbour"][];
             /** Module */
             module: string;
+            /** Ranks */
+            ranks: number[];
+            /** Takes */
+            takes: components["schemas"]["Neighbour"][];
             /** Values */
             values: components["schemas"]["Value"][];
         };
@@ -873,6 +881,16 @@ export interface components {
             total: number;
             /** Where */
             where: string;
+        };
+        /**
+         * Neighbour
+         * @description A call that gave this one a value, or took one of it.
+         */
+        Neighbour: {
+            /** Name */
+            name: string;
+            /** Place */
+            place: number;
         };
         /**
          * Node

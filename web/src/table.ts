@@ -1,9 +1,10 @@
 /** A list of any length: rows are fetched by the page and made only where they are seen. */
 
 import { elementScroll, observeElementOffset, observeElementRect, Virtualizer } from "@tanstack/virtual-core";
-import { h, perFrame } from "./dom";
+import { h, perFrame, s } from "./dom";
 
 export const ROW = 26;
+const ARCS = 34;
 const PAGE = 200;
 /** Browsers draw elements of up to about 16 million pixels; beyond, rows would fall on each other. */
 const MAX_ROWS = 600_000;
@@ -21,6 +22,9 @@ export class Table<Row> {
   private total = 0;
   private age = 0;
   selected = -1;
+  /** Rows that the selected one takes from (-1) or gives to (1); an arc leads to each. */
+  private links = new Map<number, number>();
+  private readonly arcs = s("svg", { class: "arcs", width: ARCS, "aria-hidden": "true" });
 
   constructor(private readonly way: {
     fetch: (offset: number, limit: number) => Promise<{ total: number; rows: Row[] }>;
@@ -60,6 +64,12 @@ export class Table<Row> {
     this.virtual?.scrollToIndex(this.selected, { align: centre ? "center" : "auto" });
     this.draw();
     this.way.pick(this.rowAt(this.selected), this.selected);
+  }
+
+  /** Draws arcs from the selected row to these. */
+  link(links: Map<number, number>): void {
+    this.links = links;
+    this.draw();
   }
 
   rowAt(at: number): Row | null {
@@ -124,12 +134,28 @@ export class Table<Row> {
       const element = known && known.row === row ? known.element : this.made(row, index, start);
       const selected = String(index === this.selected);
       if (element.getAttribute("aria-selected") !== selected) element.setAttribute("aria-selected", selected);
+      const way = this.links.get(index);
+      element.classList.toggle("takes", way === -1);
+      element.classList.toggle("gives", way === 1);
       this.drawn.set(index, { row, element });
     }
     for (const [index, { element }] of before) if (this.drawn.get(index)?.element !== element) element.remove();
     const fresh = [...this.drawn].filter(([index, { element }]) => before.get(index)?.element !== element);
     if (before.size === 0) this.space.replaceChildren();
     this.space.append(...fresh.map(([, { element }]) => element));
+    this.drawArcs();
+  }
+
+  /** In a strip at the left, as high as what is seen: what lies above or below it ends at its edge. */
+  private drawArcs(): void {
+    const top = this.virtual?.scrollOffset ?? 0;
+    const height = this.element.clientHeight;
+    const y = (at: number) => Math.max(-ROW, Math.min((at + 0.5) * ROW - top, height + ROW));
+    const from = y(this.selected);
+    this.arcs.setAttribute("height", String(height));
+    this.arcs.style.transform = `translateY(${top}px)`;
+    this.arcs.replaceChildren(...[...this.links].map(([at, way]) => s("path", { class: way < 0 ? "takes" : "gives", d: `M${ARCS} ${from}C4 ${from} 4 ${y(at)} ${ARCS} ${y(at)}` })));
+    if (this.links.size && this.arcs.parentElement !== this.space) this.space.append(this.arcs);
   }
 
   private made(row: Row | null, index: number, start: number): HTMLElement {

@@ -88,6 +88,9 @@ export function step(context: Context): Screen {
         const at = (head as Calls).found_at;
         if (at !== null && at !== undefined) table.select(at, true);
       }
+    } else {
+      const chosen = numberOf(now, "call", null);
+      if (chosen !== null && !now.find && !now.phase && table.selected !== chosen) table.select(chosen);
     }
     await showDetails(now);
   }
@@ -112,9 +115,13 @@ export function step(context: Context): Screen {
     const key = `${steps.value} ${ranks.value} ${place}`;
     if (key === details) return;
     details = key;
+    table.link(new Map());
     if (place === null) return detail.replaceChildren(h("p", { class: "quiet" }, "Select a call: click it, or press j."));
     const found = await context.source.json<Schemas["CallDetails"]>(context.api(query(`calls/${place}`, { step: steps.value, rank: ranks.value })));
-    if (key === details) detail.replaceChildren(...described(found), ...matched(context, found.call.name));
+    if (key !== details) return;
+    const whole = !now.find && !now.phase;
+    table.link(new Map(whole ? [...found.takes.map((each): [number, number] => [each.place, -1]), ...found.gives.map((each): [number, number] => [each.place, 1])] : []));
+    detail.replaceChildren(...described(found), ...neighbours(found, now), ...matched(context, found.call.name));
   }
 
   function key(pressed: string): boolean {
@@ -162,6 +169,21 @@ function shortly(source: string): string {
   return source.replace(/^.*[\\/]/, "");
 }
 
+/** What gave a call its values and what takes those it makes; its weights; and the same collective on other ranks. */
+function neighbours(found: Schemas["CallDetails"], now: State): Node[] {
+  const listed = (title: string, calls: Schemas["Neighbour"][], css: string) => calls.length ? [h("h3", null, title), h("ul", { class: `links ${css}` }, ...calls.map((each) => h("li", null, h("button", { type: "button", class: "plain", onclick: () => change({ call: String(each.place), find: "", phase: "" }) }, each.name))))] : [];
+  const weights = found.call.kind === "module" && found.call.name ? [h("p", null, h("a", { href: link({ ...now, find: found.call.name, phase: "param", call: "" }) }, "Its parameters"), " · ", h("a", { href: link({ ...now, find: found.call.name, phase: "grad", call: "" }) }, "their gradients"))] : [];
+  const others = found.ranks.length ? [h("p", null, "The same collective on ", ...found.ranks.slice(0, 16).flatMap((rank, at) => [at ? ", " : "", h("a", { href: link({ ...now, rank: String(rank), call: "", at: `${found.call.phase}/${found.call.name}#${found.call.call}` }) }, `rank ${rank}`)]))] : [];
+  return [...listed("Takes from", found.takes, "takes"), ...listed("Gives to", found.gives, "gives"), ...weights, ...others];
+}
+
+/** Whether a call makes values that are not finite, passes them on or absorbs them; "" where all are finite. */
+function overflow(found: Schemas["CallDetails"]): string {
+  const bad = (slot: RegExp) => found.values.some((value) => slot.test(value.slot) && value.numbers.some(([name, count]) => /^(nan|pos_inf|neg_inf)$/.test(String(name)) && Number(count) > 0));
+  const [takes, gives] = [bad(/^(in|kw)/), bad(/^out/)];
+  return gives ? (takes ? "passes on what is not finite" : "makes values that are not finite of finite ones") : takes ? "takes values that are not finite and returns finite ones" : "";
+}
+
 /** Takes the name of a call to be matched by hand with one of the other Run, and leads to where names are matched. */
 function matched(context: Context, name: string): Node[] {
   const compared = context.runs.find((each) => each.ref);
@@ -179,7 +201,7 @@ function described(found: Schemas["CallDetails"]): Node[] {
   const names = ["numel", "nan", "pos_inf", "neg_inf", "zero", "min", "max", "mean", "rms"];
   return [
     h("h2", null, call.name || call.api),
-    h("dl", { class: "pairs" }, ...[["Function", call.api], ["Phase", PHASES[call.phase] ?? call.phase], ["Module", found.module], ["Flags", found.flags], ["Micro-batch", String(call.micro)], ["Call", `${call.call}, place ${call.place}`]].filter(([, text]) => text).map(([name, text]) => h("div", null, h("dt", null, name), h("dd", null, text)))),
+    h("dl", { class: "pairs" }, ...[["Function", call.api], ["Phase", PHASES[call.phase] ?? call.phase], ["Module", found.module], ["Flags", found.flags], ["Overflow", overflow(found)], ["Micro-batch", String(call.micro)], ["Call", `${call.call}, place ${call.place}`]].filter(([, text]) => text).map(([name, text]) => h("div", null, h("dt", null, name), h("dd", null, text)))),
     found.frames.length ? h("div", null, h("h3", null, "Called from"), h("ol", { class: "frames" }, ...found.frames.map((frame) => h("li", null, h("code", null, frame))))) : h("p", { class: "quiet" }, "No call stack was taken."),
     found.arguments.length ? h("div", null, h("h3", null, "Arguments"), h("dl", { class: "pairs" }, ...found.arguments.map(([name, text]) => h("div", null, h("dt", null, String(name)), h("dd", null, h("code", null, String(text))))))) : document.createTextNode(""),
     h("div", { class: "scroll" }, h("table", null, h("thead", null, h("tr", null, ...["value", "", ...names.map((name) => name.replace("pos_inf", "+inf").replace("neg_inf", "−inf"))].map((name) => h("th", { scope: "col" }, name)))),

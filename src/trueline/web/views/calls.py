@@ -6,7 +6,7 @@ R rows of the table ``records``, C calls.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from trueline.schema.errors import InputError
 from trueline.schema.site import Site
 from trueline.store.reader import Run
 from trueline.web.views.compared import judgements_of
-from trueline.web.views.operands import Rows
+from trueline.web.views.operands import Operands, Rows, operands_of
 from trueline.web.watched_run import WatchedRun
 
 Statistic = Literal["not_finite", "largest", "rms", "zeros", "judgement"]
@@ -105,9 +105,23 @@ class Value:
     note: str
 
 
+MAX_NEIGHBOURS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A call that gave this one a value, or took one of it."""
+
+    place: int
+    name: str
+
+
 @dataclass(frozen=True, slots=True)
 class CallDetails:
-    """A call with its values, its arguments that are no tensors, and where it was made, innermost frame first."""
+    """A call with its values, its arguments that are no tensors, and where it was made, innermost frame first; the
+    calls that it ``takes`` from and ``gives`` to, as far as they were recorded (the nearest ``MAX_NEIGHBOURS`` each),
+    and on which other ``ranks`` the same collective was recorded.
+    """
 
     call: Call
     module: str
@@ -115,6 +129,9 @@ class CallDetails:
     arguments: tuple[tuple[str, str], ...]
     frames: tuple[str, ...]
     values: tuple[Value, ...]
+    takes: tuple[Neighbour, ...]
+    gives: tuple[Neighbour, ...]
+    ranks: tuple[int, ...]
 
 
 class Outline:
@@ -206,7 +223,28 @@ class Outline:
             arguments=tuple(made.arguments.items()),
             frames=made.frames,
             values=tuple(_value(row, self.step, self.rank) for row in own),
+            takes=self._neighbours(self._operands.source_E[self._operands.target_E == place], place),
+            gives=self._neighbours(self._operands.target_E[self._operands.source_E == place], place),
+            ranks=self._ranks_of_collective(own[0]),
         )
+
+    @cached_property
+    def _operands(self) -> Operands:
+        return operands_of(self.rows, np.ones(len(self), dtype=bool))
+
+    def _neighbours(self, places: np.ndarray, place: int) -> tuple[Neighbour, ...]:
+        found = sorted({int(each) for each in places} - {-1, place}, key=lambda each: abs(each - place))
+        nearest = sorted(found[:MAX_NEIGHBOURS])
+        return tuple(Neighbour(each, f"{self.call(each).name or self.call(each).api}") for each in nearest)
+
+    def _ranks_of_collective(self, row: Mapping[str, Any]) -> tuple[int, ...]:
+        """The other ranks that recorded the same call of a collective at this step."""
+        if row["phase"] != "comm":
+            return ()
+        asked = {"steps": [self.step], "phases": ["comm"], "columns": ["rank", "name", "call"]}
+        rows = self.run.records(**asked, resolve=False)
+        same = pc.and_(pc.equal(rows["name"], row["name"]), pc.equal(rows["call"], row["call"]))
+        return tuple(sorted(set(rows.filter(same)["rank"].to_pylist()) - {self.rank}))
 
     def _matching(self, search: str) -> np.ndarray:
         """[C] bool; each distinct text is looked at once."""
