@@ -54,6 +54,15 @@ def test_a_row_each_parameter_group_has_the_worst_rank(served: Served) -> None:
     np.testing.assert_allclose(np.array(lowest["arrays"]["value"], dtype=float)[0], 0.2, rtol=1e-6)
 
 
+def test_parameter_groups_are_drawn_over_ranks_at_the_step_that_was_measured_nearest(served: Served) -> None:
+    heat = served.json("/api/runs/0/heat?signal=groups/group_grad_norms&step=99")
+    assert (heat["over"], heat["step"], heat["arrays"]["first"]) == ("rank", 5, [0, 1, 2, 3])
+    assert heat["arrays"]["value"][0] == [1, 2, 3, 4]
+    assert heat["arrays"]["value"][1] == [50] * 4
+    third = served.json("/api/runs/0/heat?signal=groups/group_grad_norms&step=3")["arrays"]["flags"][2]
+    assert [flag & 2 for flag in third] == [0, 2, 0, 0]
+
+
 def test_a_run_is_drawn_relative_to_the_steps_and_ranks_that_another_has_too(served: Served) -> None:
     relative = cells(served, "1/heat?signal=loss&shown=relative&other=0")
     assert relative.shape == (5, 9)

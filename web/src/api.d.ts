@@ -737,7 +737,8 @@ export interface components {
          * @description What an answer with the arrays ``value`` float32 [H, B], ``flags`` uint8 [H, B], ``first`` and ``end`` int32 [B]
          *     shows. ``rows`` are names, ``ranks`` the rank of each row (-1: several). ``worst`` says which of a column's values
          *     is shown: the lowest, highest, or the one farthest from 0. ``low`` and ``high`` are where colours end; ``smallest``
-         *     and ``largest`` are the extremes (None: nothing is finite).
+         *     and ``largest`` are the extremes (None: nothing is finite). ``over`` says what columns are:
+         *     ``rank`` at one ``step``, else steps.
          */
         Heat: {
             /** Flagged */
@@ -750,6 +751,12 @@ export interface components {
             low: number | null;
             /** Num Not Finite */
             num_not_finite: number;
+            /**
+             * Over
+             * @default step
+             * @enum {string}
+             */
+            over: "step" | "rank";
             /** Ranks */
             ranks: number[];
             /** Rows */
@@ -763,6 +770,8 @@ export interface components {
             signal: string;
             /** Smallest */
             smallest: number | null;
+            /** Step */
+            step?: number | null;
             /** Steps Per Column */
             steps_per_column: number;
             /** Title */
@@ -1654,6 +1663,7 @@ export interface operations {
                 rows?: "rank" | "host" | "worst";
                 shown?: "value" | "apart" | "relative";
                 other?: number | null;
+                step?: number | null;
             };
             header?: never;
             path: {

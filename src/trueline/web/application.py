@@ -199,6 +199,7 @@ def _add_drawings(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
         rows: Rows = "rank",
         shown: Shown = "value",
         other: Other = None,
+        step: Step = None,
     ) -> Response:
         watched = _run(runs, number)
         beside = None if other is None else _run(runs, other)
@@ -206,7 +207,15 @@ def _add_drawings(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
             request,
             watched,
             lambda: heat_of(
-                watched, signal, first=first, last=last, num_columns=columns, rows=rows, shown=shown, other=beside
+                watched,
+                signal,
+                first=first,
+                last=last,
+                num_columns=columns,
+                rows=rows,
+                shown=shown,
+                other=beside,
+                step=step,
             ),
             further=beside and beside.stamp,
         )

@@ -167,7 +167,7 @@ export class Heat {
     if (!first.length) return;
     context.textBaseline = "alphabetic";
     context.textAlign = "left";
-    context.fillText(`step ${first[0]}`, LEFT, this.height + 14);
+    context.fillText(`${this.data!.head.over} ${first[0]}`, LEFT, this.height + 14);
     context.textAlign = "right";
     context.fillText(String(end[end.length - 1] - 1), LEFT + this.width, this.height + 14);
   }

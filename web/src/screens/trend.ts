@@ -30,6 +30,8 @@ export function trend(context: Context): Screen {
   const others = context.runs.filter((each) => each.id !== context.run.id);
   const other = h("select", { "aria-label": "Beside", onchange: () => change({ beside: other.value, shown: "" }) }, h("option", { value: "" }, "no other Run"), ...others.map((each) => h("option", { value: each.id }, each.name)));
   const beside = new Beside(context, { point: (step) => pointed(step, null), zoom });
+  const over = h("select", { "aria-label": "Over", onchange: () => change({ over: over.value }) }, h("option", { value: "" }, "steps"), h("option", { value: "rank" }, "ranks, at the step that was clicked"));
+  const across = h("label", null, "over ", over);
   const as = h("label", null, "as ", chosen.shown);
   const lines = new Lines({ point: (step) => pointed(step, null), zoom });
   const heat = new Heat({ point: (cell) => pointed(cell ? heatData!.int("first")[cell.column] : null, cell), pick, zoom });
@@ -38,7 +40,7 @@ export function trend(context: Context): Screen {
   const ranked = [legend, pins, matrix.element, as];
   const plots = h("div", null, readout, heat.element, legend, pins, lines.element, note, beside.element, matrix.element);
   const nothing = h("p", { class: "nothing" }, "This Run holds no numbers over steps.");
-  const choices = h("p", { class: "filter" }, h("label", null, "Draw ", signal), as, context.source.served ? [h("label", null, "rows ", chosen.rows), h("label", null, "pin ", found)] : null, others.length ? h("label", null, "beside ", other) : null, whole);
+  const choices = h("p", { class: "filter" }, h("label", null, "Draw ", signal), across, as, context.source.served ? [h("label", null, "rows ", chosen.rows), h("label", null, "pin ", found)] : null, others.length ? h("label", null, "beside ", other) : null, whole);
   const element = h("div", { class: "trend" },
     h("h1", null, "Ranks × steps"),
     choices,
@@ -72,11 +74,14 @@ export function trend(context: Context): Screen {
     ranked.forEach((each) => { each.hidden = drawn.of !== "rank"; });
     heat.element.hidden = drawn.of === "job";
     lines.element.hidden = drawn.of === "group";
+    across.hidden = drawn.of !== "group" || !context.source.served;
     if (drawn.of === "group") {
-      heatData = await context.source.packed<Schemas["Heat"]>(context.api(query("heat", { ...asked, shown: "" })));
+      over.value = now.over ?? "";
+      const at = now.over === "rank" ? (numberOf(now, "step", null) ?? facts.step_last ?? 0) : "";
+      heatData = await context.source.packed<Schemas["Heat"]>(context.api(query("heat", { ...asked, shown: "", step: at })));
       seriesData = null;
       heat.show(heatData, []);
-      note.textContent = `A row each parameter group, in the order of the model; of all ranks the ${heatData.head.worst === "low" ? "lowest" : "highest"} value is shown.${drawn.unit ? ` Unit: ${drawn.unit}.` : ""}`;
+      note.textContent = heatData.head.over === "rank" ? `A row each parameter group, in the order of the model, a column each rank, at step ${heatData.head.step}.` : `A row each parameter group, in the order of the model; of all ranks the ${heatData.head.worst === "low" ? "lowest" : "highest"} value is shown.${drawn.unit ? ` Unit: ${drawn.unit}.` : ""}`;
       legend.hidden = false;
       tellScale();
       return;
@@ -158,7 +163,7 @@ export function trend(context: Context): Screen {
     const column = heat.columnOf(step);
     if (column < 0) return;
     const [first, last] = [heatData.int("first")[column], heatData.int("end")[column] - 1];
-    const steps = first === last ? `step ${first}` : `steps ${first}–${last}`;
+    const steps = heatData.head.over === "rank" ? `rank ${first}` : first === last ? `step ${first}` : `steps ${first}–${last}`;
     if (cell !== null) readout.textContent = `${heatData.head.rows[cell.row]}, ${steps}: ${cellText(cell)}`;
     else if (seriesData) {
       const at = Math.min(column, seriesData.int("first").length - 1);
@@ -182,6 +187,7 @@ export function trend(context: Context): Screen {
   function pick(cell: Cell): void {
     const rank = heatData!.head.ranks[cell.row];
     const pinned = numbersOf(state(), "pin");
+    if (heatData!.head.over === "rank") return;
     change({ step: String(heatData!.int("first")[cell.column]), pin: rank < 0 || pinned.includes(rank) ? pinned.join(",") : [...pinned, rank].slice(-8).join(",") }, true);
   }
 
@@ -191,6 +197,7 @@ export function trend(context: Context): Screen {
   }
 
   function zoom(first: number, last: number): void {
+    if (heatData?.head.over === "rank") return;
     if (!context.source.served) {
       readout.textContent = "This file holds all steps at one size; `trueline view` zooms.";
       return;

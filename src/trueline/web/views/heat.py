@@ -6,15 +6,23 @@ T steps, N ranks, K parameter groups, H rows, B columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from trueline.schema.errors import InputError
 from trueline.web.answers import Arrays
-from trueline.web.views.columns import Columns, apart, columns_of
-from trueline.web.views.signals import flagged_of, groups_of, of_groups, title_of, values_of, worst_end
+from trueline.web.views.columns import MAX_COLUMNS, Columns, apart, columns_of
+from trueline.web.views.signals import (
+    flagged_of,
+    groups_of,
+    groups_over_ranks,
+    of_groups,
+    title_of,
+    values_of,
+    worst_end,
+)
 from trueline.web.watched_run import WatchedRun
 
 Rows = Literal["rank", "host", "worst"]
@@ -33,7 +41,8 @@ class Heat:
     """What an answer with the arrays ``value`` float32 [H, B], ``flags`` uint8 [H, B], ``first`` and ``end`` int32 [B]
     shows. ``rows`` are names, ``ranks`` the rank of each row (-1: several). ``worst`` says which of a column's values
     is shown: the lowest, highest, or the one farthest from 0. ``low`` and ``high`` are where colours end; ``smallest``
-    and ``largest`` are the extremes (None: nothing is finite).
+    and ``largest`` are the extremes (None: nothing is finite). ``over`` says what columns are:
+    ``rank`` at one ``step``, else steps.
     """
 
     signal: str
@@ -49,6 +58,8 @@ class Heat:
     smallest: float | None
     largest: float | None
     num_not_finite: int
+    over: Literal["step", "rank"] = "step"
+    step: int | None = None
 
 
 def heat_of(
@@ -61,11 +72,14 @@ def heat_of(
     rows: Rows = "rank",
     shown: Shown = "value",
     other: WatchedRun | None = None,
+    step: int | None = None,
 ) -> Arrays:
-    """The cells of a signal between two steps; ``other`` is the Run that they are "relative" to. Raises
-    ``InputError``.
+    """The cells of a signal between two steps; ``other`` is the Run that they are "relative" to. Of parameter groups
+    they are over ranks where a ``step`` is given. Raises ``InputError``.
     """
     run = watched.run
+    if (column := of_groups(signal)) and step is not None:
+        return _over_ranks(watched, column, step)
     if column := of_groups(signal):
         return _of_groups(watched, column, first=first, last=last, num_columns=num_columns)
     drawn_TN, measured_TN, distance_TN = drawn_of(watched, signal, shown, other, ordered=rows == "worst")
@@ -86,6 +100,17 @@ def _of_groups(watched: WatchedRun, column: str, *, first: int | None, last: int
     worst = worst_end(column)
     arranged = names, [-1] * len(names), _worst(columns, worst), columns.flags_NB
     return _packed(watched, f"groups/{column}", title_of(column), "value", worst, arranged, columns)
+
+
+def _over_ranks(watched: WatchedRun, column: str, step: int) -> Arrays:
+    """The cells of all parameter groups at one step: a row each, a column a rank."""
+    names, nearest, values_NK, measured_NK = groups_over_ranks(watched, column, step)
+    ranks_N = np.asarray(watched.run.ranks)
+    columns = columns_of(ranks_N, values_NK, measured_NK, first=None, last=None, num_columns=MAX_COLUMNS)
+    worst = worst_end(column)
+    arranged = names, [-1] * len(names), _worst(columns, worst), columns.flags_NB
+    packed = _packed(watched, f"groups/{column}", title_of(column), "value", worst, arranged, columns)
+    return Arrays(replace(packed.head, over="rank", step=nearest, steps_per_column=1), packed.arrays)
 
 
 def _packed(

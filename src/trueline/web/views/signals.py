@@ -137,6 +137,26 @@ def groups_of(watched: WatchedRun, column: str) -> tuple[list[str], np.ndarray, 
     return names, values_TK, measured_TK
 
 
+def groups_over_ranks(watched: WatchedRun, column: str, step: int) -> tuple[list[str], int, np.ndarray, np.ndarray]:
+    """Names of parameter groups, the measured step nearest to ``step``, and [N, K] the values there and where they were
+    measured. Raises ``InputError``.
+    """
+    names, _, measured_TK = groups_of(watched, column)
+    run = watched.run
+    steps = run.steps[measured_TK.any(axis=1)]
+    if not steps.size:
+        raise InputError(f"No step has numbers of '{column}'.")
+    nearest = int(steps[np.abs(steps - step).argmin()])
+    values_NK = np.full((len(run.ranks), len(names)), np.nan)
+    measured_NK = np.zeros(values_NK.shape, dtype=bool)
+    for place, rank in enumerate(run.ranks):
+        found = run.lists(column, steps=[nearest], ranks=[rank])
+        for values in found.values():
+            if len(values) == len(names):
+                values_NK[place], measured_NK[place] = values, True
+    return names, nearest, values_NK, measured_NK
+
+
 def _dispersions(watched: WatchedRun) -> list[Signal]:
     results = watched.judgement.results
     if results is None or len(results.dispersion.ranks) < 2:
