@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.synthetic_runs import write_run
+from tests.web.browser import NEEDS_BROWSER, BrowserPage
+from tests.web.looks import middle_of
 from tests.web.recorded_step import row, write_rows
 from tests.web.served import Served
 
@@ -61,6 +63,22 @@ def test_parameter_groups_are_drawn_over_ranks_at_the_step_that_was_measured_nea
     assert heat["arrays"]["value"][1] == [50] * 4
     third = served.json("/api/runs/0/heat?signal=groups/group_grad_norms&step=3")["arrays"]["flags"][2]
     assert [flag & 2 for flag in third] == [0, 2, 0, 0]
+
+
+@NEEDS_BROWSER
+def test_a_step_that_is_clicked_shows_its_groups_over_ranks(served: Served) -> None:
+    with BrowserPage(served.url("run=0&screen=trend&signal=groups/group_grad_norms"), width=400) as page:
+        page.until("document.querySelector('.trend')?.textContent.includes('A row each parameter group')")
+        assert not page.evaluate("document.querySelector('.lines').checkVisibility()")
+        spot = middle_of(page, ".heat .over", across=0.55, down=0.2)
+        page.drag(spot, spot)
+        step = page.until("new URLSearchParams(location.hash.slice(1)).get('step')")
+        page.evaluate("location.hash += '&over=rank'")
+        page.until(f"document.querySelector('.trend').textContent.includes('a column each rank, at step {step}.')")
+        page.hover(*middle_of(page, ".heat .over", across=0.99, down=0.2))
+        assert page.until("document.querySelector('.readout').textContent.includes('rank 3: 4')")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        assert page.errors == []
 
 
 def test_a_run_is_drawn_relative_to_the_steps_and_ranks_that_another_has_too(served: Served) -> None:
