@@ -175,6 +175,25 @@ def test_an_incident_draws_how_its_evidence_grew_up_to_the_line(tmp_path: Path) 
             assert shown.errors == []
 
 
+def test_an_incident_lists_the_samples_of_its_first_step_and_who_else_has_them(tmp_path: Path) -> None:
+    def high(step: int, rank: int, row: dict[str, Any]) -> None:
+        row["loss"] += 3.0 * (rank == 2 and step >= 40)
+        row["sample_digests"] = [4 * step + rank + 1, 255]
+        row["part_losses"] = [1.25, row["loss"]]
+
+    with Served([write_run(tmp_path / "run", num_steps=NUM_STEPS, change=high)]) as page:
+        triage = page.json("/api/runs/0/triage")["incidents"]
+        (number,) = [each["number"] for each in triage if each["code"] == "worker-loss-outlier"]
+        incident = page.json(f"/api/runs/0/incidents/{number}")
+        (own,) = incident["samples"]
+        assert (own["rank"], own["num"]) == (2, 2)
+        assert own["samples"][0] == [f"{4 * incident['step_first'] + 3:016x}", "1.25", ""]
+        assert own["samples"][1][0::2] == ["00000000000000ff", "ranks 0, 1 and 3"]
+        with opened(page, f"screen=incident&n={number}", "document.querySelector('.incident-screen')") as shown:
+            shown.until("document.querySelector('.incident-screen').textContent.includes('Rank 2: 2 samples, some of')")
+            assert shown.errors == []
+
+
 def test_pointing_at_a_cell_says_rank_step_and_value_and_dragging_zooms(served: Served) -> None:
     with opened(served, "run=0&screen=trend", "document.querySelector('.lines canvas')") as page:
         readout = "document.querySelector('.readout').textContent"

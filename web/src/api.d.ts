@@ -871,6 +871,8 @@ export interface components {
             record_refused: string;
             /** Recorded */
             recorded: components["schemas"]["RecordedPlace"][];
+            /** Samples */
+            samples: components["schemas"]["SampleView"][];
             /**
              * Severity
              * @enum {string}
@@ -1094,6 +1096,24 @@ export interface components {
             runs: components["schemas"]["RunEntry"][];
             /** Version */
             version: string;
+        };
+        /**
+         * SampleView
+         * @description What a rank consumed at the first step of an incident: how many samples, and of the first ``_MAX_SAMPLES`` the
+         *     digest (hexadecimal), the loss where there is one for each ("" elsewhere), and the other ranks of which it is one
+         *     of the samples at that step, too.
+         */
+        SampleView: {
+            /** Num */
+            num: number;
+            /** Rank */
+            rank: number;
+            /** Samples */
+            samples: [
+                string,
+                string,
+                string
+            ][];
         };
         /**
          * Section

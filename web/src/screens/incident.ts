@@ -72,6 +72,7 @@ function parts(data: View, series: SeriesData | null, lines: Lines, ask: Ask, se
       record(data, ask, served)),
     h("section", null, h("h2", null, counted(data.findings.length, "finding")), ...data.findings.map(finding), data.findings.some((each) => each.sites.length) ? h("p", { class: "small quiet" }, `Sites: ${data.site_form}`) : null),
     data.recorded.length ? h("section", null, h("h2", null, "Recorded"), h("ul", { class: "notes" }, ...data.recorded.map((each) => h("li", null, h("a", { href: link({ run: state().run ?? "", screen: "step", step: String(each.step), rank: String(each.rank), at: each.name }) }, h("code", null, each.site)))))) : document.createTextNode(""),
+    data.samples.length ? h("section", null, h("h2", null, `Samples of step ${data.step_first}`), ...data.samples.map(samples)) : document.createTextNode(""),
     h("section", null, h("h2", null, "Ranks that are set otherwise"),
       data.differing.length ? differing(data.differing) : h("p", { class: "quiet" }, "All ranks have the same settings, versions and flags."),
       data.num_differing > data.differing.length ? h("p", { class: "quiet" }, `${data.num_differing - data.differing.length} more differ.`) : null),
@@ -111,6 +112,13 @@ function record(data: View, ask: Ask, served: boolean): HTMLElement {
   });
   return h("div", { class: "record" }, h("p", null, button, data.record_refused ? null : h("span", null, " or ", command(data.record))), said,
     data.intended ? h("p", null, "Meant to differ? In the plan: ", h("code", null, data.intended), copyButton(data.intended, "Copy the line for the plan")) : null);
+}
+
+/** The samples of a rank: which they are, their losses, and who else has them. */
+function samples(of: Schemas["SampleView"]): HTMLElement {
+  return h("details", null, h("summary", null, `Rank ${of.rank}: ${counted(of.num, "sample")}${of.samples.some(([, , others]) => others) ? ", some of them on other ranks, too" : ""}`),
+    h("ul", { class: "notes" }, ...of.samples.map(([digest, loss, others]) => h("li", null, h("code", null, String(digest)), loss ? ` loss ${loss}` : "", others ? ` also on ${others}` : ""))),
+    of.num > of.samples.length ? h("p", { class: "small quiet" }, `${counted(of.num - of.samples.length, "sample")} more. Equal samples have equal digests; \`trueline info RUN --sql\` has all.`) : null);
 }
 
 function finding(row: Schemas["FindingRow"]): HTMLElement {

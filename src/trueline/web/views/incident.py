@@ -7,13 +7,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from trueline.render.cause_words import excluded_because, speaking_against, speaking_for
 from trueline.render.report.environment_table import Differing, environment
 from trueline.render.report.finding_row import FindingRow, finding_row
+from trueline.render.wording import number
 from trueline.schema.errors import InputError, SiteError
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.site import SITE_FORM, Site
-from trueline.schema.text.words import whose_text
+from trueline.schema.text.words import ranks_text, whose_text
 from trueline.web.views.sparkline import signal_of
 from trueline.web.views.triage import key_of
 from trueline.web.watched_run import WatchedRun
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from trueline.analyze.incidents import Incident
 
 _MAX_DIFFERING = 24
+_MAX_SAMPLES, _MAX_SAMPLED_RANKS = 12, 4
+"""Samples of a rank, and ranks, whose samples are shown."""
 _RECORDED_STEPS = 3
 _AHEAD = 20
 """Steps between the last row that was read and the first that is recorded."""
@@ -38,6 +43,18 @@ class RecordedPlace:
     step: int
     rank: int
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SampleView:
+    """What a rank consumed at the first step of an incident: how many samples, and of the first ``_MAX_SAMPLES`` the
+    digest (hexadecimal), the loss where there is one for each ("" elsewhere), and the other ranks of which it is one
+    of the samples at that step, too.
+    """
+
+    rank: int
+    num: int
+    samples: tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +105,7 @@ class IncidentView:
     differing: tuple[Differing, ...]
     num_differing: int
     recorded: tuple[RecordedPlace, ...]
+    samples: tuple[SampleView, ...]
     record: str
     record_refused: str
     intended: str
@@ -141,6 +159,7 @@ def incident_of(watched: WatchedRun, number: int) -> IncidentView:
         growth=next((grown for grown in map(_growth, findings) if grown is not None), None),
         differing=differing[:_MAX_DIFFERING],
         num_differing=len(differing),
+        samples=_samples(watched, incident.ranks, incident.step_first),
         recorded=_recorded(watched, [site for finding in findings for site in finding.sites]),
         record=_record_command(watched),
         record_refused=_record_refused(watched),
@@ -185,6 +204,25 @@ def _record_refused(watched: WatchedRun) -> str:
 def _intended(watched: WatchedRun, ranks: tuple[int, ...]) -> str:
     others = [rank for rank in watched.run.ranks if rank not in ranks]
     return f"worker_groups = [[{', '.join(map(str, others))}]]" if ranks and len(others) > 1 else ""
+
+
+def _samples(watched: WatchedRun, ranks: tuple[int, ...], step: int | None) -> tuple[SampleView, ...]:
+    """The samples of the accused ranks, a few of them, at the step; nothing where they were not seen."""
+    run = watched.run
+    if step is None or run.column("sample_digests").null_count == len(run.column("sample_digests")):
+        return ()
+    digests = {rank: values for (_, rank), values in run.lists("sample_digests", steps=[step]).items()}
+    losses = {rank: values for (_, rank), values in run.lists("part_losses", steps=[step]).items()}
+    views: list[SampleView] = []
+    for rank in [each for each in ranks if each in digests][:_MAX_SAMPLED_RANKS]:
+        own, known = digests[rank], losses.get(rank, np.empty(0))
+        shown: list[tuple[str, str, str]] = []
+        for place, digest in enumerate(own[:_MAX_SAMPLES].tolist()):
+            loss = number(float(known[place])) if len(known) == len(own) else ""
+            others = [other for other, values in digests.items() if other != rank and (values == digest).any()]
+            shown.append((f"{digest:016x}", loss, ranks_text(others, dash="–") if others else ""))
+        views.append(SampleView(rank, len(own), tuple(shown)))
+    return tuple(views)
 
 
 def _growth(finding: Finding) -> EvidenceGrowth | None:
