@@ -53,11 +53,13 @@ class Judge:
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
-        processes = list((self._pool._processes or {}).values())
+        processes, thread = list((self._pool._processes or {}).values()), self._pool._executor_manager_thread
         self._pool.shutdown(wait=False, cancel_futures=True)
         for process in processes:
             process.terminate()
             process.join(10)
+        if thread is not None:  # it closes a pipe that Python writes to as it exits
+            thread.join(10)
 
 
 class JudgeHere(Judge):
