@@ -29,7 +29,7 @@ from trueline.web.views.heat import Shown, heat_of
 from trueline.web.views.incident import incident_of
 from trueline.web.views.series import series_of
 from trueline.web.views.settings import settings_of
-from trueline.web.views.signals import Signal, Signals, signals_of
+from trueline.web.views.signals import Signal, signals_of
 from trueline.web.views.triage import Triage, triage_of
 from trueline.web.watched_run import WatchedRun
 
@@ -56,11 +56,12 @@ def page_file(runs: Sequence[WatchedRun]) -> tuple[str, int]:
     """The document about Runs that are judged, and how many columns their steps share at most. Raises ``InputError``
     where it would be larger than ``MAX_BYTES`` even at the coarsest.
     """
+    answers = _words(runs)
+    said = _words_of_runs(runs, answers)
     for num_columns, num_signals, num_lines in _WAYS:
         if sum(_num_bytes(each, num_columns, num_signals, num_lines) for each in runs) > _HOPELESS:
             continue
-        answers = _answers(runs, num_columns, num_signals, num_lines)
-        document = _document(answers, _words_of_runs(runs, answers))
+        document = _document(answers | _drawings(runs, num_columns, num_signals, num_lines), said)
         if len(document.encode()) <= MAX_BYTES:
             return document, num_columns
     raise InputError(
@@ -99,23 +100,30 @@ def _num_bytes(watched: WatchedRun, num_columns: int, num_signals: int, num_line
     return len(_SHOWN) * signals * columns * (5 * ranks + 13 * min(ranks, num_lines) + 36)
 
 
-def _answers(runs: Sequence[WatchedRun], num_columns: int, num_signals: int, num_lines: int) -> dict[str, Any]:
+def _words(runs: Sequence[WatchedRun]) -> dict[str, Any]:
+    """The answers that are as long whatever is drawn."""
     answers: dict[str, Any] = {"api/runs": runs_of(runs, served=False)}
     for number, watched in enumerate(runs):
         base = f"api/runs/{number}"
-        report = watched.judgement.report
         answers[f"{base}/triage"] = triage_of(watched)
         answers[f"{base}/settings"] = settings_of(watched)
-        for place in range(1, 1 + (len(report.incidents) if report else 0)):
+        for place in range(1, 1 + len(_incidents(watched))):
             answers[f"{base}/incidents/{place}"] = incident_of(watched, place)
+        for step in _matrix_steps(watched):
+            answers[_key(f"{base}/cosines", {"step": str(step)})] = cosines_of(watched, step)
+    return answers
+
+
+def _drawings(runs: Sequence[WatchedRun], num_columns: int, num_signals: int, num_lines: int) -> dict[str, Any]:
+    answers: dict[str, Any] = {}
+    for number, watched in enumerate(runs):
+        base = f"api/runs/{number}"
         signals = signals_of(watched)
         kept = signals.signals[:num_signals]
         left_out = len(signals.signals) - len(kept) + signals.truncated
-        answers[f"{base}/signals"] = _with(signals, kept, left_out)
+        answers[f"{base}/signals"] = replace(signals, signals=kept, truncated=left_out)
         for signal in kept:
             answers |= _drawn(watched, base, signal, num_columns, num_lines)
-        for step in _matrix_steps(watched):
-            answers[_key(f"{base}/cosines", {"step": str(step)})] = cosines_of(watched, step)
     return answers
 
 
@@ -145,10 +153,6 @@ def _matrix_steps(watched: WatchedRun) -> list[int]:
 def _incidents(watched: WatchedRun) -> list[tuple[int, ...]]:
     report = watched.judgement.report
     return [] if report is None else [incident.ranks for incident in report.incidents]
-
-
-def _with(signals: Signals, kept: Sequence[Any], left_out: int) -> Signals:
-    return replace(signals, signals=tuple(kept), truncated=left_out)
 
 
 def _key(path: str, asked: dict[str, str]) -> str:

@@ -149,11 +149,10 @@ def groups_over_ranks(watched: WatchedRun, column: str, step: int) -> tuple[list
     nearest = int(steps[np.abs(steps - step).argmin()])
     values_NK = np.full((len(run.ranks), len(names)), np.nan)
     measured_NK = np.zeros(values_NK.shape, dtype=bool)
-    for place, rank in enumerate(run.ranks):
-        found = run.lists(column, steps=[nearest], ranks=[rank])
-        for values in found.values():
-            if len(values) == len(names):
-                values_NK[place], measured_NK[place] = values, True
+    for (_, rank), values in run.lists(column, steps=[nearest]).items():
+        if len(values) == len(names):
+            place = run.ranks.index(rank)
+            values_NK[place], measured_NK[place] = values, True
     return names, nearest, values_NK, measured_NK
 
 
