@@ -163,7 +163,7 @@ def fresh() -> tuple[str, list[str]]:
         with contextlib.suppress(ImportError):
             for seed, (name, make) in enumerate(library()):
                 torch.manual_seed(seed)
-                model = _within_patience(make)
+                model = within_patience(make)
                 if model is None:
                     continue
                 counts["models"] += 1
@@ -178,7 +178,7 @@ def fresh() -> tuple[str, list[str]]:
     return table([*header, "no layer repeated", "weights not judged", "weights compared"], rows), loud
 
 
-def _within_patience(make: Callable[[], nn.Module]) -> nn.Module | None:
+def within_patience(make: Callable[[], nn.Module]) -> nn.Module | None:
     """The model; None where it takes too long, is too large, or cannot be made from such a configuration."""
 
     def stop(*_: object) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from tests.cli import in_process
 
+from trueline.trials.batch import gradient
+
 JOB = Path(__file__).parents[1] / "trial_job.py"
 TWO = 'export STORE=$(mktemp -u) WORLD_SIZE=2; RANK=1 "$0" "$@" & RANK=0 "$0" "$@"; ended=$?; wait; exit $ended'
 
@@ -16,6 +18,7 @@ def trial(python, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def call(*words, ranks=1, laws="permute,halves,padding"):
+        monkeypatch.setattr(gradient, "STEPS", {"along": gradient.STEPS["along"]})  # half of the runs
         launcher = () if ranks == 1 else ("sh", "-c", TWO)
         command = (*launcher, python, str(JOB), *words)
         asked = ("trial", "batch", "--json", "--law", laws, "--", *command)
@@ -53,6 +56,24 @@ def test_a_fault_that_all_ranks_share_is_confirmed_and_its_twin_excluded(trial, 
     assert (code, sound["answer"]) == (0, "excluded"), sound
     assert not any(arm["showed"] for arm in sound["arms"])
     assert not (tmp_path / "ended").exists(), "nothing that a job does at its end is done"
+
+
+def test_a_backward_that_lacks_a_term_is_confirmed_with_what_is_in_front_of_it(trial):
+    code, found, _ = trial("own-backward", "faulty", laws="gradient")
+    assert (code, found["answer"]) == (0, "confirmed"), found
+    assert "It is wrong in" in found["says"][0]
+    assert "over_time" not in found["says"][0], "which is behind it"
+    assert {"name": "base", "runs": 2, "showed": 0} in found["arms"]
+    assert any(arm["name"] == "moved" and arm["showed"] for arm in found["arms"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks"), [("own-backward", 2), ("sum", 2), ("noise", 1)], ids=["DDP", "FSDP2", "random numbers"]
+)
+def test_a_sound_gradient_is_that_of_the_mean_over_ranks(trial, kind, ranks):
+    code, found, _ = trial(kind, ranks=ranks, laws="gradient")
+    assert (code, found["answer"]) == (0, "excluded"), found
+    assert "changes as it says" in found["says"][0]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from trueline.trials.batch_laws import LIMIT, Rounding, judge_halves, judge_same, rounding_of
-from trueline.trials.first_steps import FirstStep
+from trueline.trials.batch.first_steps import FirstStep
+from trueline.trials.batch.laws import LIMIT, Rounding, judge_halves, judge_same, rounding_of
 
 ROUNDING = Rounding(1e-6, 1e-6)
 TOKENS = ((3.0, 1.0), (1.0, 1.0))

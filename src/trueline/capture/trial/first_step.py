@@ -20,6 +20,7 @@ import random
 import sys
 import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from trueline.capture.probes.losses.descent import roots_of
 from trueline.capture.probes.losses.rows import nodes_below
 from trueline.capture.seeding import seed_all
 from trueline.capture.trial.changed_batches import Unchangeable, changed, leaves, rows_of, what_counts
+from trueline.capture.trial.moved_weights import Trained, signs_of
 from trueline.schema.formats import FORMATS
 from trueline.tensor.sketch import SignBank
 
@@ -64,21 +66,36 @@ class FirstStep:
     does at its end is done.
 
     ``out`` is where ``rank0.npz`` and so on go; ``change`` of batches, see ``changed_batches``; ``nudge`` multiplies
-    each weight by 1 + or - so much at random before it is used.
+    each weight by 1 + or - so much at random before it is used; ``move`` moves the parameters at the places ``among``
+    by + or - so many times their root mean square: at random but in every run with the same signs, or with those of the
+    gradient of a run that left its ``signs`` in the folder ``along``.
     """
 
     def __init__(
-        self, out: str, *, change: Any = "none", seed: int = 0, model_seed: int = 1, nudge: float = 0.0
+        self,
+        out: str,
+        *,
+        change: Any = "none",
+        seed: int = 0,
+        model_seed: int = 1,
+        nudge: float = 0.0,
+        move: float = 0.0,
+        among: Sequence[int] = (),
+        along: str = "",
+        signs: bool = False,
     ) -> None:
         self._out, self._change, self._nudge, self._seed, self._model_seed = out, change, nudge, seed, model_seed
+        self._step, self._among = move, frozenset(among)
+        self._along, self._leaves_signs, self._signs = along, signs, dict[str, Any]()
         self._loader_stream: Any = None
         self._batches: weakref.WeakKeyDictionary[Any, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
         self._last: list[dict[str, Any]] = []
         self._losses: list[Tensor] = []
         self._params: dict[int, tuple[str, Tensor]] = {}
+        self._trained: list[Trained] = []
         self._gradients: dict[str, Tensor] | None = None
         self._facts: dict[str, Any] = {"unit": 0.0, "batch_norms": 0, "normalises_batch": False, "problem": ""}
-        self._facts |= {"weighted": False, "closure": False}
+        self._facts |= {"weighted": False, "closure": False, "slopes": []}
 
     def wait(self) -> None:
         """Seed all streams and listen."""
@@ -141,7 +158,7 @@ class FirstStep:
         for name, param in module.named_parameters():
             if id(param) not in self._params:
                 self._params[id(param)] = (name, param)
-                self._move(param)
+                self._move(name, param)
 
     def _see_precision(self, values: list[Any]) -> None:
         dtypes = [x.dtype for x in values if isinstance(x, Tensor) and x.is_floating_point()]
@@ -153,14 +170,23 @@ class FirstStep:
         units = [FORMATS[name].unit for name in names if name in FORMATS]
         self._facts["unit"] = max([self._facts["unit"], *units])
 
-    def _move(self, param: Tensor) -> None:
+    def _move(self, name: str, param: Tensor) -> None:
         own = local(param.detach())
-        if not self._nudge or not own.is_floating_point() or not own.numel():
+        if not own.is_floating_point():
             return
-        stream = torch.Generator().manual_seed(len(self._params))
-        signs = torch.randint(0, 2, own.shape, generator=stream, dtype=torch.int8).mul_(2).sub_(1).to(own.device)
-        with torch.no_grad():
-            own.add_(own * signs * self._nudge)
+        if self._nudge:
+            with torch.no_grad():
+                own.add_(own * signs_of(own, seed=len(self._params)) * self._nudge)
+        if param.requires_grad:
+            self._trained.append(trained := Trained.of(name, param, place=len(self._params)))
+            if trained.place in self._among:
+                trained.move(self._step, self._signs_along().get(f"signs/{trained.place}"))
+
+    def _signs_along(self) -> dict[str, Any]:
+        if self._along and not self._signs:
+            with np.load(Path(self._along, f"rank{own_rank()}.npz")) as held:
+                self._signs = {name: held[name] for name in held.files if name.startswith("signs/")}
+        return self._signs
 
     def _at_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         if in_backward():
@@ -177,15 +203,17 @@ class FirstStep:
     def _at_norm(self, *args: Any, **kwargs: Any) -> None:
         """Before clipping, which is not linear."""
         if self._losses and self._gradients is None:
-            self._gradients = self._sketches(None)
+            self._measure(None)
 
     def _at_update(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         if not self._losses:
             return
+        given = (each for each in (optimizer, *args) if isinstance(each, torch.optim.Optimizer))  # a scaler is first
+        updates = next(given, None)
         try:
             if self._gradients is None:
-                self._gradients = self._sketches(optimizer if isinstance(optimizer, torch.optim.Optimizer) else None)
-            self._write()
+                self._measure(updates)
+            self._write(updates)
         except BaseException as error:
             _log.error("trueline: the first step was not measured: %s: %s", type(error).__name__, error)
             _end(1)
@@ -196,6 +224,14 @@ class FirstStep:
         """Only with a closure is there a backward pass now that was not there before the update."""
         self._facts["closure"] = True
         self._at_update(optimizer)
+
+    def _measure(self, optimizer: torch.optim.Optimizer | None) -> None:
+        self._gradients = self._sketches(optimizer)
+        if not self._step:
+            self._facts["slopes"] = [each.slope() for each in self._trained]
+        if self._leaves_signs:
+            packed = {f"signs/{each.place}": each.packed() for each in self._trained}
+            self._signs = {name: signs for name, signs in packed.items() if signs is not None}
 
     def _sketches(self, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
         params = [(name, param) for name, param in self._params.values() if param.grad is not None]
@@ -208,10 +244,13 @@ class FirstStep:
             found[name if name not in found else f"{name} ({place})"] = sketch(local(param.grad), name)
         return found
 
-    def _write(self) -> None:
+    def _write(self, optimizer: torch.optim.Optimizer | None) -> None:
         assert self._gradients is not None
+        held = {place for place, each in enumerate(self._trained) if each.is_held_by(optimizer)}
+        self._facts["slopes"] = [each for place, each in enumerate(self._facts["slopes"]) if place in held]
         facts = self._facts | {"world_size": world_size(), "batches": self._last[: len(self._losses)]}
         arrays = {f"gradient/{name}": one.cpu().numpy() for name, one in self._gradients.items()}
+        arrays |= self._signs if self._leaves_signs else {}
         losses = torch.stack([loss.cpu() for loss in self._losses]).numpy()
         file = io.BytesIO()
         np.savez(file, losses=losses, facts=np.array(json.dumps(facts)), **arrays)

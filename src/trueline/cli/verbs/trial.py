@@ -13,7 +13,7 @@ from trueline.cli.verbs.trials import bisect, knobs, remedy, repeat, rl, shrink,
 
 if TYPE_CHECKING:
     from trueline.analyze.compare.expect.rounding import OrderJudgement
-    from trueline.trials.batch_laws import Law
+    from trueline.trials.batch.laws import Law
     from trueline.trials.noise import OrderNoise, SumSetup
     from trueline.trials.trial import TrialAnswer
 
@@ -59,16 +59,18 @@ _Difference = Annotated[
 def batch(
     words: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The training command.")] = None,
     law: Annotated[
-        str, typer.Option(help="Which laws, with commas: permute, halves, padding.", metavar="LAW,…")
-    ] = "permute,halves,padding",
+        str, typer.Option(help="Which laws, with commas: permute, halves, padding, gradient.", metavar="LAW,…")
+    ] = "permute,halves,padding,gradient",
     seed: Annotated[int, typer.Option(help="Random seed of the job, where it sets none.")] = 0,
     timeout: Annotated[float, typer.Option(help="Seconds after which a run of the command is stopped.")] = 1800.0,
     json: Json = False,
 ) -> None:
-    """Run a training command up to its first update, several times with the batches changed, and judge whether losses
-    and gradients obey what must hold: the order of rows, splitting in halves and padding change nothing.
+    """Run a training command up to its first update, several times with batches or weights changed, and judge whether
+    losses and gradients obey what must hold: the order of rows, splitting in halves and padding change nothing, and the
+    gradient is the derivative of the loss.
 
-    The command is run three to eight times and does what it does before its first update, which it never makes.
+    The command is run about twenty times, forty where the gradient is wrong, and does what it does before its first
+    update, which it never makes.
 
     confirmed: a law is broken; excluded: all hold. Exit code 0: one of these; 3: undecided.
 
@@ -78,7 +80,7 @@ def batch(
 
     from trueline.cli.json_document import print_document
     from trueline.schema.errors import InputError
-    from trueline.trials.batch import LAWS
+    from trueline.trials.batch.batch import LAWS
 
     laws = [each for each in LAWS if each in law.split(",")]
     unknown = sorted({*law.split(",")} - {*LAWS})
@@ -110,7 +112,7 @@ def _tried(words: list[str], laws: list[Law], *, seed: int, timeout: float) -> T
 
     from trueline.cli.waiting import on_terminal
     from trueline.schema.errors import InputError
-    from trueline.trials.batch import BatchTrial
+    from trueline.trials.batch.batch import BatchTrial
     from trueline.trials.trial import Job
 
     console = Console(stderr=True)

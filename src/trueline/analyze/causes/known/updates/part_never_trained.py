@@ -18,6 +18,6 @@ CAUSE = Cause(
     },
     needs=("param-frozen",),
     excludes=("param-frozen/not-moved",),
-    settles="Record a step with preset mix, and look in the order of backward for the first call that returns a "
-    "gradient of zero, or none.",
+    settles="trueline trial batch --law gradient -- COMMAND: if the gradient is wrong there, it is cut off on the way "
+    "(detach, no_grad, a checkpoint); else the loss does not depend on this part.",
 )

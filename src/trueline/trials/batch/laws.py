@@ -1,4 +1,4 @@
-"""The laws that the loss and the gradients of a step obey as the batch is changed, judged to within rounding."""
+"""The laws that the loss and the gradients of a step obey as its batch is changed, judged to within rounding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, order_difference_rel
-from trueline.trials.first_steps import (
+from trueline.trials.batch.first_steps import (
     FirstStep,
     Gradients,
     Losses,
@@ -21,7 +21,7 @@ from trueline.trials.first_steps import (
     share_of_first,
 )
 
-Law = Literal["permute", "halves", "padding"]
+Law = Literal["permute", "halves", "padding", "gradient"]
 
 LIMIT = 8.0
 """A difference is more than rounding where it is so many times the largest that rounding was seen, or is expected, to

@@ -1,24 +1,28 @@
-"""Whether the first step of a job obeys the laws of ``batch_laws``: the job itself, run some times for that step.
+"""Whether the first step of a job obeys the laws of ``laws`` and ``gradient``: the job itself, run some times for that
+step.
 
-The rule, fixed before the first run. Arms: ``base``, twice, the second time with other random numbers for the model;
-``rounding``, each weight moved by one unit roundoff; then, where the batch allows it, one or two for each law. Every
-run has the same seeds, dropout off, and batch normalisation with its running statistics. If the two of ``base`` are
-apart by more than rounding, a third tells whether the step repeats itself at all, and it is undecided; so it is where
-nothing was measured. A law is broken where losses or gradients are
-further from it than ``Rounding``. No chance is in it, so that no error is asked.
+The rule, fixed before the first run. Arms: ``base``, twice, for laws of the batch the second time with other random
+numbers for the model; ``rounding``, each weight moved by one unit roundoff; then, where the batch allows it, one or two
+for each law of it, and ``moved`` weights. Every run has the same seeds, dropout off, and batch normalisation with its
+running statistics. If the two of ``base`` are apart by more than rounding, a third tells whether the step repeats
+itself at all, and laws of the batch are undecided; so it is where nothing was measured. A law is broken where losses or
+gradients are further from it than ``Rounding``. No chance is in it, so that no error is asked.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
 from trueline.capture.child_env import trial_environment
 from trueline.capture.trial.changed_batches import Change
-from trueline.trials.batch_laws import (
+from trueline.trials.batch.first_steps import FirstStep, gradients_apart, losses_apart, read_first_step
+from trueline.trials.batch.gradient import Direction, judge_gradient
+from trueline.trials.batch.laws import (
     COARSE,
     LIMIT,
     Judged,
@@ -29,11 +33,10 @@ from trueline.trials.batch_laws import (
     judge_same,
     rounding_of,
 )
-from trueline.trials.first_steps import FirstStep, gradients_apart, losses_apart, read_first_step
 from trueline.trials.trial import Arm, Ended, Job, TrialAnswer, Undecided
 
-LAWS: tuple[Law, ...] = ("permute", "halves", "padding")
-QUESTION = "Do loss and gradients of the first step obey what must hold as the batch is changed?"
+LAWS: tuple[Law, ...] = ("permute", "halves", "padding", "gradient")
+QUESTION = "Do loss and gradients of the first step obey what must hold as its batch or weights are changed?"
 MODEL_SEEDS = (1, 1001)
 
 _CHANGES: dict[Law, tuple[Change, ...]] = {
@@ -54,48 +57,80 @@ class BatchTrial:
     progress: Callable[[str], None] = lambda name: None
     _runs: list[str] = field(default_factory=list[str])
     _showed: list[str] = field(default_factory=list[str])
+    _again: FirstStep | None = None
+    _nudged: FirstStep | None = None
+    _rounding: Rounding | None = None
 
     def answer(self) -> TrialAnswer:
         """Run the arms and judge. Raises ``OSError`` where the command cannot be started."""
         try:
-            base, rounding = self._endpoints()
-            judged = [self._judged(law, base, rounding) for law in self.laws]
+            base = self._required("base", signs="gradient" in self.laws)
+            if base.fact("closure"):
+                raise Undecided("The optimizer calls a closure, so that there is no gradient before its update.")
+            if not base.is_finite:
+                raise Undecided("The loss or the gradient of the first step is not finite.")
         except Undecided as why:
             return self._answered("undecided", (why.says,), why.then)
+        judged: list[Judged] = []
+        for judge in (self._of_batches, self._of_weights):
+            try:
+                judged += judge(base)
+            except Undecided as why:
+                judged.append(Judged(self.laws[0], None, why.says, why.then))
         broken = [each for each in judged if each.holds is False]
         held = [each for each in judged if each.holds]
         says = [each.says for each in (*broken, *held, *(each for each in judged if each.holds is None))]
-        says.append(f"Rounding explains up to {rounding.says()} in this step.")
+        if self._rounding is not None:
+            says.append(f"Rounding explains up to {self._rounding.says()} in this step.")
         then = tuple(dict.fromkeys(line for each in judged for line in each.next))
         if broken:
-            return self._answered("confirmed", says, then)
+            return self._answered("confirmed", dict.fromkeys(says), then)
         is_open = any(each.looked for each in judged if each.holds is None)
-        return self._answered("excluded" if held and not is_open else "undecided", says, then)
+        return self._answered("excluded" if held and not is_open else "undecided", dict.fromkeys(says), then)
 
-    def _answered(self, answer: str, says: Sequence[str], then: Sequence[str]) -> TrialAnswer:
+    def _answered(self, answer: str, says: Iterable[str], then: Sequence[str]) -> TrialAnswer:
         arms = [Arm(name, self._runs.count(name), self._showed.count(name)) for name in dict.fromkeys(self._runs)]
         return TrialAnswer("batch", QUESTION, answer, tuple(says), tuple(arms), tuple(then))  # type: ignore[arg-type]
 
-    def _endpoints(self) -> tuple[FirstStep, Rounding]:
-        """The first step as it is, and what rounding explains; raises where it does not repeat itself."""
-        base = self._required("base")
-        if base.fact("closure"):
-            raise Undecided("The optimizer calls a closure, so that there is no gradient before its update.")
+    def _of_batches(self, base: FirstStep) -> list[Judged]:
+        """The laws of a changed batch; raises where the step draws random numbers, which go by it."""
+        laws = [law for law in self.laws if law != "gradient"]
+        if not laws:
+            return []
         if not any(facts["batches"] for facts in base.facts):
             raise Undecided(
                 "No batch of a torch DataLoader was seen before the first update.",
-                "Give the training batches through a DataLoader: they are what this trial changes.",
+                "Give the training batches through a DataLoader: they are what laws of the batch change.",
             )
-        if not base.is_finite:
-            raise Undecided("The loss or the gradient of the first step is not finite.")
         again = self._required("base", model_seed=MODEL_SEEDS[1])
         if not _alike(base, again, rounding_of(base, base, base)):
             self._require_repeats(base, again)
-        nudged = self._required("rounding", nudge=float(base.fact("unit")) or UNIT_ROUNDOFF["float32"])
-        rounding = rounding_of(base, again, nudged)
-        if max(rounding.losses, rounding.gradients) > COARSE:
-            raise Undecided(f"Rounding alone explains {rounding.says()}: nothing can be told from such a step.")
-        return base, rounding
+        self._again = again
+        rounding = self._rounding_in(base, again)
+        return [self._judged(law, base, rounding) for law in laws]
+
+    def _of_weights(self, base: FirstStep) -> list[Judged]:
+        """The law of moved weights, for which random numbers may be drawn, if they are the same in each run."""
+        if "gradient" not in self.laws:
+            return []
+        again = self._again or self._required("base")
+        floor = rounding_of(base, base, base)
+        if not _alike(base, again, Rounding(LIMIT * floor.losses, LIMIT * floor.gradients)):
+            raise Undecided(*_does_not_repeat(base, again))
+        self._rounding_in(base, again)
+        assert self._nudged is not None
+        judged = judge_gradient(base, self._nudged, self._moved)
+        self._showed += ["moved"] * (judged.holds is False)
+        return [judged]
+
+    def _rounding_in(self, base: FirstStep, again: FirstStep) -> Rounding:
+        """What rounding explains; raises where that is too much."""
+        if self._rounding is None:
+            self._nudged = self._required("rounding", nudge=float(base.fact("unit")) or UNIT_ROUNDOFF["float32"])
+            self._rounding = rounding_of(base, again, self._nudged)
+        if max(self._rounding.losses, self._rounding.gradients) > COARSE:
+            raise Undecided(f"Rounding alone explains {self._rounding.says()}: nothing can be told from such a step.")
+        return self._rounding
 
     def _require_repeats(self, base: FirstStep, again: FirstStep) -> None:
         """Raise where a step differs by more than sums do that a device adds up in another order each time: between two
@@ -103,15 +138,10 @@ class BatchTrial:
         """
         floor = rounding_of(base, base, base)
         noise = Rounding(LIMIT * floor.losses, LIMIT * floor.gradients)
-        alike = self._required("base")
+        self._again = alike = self._required("base")
         if not _alike(base, alike, noise):
             self._showed.append("base")
-            raise Undecided(
-                "The first step does not repeat itself with the same seeds: two runs are apart by "
-                f"{losses_apart(base.losses, alike.losses):.2g} of the loss.",
-                "Look for seeds from the clock or the process, and for a dataset that is in another order at each "
-                "start.",
-            )
+            raise Undecided(*_does_not_repeat(base, alike))
         if _alike(base, alike, floor) or not _alike(base, again, noise):
             self._showed.append("base")
             raise Undecided(
@@ -155,20 +185,38 @@ class BatchTrial:
             ("If the loss is meant to be of each row by itself, look for softmax or mean over dimension 0.",),
         )
 
-    def _required(self, name: str, **asked: float) -> FirstStep:
+    def _moved(self, direction: Direction, step: float, among: Sequence[int]) -> FirstStep:
+        along = str(self._place(0, "base")) if direction == "along" else ""
+        moved = self._required("moved", move=step, among=list(among), along=along)
+        if not moved.is_finite:
+            raise Undecided(f"gradient: with its weights moved by {step:.1e} of their size the loss is not finite.")
+        return moved
+
+    def _required(self, name: str, **asked: Any) -> FirstStep:
         measured, ended = self._run(name, **asked)
         if measured is None:
             raise Undecided(_how_it_ended(name, ended), "Run the command by itself: does it reach an update?")
         return measured
 
-    def _run(self, name: str, **asked: float | str) -> tuple[FirstStep | None, Ended]:
+    def _place(self, number: int, name: str) -> Path:
+        return self.folder.resolve() / f"{number}-{name}"
+
+    def _run(self, name: str, **asked: Any) -> tuple[FirstStep | None, Ended]:
         self.progress(name)
-        place = self.folder / f"{len(self._runs)}-{name}"
+        place = self._place(len(self._runs), name)
         place.mkdir(parents=True)
         self._runs.append(name)
-        told = {"out": str(place.resolve()), "seed": self.seed, "model_seed": MODEL_SEEDS[0]} | asked
+        told = {"out": str(place), "seed": self.seed, "model_seed": MODEL_SEEDS[0]} | asked
         ended = self.job.run(trial_environment(told, base=dict(os.environ)), printed=place / "printed.txt")
         return read_first_step(place), ended
+
+
+def _does_not_repeat(base: FirstStep, again: FirstStep) -> tuple[str, str]:
+    return (
+        "The first step does not repeat itself with the same seeds: two runs are apart by "
+        f"{losses_apart(base.losses, again.losses):.2g} of the loss.",
+        "Look for seeds from the clock or the process, and for a dataset that is in another order at each start.",
+    )
 
 
 def _alike(base: FirstStep, again: FirstStep, rounding: Rounding) -> bool:

@@ -1,0 +1,92 @@
+"""Weights that are moved by a little, and what their gradient says of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trueline.capture.model.layout import local
+from trueline.capture.model.world import world_size
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A parameter of a called module that is to have a gradient, and what a step of 1 moves its weights by."""
+
+    name: str
+    param: Tensor
+    place: int
+    scale: float
+
+    @classmethod
+    def of(cls, name: str, param: Tensor, *, place: int) -> Trained:
+        """``place`` seeds its direction. A step of 1 is the root mean square of its weights, or 0.1 where all are 0: it
+        says how far is far, and any number keeps the law.
+        """
+        own = local(param.detach())
+        scale = float(own.double().square().mean().sqrt()) if own.numel() else 0.0
+        return cls(name, param, place, scale or 0.1)
+
+    def move(self, step: float, signs: NDArray[np.uint8] | None = None) -> None:
+        """Move the weights by so many times their direction, which ``signs`` has as ``packed`` made it; None: drawn at
+        random.
+        """
+        own = local(self.param.detach())
+        direction = signs_of(own, seed=self.place) if signs is None else _unpacked(signs, own)
+        with torch.no_grad():
+            own.add_(direction, alpha=step * self.scale)
+
+    def is_held_by(self, optimizer: torch.optim.Optimizer | None) -> bool:
+        """Whether that updates it; another's parameters may have no gradient by design, as a generator's."""
+        groups = getattr(optimizer, "param_groups", [])
+        return any(param is self.param for group in groups for param in group["params"])
+
+    def slope(self) -> dict[str, Any]:
+        """What its gradient says that the loss changes by for a step of 1, ``along`` its own signs and ``across`` it at
+        random, with the standard deviation (``size``) of the latter; ``share`` is that of this rank where ranks are
+        added up.
+        """
+        gradient = self._gradient()
+        found: dict[str, Any] = {"along": 0.0, "across": 0.0, "size": 0.0}
+        if gradient is not None:
+            signs = signs_of(gradient, seed=self.place)
+            found = {"along": gradient.abs().sum(), "across": (gradient * signs).sum(), "size": gradient.norm()}
+            found = {name: self.scale * float(value) for name, value in found.items()}
+        return {"name": self.name, "place": self.place, "share": _shards(self.param) / world_size(), **found}
+
+    def packed(self) -> NDArray[np.uint8] | None:
+        """The signs of its gradient, eight a byte; None where it has none."""
+        gradient = self._gradient()
+        return None if gradient is None else np.packbits((gradient >= 0).flatten().cpu().numpy())
+
+    def _gradient(self) -> Tensor | None:
+        """float64, what is on this rank."""
+        if self.param.grad is None:
+            return None
+        own = local(self.param.grad)
+        return (own.to_dense() if own.is_sparse else own).detach().double()
+
+
+def _unpacked(signs: NDArray[np.uint8], like: Tensor) -> Tensor:
+    bits = torch.from_numpy(np.unpackbits(signs, count=like.numel()).astype(np.int8))
+    return bits.mul_(2).sub_(1).view(like.shape).to(like.device)
+
+
+def signs_of(like: Tensor, *, seed: int) -> Tensor:
+    """int8, of the shape of ``like``: 1 or -1 at random, the same on all ranks."""
+    stream = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 2, like.shape, generator=stream, dtype=torch.int8).mul_(2).sub_(1).to(like.device)
+
+
+def _shards(param: Tensor) -> int:
+    """On how many ranks different parts of it are."""
+    placed = zip(
+        getattr(param, "placements", ()), getattr(getattr(param, "device_mesh", None), "shape", ()), strict=True
+    )
+    return math.prod(size for placement, size in placed if placement.is_shard())

@@ -1,0 +1,229 @@
+"""The law that a gradient is the derivative of its loss: as the weights move, the loss changes by what it says.
+
+Weights move by plus and minus a·s·d, where s is the root mean square of their parameter and d is 1 or -1 for each. Then
+(L(+a) - L(-a)) / 2a is the slope of the loss in that direction, up to a term with a², and the gradient g says that it
+is the sum of g·s·d. Of slopes at a and a/2, (4·half - whole) / 3 has no such term (Richardson), and what it changes by
+with a/2 and a/4 bounds what is left.
+
+Two directions are looked at. *Along* the gradient d is its sign: a part of it that is too small or too large shows
+most. *Across* it d is drawn at random: the slope then has the standard deviation |g·s| over draws, and what is wrong
+shows whatever it is like.
+
+Letters: P parameters in the order in which the model has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
+from trueline.trials.batch.first_steps import FirstStep, losses_apart
+from trueline.trials.batch.laws import COARSE, LIMIT, Judged
+
+Direction = Literal["along", "across"]
+
+STEPS: Mapping[Direction, float] = {"along": 2.0**-8, "across": 2.0**-5}
+"""a at first, where in `benchmarks/laws/derivatives.md` rounding and bending explain about as much."""
+FACTOR = 8.0
+"""By so much a is changed once where they explain too much."""
+
+BENDS = 2.0
+"""The limit on what is left of bending, of what the last halving of a changed: of a smooth loss that is a fifteenth."""
+JUMPS = 4.0
+"""What the even part of the loss is off from a·a, where it jumps as experts are chosen, counts so many times: it is one
+draw of how large such jumps are."""
+FACTORS = (0.8, 1.25)
+"""One number between these is no scale that anybody means."""
+
+_HINTS = (
+    "Look there, or in what is called between, for a backward of its own (`autograd.Function`, a custom kernel), "
+    "`detach`, `no_grad`, `.data`, `.item()`, a reentrant checkpoint of inputs without gradients, or a gather "
+    "without a backward.",
+    "By design it is so with straight-through estimators, reversed gradients, and losses whose targets or ratios "
+    "are the model's own, detached (PPO at its first step, BYOL, Q-learning without a target network).",
+)
+_FACTOR_HINTS = (
+    "If that is no loss scale and no sum over ranks that is meant, look for a division by micro-batches, tokens or "
+    "ranks that is missing or made twice.",
+)
+
+Moved = Callable[[Direction, float, Sequence[int]], FirstStep]
+"""The first step with the parameters at some places moved by so much; raises ``Undecided``."""
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """What the gradient says of each parameter: ``names`` [P], their ``places`` in the job, the slope in either
+    direction, and ``size_P``, the standard deviation of that across.
+    """
+
+    names: Sequence[str]
+    places: Sequence[int]
+    slope_P: Mapping[Direction, np.ndarray]
+    size_P: np.ndarray
+
+    @classmethod
+    def of(cls, base: FirstStep) -> Slopes | None:
+        """Of a loss that is the mean over ranks; None where ranks do not have the same parameters, or no gradient."""
+        every = [facts["slopes"] for facts in base.facts]
+        names, places = ([each[what] for each in every[0]] for what in ("name", "place"))
+        if any([each["name"] for each in other] != names for other in every):
+            return None
+        share, along, across, size = (
+            np.array([[each[what] for each in rank] for rank in every]) for what in ("share", "along", "across", "size")
+        )
+        if not size.any():
+            return None
+        slope_P: Mapping[Direction, np.ndarray] = {
+            "along": (share * along).sum(0),
+            "across": (share * across).sum(0),
+        }
+        return cls(names, places, slope_P, np.sqrt((share * size**2).sum(0)))
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The slope that was measured and what the gradient says, with what explains how far they may be apart."""
+
+    measured: float
+    said: float
+    size: float
+    noise: float
+    bend: float
+
+    @property
+    def tolerance(self) -> float:
+        return self.noise + BENDS * self.bend
+
+    def differs(self, factor: float = 1.0) -> bool | None:
+        """Whether the slope is not ``factor`` times what the gradient says; None where that cannot be told."""
+        apart = abs(self.measured - factor * self.said) > self.tolerance
+        return None if self.tolerance > COARSE * max(factor * self.size, abs(self.measured)) else apart
+
+    def share(self, of: float) -> str:
+        return f"{of / max(self.size, abs(self.measured)):.1e}"
+
+
+def judge_gradient(base: FirstStep, nudged: FirstStep, moved: Moved) -> Judged:
+    """Whether the gradient is that of the loss, and of which parameters it is not. ``nudged``: as ``base``, with each
+    weight moved by one unit roundoff.
+    """
+    slopes = Slopes.of(base)
+    if slopes is None:
+        why = "no parameter of a module that is called has a gradient"
+        return Judged("gradient", None, f"gradient: not looked at, as {why}.", looked=False)
+    held: list[str] = []
+    bends = False
+    for direction in STEPS:
+        looked = _Looked(base, nudged, slopes, moved, direction)
+        whole = looked.whole()
+        differs = whole.differs()
+        if differs is None:
+            bends = bends or BENDS * whole.bend > whole.noise
+            continue
+        if not differs:
+            held.append(f"{whole.share(abs(whole.measured - whole.said))} {direction} it")
+        elif (factor := looked.common_factor()) is not None:
+            says = f"it is {1 / factor:.4g} times that of the losses' mean over ranks, in all parameters alike."
+            return Judged("gradient", True, f"gradient: {says}", _FACTOR_HINTS)
+        else:
+            says = _broken(slopes.names, *looked.narrowed(), whole, direction)
+            return Judged("gradient", False, f"gradient: {says}", _HINTS)
+    if held:
+        says = f"as the weights move, the loss changes as it says (apart by {' and '.join(held)})."
+        return Judged("gradient", True, f"gradient: {says}")
+    why = "bends or jumps too much as they move" if bends else "is rounded too coarsely"
+    return Judged("gradient", None, f"gradient: the slope along the weights cannot be told, as the loss {why}.")
+
+
+class _Looked:
+    """Runs the job with weights moved in one direction."""
+
+    def __init__(self, base: FirstStep, nudged: FirstStep, slopes: Slopes, moved: Moved, direction: Direction) -> None:
+        self._base, self._slopes, self._moved, self._direction = base, slopes, moved, direction
+        self._unit = float(base.fact("unit")) or UNIT_ROUNDOFF["float32"]
+        self._rounding = LIMIT * max(losses_apart(base.losses, nudged.losses), self._unit)
+        self._step = STEPS[direction]
+
+    def whole(self) -> _Seen:
+        """The slope for all parameters; at another a than the first where it can be told there only."""
+        seen = self._at_three(0, len(self._slopes.names))
+        if seen.differs() is None:
+            self._step *= FACTOR if seen.noise > BENDS * seen.bend else 1 / FACTOR
+            seen = self._at_three(0, len(self._slopes.names))
+        return seen
+
+    def common_factor(self) -> float | None:
+        """What the slope is of what the gradient says, where that is one number for the first half of all parameters
+        and for the second.
+        """
+        every = len(self._slopes.names)
+        halves = [self._at_two(first, end) for first, end in ((0, every // 2), (every // 2, every))]
+        if any(each.differs() is not True for each in halves) or not all(each.said for each in halves):
+            return None
+        factor = sum(each.said * each.measured for each in halves) / sum(each.said**2 for each in halves)
+        if factor <= 0 or FACTORS[0] < factor < FACTORS[1] or any(each.differs(factor) for each in halves):
+            return None
+        return factor
+
+    def narrowed(self) -> tuple[int, int]:
+        """From which to before which parameter it differs: by halves, the later of which is looked at, as what is wrong
+        at one place is wrong in the gradients of all in front of it. What the later half does not differ by, the other
+        does.
+        """
+        first, end = 0, len(self._slopes.names)
+        while end - first > 1:
+            middle = (first + end) // 2
+            later = self._at_two(middle, end).differs()
+            if later is None:
+                break
+            first, end = (middle, end) if later else (first, middle)
+        return first, end
+
+    def _at_three(self, first: int, end: int) -> _Seen:
+        steps = [self._step / of for of in (1, 2, 4)]
+        ends = [self._ends(step, first, end) for step in steps]
+        whole, half, quarter = (_slope(*each, step) for each, step in zip(ends, steps, strict=True))
+        coarser, finer = (4 * half - whole) / 3, (4 * quarter - half) / 3
+        _, of_half, of_quarter = (ahead + back for ahead, back in ends)
+        jump = JUMPS * abs(of_quarter - of_half / 4) / (2 * steps[-1])
+        return self._seen(finer, first, end, bend=max(abs(coarser - finer), jump))
+
+    def _at_two(self, first: int, end: int) -> _Seen:
+        """With fewer runs, and a bound on bending that is too wide."""
+        half, quarter = (_slope(*self._ends(step, first, end), step) for step in (self._step / 2, self._step / 4))
+        finer = (4 * quarter - half) / 3
+        return self._seen(finer, first, end, bend=abs(quarter - finer))
+
+    def _seen(self, measured: float, first: int, end: int, *, bend: float) -> _Seen:
+        said = float(self._slopes.slope_P[self._direction][first:end].sum())
+        size = float(np.linalg.norm(self._slopes.size_P[first:end]))
+        of_loss = self._rounding * float(np.abs(self._base.losses).sum()) / len(self._base.facts)
+        of_weights = LIMIT * self._unit * size  # a weight that is moved is rounded
+        noise = (of_loss + of_weights) / (self._step / 4)
+        return _Seen(measured, said, size if self._direction == "across" else said, noise, bend)
+
+    def _ends(self, step: float, first: int, end: int) -> tuple[float, float]:
+        """How much more the loss is ahead and back than where the weights are."""
+        places = self._slopes.places[first:end]
+        moved = [self._moved(self._direction, sign * step, places) for sign in (1, -1)]
+        ahead, back = (float((each.losses - self._base.losses).sum()) / len(self._base.facts) for each in moved)
+        return ahead, back
+
+
+def _slope(ahead: float, back: float, step: float) -> float:
+    return (ahead - back) / (2 * step)
+
+
+def _broken(names: Sequence[str], first: int, end: int, whole: _Seen, direction: Direction) -> str:
+    says = f"it is not that of the loss: as the weights move {direction} it, the loss changes otherwise than it says "
+    says += f"(by {whole.share(abs(whole.measured - whole.said))} of it; rounding and curvature explain "
+    says += f"{whole.share(whole.tolerance)})."
+    if (first, end) == (0, len(names)):
+        return says
+    where = names[first] if end - first == 1 else f"one of {names[first]} … {names[end - 1]}"
+    return f"{says} It is wrong in {where}{', and right in all behind it' if end < len(names) else ''}."
