@@ -128,22 +128,22 @@ def test_buffers_that_ddp_sends_are_there_before_the_forward_pass(two):
 
 
 def send_objects(rank, world):
-    model, told = nn.Linear(1, 1), ["something" if rank == 0 else None]
+    model, told, everywhere = nn.Linear(1, 1), ["something" if rank == 0 else None], [None, None]
 
     def run():
         model(torch.zeros(1, 1))
         dist.broadcast_object_list(told, src=0)
+        dist.all_gather_object(everywhere, {"rank": rank, "names": "x" * rank})
+        dist.all_reduce(values(rank))
 
-    return Recording(model, {"preset": "modules"}).step(0, run), told
+    return Recording(model, {"preset": "modules"}).step(0, run), told, everywhere
 
 
-def test_objects_are_recorded_as_the_bytes_that_are_sent(two):
-    results = two.run(send_objects)
-    (sent, told), (received, told_too) = results
-    assert told == told_too == ["something"]
-    content = [row for row in comm_of(sent) if row["dtype"] == "uint8"]
-    assert [row["slot"] for row in content] == ["in0", "out0"]
-    assert len({row["sum"] for rows in (sent, received) for row in comm_of(rows) if row["dtype"] == "uint8"}) == 1
+def test_pickled_objects_are_no_values_of_the_step(two):
+    for rank, (rows, sent, everywhere) in enumerate(two.run(send_objects)):
+        assert sent == ["something"]
+        assert [one["rank"] for one in everywhere] == [0, 1]
+        assert told(rows) == [("allreduce", "in0", 1.0 + rank), ("allreduce", "out0", 3.0)]
 
 
 def reduce_shards(rank, world, shape):

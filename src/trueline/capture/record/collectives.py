@@ -111,7 +111,7 @@ class Collectives:
             place = next(index for index, arg in enumerate(args) if isinstance(arg, torch.ScriptObject))
             group = dist.ProcessGroup.unbox(args[place])  # type: ignore[attr-defined]
             given, got = _sides(name, args, place=place, rank=group.rank())
-            if is_bookkeeping(frame, [x for _, x in given or got]) or _is_padded(frame):
+            if is_bookkeeping(frame, [x for _, x in given or got]) or _sends_no_numbers(frame):
                 return None
             bucket = self._buckets.of(group, given) if in_backward() else None
             text = self._described(op, args, place, group, bucket)
@@ -216,7 +216,15 @@ def _is_done(pending: _Pending) -> bool:
     return pending.work is not None and pending.work.is_completed()
 
 
-_PADS = ("deepspeed.runtime.zero.partition_parameters", "deepspeed.runtime.comm.coalesced_collectives")
+_PADS = frozenset({"deepspeed.runtime.zero.partition_parameters", "deepspeed.runtime.comm.coalesced_collectives"})
+_C10D = "torch.distributed.distributed_c10d"
+_OF_OBJECTS = frozenset(
+    (
+        *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+        *("send_object_list", "recv_object_list"),
+    )
+)
+"""Functions of torch that send pickled objects: first their sizes, then their bytes."""
 _PRE_FORWARD = getattr(getattr(nn.parallel.DistributedDataParallel, "_pre_forward", None), "__code__", None)
 """The function of DDP in which it cuts its buckets anew."""
 
@@ -275,10 +283,13 @@ def is_bookkeeping(frame: FrameType | None, sent: list[Tensor]) -> bool:
     return frame is None or frame.f_code is ENGINE or frame.f_code is _PRE_FORWARD
 
 
-def _is_padded(frame: FrameType | None) -> bool:
-    """Whether ZeRO 3 sends parameters or gradients, which it pads with memory that nothing has filled."""
+def _sends_no_numbers(frame: FrameType | None) -> bool:
+    """Whether what is sent is no value of the training: pickles of Python objects, which hold times, ids and hashes in
+    the order of sets, or parameters and gradients that ZeRO 3 pads with memory that nothing has filled.
+    """
     while frame is not None:
-        if frame.f_globals.get("__name__") in _PADS:
+        module = frame.f_globals.get("__name__")
+        if module in _PADS or (module == _C10D and frame.f_code.co_name in _OF_OBJECTS):
             return True
         frame = frame.f_back
     return False
