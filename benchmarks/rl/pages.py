@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.page import head, table, write
@@ -93,24 +93,22 @@ def _bound(twins: Results) -> str:
 
 
 def _twins(twins: Results) -> str:
-    rows = [
-        [
-            _says(one["case"], learns="lr" in one),
-            f"{one['steps']:,}",
-            f"{one['mean_abs_diff']:.1e}",
-            one["incidents"],
-            *(f"{one['rivals'][name]:,}" for name in rivals.NAMES),
-        ]
-        for one in twins
-    ]
+    rows: list[list[Any]] = []
+    for says in dict.fromkeys(map(_says, twins)):
+        own = [one for one in twins if _says(one) == says]
+        steps, tokens = (sum(one[name] for one in own) for name in ("steps", "tokens"))
+        gap = sum(one["mean_abs_diff"] * one["tokens"] for one in own) / tokens
+        theirs = [f"{sum(one['rivals'][name] for one in own):,}" for name in rivals.NAMES]
+        rows.append([says, f"{steps:,}", f"{gap:.1e}", sum(one["incidents"] for one in own), *theirs])
     header = ["healthy", "steps", "mean abs d", "Trueline", *rivals.NAMES]
     return table(header, rows, right=range(1, len(header)))
 
 
-def _says(case: str, *, learns: bool) -> str:
+def _says(twin: Mapping[str, Any]) -> str:
+    """What a healthy loop is; those that learn have a learning rate."""
     from benchmarks.rl import engines
 
-    return engines.TWINS[case] if learns else TWINS[case]
+    return (engines.TWINS if "lr" in twin else TWINS)[twin["case"]]
 
 
 def _rivals(faults: Results, twins: Results) -> str:
