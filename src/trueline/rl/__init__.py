@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     import torch
 
     from trueline.rl.logits import TokenStatistics
+    from trueline.rl.logits_hook import ReadLogits
     from trueline.rl.syncs import Digest
     from trueline.rl.where import Place
 
-__all__ = ["close", "digests", "of_logits", "record", "record_sync"]
+__all__ = ["close", "digests", "of_logits", "read_logits", "record", "record_sync"]
 
 RUN = "runs/rollouts"
 """Where rollouts go that are recorded while no model is watched."""
@@ -96,6 +97,31 @@ def of_logits(
     in float32 and without gradient: see ``trueline.rl.logits``.
     """
     return importlib.import_module("trueline.rl.logits").of_logits(logits, ids, temperature=temperature, pair=pair)
+
+
+def read_logits(
+    module: Any, response_ids: torch.Tensor, *, temperature: float = 1.0, pair: torch.Tensor | None = None
+) -> ReadLogits:
+    """What ``of_logits`` says of tokens ``response_ids`` [B, L], read by a hook on the module that makes logits
+    (``model.lm_head``) as it is called, for a trainer that keeps no logits::
+
+        with trueline.rl.read_logits(model.lm_head, response_ids) as told:
+            loss = ...  # the forward pass of the trainer
+        trueline.rl.record(..., logp_train=told.logp, entropy=told.entropy, varentropy=told.varentropy)
+
+    Logits are [B, K, V] of any floating dtype: K > L where they are those of a prompt with its response behind it
+    (whose last L positions but one are read), K = L where they are those before each token of the response. Several
+    calls are the micro-batches, in the order of ``response_ids``; a recomputation in backward is none. The vocabulary
+    has to be whole. Where the model changes logits after this layer (soft-capping, scaling), pass the model, whose
+    output has ``logits``. ``temperature`` divides them; ``pair`` [B, L, 2] as of ``of_logits``.
+
+    ``logp``, ``entropy``, ``varentropy``, ``mass_above``, ``odds`` [B, L] float32 and ``top`` [B, L, 2] int64 are there
+    when the block ends, None where not all logits were seen, which a warning says. At most 1,024 distributions are
+    held beside the logits; neither these nor gradients change. Raises ``InputError`` for what is no module, or ids of
+    another shape; never in the forward pass.
+    """
+    reading = importlib.import_module("trueline.rl.logits_hook")
+    return reading.ReadLogits(module, response_ids, temperature=temperature, pair_BL2=pair)
 
 
 def digests(

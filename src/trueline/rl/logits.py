@@ -5,6 +5,7 @@ N tokens, V words of the vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -39,21 +40,31 @@ def of_logits(
     likeliest of the rollout engine.
     """
     shape = ids_N.shape
-    logits, ids = logits_NV.detach().reshape(-1, logits_NV.shape[-1]), ids_N.detach().reshape(-1)
+    ids = ids_N.detach().reshape(-1)
     pairs = None if pair is None else pair.detach().reshape(-1, 2)
     parts: list[tuple[Tensor, ...]] = []
-    for start in range(0, len(ids), CHUNK):
-        chosen = slice(start, start + CHUNK)
+    start = 0
+    for rows in _rows(logits_NV.detach()):
+        chosen = slice(start, start := start + len(rows))
         own = None if pairs is None else pairs[chosen]
-        parts.append(_chunk(logits[chosen].float() / temperature, ids[chosen], own))
+        parts.append(_chunk(rows.float() / temperature, ids[chosen], own))
     logp, entropy, varentropy, mass, top, odds = (
-        map(torch.cat, zip(*parts, strict=True)) if parts else (logits.new_zeros(0) for _ in range(6))
+        map(torch.cat, zip(*parts, strict=True)) if parts else (logits_NV.new_zeros(0) for _ in range(6))
     )
     return TokenStatistics(
         *(one.reshape(shape) for one in (logp, entropy, varentropy, mass)),
         top=top.reshape(*shape, 2),
         odds=odds.reshape(shape),
     )
+
+
+def _rows(logits: Tensor) -> Iterator[Tensor]:
+    """Views of at most ``CHUNK`` distributions; those of a slice of the positions are not copied either."""
+    try:
+        yield from (rows for rows in logits.view(-1, logits.shape[-1]).split(CHUNK) if len(rows))
+    except RuntimeError:  # no view of several sequences
+        for one in logits:
+            yield from _rows(one)
 
 
 def _chunk(logits_NV: Tensor, ids_N: Tensor, pair_N2: Tensor | None) -> tuple[Tensor, ...]:
