@@ -45,6 +45,7 @@ class Attached:
             start = partial(trueline.watch, sinks=sinks, on_finding=on_finding)
             self._attachment = Attachment(start, given=lambda: dict(self._given))
             self._attachment.wait()
+            trueline.rl.follow_trl()
 
     def begins(self, optimizers: Iterable[Any] = (), *, step: int = 0, trains: Sequence[Any] = ()) -> None:
         """Training is about to begin with these ``optimizers``, which may have been made long ago, at this ``step``:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trueline.rl.syncs import Digest
     from trueline.rl.where import Place
 
-__all__ = ["close", "digests", "of_logits", "read_logits", "record", "record_sync"]
+__all__ = ["close", "digests", "follow_trl", "of_logits", "read_logits", "record", "record_sync"]
 
 RUN = "runs/rollouts"
 """Where rollouts go that are recorded while no model is watched."""
@@ -129,6 +129,17 @@ def digests(
 ) -> dict[str, Digest]:
     """The digest of each parameter, by name, for ``record_sync`` in another process."""
     return importlib.import_module("trueline.rl.syncs").digests(weights, dtype=dtype)
+
+
+def follow_trl() -> None:
+    """Record the rollouts of TRL's ``GRPOTrainer`` and ``RLOOTrainer`` from now on, as ``record`` would: below
+    ``trueline run`` and with ``TruelineCallback`` that happens by itself. Call it before ``trainer.train()``.
+
+    Of each step come ids, masks, what the engine recorded (``sampling_per_token_logps``, where there is a second
+    engine), what the trainer computes at the weights that sampled, entropy, rewards, advantages and groups; of large
+    batches, whole groups, others each time. Training does not change, and what fails is said once.
+    """
+    importlib.import_module("trueline.rl.trl").follow(record)
 
 
 def close() -> None:

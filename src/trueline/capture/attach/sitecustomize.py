@@ -60,6 +60,7 @@ def _attach():
 
             put()
         attach(trueline.watch)
+        trueline.rl.follow_trl()
 
 
 def _chain():

@@ -19,7 +19,7 @@ positive number or not, so their sum is 0 to within 1e-3 of their largest and th
 What it may miss
 ----------------
 A scorer that is wrong in the same way each time. Groups of which not all sequences are recorded in one step: declare
-none.
+none, or how many sequences a group has, `sampling={"group_size": 8}`, so that the others are left out.
 
 Example
 -------
@@ -42,6 +42,7 @@ reward = float(answer.strip() == text.split("answer:")[1].strip())
 
 from __future__ import annotations
 
+import json
 from typing import Any, cast
 
 import numpy as np
@@ -57,6 +58,8 @@ QUESTION = "rollouts"
 NEEDS: tuple[str, ...] = ()
 ACROSS_RANKS = False
 
+Floats = NDArray[np.float64]
+
 _FEW = 32
 """Rewards with at most so many distinct values are those of rules."""
 
@@ -66,10 +69,10 @@ def check(run: Run) -> list[Finding]:
     if not run.kept("rollouts"):
         raise CannotTell("no rollouts were recorded: call trueline.rl.record", reason="not-recorded")
     kept = cast(Any, run.kept("rollouts"))
-    table = kept.table(["step", "group", "reward", "reward_again", "advantage"])
+    names = ["step", "group", "reward", "reward_again", "advantage"]
+    table = kept.table([*names, "sampling"])
     step, group, reward, again, advantage = (
-        np.asarray(table[name].cast("float64").fill_null(float("nan")).to_numpy(), dtype=np.float64)
-        for name in table.column_names
+        np.asarray(table[name].cast("float64").fill_null(float("nan")).to_numpy(), dtype=np.float64) for name in names
     )
     twice = np.isfinite(reward) & ~np.isnan(again)
     grouped = np.isfinite(group) & np.isfinite(reward) & np.isfinite(advantage)
@@ -80,11 +83,11 @@ def check(run: Run) -> list[Finding]:
         )
     return [
         *_again(step[twice], reward[twice], again[twice]),
-        *_groups(step[grouped], group[grouped], reward[grouped], advantage[grouped]),
+        *_groups(step[grouped], group[grouped], reward[grouped], advantage[grouped], _sizes(table)[grouped]),
     ]
 
 
-def _again(step: NDArray[np.float64], reward: NDArray[np.float64], again: NDArray[np.float64]) -> list[Finding]:
+def _again(step: Floats, reward: Floats, again: Floats) -> list[Finding]:
     if not len(reward):
         return []
     by_rule = len(np.unique(reward)) <= _FEW
@@ -115,16 +118,22 @@ def _again(step: NDArray[np.float64], reward: NDArray[np.float64], again: NDArra
     ]
 
 
-def _groups(
-    step: NDArray[np.float64], group: NDArray[np.float64], reward: NDArray[np.float64], advantage: NDArray[np.float64]
-) -> list[Finding]:
-    bad: list[int] = []
-    total = 0
-    for key in np.unique(np.stack([step, group], axis=1), axis=0) if len(step) else ():
-        own = (step == key[0]) & (group == key[1])
-        total += 1
-        if own.sum() > 1 and not _is_law(reward[own], advantage[own]):
-            bad.append(int(key[0]))
+def _sizes(table: Any) -> Floats:
+    """[R] how many sequences the group of each was declared to have, 0 for unknown."""
+    texts = table["sampling"].fill_null("{}").dictionary_encode().combine_chunks()
+    sizes = [json.loads(text).get("group_size") for text in texts.dictionary.to_pylist()]
+    known = np.array([float(size) if isinstance(size, int) else 0.0 for size in sizes] or [0.0])
+    return known[np.asarray(texts.indices.to_numpy(), dtype=np.int64)]
+
+
+def _groups(step: Floats, group: Floats, reward: Floats, advantage: Floats, size: Floats) -> list[Finding]:
+    order = np.lexsort((group, step))
+    step, group, reward, advantage, size = (each[order] for each in (step, group, reward, advantage, size))
+    first = np.flatnonzero(np.r_[True, (np.diff(step) != 0) | (np.diff(group) != 0)][: len(step)])
+    spans = [slice(*ends) for ends in zip(first, [*first[1:], len(step)], strict=True)]
+    whole = [own for own in spans if own.stop - own.start >= max(2.0, float(size[own.start]))]
+    bad = [int(step[own.start]) for own in whole if not _is_law(reward[own], advantage[own])]
+    total = len(whole)
     if not bad:
         return []
     return [
@@ -145,7 +154,7 @@ def _groups(
     ]
 
 
-def _is_law(reward: NDArray[np.float64], advantage: NDArray[np.float64]) -> bool:
+def _is_law(reward: Floats, advantage: Floats) -> bool:
     largest = float(np.abs(advantage).max())
     centred = reward - reward.mean()
     if largest == 0:

@@ -285,6 +285,24 @@ def test_rewards_that_change_and_advantages_of_another_group_are_found(tmp_path:
     assert found["reward-differs"].evidence["kind"] == "group-law"
 
 
+def test_a_group_of_which_a_sequence_is_missing_is_not_judged(tmp_path: Path) -> None:
+    """Declared sizes tell it from one that is whole."""
+    whole = np.array([0.0, 1.0, 1.0, 0.0])
+    rest = np.tile(whole[:3], 4)
+
+    def change(batch: dict[str, Any]) -> None:
+        for name in [*batch]:
+            batch[name] = batch[name][:12] if isinstance(batch[name], np.ndarray) else batch[name]
+        batch |= {"reward": rest, "advantage": rest - whole.mean(), "group": np.repeat(np.arange(4), 3)}
+        batch["sampling"] = {**(batch.get("sampling") or {}), **declared}
+
+    declared: dict[str, int] = {}
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    assert codes(recorded(tmp_path / "a", Made(), change=change))["reward-differs"].evidence["kind"] == "group-law"
+    declared["group_size"] = 4
+    assert "reward-differs" not in codes(recorded(tmp_path / "b", Made(), change=change))
+
+
 def test_what_cannot_be_judged_is_said(tmp_path: Path) -> None:
     def poor(batch: dict[str, Any]) -> None:
         for name in [*batch]:

@@ -1,0 +1,216 @@
+"""Rollouts of TRL's ``GRPOTrainer`` and ``RLOOTrainer``, recorded as they train, with no edit of the script.
+
+Four of their methods are wrapped, which return what they returned (as in TRL 1.16): what scores, what generates and
+scores, what computes log-probabilities and what computes the loss. Between generation and update TRL shuffles the
+sequences and cuts them into micro-batches; a tensor more among those that it shuffles says which is which, and is
+taken out again before the loss is computed.
+
+B sequences of one rank, P prompt tokens, L response tokens, F reward functions.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from trueline.capture.model import patches
+from trueline.capture.model.patches import Patch, calling
+from trueline.schema.text.reading import why
+
+_log = logging.getLogger("trueline")
+
+TRAINERS: Mapping[str, str] = {
+    "trl.trainer.grpo_trainer": "GRPOTrainer",
+    "trl.trainer.rloo_trainer": "RLOOTrainer",
+}
+"""Modules of TRL, and the trainers that they have."""
+
+TOKENS = 2**15
+"""Most response tokens that are recorded of one generation of the job, at their greatest length, but one group at
+least: some 600 KB.
+"""
+
+_KEY = "trueline"
+_COARSEST = ("float32", "float16", "bfloat16")
+_followed: WeakSet[Any] = WeakSet()
+_Unseen = torch._C.DisableTorchFunction
+"""In which our own calls of torch are no part of the step."""
+
+
+class Told(NamedTuple):
+    """What is known of sequences when they have been scored, [B] each: ``reward`` and ``group`` (NaN for none) float64,
+    whether it is ``kept``, and the number of updates at which it was generated.
+    """
+
+    reward: Tensor
+    group: Tensor
+    kept: Tensor
+    generated: Tensor
+
+
+def follow(record: Callable[..., Any]) -> None:
+    """Record the rollouts of trainers of TRL with ``record`` (``trueline.rl.record``): of classes imported now,
+    or when an optimizer is made. What fails is said once, and training goes on.
+    """
+
+    def put_on(*args: Any, **kwargs: Any) -> None:
+        for module, name in TRAINERS.items():
+            trainer = getattr(sys.modules.get(module), name, None)
+            if trainer is not None and trainer not in _followed:
+                _followed.add(trainer)
+                Follower(trainer, record).put()
+
+    put_on()
+    patches.optimizer_init.add(put_on, after=True)
+
+
+class Follower:
+    """Wraps the methods of one class of trainers."""
+
+    def __init__(self, trainer_class: Any, record: Callable[..., Any]) -> None:
+        self._class, self._record = trainer_class, record
+        self._leaves_one_out = trainer_class.__name__ == "RLOOTrainer"
+        self._rewards: Tensor | None = None
+        self._computed: tuple[Tensor, Tensor | None] | None = None
+        self._num_generations = 0
+        self._failed = False
+
+    def put(self) -> None:
+        """Wrap them, where they are those that are known."""
+        wrapped = {
+            "_calculate_rewards": self._scores,
+            "_generate_and_score_completions": self._generates,
+            "_get_per_token_logps_and_entropies": self._computes,
+            "compute_loss": self._trains,
+        }
+        missing = [name for name in wrapped if not hasattr(self._class, name)]
+        if missing:
+            self._fails(f"{self._class.__name__} of this TRL has no {missing[0]}")
+            return
+        for name, call in wrapped.items():
+            Patch(self._class, name, calling(call)).put()
+
+    # -- around the methods of the trainer -----------------------------------------------------------------------------
+
+    def _scores(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._rewards = original(*args, **kwargs)
+        return self._rewards
+
+    def _generates(self, original: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(trainer, *args, **kwargs)
+        if trainer.model.training and not self._failed:
+            try:
+                with _Unseen():
+                    made[_KEY] = torch.stack(self._told(trainer, len(made["completion_ids"])), 1)
+            except Exception as error:
+                self._fails(f"{type(error).__name__}: {why(error)}")
+        return made
+
+    def _computes(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        made = original(*args, **kwargs)
+        if torch.is_grad_enabled():
+            self._computed = made[0].detach(), made[1]
+        return made
+
+    def _trains(
+        self, original: Callable[..., Any], trainer: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        told = inputs.pop(_KEY, None) if isinstance(inputs, dict) else None
+        self._computed = None
+        loss = original(trainer, model, inputs, *args, **kwargs)
+        if told is not None and not self._failed:
+            try:
+                with _Unseen():
+                    self._keep(trainer, inputs, Told(*told.unbind(1)))
+            except Exception as error:
+                self._fails(f"{type(error).__name__}: {why(error)}")
+        self._computed = None
+        return loss
+
+    def _fails(self, says: str) -> None:
+        self._failed = True
+        _log.warning("trueline: the rollouts of TRL are not recorded: %s. Training goes on.", says.rstrip("."))
+
+    # -- what is recorded ----------------------------------------------------------------------------------------------
+
+    def _told(self, trainer: Any, num: int) -> Told:
+        """Of the ``num`` sequences that this rank has generated just now. All ranks keep sequences of the same groups,
+        others each time.
+        """
+        ranks, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
+        size = trainer.num_generations
+        place = torch.arange(rank * num, (rank + 1) * num)
+        group = place // size
+        most = max(1, TOKENS // (size * trainer.args.max_completion_length))
+        stride = -(-num * ranks // size) // most or 1
+        kept = (group + self._num_generations) % stride == 0
+        self._num_generations += 1
+        rewards = torch.full((num,), torch.nan, dtype=torch.float64)
+        if self._rewards is not None:
+            given = self._rewards.detach().cpu().double()[place] * trainer.reward_weights.cpu().double()
+            rewards = torch.where(given.isnan().all(1), torch.nan, given.nansum(1))
+        number = group.double() if self._by_groups(trainer) else torch.full_like(rewards, torch.nan)
+        return Told(rewards, number, kept.double(), torch.full_like(rewards, float(trainer.state.global_step)))
+
+    def _by_groups(self, trainer: Any) -> bool:
+        """Whether advantages are rewards less the mean of their group, but for a positive factor."""
+        own = all(
+            getattr(type(trainer), name) is getattr(self._class, name)
+            for name in ("_generate_and_score_completions", "_prepare_inputs", "_calculate_rewards")
+        )
+        if self._leaves_one_out:
+            return own and trainer.beta == 0.0
+        return own and getattr(trainer, "multi_objective_aggregation", "") == "sum_then_normalize"
+
+    def _keep(self, trainer: Any, inputs: Mapping[str, Any], told: Told) -> None:
+        """Record a micro-batch of which the loss was just computed."""
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        rows = (told.kept.bool() & mask.any(1).cpu()).nonzero()[:, 0]
+        if not len(rows):
+            return
+        updates = int(told.generated[0])
+        same = updates == trainer.state.global_step  # so that this pass has the weights that generated
+        here = rows.to(mask.device)
+
+        def of(value: Any) -> Any:
+            return value.detach()[here] if isinstance(value, Tensor) else None
+
+        computed, entropy = self._computed if self._computed is not None and same else (None, None)
+        before = inputs.get("old_per_token_logps")
+        prompts = zip(of(inputs["prompt_ids"]), of(inputs["prompt_mask"]), strict=True)
+        advantage = of(inputs["advantages"])
+        self._record(
+            trainer.state.global_step,
+            [ids[kept.bool()] for ids, kept in prompts],
+            of(inputs["completion_ids"]),
+            of(mask),
+            of(inputs.get("sampling_per_token_logps")),
+            of(computed if before is None else before),
+            entropy=of(entropy),
+            logp_update=None if before is None else of(computed),
+            versions=(updates, updates),
+            sampling=_declared(trainer, sampled="sampling_per_token_logps" in inputs),
+            reward=told.reward[rows],
+            advantage=advantage if advantage.ndim == 1 else None,
+            group=told.group[rows],
+        )
+
+
+def _declared(trainer: Any, *, sampled: bool) -> dict[str, Any]:
+    """What the trainer was told to sample with, and how coarse its numbers are; ``sampled``: by another engine."""
+    args = trainer.args
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    held = {str(param.dtype).removeprefix("torch.") for param in trainer.model.parameters()}
+    held |= {name for name, on in (("bfloat16", args.bf16), ("float16", args.fp16)) if on}
+    known = [name for name in _COARSEST if name in held]
+    declared = {name: value for name in names if (value := getattr(args, name, None)) is not None}
+    declared |= {"dtype": known[-1] if known else "float32", "group_size": trainer.num_generations}
+    if not sampled or getattr(trainer, "use_vllm", False):
+        declared["engine"] = "vllm" if getattr(trainer, "use_vllm", False) else "transformers"
+    return declared
