@@ -48,6 +48,16 @@ def _tools(batch: dict[str, Any], random: np.random.Generator) -> None:
         batch[name] = np.where(batch["mask"] == 1, batch[name], -9.0)
 
 
+def _unrecorded(batch: dict[str, Any], random: np.random.Generator) -> None:
+    del random, batch["logp_rollout"], batch["odds_rollout"], batch["odds_train"]
+
+
+def _entropies_alone(batch: dict[str, Any], random: np.random.Generator) -> None:
+    _unrecorded(batch, random)
+    del batch["varentropy"]
+    batch["sampling"] = {"dtype": "bfloat16", "vocabulary": 50}
+
+
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Change | None]] = {
     "float32 on both sides": ({}, {}, None),
     "an engine with rounding of 0.01, declared bfloat16": ({"error": 0.01}, {}, _bfloat16),
@@ -56,6 +66,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Change | None]] = {
     "top-p 0.9 that the trainer reproduces": ({"reproduced": True}, {"top_p": 0.9}, None),
     "30 % of the tokens a tool's, and masked": ({}, {}, _tools),
     "a policy of very low entropy": ({"scale": 12.0}, {}, None),
+    "an engine that records nothing": ({}, {}, _unrecorded),
+    "the same, rounding of 0.01, entropies alone": ({"error": 0.01}, {}, _entropies_alone),
 }
 
 

@@ -210,6 +210,9 @@ def _declared(trainer: Any, *, sampled: bool) -> dict[str, Any]:
     held |= {name for name, on in (("bfloat16", args.bf16), ("float16", args.fp16)) if on}
     known = [name for name in _COARSEST if name in held]
     declared = {name: value for name in names if (value := getattr(args, name, None)) is not None}
+    config = getattr(trainer.model, "config", None)
+    words = getattr(config.get_text_config() if hasattr(config, "get_text_config") else config, "vocab_size", None)
+    declared |= {"vocabulary": words} if isinstance(words, int) else {}
     declared |= {"dtype": known[-1] if known else "float32", "group_size": trainer.num_generations}
     if not sampled or getattr(trainer, "use_vllm", False):
         declared["engine"] = "vllm" if getattr(trainer, "use_vllm", False) else "transformers"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,8 @@ Statistic = Literal[
     "above", "below", "sharper", "flatter", "cut", "gap", "grows", "prefill", "decode", "onset", "update"
 ]
 Law = Literal["above", "below", "cut", "sharper", "flatter"]
+MOST_READ = 256
+"""Sequences of which runs of four tokens are counted."""
 SHARES: Mapping[Statistic, float] = {
     "above": 1 / 8,
     "below": 1 / 16,
@@ -95,6 +97,22 @@ def _may_begin(log_e_TB: Floats, first: int) -> int:
 def law_broken(run: Run, rows: Rows, law: Law) -> Found | None:
     """Where a law of sampled tokens is broken."""
     return crossed(run, law, *by_step(rows, rows.law[law]))
+
+
+def unique_of_four(run: Run, found: Found) -> float:
+    """The share of runs of four tokens of a response that stand in it once, over its first sequences; NaN for none. Of
+    text it is high, as of tokens without sense; a policy that repeats itself has a low one.
+    """
+    shares: list[float] = []
+    for table in cast(Any, run.kept("rollouts")).pieces(["step", "response_ids"]):
+        for row in cast(list[dict[str, Any]], table.to_pylist()):
+            ids: list[int] = row["response_ids"] or []
+            if found.first <= row["step"] <= found.last and len(ids) >= 8:
+                runs = {tuple(ids[at : at + 4]) for at in range(len(ids) - 3)}
+                shares.append(len(runs) / (len(ids) - 3))
+            if len(shares) == MOST_READ:
+                return float(np.mean(shares))
+    return float(np.mean(shares)) if shares else float("nan")
 
 
 def too_often(run: Run, statistic: Statistic, rows: Rows, hit_R: Bools, *, chance: float) -> Found | None:

@@ -8,11 +8,15 @@ R sequences.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.rollouts.rows import Rows
 from trueline.schema.errors import CannotTell
+
+if TYPE_CHECKING:
+    from trueline.analyze.rollouts.rows import Rows
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -31,7 +35,12 @@ CEILING_OTHERWISE = 0.1
 
 def ceiling_of(rows: Rows) -> float:
     """What rounding may explain at most, by the declared dtype."""
-    return CEILING.get(str(rows.declared("dtype")), CEILING_OTHERWISE)
+    return ceiling(rows.declared("dtype"))
+
+
+def ceiling(dtype: Any) -> float:
+    """The same by a declared dtype, None for none."""
+    return CEILING.get(str(dtype), CEILING_OTHERWISE)
 
 
 def dtype_text(rows: Rows) -> str:

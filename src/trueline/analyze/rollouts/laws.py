@@ -15,6 +15,10 @@ E_p[f] for any f, so X exp(b (H - S) - V g(b H) / H²) is an e-value under q, wh
 exactly. It is the likelihood ratio of a sharpened p, at temperature 1 / (1 + b), to what was recorded. The other way
 round S - H is clipped at ``UP``, which only lowers its mean.
 
+Where the engine recorded nothing, tokens of the trainer's own weights are taken to be sampled from p itself: M2 with
+X = 1. An error of size s of the logits then moves the mean of S by at most s sqrt(V) to first order (Cauchy-Schwarz),
+which is charged. V has a bound of its own, ``most_varentropy``, where only entropies were recorded.
+
 The tokens of a sequence are a martingale given the prefix, and sequences are independent given the weights, so
 e-values multiply: logs add up over the tokens of a step. Rounding of what was recorded moves X by at most its own size,
 which is charged (``slack``).
@@ -23,6 +27,9 @@ N tokens, B bets.
 """
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +88,15 @@ def flatter(d_N: Floats, surprise_N: Floats, entropy_N: Floats, varentropy_N: Fl
     excess_N = np.minimum(surprise_N - entropy_N, UP)
     charge_B = bets**2 * _bennett(UP * bets)
     return excess_N[:, None] * bets - np.multiply.outer(varentropy_N, charge_B) - d_N[:, None]
+
+
+def most_varentropy(words: Any) -> float:
+    """The largest variance of -log p over so many words, log²(words - 1) / 4 + 1 nats² (Reeb and Wolf, IEEE Trans. Inf.
+    Theory 61, 2015, arXiv 1304.0036: the maximum lies between this less 1 and this); NaN for no number of words.
+    """
+    if not isinstance(words, int) or words < 2:
+        return math.nan
+    return math.log(words - 1) ** 2 / 4 + 1
 
 
 def _bennett(x: Floats) -> Floats:

@@ -6,7 +6,6 @@ have a finite log-probability for it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.analyze.rollouts import laws
-from trueline.analyze.rollouts.tokens import PROFILE, tokens_of
+from trueline.analyze.rollouts.tokens import PROFILE, declared_in, tokens_of
 from trueline.analyze.stats.memoize import memoized
 from trueline.schema.errors import CannotTell
 from trueline.schema.text.words import counted
@@ -33,6 +32,8 @@ LAW_BETS: Mapping[str, int] = {
     "cut": len(laws.CUT_BETS),
     "sharper": len(laws.SHARP_BETS),
     "flatter": len(laws.FLAT_BETS),
+    "own_sharper": len(laws.SHARP_BETS),
+    "own_flatter": len(laws.FLAT_BETS),
 }
 
 
@@ -45,7 +46,8 @@ class Rows:
     ``room`` of 1 - p, which scales d; ``judged`` tokens with entropy and varentropy, ``excess`` of surprise - entropy
     over them, ``varentropy``; ``impossible`` tokens whose recorded log-probability is positive, -inf or NaN, ``lost``
     those of the trainer; ``odds``, ``odds_rt``, ``odds_tt``, ``odds_rr`` of the log-odds; ``corr_0``, ``corr_ahead``,
-    ``corr_behind`` of the two sides' log-probabilities, at the same token and shifted by one. ``profile`` [R,
+    ``corr_behind`` of the two sides' log-probabilities, at the same token and shifted by one; ``own`` tokens of
+    sequences of which the engine recorded nothing, ``own_excess`` of surprise - entropy over them. ``profile`` [R,
     len(PROFILE)] is ``beyond`` and ``profile_room`` sum 1 - p by position. ``law`` are sums of log e-values [R, B].
     ``lag`` is how many versions older the weights of the rollout are, NaN unknown; ``allowed`` the lag that was
     declared.
@@ -117,6 +119,12 @@ def rows_of(run: Run) -> Rows:
     if not len(rows) or not rows.sums["tokens"].any():
         raise CannotTell(_why_none(run), reason="not-recorded" if not run.kept("rollouts") else "no-data")
     return rows
+
+
+def own_rows_of(run: Run) -> Rows:
+    """Sequences that the trainer's own weights sampled, of which the engine recorded nothing; there may be none."""
+    rows = _read(run)[0]
+    return rows.chosen((rows.lag == 0) & (rows.sums["own"] > 0)) if "own" in rows.sums else rows.chosen(rows.lag < 0)
 
 
 @memoized
@@ -195,7 +203,7 @@ def _joined(parts: Sequence[dict[str, Any]], notes: Mapping[str, int]) -> Rows:
     texts = [text for part in parts for text in part["sampling"]]
     distinct = list(dict.fromkeys(texts))
     index = {text: place for place, text in enumerate(distinct)}
-    sampling = tuple(_object(text) for text in distinct)
+    sampling = tuple(declared_in(text) for text in distinct)
     which = np.array([index[text] for text in texts], dtype=np.int64)[order]
     allowed = np.array([_number(one.get("lag")) for one in sampling] or [0.0])[which] if len(which) else np.zeros(0)
     return Rows(
@@ -228,14 +236,6 @@ def _int(table: Any, name: str, absent: int) -> Ints:
 
 def _float(table: Any, name: str) -> Floats:
     return np.asarray(table[name].cast("float64").fill_null(float("nan")).to_numpy(), dtype=np.float64)
-
-
-def _object(text: str) -> Mapping[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return cast(Mapping[str, Any], found) if isinstance(found, dict) else {}
 
 
 def _number(value: Any) -> float:

@@ -5,14 +5,16 @@ N tokens of R sequences, B bets.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trueline.analyze.rollouts import laws
+from trueline.analyze.rollouts.gaps import ceiling
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -36,6 +38,8 @@ _NAMES = ("logp_rollout", "logp_train", "logp_update", "entropy", "varentropy", 
 class Tokens:
     """``of`` has the columns of ``_NAMES`` and ``mass_above`` as [N] arrays, NaN where not measured; ``sequence`` [N]
     is the index of the sequence, ``place`` the position in it, ``length`` [R]; ``sampled`` [N] what the mask says.
+    ``rounding`` [R] is the error of a logit that rounding may leave in the declared dtype, ``most_varentropy`` [R] a
+    bound by the declared vocabulary, NaN where none was.
     """
 
     of: Mapping[str, Floats]
@@ -43,11 +47,27 @@ class Tokens:
     place: Ints
     length: Ints
     sampled: Bools
+    rounding: Floats
+    most_varentropy: Floats
 
     @property
     def counts(self) -> Bools:
         """[N] sampled, with a finite log-probability of both sides."""
         return self.sampled & np.isfinite(self.of["logp_rollout"]) & np.isfinite(self.of["logp_train"])
+
+    @property
+    def own(self) -> Bools:
+        """[N] sampled, of a sequence of which the engine recorded nothing, so that the trainer's distribution alone can
+        judge it.
+        """
+        told = self.total(np.isfinite(self.of["logp_rollout"]).astype(np.float64)) > 0
+        known = np.isfinite(self.of["logp_train"]) & np.isfinite(self.of["entropy"])
+        return self.sampled & known & np.isfinite(self.varentropy()) & ~told[self.sequence]
+
+    def varentropy(self) -> Floats:
+        """[N] as recorded, else the bound by the vocabulary."""
+        recorded = self.of["varentropy"]
+        return np.where(np.isfinite(recorded), np.maximum(recorded, 0.0), self.most_varentropy[self.sequence])
 
     def diff(self) -> Floats:
         """[N] logp_rollout - logp_train; 0 where a token does not count."""
@@ -89,24 +109,28 @@ class Tokens:
             }
             made |= self._surprises(judged, d)
             made |= self._odds() | self._shifts(counts) | self._updates()
+            made |= {"own": self.own, "own_excess": np.where(self.own, -train - self.of["entropy"], 0.0)}
         return {name: self.total(np.asarray(values, dtype=np.float64)) for name, values in made.items()}
 
     def laws(self) -> dict[str, Floats]:
         """Sums of log e-values [R, B] by law; 0 where a token does not count."""
         counts, d = self.counts, self.diff()
-        judged = counts & np.isfinite(self.of["entropy"]) & np.isfinite(self.of["varentropy"])
+        judged, own = counts & np.isfinite(self.of["entropy"]) & np.isfinite(self.varentropy()), self.own
         slack = np.where(counts, np.expm1(np.minimum(_rounding(self), 1.0)), 0.0)
         x = np.exp(np.clip(-d, -50.0, 50.0))
         surprise, entropy, varentropy = (
-            np.where(judged, values, 0.0)
-            for values in (-self.of["logp_train"], self.of["entropy"], np.maximum(self.of["varentropy"], 0.0))
+            np.where(judged | own, values, 0.0)
+            for values in (-self.of["logp_train"], self.of["entropy"], self.varentropy())
         )
+        moved, none = self.rounding[self.sequence] * np.sqrt(varentropy), np.zeros_like(d)
         made = {
             "above": np.where(counts[:, None], laws.mean_above_one(x, slack), 0.0),
             "below": np.where(counts[:, None], laws.mean_below_one(x, slack), 0.0),
             "cut": np.where(counts[:, None], laws.cut(x, slack), 0.0),
             "sharper": np.where(judged[:, None], laws.sharper(d, surprise, entropy, varentropy), 0.0),
             "flatter": np.where(judged[:, None], laws.flatter(d, surprise, entropy, varentropy), 0.0),
+            "own_sharper": np.where(own[:, None], laws.sharper(none, surprise + moved, entropy, varentropy), 0.0),
+            "own_flatter": np.where(own[:, None], laws.flatter(none, surprise - moved, entropy, varentropy), 0.0),
         }
         return {name: self.total(values) for name, values in made.items()}
 
@@ -178,7 +202,25 @@ def tokens_of(table: Any) -> Tokens:
     place = np.arange(len(sequence)) - starts[sequence]
     of = {name: _values(table, name, length, np.nan) for name in (*_NAMES, "mass_above")}
     sampled = _values(table, "mask", length, 1.0) > 0
-    return Tokens(of, sequence, place, length, sampled)
+    declared, which = sampling_of(table)
+    rounding = np.array([ceiling(one.get("dtype")) for one in declared] or [0.0])[which]
+    most = np.array([laws.most_varentropy(one.get("vocabulary")) for one in declared] or [0.0])[which]
+    return Tokens(of, sequence, place, length, sampled, rounding, most)
+
+
+def sampling_of(table: Any) -> tuple[list[Mapping[str, Any]], Ints]:
+    """What was declared of the sampling, each once, and [R] which of these a sequence has."""
+    texts: Any = table["sampling"].fill_null("{}").combine_chunks().dictionary_encode()
+    return [declared_in(text) for text in texts.dictionary.to_pylist()], np.asarray(texts.indices.to_numpy(), np.int64)
+
+
+def declared_in(text: str) -> Mapping[str, Any]:
+    """What a row of column ``sampling`` says; nothing where that is no object of JSON."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return cast(Mapping[str, Any], found) if isinstance(found, dict) else {}
 
 
 def _values(table: Any, name: str, length_R: Ints, absent: float) -> Floats:

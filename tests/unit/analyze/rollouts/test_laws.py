@@ -55,6 +55,30 @@ def test_bets_on_a_mean_below_one_win_nothing_where_the_tail_is_within_the_allow
     assert min(tried.values()) > 100
 
 
+@pytest.mark.parametrize("words", [2, 3, 30, 2000, 151_936])
+def test_no_distribution_has_more_varentropy_than_the_bound_by_its_words(words: int) -> None:
+    """The largest is of one word that is likelier than the others, which are alike: scanned over its probability."""
+    p = 1 / (1 + np.exp(-np.linspace(-20, 20, 40_001)))
+    largest = (p * (1 - p) * np.log(p * (words - 1) / (1 - p)) ** 2).max()
+    assert laws.most_varentropy(words) - 1 <= largest <= laws.most_varentropy(words)
+    random = np.random.default_rng(words)
+    for spread in (0.5, 3.0, 10.0):
+        q = _drawn(random, words, spread)
+        surprise = -np.log(np.maximum(q, 1e-300))
+        assert (q * (surprise - (q * surprise).sum()) ** 2).sum() <= laws.most_varentropy(words)
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 3.0, 8.0])
+def test_bets_against_the_trainers_own_distribution_win_nothing_by_the_bound_either(spread: float) -> None:
+    random = np.random.default_rng(int(10 * spread))
+    for words in (2, 30, 2000):
+        p = _drawn(random, words, spread)
+        surprise, none = -np.log(p), np.zeros(words)
+        entropy, bound = np.full(words, (p * surprise).sum()), np.full(words, laws.most_varentropy(words))
+        for law in (laws.sharper, laws.flatter):
+            assert (p[:, None] * np.exp(law(none, surprise, entropy, bound))).sum(axis=0).max() <= 1 + 1e-9
+
+
 def test_a_temperature_that_was_not_recorded_wins_what_it_is_worth() -> None:
     p = _drawn(np.random.default_rng(1), 500, 2.5)
     sampled = p ** (1 / 0.7) / (p ** (1 / 0.7)).sum()

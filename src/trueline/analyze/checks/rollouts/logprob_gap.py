@@ -18,7 +18,9 @@ of the logits that explains it, which does not shrink when the policy sharpens, 
 probabilities do. Rounding may leave 0.001 where float32 was declared on both sides (`sampling={"dtype": "float32"}`),
 0.3 with 8 bits (int8, fp8) and 0.1 otherwise: `analyze/rollouts/gaps.py` says what was measured. Reported is that more
 than one sequence in ten is beyond, by an e-process under the budget of the checks of rollouts. Only sequences of the
-trainer's own weights count, as far as versions are known. Two passes of the trainer may differ by as much.
+trainer's own weights count, as far as versions are known. Two passes of the trainer may differ by as much. Where -log p of the trainer is more than
+4 nats above its entropy (and 8 standard deviations of it), the claim says that the text is nonsense to the trainer, with
+the share of runs of four tokens that stand in a response once: an engine with other weights, or another prompt.
 
 What it may miss
 ----------------
@@ -47,9 +49,11 @@ old_logp = logp_of(policy.eval(), batch)
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from trueline.analyze.rollouts.evidence import crossed, finding, over, too_often
+from trueline.analyze.rollouts.evidence import Found, crossed, finding, over, too_often, unique_of_four
 from trueline.analyze.rollouts.gaps import CEILING_OTHERWISE, ceiling_of, dtype_text, on_policy
 from trueline.analyze.rollouts.laws import more_often
 from trueline.analyze.rollouts.rows import Means, Rows, means_of, rows_of
@@ -64,6 +68,12 @@ ACROSS_RANKS = False
 
 CHANCE = 0.1
 """Share of healthy sequences that may be beyond what rounding leaves."""
+NONSENSE = 4.0
+"""Nats above the entropy from which on tokens are called nonsense. Gaussian logits of deviation 2.5 over 256 and 32,768
+words: sampled at temperature 2 they are 2.5 and 3.0 above, from other logits of the kind 5.1 and 6.2.
+"""
+SURELY = 8.0
+"""Standard deviations of what is sampled from the trainer that it has to be above, too."""
 _MEAN_ROOM = 0.5
 """Mean of 1 - p that is assumed of a log without tokens, at which mean |d| is compared."""
 _NEXT = (
@@ -100,20 +110,32 @@ def _gap(run: Run, rows: Rows) -> list[Finding]:
     own = found.of(rows)
     mean, gap = over(own.sums["abs"], own.sums["tokens"]), over(own.sums["beyond"], own.sums["room"])
     known = bool(np.isfinite(own.lag).all())
+    kinds, nonsense = ["gap", "versions-equal" if known else "versions-unknown"], _nonsense(run, found, own)
     return [
         finding(
             CODE,
             f"The log-probabilities of engine and trainer are {mean:.2g} apart a token at steps "
             f"{found.first}-{found.last}"
-            f", {gap / ceiling:.2g} times what rounding explains {dtype_text(rows)}.",
+            f", {gap / ceiling:.2g} times what rounding explains {dtype_text(rows)}.{nonsense}",
             found,
             measured=gap,
             expected=ceiling,
             unit="mean |d| over mean 1 - p",
-            evidence={"kind": ["gap", "versions-equal" if known else "versions-unknown"], "mean_abs_diff": mean},
+            evidence={"kind": [*kinds, *(["nonsense"] if nonsense else [])], "mean_abs_diff": mean},
             next=_NEXT,
         )
     ]
+
+
+def _nonsense(run: Run, found: Found, rows: Rows) -> str:
+    """What to say where tokens are far less likely under the trainer than what is sampled from it; '' where not."""
+    excess = over(rows.sums["excess"], rows.sums["judged"])
+    spread = math.sqrt(float(rows.sums["varentropy"].sum())) / max(float(rows.sums["judged"].sum()), 1.0)
+    if not excess > max(NONSENSE, SURELY * spread):
+        return ""
+    unique = unique_of_four(run, found)
+    runs = "" if math.isnan(unique) else f" {100 * unique:.0f} % of the runs of four tokens stand in a response once."
+    return f" To the trainer they are nonsense: -log p is {excess:.2g} nats a token above its entropy.{runs}"
 
 
 def _passes(run: Run, rows: Rows) -> list[Finding]:

@@ -42,13 +42,13 @@ reward = float(answer.strip() == text.split("answer:")[1].strip())
 
 from __future__ import annotations
 
-import json
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trueline.analyze.rollouts.evidence import finding, span
+from trueline.analyze.rollouts.tokens import sampling_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
@@ -120,10 +120,9 @@ def _again(step: Floats, reward: Floats, again: Floats) -> list[Finding]:
 
 def _sizes(table: Any) -> Floats:
     """[R] how many sequences the group of each was declared to have, 0 for unknown."""
-    texts = table["sampling"].fill_null("{}").dictionary_encode().combine_chunks()
-    sizes = [json.loads(text).get("group_size") for text in texts.dictionary.to_pylist()]
-    known = np.array([float(size) if isinstance(size, int) else 0.0 for size in sizes] or [0.0])
-    return known[np.asarray(texts.indices.to_numpy(), dtype=np.int64)]
+    declared, which = sampling_of(table)
+    sizes = [one.get("group_size") for one in declared]
+    return np.array([float(size) if isinstance(size, int) else 0.0 for size in sizes] or [0.0])[which]
 
 
 def _groups(step: Floats, group: Floats, reward: Floats, advantage: Floats, size: Floats) -> list[Finding]:

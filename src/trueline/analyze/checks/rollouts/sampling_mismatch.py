@@ -3,7 +3,9 @@
 What it finds
 -------------
 A temperature that one side applies and the other does not, and top-p, top-k or another cut after which the engine's
-log-probabilities are of the rest alone (`processed_logprobs`) while the trainer's are of all.
+log-probabilities are of the rest alone (`processed_logprobs`) while the trainer's are of all. Where the engine recorded
+no log-probabilities, as where the trainer's own model samples: tokens that are more or less probable under the trainer
+than what is sampled from it.
 
 Why it matters
 --------------
@@ -23,6 +25,10 @@ log-odds of both sides are recorded (the engine's two likeliest tokens: `logprob
 1 / T and less than 1 % of their variance remains. Else the difference d is regressed on what a temperature makes of it,
 (H - S) and V, and at least 90 % of its variance has to be explained; that holds for temperatures from 0.4 to 2.5. The
 slope must be off 1 by 2 % or more.
+
+Without the engine's log-probabilities, tokens that the trainer's own weights sampled (`versions` equal) are judged by
+law 2 with the trainer's distribution in place of the recorded one: -log p is its entropy on average. Entropies are
+needed, and varentropies or the number of words (`sampling={"vocabulary": 151936}`), which bounds them.
 
 What it may miss
 ----------------
@@ -51,12 +57,15 @@ logp_train = log_softmax(logits / 0.7, -1)
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import numpy as np
 
 from trueline.analyze.rollouts import laws
-from trueline.analyze.rollouts.evidence import Found, crossed, finding, law_broken, over
+from trueline.analyze.rollouts.evidence import Found, Law, crossed, finding, law_broken, over, unique_of_four
 from trueline.analyze.rollouts.gaps import CEILING_OTHERWISE
-from trueline.analyze.rollouts.rows import Means, Rows, means_of, rows_of
+from trueline.analyze.rollouts.rows import Means, Rows, by_step, means_of, own_rows_of, rows_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
@@ -80,6 +89,21 @@ _CUT = (
 )
 
 
+_UNLIKE: Mapping[Law, tuple[str, str]] = {"sharper": ("more", "below"), "flatter": ("less", "above")}
+_NEXT_UNRECORDED: Mapping[Law, tuple[str, ...]] = {
+    "sharper": (
+        "Look at all that the sampler applies and the trainer does not: temperature, top_k (50 by default in some "
+        "generation_config.json), top_p, min_p, penalties, forbidden words.",
+        "Look at the mask: tokens that a tool or a forced stop wrote were not sampled, and must be masked.",
+    ),
+    "flatter": (
+        "Generate greedily from one prompt: text without sense says that the sampler has other weights, or another "
+        "prompt.",
+        "Look at temperature and penalties of the sampler, and at the mask: tokens that a tool wrote were not sampled.",
+    ),
+}
+
+
 def check(run: Run) -> list[Finding]:
     """Findings of cuts and temperatures; raises ``CannotTell`` where there is nothing to judge."""
     try:
@@ -87,10 +111,40 @@ def check(run: Run) -> list[Finding]:
     except CannotTell:
         means = means_of(run)
         if not np.isfinite(means.k3 - means.diff).any():
+            if len(own := own_rows_of(run)):
+                return _unlike(run, own)
             raise
         return _cut_of_means(run, means)
     hot = _temperature(rows.chosen(~(rows.lag > 0)))
     return [*hot, *_cut(run, rows, tempered=bool(hot))]
+
+
+def _unlike(run: Run, rows: Rows) -> list[Finding]:
+    """Sharper or flatter than the trainer's own distribution, whichever wins more."""
+    best: dict[Law, Found] = {}
+    for law in _UNLIKE:
+        if (found := crossed(run, law, *by_step(rows, rows.law[f"own_{law}"]))) is not None:
+            best[law] = found
+    if not best:
+        return []
+    law, found = min(best.items(), key=lambda each: each[1].false_alarm_rate)
+    own = found.of(rows)
+    excess, unique = over(own.sums["own_excess"], own.sums["own"]), unique_of_four(run, found)
+    more, where = _UNLIKE[law]
+    runs = f" {100 * unique:.0f} % of the runs of four tokens of a response stand in it once." * (law == "flatter")
+    return [
+        finding(
+            CODE,
+            f"The tokens of steps {found.first}-{found.last} are {more} probable under the trainer than what is sampled"
+            f" from it: -log p is {abs(excess):.2g} {where} the entropy on average.{runs}",
+            found,
+            measured=excess,
+            expected=0.0,
+            unit="nats that -log p is above the entropy",
+            evidence={"kind": ["unrecorded", law], "unique_of_four": None if math.isnan(unique) else unique},
+            next=_NEXT_UNRECORDED[law],
+        )
+    ]
 
 
 def _cut(run: Run, rows: Rows, *, tempered: bool) -> list[Finding]:

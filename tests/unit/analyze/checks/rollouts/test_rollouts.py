@@ -70,6 +70,69 @@ def test_a_temperature_before_which_logprobs_were_recorded_is_found(
     assert {kind, "same"} <= _kinds(found["recorded-logprobs-wrong"])
 
 
+def _unrecorded(batch: dict[str, Any]) -> None:
+    del batch["logp_rollout"], batch["odds_rollout"], batch["odds_train"]
+
+
+def _entropies_alone(batch: dict[str, Any]) -> None:
+    _unrecorded(batch)
+    del batch["varentropy"]
+    batch["sampling"] = {"dtype": "float32", "vocabulary": 50}
+
+
+@pytest.mark.parametrize("change", [_unrecorded, _entropies_alone])
+@pytest.mark.parametrize(
+    ("sampled", "kind"),
+    [({"temperature": 0.7}, "sharper"), ({"top_p": 0.9}, "sharper"), ({"temperature": 1.5}, "flatter"), ({}, "")],
+)
+def test_where_the_engine_recorded_nothing_the_trainers_distribution_judges(
+    tmp_path: Path, change: Change, sampled: dict[str, float], kind: str
+) -> None:
+    run = recorded(tmp_path, Made(size=64, scale=3.0), change=change, **sampled)
+    found = codes(run)
+    assert set(found) == ({"sampling-mismatch"} if kind else set())
+    if kind:
+        assert _kinds(found["sampling-mismatch"]) == {"unrecorded", kind}
+        assert ("stand in it once" in found["sampling-mismatch"].claim) == (kind == "flatter")
+    report = trueline.check(run)
+    assert "sampling-mismatch" in report.checks_run
+
+
+@pytest.mark.parametrize("versions", [(0, 1), None])
+def test_tokens_of_other_weights_are_not_judged_by_the_trainers_distribution(
+    tmp_path: Path, versions: tuple[int, int] | None
+) -> None:
+    def change(batch: dict[str, Any]) -> None:
+        _unrecorded(batch)
+        batch["versions"] = versions
+
+    report = trueline.check(recorded(tmp_path, Made(size=64), change=change, temperature=0.7))
+    assert "sampling-mismatch" in {each.check for each in report.checks_not_run}
+
+
+def test_what_rounding_can_do_is_no_other_distribution(tmp_path: Path) -> None:
+    """Logits 3 % off all in one direction move -log p by less than errors of 0.1 may, which bfloat16 leaves."""
+
+    def change(batch: dict[str, Any]) -> None:
+        _unrecorded(batch)
+        batch["sampling"] = {"dtype": dtype}
+
+    for dtype, expected in (("bfloat16", set()), ("float32", {"sampling-mismatch"})):
+        (tmp_path / dtype).mkdir()
+        run = recorded(tmp_path / dtype, Made(size=200), steps=20, change=change, temperature=0.97)
+        assert set(codes(run)) == expected
+
+
+@pytest.mark.parametrize(("error", "temperature", "kind"), [(20.0, 1.0, {"nonsense"}), (1e-6, 2.0, set())])
+def test_tokens_that_are_nonsense_to_the_trainer_are_called_so(
+    tmp_path: Path, error: float, temperature: float, kind: set[str]
+) -> None:
+    made = Made(words=256, scale=2.5, error=error)
+    gap = codes(recorded(tmp_path, made, temperature=temperature))["logprob-gap"]
+    assert _kinds(gap) & {"nonsense"} == kind
+    assert ("nonsense" in gap.claim) == bool(kind)
+
+
 def test_a_temperature_of_nine_tenths_takes_five_steps_of_20000_tokens_at_most(tmp_path: Path) -> None:
     made = Made(size=200, length=100, words=30)
     found = codes(recorded(tmp_path, made, steps=5, temperature=0.9, processed=False))

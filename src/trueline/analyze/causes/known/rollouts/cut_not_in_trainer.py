@@ -12,11 +12,11 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "sampling-mismatch": "always",
-        "sampling-mismatch/cut-support": "always",
+        "sampling-mismatch/cut-support|sharper": "always",
         "recorded-logprobs-wrong": "often",
         "logprob-gap": "often",
     },
     needs=("sampling-mismatch",),
-    excludes=("sampling-mismatch/temperature", "weights-not-synced/most"),
+    excludes=("sampling-mismatch/temperature|flatter", "weights-not-synced/most"),
     settles="Sample one batch with top_p=1, top_k=-1 and no grammar: the mean of p_train / p_rollout comes back to 1.",
 )

@@ -12,7 +12,7 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "sampling-mismatch": "always",
-        "sampling-mismatch/temperature": "always",
+        "sampling-mismatch/temperature|sharper|flatter": "always",
         "logprob-gap": "mostly",
     },
     needs=("sampling-mismatch",),
