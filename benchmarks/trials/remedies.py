@@ -18,8 +18,8 @@ import numpy as np
 from benchmarks import page
 from numpy.typing import NDArray
 
+import trueline
 from trueline.capture.child_env import environment
-from trueline.trials import start
 from trueline.trials.chance import Counts, most_rate
 from trueline.trials.remedy.effect import effect_of
 
@@ -77,10 +77,9 @@ def _real(remedy: str) -> dict[str, Any]:
             environ = environment(out=f"{folder}/{name}", plan={"every": 1}, overwrite=True, base=dict(os.environ))
             environ["TRUELINE_CHANGES"] = f'{{"seed": {seed}, "shift": {seed}}}'
             subprocess.run([sys.executable, str(JOB), "none"], env=environ, check=True)
-        asked = start.AskedRemedy(
-            f"{folder}/bad", (sys.executable, str(JOB), "none"), remedy, f"{folder}/good", out=f"{folder}/trial"
-        )
-        answer = start.remedy(asked).trial.answer()
+        command = [sys.executable, str(JOB), "none"]
+        options = {"remedy": remedy, "ref": f"{folder}/good", "out": f"{folder}/trial"}
+        answer = trueline.trial("remedy", f"{folder}/bad", command, **options)
     verdict = answer.credible[0] if len(answer.credible) == 1 else answer.answer
     return {"remedy": remedy, "answer": verdict, "runs": answer.runs, "says": " ".join(answer.says[1:3])}
 

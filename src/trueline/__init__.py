@@ -185,13 +185,13 @@ def diagnose(
 
 
 def trial(
-    verb: Literal["knobs", "sync", "bisect", "shrink", "rl"],
-    run: str | os.PathLike[str],
+    verb: str,
+    run: str | os.PathLike[str] | None,
     command: Sequence[str],
     *,
     code: str | None = None,
     error: float = 0.05,
-    runs: int = 200,
+    runs: int | None = None,
     steps: int | None = None,
     timeout_s: float = 3600.0,
     out: str | os.PathLike[str] = "",
@@ -199,17 +199,16 @@ def trial(
     keep: bool = False,
     **more: Any,
 ) -> TrialAnswer:
-    """Run ``command`` again, with one thing changed at a time, to settle what ``run`` shows: which setting it needs,
-    whether it is a race or of memory, since which commit or release it is there, how small the job may be, by what
-    rollouts and training disagree. The options are those of ``trueline trial VERB`` (``more``: ``own`` and ``only``
-    settings of knobs, the revisions ``good`` and ``bad`` and the ``package`` of bisect, ``own`` axes and ``cured_by``
-    of shrink, ``own`` ways of rl); ``out`` is by default ``trials/VERB``. Raises ``InputError`` for what cannot be.
+    """Run ``command`` again, with one thing changed at a time, to settle what ``run`` shows, as `trueline trial` does:
+    "knobs", "sync", "bisect", "shrink", "rl", "remedy"; or, with None for ``run``, what the job does by itself: "vote",
+    "repeat", "batch". ``more`` are the options of the verb, by their names with underscores (``knob`` and ``axis`` and
+    ``way`` are lists); ``out`` is by default ``trials/VERB``. Raises ``InputError`` for what cannot be.
     """
-    start = importlib.import_module("trueline.trials.start")
-    asked = start.Asked(
-        verb, os.fspath(run), tuple(command), code, error, runs, steps, timeout_s, os.fspath(out), seed, keep
+    asked = importlib.import_module("trueline.trials.asked").Asked(
+        *(verb, tuple(command), "" if run is None else os.fspath(run)),
+        *(code, error, runs, steps, timeout_s, os.fspath(out), seed, keep),
     )
-    return start.prepared(asked, **more).trial.answer()
+    return importlib.import_module("trueline.trials.start").prepared(asked, **more).trial.answer()
 
 
 def collect(

@@ -1,45 +1,25 @@
-"""What the verbs of `trueline trial` that run a job again have in common: their options, progress, and the screen."""
+"""What the verbs of `trueline trial` that run a job again have in common: progress, and the screen."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
+from trueline.schema.trial_verbs import VERBS
+
 if TYPE_CHECKING:
-    from trueline.trials.runs import Runs
-    from trueline.trials.start import Asked, AskedAgain, AskedRemedy, AskedVote, Prepared
+    from trueline.trials.asked import Asked, Prepared, Told
     from trueline.trials.trial import TrialAnswer
-
-RunOf = Annotated[
-    str, typer.Argument(help="A Run in which `trueline check` finds what the trial is about.", metavar="RUN")
-]
-Words = Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The training command.")]
-Code = Annotated[
-    str | None,
-    typer.Option(help="The finding that the trial is about.", show_default="of the first incident", metavar="CODE"),
-]
-Error = Annotated[float, typer.Option(help="Probability of a wrong answer that is allowed, over all decisions.")]
-Most = Annotated[int, typer.Option("--runs", help="Runs after which it is undecided.", min=1)]
-Steps = Annotated[
-    int | None, typer.Option(help="Steps of each run.", show_default="as many as RUN has", min=1, metavar="N")
-]
-Timeout = Annotated[float, typer.Option(help="Seconds after which a run of the command is stopped.")]
-Out = Annotated[str, typer.Option(help="Folder of the trial; one that was begun with the same command goes on.")]
-Seed = Annotated[int, typer.Option(help="Random seed of the order of the runs.")]
-Keep = Annotated[bool, typer.Option("--keep", help="Keep what every run left, not one of runs alike.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be run and what it costs, and run nothing.")]
-
-MOST, ERROR, TIMEOUT = 200, 0.05, 3600.0
 
 
 def run_and_print(
-    asked: Asked | AskedAgain | AskedVote | AskedRemedy,
+    asked: Asked,
     prepared: Prepared,
     *,
-    means: Mapping[str, str],
+    means: Mapping[Any, str],
     dry_run: bool,
     json: bool,
 ) -> NoReturn:
@@ -47,20 +27,21 @@ def run_and_print(
     from trueline.cli.json_document import print_document
 
     if dry_run:
-        _print_plan(asked, prepared)
+        _print_plan(prepared)
         raise typer.Exit
-    with _running(prepared.trial.runs, asked.words):
+    with _running(prepared.runs, asked.words):
         answer = prepared.trial.answer()
     if json:
         print_document(answer.to_json())
     else:
         _print_answer(answer, means)
-        print(f"Trial: {asked.folder}")
+        if "out" not in VERBS[asked.verb].lacks:
+            print(f"Trial: {asked.folder}")
     raise typer.Exit(answer.exit_code)
 
 
 @contextmanager
-def _running(runs: Runs, words: Sequence[str]) -> Iterator[None]:
+def _running(told: Told, words: Sequence[str]) -> Iterator[None]:
     """Progress on standard error while a trial runs. Ctrl-C and SIGTERM end the run with its processes, and leave what
     goes on with the same command.
     """
@@ -73,35 +54,33 @@ def _running(runs: Runs, words: Sequence[str]) -> Iterator[None]:
     from trueline.cli.waiting import on_terminal
     from trueline.schema.errors import InputError
     from trueline.schema.text.words import counted
+    from trueline.trials.runs import Runs
 
-    console = Console(stderr=True)
-    status = console.status("Running the command") if on_terminal() else None
+    runs = told if isinstance(told, Runs) else None
+    status = Console(stderr=True).status("Running the command") if on_terminal() else None
 
     def progress(arm: str, number: int) -> None:
-        says = f"run {number + 1} of at most {runs.most}: {arm}"
+        says = f"run {number + 1} of at most {told.most}: {arm}"
         if status is not None:
-            counts = runs.counts("base", "sham")
-            status.update(f"{says} (base and sham: {counts.showed} of {counts.runs} showed it)")
+            counts = runs.counts("base", "sham") if runs else None
+            so_far = f" (base and sham: {counts.showed} of {counts.runs} showed it)" if counts and counts.runs else ""
+            status.update(says + so_far)
         else:
             print(f"trueline: {says}", file=sys.stderr, flush=True)
 
-    runs.progress = progress
+    told.progress = progress
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        if status is None:
+        with status or nullcontext():
             yield
-        else:
-            with status:
-                yield
     except KeyboardInterrupt:
-        print(
-            f"trueline: stopped after {counted(len(runs.log), 'run')}, kept in {runs.folder}; the same command "
-            "goes on.",
-            file=sys.stderr,
+        kept = (
+            f" after {counted(len(runs.log), 'run')}, kept in {runs.folder}; the same command goes on" if runs else ""
         )
+        print(f"trueline: stopped{kept}.", file=sys.stderr)
         raise typer.Exit(130) from None
     except OSError as error:
-        if error.errno == errno.ENOSPC or str(error.filename or "").startswith(str(runs.folder)):
+        if runs and (error.errno == errno.ENOSPC or str(error.filename or "").startswith(str(runs.folder))):
             raise InputError(
                 f"The trial cannot be written to '{runs.folder}': {error}. Make room, or pass another --out; the same "
                 "command goes on."
@@ -115,7 +94,7 @@ def _interrupt(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _print_answer(answer: TrialAnswer, means: Mapping[str, str]) -> None:
+def _print_answer(answer: TrialAnswer, means: Mapping[Any, str]) -> None:
     """What it says, what to do, and the runs behind it."""
     from rich.console import Console
     from rich.padding import Padding
@@ -139,11 +118,10 @@ def _print_answer(answer: TrialAnswer, means: Mapping[str, str]) -> None:
     console.print(f"Runs: {answer.runs}{asked}. Showed it: {arms}{more}", style="dim", highlight=False)
 
 
-def _print_plan(asked: Asked | AskedAgain | AskedVote | AskedRemedy, prepared: Prepared) -> None:
+def _print_plan(prepared: Prepared) -> None:
     from rich.console import Console
 
     console = Console()
-    for line in (*asked.says(), *prepared.plan):
+    for line in prepared.plan:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    runs = f"about {prepared.usual} where every run shows it, {asked.runs_says()}"
-    console.print(f"Runs: {asked.runs_says() if asked.runs_says() == prepared.usual else runs}.", highlight=False)
+    console.print(f"Runs: {prepared.takes}.", highlight=False)

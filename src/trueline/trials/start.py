@@ -1,20 +1,20 @@
-"""Trials of a job from what a user asks: a Run with the finding, and the command that made it."""
+"""The trials of a job, each made of what a user asks."""
 
 from __future__ import annotations
 
 import inspect
 import shlex
-import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from trueline.analyze.check_run import check
 from trueline.schema.errors import InputError
 from trueline.schema.text.words import counted
+from trueline.schema.trial_verbs import VERBS
 from trueline.store.reader import Run
+from trueline.trials.asked import Asked, Prepared, Sequential, require_share
+from trueline.trials.batch.batch import LAWS, BatchTrial
 from trueline.trials.bisect.bisect import BisectTrial
 from trueline.trials.bisect.commits import Commits
 from trueline.trials.bisect.releases import Releases
@@ -30,199 +30,41 @@ from trueline.trials.repeat.in_place import RepeatedJob as RepeatedInPlace
 from trueline.trials.repeat.repeat import RepeatedJob, RepeatTrial
 from trueline.trials.rollouts.experiments import experiments, reached
 from trueline.trials.rollouts.tree import RolloutTrial
-from trueline.trials.runs import Runs, Way
+from trueline.trials.runs import Way
 from trueline.trials.shrink.axes import BATCH, STEPS, axes_of, ranks_started, sized
 from trueline.trials.shrink.shrink import ShrinkTrial
 from trueline.trials.sync import ARMS, SyncTrial
-from trueline.trials.trial import Job
 from trueline.trials.vote.groups import PLACEHOLDER, Groups, devices_named, variables_of
 from trueline.trials.vote.replay import ReplayedJob
 from trueline.trials.vote.vote import VoteTrial
-from trueline.trials.watched_job import WatchedJob, batch_of
-
-Verb = Literal["knobs", "sync", "bisect", "shrink", "rl"]
+from trueline.trials.watched_job import batch_of
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What all trials of a job are asked: see the options of `trueline trial knobs`."""
-
-    verb: Verb
-    run: str
-    words: Sequence[str]
-    code: str | None = None
-    error: float = 0.05
-    most: int = 200
-    steps: int | None = None
-    timeout: float = 3600.0
-    out: str = ""
-    seed: int = 0
-    keep: bool = False
-
-    @property
-    def folder(self) -> Path:
-        """Of the trial."""
-        return Path(self.out or f"trials/{self.verb}")
-
-    @cached_property
-    def job(self) -> WatchedJob:
-        """Raises ``InputError`` for what cannot be."""
-        _require_share("--error", self.error, below=0.5)
-        job = _job(f"{self.verb} RUN", self.words, self.timeout)
-        return WatchedJob.like(Run(self.run), job, code=self.code, steps=self.steps)
-
-    def says(self) -> list[str]:
-        """What is looked for and what each run is, in words."""
-        seconds = self.job.seconds
-        took = [] if seconds is None else [f"The steps of RUN took {seconds:.0f} s, without the start of the job."]
-        return [*self.job.plan_says(), *took]
-
-    def runs_says(self) -> str:
-        """How many runs it may take."""
-        return f"at most {self.most}"
-
-    def runs(self, **more: Any) -> Runs:
-        """The runs of the trial; ``more`` is what else it is asked."""
-        job = self.job
-        asked = {"command": list(self.words), "code": job.wanted.code, "steps": job.last_step + 1, "seed": self.seed}
-        asked |= {"error": self.error, "plan": dict(job.plan), **more}
-        return Runs(self.verb, self.folder, job, asked, self.most, keeps_all=self.keep)
-
-
-@dataclass(frozen=True)
-class AskedAgain:
-    """What ``repeat`` is asked: it needs no Run. See the options of `trueline trial repeat`."""
-
-    words: Sequence[str]
-    again: int = 3
-    steps: int = 2
-    seed: int = 0
-    timeout: float = 3600.0
-    out: str = ""
-    keep: bool = False
-    in_place: bool = False
-
-    @property
-    def folder(self) -> Path:
-        """Of the trial."""
-        return Path(self.out or ("trials/repeat-in-place" if self.in_place else "trials/repeat"))
-
-    def says(self) -> list[str]:
-        """What each run is, in words."""
-        if self.in_place:
-            each = f"each operation of steps 0 to {self.steps - 1} called {self.again + 1} times"
-            return [f"The run: {' '.join(self.words)}, {each}."]
-        return [f"Each run: {' '.join(self.words)}, steps 0 to {self.steps - 1} recorded with fingerprints."]
-
-    def runs_says(self) -> str:
-        """How many runs it takes."""
-        return "1" if self.in_place else str(self.again + 1)
-
-
-@dataclass(frozen=True)
-class AskedVote:
-    """What ``vote`` is asked: it needs no Run. See the options of `trueline trial vote`."""
-
-    words: Sequence[str]
-    devices: str
-    group: int | None = None
-    variable: str | None = None
-    rate: float = 0.3
-    steps: int = 20
-    deterministic: bool = False
-    error: float = 0.05
-    most: int = 200
-    seed: int = 0
-    timeout: float = 3600.0
-    out: str = ""
-    keep: bool = False
-
-    @property
-    def folder(self) -> Path:
-        """Of the trial."""
-        return Path(self.out or "trials/vote")
-
-    def says(self) -> list[str]:
-        """What each run is, in words."""
-        return [f"Each run: {' '.join(self.words)}, the bits of steps 0 to {self.steps - 1}."]
-
-    def runs_says(self) -> str:
-        """How many runs it may take."""
-        return f"at most {self.most}"
-
-
-@dataclass(frozen=True)
-class AskedRemedy:
-    """What ``remedy`` is asked: see the options of `trueline trial remedy`."""
-
-    run: str
-    words: Sequence[str]
-    remedy: str
-    ref: str | None = None
-    pairs: int = 8
-    steps: int | None = None
-    error: float = 0.05
-    most: int = 200
-    seed: int = 0
-    timeout: float = 3600.0
-    out: str = ""
-    keep: bool = False
-
-    @property
-    def folder(self) -> Path:
-        """Of the trial."""
-        return Path(self.out or "trials/remedy")
-
-    def says(self) -> list[str]:
-        """What each run is, in words."""
-        return [f"Each run: {' '.join(self.words)}, watched."]
-
-    def runs_says(self) -> str:
-        """How many runs it takes."""
-        return str(len(REMEDY_ARMS) * self.pairs)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A trial that can be run, what ``--dry-run`` says of it, and about how many runs it takes."""
-
-    trial: (
-        KnobTrial
-        | SyncTrial
-        | BisectTrial
-        | ShrinkTrial
-        | RepeatTrial
-        | RolloutTrial
-        | VoteTrial
-        | RemedyTrial
-        | InPlaceTrial
-    )
-    plan: Sequence[str]
-    usual: str
-
-
-def knobs(asked: Asked, *, own: Sequence[str] = (), only: Sequence[str] = ()) -> Prepared:
-    """Which setting does the finding need? ``own`` are settings that the user names, ``only`` limits all by name.
+def knobs(asked: Asked, *, knob: Sequence[str] = (), only: Sequence[str] = ()) -> Prepared:
+    """Which setting does the finding need? ``knob`` are settings that the user names, ``only`` limits all by name.
     Raises ``InputError``.
     """
     known = {switch.name for switch in catalogue()}
-    if unknown := sorted({*only} - known - {text.partition("=")[0] for text in own}):
+    if unknown := sorted({*only} - known - {text.partition("=")[0] for text in knob}):
         raise InputError(f"There is no setting '{unknown[0]}'; there are {', '.join(sorted(known))}.")
-    job = SwitchedJob(asked.job, asked.folder, own, only)
-    runs = asked.runs(knobs=list(own), only=list(only))
+    job = SwitchedJob(asked.job, asked.folder, knob, only)
+    runs = asked.runs_for_finding(knobs=list(knob), only=list(only))
     question = f"Which setting does it need that {_found(asked)}"
-    return Prepared(KnobTrial(runs, question, job.find, job.way, asked.error, asked.seed), job.plan(), "8 to 20")
+    trial = KnobTrial(runs, question, job.find, job.way, asked.error, asked.seed)
+    return _sequential(asked, trial, [*asked.says(), *job.plan()], "8 to 20")
 
 
 def sync(asked: Asked) -> Prepared:
     """Is it a race, or of memory? Raises ``InputError``."""
-    trial = SyncTrial(asked.runs(), f"Is it a race, or of memory, that {_found(asked)}", asked.error, asked.seed)
-    return Prepared(trial, [f"Arms: {', '.join(ARMS)}; those that the answer needs."], "8 to 20")
+    question = f"Is it a race, or of memory, that {_found(asked)}"
+    trial = SyncTrial(asked.runs_for_finding(), question, asked.error, asked.seed)
+    plan = [*asked.says(), f"Arms: {', '.join(ARMS)}; those that the answer needs."]
+    return _sequential(asked, trial, plan, "8 to 20")
 
 
 def bisect(asked: Asked, *, good: str, bad: str | None = None, package: str | None = None) -> Prepared:
     """Since which commit is it there, or which release of a package? Raises ``InputError``."""
-    runs = asked.runs(good=good, bad=bad, **({} if package is None else {"package": package}))
+    runs = asked.runs_for_finding(good=good, bad=bad, **({} if package is None else {"package": package}))
     if package is None:
         line, kind, then = Commits.between(good, bad, tree=asked.folder / "checkout"), "commit", "git show"
     else:
@@ -241,16 +83,16 @@ def bisect(asked: Asked, *, good: str, bad: str | None = None, package: str | No
         line.remove,
         (f"Read its changes: {then}.",),
     )
-    plan = [f"{kind.capitalize()}s: {size}, from {line.says(0)} to {line.says(size - 1)}."]
-    return Prepared(trial, plan, str(6 + size.bit_length()))
+    plan = [*asked.says(), f"{kind.capitalize()}s: {size}, from {line.says(0)} to {line.says(size - 1)}."]
+    return _sequential(asked, trial, plan, str(6 + size.bit_length()))
 
 
-def shrink(asked: Asked, *, own: Sequence[str] = (), cured_by: str | None = None) -> Prepared:
-    """What is the smallest job that still shows it? ``own`` are options of the command that may be smaller,
+def shrink(asked: Asked, *, axis: Sequence[str] = (), cured_by: str | None = None) -> Prepared:
+    """What is the smallest job that still shows it? ``axis`` are options of the command that may be smaller,
     ``cured_by`` a setting as of ``knobs`` that makes the finding go away. Raises ``InputError``.
     """
-    job, runs = asked.job, asked.runs(axes=list(own), cured_by=cured_by)
-    axes = axes_of(asked.words, steps=job.last_step + 1, batch=batch_of(Run(asked.run)), own=own)
+    job, runs = asked.job, asked.runs_for_finding(axes=list(axis), cured_by=cured_by)
+    axes = axes_of(asked.words, steps=job.last_step + 1, batch=batch_of(Run(asked.run)), own=axis)
     if not axes:
         raise InputError("Nothing of this job can be made smaller from outside. Name options of it with --axis.")
     cure = [] if cured_by is None else [switch_named(cured_by)]
@@ -270,12 +112,12 @@ def shrink(asked: Asked, *, own: Sequence[str] = (), cured_by: str | None = None
 
     question = f"What is the smallest job in which {_found(asked)}"
     trial = ShrinkTrial(runs, question, axes, way, command, bool(cure), asked.error)
-    plan = ["Axes: " + ", ".join(f"{axis.name} (now {axis.now})" for axis in axes) + "."]
-    return Prepared(trial, plan, str(4 + sum(2 * axis.now.bit_length() for axis in axes)))
+    plan = [*asked.says(), "Axes: " + ", ".join(f"{each.name} (now {each.now})" for each in axes) + "."]
+    return _sequential(asked, trial, plan, str(4 + sum(2 * each.now.bit_length() for each in axes)))
 
 
-def rl(asked: Asked, *, own: Sequence[str] = ()) -> Prepared:
-    """Why do rollout engine and trainer disagree? ``own`` are ways to reach an experiment, ``NAME=OPTION=VALUE``.
+def rl(asked: Asked, *, way: Sequence[str] = ()) -> Prepared:
+    """Why do rollout engine and trainer disagree? ``way`` are ways to reach an experiment, ``NAME=OPTION=VALUE``.
     Raises ``InputError``.
     """
     if asked.code is None:  # what tells the gap from others of its kind cannot be judged of one token
@@ -283,87 +125,117 @@ def rl(asked: Asked, *, own: Sequence[str] = ()) -> Prepared:
         code = next((code for code in ("logprob-gap", "logprob-gap-grows") if code in found), None)
         asked = replace(asked, code=code)
     every = experiments()
-    known = reached(asked.words, own, every)
+    known = reached(asked.words, way, every)
     ways = {name: Way(name, environ, words) for name, (words, environ) in known.items()}
     trial = RolloutTrial(
-        asked.runs(ways=list(own)), f"Why is it that {_found(asked)}", every, ways, asked.error, asked.seed
+        asked.runs_for_finding(ways=list(way)), f"Why is it that {_found(asked)}", every, ways, asked.error, asked.seed
     )
-    plan = [f"{each.name}: {shlex.join(known[each.name][0])}" for each in every if each.name in known]
+    plan = [*asked.says(), *(f"{each.name}: {shlex.join(known[each.name][0])}" for each in every if each.name in known)]
     open_ = [each.name for each in every if each.name not in known]
     plan += [f"Cannot be reached: {', '.join(open_)} (name a way with --way)."] if open_ else []
-    return Prepared(trial, plan, "4 to 20")
+    return _sequential(asked, trial, plan, "4 to 20")
 
 
-def repeat(asked: AskedAgain) -> Prepared:
+def repeat(asked: Asked, *, again: int = 3, in_place: bool = False) -> Prepared:
     """Which operation does not repeat itself? Raises ``InputError``."""
-    _require_seed(asked.seed)
-    job = RepeatedJob(_job("repeat", asked.words, asked.timeout), asked.folder, asked.steps, asked.seed)
-    known = {"command": list(asked.words), "steps": asked.steps, "seed": asked.seed}
-    if asked.in_place:
-        times = asked.again + 1
-        in_place = RepeatedInPlace(job.job, asked.steps, asked.seed, times)
-        known |= {"times": times}
-        runs = Runs("repeat", asked.folder, in_place, known, 1, keeps_all=asked.keep)
-        return Prepared(InPlaceTrial(runs, times), [], "1")
-    runs = Runs("repeat", asked.folder, job, known, asked.again + 1, keeps_all=asked.keep)
-    return Prepared(RepeatTrial(runs, asked.again), [], str(asked.again + 1))
+    steps, words = asked.num_steps, " ".join(asked.words)
+    if in_place:
+        asked = asked if asked.out else replace(asked, out="trials/repeat-in-place")
+        in_place_job = RepeatedInPlace(asked.plain_job, steps, asked.seed, again + 1)
+        runs = asked.runs_of(in_place_job, 1, steps=steps, times=again + 1)
+        each = f"The run: {words}, each operation of steps 0 to {steps - 1} called {again + 1} times."
+        return Prepared(InPlaceTrial(runs, again + 1), [each], "1", runs)
+    job = RepeatedJob(asked.plain_job, asked.folder, steps, asked.seed)
+    runs = asked.runs_of(job, again + 1, steps=steps)
+    each = f"Each run: {words}, steps 0 to {steps - 1} recorded with fingerprints."
+    return Prepared(RepeatTrial(runs, again), [each], str(again + 1), runs)
 
 
-def vote(asked: AskedVote) -> Prepared:
+def vote(
+    asked: Asked,
+    *,
+    devices: str,
+    group: int | None = None,
+    variable: str | None = None,
+    rate: float = 0.3,
+    deterministic: bool = False,
+) -> Prepared:
     """Which device makes something else of the same work? Raises ``InputError``."""
-    _require_seed(asked.seed)
-    _require_share("--error", asked.error, below=0.5)
-    _require_share("--rate", asked.rate, below=1.0)
-    job = _job("vote", asked.words, asked.timeout)
-    devices = devices_named(asked.devices)
-    size = asked.group or ranks_started(asked.words) or 1
-    groups = Groups(devices, size, variables_of(devices, asked.words, asked.variable), asked.words)
-    is_told = asked.variable is not None or any(PLACEHOLDER in word for word in asked.words)
-    replayed = ReplayedJob(job, asked.steps, asked.seed, asked.deterministic, is_told)
-    known = {"command": list(asked.words), "devices": list(devices), "group": size, "variable": asked.variable}
-    known |= {"rate": asked.rate, "error": asked.error, "steps": asked.steps, "seed": asked.seed}
-    known |= {"deterministic": asked.deterministic}
-    runs = Runs("vote", asked.folder, replayed, known, asked.most, keeps_all=asked.keep)
-    trial = VoteTrial(runs, replayed, groups, asked.rate, asked.error, asked.seed)
-    every = f"{counted(groups.count, 'group')} of {counted(size, 'device')}, of {', '.join(devices)}"
-    plan = [f"{every}; {_told(groups.variables)}."]
-    return Prepared(trial, plan, f"{groups.count * max(clean_runs_needed(asked.rate, error=0.05), 2)}")
-
-
-def remedy(asked: AskedRemedy) -> Prepared:
-    """Does a remedy make the job well? Raises ``InputError``."""
-    _require_seed(asked.seed)
-    _require_share("--error", asked.error, below=0.5)
-    if asked.pairs < LEAST_PAIRS:
-        raise InputError(f"--pairs is {asked.pairs}; give {LEAST_PAIRS} or more: fewer cannot beat chance.")
-    treatment = Treatment.of(asked.remedy)
-    job = _job("remedy RUN", asked.words, asked.timeout)
-    measure = Measure.between(Run(asked.run), None if asked.ref is None else Run(asked.ref), asked.steps)
-    known = {"command": list(asked.words), "remedy": asked.remedy, "pairs": asked.pairs, "seed": asked.seed}
-    known |= {"first": measure.first, "last": measure.last, "good": measure.good, "error": asked.error}
-    runs = Runs("remedy", asked.folder, TreatedJob(job, measure), known, asked.most, keeps_all=asked.keep)
-    ways = Ways(asked.words, treatment, asked.seed, asked.folder / "files")
-    question = f"Does the remedy {asked.remedy} make the job well?"
-    trial = RemedyTrial(runs, question, ways.way, treatment, measure, asked.pairs, asked.error, asked.seed)
+    require_share("--rate", rate, below=1.0)
+    job, steps = asked.plain_job, asked.num_steps
+    names = devices_named(devices)
+    size = group or ranks_started(asked.words) or 1
+    groups = Groups(names, size, variables_of(names, asked.words, variable), asked.words)
+    is_told = variable is not None or any(PLACEHOLDER in word for word in asked.words)
+    replayed = ReplayedJob(job, steps, asked.seed, deterministic, is_told)
+    known = {"devices": list(names), "group": size, "variable": variable, "rate": rate, "error": asked.error}
+    runs = asked.runs_of(replayed, asked.most, steps=steps, deterministic=deterministic, **known)
+    trial = VoteTrial(runs, replayed, groups, rate, asked.error, asked.seed)
+    every = f"{counted(groups.count, 'group')} of {counted(size, 'device')}, of {', '.join(names)}"
     plan = [
-        f"Arms, in {counted(asked.pairs, 'pair')} of the same seeds: {', '.join(REMEDY_ARMS)}.",
+        f"Each run: {' '.join(asked.words)}, the bits of steps 0 to {steps - 1}.",
+        f"{every}; {_told(groups.variables)}.",
+    ]
+    return _sequential(asked, trial, plan, f"{groups.count * max(clean_runs_needed(rate, error=0.05), 2)}")
+
+
+def remedy(asked: Asked, *, remedy: str, ref: str | None = None, pairs: int = 8) -> Prepared:
+    """Does a remedy make the job well? Raises ``InputError``."""
+    if pairs < LEAST_PAIRS:
+        raise InputError(f"--pairs is {pairs}; give {LEAST_PAIRS} or more: fewer cannot beat chance.")
+    treatment = Treatment.of(remedy)
+    job = asked.plain_job
+    measure = Measure.between(Run(asked.run), None if ref is None else Run(ref), asked.steps)
+    known = {"remedy": remedy, "pairs": pairs, "error": asked.error}
+    known |= {"first": measure.first, "last": measure.last, "good": measure.good}
+    runs = asked.runs_of(TreatedJob(job, measure), asked.most, **known)
+    ways = Ways(asked.words, treatment, asked.seed, asked.folder / "files")
+    question = f"Does the remedy {remedy} make the job well?"
+    trial = RemedyTrial(runs, question, ways.way, treatment, measure, pairs, asked.error, asked.seed)
+    plan = [
+        f"Each run: {' '.join(asked.words)}, watched.",
+        f"Arms, in {counted(pairs, 'pair')} of the same seeds: {', '.join(REMEDY_ARMS)}.",
         f"Measured: {measure}.",
     ]
-    return Prepared(trial, plan, asked.runs_says())
+    return Prepared(trial, plan, str(len(REMEDY_ARMS) * pairs), runs)
+
+
+def batch(asked: Asked, *, law: str = ",".join(LAWS)) -> Prepared:
+    """Do loss and gradients obey the laws of a batch? Raises ``InputError``."""
+    laws = [each for each in LAWS if each in law.split(",")]
+    if not laws or {*law.split(",")} - {*LAWS}:
+        raise InputError(f"--law is '{law}'; give some of {', '.join(LAWS)}, with commas.")
+    plan = [f"Each run: {' '.join(asked.words)}, up to its first update.", f"Laws: {', '.join(laws)}."]
+    trial = BatchTrial(asked.plain_job, laws, seed=asked.seed)
+    return Prepared(trial, plan, f"3 to {trial.most}", trial)
+
+
+_MAKE: Mapping[str, Callable[..., Prepared]] = {
+    "knobs": knobs,
+    "sync": sync,
+    "rl": rl,
+    "bisect": bisect,
+    "shrink": shrink,
+    "remedy": remedy,
+    "vote": vote,
+    "repeat": repeat,
+    "batch": batch,
+}
 
 
 def prepared(asked: Asked, **more: Any) -> Prepared:
-    """The trial of the verb that is asked for. Raises ``InputError``, also for what the verb does not know."""
-    made: dict[str, Callable[..., Prepared]] = {
-        "knobs": knobs,
-        "sync": sync,
-        "bisect": bisect,
-        "shrink": shrink,
-        "rl": rl,
-    }
-    make = made.get(asked.verb)
+    """The trial of the verb that is asked for, with the options of its own. Raises ``InputError``, also for what the
+    verb does not take.
+    """
+    make = _MAKE.get(asked.verb)
     if make is None:
-        raise InputError(f"There is no trial '{asked.verb}' here; there are {', '.join(made)}.")
+        raise InputError(f"There is no trial '{asked.verb}' of a job; there are {', '.join(_MAKE)}.")
+    verb, usual = VERBS[asked.verb], Asked(asked.verb)
+    if foreign := [name for name in sorted(verb.lacks) if getattr(asked, name) != getattr(usual, name)]:
+        raise InputError(f"Trial {asked.verb} takes no {foreign[0]}. Leave it out.")
+    if verb.about_run != bool(asked.run):
+        needs = "is about a Run: name one" if verb.about_run else "is about a command alone: name no Run"
+        raise InputError(f"Trial {asked.verb} {needs}.")
     try:
         inspect.signature(make).bind(asked, **more)
     except TypeError as error:
@@ -371,32 +243,14 @@ def prepared(asked: Asked, **more: Any) -> Prepared:
     return make(asked, **more)
 
 
-def _job(verb: str, words: Sequence[str], timeout: float) -> Job:
-    """The job that ``words`` runs. Raises ``InputError`` for what cannot be."""
-    if not timeout > 0:
-        raise InputError(f"--timeout is {timeout:g}; give a number of seconds above 0.")
-    if not words:
-        raise InputError(
-            f"No command was given. Put it behind --, for example: trueline trial {verb} -- torchrun train.py."
-        )
-    if shutil.which(words[0]) is None:
-        raise InputError(f"'{words[0]}' is not a program on PATH. Give the command as you would without trueline.")
-    return Job(tuple(words), timeout)
+def _sequential(asked: Asked, trial: Sequential, plan: Sequence[str], usual: str) -> Prepared:
+    """A trial that stops once it knows."""
+    return Prepared(trial, plan, f"about {usual} where every run shows it, at most {asked.most}", trial.runs)
 
 
 def _found(asked: Asked) -> str:
     wanted = asked.job.wanted
     return f"{wanted.code} is found? {wanted.claim}"
-
-
-def _require_seed(seed: int) -> None:
-    if not 0 <= seed < 2**32:
-        raise InputError(f"--seed is {seed}; give a whole number from 0 to {2**32 - 1}.")
-
-
-def _require_share(option: str, share: float, *, below: float) -> None:
-    if not 0 < share < below:
-        raise InputError(f"{option} is {share:g}; give a probability above 0 and below {below:g}.")
 
 
 def _told(variables: Sequence[str]) -> str:

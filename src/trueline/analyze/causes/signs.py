@@ -73,7 +73,7 @@ def signs_of(report: CheckReport, incident: Incident, known: Iterable[str]) -> S
     fired = codes | {f"{finding.code}/{kind}" for finding in findings for kind in _kinds(finding)}
     fired |= {f"{part}:{state}" for finding in findings for part, state in _fed(finding).items()}
     fired |= _who(findings, report.judged.world_size) | _since(findings, report) | _steps(findings) | report.context
-    fired |= {each.sign for each in report.trials if each.code in codes}
+    fired |= {each.sign for each in report.trials if not each.code or each.code in codes}
     fired.add("reduction:judged" if "reduction-mismatch" in report.checks_run else "reduction:open")
     silent: set[str] = set()
     for sign in known:

@@ -1,7 +1,9 @@
 """What trials say of causes: the signs that their answers are, and which trial would tell most.
 
 A trial leaves ``trial.json`` with its answer. Of one that has an answer, that is a sign: ``trial-sync:ordering``,
-``trial-knobs:fused-optimizer``. Causes state which of them they bring, as they do with other signs.
+``trial-knobs:fused-optimizer``; of trials that name what only the job has (a device, a call, a module), the kind of
+that: ``trial-vote:device``, ``trial-repeat:call``, ``trial-remedy-fp32:recovers``. Causes state which of them they
+bring, as they do with other signs.
 """
 
 from __future__ import annotations
@@ -16,22 +18,16 @@ from typing import Any, cast
 
 from trueline.analyze.causes.cause import Cause
 from trueline.schema.errors import InputError
+from trueline.schema.trial_verbs import VERBS
 
 PREFIX = "trial-"
-USUAL_RUNS: Mapping[str, int] = {"knobs": 12, "sync": 12, "rl": 12}
-"""Of the job, where every run shows the finding: benchmarks/trials, and the rules of ``trial sync`` and ``trial rl``.
-"""
 LEAST_NATS = 0.02
 """Expected drop of doubt below which no trial is proposed."""
-_ANSWERS: Mapping[str, int] = {"knobs": 20, "sync": 4, "rl": 6}
-"""That a trial may give: settings that a job usually has on; the kinds of its table; the causes of its tree. Each is
-as likely by a cause that is silent on them.
-"""
 
 
 @dataclass(frozen=True)
 class TrialSign:
-    """The answer of a trial about the finding ``code``, as a sign."""
+    """The answer of a trial about the finding ``code`` ('': about the whole job), as a sign."""
 
     code: str
     sign: str
@@ -56,23 +52,32 @@ def read_trial(folder: str | os.PathLike[str]) -> TrialSign | None:
         verb, asked = str(document["trial"]), cast(Mapping[str, Any], document["asked"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"'{path}' cannot be read as a trial: {error}. Give the --out of a trial.") from None
-    if "code" not in asked:
-        raise InputError(
-            f"'{path}' is of a trial {verb}, which is about no finding of a Run. Give the --out of trial knobs, sync, "
-            "bisect or shrink."
-        )
-    code = str(asked["code"])
-    credible = cast(Sequence[str], document.get("credible") or [])
-    if document.get("answer") not in ("confirmed", "excluded") or len(credible) != 1:
+    if document.get("answer") not in ("confirmed", "excluded"):
         return None
-    return TrialSign(code, f"{PREFIX}{verb}:{credible[0]}")
+    credible = [str(each) for each in cast(Sequence[Any], document.get("credible") or [])]
+    if "code" not in asked:
+        sign = _of_job(verb, credible, asked)
+        return None if sign is None else TrialSign("", PREFIX + sign)
+    return TrialSign(str(asked["code"]), f"{PREFIX}{verb}:{credible[0]}") if len(credible) == 1 else None
+
+
+def _of_job(verb: str, credible: Sequence[str], asked: Mapping[str, Any]) -> str | None:
+    """The kind of answer of a trial about the whole job; None of one that tells no causes apart."""
+    first = credible[0] if credible else ""
+    if verb == "vote":
+        return f"vote:{first.partition(' ')[0].rstrip('s') or 'none'}"
+    if verb == "repeat":
+        return f"repeat:{'none' if not first else 'between' if first.startswith('before ') else 'call'}"
+    if verb == "remedy":
+        return f"remedy-{str(asked.get('remedy')).partition(':')[0]}:{first}"
+    return None
 
 
 def proposed(causes: Sequence[Cause], chances: Mapping[str, float]) -> Proposed | None:
     """The trial with the largest expected drop of entropy over causes for the runs that it takes."""
     likely = [(cause, chances[cause.slug]) for cause in causes if chances.get(cause.slug, 0.0) > 0.01]
     rest = max(0.0, 1 - sum(chance for _, chance in likely))
-    every = [Proposed(verb, _drop(verb, likely, rest), runs) for verb, runs in USUAL_RUNS.items()]
+    every = [Proposed(verb, _drop(verb, likely, rest), each.usual) for verb, each in VERBS.items() if each.answers]
     best = max(every, key=lambda each: each.nats / each.runs)
     return best if best.nats >= LEAST_NATS else None
 
@@ -83,8 +88,8 @@ def _drop(verb: str, likely: Sequence[tuple[Cause, float]], rest: float) -> floa
     answers = sorted({sign for cause, _ in likely for sign in cause.shows if sign.startswith(topic)})
     if not answers:
         return 0.0
-    rows = [(_answers(cause, answers, _ANSWERS[verb]), chance) for cause, chance in likely]
-    rows.append((_unstated(answers, _ANSWERS[verb]), rest))
+    rows = [(_answers(cause, answers, VERBS[verb].answers), chance) for cause, chance in likely]
+    rows.append((_unstated(answers, VERBS[verb].answers), rest))
     total = sum(chance for _, chance in rows)
     mean = [sum(row[place] * chance for row, chance in rows) / total for place in range(len(answers) + 1)]
     return _entropy(mean) - sum(_entropy(row) * chance for row, chance in rows) / total

@@ -16,6 +16,7 @@ from trueline.analyze.causes.trial_signs import PREFIX, Proposed, proposed
 from trueline.analyze.incidents import EXPLAINS, Incident
 from trueline.schema.judged import NotRun
 from trueline.schema.text.words import capitalized, counted
+from trueline.schema.trial_verbs import VERBS
 
 if TYPE_CHECKING:
     from trueline.analyze.check_run import CheckReport
@@ -230,8 +231,8 @@ def _trying(report: CheckReport, trial: Proposed | None) -> list[str]:
     if trial is None:
         return []
     return [
-        f"Or let runs tell: trueline trial {trial.verb} {report.run} -- COMMAND "
-        f"(about {trial.runs} runs where each shows it)."
+        f"Or let runs tell: {VERBS[trial.verb].command(trial.verb, report.run)} (about {trial.runs} runs where each "
+        "shows it)."
     ]
 
 

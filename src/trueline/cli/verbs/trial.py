@@ -9,15 +9,14 @@ import typer
 from trueline.cli.options import Json
 from trueline.cli.verbs import trial_op, trial_precheck
 from trueline.cli.verbs.run import SETTINGS
-from trueline.cli.verbs.trials import bisect, knobs, remedy, repeat, rl, shrink, sync, vote
+from trueline.cli.verbs.trials import batch, bisect, knobs, remedy, repeat, rl, shrink, sync, vote
 
 if TYPE_CHECKING:
     from trueline.analyze.compare.expect.rounding import OrderJudgement
-    from trueline.trials.batch.laws import Law
     from trueline.trials.noise import OrderNoise, SumSetup
-    from trueline.trials.trial import TrialAnswer
 
 app = typer.Typer(no_args_is_help=True, help="Run an experiment for a question that recorded Runs cannot answer.")
+app.command("batch", **SETTINGS)(batch.command)
 app.command("bisect")(bisect.command)
 app.command("knobs")(knobs.command)
 app.command("remedy")(remedy.command)
@@ -29,12 +28,6 @@ app.command("vote")(vote.command)
 
 app.command("op")(trial_op.command)
 app.command("precheck")(trial_precheck.command)
-
-_MEANS = {
-    "confirmed": "the first step breaks a law",
-    "excluded": "the first step obeys the laws that were looked at",
-    "undecided": "whether the first step obeys the laws cannot be told",
-}
 
 _EXIT_CODES = {True: 0, False: 1, None: 3}
 
@@ -53,94 +46,6 @@ _Difference = Annotated[
     float | None,
     typer.Option(help="Decide whether the order explains this difference |a - b| / |a| of two sums.", metavar="X"),
 ]
-
-
-@app.command("batch", **SETTINGS)
-def batch(
-    words: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The training command.")] = None,
-    law: Annotated[
-        str, typer.Option(help="Which laws, with commas: permute, halves, padding, gradient.", metavar="LAW,…")
-    ] = "permute,halves,padding,gradient",
-    seed: Annotated[int, typer.Option(help="Random seed of the job, where it sets none.")] = 0,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a run of the command is stopped.")] = 1800.0,
-    json: Json = False,
-) -> None:
-    """Run a training command up to its first update, several times with batches or weights changed, and judge whether
-    losses and gradients obey what must hold: the order of rows, splitting in halves and padding change nothing, and the
-    gradient is the derivative of the loss.
-
-    The command is run about twenty times, forty where the gradient is wrong, and does what it does before its first
-    update, which it never makes.
-
-    confirmed: a law is broken; excluded: all hold. Exit code 0: one of these; 3: undecided.
-
-    Example: trueline trial batch -- torchrun --nproc-per-node 2 train.py
-    """
-    import shutil
-
-    from trueline.cli.json_document import print_document
-    from trueline.schema.errors import InputError
-    from trueline.trials.batch.batch import LAWS
-
-    laws = [each for each in LAWS if each in law.split(",")]
-    unknown = sorted({*law.split(",")} - {*LAWS})
-    if unknown or not laws:
-        raise InputError(f"--law is '{law}'; give some of {', '.join(LAWS)}, with commas.")
-    if not 0 <= seed < 2**32:
-        raise InputError(f"--seed is {seed}; give a whole number from 0 to {2**32 - 1}.")
-    if not timeout > 0:
-        raise InputError(f"--timeout is {timeout:g}; give a number of seconds above 0.")
-    if not words or shutil.which(words[0]) is None:
-        raise InputError(
-            f"'{words[0]}' is not a program on PATH. Give the command as you would without trueline."
-            if words
-            else "No command was given. Put it behind --, for example: trueline trial batch -- torchrun train.py."
-        )
-    answer = _tried(words, laws, seed=seed, timeout=timeout)
-    if json:
-        print_document(answer.to_json())
-    else:
-        _print_answer(answer)
-    raise typer.Exit(answer.exit_code)
-
-
-def _tried(words: list[str], laws: list[Law], *, seed: int, timeout: float) -> TrialAnswer:
-    import tempfile
-    from pathlib import Path
-
-    from rich.console import Console
-
-    from trueline.cli.waiting import on_terminal
-    from trueline.schema.errors import InputError
-    from trueline.trials.batch.batch import BatchTrial
-    from trueline.trials.trial import Job
-
-    console = Console(stderr=True)
-    status = console.status("Running the command for one step") if on_terminal() else None
-    with tempfile.TemporaryDirectory(prefix="trueline-", ignore_cleanup_errors=True) as place:
-        trial = BatchTrial(Job(words, timeout), Path(place), laws, seed=seed)
-        try:
-            if status is None:
-                return trial.answer()
-            trial.progress = lambda name: status.update(f"Running the command for one step: {name}")
-            with status:
-                return trial.answer()
-        except OSError as error:
-            raise InputError(f"'{words[0]}' cannot be started: {error}. Try it without trueline.") from None
-
-
-def _print_answer(answer: TrialAnswer) -> None:
-    from rich.console import Console
-    from rich.padding import Padding
-    from rich.text import Text
-
-    console = Console()
-    console.print(f"{answer.answer.capitalize()}: {_MEANS[answer.answer]}.", style="bold", highlight=False)
-    lines = [Text(line) for line in answer.says] + [Text.assemble(("next: ", "green"), line) for line in answer.next]
-    for line in lines:
-        console.print(Padding(line, (0, 0, 0, 2)))
-    arms = ", ".join(f"{arm.name} x {arm.runs}" for arm in answer.arms)
-    console.print(f"Runs of the first step: {answer.runs} ({arms})", style="dim", highlight=False)
 
 
 @app.command("noise")

@@ -12,6 +12,7 @@ gradients are further from it than ``Rounding``. No chance is in it, so that no 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,21 +49,31 @@ _CHANGES: dict[Law, tuple[Change, ...]] = {
 
 @dataclass
 class BatchTrial:
-    """Runs ``job`` with what it measures in ``folder``, and tells ``progress`` the name of each arm as it begins."""
+    """Runs ``job``, and tells ``progress`` the name of each arm as it begins, and how many were run before."""
 
     job: Job
-    folder: Path
     laws: Sequence[Law] = LAWS
     seed: int = 0
-    progress: Callable[[str], None] = lambda name: None
+    progress: Callable[[str, int], None] = lambda name, runs: None
+    _folder: Path = Path()
     _runs: list[str] = field(default_factory=list[str])
     _showed: list[str] = field(default_factory=list[str])
     _again: FirstStep | None = None
     _nudged: FirstStep | None = None
     _rounding: Rounding | None = None
 
+    @property
+    def most(self) -> int:
+        """Runs, at most; the gradient needs most where it is wrong and there are some hundred parameters."""
+        return 70 if "gradient" in self.laws else 9
+
     def answer(self) -> TrialAnswer:
         """Run the arms and judge. Raises ``OSError`` where the command cannot be started."""
+        with tempfile.TemporaryDirectory(prefix="trueline-", ignore_cleanup_errors=True) as folder:
+            self._folder = Path(folder)
+            return self._judged_all()
+
+    def _judged_all(self) -> TrialAnswer:
         try:
             base = self._required("base", signs="gradient" in self.laws)
             if base.fact("closure"):
@@ -199,10 +210,10 @@ class BatchTrial:
         return measured
 
     def _place(self, number: int, name: str) -> Path:
-        return self.folder.resolve() / f"{number}-{name}"
+        return self._folder.resolve() / f"{number}-{name}"
 
     def _run(self, name: str, **asked: Any) -> tuple[FirstStep | None, Ended]:
-        self.progress(name)
+        self.progress(name, len(self._runs))
         place = self._place(len(self._runs), name)
         place.mkdir(parents=True)
         self._runs.append(name)

@@ -8,11 +8,16 @@ from tests.synthetic_runs import write_run
 from trueline.analyze.causes.cause import Cause
 from trueline.analyze.causes.diagnosis import diagnose
 from trueline.analyze.causes.library import known_causes
-from trueline.analyze.causes.trial_signs import PREFIX, USUAL_RUNS, proposed, read_trial
+from trueline.analyze.causes.trial_signs import PREFIX, proposed, read_trial
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
+from trueline.schema.trial_verbs import VERBS
 
 FROZEN = Finding("param-frozen", "error", "SGD did not move elements.", evidence={"kind": "not-moved"}, step_first=0)
+WRONG_GRADIENT = Finding(
+    "worker-direction-outlier", "warning", "Rank 2 has another gradient.", ranks=(2,), step_first=0, step_last=9,
+    evidence={"fed": {"inputs": "alike"}},
+)  # fmt: skip
 
 
 def written(folder, verb="knobs", credible=("fused-optimizer",), answer="confirmed", code="param-frozen"):
@@ -52,9 +57,42 @@ def test_a_trial_without_an_answer_or_about_something_else_says_nothing(tmp_path
 def test_a_folder_without_a_trial_is_bad_input(tmp_path):
     with pytest.raises(InputError, match=r"trial.json' cannot be read as a trial"):
         read_trial(tmp_path)
-    (tmp_path / "trial.json").write_text('{"trial": "vote", "asked": {"devices": []}, "answer": "confirmed"}')
-    with pytest.raises(InputError, match="is of a trial vote, which is about no finding of a Run"):
-        read_trial(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("verb", "credible", "asked", "sign"),
+    [
+        ("vote", ["device 3"], {}, "trial-vote:device"),
+        ("vote", ["device 3 + device 5"], {}, "trial-vote:device"),
+        ("vote", ["any device"], {}, "trial-vote:any"),
+        ("vote", [], {}, "trial-vote:none"),
+        ("repeat", ["index_add at 0.0/r0/fwd/a#0:out0"], {}, "trial-repeat:call"),
+        ("repeat", ["before 0.0/r0/fwd/a#0:in0"], {}, "trial-repeat:between"),
+        ("repeat", [], {}, "trial-repeat:none"),
+        ("remedy", ["recovers"], {"remedy": "fp32:layers.3"}, "trial-remedy-fp32:recovers"),
+        ("remedy", ["no effect"], {"remedy": "fp32:layers.3"}, "trial-remedy-fp32:no effect"),
+        ("batch", [], {}, None),
+    ],
+)
+def test_the_answer_of_a_trial_about_the_whole_job_is_its_kind(tmp_path, verb, credible, asked, sign):
+    """It counts for each incident, whatever its codes."""
+    document = {"trial": verb, "answer": "confirmed" if credible else "excluded", "credible": credible, "asked": asked}
+    (tmp_path / "trial.json").write_text(json.dumps(document))
+    found = read_trial(tmp_path)
+    assert (found and found.sign) == sign
+    assert found is None or found.code == ""
+
+
+def test_a_vote_speaks_for_causes_that_a_device_brings_and_is_proposed_until_then(tmp_path):
+    run = write_run(tmp_path / "run", num_ranks=4, findings=(WRONG_GRADIENT,))
+    trial = tmp_path / "vote"
+    trial.mkdir()
+    document = {"trial": "vote", "answer": "confirmed", "credible": ["device 2"], "asked": {"devices": ["1", "2"]}}
+    (trial / "trial.json").write_text(json.dumps(document))
+    before, after = (diagnose(run, trials=trials).verdicts[0] for trials in ([], [trial]))
+    assert before.cause == after.cause == "gradient-wrong-on-rank"
+    assert after.probability > before.probability
+    assert any("trueline trial vote --devices NAME,… -- COMMAND (about 27 runs" in line for line in before.next)
 
 
 def test_the_trial_that_tells_causes_apart_is_proposed_and_none_where_none_does():
@@ -72,4 +110,13 @@ def test_the_trial_that_tells_causes_apart_is_proposed_and_none_where_none_does(
 def test_causes_state_answers_of_trials_that_there_are():
     stated = {sign for cause in known_causes() for sign in (*cause.shows, *cause.excludes) if sign.startswith(PREFIX)}
     assert stated
-    assert {sign.removeprefix(PREFIX).partition(":")[0] for sign in stated} <= set(USUAL_RUNS)
+    verbs = {sign.removeprefix(PREFIX).partition(":")[0].partition("-")[0] for sign in stated}
+    assert verbs <= set(VERBS)
+    proposable = {verb for verb, each in VERBS.items() if each.answers}
+    assert proposable <= verbs, "each that may be proposed tells some causes apart"
+    assert all(VERBS[verb].usual for verb in proposable)
+
+
+def test_the_proposed_command_has_what_the_verb_cannot_do_without():
+    assert VERBS["vote"].command("vote", "runs/a") == "trueline trial vote --devices NAME,… -- COMMAND"
+    assert VERBS["knobs"].command("knobs", "runs/a") == "trueline trial knobs runs/a -- COMMAND"

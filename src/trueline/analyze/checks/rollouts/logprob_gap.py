@@ -18,9 +18,10 @@ of the logits that explains it, which does not shrink when the policy sharpens, 
 probabilities do. Rounding may leave 0.001 where float32 was declared on both sides (`sampling={"dtype": "float32"}`),
 0.3 with 8 bits (int8, fp8) and 0.1 otherwise: `analyze/rollouts/gaps.py` says what was measured. Reported is that more
 than one sequence in ten is beyond, by an e-process under the budget of the checks of rollouts. Only sequences of the
-trainer's own weights count, as far as versions are known. Two passes of the trainer may differ by as much. Where -log p of the trainer is more than
-4 nats above its entropy (and 8 standard deviations of it), the claim says that the text is nonsense to the trainer, with
-the share of runs of four tokens that stand in a response once: an engine with other weights, or another prompt.
+trainer's own weights count, as far as versions are known. Two passes of the trainer may differ by as much.
+Where -log p of the trainer is more than 4 nats above its entropy (and 8 standard deviations of it), the claim says
+that the text is nonsense to the trainer, with the share of runs of four tokens that stand in a response once: an
+engine with other weights, or another prompt.
 
 What it may miss
 ----------------

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
-from trueline.cli.options import Json
-from trueline.cli.trial_screen import (
-    ERROR,
-    MOST,
-    TIMEOUT,
-    Code,
-    DryRun,
-    Error,
-    Keep,
-    Most,
-    Out,
-    RunOf,
-    Seed,
-    Steps,
-    Timeout,
-    Words,
-)
+from trueline.cli.trial_options import verb
 
 _MEANS = {
     "confirmed": "the finding needs what is named below",
@@ -31,10 +16,8 @@ _MEANS = {
 }
 
 
+@verb("knobs", _MEANS)
 def command(
-    run: RunOf,
-    words: Words = None,
-    code: Code = None,
     knob: Annotated[
         list[str] | None,
         typer.Option(
@@ -46,16 +29,7 @@ def command(
     only: Annotated[
         list[str] | None, typer.Option(help="Only this setting; may be given again.", metavar="NAME")
     ] = None,
-    error: Error = ERROR,
-    runs: Most = MOST,
-    steps: Steps = None,
-    timeout: Timeout = TIMEOUT,
-    out: Out = "trials/knobs",
-    seed: Seed = 0,
-    keep: Keep = False,
-    dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> Mapping[str, Any]:
     """Run a training command with framework settings switched off, and say which of them a finding needs.
 
     confirmed: one setting, two together, or two of which each suffices; excluded: none of those that it has on. Exit
@@ -63,9 +37,4 @@ def command(
 
     Example: trueline trial knobs runs/bad -- torchrun --nproc-per-node 2 train.py
     """
-    from trueline.cli.trial_screen import run_and_print
-    from trueline.trials import start
-
-    asked = start.Asked("knobs", run, words or (), code, error, runs, steps, timeout, out, seed, keep)
-    prepared = start.knobs(asked, own=knob or (), only=only or ())
-    run_and_print(asked, prepared, means=_MEANS, dry_run=dry_run, json=json)
+    return {"knob": knob or (), "only": only or ()}

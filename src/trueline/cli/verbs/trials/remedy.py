@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
-from trueline.cli.options import Json
-from trueline.cli.trial_screen import ERROR, MOST, TIMEOUT, DryRun, Error, Keep, Most, Out, Timeout, Words
+from trueline.cli.trial_options import verb
 
 _MEANS = {
     "confirmed": "the remedy makes the job better, as told below",
@@ -16,8 +16,8 @@ _MEANS = {
 }
 
 
+@verb("remedy", _MEANS)
 def command(
-    run: Annotated[str, typer.Argument(help="A Run of the job that is to be made well.", metavar="RUN")],
     remedy: Annotated[
         str,
         typer.Option(
@@ -25,7 +25,6 @@ def command(
             metavar="REMEDY",
         ),
     ],
-    words: Words = None,
     ref: Annotated[
         str | None,
         typer.Option(
@@ -37,18 +36,7 @@ def command(
     pairs: Annotated[
         int, typer.Option(help="Seeds, each run three times: as it is, with the remedy, with a sham.")
     ] = 8,
-    steps: Annotated[
-        int | None, typer.Option(help="Steps of each run.", show_default="as many as RUN has", min=2, metavar="N")
-    ] = None,
-    error: Error = ERROR,
-    runs: Most = MOST,
-    seed: Annotated[int, typer.Option(help="Seed of the first pair; the next has one more, and so on.")] = 0,
-    timeout: Timeout = TIMEOUT,
-    out: Out = "trials/remedy",
-    keep: Keep = False,
-    dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> Mapping[str, Any]:
     """Run a training command as it is, with a remedy and with a sham that does the same elsewhere, from the same seeds,
     and say whether the remedy recovers the job, partly, or has no effect.
 
@@ -56,11 +44,4 @@ def command(
 
     Example: trueline trial remedy runs/bad --ref runs/good --remedy fp32:layers.3.mlp -- python train.py
     """
-    from trueline.cli.trial_screen import run_and_print
-    from trueline.trials import start
-
-    asked = start.AskedRemedy(
-        *(run, words or (), remedy, ref, pairs, steps),
-        *(error, runs, seed, timeout, out, keep),
-    )
-    run_and_print(asked, start.remedy(asked), means=_MEANS, dry_run=dry_run, json=json)
+    return {"remedy": remedy, "ref": ref, "pairs": pairs}

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
-from trueline.cli.options import Json
-from trueline.cli.trial_screen import (
-    ERROR,
-    MOST,
-    TIMEOUT,
-    Code,
-    DryRun,
-    Error,
-    Keep,
-    Most,
-    Out,
-    RunOf,
-    Seed,
-    Steps,
-    Timeout,
-    Words,
-)
+from trueline.cli.trial_options import verb
 
 _MEANS = {
     "confirmed": "engine and trainer disagree by what is named below",
@@ -31,9 +16,8 @@ _MEANS = {
 }
 
 
+@verb("rl", _MEANS)
 def command(
-    run: RunOf,
-    words: Words = None,
     way: Annotated[
         list[str] | None,
         typer.Option(
@@ -42,17 +26,7 @@ def command(
             metavar="NAME=OPTION=VALUE",
         ),
     ] = None,
-    code: Code = None,
-    error: Error = ERROR,
-    runs: Most = MOST,
-    steps: Steps = None,
-    timeout: Timeout = TIMEOUT,
-    out: Out = "trials/rl",
-    seed: Seed = 0,
-    keep: Keep = False,
-    dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> Mapping[str, Any]:
     """Run a training of reinforcement learning with learning rate 0, with one token a response, without a cache, with
     one sequence at a time and in float32, the cheapest first and as far as needed, and say by what rollout engine and
     trainer disagree.
@@ -62,9 +36,4 @@ def command(
 
     Example: trueline trial rl runs/bad -- python grpo.py --lr 1e-5 --max-new-tokens 512
     """
-    from trueline.cli.trial_screen import run_and_print
-    from trueline.trials import start
-
-    asked = start.Asked("rl", run, words or (), code, error, runs, steps, timeout, out, seed, keep)
-    prepared = start.rl(asked, own=way or ())
-    run_and_print(asked, prepared, means=_MEANS, dry_run=dry_run, json=json)
+    return {"way": way or ()}

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
-from trueline.cli.options import Json
-from trueline.cli.trial_screen import (
-    ERROR,
-    TIMEOUT,
-    Code,
-    DryRun,
-    Error,
-    Keep,
-    Most,
-    Out,
-    RunOf,
-    Seed,
-    Steps,
-    Timeout,
-    Words,
-)
+from trueline.cli.trial_options import verb
 
 _MEANS = {
     "confirmed": "a smaller job still shows it",
@@ -30,9 +16,8 @@ _MEANS = {
 }
 
 
+@verb("shrink", _MEANS)
 def command(
-    run: RunOf,
-    words: Words = None,
     axis: Annotated[
         list[str] | None,
         typer.Option(
@@ -47,17 +32,7 @@ def command(
             metavar="SETTING",
         ),
     ] = None,
-    code: Code = None,
-    error: Error = ERROR,
-    runs: Most = 40,
-    steps: Steps = None,
-    timeout: Timeout = TIMEOUT,
-    out: Out = "trials/shrink",
-    seed: Seed = 0,
-    keep: Keep = False,
-    dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> Mapping[str, Any]:
     """Run a training command with fewer steps, ranks, layers, smaller batches and shorter sequences, and say how small
     it may be and still show the same finding.
 
@@ -65,9 +40,4 @@ def command(
 
     Example: trueline trial shrink runs/bad -- torchrun --nproc-per-node 8 train.py --num-layers 24
     """
-    from trueline.cli.trial_screen import run_and_print
-    from trueline.trials import start
-
-    asked = start.Asked("shrink", run, words or (), code, error, runs, steps, timeout, out, seed, keep)
-    prepared = start.shrink(asked, own=axis or (), cured_by=cured_by)
-    run_and_print(asked, prepared, means=_MEANS, dry_run=dry_run, json=json)
+    return {"axis": axis or (), "cured_by": cured_by}

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from trueline.cli.options import Json
-from trueline.cli.trial_screen import (
-    ERROR,
-    MOST,
-    TIMEOUT,
-    Code,
-    DryRun,
-    Error,
-    Keep,
-    Most,
-    Out,
-    RunOf,
-    Seed,
-    Steps,
-    Timeout,
-    Words,
-)
+from collections.abc import Mapping
+from typing import Any
+
+from trueline.cli.trial_options import verb
 
 _MEANS = {
     "confirmed": "the finding depends on order in time or on memory, as told below",
@@ -27,20 +14,8 @@ _MEANS = {
 }
 
 
-def command(
-    run: RunOf,
-    words: Words = None,
-    code: Code = None,
-    error: Error = ERROR,
-    runs: Most = MOST,
-    steps: Steps = None,
-    timeout: Timeout = TIMEOUT,
-    out: Out = "trials/sync",
-    seed: Seed = 0,
-    keep: Keep = False,
-    dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+@verb("sync", _MEANS)
+def command() -> Mapping[str, Any]:
     """Run a training command with every operation waited for, slowed down, and with memory filled by a pattern, and say
     whether a finding is a race, memory that is read before it is written or after it is freed, or neither.
 
@@ -48,9 +23,4 @@ def command(
 
     Example: trueline trial sync runs/bad -- torchrun --nproc-per-node 2 train.py
     """
-    from trueline.cli.trial_screen import run_and_print
-    from trueline.trials import start
-
-    asked = start.Asked("sync", run, words or (), code, error, runs, steps, timeout, out, seed, keep)
-    prepared = start.sync(asked)
-    run_and_print(asked, prepared, means=_MEANS, dry_run=dry_run, json=json)
+    return {}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
-from trueline.cli.options import Json
-from trueline.cli.trial_screen import ERROR, MOST, TIMEOUT, DryRun, Error, Keep, Most, Out, Timeout, Words
+from trueline.cli.trial_options import verb
 
 _MEANS = {
     "confirmed": "a device makes something else of the same work",
@@ -16,11 +16,11 @@ _MEANS = {
 }
 
 
+@verb("vote", _MEANS)
 def command(
     devices: Annotated[
         str, typer.Option(help="Devices or machines to try, as 0-7 or node1,node2,node3.", metavar="NAME,…")
     ],
-    words: Words = None,
     group: Annotated[
         int | None,
         typer.Option(
@@ -41,19 +41,10 @@ def command(
     rate: Annotated[
         float, typer.Option(help="Share of its runs that a device spoils, for which it is to be seen.", metavar="Q")
     ] = 0.3,
-    steps: Annotated[int, typer.Option(help="Steps whose bits are compared.", min=1)] = 20,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Have torch take forms that repeat themselves, where it has any.")
     ] = False,
-    error: Error = ERROR,
-    runs: Most = MOST,
-    seed: Annotated[int, typer.Option(help="Random seed of the job, where it sets none, and of the groups.")] = 0,
-    timeout: Timeout = TIMEOUT,
-    out: Out = "trials/vote",
-    keep: Keep = False,
-    dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+) -> Mapping[str, Any]:
     """Run a training command with the same seeds on group after group of devices, compare the bits of its first steps,
     and say which device is in the minority; then swap it with others, as what follows the rank is no device's fault.
 
@@ -62,11 +53,4 @@ def command(
 
     Example: trueline trial vote --devices 0-7 -- torchrun --nproc-per-node 2 train.py
     """
-    from trueline.cli.trial_screen import run_and_print
-    from trueline.trials import start
-
-    asked = start.AskedVote(
-        *(words or (), devices, group, variable, rate, steps, deterministic),
-        *(error, runs, seed, timeout, out, keep),
-    )
-    run_and_print(asked, start.vote(asked), means=_MEANS, dry_run=dry_run, json=json)
+    return {"devices": devices, "group": group, "variable": variable, "rate": rate, "deterministic": deterministic}

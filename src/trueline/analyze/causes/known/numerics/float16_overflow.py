@@ -17,6 +17,7 @@ CAUSE = Cause(
         "overflow-origin/made": "mostly",
         "range-saturation": "mostly",
         "precision:float16": "always",
+        "trial-remedy-fp32:recovers": "mostly",
     },
     needs=("worker-nonfinite", "overflow-origin"),
     excludes=(

@@ -17,6 +17,7 @@ CAUSE = Cause(
         "overflow-origin/made": "always",
         "precision:other": "mostly",
         "values:finite": "always",
+        "trial-remedy-fp32:no effect": "mostly",
     },
     needs=("worker-nonfinite", "overflow-origin"),
     excludes=(

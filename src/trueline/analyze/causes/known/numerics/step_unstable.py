@@ -15,6 +15,7 @@ CAUSE = Cause(
         "grad-spike": "mostly",
         "loss-spike": "often",
         "who:all": "often",
+        "trial-remedy-clip:recovers": "mostly",
     },
     needs=("grad-spike", "loss-spike"),
     excludes=("worker-nonfinite",),

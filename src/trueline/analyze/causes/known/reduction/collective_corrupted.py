@@ -21,6 +21,7 @@ CAUSE = Cause(
         "who:some": "always",
         "steps:one": "mostly",
         "replica-drift": "mostly",
+        "trial-vote:device": "mostly",
     },
     needs=("reduction-mismatch",),
     excludes=("reduction-mismatch/after-the-mean", "reduction-mismatch/extra-pass"),

@@ -19,6 +19,7 @@ CAUSE = Cause(
         "overflow-origin": "often",
         "worker-nonfinite": "often",
         "minority-rank": "often",
+        "trial-vote:device": "mostly",
     },
     needs=("replica-drift",),
     excludes=("gradient-not-reduced", "reduction-mismatch", "updates-apart", "rank-config-differs"),

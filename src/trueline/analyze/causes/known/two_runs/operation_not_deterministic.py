@@ -11,7 +11,7 @@ Code that was changed between the two runs; memory that is read before it is wri
 from trueline.analyze.causes.cause import Cause
 
 CAUSE = Cause(
-    shows={"nondeterministic-op": "always"},
+    shows={"nondeterministic-op": "always", "trial-repeat:call": "always"},
     needs=("nondeterministic-op",),
     settles="Run `trueline trial repeat --in-place -- COMMAND`: it calls the operation again on the same inputs.",
 )

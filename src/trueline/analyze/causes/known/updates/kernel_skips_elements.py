@@ -19,6 +19,7 @@ CAUSE = Cause(
         "optimizer-state-stale": "often",
         "trial-knobs:fused-optimizer": "mostly",
         "trial-sync:neither": "mostly",
+        "trial-remedy-unfused:recovers": "mostly",
     },
     needs=("param-frozen",),
     excludes=("param-frozen/zero-gradient", "param-frozen/no-gradient"),

@@ -16,6 +16,7 @@ CAUSE = Cause(
         "worker-grad-norm-outlier": "often",
         "who:some": "always",
         "inputs:alike": "always",
+        "trial-vote:device": "mostly",
     },
     needs=("worker-direction-outlier", "worker-grad-norm-outlier"),
     excludes=("worker-loss-outlier", "worker-scale"),

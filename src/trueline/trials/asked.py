@@ -1,0 +1,130 @@
+"""What a user asks of a trial, whatever its verb, and what comes of it: a trial that can be run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from trueline.schema.errors import InputError
+from trueline.schema.trial_verbs import VERBS
+from trueline.store.reader import Run
+from trueline.trials.runs import Engine, Runs
+from trueline.trials.trial import Job, TrialAnswer
+from trueline.trials.watched_job import WatchedJob
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a trial whatever its ``verb``: see the options of ``trueline trial VERB``. ``run`` is '' for a
+    verb that is about no Run; ``runs`` and ``steps`` are None for what is usual.
+    """
+
+    verb: str
+    words: Sequence[str] = ()
+    run: str = ""
+    code: str | None = None
+    error: float = 0.05
+    runs: int | None = None
+    steps: int | None = None
+    timeout: float = 3600.0
+    out: str = ""
+    seed: int = 0
+    keep: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Of the trial."""
+        return Path(self.out or f"trials/{self.verb}")
+
+    @property
+    def most(self) -> int:
+        """Runs after which it is undecided."""
+        return self.runs or VERBS[self.verb].most
+
+    @property
+    def num_steps(self) -> int:
+        """Of each run, of a verb that is about no Run."""
+        return self.steps or VERBS[self.verb].steps or 1
+
+    @cached_property
+    def plain_job(self) -> Job:
+        """The command. Raises ``InputError`` for what cannot be."""
+        require_share("--error", self.error, below=0.5)
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"--seed is {self.seed}; give a whole number from 0 to {2**32 - 1}.")
+        if not self.timeout > 0:
+            raise InputError(f"--timeout is {self.timeout:g}; give a number of seconds above 0.")
+        if not self.words:
+            usual = VERBS[self.verb].command(self.verb, "RUN").replace("COMMAND", "torchrun train.py")
+            raise InputError(f"No command was given. Put it behind --, for example: {usual}.")
+        if shutil.which(self.words[0]) is None:
+            raise InputError(
+                f"'{self.words[0]}' is not a program on PATH. Give the command as you would without trueline."
+            )
+        return Job(tuple(self.words), self.timeout)
+
+    @cached_property
+    def job(self) -> WatchedJob:
+        """The command, watched for the finding of ``run``. Raises ``InputError`` for what cannot be."""
+        return WatchedJob.like(Run(self.run), self.plain_job, code=self.code, steps=self.steps)
+
+    def says(self) -> list[str]:
+        """What is looked for and what each run is, in words."""
+        seconds = self.job.seconds
+        took = [] if seconds is None else [f"The steps of RUN took {seconds:.0f} s, without the start of the job."]
+        return [*self.job.plan_says(), *took]
+
+    def runs_for_finding(self, **more: Any) -> Runs:
+        """The runs of a trial about a finding; ``more`` is what else it is asked."""
+        job = self.job
+        asked = {"code": job.wanted.code, "error": self.error, "plan": dict(job.plan), **more}
+        return self.runs_of(job, self.most, steps=job.last_step + 1, **asked)
+
+    def runs_of(self, engine: Engine, most: int, **more: Any) -> Runs:
+        """Those of ``engine``; ``more`` is what decides about the trial besides the command and the seed."""
+        asked = {"command": list(self.words), "seed": self.seed, **more}
+        return Runs(self.verb, self.folder, engine, asked, most, keeps_all=self.keep)
+
+
+class Trial(Protocol):
+    """An experiment that can be run."""
+
+    def answer(self) -> TrialAnswer:
+        """Run and judge. Raises ``OSError`` where the command cannot be started."""
+        ...
+
+
+class Sequential(Trial, Protocol):
+    """One that makes ``runs`` until it knows."""
+
+    @property
+    def runs(self) -> Runs:
+        """Those it makes."""
+        ...
+
+
+class Told(Protocol):
+    """What tells ``progress`` the arm that is run now and the number of runs before it, at ``most`` so many."""
+
+    progress: Callable[[str, int], None]
+    most: int
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A trial that can be run, what ``--dry-run`` says of it, how many runs it takes, in words, and who makes them."""
+
+    trial: Trial
+    plan: Sequence[str]
+    takes: str
+    runs: Told
+
+
+def require_share(option: str, share: float, *, below: float) -> None:
+    """Raises ``InputError`` where an option is no probability above 0 and ``below`` another."""
+    if not 0 < share < below:
+        raise InputError(f"{option} is {share:g}; give a probability above 0 and below {below:g}.")
