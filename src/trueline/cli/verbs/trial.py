@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trueline.cli.options import Json
-from trueline.cli.verbs import trial_op, trial_precheck
 from trueline.cli.verbs.run import SETTINGS
-from trueline.cli.verbs.trials import batch, bisect, knobs, remedy, repeat, rl, shrink, sync, vote
+from trueline.cli.verbs.trials import batch, bisect, knobs, op, precheck, remedy, repeat, rl, shrink, sync, vote
 
 if TYPE_CHECKING:
     from trueline.analyze.compare.expect.rounding import OrderJudgement
@@ -26,8 +25,8 @@ app.command("shrink")(shrink.command)
 app.command("sync")(sync.command)
 app.command("vote")(vote.command)
 
-app.command("op")(trial_op.command)
-app.command("precheck")(trial_precheck.command)
+app.command("op")(op.command)
+app.command("precheck")(precheck.command)
 
 _EXIT_CODES = {True: 0, False: 1, None: 3}
 

@@ -1,1 +1,1 @@
-"""The verbs of `trueline trial` that run a job again, one a file."""
+"""The verbs of `trueline trial`, one a file."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trueline.cli.options import Json
-from trueline.cli.verbs.trial_op import Device, Modules, print_answer
+from trueline.cli.verbs.trials.op import Device, Modules, print_answer
 
 if TYPE_CHECKING:
     from trueline.store.reader import Run
