@@ -197,6 +197,7 @@ def trial(
     out: str | os.PathLike[str] = "",
     seed: int = 0,
     keep: bool = False,
+    engine: str = "local",
     **more: Any,
 ) -> TrialAnswer:
     """Run ``command`` again, with one thing changed at a time, to settle what ``run`` shows, as `trueline trial` does:
@@ -206,7 +207,7 @@ def trial(
     """
     asked = importlib.import_module("trueline.trials.asked").Asked(
         *(verb, tuple(command), "" if run is None else os.fspath(run)),
-        *(code, error, runs, steps, timeout_s, os.fspath(out), seed, keep),
+        *(code, error, runs, steps, timeout_s, os.fspath(out), seed, keep, engine),
     )
     return importlib.import_module("trueline.trials.start").prepared(asked, **more).trial.answer()
 

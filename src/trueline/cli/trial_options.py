@@ -69,6 +69,7 @@ def _shared(name: str) -> dict[str, tuple[Any, Any]]:
     error = "Probability of a wrong answer that is allowed, over all decisions."
     timeout = "Seconds after which a run of the command is stopped."
     out = "Folder of the trial; one that was begun with the same command goes on."
+    engine = "Where runs take place: local, torchrun, ray or slurm, with options of these behind a colon."
     dry_run = "Print what would be run and what it costs, and run nothing."
     return {
         "code": (option(str | None, code, show_default="of the first incident", metavar="CODE"), None),
@@ -79,6 +80,7 @@ def _shared(name: str) -> dict[str, tuple[Any, Any]]:
         "out": (option(str, out, show_default=f"trials/{name}"), ""),
         "seed": (option(int, "Random seed of the order of the runs, and of a job that sets none."), 0),
         "keep": (option(bool, "Keep what every run left, not one of runs alike.", "--keep"), False),
+        "engine": (option(str, engine, metavar="ENGINE[:OPTIONS]"), "local"),
         "dry_run": (option(bool, dry_run, "--dry-run"), False),
         "json": (Json, False),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-SHARED = ("code", "error", "runs", "steps", "timeout", "out", "seed", "keep")
+SHARED = ("code", "error", "runs", "steps", "timeout", "out", "seed", "keep", "engine")
 """Options of every verb that does not lack them."""
 
 

@@ -12,7 +12,9 @@ from typing import Any, Protocol
 from trueline.schema.errors import InputError
 from trueline.schema.trial_verbs import VERBS
 from trueline.store.reader import Run
-from trueline.trials.runs import Engine, Runs
+from trueline.trials.engines.engine import engine_named, launched
+from trueline.trials.engines.local import Local
+from trueline.trials.runs import Runner, Runs
 from trueline.trials.trial import Job, TrialAnswer
 from trueline.trials.watched_job import WatchedJob
 
@@ -34,11 +36,17 @@ class Asked:
     out: str = ""
     seed: int = 0
     keep: bool = False
+    engine: str = "local"
 
     @property
     def folder(self) -> Path:
         """Of the trial."""
         return Path(self.out or f"trials/{self.verb}")
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What a run starts: ``words``, in front of which the engine may put others."""
+        return launched(self.engine, self.words)
 
     @property
     def most(self) -> int:
@@ -61,11 +69,12 @@ class Asked:
         if not self.words:
             usual = VERBS[self.verb].command(self.verb, "RUN").replace("COMMAND", "torchrun train.py")
             raise InputError(f"No command was given. Put it behind --, for example: {usual}.")
-        if shutil.which(self.words[0]) is None:
+        engine = engine_named(self.engine)
+        if isinstance(engine, Local) and shutil.which(self.command[0]) is None:
             raise InputError(
-                f"'{self.words[0]}' is not a program on PATH. Give the command as you would without trueline."
+                f"'{self.command[0]}' is not a program on PATH. Give the command as you would without trueline."
             )
-        return Job(tuple(self.words), self.timeout)
+        return Job(self.command, self.timeout, engine)
 
     @cached_property
     def job(self) -> WatchedJob:
@@ -84,10 +93,11 @@ class Asked:
         asked = {"code": job.wanted.code, "error": self.error, "plan": dict(job.plan), **more}
         return self.runs_of(job, self.most, steps=job.last_step + 1, **asked)
 
-    def runs_of(self, engine: Engine, most: int, **more: Any) -> Runs:
-        """Those of ``engine``; ``more`` is what decides about the trial besides the command and the seed."""
-        asked = {"command": list(self.words), "seed": self.seed, **more}
-        return Runs(self.verb, self.folder, engine, asked, most, keeps_all=self.keep)
+    def runs_of(self, runner: Runner, most: int, **more: Any) -> Runs:
+        """Those of ``runner``; ``more`` is what decides about the trial besides the command and the seed."""
+        asked = {"command": list(self.command), "seed": self.seed, **more}
+        asked |= {} if isinstance(self.plain_job.engine, Local) else {"engine": self.engine}
+        return Runs(self.verb, self.folder, runner, asked, most, keeps_all=self.keep)
 
 
 class Trial(Protocol):

@@ -39,7 +39,7 @@ class Way:
     folder: Path | None = None
 
 
-class Engine(Protocol):
+class Runner(Protocol):
     """Runs the job one way, with what it leaves in an empty ``place``."""
 
     def __call__(self, way: Way, place: Path) -> Outcome:
@@ -57,14 +57,14 @@ class JobFails(Exception):
 
 @dataclass
 class Runs:
-    """Runs ``engine`` at most ``most`` times, in ``folder``. ``asked`` is what decides about the trial: only a trial
+    """Runs ``runner`` at most ``most`` times, in ``folder``. ``asked`` is what decides about the trial: only a trial
     that was asked the same goes on with what is there. ``progress`` is told what is run now and the number of runs. The
     rule needs outcomes only, so of runs alike what the first left is kept, unless ``keeps_all``.
     """
 
     trial: str
     folder: Path
-    engine: Engine
+    runner: Runner
     asked: Mapping[str, Any]
     most: int = 200
     progress: Callable[[str, int], None] = lambda arm, runs: None
@@ -152,7 +152,7 @@ class Runs:
         _remove(place)
         place.mkdir(parents=True)
         began = time.monotonic()
-        outcome = self.engine(way, place)
+        outcome = self.runner(way, place)
         seconds = round(time.monotonic() - began, 3)
         if not self.keeps_all and any(_alike(entry, way.arm, outcome) for entry in self.log):
             _remove(place)

@@ -69,14 +69,14 @@ def bisect(asked: Asked, *, good: str, bad: str | None = None, package: str | No
         line, kind, then = Commits.between(good, bad, tree=asked.folder / "checkout"), "commit", "git show"
     else:
         releases = asked.folder / "releases"
-        line = Releases.between(package, good, bad, folder=releases, words=asked.words)
+        line = Releases.between(package, good, bad, folder=releases, words=asked.command)
         kind, then = "release", f"the changelog of {package}; report it there"
     size = len(line.names)
     trial = BisectTrial(
         runs,
         f"Since which {kind} is it that {_found(asked)}",
         size,
-        lambda arm, version: line.way(arm, version, asked.words),
+        lambda arm, version: line.way(arm, version, asked.command),
         line.says,
         asked.error,
         asked.seed,
@@ -92,13 +92,13 @@ def shrink(asked: Asked, *, axis: Sequence[str] = (), cured_by: str | None = Non
     ``cured_by`` a setting as of ``knobs`` that makes the finding go away. Raises ``InputError``.
     """
     job, runs = asked.job, asked.runs_for_finding(axes=list(axis), cured_by=cured_by)
-    axes = axes_of(asked.words, steps=job.last_step + 1, batch=batch_of(Run(asked.run)), own=axis)
+    axes = axes_of(asked.command, steps=job.last_step + 1, batch=batch_of(Run(asked.run)), own=axis)
     if not axes:
         raise InputError("Nothing of this job can be made smaller from outside. Name options of it with --axis.")
     cure = [] if cured_by is None else [switch_named(cured_by)]
 
     def way(arm: str, sizes: Mapping[str, int], cured: bool) -> Way:
-        words, changes = sized(asked.words, sizes)
+        words, changes = sized(asked.command, sizes)
         words, environ = with_off(words, cure if cured else (), asked.folder / "files")
         held = [each.to_process() for each in cure if cured and each.how in IN_PROCESS]
         changes["switches"] = [*changes["switches"], *held]
@@ -106,7 +106,7 @@ def shrink(asked: Asked, *, axis: Sequence[str] = (), cured_by: str | None = Non
         return Way(arm, environ, words, changes | job.up_to(sizes.get(STEPS, job.last_step + 1) - 1))
 
     def command(sizes: Mapping[str, int]) -> str:
-        words, _ = sized(asked.words, {name: value for name, value in sizes.items() if name != BATCH})
+        words, _ = sized(asked.command, {name: value for name, value in sizes.items() if name != BATCH})
         of = f", with batches of {sizes[BATCH]}" if BATCH in sizes else ""
         return f"{shlex.join(words)} (up to step {sizes.get(STEPS, job.last_step + 1) - 1}{of})"
 
@@ -125,7 +125,7 @@ def rl(asked: Asked, *, way: Sequence[str] = ()) -> Prepared:
         code = next((code for code in ("logprob-gap", "logprob-gap-grows") if code in found), None)
         asked = replace(asked, code=code)
     every = experiments()
-    known = reached(asked.words, way, every)
+    known = reached(asked.command, way, every)
     ways = {name: Way(name, environ, words) for name, (words, environ) in known.items()}
     trial = RolloutTrial(
         asked.runs_for_finding(ways=list(way)), f"Why is it that {_found(asked)}", every, ways, asked.error, asked.seed
@@ -138,7 +138,7 @@ def rl(asked: Asked, *, way: Sequence[str] = ()) -> Prepared:
 
 def repeat(asked: Asked, *, again: int = 3, in_place: bool = False) -> Prepared:
     """Which operation does not repeat itself? Raises ``InputError``."""
-    steps, words = asked.num_steps, " ".join(asked.words)
+    steps, words = asked.num_steps, " ".join(asked.command)
     if in_place:
         asked = asked if asked.out else replace(asked, out="trials/repeat-in-place")
         in_place_job = RepeatedInPlace(asked.plain_job, steps, asked.seed, again + 1)
@@ -164,16 +164,16 @@ def vote(
     require_share("--rate", rate, below=1.0)
     job, steps = asked.plain_job, asked.num_steps
     names = devices_named(devices)
-    size = group or ranks_started(asked.words) or 1
-    groups = Groups(names, size, variables_of(names, asked.words, variable), asked.words)
-    is_told = variable is not None or any(PLACEHOLDER in word for word in asked.words)
+    size = group or ranks_started(asked.command) or 1
+    groups = Groups(names, size, variables_of(names, asked.command, variable), asked.command)
+    is_told = variable is not None or any(PLACEHOLDER in word for word in asked.command)
     replayed = ReplayedJob(job, steps, asked.seed, deterministic, is_told)
     known = {"devices": list(names), "group": size, "variable": variable, "rate": rate, "error": asked.error}
     runs = asked.runs_of(replayed, asked.most, steps=steps, deterministic=deterministic, **known)
     trial = VoteTrial(runs, replayed, groups, rate, asked.error, asked.seed)
     every = f"{counted(groups.count, 'group')} of {counted(size, 'device')}, of {', '.join(names)}"
     plan = [
-        f"Each run: {' '.join(asked.words)}, the bits of steps 0 to {steps - 1}.",
+        f"Each run: {' '.join(asked.command)}, the bits of steps 0 to {steps - 1}.",
         f"{every}; {_told(groups.variables)}.",
     ]
     return _sequential(asked, trial, plan, f"{groups.count * max(clean_runs_needed(rate, error=0.05), 2)}")
@@ -189,11 +189,11 @@ def remedy(asked: Asked, *, remedy: str, ref: str | None = None, pairs: int = 8)
     known = {"remedy": remedy, "pairs": pairs, "error": asked.error}
     known |= {"first": measure.first, "last": measure.last, "good": measure.good}
     runs = asked.runs_of(TreatedJob(job, measure), asked.most, **known)
-    ways = Ways(asked.words, treatment, asked.seed, asked.folder / "files")
+    ways = Ways(asked.command, treatment, asked.seed, asked.folder / "files")
     question = f"Does the remedy {remedy} make the job well?"
     trial = RemedyTrial(runs, question, ways.way, treatment, measure, pairs, asked.error, asked.seed)
     plan = [
-        f"Each run: {' '.join(asked.words)}, watched.",
+        f"Each run: {' '.join(asked.command)}, watched.",
         f"Arms, in {counted(pairs, 'pair')} of the same seeds: {', '.join(REMEDY_ARMS)}.",
         f"Measured: {measure}.",
     ]
@@ -205,8 +205,8 @@ def batch(asked: Asked, *, law: str = ",".join(LAWS)) -> Prepared:
     laws = [each for each in LAWS if each in law.split(",")]
     if not laws or {*law.split(",")} - {*LAWS}:
         raise InputError(f"--law is '{law}'; give some of {', '.join(LAWS)}, with commas.")
-    plan = [f"Each run: {' '.join(asked.words)}, up to its first update.", f"Laws: {', '.join(laws)}."]
-    trial = BatchTrial(asked.plain_job, laws, seed=asked.seed)
+    plan = [f"Each run: {' '.join(asked.command)}, up to its first update.", f"Laws: {', '.join(laws)}."]
+    trial = BatchTrial(asked.plain_job, laws, asked.seed)
     return Prepared(trial, plan, f"3 to {trial.most}", trial)
 
 

@@ -6,25 +6,20 @@ one of three answers.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from trueline.schema.finding import Finding
 from trueline.trials.chance import Counts, clean_runs_needed, least_rate, mean_rate
+from trueline.trials.engines.engine import Engine, Started
+from trueline.trials.engines.local import Local
 
 SCHEMA = 1
 """Of the document that ``TrialAnswer.to_json`` makes; raised when a field changes meaning."""
 
 TAIL_LINES = 3
-GRACE_S = 15.0
-"""How long a command has to end its processes when it is stopped."""
-
 Answer = Literal["confirmed", "excluded", "undecided"]
 
 
@@ -134,42 +129,35 @@ def how_it_ended(ended: Ended) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """A command that is run again and again, each time for at most ``timeout_s``; it reads no input, and what it prints
-    is kept for ``Ended`` only.
+    """A command that ``engine`` runs again and again, each time for at most ``timeout_s``; it reads no input, and what
+    it prints is kept for ``Ended`` only.
     """
 
     words: Sequence[str]
     timeout_s: float
+    engine: Engine = field(default_factory=Local, compare=False)
+    _live: list[Started] = field(default_factory=list[Started], compare=False, repr=False)
+
+    def with_words(self, words: Sequence[str] | None) -> Job:
+        """The same with another command line; None: as it is."""
+        return self if words is None else replace(self, words=tuple(words))
 
     def run(self, environ: Mapping[str, str], *, printed: Path, folder: Path | None = None) -> Ended:
-        """Run it to its end, in ``folder`` (None: here); whatever it started in its process group ends with it. Raises
-        ``OSError`` where it cannot be started.
+        """Run it to its end, in ``folder`` (None: here); whatever it started ends with it. Raises ``OSError`` where it
+        cannot be started.
         """
-        with printed.open("wb") as file:
-            process = subprocess.Popen(
-                self.words,
-                env=environ,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-            )
-            status: int | None = None
-            try:
-                status = process.wait(self.timeout_s)
-            except subprocess.TimeoutExpired:
-                pass
-            finally:
-                _stop(process)
-        lines = [line for line in printed.read_text(errors="replace").splitlines() if line.strip()]
+        started = self.engine.start(self.words, environ, printed=printed, folder=folder or Path.cwd())
+        self._live.append(started)
+        try:
+            status = started.wait(self.timeout_s)
+        finally:
+            started.end()
+            self._live.remove(started)
+        said = printed.read_text(errors="replace") if printed.exists() else ""
+        lines = [line for line in said.splitlines() if line.strip()]
         return Ended(status, "\n".join(lines[-TAIL_LINES:]))
 
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of its group: first as a launcher passes on to its ranks, then for certain."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_S)
+    def end(self) -> None:
+        """End all runs of it that other threads wait for."""
+        for started in list(self._live):
+            started.end()

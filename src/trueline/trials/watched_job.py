@@ -58,9 +58,8 @@ class WatchedJob:
         out = (place / RUN).absolute()
         changes = {**self.up_to(self.last_step), **way.changes}
         environ = environment(out=str(out), plan=dict(self.plan), overwrite=True, base={**os.environ, **way.environ})
-        job = self.job if way.words is None else Job(way.words, self.job.timeout_s)
         environ[CHANGES] = json.dumps(changes)
-        ended = job.run(environ, printed=place / "printed.txt", folder=way.folder)
+        ended = self.job.with_words(way.words).run(environ, printed=place / "printed.txt", folder=way.folder)
         if not out.exists():
             return Outcome(None, how_it_ended(ended) or "nothing of it was watched: no training step was seen")
         return outcome_of(str(out), self.wanted, ended=how_it_ended(ended), last_step=changes["updates"] - _AFTER)

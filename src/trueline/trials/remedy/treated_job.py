@@ -151,8 +151,9 @@ class TreatedJob:
         met.mkdir()
         environ = environment(out=str(out), plan=dict(PLAN), overwrite=True, base={**os.environ, **way.environ})
         changes = {"updates": self.measure.last + _AFTER, "met": str(met), **way.changes}
-        job = Job(way.words or self.job.words, self.job.timeout_s)
-        ended = job.run({**environ, CHANGES: json.dumps(changes)}, printed=place / "printed.txt")
+        ended = self.job.with_words(way.words).run(
+            {**environ, CHANGES: json.dumps(changes)}, printed=place / "printed.txt"
+        )
         if not out.exists():
             return Outcome(None, how_it_ended(ended) or "nothing of it was watched: no training step was seen")
         try:

@@ -63,9 +63,9 @@ class ReplayedJob:
         out = (place / "run").absolute()
         environ = environment(out=str(out), plan=dict(PLAN), overwrite=True, base={**os.environ, **way.environ})
         changes = {"updates": self.steps + _AFTER, "seed": self.seed, "deterministic": self.deterministic}
-        words = self.job.words if way.words is None else way.words
-        job = Job(words, self.job.timeout_s)
-        ended = job.run({**environ, CHANGES: json.dumps(changes)}, printed=place / "printed.txt")
+        ended = self.job.with_words(way.words).run(
+            {**environ, CHANGES: json.dumps(changes)}, printed=place / "printed.txt"
+        )
         if why := how_it_ended(ended):
             return Outcome(None, why)
         if not out.exists():

@@ -1,0 +1,115 @@
+"""Runs as tasks of a Ray cluster: one task a run, on a node that has the resources which are asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trueline.schema.errors import InputError
+from trueline.trials.engines.local import GRACE_S, Local
+
+_RESOURCES = ("num_cpus", "num_gpus", "memory")
+
+
+@dataclass(frozen=True)
+class Ray:
+    """Starts the command in a task that takes ``resources``, on the cluster at ``address`` (None: the one that is found
+    as Ray finds it, or else one that is started here).
+    """
+
+    address: str | None = None
+    resources: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @classmethod
+    def of(cls, options: Sequence[str]) -> Ray:
+        """Raises ``InputError`` for what Ray does not take, or where it is not installed."""
+        _ray()
+        address, resources = None, dict[str, float]()
+        for text in options:
+            name, _, value = text.partition("=")
+            if name == "address" and value:
+                address = value
+            elif name in _RESOURCES and _is_number(value):
+                resources[name] = float(value)
+            else:
+                raise InputError(
+                    f"--engine is ray with '{text}'; give address=HOST:PORT or {', '.join(_RESOURCES)} with a number."
+                )
+        return cls(address, resources)
+
+    def start(self, words: Sequence[str], environ: Mapping[str, str], *, printed: Path, folder: Path) -> Task:
+        """Raises ``InputError`` where there is no such cluster."""
+        ray = _ray()
+        if not ray.is_initialized():
+            try:
+                ray.init(address=self.address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                raise InputError(f"--engine is ray, and no cluster is reached: {str(error).splitlines()[0]}") from None
+        changed = {name: value for name, value in environ.items() if os.environ.get(name) != value}
+        task = ray.remote(max_retries=0, **self.resources)(_run)
+        printed, folder = printed.absolute(), folder.absolute()
+        began = printed.parent / "began"
+        return Task(ray, task.remote(list(words), changed, str(printed), str(folder), str(began)), began)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of Ray that runs the command."""
+
+    ray: Any
+    made: Any
+    began: Path
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit status, or None."""
+        while not self.began.exists():  # it may have to wait for resources
+            if self.ray.wait([self.made], timeout=0.2)[0]:
+                break
+        ended, _ = self.ray.wait([self.made], timeout=timeout_s)
+        if not ended:
+            return None
+        try:
+            return self.ray.get(self.made)
+        except self.ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, OSError):
+                raise cause from None
+            return 1
+
+    def end(self) -> None:
+        """Cancel it: the task ends the processes of the command."""
+        if not self.ray.wait([self.made], timeout=0)[0]:
+            self.ray.cancel(self.made)
+            self.ray.wait([self.made], timeout=2 * GRACE_S)
+
+
+def _run(words: list[str], changed: dict[str, str], printed: str, folder: str, began: str) -> int | None:
+    """On the node: to its end, or until Ray interrupts it."""
+    started = Local().start(words, {**os.environ, **changed}, printed=Path(printed), folder=Path(folder))
+    Path(began).touch()
+    try:
+        while (status := started.wait(0.2)) is None:  # a wait in C is not interrupted
+            pass
+        return status
+    finally:
+        with contextlib.suppress(OSError):
+            started.end()
+
+
+def _ray() -> Any:
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise InputError(f"--engine is ray, and Ray cannot be imported ({error}): pip install ray.") from None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return float(text) >= 0
+    except ValueError:
+        return False
