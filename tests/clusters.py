@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -20,8 +21,8 @@ SCANCEL = "#!/bin/bash\nkill -KILL -- -$1\n"
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    """The engine slurm."""
-    if shutil.which("sbatch") is None:
+    """The engine slurm: a cluster that answers, else the stub."""
+    if shutil.which("sinfo") is None or subprocess.run(["sinfo"], capture_output=True, check=False).returncode:
         for name, text in (("sbatch", SBATCH), ("scancel", SCANCEL)):
             program = tmp_path / "bin" / name
             program.parent.mkdir(exist_ok=True)
