@@ -71,7 +71,7 @@ class NotKept(Runs):
     def _new(self, way: Way) -> dict[str, Any]:
         if len(self.log) >= self.most:
             raise OutOfRuns
-        return {"arm": way.arm, **asdict(self.engine(way, self.folder)), "seconds": 0.0, "place": ""}
+        return {"arm": way.arm, **asdict(self.runner(way, self.folder)), "seconds": 0.0, "place": ""}
 
     def _write(self, answer: object) -> None:
         pass

@@ -6,6 +6,7 @@ import inspect
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from trueline.analyze.check_run import check
@@ -22,6 +23,8 @@ from trueline.trials.chance import clean_runs_needed
 from trueline.trials.knobs.catalogue import IN_PROCESS, catalogue, switch_named, with_off
 from trueline.trials.knobs.job import SwitchedJob
 from trueline.trials.knobs.knobs import KnobTrial
+from trueline.trials.modules.modules import FedJob, ModulesTrial
+from trueline.trials.modules.stored import modules_stored, step_stored, write_stored
 from trueline.trials.remedy.remedy import ARMS as REMEDY_ARMS
 from trueline.trials.remedy.remedy import LEAST_PAIRS, RemedyTrial
 from trueline.trials.remedy.treated_job import Measure, TreatedJob, Treatment, Ways
@@ -200,6 +203,21 @@ def remedy(asked: Asked, *, remedy: str, ref: str | None = None, pairs: int = 8)
     return Prepared(trial, plan, str(len(REMEDY_ARMS) * pairs), runs)
 
 
+def modules(asked: Asked, *, ref: str, step: int | None = None) -> Prepared:
+    """Which modules are wrong by themselves? Raises ``InputError``, and ``CannotTell`` where ``ref`` stored nothing."""
+    good = Run(ref)
+    at, job, folder = step_stored(good, step), asked.plain_job, asked.folder / "stored"
+    plan = {**good.manifest.plan, "sinks": [], "on_finding": None, "stop": "", "when": []}
+    names = modules_stored(good, at)
+    fed = FedJob(job, ref, at, plan, lambda: write_stored(good, at, folder))
+    runs = asked.runs_of(fed, asked.most, ref=str(Path(ref).absolute()), step=at)
+    says = [
+        f"Each run: {' '.join(asked.command)}, up to step {at}, compared with {ref}.",
+        f"Arm: fed (twice): {counted(len(names), 'module')} given what they were given there.",
+    ]
+    return Prepared(ModulesTrial(runs, at, names), says, "2", runs)
+
+
 def batch(asked: Asked, *, law: str = ",".join(LAWS)) -> Prepared:
     """Do loss and gradients obey the laws of a batch? Raises ``InputError``."""
     laws = [each for each in LAWS if each in law.split(",")]
@@ -219,6 +237,7 @@ _MAKE: Mapping[str, Callable[..., Prepared]] = {
     "remedy": remedy,
     "vote": vote,
     "repeat": repeat,
+    "modules": modules,
     "batch": batch,
 }
 

@@ -42,6 +42,7 @@ from trueline.capture.child_env import CHANGES
 from trueline.capture.model import patches
 from trueline.capture.model.untraced import Hook
 from trueline.capture.seeding import seed_all
+from trueline.capture.trial.fed_modules import FedModules
 from trueline.capture.trial.remedies import Remedy
 from trueline.capture.trial.repeated_calls import RepeatedCalls
 
@@ -65,7 +66,7 @@ class Changes:
     which waits for no device and no thread. ``seed`` is that of all streams, until the script sets its own; with
     ``deterministic`` torch takes forms of operations that repeat themselves, where it has any. ``shift`` is added to
     each seed that the script sets; ``remedy`` has the arguments of ``capture.trial.remedies.Remedy``, ``repeat``
-    those of ``capture.trial.repeated_calls.RepeatedCalls``.
+    those of ``capture.trial.repeated_calls.RepeatedCalls``, ``feed`` those of ``capture.trial.fed_modules.FedModules``.
     """
 
     def __init__(
@@ -81,12 +82,14 @@ class Changes:
         shift: int = 0,
         remedy: Mapping[str, Any] | None = None,
         repeat: Mapping[str, Any] | None = None,
+        feed: Mapping[str, Any] | None = None,
     ) -> None:
         self._switches, self._off, self._place, self._updates = list(switches), {*off}, met, updates
         self._slow, self._since, self._seed, self._deterministic = slow, time.monotonic(), seed, deterministic
         self._shift, self._remedy = shift, remedy
         self._repeated = None if repeat is None else RepeatedCalls(**repeat)
         self._met: set[str] = set()
+        self._fed = None if feed is None else FedModules(**feed, tell=self._meet)
         self._trains = False
         self._made: dict[int, int] = {}
 
@@ -98,6 +101,8 @@ class Changes:
         if self._repeated is not None:
             self._repeated.put()
             atexit.register(self._repeated.end)
+        if self._fed is not None:
+            self._fed.put()
         for switch in self._of("keyword"):
             self._patched(switch, self._with_keyword(switch))
         for switch in self._of("bypass"):
@@ -174,8 +179,9 @@ class Changes:
     def _after_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         assert self._updates is not None
         self._made[id(optimizer)] = self._made.get(id(optimizer), 0) + 1
-        if self._repeated is not None:
-            self._repeated.next_step()
+        for each in (self._repeated, self._fed):
+            if each is not None:
+                each.next_step()
         if self._made[id(optimizer)] >= self._updates:
             if self._repeated is not None:
                 self._repeated.end()

@@ -8,7 +8,20 @@ import typer
 
 from trueline.cli.options import Json
 from trueline.cli.verbs.run import SETTINGS
-from trueline.cli.verbs.trials import batch, bisect, knobs, op, precheck, remedy, repeat, rl, shrink, sync, vote
+from trueline.cli.verbs.trials import (
+    batch,
+    bisect,
+    knobs,
+    modules,
+    op,
+    precheck,
+    remedy,
+    repeat,
+    rl,
+    shrink,
+    sync,
+    vote,
+)
 
 if TYPE_CHECKING:
     from trueline.analyze.compare.expect.rounding import OrderJudgement
@@ -18,6 +31,7 @@ app = typer.Typer(no_args_is_help=True, help="Run an experiment for a question t
 app.command("batch", **SETTINGS)(batch.command)
 app.command("bisect")(bisect.command)
 app.command("knobs")(knobs.command)
+app.command("modules")(modules.command)
 app.command("remedy")(remedy.command)
 app.command("repeat")(repeat.command)
 app.command("rl")(rl.command)

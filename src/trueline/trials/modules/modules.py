@@ -1,0 +1,161 @@
+"""Which modules of a job are wrong by themselves: no search, one pass, every module judged.
+
+The rule, fixed before the first run. The job runs twice to a step that a run which is as it should be stored, under the
+plan of that run, with its modules fed (``capture.trial.fed_modules``): each gets what it got in that run, with the same
+weights, and hands on what was returned there. It is compared with that run. A module is wrong by itself where what it
+made of the same values is beyond what rounding explains (``compare``), in both runs. No chance is in it, so that no
+error is asked; what differs in one of the two alone does not repeat itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trueline.analyze.compare.compare import compare
+from trueline.capture.child_env import CHANGES, environment
+from trueline.capture.trial.fed_modules import ARRIVES, FED, UNLIKE, WEIGHTS
+from trueline.schema.errors import AlignmentError, CannotTell, RunError
+from trueline.schema.site import Site
+from trueline.schema.text.words import counted, listed
+from trueline.store.reader import Run
+from trueline.trials.modules.wrong import Seen, Wrong, wrong_modules
+from trueline.trials.runs import JobFails, OutOfRuns, Runs, Way
+from trueline.trials.same_fault import Outcome
+from trueline.trials.trial import Answer, Job, TrialAnswer, how_it_ended
+
+ARM = "fed"
+QUESTION = "Which modules make something else of what they were given in a run that is as it should be?"
+_AFTER = 3
+_ROUNDINGS = 100.0
+"""Roundings of float32 by which what arrives at a module may differ without a word: code between modules is short."""
+_UNIT = 2.0**-24
+_MOST_NAMED = 8
+
+
+@dataclass(frozen=True)
+class FedJob:
+    """Runs ``job`` to ``step`` of the Run ``good``, whose stored values ``write`` puts into a folder. ``codes`` of its
+    outcome are the modules that are wrong, and what its processes told, as JSON.
+    """
+
+    job: Job
+    good: str
+    step: int
+    plan: Mapping[str, Any]
+    write: Callable[[], Path]
+
+    def __call__(self, way: Way, place: Path) -> Outcome:
+        """Run it; raises ``OSError`` where the command cannot be started."""
+        out, met = (place / "run").absolute(), (place / "met").absolute()
+        met.mkdir()
+        plan = {**self.plan, "depth": "tensor", "steps": [self.step, self.step + 1]}
+        environ = environment(out=str(out), plan=plan, overwrite=True, base=dict(os.environ))
+        feed = {"folder": str(self.write()), "step": self.step}
+        changes = {"updates": self.step + _AFTER, "met": str(met), "feed": feed}
+        ended = self.job.run({**environ, CHANGES: json.dumps(changes)}, printed=place / "printed.txt")
+        if not out.exists():
+            return Outcome(None, how_it_ended(ended) or "nothing of it was watched: no training step was seen")
+        try:
+            rows = compare(str(out), self.good, steps=[self.step]).rows
+            wrong = wrong_modules(rows, Seen.of(Run(out), self.step))
+        except (AlignmentError, CannotTell, RunError) as error:
+            return Outcome(None, how_it_ended(ended) or str(error))
+        told = sorted({word for path in met.glob("met-*.json") for word in json.loads(path.read_text())})
+        if not any(word.startswith(FED) for word in told):
+            return Outcome(None, "no module of it was fed: its modules have other names, or it does not reach the step")
+        codes = (*(json.dumps(asdict(each)) for each in wrong), *(each for each in told if each[:4] != "job:"))
+        return Outcome(bool(wrong), codes=codes)
+
+
+@dataclass
+class ModulesTrial:
+    """Runs the job through ``runs``: ``step`` is that of the good Run, ``names`` are its modules."""
+
+    runs: Runs
+    step: int
+    names: Sequence[str]
+
+    def answer(self) -> TrialAnswer:
+        """Run and judge. Raises ``OSError`` where the command cannot be started."""
+        self.runs.begin()
+        try:
+            told = [self.runs.outcome(Way(ARM)) for _ in range(2)]
+        except (JobFails, OutOfRuns) as why:
+            return self._answered("undecided", [f"The job tells nothing: {why}."])
+        if None in told:
+            return self._answered("undecided", [f"The job tells nothing: {self.runs.last_why()}."])
+        return self._judged(*([*entry["codes"]] for entry in self.runs.log))
+
+    def _judged(self, first: Sequence[str], again: Sequence[str]) -> TrialAnswer:
+        wrong, others = ([Wrong(**json.loads(each)) for each in codes if each[0] == "{"] for codes in (first, again))
+        words = [each for each in first if each[0] != "{"]
+        says = self._fed(words)
+        names = {each.module for each in others}
+        if always := [each for each in wrong if each.module in names]:
+            left = len(always) - _MOST_NAMED
+            more = [f"{counted(left, 'further module')}: see trial.json."] if left > 0 else []
+            site = Site.parse(always[0].site)
+            then = (f"Its values: trueline info RUN --site '*/{site.name}#*' --stacks.",)
+            named = [_says(each) for each in always[:_MOST_NAMED]]
+            return self._answered("confirmed", [*named, *more, *says], then, [each.module for each in always])
+        if wrong or others:
+            apart = listed(sorted({each.module for each in (*wrong, *others)}))
+            then = ("trueline trial repeat --in-place names operations that do not repeat themselves.",)
+            return self._answered("undecided", [f"{apart} differ in one of two runs alone.", *says], then)
+        if arrived := _arrived(words):
+            name, rel = arrived
+            within = name.rpartition(".")[0] or "the model"
+            said = (
+                f"All modules are right by themselves, and what arrives at {name} differs by {rel:.2g} all the same: "
+            )
+            said += f"code between modules makes it, in {within}, or it is another batch."
+            then = ('A Run with preset = "mix" has the calls between modules, too.',)
+            return self._answered("confirmed", [said, *says], then, [f"before {name}"])
+        said = "All modules are right by themselves, forward and backward, with the weights of that run."
+        then = ("Look at what is no module: the weights (initialisation, checkpoint, update), the loss.",)
+        return self._answered("excluded", [said, *says], then)
+
+    def _fed(self, words: Sequence[str]) -> list[str]:
+        """What was judged, and what of the job was not as in that run before it was fed."""
+        says = [f"{counted(len(_of(words, FED)), 'module')} of {len(self.names)} fed at step {self.step}."]
+        if unlike := _of(words, UNLIKE):
+            says.append(f"Not judged, as their values have other shapes or dtypes: {listed(unlike[:5])}.")
+        weights = sorted((float(rel), name) for name, rel in (each.split() for each in _of(words, WEIGHTS)))
+        if weights:
+            rel, name = weights[-1]
+            says.append(f"{counted(len(weights), 'weight')} differed before that step, {name} the most, by {rel:.2g}.")
+        return says
+
+    def _answered(
+        self, answer: Answer, says: Sequence[str], then: Sequence[str] = (), credible: Sequence[str] = ()
+    ) -> TrialAnswer:
+        made = TrialAnswer("modules", QUESTION, answer, tuple(says), self.runs.arms, tuple(then), tuple(credible))
+        return self.runs.end(made)
+
+
+def _of(words: Sequence[str], what: str) -> list[str]:
+    return [word.removeprefix(what).strip() for word in words if word.startswith(f"{what} ")]
+
+
+def _arrived(words: Sequence[str]) -> tuple[str, float] | None:
+    """The module at which what arrives differs the most, beyond a few roundings, with how much."""
+    found = [(float(rel), name) for name, rel in (each.split() for each in _of(words, ARRIVES))]
+    most = max(found, default=(0.0, ""))
+    return (most[1], most[0]) if most[0] > _ROUNDINGS * _UNIT else None
+
+
+def _says(wrong: Wrong) -> str:
+    call = f", in {wrong.api}" if wrong.api else ""
+    where = f" ({wrong.where})" if wrong.where else ""
+    shared = f" It, or what else uses the same tensor: {listed(wrong.shared[:3])}." if wrong.shared else ""
+    explains = f"{wrong.expected:.2g}" if wrong.expected else "nothing"
+    passes = " and ".join(wrong.passes)
+    return (
+        f"{wrong.module} ({passes}) makes something else of the same values, by {wrong.measured:.2g} where rounding "
+        f"explains {explains}, first at {wrong.site}{call}{where}.{shared}"
+    )

@@ -1,0 +1,155 @@
+"""What a run whose modules were fed made of the same values, beyond what rounding explains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trueline.analyze.compare.result import ComparedRow
+from trueline.schema.site import Site
+from trueline.store.reader import Run
+from trueline.trials.op.proof import LIMIT
+
+Pass = Literal["forward", "backward"]
+Key = tuple[int | None, str, int, str, int, str]
+"""Rank, phase, micro-batch, name, call and slot."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Of the records of one step: the ``kind`` and ``module`` of each value, and the ``root`` of those that are one
+    tensor, by ``Key``.
+    """
+
+    kind: Mapping[Key, str]
+    module: Mapping[Key, str]
+    root: Mapping[Key, tuple[int, int]]
+
+    @classmethod
+    def of(cls, run: Run, step: int) -> Seen:
+        """Those of ``run``."""
+        columns = ("rank", "phase", "micro", "name", "call", "slot", "kind", "module", "row", "same_as")
+        rows = run.records(steps=[step], columns=columns).to_pylist()
+        keys = [(row["rank"], row["phase"], row["micro"], row["name"], row["call"], row["slot"]) for row in rows]
+        return cls(
+            {key: row["kind"] for key, row in zip(keys, rows, strict=True)},
+            {key: _module_of(row) for key, row in zip(keys, rows, strict=True)},
+            {
+                key: (row["rank"], row["row"] if row["same_as"] is None else row["same_as"])
+                for key, row in zip(keys, rows, strict=True)
+            },
+        )
+
+
+def _module_of(row: Mapping[str, Any]) -> str:
+    if row["kind"] == "module":
+        return row["name"]
+    return row["name"].rpartition(".")[0] if row["kind"] == "param" else row["module"] or ""
+
+
+@dataclass
+class Wrong:
+    """A ``module`` that makes something else in these ``passes``: first at ``site``, in the call ``api`` of its own
+    code ('' where only the module as a whole was seen) on the line ``where``, by ``measured`` where rounding explains
+    ``expected``. ``shared`` are others that use the tensor whose gradient differs, of which it may be as well.
+    """
+
+    module: str
+    site: str
+    api: str
+    where: str
+    measured: float
+    expected: float
+    passes: list[Pass] = field(default_factory=list[Pass])
+    shared: list[str] = field(default_factory=list[str])
+
+
+def wrong_modules(rows: Sequence[ComparedRow], seen: Seen) -> list[Wrong]:
+    """In the order of execution, the innermost module each."""
+    keyed = [(_key(row), row) for row in sorted(rows, key=lambda each: (each.rank or 0, each.place)) if row.site]
+    differs = {key for key, row in keyed if row.judgement != "equal" and row.measured}
+    found: dict[str, Wrong] = {}
+    for key, row in keyed:
+        of = _pass(key)
+        if of is None or not row.measured or not _is_made(key, of) or key not in seen.kind:
+            continue
+        kind = seen.kind[key]
+        if row.judgement != "beyond" and not (kind == "module" and _is_wrong_as_a_whole(key, of, row, seen, differs)):
+            continue
+        module = seen.module[key]
+        wrong = found.get(module)
+        if wrong is None:
+            assert row.site is not None
+            api = row.api if kind == "op" else ""
+            found[module] = wrong = Wrong(module, row.site, api, row.where, row.measured, row.expected or 0.0)
+            if of == "backward" and kind != "param":
+                wrong.shared = _shared(key, module, seen)
+        if of not in wrong.passes:
+            wrong.passes.append(of)
+    return _innermost(list(found.values()))
+
+
+def _key(row: ComparedRow) -> Key:
+    site = Site.parse(row.site or "")
+    return site.rank, site.phase, site.micro, site.name, site.call, site.slot
+
+
+def _pass(key: Key) -> Pass | None:
+    return {"fwd": "forward", "bwd": "backward", "grad": "backward"}.get(key[1])  # type: ignore[return-value]
+
+
+def _is_made(key: Key, of: Pass) -> bool:
+    """Whether a call made it: forward what it returned, backward the gradient of what it took."""
+    return key[5].startswith("out") == (of == "forward")
+
+
+def _is_wrong_as_a_whole(key: Key, of: Pass, row: ComparedRow, seen: Seen, differs: set[Any]) -> bool:
+    """Whether a module makes something else of the same values, though a call inside is given something else, or makes
+    other calls: then ``compare`` leaves it to those.
+    """
+    is_large = bool(row.expected) and (row.measured or 0.0) > LIMIT * (row.expected or 0.0)
+    return (
+        row.judgement in ("propagated", "not-comparable") and is_large and not _is_given_others(key, of, seen, differs)
+    )
+
+
+def _is_given_others(key: Key, of: Pass, seen: Seen, differs: set[Any]) -> bool:
+    """Whether the module was given something else all the same."""
+    given = [("fwd", False)] if of == "forward" else [("fwd", False), ("bwd", True)]
+    return any(
+        (key[0], phase, *key[2:5], other[5]) in differs
+        for other in seen.kind
+        if (other[0], *other[2:5]) == (key[0], *key[2:5])
+        for phase, is_out in given
+        if other[1] == phase and other[5].startswith("out") == is_out
+    )
+
+
+def _shared(key: Key, module: str, seen: Seen) -> list[str]:
+    """Calls elsewhere that take the same tensor."""
+    root = seen.root[key]
+    names = {
+        other[3]
+        for other, its in seen.root.items()
+        if its == root and other[1] == "bwd" and not other[5].startswith("out") and seen.kind[other] == "op"
+    }
+    return sorted(name for name in names if not name.startswith(f"{module}."))
+
+
+def _innermost(every: Sequence[Wrong]) -> list[Wrong]:
+    """Without a module as a whole that has a wrong one inside, and without one whose gradient differs by that of a
+    tensor which another uses that is wrong forward already.
+    """
+    forward = {each.module for each in every if "forward" in each.passes}
+    return [
+        each
+        for each in every
+        if (each.api or not any(other.module.startswith(f"{each.module}.") for other in every if other is not each))
+        and ("forward" in each.passes or not _by_another(each, forward))
+    ]
+
+
+def _by_another(wrong: Wrong, forward: set[str]) -> bool:
+    site = Site.parse(wrong.site)
+    return any(name.startswith(f"{module}.") for module in forward for name in (*wrong.shared, f"{site.name}."))
