@@ -27,8 +27,9 @@ _FILLS = frozenset({"deepspeed", "fsdp1", "megatron"})
 @dataclass(frozen=True)
 class Untrained:
     """``names`` have a gradient of exactly zero, or none, on all ``ranks`` at all ``num_steps`` measured steps from
-    ``step_first`` to ``step_last``. ``share`` is theirs of the elements of the model that are to train. ``chosen``: of
-    each a layer alike is trained, as of experts of which not every one is chosen, and nothing else of its own module.
+    ``step_first`` to ``step_last``. ``share`` is theirs of the elements of the model that are to train. ``by_design``:
+    of each a layer alike is trained, as of experts of which not every one is chosen, and nothing else of its own module;
+    or each is the bias of a layer whose weight is trained, as a critic's last one: the loss goes by differences.
     """
 
     kind: Kind
@@ -38,11 +39,11 @@ class Untrained:
     step_last: int
     num_steps: int
     share: float
-    chosen: bool
+    by_design: bool
 
 
 def untrained(run: Run) -> list[Untrained]:
-    """At most one for each kind and ``chosen``. Raises ``CannotTell`` where no update was sampled."""
+    """At most one for each kind and ``by_design``. Raises ``CannotTell`` where no update was sampled."""
     held: defaultdict[str, list[Slice]] = defaultdict(list)
     for each in sampled_updates(run).slices:
         if each.is_own and each.trains:
@@ -57,7 +58,8 @@ def untrained(run: Run) -> list[Untrained]:
     for name in zeros:
         kind = _kind(held.get(name, ()), fills=run.manifest.adapter in _FILLS)
         if kind is not None:
-            found[kind, numberless(name) in trained and name.rpartition(".")[0] not in alive].append(name)
+            of, _, own = name.rpartition(".")
+            found[kind, own == "bias" if of in alive else numberless(name) in trained].append(name)
     total = sum(sizes.values())
     return [
         Untrained(
@@ -68,9 +70,9 @@ def untrained(run: Run) -> list[Untrained]:
             steps[-1],
             len(steps),
             sum(sizes[name] for name in names) / total,
-            chosen,
+            by_design,
         )
-        for (kind, chosen), names in found.items()
+        for (kind, by_design), names in found.items()
     ]
 
 

@@ -512,16 +512,35 @@ class CutOff(nn.Module):
         return self.last(x)
 
 
+class Differences(nn.Module):
+    """What one layer makes of two inputs, apart: its bias has no part in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.layer(x) - self.layer(x.flip(0))
+
+
 @pytest.mark.parametrize(
     ("model", "names", "kind", "severity"),
     [
+        (Differences, ["layer.bias"], "zero-gradient", "info"),
         (lambda: Pair(torch.zeros), ["a", "b"], "zero-gradient", "warning"),
         (Experts, ["experts.1.weight", "experts.1.bias"], "zero-gradient", "info"),
         (lambda: nn.Sequential(Rounded(16, 16), nn.Linear(16, 4)), ["0.weight"], "zero-gradient", "warning"),
         (lambda: CutOff(8), ["first.weight", "first.bias"], "no-gradient", "warning"),
         (lambda: nn.Sequential(CutOff(2), nn.Linear(4, 32)), ["0.first.weight", "0.first.bias"], "no-gradient", "info"),
     ],
-    ids=["two zero factors", "an expert never chosen", "weights rounded", "most of it cut off", "a small part cut off"],
+    ids=[
+        "a bias that cancels",
+        "two zero factors",
+        "an expert never chosen",
+        "weights rounded",
+        "most of it cut off",
+        "a small part cut off",
+    ],
 )
 def test_what_nothing_trains_is_named(tmp_path, model, names, kind, severity):
     trained(tmp_path / "run", model=model)
