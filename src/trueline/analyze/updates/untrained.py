@@ -28,8 +28,8 @@ _FILLS = frozenset({"deepspeed", "fsdp1", "megatron"})
 class Untrained:
     """``names`` have a gradient of exactly zero, or none, on all ``ranks`` at all ``num_steps`` measured steps from
     ``step_first`` to ``step_last``. ``share`` is theirs of the elements of the model that are to train. ``by_design``:
-    of each a layer alike is trained, as of experts of which not every one is chosen, and nothing else of its own module;
-    or each is the bias of a layer whose weight is trained, as a critic's last one: the loss goes by differences.
+    of each a layer alike is trained, as of experts of which not every one is chosen, and nothing else of its own
+    module; or each is a bias whose weight is trained, as a critic's last one: the loss goes by differences.
     """
 
     kind: Kind

@@ -20,9 +20,9 @@ move is larger than rounding allows to be lost. What rounding alone explains is 
 A gradient is zero, or missing, where that was measured of the whole parameter on all ranks, at each of 16 steps or
 more, and of all its sampled elements at each sampled update. It is a warning where the gradient is there, and zero: the
 parameter has a part in the loss, and none that could train it. It is an information where a layer alike is trained, as
-of experts of which one is never chosen; of a bias of a layer whose weight is trained, as the last of a critic whose loss
-goes by differences; and where the gradient is missing, or a framework fills it with zeros, in less
-than half of the elements that are to train, as of a head that this job does not use.
+of experts of which one is never chosen; of a bias whose weight is trained, as the last of a critic whose loss goes by
+differences; and where the gradient is missing, or a framework fills it with zeros, in less than half of the elements
+that are to train, as of a head that this job does not use.
 
 A parameter that has a gradient, that the optimizer does not hold, and whose digest is the same at three updates or more
 and at the last, is an information: many fine-tune a part of a model like that on purpose. Where something shows that
