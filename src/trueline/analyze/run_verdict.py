@@ -32,7 +32,7 @@ def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judge
 
 def _learns_alone(finding: Finding, incident: Incident) -> bool:
     """Whether the loss of one rank is below those of all others: it may be the only one that is right."""
-    lower = finding.code == "worker-loss-outlier" and finding.evidence.get("kind") == "below"
+    lower = finding.code == "worker-loss-outlier" and "below" in finding.evidence.get("kind", ())
     return lower and len(finding.ranks) == 1 and finding.ranks == incident.ranks
 
 

@@ -35,7 +35,9 @@ def fed(features_SNF: Floats, workers: tuple[int, ...], others: tuple[int, ...])
 
     A feature differs where, over the steps, all workers are above all others, or below, more often than chance gives:
     at each step every order of N workers is as likely, so w of them are on top once in C(N, w) times. The number of
-    such steps is binomial, at ``NAMING_LEVEL`` split over features and sides; and by ``SPREADS`` on average.
+    such steps is binomial, at ``NAMING_LEVEL`` split over features and sides; and by ``SPREADS`` on average. Where
+    several workers stand beside several others, each may read what none else does: then the two of all that are
+    farthest apart are compared.
     """
     parts: dict[str, str] = {}
     said: list[tuple[float, str]] = []
@@ -43,7 +45,8 @@ def fed(features_SNF: Floats, workers: tuple[int, ...], others: tuple[int, ...])
         judged = False
         for index, feature in enumerate(FEATURES[:-1]):
             values_SN = features_SNF[:, :, place * len(FEATURES) + index]
-            mine, theirs = values_SN[:, list(workers)], values_SN[:, list(others)]
+            one, other = (workers, others) if len(workers) == 1 else _extremes(values_SN, (*workers, *others))
+            mine, theirs = values_SN[:, list(one)], values_SN[:, list(other)]
             known_S = np.isfinite(mine).all(1) & np.isfinite(theirs).all(1)
             times = _times_apart(mine[known_S], theirs[known_S])
             judged |= times is not None
@@ -75,6 +78,12 @@ def finite_batches(run: Run, step: int, ranks: Sequence[int]) -> bool | None:
     if any((flag > 0).any() for flag in flags):
         return False
     return True if len(flags) == len(ranks) and all(flag[0] == 0 for flag in flags) else None
+
+
+def _extremes(values_SN: Floats, workers: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The worker whose values are largest on average, and the one whose are smallest."""
+    means = [float(np.mean(values_SN[:, worker])) for worker in workers]
+    return (workers[int(np.argmax(means))],), (workers[int(np.argmin(means))],)
 
 
 def _times_apart(mine_Sw: Floats, theirs_So: Floats) -> float | None:

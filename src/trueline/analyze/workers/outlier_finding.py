@@ -183,9 +183,14 @@ def sites(series: WorkerSeries, outlier: Outlier, names: tuple[str, ...], *, pha
     return sites_of(int(series.steps[outlier.first]), ranks, phase=phase, names=names)
 
 
+def in_halves(outlier: Outlier) -> bool:
+    """Whether several workers stand beside as many others or more, so that neither is one odd rank."""
+    return min(len(outlier.workers), len(outlier.others)) > 1 and outlier.undecided
+
+
 def meant_to_differ(series: WorkerSeries, outlier: Outlier) -> str:
     """How to declare workers that are meant to differ, as an edit of the plan."""
-    if min(len(outlier.workers), len(outlier.others)) > 1 and outlier.undecided:
+    if in_halves(outlier):
         groups = sorted([list(ranks_of(series, outlier.workers)), list(ranks_of(series, outlier.others))])
         return (
             "If they are meant to differ (pieces of the same sequences, another data mixture), list the ranks that "

@@ -27,7 +27,8 @@ KINDS = (
 class LossInputs:
     """Of the backward passes of a step: what is wrong; the targets of binary cross-entropies, and how many of them are
     below 0 or above 1; the targets of cross-entropies that average or add up over all that count, beside which a mask
-    of padding was seen, how many of these targets the mask leaves out, and in how many rows.
+    of padding was seen, how many of these targets the mask leaves out, and in how many rows; the targets of
+    connectionist temporal classification (CTC), and how many of them are its blank.
     """
 
     kinds: frozenset[str]
@@ -36,24 +37,21 @@ class LossInputs:
     targets: int
     padded: int
     padded_rows: int
+    ctc_targets: int = 0
+    blanks: int = 0
 
     def __add__(self, other: LossInputs) -> LossInputs:
-        return LossInputs(
-            self.kinds | other.kinds,
-            self.binary_targets + other.binary_targets,
-            self.beyond + other.beyond,
-            self.targets + other.targets,
-            self.padded + other.padded,
-            self.padded_rows + other.padded_rows,
-        )
+        numbers = (one + more for one, more in zip(self.to_row()[1:], other.to_row()[1:], strict=True))
+        return LossInputs(self.kinds | other.kinds, *numbers)
 
     @classmethod
     def of(cls, row: Sequence[int]) -> LossInputs:
-        """From the numbers of a pass."""
+        """From the numbers of a pass; rows of older versions have fewer."""
         bits, *numbers = (int(each) for each in row)
         return cls(frozenset(kind for bit, kind in enumerate(KINDS) if bits >> bit & 1), *numbers)
 
     def to_row(self) -> list[int]:
         """The numbers of the column."""
         bits = sum(1 << KINDS.index(kind) for kind in self.kinds)
-        return [bits, self.binary_targets, self.beyond, self.targets, self.padded, self.padded_rows]
+        numbers = (self.binary_targets, self.beyond, self.targets, self.padded, self.padded_rows)
+        return [bits, *numbers, self.ctc_targets, self.blanks]

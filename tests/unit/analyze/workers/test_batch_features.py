@@ -50,6 +50,20 @@ def test_other_labels():
     assert found.parts == {"inputs": "alike", "labels": "other"}
 
 
+def test_each_rank_with_a_vocabulary_of_its_own_where_several_stand_beside_several():
+    draw = torch.Generator().manual_seed(0)
+    often = torch.softmax(2 * torch.randn(200, generator=draw), 0)
+    of_rank = torch.stack([torch.randperm(200, generator=draw) for _ in range(4)])
+    of_all = of_rank[:1].expand(4, -1)
+
+    def read(ids, rank):
+        return ids[rank][torch.multinomial(often, 64 * BATCH, True, generator=draw).view(BATCH, 64)], torch.zeros(BATCH)
+
+    own, shared = (features(lambda step, rank, ids=ids: read(ids, rank)) for ids in (of_rank, of_all))
+    assert fed(own, (1, 3), (0, 2)).parts["inputs"] == "other"
+    assert fed(shared, (1, 3), (0, 2)).parts["inputs"] == "alike"
+
+
 @pytest.mark.parametrize("change", [lambda x: x.flip(3), lambda x: x])
 def test_what_has_the_same_elements_is_alike(change):
     """Permuted labels and flipped inputs are not seen."""

@@ -4,9 +4,9 @@ What it finds
 -------------
 `softmax` in front of a cross-entropy, which takes logits, and `sigmoid` in front of its binary form; logits or
 probabilities in front of `nll_loss` or `kl_div`, which take logarithms; predictions [B, 1] less targets [B], which
-compares each sample with the target of every other; binary targets that are not between 0 and 1; `kl_div` with
-`reduction="mean"`, which divides by the number of classes as well. All ranks share such a fault, so that comparing them
-shows nothing.
+compares each sample with the target of every other; binary targets that are not between 0 and 1; targets of `ctc_loss`
+that are its blank, which is no letter; `kl_div` with `reduction="mean"`, which divides by the number of classes as
+well. All ranks share such a fault, so that comparing them shows nothing.
 
 Why it matters
 --------------
@@ -25,7 +25,7 @@ divided by the classes is an information: it is what `reduction="mean"` says.
 What it may miss
 ----------------
 Losses that are compiled or fused, losses written with other operations, a softmax whose result goes through more
-arithmetic first, distances between two predictions.
+arithmetic first, distances between two predictions; a blank of CTC that is no target.
 
 Example
 -------
@@ -48,6 +48,7 @@ loss = F.cross_entropy(model(x), y)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from trueline.analyze.samples.loss_inputs import loss_finding, loss_inputs
@@ -58,6 +59,7 @@ from trueline.schema.columns.loss_inputs import (
     ROWS_WITH_ROWS,
     SIGMOID_TWICE,
     SOFTMAX_TWICE,
+    LossInputs,
 )
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
@@ -102,6 +104,28 @@ _SAID = {
 }
 
 
+class _Counted(NamedTuple):
+    claim: str
+    """Behind the share of targets, with the ranks for {}."""
+    advice: str
+    numbers: Callable[[LossInputs], tuple[int, int]]
+    """Targets that are wrong, and all."""
+
+
+_COUNTED = {
+    "targets-beyond": _Counted(
+        "the targets of a binary cross-entropy of {} are below 0 or above 1.",
+        "Make targets 0 and 1 (of labels -1 and 1: (y + 1) / 2), or use the loss that they are made for.",
+        lambda each: (each.beyond, each.binary_targets),
+    ),
+    "targets-blank": _Counted(
+        "the targets of the CTC loss of {} are its blank, which stands for no letter.",
+        "Give ctc_loss the index of the blank that the vocabulary has (`blank=`, 0 unless given).",
+        lambda each: (each.blanks, each.ctc_targets),
+    ),
+}
+
+
 def check(run: Run) -> list[Finding]:
     """A Finding for each misuse; raises ``CannotTell`` where no graph of a loss was seen."""
     looked = loss_inputs(run)
@@ -111,12 +135,14 @@ def check(run: Run) -> list[Finding]:
         severity = "info" if kind == DIVERGENCE_BY_CLASS else "warning"
         if at:
             found.append(loss_finding(run, CODE, severity, said.claim, at, kind=kind, advice=(said.advice,)))
-    beyond = {key: each for key, each in looked.items() if each.beyond}
-    if beyond:
-        share = sum(each.beyond for each in beyond.values()) / sum(each.binary_targets for each in beyond.values())
-        claim = f"{share:.0%} of the targets of a binary cross-entropy of {{}} are below 0 or above 1."
-        advice = ("Make targets 0 and 1 (of labels -1 and 1: (y + 1) / 2), or use the loss that they are made for.",)
-        at, unit = tuple(beyond), "share of binary targets outside of 0 to 1"
-        kind = "targets-beyond"
-        found.append(loss_finding(run, CODE, "warning", claim, at, kind=kind, advice=advice, measured=share, unit=unit))
+    for kind, said in _COUNTED.items():
+        at = {key: said.numbers(each) for key, each in looked.items() if said.numbers(each)[0]}
+        if at:
+            share = sum(wrong for wrong, _ in at.values()) / sum(targets for _, targets in at.values())
+            claim, advice = f"{share:.0%} of {said.claim}", (said.advice,)
+            found.append(
+                loss_finding(
+                    run, CODE, "warning", claim, at, kind=kind, advice=advice, measured=share, unit="share of targets"
+                )
+            )
     return found

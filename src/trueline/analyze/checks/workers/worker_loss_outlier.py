@@ -65,6 +65,7 @@ from trueline.analyze.workers.outlier_finding import (
     claim,
     common,
     counterpart,
+    in_halves,
     meant_to_differ,
     named,
     sites,
@@ -98,6 +99,7 @@ def judge(series: WorkerSeries, budget: AlarmBudget) -> list[Finding]:
 def _finding(series: WorkerSeries, outlier: Outlier) -> Finding:
     difference = effect_of(outlier, series.loss)
     mine = effect_of(outlier, series.loss, mean_of_workers).value
+    several = ["several"] if in_halves(outlier) else []
     side = "above" if difference.value > 0 else "below"
     theirs = "that of " if outlier.undecided else ""
     than = f"{theirs}{counterpart(series, outlier)}{'' if outlier.undecided else chr(39) + ' mean'}"
@@ -119,5 +121,5 @@ def _finding(series: WorkerSeries, outlier: Outlier) -> Finding:
             f"{int(series.steps[outlier.first])} and after: are they masked, shuffled or cut like the others'?",
             meant_to_differ(series, outlier),
         ),
-        **common(series, outlier, difference.interval(), num_steps=difference.num_steps, kind=side),
+        **common(series, outlier, difference.interval(), num_steps=difference.num_steps, kind=[side, *several]),
     )

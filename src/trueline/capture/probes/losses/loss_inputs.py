@@ -45,6 +45,9 @@ _LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "MkldnnLinear")
 _PROBABILITIES = ("Softmax", "Sigmoid")
 _DISTANCES = ("MseLoss", "SmoothL1Loss", "HuberLoss", "Sub")
 _BINARY = ("BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
+_CTC = ("CtcLoss", "CudnnCtcLoss")
+_NUMBERS = 7
+"""Of ``LossInputs``, but for its kinds."""
 _AVERAGES = (1, 2)
 """Of torch's reductions: mean and sum. Of the other a script may leave out what it likes afterwards."""
 
@@ -57,9 +60,11 @@ def row_of(roots: Iterable[Tensor], ids: Tensor | None, mask: Tensor | None, dev
     waits.
     """
     bits = 0
-    counts: list[Tensor] = [torch.zeros(5, dtype=torch.int64, device=device)]
+    counts: list[Tensor] = [torch.zeros(_NUMBERS, dtype=torch.int64, device=device)]
     for node, operation, below in _functions(roots):
         bits |= sum(1 << KINDS.index(kind) for kind in _misused(node, operation, below))
+        if operation in _CTC and not is_hooked(node._raw_saved_targets):
+            counts.append(_blanks(node, device))
         is_binary, has_mask = operation in _BINARY, ids is not None and mask is not None
         if not (is_binary or (operation.startswith("NllLoss") and has_mask)) or is_hooked(node._raw_saved_target):
             continue
@@ -157,7 +162,18 @@ def _shape(node: Any, output: int = 0) -> tuple[int, ...]:
 def _beyond(target: Tensor, device: torch.device) -> Tensor:
     kept = target.detach()
     beyond = ((kept < 0) | (kept > 1)).sum().to(device)
-    return torch.cat([torch.full_like(beyond, kept.numel())[None], beyond[None], beyond.new_zeros(3)])
+    return torch.cat([torch.full_like(beyond, kept.numel())[None], beyond[None], beyond.new_zeros(_NUMBERS - 2)])
+
+
+def _blanks(node: Any, device: torch.device) -> Tensor:
+    """Of targets [B, L], each row as far as it is long, or of all rows one behind the other."""
+    targets = node._saved_targets.detach()
+    counts = torch.ones_like(targets, dtype=torch.bool)
+    if targets.dim() == 2:
+        lengths = torch.as_tensor(node._saved_target_lengths, device=targets.device)
+        counts = torch.arange(targets.shape[1], device=targets.device) < lengths[:, None]
+    blanks = ((targets == int(node._saved_blank)) & counts).sum()
+    return torch.stack([*blanks.new_zeros(_NUMBERS - 2), counts.sum(), blanks]).to(device)
 
 
 def _padded(node: Any, ids_BT: Tensor, mask_BT: Tensor, device: torch.device) -> Tensor:
@@ -169,11 +185,11 @@ def _padded(node: Any, ids_BT: Tensor, mask_BT: Tensor, device: torch.device) ->
     whole = rows > 0 and ids_BT.shape == mask_BT.shape and target.numel() in (rows * length, rows * (length - 1))
     whole = whole and first_position(node) == 0
     if not (whole and target.device == mask_BT.device == ids_BT.device and int(node._saved_reduction) in _AVERAGES):
-        return torch.zeros(5, dtype=torch.int64, device=device)
+        return torch.zeros(_NUMBERS, dtype=torch.int64, device=device)
     target_BL = target.view(rows, -1)
     end = target_BL.shape[1]
     counts_BL = target_BL != ignored_index(node)
     is_token_BL = (target_BL == ids_BT[:, :end]) | (target_BL == ids_BT.roll(-1, 1)[:, :end])
     padded_BL = counts_BL & is_token_BL & (mask_BT[:, :end] == 0)
     numbers = [counts_BL.sum(), padded_BL.sum(), padded_BL.any(1).sum()]
-    return torch.cat([numbers[0].new_zeros(2), torch.stack(numbers)]).to(device)
+    return torch.cat([numbers[0].new_zeros(2), torch.stack(numbers), numbers[0].new_zeros(2)]).to(device)

@@ -85,6 +85,16 @@ def test_binary_targets_beyond_their_range_are_counted():
     assert (found.binary_targets, found.beyond, found.kinds) == (B, B // 2, frozenset())
 
 
+@pytest.mark.parametrize("flat", [False, True])
+def test_targets_of_ctc_that_are_its_blank_are_counted_as_far_as_rows_are_long(flat):
+    rows, lengths = torch.tensor([[1, 0, 2, 0], [3, 1, 0, 0]]), torch.tensor([3, 2])
+    targets = torch.cat([row[:end] for row, end in zip(rows, lengths, strict=True)]) if flat else rows
+    scores = nn.Linear(4, 5)(torch.ones(9, 2, 4)).log_softmax(-1)
+    found = looked(F.ctc_loss(scores, targets, torch.tensor([9, 9]), lengths))
+    assert (found.ctc_targets, found.blanks) == (5, 1)
+    assert looked(F.ctc_loss(scores, targets, torch.tensor([9, 9]), lengths, blank=4)).blanks == 0
+
+
 ids = torch.arange(B * T).view(B, T) % 50 + 1
 mask = (torch.arange(T) < torch.arange(B)[:, None] % 3 + 2).long()
 padded = ids * mask
@@ -110,6 +120,7 @@ def test_labels_of_a_decoder_and_losses_that_a_script_masks_itself_are_left_alon
 
 
 def test_what_was_counted_adds_up_and_is_written_as_numbers():
-    one_pass = LossInputs(frozenset(KINDS[:2]), 5, 1, 9, 4, 2)
-    other = LossInputs(frozenset(KINDS[1:3]), 1, 0, 1, 1, 1)
-    assert LossInputs.of((one_pass + other).to_row()) == LossInputs(frozenset(KINDS[:3]), 6, 1, 10, 5, 3)
+    one_pass = LossInputs(frozenset(KINDS[:2]), 5, 1, 9, 4, 2, 7, 1)
+    other = LossInputs(frozenset(KINDS[1:3]), 1, 0, 1, 1, 1, 8, 0)
+    assert LossInputs.of((one_pass + other).to_row()) == LossInputs(frozenset(KINDS[:3]), 6, 1, 10, 5, 3, 15, 1)
+    assert LossInputs.of(one_pass.to_row()[:-2]) == LossInputs(frozenset(KINDS[:2]), 5, 1, 9, 4, 2)

@@ -21,7 +21,7 @@ CAUSE = Cause(
         "inputs:alike": "always",
     },
     needs=("worker-loss-outlier",),
-    excludes=("worker-loss-outlier/above", "labels:of-inputs"),
+    excludes=("worker-loss-outlier/above", "worker-loss-outlier/several", "labels:of-inputs"),
     settles="Print five inputs with their labels, decoded, on that rank and on two others; if the "
     "others' do not belong together, look at what the targets take from the rank.",
 )

@@ -1,7 +1,8 @@
 """One rank reads other data than the others: another mixture, difficulty or length.
 
 A shard that is not a random part of the data: sorted files, one language or source, longer sequences; or inputs that
-were prepared otherwise, as without normalisation, which may show in gradients alone.
+were prepared otherwise, as without normalisation, or with ids of another vocabulary (another tokenizer, `hash()` of
+words, which each process salts), which may show in gradients alone.
 
 What looks like it
 ------------------
