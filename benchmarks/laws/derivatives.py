@@ -22,7 +22,7 @@ from benchmarks.page import arguments, head, table, write
 from torch import Tensor, nn
 
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
-from trueline.capture.trial.moved_weights import Trained, signs_of
+from trueline.capture.trial.moved_weights import Trained, signs_of, still_rows
 from trueline.testing.gallery import upper_bound
 from trueline.trials.batch.first_steps import FirstStep
 from trueline.trials.batch.gradient import Direction, judge_gradient
@@ -59,7 +59,11 @@ class Job:
         ids = torch.randint(3, VOCABULARY, (ROWS, LENGTH), generator=stream)
         self.model, self._batch = model.eval(), {"input_ids": ids, "labels": ids}  # no dropout, as in the trial
         named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
-        self.trained = [Trained.of(name, param, place=place) for place, (name, param) in enumerate(named)]
+        still = still_rows(model)
+        self.trained = [
+            Trained.of(name, param, place=place, still=still.get(id(param)))
+            for place, (name, param) in enumerate(named)
+        ]
 
     def step(
         self, direction: Direction = "across", move: float = 0.0, among: Sequence[int] = (), *, nudge: float = 0.0

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from trueline.capture.trial.moved_weights import Trained, signs_of
+from trueline.capture.trial.moved_weights import Trained, signs_of, still_rows
 from trueline.trials.batch.first_steps import FirstStep
 from trueline.trials.batch.gradient import judge_gradient
 
@@ -117,6 +117,14 @@ def test_where_the_loss_jumps_a_gradient_is_not_denied(seed):
 
     found = Job(last=jumps).judged()
     assert found.holds is not False, found.says
+
+
+def test_the_row_of_padding_has_no_gradient_by_design():
+    table = nn.Embedding(6, 4, padding_idx=0)
+    param = Trained.of("weight", table.weight, place=0, still=still_rows(nn.Sequential(table))[id(table.weight)])
+    before = table.weight.detach().clone()
+    param.move(0.1)
+    assert (table.weight.detach() != before).any(1).tolist() == [False, True, True, True, True, True]
 
 
 def test_in_bfloat16_it_cannot_be_told():

@@ -40,7 +40,7 @@ from trueline.capture.probes.losses.descent import roots_of
 from trueline.capture.probes.losses.rows import nodes_below
 from trueline.capture.seeding import seed_all
 from trueline.capture.trial.changed_batches import Unchangeable, changed, leaves, rows_of, what_counts
-from trueline.capture.trial.moved_weights import Trained, signs_of
+from trueline.capture.trial.moved_weights import Trained, signs_of, still_rows
 from trueline.schema.formats import FORMATS
 from trueline.tensor.sketch import SignBank
 
@@ -155,10 +155,12 @@ class FirstStep:
                     self._facts["normalises_batch"] = True
                 each.eval()
         self._see_precision([*args, *kwargs.values(), *module.parameters(recurse=False)])
+        new = any(id(param) not in self._params for param in module.parameters())
+        still = still_rows(module) if new else {}
         for name, param in module.named_parameters():
             if id(param) not in self._params:
                 self._params[id(param)] = (name, param)
-                self._move(name, param)
+                self._move(name, param, still.get(id(param)))
 
     def _see_precision(self, values: list[Any]) -> None:
         dtypes = [x.dtype for x in values if isinstance(x, Tensor) and x.is_floating_point()]
@@ -170,15 +172,15 @@ class FirstStep:
         units = [FORMATS[name].unit for name in names if name in FORMATS]
         self._facts["unit"] = max([self._facts["unit"], *units])
 
-    def _move(self, name: str, param: Tensor) -> None:
+    def _move(self, name: str, param: Tensor, still: int | None) -> None:
         own = local(param.detach())
         if not own.is_floating_point():
             return
         if self._nudge:
             with torch.no_grad():
                 own.add_(own * signs_of(own, seed=len(self._params)) * self._nudge)
-        if param.requires_grad:
-            self._trained.append(trained := Trained.of(name, param, place=len(self._params)))
+        if param.requires_grad and (still is None or own.shape == param.shape):
+            self._trained.append(trained := Trained.of(name, param, place=len(self._params), still=still))
             if trained.place in self._among:
                 trained.move(self._step, self._signs_along().get(f"signs/{trained.place}"))
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from trueline.capture.model.layout import local
 from trueline.capture.model.world import world_size
@@ -23,15 +23,17 @@ class Trained:
     param: Tensor
     place: int
     scale: float
+    still: int | None = None
+    """A row that has no gradient by design and is not moved, as an embedding's of padding."""
 
     @classmethod
-    def of(cls, name: str, param: Tensor, *, place: int) -> Trained:
+    def of(cls, name: str, param: Tensor, *, place: int, still: int | None = None) -> Trained:
         """``place`` seeds its direction. A step of 1 is the root mean square of its weights, or 0.1 where all are 0: it
         says how far is far, and any number keeps the law.
         """
         own = local(param.detach())
         scale = float(own.double().square().mean().sqrt()) if own.numel() else 0.0
-        return cls(name, param, place, scale or 0.1)
+        return cls(name, param, place, scale or 0.1, still)
 
     def move(self, step: float, signs: NDArray[np.uint8] | None = None) -> None:
         """Move the weights by so many times their direction, which ``signs`` has as ``packed`` made it; None: drawn at
@@ -39,6 +41,8 @@ class Trained:
         """
         own = local(self.param.detach())
         direction = signs_of(own, seed=self.place) if signs is None else _unpacked(signs, own)
+        if self.still is not None:
+            direction[self.still] = 0
         with torch.no_grad():
             own.add_(direction, alpha=step * self.scale)
 
@@ -76,6 +80,15 @@ class Trained:
 def _unpacked(signs: NDArray[np.uint8], like: Tensor) -> Tensor:
     bits = torch.from_numpy(np.unpackbits(signs, count=like.numel()).astype(np.int8))
     return bits.mul_(2).sub_(1).view(like.shape).to(like.device)
+
+
+def still_rows(model: nn.Module) -> dict[int, int]:
+    """By the id of its weight, the row of each embedding of ``model`` that stands for padding."""
+    return {
+        id(module.weight): module.padding_idx
+        for module in model.modules()
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None
+    }
 
 
 def signs_of(like: Tensor, *, seed: int) -> Tensor:

@@ -45,7 +45,8 @@ What it may miss
 ----------------
 Two ranks that read the same samples in different steps (see shard-overlap); samples that are changed on the fly, as
 augmented images are, before they are digested; a Run that repeats one single batch, since then every worker repeats
-itself as well; epochs of a single step, where padding repeats samples by design. It takes two or three steps with four
+itself as well; samples of which there are so few that workers share most of them by chance, as the states of a small
+game; epochs of a single step, where padding repeats samples by design. It takes two or three steps with four
 samples a worker, ten steps with one (`benchmarks/exact_checks/power.py`). In a data set that is read in file order,
 equal rows may follow each other and meet in one step by design; where a sampler declares that, the finding is a warning
 without a false-alarm rate.
@@ -91,6 +92,9 @@ from trueline.store.reader import Run
 CODE = "duplicate-data"
 QUESTION = "data"
 NEEDS: tuple[str, ...] = ("sample_digests",)
+FEW_SAMPLES = 0.75
+"""Where more of the samples of a step are shared by chance, they are states, not samples: a game's board, a category.
+Those come in an order of their own, so that slots are not exchangeable."""
 SEEDED_AGAIN = (
     "Look for a seed that is set at every step: torch.manual_seed or a Generator made in the loop. Random parts of the "
     "batch, as noise, augmentation or drawn indices, are then the same at every step and on every rank; seed once, "
@@ -109,6 +113,11 @@ def check(run: Run) -> list[Finding]:
     found = find_duplicates(samples)
     if found is None:
         return []
+    if found.chance > FEW_SAMPLES:
+        raise CannotTell(
+            f"there are so few different samples that workers share {found.chance:.0%} of them by chance",
+            reason="undecidable",
+        )
     alone = _work_alone(run, samples.ranks, found.step_first, found.step_last)
     return [_finding(samples, found, declared_sampling(run.env, samples.ranks), alone=alone)]
 

@@ -142,6 +142,19 @@ def test_tensor_parallel_peers_are_not_compared(tmp_path):
     assert duplicate_data.check(run) == []
 
 
+def test_states_of_a_small_game_that_each_rank_plays_by_itself_cannot_tell(tmp_path):
+    """Six states, of which every game begins with the first: the same position of the batch has it on all ranks."""
+    rng = np.random.default_rng(1)
+    right = np.linspace(0.3, 0.95, 40)[:, None]  # as it learns, in 16 games of 14 moves a step
+    states = [np.zeros((3, 40, 16), dtype=int)]
+    for _ in range(13):
+        states.append(np.clip(states[-1] + np.where(rng.random((3, 40, 16)) < right, 1, -1), 0, 5))
+    of_ranks = np.stack(states, axis=2).reshape(3, -1)
+    run = write_run(tmp_path, sample_rows([[*of_ranks]], 14 * 16, epoch_seen=False))
+    with pytest.raises(CannotTell, match=r"share \d+% of them by chance"):
+        duplicate_data.check(run)
+
+
 @pytest.mark.parametrize("copies", [0.0, 0.3])
 @pytest.mark.parametrize("kind", HEALTHY)
 def test_healthy_consumption_is_silent(tmp_path, kind, copies):
