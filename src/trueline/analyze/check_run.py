@@ -188,10 +188,12 @@ def check(
         else:
             findings += said
             codes.append(each.code)
+    notes = [*ends_of(opened), *opened.problems, *opened.manifest.notes, *left_out(opened)]
     if reference is not None:
         said, judged, lacking = _beside(opened, reference)
         findings, codes, not_run = [*findings, *said], [*codes, *judged], [*not_run, *lacking]
-    notes = [*ends_of(opened), *opened.problems, *opened.manifest.notes, *left_out(opened)]
+        said, remarks = _rollouts_beside(opened, reference)
+        findings, notes = [*findings, *said], [*notes, *remarks]
     for name, path in opened.models.items():
         try:
             report = check(path, engine=engine)
@@ -237,6 +239,21 @@ def _beside(run: Run, ref: Run) -> tuple[list[Finding], list[str], list[NotRun]]
         except (CannotTell, AlignmentError, RunError) as error:
             lacking += [not_run_of(code, error) for code in codes]
     return findings, judged, lacking
+
+
+def _rollouts_beside(run: Run, ref: Run) -> tuple[list[Finding], list[str]]:
+    """What the first tokens of greedy responses say of two Runs with rollouts, and what else is to be said."""
+    if not run.kept("rollouts") or not ref.kept("rollouts"):
+        return [], []
+    from trueline.analyze.rollouts.greedy import first_tokens
+    from trueline.analyze.same_job.alignment import unaligned
+    from trueline.store.job_files.job import open_job
+
+    remarks = unaligned(open_job(run).configs, open_job(ref).configs, rollouts=True)
+    try:
+        return first_tokens(run, ref), remarks
+    except CannotTell as error:
+        return [], [f"Rollouts and those of the reference were not compared: {error}.", *remarks]
 
 
 def _with_groups(own: CheckReport, others: Sequence[CheckReport]) -> CheckReport:

@@ -89,6 +89,7 @@ class Tokens:
         judged = counts & np.isfinite(self.of["entropy"]) & np.isfinite(self.of["varentropy"])
         rollout, train = self.of["logp_rollout"], self.of["logp_train"]
         present = self.sampled & np.isfinite(self.length[self.sequence])
+        has_train = self.total(np.isfinite(train).astype(np.float64))[self.sequence] > 0
         with np.errstate(over="ignore", invalid="ignore"):
             x = np.exp(np.minimum(-d, 50.0))
             impossible = present & ~np.isnan(rollout) & ((rollout > 1e-3) | np.isneginf(rollout))
@@ -105,7 +106,7 @@ class Tokens:
                 "high": counts & (d > wide),
                 "room": np.where(counts, 1 - p, 0.0),
                 "impossible": impossible,
-                "lost": present & ~np.isfinite(train) & ~np.isnan(rollout),
+                "lost": present & ~np.isnan(rollout) & (np.isneginf(train) | (np.isnan(train) & has_train)),
             }
             made |= self._surprises(judged, d)
             made |= self._odds() | self._shifts(counts) | self._updates()

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from trueline.analyze.same_job.alignment import unaligned
 from trueline.analyze.same_job.compare_data import compare_data, not_compared
 from trueline.analyze.same_job.compare_environment import compare_environment
 from trueline.analyze.same_job.compare_model import compare_model
@@ -221,6 +222,8 @@ def _notes(one: Job, other: Job, mine: Settings, theirs: Settings) -> list[str]:
         )
     elif one.run is not None and other.run is not None:
         notes += not_compared(one.run, other.run)
+    recorded = all(job.run is not None and bool(job.run.kept("rollouts")) for job in (one, other))
+    notes += unaligned(one.configs, other.configs, rollouts=recorded)
     return list(dict.fromkeys(notes))
 
 

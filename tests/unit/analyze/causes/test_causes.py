@@ -191,7 +191,7 @@ def _kinds_in_the_checks():
     folder = Path(checks.__file__).parents[1]
     files = [
         file
-        for room in ("checks", "workers", "updates", "judge", "recorded")
+        for room in ("checks", "workers", "updates", "judge", "recorded", "rollouts")
         for file in folder.rglob(f"{room}/**/*.py")
     ]
     return {text.replace(" ", "-") for file in files for text in re.findall(r'"([a-z][a-z0-9 -]*)"', file.read_text())}

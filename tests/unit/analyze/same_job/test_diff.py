@@ -288,3 +288,35 @@ def test_findings_of_the_jobs_stand_beside_those_of_values(tmp_path):
             each.cause for each in report.causes if each.incident == incident and each.standing != "excluded"
         }
     assert "config-differs" in trueline.check(runs[1], ref=runs[1]).checks_run
+
+
+VERL = """data:
+  train_batch_size: 64
+  shuffle: true
+trainer:
+  balance_batch: {balance}
+actor_rollout_ref:
+  model:
+    use_remove_padding: false
+  actor:
+    use_dynamic_bsz: false
+    ppo_micro_batch_size_per_gpu: 4
+    optim:
+      lr: 1e-6
+"""
+
+
+def test_switches_under_which_rollouts_cannot_be_aligned_are_named_though_they_are_the_same(tmp_path):
+    sides = [written(tmp_path, f"{n}.yaml", VERL.format(balance="true")) for n in "ab"]
+    (note,) = [each for each in diff(*sides).notes if "one by one" in each]
+    assert note.endswith(
+        "is off on both sides: data.shuffle, trainer.balance_batch (run); data.shuffle, trainer.balance_batch (ref)."
+    )
+    text = VERL.replace("shuffle: true", "shuffle: false").format(balance="false")
+    off = [written(tmp_path, f"{n}.yaml", text) for n in "cd"]
+    assert not any("one by one" in each for each in diff(*off).notes)
+
+
+def test_a_job_of_another_kind_may_shuffle(tmp_path):
+    sides = [written(tmp_path, f"{n}.json", json.dumps({"shuffle": True, "lr": 0.1, "batch_size": 4})) for n in "ab"]
+    assert not any("one by one" in each for each in diff(*sides).notes)
