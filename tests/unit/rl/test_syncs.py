@@ -88,3 +88,56 @@ def test_a_parameter_that_the_engine_lacks_is_a_warning(tmp_path: Path) -> None:
     del engine["layers.0.down_proj.weight"]
     (finding,) = _found(tmp_path, engine)
     assert (finding.severity, finding.evidence["names"]) == ("warning", ["layers.0.down_proj.weight"])
+
+
+E, D, INNER = 3, 4, 5
+
+
+def _moe(*, expert_names: tuple[str, ...] | None, where: str) -> dict[str, Tensor]:
+    """Weights of a layer of experts and of MLA as transformers has them: all experts in one, or each by itself."""
+    random = torch.Generator().manual_seed(0)
+    gate, up = (torch.randn(E, INNER, D, generator=random) for _ in range(2))
+    down, q_a, kv_a = (torch.randn(shape, generator=random) for shape in ((E, D, INNER), (3, D), (2, D)))
+    own = {"self_attn.q_a_proj.weight": q_a, "self_attn.kv_a_proj_with_mqa.weight": kv_a}
+    if expert_names is None:
+        own |= {f"{where}.experts.gate_up_proj": torch.cat([gate, up], 1), f"{where}.experts.down_proj": down}
+    else:
+        for name, values in zip(expert_names, (gate, up, down), strict=True):
+            own |= {f"{where}.experts.{index}.{name}.weight": values[index] for index in range(E)}
+    return {f"model.layers.0.{name}": weight for name, weight in own.items()}
+
+
+def _served(swapped: bool, where: str) -> dict[str, Tensor]:
+    """The same as vLLM has them; ``swapped``: up before gate."""
+    weights = _moe(expert_names=None, where="mlp")
+    q_a, kv_a, gate_up, down = weights.values()
+    halves = gate_up.split(INNER, 1)
+    own = {
+        "self_attn.fused_qkv_a_proj.weight": torch.cat([q_a, kv_a]),
+        f"{where}.experts.w13_weight": torch.cat(halves[::-1] if swapped else halves, 1),
+        f"{where}.experts.w2_weight": down,
+    }
+    return {f"model.layers.0.{name}": weight for name, weight in own.items()}
+
+
+@pytest.mark.parametrize(
+    ("names", "where", "engine_where"),
+    [
+        (None, "mlp", "mlp"),
+        (None, "mlp", "block_sparse_moe"),
+        (("gate_proj", "up_proj", "down_proj"), "mlp", "mlp"),
+        (("w1", "w3", "w2"), "block_sparse_moe", "block_sparse_moe"),
+    ],
+    ids=["DeepSeek", "Mixtral", "DeepSeek, transformers 4", "Mixtral, transformers 4"],
+)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_experts_and_latent_attention_are_laid_out_as_the_engine_has_them(
+    tmp_path: Path, names: tuple[str, ...] | None, where: str, engine_where: str, swapped: bool
+) -> None:
+    out = str(tmp_path / "run")
+    assert rl.record_sync(0, _moe(expert_names=names, where=where), _served(swapped, engine_where), out=out)
+    rl.close()
+    found = [each for each in trueline.check(out).findings if each.code == "weights-not-synced"]
+    assert [name for each in found for name in each.evidence["names"]] == (
+        [f"model.layers.0.{engine_where}.experts.w13_weight"] if swapped else []
+    )

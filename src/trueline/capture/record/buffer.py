@@ -9,7 +9,7 @@ Letters: M measured rows, S statistics, E exponent bins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -80,6 +80,7 @@ class StepBuffer:
         self._aliases: dict[tuple[Any, ...], int] = {}
         self._storages: dict[int, int] = {}
         self._unfilled: set[tuple[Any, ...]] = set()
+        self._filled: dict[int, list[tuple[int, int, int]]] = {}
         for weak in self._held:
             torch.UntypedStorage._free_weak_ref(weak)  # type: ignore[attr-defined]
         self._held.clear()
@@ -95,7 +96,22 @@ class StepBuffer:
         """Whether the memory of ``x`` was made without a value (``UNFILLED``) and no function of torch has written to
         it since. A kernel that torch does not know may have.
         """
-        return bool(self._unfilled) and self.address_of(x) is not None and self._version_of(x) in self._unfilled
+        if not self._unfilled or self.address_of(x) is None or self._version_of(x) not in self._unfilled:
+            return False
+        first, end = _extent(x)
+        filled = self._filled.get(x.untyped_storage()._cdata, ())
+        return not any(at <= first and end <= until and x.numel() <= numel for at, until, numel in filled)
+
+    def fills(self, parts: Sequence[Tensor]) -> None:
+        """Parts of memory that was not initialised have been written. The rest stays so, until as much is written as
+        there is; what lies between a part's first and last element, and has no more elements, is taken as part of it.
+        """
+        for x in parts:
+            storage = x.untyped_storage()
+            filled = self._filled.setdefault(storage._cdata, [])
+            filled.append((*_extent(x), x.numel()))
+            if sum(numel for *_, numel in filled) * x.element_size() < storage.nbytes():
+                self._unfilled.add(self._version_of(x))
 
     def _version_of(self, x: Tensor) -> tuple[Any, ...]:
         """Storage, its changes without a version, and version of a plain tensor."""
@@ -373,3 +389,9 @@ class Arrival:
         if target is not None:
             arrived = self.copy.host[name].numpy()
             target[self._indices] = arrived.view(np.uint64) if target.dtype == np.uint64 else arrived
+
+
+def _extent(x: Tensor) -> tuple[int, int]:
+    """The place of the first element in its storage, and of the one behind the last."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.storage_offset(), x.storage_offset() + last + 1

@@ -364,20 +364,22 @@ class Session:
         ):
             return func(*args, **kwargs)
         result = func(*args, **kwargs)
-        call, waits, written = begun
+        call, waits, written, parts = begun
         if self._open:
             given = written if result is None else result
             unfilled = function.uninitialised or (function.cuts and self._are_unfilled(given))
             self._end_call(call, given, waits, UNFILLED if unfilled else None)
+            if parts:
+                self._buffer.fills(parts)
         self._selection.leaves(call.name)
         return result
 
     @guarded
     def _begin_function(
         self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
-    ) -> tuple[Call, arguments.Slots, list[Tensor]] | None:
-        """The call, those of its arguments that wait for a collective first, and those that it writes to; None where it
-        is not recorded.
+    ) -> tuple[Call, arguments.Slots, list[Tensor], list[Tensor]] | None:
+        """The call, those of its arguments that wait for a collective first, those that it writes to, and those of them
+        that nothing had written to; None where it is not recorded.
         """
         module, phase = self._running[-1].name if self._running else self._scope, self._phase_now()
         name = f"{module}.{function.name}" if module else function.name
@@ -392,6 +394,7 @@ class Session:
         written = arguments.written(slots, in_place="inplace" in function.flags)
         unread = there if function.cuts else written
         unfilled = [(slot, x) for slot, x in unread if self._buffer.is_unfilled(x)]
+        parts = [x for slot, x in unfilled if slot in dict(written)]
         if unfilled:
             self._see(call, unfilled, UNFILLED)
             there = [one for one in there if one[0] not in dict(unfilled)]
@@ -399,7 +402,7 @@ class Session:
         if written:
             self._buffer.changed(written)  # an alias through .data has a version of its own
             self._preparation.gives(call, written)
-        return call, waits, [x for _, x in written]
+        return call, waits, [x for _, x in written], parts
 
     def _are_unfilled(self, output: Any) -> bool:
         given = arguments.outputs(output)

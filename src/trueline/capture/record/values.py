@@ -132,4 +132,5 @@ def stored(x: Tensor, *, step: int, key: str) -> tuple[HostCopy | None, TensorRe
 
 
 def _bytes(x: Tensor) -> memoryview:
-    return memoryview(x.reshape(-1).view(torch.uint8).numpy()) if x.numel() else memoryview(b"")
+    """Of a contiguous tensor. One of a single element is contiguous with any stride, but has no view as bytes then."""
+    return memoryview(x.as_strided((x.numel(),), (1,)).view(torch.uint8).numpy()) if x.numel() else memoryview(b"")

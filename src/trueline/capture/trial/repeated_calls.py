@@ -168,7 +168,8 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
         return False
     if a.dtype in (torch.bool, torch.uint8) or not a.numel():
         return torch.equal(a, b)
-    return torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+    one, other = (x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8) for x in (a, b))
+    return torch.equal(one, other)
 
 
 def _streams(device: torch.device) -> Any:

@@ -360,6 +360,26 @@ def test_a_part_of_a_buffer_that_nobody_has_written_is_not_measured_until_it_is(
     assert rows["0/fwd/Buffered.getitem#1:out0"]["sum"] == 2
 
 
+def test_a_buffer_that_is_filled_part_by_part_is_measured_when_it_is_full():
+    """As DeepSeek's keys are in transformers 5."""
+
+    class Buffered(nn.Module):
+        def forward(self, x):
+            keys = torch.empty(4, 3)
+            keys[..., :2].copy_(x[..., :2])
+            keys[..., 2:].copy_(x[..., 2:])
+            return keys.exp()
+
+    model = Buffered()
+    rows = by_site(Recording(model, {"preset": "ops"}).step(0, lambda: model(torch.zeros(4, 3))))
+    unfilled = {site.removeprefix("0/fwd/Buffered.") for site, row in rows.items() if row["note"]}
+    assert unfilled == {
+        *("empty#0:out0", "getitem#0:in0", "getitem#0:out0", "copy_#0:in0"),
+        *("getitem#2:in0", "getitem#2:out0", "copy_#1:in0"),
+    }
+    assert rows["0/fwd/Buffered.exp#0:in0"]["sum"] == 0
+
+
 def test_strides_are_kept_of_values_that_do_not_lie_row_by_row():
     model, optimizer, x = made()
     recording = Recording(model, {"preset": "ops", "steps": (0, 1), "phases": ["fwd"]}, optimizer)
@@ -367,6 +387,20 @@ def test_strides_are_kept_of_values_that_do_not_lie_row_by_row():
     rows = by_site(recording.step(0, lambda: model(x.t().contiguous().t()).sum().backward()))
     assert rows["0/fwd/first.up.linear#0:in0"]["strides"] == (1, 5)
     assert rows["0/fwd/first.up.linear#0:out0"]["strides"] is None
+
+
+def test_a_single_element_of_any_stride_is_stored():
+    """As the index of an expert is that Mixtral of transformers 5 takes."""
+
+    class Cut(nn.Module):
+        def forward(self, x):
+            return x.long()[:, 0] + 1
+
+    model = Cut()
+    recording = Recording(model, {"preset": "ops", "depth": "tensor"})
+    rows = by_site(recording.step(0, lambda: model(torch.tensor([[0.0, 2.0, 0.0, 0.0]]))))
+    assert rows["0/fwd/Cut.getitem#0:out0"]["note"] is None
+    assert rows["0/fwd/Cut.add#0:out0"]["sum"] == 1
 
 
 def test_what_cannot_be_measured_is_named():

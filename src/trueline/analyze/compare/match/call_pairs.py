@@ -149,10 +149,11 @@ def _calls_of(values: Sequence[Value]) -> list[list[Value]]:
 
 def op_of(call: Call) -> str:
     """What a call computes, however it was written: ``add`` for ``+``, ``+=``, ``add_`` and ``torch.add``. Modules are
-    all ``module``: their place says what they are, while FSDP or a subclass may change their class.
+    all ``module``, and parameters ``param``: their place says what they are, while FSDP or a subclass may change a
+    class, and a map the last part of a name.
     """
-    if call.first.kind == "module":
-        return "module"
+    if call.first.kind in ("module", "param"):
+        return call.first.kind
     op = call.op.strip("_")
     return _IN_PLACE.get(op, op)
 

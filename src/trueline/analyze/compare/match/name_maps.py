@@ -94,12 +94,23 @@ Rules = tuple[tuple[Rename, ...], tuple[Merge, ...]]
 
 _QKV = ("q_proj", "k_proj", "v_proj")
 _GATE_UP = ("gate_proj", "up_proj")
-_FUSED = (Merge(_QKV, "qkv_proj"), Merge(_GATE_UP, "gate_up_proj"))
+_FUSED = (
+    Merge(_QKV, "qkv_proj"),
+    Merge(_GATE_UP, "gate_up_proj"),
+    Merge(("q_a_proj", "kv_a_proj_with_mqa"), "fused_qkv_a_proj"),
+)
+_EXPERTS = (
+    Rename("experts.gate_up_proj", "experts.w13_weight"),
+    Rename("experts.down_proj", "experts.w2_weight"),
+    Rename("block_sparse_moe", "mlp"),
+)
+"""All experts of a layer in one parameter, as transformers has them since its version 5, and `FusedMoE` of engines."""
 
 BUILT_IN: dict[str, Rules] = {
-    # `stacked_params_mapping` in the models of vLLM and SGLang (`llama.py` of each)
-    "hf-vllm": ((), _FUSED),
-    "hf-sglang": ((), _FUSED),
+    # `stacked_params_mapping` and `FusedMoE` in the models of vLLM and SGLang (`llama.py`, `mixtral.py` and
+    # `deepseek_v2.py` of each)
+    "hf-vllm": (_EXPERTS, _FUSED),
+    "hf-sglang": (_EXPERTS, _FUSED),
     # `mapping_registry` of the bridges in NVIDIA-NeMo/Megatron-Bridge; linear_qkv groups its rows by key-value heads.
     "hf-megatron": (
         (
