@@ -250,14 +250,30 @@ def compare(
     return judge(run, ref, names=_name_map(names), steps=steps, ranks=ranks, **given)
 
 
-def diff(run: str | os.PathLike[str] | Run, ref: str | os.PathLike[str] | Run) -> JobDiff:
+def diff(run: Any, ref: Any) -> JobDiff:
     """What differs between two jobs that should be the same, what most likely explains other numbers first.
 
     Each is a Run, a file of ``trueline env collect``, a configuration of any framework, a directory of these, or a pack
-    of msProbe's ConfigChecker. Raises ``InputError`` for what is none of them, ``CannotTell`` where the two have
-    nothing in common that can be compared.
+    of msProbe's ConfigChecker; or a configuration as it is held in memory: a mapping, a dataclass, a namespace of
+    ``argparse`` (Megatron's ``get_args()``), ``TrainingArguments``, OmegaConf, or DeepSpeed's configuration or engine.
+    Raises ``InputError`` for what is none of them, ``CannotTell`` where the two have nothing in common that can be
+    compared.
     """
-    return importlib.import_module("trueline.analyze.same_job.diff").diff(run, ref)
+    return importlib.import_module("trueline.analyze.same_job.diff").diff(_job_of(run), _job_of(ref))
+
+
+def _job_of(given: Any) -> Any:
+    """What ``diff`` takes: an object that holds options as a job of these."""
+    if isinstance(given, str | os.PathLike) or type(given).__name__ in ("Run", "Job"):
+        return given
+    options = importlib.import_module("trueline.capture.job.configs_in_sight").options_of(given)
+    if not options:
+        errors = importlib.import_module("trueline.schema.errors")
+        raise errors.InputError(
+            f"diff was given {type(given).__name__}, which holds no options. Pass a path, a Run, or a configuration: a "
+            "mapping, a dataclass, a namespace of argparse, or an object with to_dict()."
+        )
+    return importlib.import_module("trueline.store.job_files.job").job_of_options(type(given).__name__, options)
 
 
 def calibrate(

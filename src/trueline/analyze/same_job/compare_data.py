@@ -127,8 +127,10 @@ def _batches(one: Run, other: Run) -> Iterator[Difference | None]:
         return
     if not np.array_equal(np.sort(mine), np.sort(theirs)):
         run, ref = counted(mine.size, "sample"), f"{counted(theirs.size, 'sample')}, of which {shared} are the same"
-        says = f"what the update of step {step} descends"
-        yield Difference("dataset-differs", "data", "first-batch", says, run, ref, 94, "start")
+        sampled = bool(one.kept("rollouts")) and bool(other.kept("rollouts"))
+        says = f"what {'was sampled for ' * sampled}the update of step {step}{' descends' * (not sampled)}"
+        likely = 30 if sampled else 94  # the policy wrote it: what made it write something else comes first
+        yield Difference("dataset-differs", "data", "first-batch", says, run, ref, likely, "start")
         return
     yield None
     if not np.array_equal(mine, theirs):

@@ -44,7 +44,7 @@ def configs_in_sight(model: nn.Module) -> dict[str, dict[str, Any]]:
                 continue
             seen.add(id(held))
             with contextlib.suppress(Exception):
-                options = _options(held)
+                options = options_of(held)
                 if options and options not in found.values():
                     found[_free(where, found)] = options
     return found
@@ -117,7 +117,13 @@ def _is_config(name: str, value: Any) -> bool:
     return bool(_KINDS.fullmatch(kind.__name__)) and (dataclasses.is_dataclass(value) or hasattr(value, "to_dict"))
 
 
-def _options(held: Any) -> dict[str, Any]:
+def options_of(held: Any) -> dict[str, Any]:
+    """The options that a configuration object holds: a mapping, a dataclass, a namespace of ``argparse`` (Megatron's
+    arguments), ``TrainingArguments`` or what else has ``to_dict``, OmegaConf, or DeepSpeed's configuration or engine.
+    Nothing of what is none of these.
+    """
+    held = getattr(held, "_config", held) if hasattr(getattr(held, "_config", None), "_param_dict") else held
+    held = getattr(held, "_param_dict", held)
     omegaconf = sys.modules.get("omegaconf")
     if omegaconf is not None and isinstance(held, omegaconf.DictConfig):
         held = omegaconf.OmegaConf.to_container(held, resolve=False)

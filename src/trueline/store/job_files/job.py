@@ -73,6 +73,11 @@ def open_job(path: str | os.PathLike[str] | Run) -> Job:
     return Job(given, configs={name: read_config(place)}, environ=exported or None)
 
 
+def job_of_options(name: str, options: Mapping[str, Any]) -> Job:
+    """A job of which one configuration is known, as it was held in memory."""
+    return Job(name, configs={name: flat(options)})
+
+
 def job_of_run(run: Run) -> Job:
     """What a Run says of its job."""
     env = run.env[min(run.env)] if run.env else None

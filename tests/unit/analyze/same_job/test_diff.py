@@ -11,6 +11,7 @@ from trueline.analyze.same_job.diff import diff
 from trueline.analyze.same_job.settings import framework_of, settings_of
 from trueline.analyze.same_job.vocabulary import vocabulary, weights
 from trueline.schema.errors import CannotTell, InputError
+from trueline.schema.files.job_facts import JobFacts
 
 
 def written(tmp_path, name, text):
@@ -320,3 +321,15 @@ def test_switches_under_which_rollouts_cannot_be_aligned_are_named_though_they_a
 def test_a_job_of_another_kind_may_shuffle(tmp_path):
     sides = [written(tmp_path, f"{n}.json", json.dumps({"shuffle": True, "lr": 0.1, "batch_size": 4})) for n in "ab"]
     assert not any("one by one" in each for each in diff(*sides).notes)
+
+
+def test_what_the_policy_wrote_explains_less_than_how_it_was_sampled(tmp_path, monkeypatch):
+    sides = {"run": ([7, 8, 9], 0), "ref": ([1, 2, 3], 10)}
+    for name, (digests, top_k) in sides.items():
+        rows = {key: row | {"sample_digests": digests} for key, row in healthy_rows(1, 2).items()}
+        facts = JobFacts(configs={"args": {"top_k": top_k, "num_generations": 8, "learning_rate": 1e-6}})
+        write_run(tmp_path / name, rows, envs={0: rank_env(0, 1, facts=facts)})
+    monkeypatch.setattr("trueline.store.reader.Run.kept", lambda run, table: table == "rollouts")
+    found = diff(tmp_path / "run", tmp_path / "ref")
+    assert names(found) == ["top-k", "first-batch"]
+    assert found.differences[1].says == "what was sampled for the update of step 0"

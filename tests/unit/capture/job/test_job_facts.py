@@ -4,6 +4,7 @@ import argparse
 import json
 import subprocess
 import sys
+import types
 import weakref
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import trueline
 from trueline.capture.job import job_facts
 from trueline.capture.job.configs_in_sight import configs_in_sight
 from trueline.capture.job.job_facts import collect_facts, modules_of, overflow, sources, tied_of
+from trueline.schema.errors import InputError
 
 CPU = torch.device("cpu")
 
@@ -46,6 +48,47 @@ def test_the_model_has_its_own_configuration():
     model = nn.Linear(1, 1)
     model.config = TrainConfig(lr=0.25)
     assert {"lr": 0.25, "dtype": "torch.bfloat16"} in configs_in_sight(model).values()
+
+
+class DeepSpeedConfig:
+    """As DeepSpeed 0.19.8 has it: what was given is in ``_param_dict``."""
+
+    def __init__(self, options):
+        self._param_dict, self.train_batch_size = options, 99
+
+
+class DeepSpeedEngine(nn.Module):
+    def __init__(self, options):
+        super().__init__()
+        self._config = DeepSpeedConfig(options)
+
+
+DEEPSPEED = {"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2}}
+
+
+def test_what_an_engine_of_deepspeed_and_megatron_hold_is_seen(monkeypatch):
+    held = types.ModuleType("megatron.training.global_vars")
+    held._GLOBAL_ARGS = argparse.Namespace(lr=1e-4, micro_batch_size=4)
+    monkeypatch.setitem(sys.modules, held.__name__, held)
+    found = configs_in_sight(DeepSpeedEngine(DEEPSPEED))
+    assert found["deepspeed"] == DEEPSPEED
+    assert found["megatron arguments"] == {"lr": 1e-4, "micro_batch_size": 4}
+
+
+@pytest.mark.parametrize("made", [DeepSpeedConfig, DeepSpeedEngine, dict])
+def test_objects_in_memory_are_compared(made):
+    """DeepSpeed's, with Megatron's arguments as they come from ``get_args()``."""
+    args = argparse.Namespace(micro_batch_size=4, clip_grad=0.5, lr=1e-4, train_iters=10, seq_length=64, bf16=True)
+    found = trueline.diff(made(DEEPSPEED), args)
+    names = {each.name: (each.run, each.ref) for each in found.differences}
+    assert names["clip-norm"] == ("1", "0.5")
+    assert "micro-batch" not in names
+    assert trueline.diff(made(DEEPSPEED), made(dict(DEEPSPEED))).differences == ()
+
+
+def test_an_object_without_options_is_refused():
+    with pytest.raises(InputError, match="diff was given Linear, which holds no options"):
+        trueline.diff(nn.Linear(1, 1), {"lr": 0.1})
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="f_locals is no copy there (PEP 667)")
