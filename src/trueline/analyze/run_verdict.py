@@ -66,7 +66,7 @@ def _lack(judged: Judged) -> str:
     if not judged.num_steps:
         return "no step was recorded"
     if judged.world_size == 1:
-        seen = judged.of("judged", among=("nonfinite", "jumps"))
+        seen = judged.of("judged", among=("nonfinite", "jumps", "rollouts"))
         alone = f"; looked at and without a finding: {_questions(seen)}" if seen else ""
         return f"there is one rank, so none could be compared with another{alone}"
     if len(judged.ranks) < 2:

@@ -117,6 +117,8 @@ def rows_of(run: Run) -> Rows:
     """The sequences of a Run; raises ``CannotTell`` where it has none with log-probabilities of both sides."""
     rows = _read(run)[0]
     if not len(rows) or not rows.sums["tokens"].any():
+        if len(rows) and rows.declared("engine") == "transformers":
+            raise CannotTell("the trainer's own model samples: there is no second engine", reason="by-design")
         raise CannotTell(_why_none(run), reason="not-recorded" if not run.kept("rollouts") else "no-data")
     return rows
 

@@ -98,6 +98,18 @@ def test_where_the_engine_recorded_nothing_the_trainers_distribution_judges(
     assert "sampling-mismatch" in report.checks_run
 
 
+@pytest.mark.parametrize(("engine", "exit_code"), [("transformers", 0), ("vllm", 3)])
+def test_a_trainer_that_samples_by_itself_lacks_no_second_engine(tmp_path: Path, engine: str, exit_code: int) -> None:
+    def change(batch: dict[str, Any]) -> None:
+        _unrecorded(batch)
+        batch["sampling"] = {"dtype": "float32", "engine": engine}
+
+    report = trueline.check(recorded(tmp_path, Made(), change=change))
+    assert report.exit_code == exit_code
+    why = {each.check: each.why for each in report.checks_not_run}["decode-diverges"]
+    assert ("the trainer's own model samples" in why) == (engine == "transformers")
+
+
 @pytest.mark.parametrize("versions", [(0, 1), None])
 def test_tokens_of_other_weights_are_not_judged_by_the_trainers_distribution(
     tmp_path: Path, versions: tuple[int, int] | None
