@@ -152,6 +152,14 @@ def finding(
     )
 
 
+def as_trainer(rows: Rows) -> bool:
+    """Whether tokens are of the trainer's distribution though the engine recorded another: -log p is the entropy on
+    average, to within a quarter of the gap. At another temperature it is off by sqrt(V) or more of these.
+    """
+    excess, gap = over(rows.sums["excess"], rows.sums["judged"]), over(rows.sums["abs"], rows.sums["tokens"])
+    return abs(excess) < gap / 4
+
+
 def over(part: Floats, whole: Floats) -> float:
     """The sum of one over that of the other; NaN for nothing."""
     total = float(whole.sum())

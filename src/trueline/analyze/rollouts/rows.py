@@ -43,7 +43,7 @@ class Rows:
 
     ``sums`` has by name: ``tokens``; ``diff``, ``abs``, ``k3``, ``sq`` of d = logp_rollout - logp_train, ``beyond`` of
     |d| above what float32 loses of any; ``x`` of X = exp(-d), clipped; ``low`` tokens with d clearly negative;
-    ``room`` of 1 - p, which scales d; ``judged`` tokens with entropy and varentropy, ``excess`` of surprise - entropy
+    ``room`` of 1 - p, which scales d; ``judged`` tokens with entropy, ``excess`` of surprise - entropy
     over them, ``varentropy``; ``impossible`` tokens whose recorded log-probability is positive, -inf or NaN, ``lost``
     those of the trainer; ``odds``, ``odds_rt``, ``odds_tt``, ``odds_rr`` of the log-odds; ``corr_0``, ``corr_ahead``,
     ``corr_behind`` of the two sides' log-probabilities, at the same token and shifted by one; ``own`` tokens of

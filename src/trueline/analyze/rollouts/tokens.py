@@ -86,7 +86,7 @@ class Tokens:
         """The sums of ``Rows``."""
         counts, d = self.counts, self.diff()
         p = np.exp(np.minimum(np.where(counts, self.of["logp_train"], 0.0), 0.0))
-        judged = counts & np.isfinite(self.of["entropy"]) & np.isfinite(self.of["varentropy"])
+        judged = counts & np.isfinite(self.of["entropy"])
         rollout, train = self.of["logp_rollout"], self.of["logp_train"]
         present = self.sampled & np.isfinite(self.length[self.sequence])
         has_train = self.total(np.isfinite(train).astype(np.float64))[self.sequence] > 0
@@ -147,12 +147,13 @@ class Tokens:
     def _surprises(self, judged: Bools, d: Floats) -> dict[str, Any]:
         surprise = np.where(judged, -self.of["logp_train"], 0.0)
         excess = np.where(judged, surprise - self.of["entropy"], 0.0)
-        varentropy = np.where(judged, self.of["varentropy"], 0.0)
-        own = np.where(judged, d, 0.0)
+        both = judged & np.isfinite(self.of["varentropy"])
+        varentropy, known = np.where(both, self.of["varentropy"], 0.0), np.where(both, excess, 0.0)
+        own = np.where(both, d, 0.0)
         mass = np.where(self.counts & np.isfinite(self.of["mass_above"]), self.of["mass_above"], np.nan)
         made: dict[str, Any] = {"judged": judged, "excess": excess, "varentropy": varentropy}
-        made |= {"d_excess": own * excess, "excess_sq": excess**2, "d_var": own * varentropy}
-        made |= {"var_sq": varentropy**2, "excess_var": excess * varentropy, "d_sq": own**2, "d_own": own}
+        made |= {"d_excess": own * known, "excess_sq": known**2, "d_var": own * varentropy}
+        made |= {"var_sq": varentropy**2, "excess_var": known * varentropy, "d_sq": own**2, "d_own": own}
         made |= {f"mass_{tenths}": mass > tenths / 100 for tenths in MASSES}
         return made | {"mass": np.isfinite(mass)}
 

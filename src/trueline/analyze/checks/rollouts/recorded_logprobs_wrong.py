@@ -22,12 +22,14 @@ logits without estimation: so bets that tokens are likelier than H says, weighte
 (`analyze/rollouts/laws.py` has the proof), and lag, rounding and bugs of the model cancel. No threshold is drawn: the
 bets win or they do not, under a budget of `false_alarms` (default 0.1) in 10,000 healthy steps for all checks of
 rollouts together. The rounding of what was recorded is charged. Of a log that has means alone (verl's `kl` and `k3_kl`)
-the mean of p / q is 1 + k3 - k1.
+the mean of p / q is 1 + k3 - k1. Where the surprise is the entropy on average, to within a quarter of the gap, the
+tokens are of the trainer's distribution, and what was recorded is not: the trainer divides by the temperature, and the
+engine records what is before it (TRL issue 4159).
 
 What it may miss
 ----------------
-Without entropy and varentropy (`rl.of_logits`) only the mean above 1 is judged, and a
-temperature that both sides leave out is invisible. Temperatures within a few percent of 1 take many tokens. Tokens that
+Without entropy (`rl.of_logits`) only the mean above 1 is judged, and a temperature that both
+sides leave out is invisible; without varentropy (a bound by the number of words takes its place) it takes more tokens. Temperatures within a few percent of 1 take many tokens. Tokens that
 were not sampled (a tool's output, forced stops) have to be masked, or they are reported; entropy has to be of the
 distribution that logp_train is of: at the declared temperature, and of the cut distribution where the trainer
 reproduces top-p.
@@ -62,7 +64,7 @@ import math
 import numpy as np
 
 from trueline.analyze.rollouts import laws
-from trueline.analyze.rollouts.evidence import Found, crossed, finding, law_broken, over, span
+from trueline.analyze.rollouts.evidence import Found, as_trainer, crossed, finding, law_broken, over, span
 from trueline.analyze.rollouts.gaps import CEILING_OTHERWISE, ceiling_of
 from trueline.analyze.rollouts.rows import Means, Rows, means_of, rows_of
 from trueline.analyze.rollouts.tokens import MASSES
@@ -127,10 +129,10 @@ def _above(run: Run, rows: Rows) -> list[Finding]:
         return []
     own = found.of(rows)
     mean = over(own.sums["x"], own.sums["tokens"])
-    return [_mean_above(mean, found)]
+    return [_mean_above(mean, found, *_declared(own))]
 
 
-def _mean_above(mean: float, found: Found) -> Finding:
+def _mean_above(mean: float, found: Found, *declared: str) -> Finding:
     return finding(
         CODE,
         f"The mean of p_train / p_rollout over the tokens of steps {found.first}-{found.last} is {mean:.3g}, and "
@@ -140,7 +142,7 @@ def _mean_above(mean: float, found: Found) -> Finding:
         measured=mean,
         expected=1.0,
         unit="mean of p_train / p_rollout",
-        evidence={"kind": "mean-above-one"},
+        evidence={"kind": ["mean-above-one", *declared]},
         next=_NEXT,
     )
 
@@ -155,25 +157,37 @@ def _unlike(run: Run, rows: Rows) -> list[Finding]:
     own = found.of(rows)
     excess = over(own.sums["excess"], own.sums["judged"])
     slope = -over(own.sums["excess"], own.sums["varentropy"])
-    temperature = 1 / (1 + slope) if slope > -1 else math.inf
+    temperature = 1 / (1 + slope) if slope > -1 else math.inf  # NaN where no varentropy was recorded
     cut = _cut(own)
-    as_if = (
-        f"as if from the top {cut:.2g} of the probability"
-        if cut
-        else f"as if at a temperature of about {temperature:.1f}"
-    )
     kinds = [law, *_declared(own), *(["cut"] if cut else []), *(["same"] if _same(own) else ["apart"])]
     more, where = ("more", "below") if law == "sharper" else ("less", "above")
+    which = f"The tokens of steps {found.first}-{found.last} are"
+    if as_trainer(own):
+        kinds.append("as-trainer")
+        says = (
+            f"{which} of the trainer's distribution, as -log p is its entropy on average, and their recorded "
+            "log-probabilities of another."
+        )
+    else:
+        as_if = f", as if at a temperature of about {temperature:.1f}" if math.isfinite(temperature) else ""
+        as_if = f", as if from the top {cut:.2g} of the probability" if cut else as_if
+        says = (
+            f"{which} {more} probable under the trainer than their recorded log-probabilities allow: -log p is "
+            f"{abs(excess):.2g} {where} the entropy on average{as_if}."
+        )
     return [
         finding(
             CODE,
-            f"The tokens of steps {found.first}-{found.last} are {more} probable under the trainer than their recorded "
-            f"log-probabilities allow: -log p is {abs(excess):.2g} {where} the entropy on average, {as_if}.",
+            says,
             found,
             measured=excess,
             expected=0.0,
             unit="nats that -log p is above the entropy",
-            evidence={"kind": kinds, "temperature": temperature, "kept": cut or None},
+            evidence={
+                "kind": kinds,
+                "temperature": temperature if math.isfinite(temperature) else None,
+                "kept": cut or None,
+            },
             next=_NEXT,
         )
     ]

@@ -63,7 +63,16 @@ from collections.abc import Mapping
 import numpy as np
 
 from trueline.analyze.rollouts import laws
-from trueline.analyze.rollouts.evidence import Found, Law, crossed, finding, law_broken, over, unique_of_four
+from trueline.analyze.rollouts.evidence import (
+    Found,
+    Law,
+    as_trainer,
+    crossed,
+    finding,
+    law_broken,
+    over,
+    unique_of_four,
+)
 from trueline.analyze.rollouts.gaps import CEILING_OTHERWISE
 from trueline.analyze.rollouts.rows import Means, Rows, by_step, means_of, own_rows_of, rows_of
 from trueline.schema.errors import CannotTell
@@ -208,7 +217,7 @@ def _temperature(rows: Rows) -> list[Finding]:
     slope, how = _slope_of_odds(rows)
     if slope is None:
         slope, how = _slope_of_surprise(rows)
-    if slope is None or abs(slope - 1) < LEAST:
+    if slope is None or abs(slope - 1) < LEAST or as_trainer(rows):  # else it is what was recorded that is wrong
         return []
     first, last = int(rows.step.min()), int(rows.step.max())
     return [

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.unit.made_rollouts import Change, codes, recorded
 
 import trueline
 from trueline.testing.rollouts.drawn import Made
+from trueline.testing.rollouts.policy import Policy, Sampling, generate
 
 GAP = {"logprob-gap"}
 
@@ -96,6 +98,34 @@ def test_where_the_engine_recorded_nothing_the_trainers_distribution_judges(
         assert ("stand in it once" in found["sampling-mismatch"].claim) == (kind == "flatter")
     report = trueline.check(run)
     assert "sampling-mismatch" in report.checks_run
+
+
+@pytest.mark.parametrize("told", [("entropy", "varentropy"), ("entropy",)])
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+def test_an_engine_that_records_what_is_before_its_temperature_beside_a_trainer_with_it(
+    tmp_path: Path, told: tuple[str, ...], temperature: float
+) -> None:
+    """TRL issue 4159: the trainer divides by the temperature, and its distribution is that of the tokens."""
+    torch.manual_seed(0)
+    policy, random, out = Policy(), torch.Generator().manual_seed(0), str(tmp_path / "run")
+    sampling = Sampling(temperature, 1.0, processed=False)
+    for step in range(4):
+        prompts = torch.randint(256, (32, 8), generator=random)
+        made = generate(policy, prompts, length=24, sampling=sampling, generator=random)
+        with torch.no_grad():
+            logits = policy(torch.cat([prompts, made.ids], 1))[:, 7:-1]
+        train = trueline.rl.of_logits(logits, made.ids, temperature=temperature)
+        given = {name: getattr(train, name) for name in told}
+        declared = {"temperature": temperature, "dtype": "float32", "vocabulary": 256}
+        trueline.rl.record(
+            step, prompts, made.ids, None, made.logp, train.logp, versions=(0, 0), sampling=declared, out=out, **given
+        )
+    trueline.rl.close()
+    diagnosis = trueline.diagnose(out)
+    assert diagnosis.of(0)[0].cause == "temperature-not-recorded"
+    wrong = [each for each in diagnosis.report.findings if each.code == "recorded-logprobs-wrong"]
+    assert any("as-trainer" in each.evidence["kind"] for each in wrong)
+    assert not any("nan" in each.claim or "inf" in each.claim for each in wrong)
 
 
 @pytest.mark.parametrize(("engine", "exit_code"), [("transformers", 0), ("vllm", 3)])
