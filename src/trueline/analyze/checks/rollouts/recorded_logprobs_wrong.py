@@ -29,10 +29,10 @@ engine records what is before it (TRL issue 4159).
 What it may miss
 ----------------
 Without entropy (`rl.of_logits`) only the mean above 1 is judged, and a temperature that both
-sides leave out is invisible; without varentropy (a bound by the number of words takes its place) it takes more tokens. Temperatures within a few percent of 1 take many tokens. Tokens that
-were not sampled (a tool's output, forced stops) have to be masked, or they are reported; entropy has to be of the
-distribution that logp_train is of: at the declared temperature, and of the cut distribution where the trainer
-reproduces top-p.
+sides leave out is invisible; without varentropy (a bound by the number of words takes its place) it takes more tokens.
+Temperatures within a few percent of 1 take many tokens. Tokens that were not sampled (a tool's output, forced stops)
+have to be masked, or they are reported; entropy has to be of the distribution that logp_train is of: at the declared
+temperature, and of the cut distribution where the trainer reproduces top-p.
 
 Example
 -------
