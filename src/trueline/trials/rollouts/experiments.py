@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trueline.schema.errors import InputError
+from trueline.trials.tree import Experiment
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """A change of the job: ``cures`` are the causes whose gap it takes away, ``options`` what each may be called."""
+class OptionExperiment(Experiment):
+    """One that words of a command may reach: ``options`` are what each may be called."""
 
-    name: str
-    says: str
-    cures: frozenset[str]
-    options: Mapping[str, str]
+    options: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def words(self, command: Sequence[str]) -> list[str] | None:
         """The command with the change; None where no word of it is known to make it."""
@@ -28,11 +26,12 @@ class Experiment:
         return None
 
 
-def experiments() -> list[Experiment]:
+def experiments() -> list[OptionExperiment]:
     """All, the cheapest first."""
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     return [
-        Experiment(name, entry["says"], frozenset(entry["cures"]), entry["options"]) for name, entry in table.items()
+        OptionExperiment(name, entry["says"], frozenset(entry["cures"]), entry["options"])
+        for name, entry in table.items()
     ]
 
 
@@ -56,7 +55,7 @@ def with_option(command: Sequence[str], option: str, value: str) -> list[str] | 
 
 
 def reached(
-    command: Sequence[str], own: Sequence[str], among: Sequence[Experiment]
+    command: Sequence[str], own: Sequence[str], among: Sequence[OptionExperiment]
 ) -> dict[str, tuple[list[str], Mapping[str, str]]]:
     """How the command and its environment are in each experiment that can be reached. ``own`` are the user's ways, each
     ``NAME=OPTION=VALUE``; an option in capitals is a variable of the environment. Raises ``InputError`` for others.

@@ -1,31 +1,19 @@
 """Why engine and trainer disagree: which experiment takes the gap away.
 
-The rule, fixed before the first run. Causes are ``weights`` (the gap comes with updates: a sync, a lag), ``cache``
-(what the engine keeps of earlier tokens), ``decoding`` (the kernel for one token at a time, positions), ``batch`` (the
-engine computes a sequence otherwise beside others), ``precision``, and ``model``: the two implementations, the tokens,
-or the weights that they begin with. Experiments run in the order of their cost, each as long as it would divide the
-causes that are left: where it takes the finding away, those are left that it cures, else the others. Whether it does
-is decided by a sequential test with an equal share of the error, and ``base`` runs in between.
+Causes are ``weights`` (the gap comes with updates: a sync, a lag), ``cache`` (what the engine keeps of earlier tokens),
+``decoding`` (the kernel for one token at a time, positions), ``batch`` (the engine computes a sequence otherwise beside
+others), ``precision``, and ``model``: the two implementations, the tokens, or the weights that they begin with.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from trueline.schema.text.words import listed
-from trueline.trials.chance import Counts, decided, log_odds_present, most_rate
-from trueline.trials.rollouts.experiments import Experiment
-from trueline.trials.runs import JobFails, OutOfRuns, Runs, Way
-from trueline.trials.trial import Answer, TrialAnswer, Undecided, rate_of
-
-BASE = "base"
-NEVER_AFTER = 7
-"""Runs of base without it after which it is taken for one that does not occur: it does in less than 35 %."""
+from trueline.trials.tree import TreeTrial
 
 CAUSES = ("weights", "cache", "decoding", "batch", "precision", "model")
-_NEXT: Mapping[str, tuple[str, ...]] = {
+NEXT: Mapping[str, tuple[str, ...]] = {
     "weights": (
         "Record digests after each sync: trueline.rl.record_sync(step, model.named_parameters(), engine).",
         "Record versions of the weights: a lag is then told from a sync that leaves some out.",
@@ -45,97 +33,9 @@ _NEXT: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass
-class RolloutTrial:
-    """Runs the job through ``runs``; ``ways`` are the experiments that can be reached, ``error`` is shared by all."""
+class RolloutTrial(TreeTrial):
+    """The tree of these causes."""
 
-    runs: Runs
-    question: str
-    experiments: Sequence[Experiment]
-    ways: Mapping[str, Way]
-    error: float = 0.05
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        self._random = random.Random(self.seed)
-        self._left = set(CAUSES)
-        self._says: list[str] = []
-
-    def answer(self) -> TrialAnswer:
-        """Run the experiments and judge. Raises ``OSError`` where the command cannot be started."""
-        self.runs.begin()
-        try:
-            self._base()
-            for each in self.experiments:
-                self._try(each)
-        except Undecided as why:
-            return self._answered("undecided", why.says, *why.then)
-        except OutOfRuns:
-            says = f"All {self.runs.most} runs that were allowed were made."
-            return self._answered("undecided", says, "Go on with the same command and a larger --runs.")
-        if len(self._left) == 1:
-            (cause,) = self._left
-            return self._answered("confirmed", "", *_NEXT[cause])
-        return self._answered("undecided", self._not_reached(), *self._ways_wanted())
-
-    def _base(self) -> None:
-        counts = self.runs.counts(BASE)
-        while not (counts.showed >= 3 or counts.runs == counts.showed == 2):
-            if counts.runs >= NEVER_AFTER and not counts.showed:
-                seldom = f"It shows in none of {counts.runs} runs of the job as it is"
-                raise Undecided(f"{seldom}, so at most in {most_rate(counts):.0%}.", "Run more steps.")
-            try:
-                self.runs.outcome(Way(BASE))
-            except JobFails as why:
-                raise Undecided(f"The job comes to no outcome: {why}.", "Run the command by itself.") from None
-            counts = self.runs.counts(BASE)
-
-    def _try(self, experiment: Experiment) -> None:
-        """Narrow what is left, where the experiment can be reached and would divide it."""
-        cured = self._left & experiment.cures
-        if experiment.name not in self.ways or not cured or cured == self._left:
-            return
-        try:
-            stays = self._stays(experiment.name)
-        except JobFails as why:
-            self._says.append(f"There is no outcome where {experiment.says}: {why}.")
-            return
-        counts = self.runs.counts(experiment.name)
-        how = "It stays" if stays else "It is gone"
-        self._says.append(f"{how} where {experiment.says}: {counts.showed} of {counts.runs} runs show it.")
-        self._left = self._left - cured if stays else cured
-
-    def _stays(self, arm: str) -> bool:
-        """Whether the finding is there in this arm, which runs in blocks with base, in random order, until that is
-        known.
-        """
-        error = self.error / (2 * len(self.experiments))
-        while True:
-            odds = log_odds_present(self.runs.counts(arm), present=self.runs.counts(BASE), absent=Counts())
-            said = decided(odds, error=error)
-            if said is not None:
-                return said
-            for each in self._random.sample([arm, BASE], 2):
-                self.runs.outcome(self.ways.get(each, Way(BASE)))
-
-    def _open(self) -> list[Experiment]:
-        """Experiments that would divide what is left, and cannot be reached."""
-        return [
-            each
-            for each in self.experiments
-            if each.name not in self.ways and self._left & each.cures and not self._left <= each.cures
-        ]
-
-    def _not_reached(self) -> str:
-        names = listed([each.name for each in self._open()])
-        return f"No word of the command is known that reaches {names}." if names else "Nothing divides what is left."
-
-    def _ways_wanted(self) -> tuple[str, ...]:
-        return tuple(f"Say how {each.says}: --way {each.name}=OPTION=VALUE." for each in self._open())
-
-    def _answered(self, answer: Answer, says: str, *then: str) -> TrialAnswer:
-        left = tuple(cause for cause in CAUSES if cause in self._left)
-        rate = rate_of(self.runs.counts(BASE))
-        words = (*self._says, *([says] if says else []))
-        return self.runs.end(
-            TrialAnswer("rl", self.question, answer, words, self.runs.arms, then, left, self.error, rate)
-        )
+    causes: tuple[str, ...] = CAUSES
+    then: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: NEXT)
+    to_reach: str = "--way {}=OPTION=VALUE"
