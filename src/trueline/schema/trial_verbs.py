@@ -38,6 +38,7 @@ VERBS: Mapping[str, Verb] = {
     "knobs": Verb(usual=12, answers=20),
     "sync": Verb(usual=12, answers=4),
     "rl": Verb(usual=12, answers=6),
+    "phases": Verb(),
     "bisect": Verb(also="--good REV"),
     "shrink": Verb(most=40),
     "remedy": Verb(lacks=frozenset({"code"}), also="--remedy REMEDY"),

@@ -25,6 +25,7 @@ from trueline.trials.knobs.job import SwitchedJob
 from trueline.trials.knobs.knobs import KnobTrial
 from trueline.trials.modules.modules import FedJob, ModulesTrial
 from trueline.trials.modules.stored import modules_stored, step_stored, write_stored
+from trueline.trials.phases.phases import EXPERIMENTS, PhaseTrial, is_about_update, ways
 from trueline.trials.remedy.remedy import ARMS as REMEDY_ARMS
 from trueline.trials.remedy.remedy import LEAST_PAIRS, RemedyTrial
 from trueline.trials.remedy.treated_job import Measure, TreatedJob, Treatment, Ways
@@ -203,6 +204,19 @@ def remedy(asked: Asked, *, remedy: str, ref: str | None = None, pairs: int = 8)
     return Prepared(trial, plan, str(len(REMEDY_ARMS) * pairs), runs)
 
 
+def phases(asked: Asked) -> Prepared:
+    """Which phase of a step does it need, and which half of the model? Raises ``InputError``."""
+    if is_about_update(code := asked.job.wanted.code):
+        raise InputError(
+            f"{code} is about the update itself: its phase is known, and holding the update would make it. Take "
+            "trueline trial knobs, or trueline trial op for the call of the optimizer."
+        )
+    question = f"Which phase of a step does it need that {_found(asked)}"
+    trial = PhaseTrial(asked.runs_for_finding(), question, EXPERIMENTS, ways(), asked.error, asked.seed)
+    arms = [f"{each.name}: {each.says}." for each in EXPERIMENTS]
+    return _sequential(asked, trial, [*asked.says(), "Arms, those that the answer needs:", *arms], "10 to 20")
+
+
 def modules(asked: Asked, *, ref: str, step: int | None = None) -> Prepared:
     """Which modules are wrong by themselves? Raises ``InputError``, and ``CannotTell`` where ``ref`` stored nothing."""
     good = Run(ref)
@@ -237,6 +251,7 @@ _MAKE: Mapping[str, Callable[..., Prepared]] = {
     "remedy": remedy,
     "vote": vote,
     "repeat": repeat,
+    "phases": phases,
     "modules": modules,
     "batch": batch,
 }

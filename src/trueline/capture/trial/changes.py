@@ -43,6 +43,7 @@ from trueline.capture.model import patches
 from trueline.capture.model.untraced import Hook
 from trueline.capture.seeding import seed_all
 from trueline.capture.trial.fed_modules import FedModules
+from trueline.capture.trial.phases import Phase
 from trueline.capture.trial.remedies import Remedy
 from trueline.capture.trial.repeated_calls import RepeatedCalls
 
@@ -66,7 +67,8 @@ class Changes:
     which waits for no device and no thread. ``seed`` is that of all streams, until the script sets its own; with
     ``deterministic`` torch takes forms of operations that repeat themselves, where it has any. ``shift`` is added to
     each seed that the script sets; ``remedy`` has the arguments of ``capture.trial.remedies.Remedy``, ``repeat``
-    those of ``capture.trial.repeated_calls.RepeatedCalls``, ``feed`` those of ``capture.trial.fed_modules.FedModules``.
+    those of ``capture.trial.repeated_calls.RepeatedCalls``, ``feed`` those of ``capture.trial.fed_modules.FedModules``,
+    ``phase`` those of ``capture.trial.phases.Phase``.
     """
 
     def __init__(
@@ -83,26 +85,31 @@ class Changes:
         remedy: Mapping[str, Any] | None = None,
         repeat: Mapping[str, Any] | None = None,
         feed: Mapping[str, Any] | None = None,
+        phase: Mapping[str, Any] | None = None,
     ) -> None:
         self._switches, self._off, self._place, self._updates = list(switches), {*off}, met, updates
         self._slow, self._since, self._seed, self._deterministic = slow, time.monotonic(), seed, deterministic
-        self._shift, self._remedy = shift, remedy
+        self._shift = shift
         self._repeated = None if repeat is None else RepeatedCalls(**repeat)
         self._met: set[str] = set()
         self._fed = None if feed is None else FedModules(**feed, tell=self._meet)
+        parts = (
+            None if remedy is None else Remedy(**remedy, tell=self._meet),
+            None if phase is None else Phase(**phase, tell=self._meet),
+            self._repeated,
+            self._fed,
+        )
+        self._parts = [each for each in parts if each is not None]
         self._trains = False
         self._made: dict[int, int] = {}
 
     def put(self) -> None:
         """Listen, and hold what can be held from the start."""
         self._put_seeds()
-        if self._remedy is not None:
-            Remedy(**self._remedy, tell=self._meet).put()
+        for each in self._parts:
+            each.put()
         if self._repeated is not None:
-            self._repeated.put()
             atexit.register(self._repeated.end)
-        if self._fed is not None:
-            self._fed.put()
         for switch in self._of("keyword"):
             self._patched(switch, self._with_keyword(switch))
         for switch in self._of("bypass"):

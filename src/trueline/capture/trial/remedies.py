@@ -68,7 +68,7 @@ class Remedy:
         if self._kind == "clip":
             self._clipped.append([param for param in module.parameters() if param.requires_grad])
         else:
-            module.forward = _computing(module, module.forward, self._kind)  # type: ignore[method-assign]
+            module.forward = computing(module, module.forward, self._kind)  # type: ignore[method-assign]
 
     def _clip(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         held = {id(param) for group in optimizer.param_groups for param in group["params"]}
@@ -94,9 +94,9 @@ def others_like(found: Sequence[str], named: dict[str, nn.Module]) -> list[str]:
     return chosen
 
 
-def _computing(module: nn.Module, forward: Callable[..., Any], kind: str) -> Callable[..., Any]:
-    """``forward``, computed as the remedy says; what it returns is on the device that it would be on, and has the dtype
-    of the module where no autocast lets others take float32.
+def computing(module: nn.Module, forward: Callable[..., Any], kind: str) -> Callable[..., Any]:
+    """``forward``, computed in another way: ``fp32``, ``cpu`` or ``float64``. What it returns is on the device that it
+    would be on, and has the dtype of the module where no autocast lets others take float32.
     """
 
     def passing(*args: Any, **kwargs: Any) -> Any:
@@ -105,10 +105,11 @@ def _computing(module: nn.Module, forward: Callable[..., Any], kind: str) -> Cal
             return forward(*args, **kwargs)
         device = sample.device
         casts = torch.is_autocast_enabled(device.type)
-        change = _to_float32 if kind == "fp32" else _to_cpu
-        back = (lambda x: x) if kind == "fp32" and casts else _back(sample.dtype if kind == "fp32" else None, device)
+        change = {"fp32": _to_float32, "cpu": _to_cpu, "float64": _to_float64}[kind]
+        dtype = torch.get_autocast_dtype(device.type) if casts else sample.dtype
+        back = (lambda x: x) if kind == "fp32" and casts else _back(None if kind == "cpu" else dtype, device)
         given, named = pytree.tree_map(change, (args, kwargs))
-        with _held(module, change), torch.autocast(device.type, enabled=casts and kind != "fp32"):
+        with _held(module, change), torch.autocast(device.type, enabled=casts and kind == "cpu"):
             return pytree.tree_map(back, forward(*given, **named))
 
     return passing
@@ -130,6 +131,10 @@ def _held(module: nn.Module, change: Callable[[Any], Any]) -> Iterator[None]:
 
 def _to_float32(x: Any) -> Any:
     return x.float() if isinstance(x, Tensor) and x.dtype in _HALF else x
+
+
+def _to_float64(x: Any) -> Any:
+    return x.double() if _floats(x) else x
 
 
 def _to_cpu(x: Any) -> Any:

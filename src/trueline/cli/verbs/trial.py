@@ -14,6 +14,7 @@ from trueline.cli.verbs.trials import (
     knobs,
     modules,
     op,
+    phases,
     precheck,
     remedy,
     repeat,
@@ -32,6 +33,7 @@ app.command("batch", **SETTINGS)(batch.command)
 app.command("bisect")(bisect.command)
 app.command("knobs")(knobs.command)
 app.command("modules")(modules.command)
+app.command("phases")(phases.command)
 app.command("remedy")(remedy.command)
 app.command("repeat")(repeat.command)
 app.command("rl")(rl.command)

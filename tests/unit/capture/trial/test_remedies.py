@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from trueline.capture.trial.changes import Changes
-from trueline.capture.trial.remedies import Remedy, _computing
+from trueline.capture.trial.remedies import Remedy, computing
 
 
 class Squares(nn.Module):
@@ -28,7 +28,7 @@ def test_float32_inside_and_the_dtype_of_the_module_outside(dtype):
     torch.manual_seed(0)
     module, x = Squares(dtype), torch.full((2, 4), 3000.0, dtype=dtype)
     plain = module.forward
-    y, inside = _computing(module, plain, "fp32")(x)
+    y, inside = computing(module, plain, "fp32")(x)
     assert (inside, y.dtype, float(module.seen)) == (torch.float32, dtype, 1.0)
     assert torch.isfinite(y).all()
     y.float().sum().backward()
@@ -42,7 +42,7 @@ def test_autocast_is_off_inside_and_takes_what_comes_out():
     module = Squares(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         assert module(torch.ones(2, 4))[1] == torch.bfloat16
-        y, inside = _computing(module, module.forward, "fp32")(torch.ones(2, 4, dtype=torch.bfloat16))
+        y, inside = computing(module, module.forward, "fp32")(torch.ones(2, 4, dtype=torch.bfloat16))
         assert (inside, y.dtype, torch.is_autocast_enabled("cpu")) == (torch.float32, torch.float32, True)
 
 
@@ -50,7 +50,7 @@ def test_a_module_without_halves_computes_the_same_bits():
     torch.manual_seed(1)
     module, x = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0), torch.randn(3, 2, 8)
     for kind in ("fp32", "cpu"):
-        assert torch.equal(_computing(module, module.forward, kind)(x), module(x))
+        assert torch.equal(computing(module, module.forward, kind)(x), module(x))
 
 
 def test_only_the_layer_that_is_named_is_clipped():

@@ -1,0 +1,1 @@
+"""Which phase of a step, and which half of the model, a finding needs."""

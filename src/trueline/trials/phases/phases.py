@@ -1,0 +1,99 @@
+"""Which phase of a step a finding needs: forward and backward, the update, or weights that move; and of which half.
+
+Causes, by what takes the finding away:
+
+===================  ==========  ==========  ============  =============  ==========  ================
+cause                weights     plain       first half    second half    elsewhere   a half elsewhere
+                     fixed       update      frozen        frozen
+===================  ==========  ==========  ============  =============  ==========  ================
+code                 stays       stays       stays         stays          stays       stays
+kernels              stays       stays       stays         stays          gone        of one half, or not
+update               gone        gone        of the half whose update it needs, or of both
+weights              gone        stays       of the half that must move, or of both
+===================  ==========  ==========  ============  =============  ==========  ================
+
+``kernels`` are what the device computes, ``weights`` is any update that moves them (the way that training takes, such
+as a learning rate that is too large).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trueline.analyze.registry import installed_checks
+from trueline.trials.runs import Way
+from trueline.trials.tree import SHAM, Experiment, TreeTrial
+
+_HALVES = ("first half", "second half", "either half", "both halves")
+_MOVING = tuple(f"{what}, {half}" for what in ("update", "weights") for half in _HALVES)
+_KERNELS = tuple(f"kernels, {half}" for half in _HALVES)
+CAUSES = ("code", *_KERNELS, *_MOVING)
+"""Of ``either half`` each by itself suffices, of ``both halves`` each is needed."""
+
+
+def _those(*halves: str, of: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(cause for cause in of if cause.partition(", ")[2] in halves)
+
+
+_FIRST, _SECOND = ("first half", "both halves"), ("second half", "both halves")
+
+EXPERIMENTS = (
+    Experiment("fixed", "no update moves a weight", frozenset(_MOVING)),
+    Experiment(
+        "plain",
+        "each update is a plain step along the gradient, as long as the optimizer's",
+        frozenset(cause for cause in _MOVING if cause.startswith("update")),
+    ),
+    Experiment("first frozen", "the first half of the model is frozen", _those(*_FIRST, of=_MOVING)),
+    Experiment("second frozen", "the second half of the model is frozen", _those(*_SECOND, of=_MOVING)),
+    Experiment("elsewhere", "the model computes elsewhere (the CPU, or there in float64)", frozenset(_KERNELS)),
+    Experiment("first elsewhere", "its first half computes elsewhere", _those(*_FIRST, of=_KERNELS)),
+    Experiment("second elsewhere", "its second half computes elsewhere", _those(*_SECOND, of=_KERNELS)),
+)
+
+_PHASES: Mapping[str, Mapping[str, str]] = {
+    SHAM: {"kind": "sham"},
+    "fixed": {"kind": "fixed"},
+    "plain": {"kind": "plain"},
+    "first frozen": {"kind": "frozen", "half": "first"},
+    "second frozen": {"kind": "frozen", "half": "second"},
+    "elsewhere": {"kind": "elsewhere"},
+    "first elsewhere": {"kind": "elsewhere", "half": "first"},
+    "second elsewhere": {"kind": "elsewhere", "half": "second"},
+}
+
+_THEN = {
+    "code": (
+        "Look at what is the same on every device and with fixed weights: data, model code, the loss (trueline trial "
+        "batch); trueline trial modules names modules where a good Run was stored.",
+    ),
+    "kernels": ("Call the recorded operations by themselves: trueline trial precheck RUN.",),
+    "update": (
+        "Look at the optimizer: its settings and state, fused and foreach forms (trueline trial knobs), its kernel "
+        "(trueline trial op).",
+    ),
+    "weights": ("Look at the learning rate and its warm-up, clipping, and the data of those steps.",),
+}
+
+
+def ways() -> dict[str, Way]:
+    """How the job runs in each experiment."""
+    return {name: Way(name, changes={"phase": dict(phase)}) for name, phase in _PHASES.items()}
+
+
+def _then() -> dict[str, tuple[str, ...]]:
+    return {cause: _THEN[cause.partition(",")[0]] for cause in CAUSES}
+
+
+@dataclass
+class PhaseTrial(TreeTrial):
+    """The tree of these causes."""
+
+    causes: tuple[str, ...] = CAUSES
+    then: Mapping[str, tuple[str, ...]] = field(default_factory=_then)
+
+
+def is_about_update(code: str) -> bool:
+    """Whether a check of updates finds it: where updates are held, that would find them."""
+    return any(check.code == code and ".checks.updates." in check.find.__module__ for check in installed_checks())

@@ -1,0 +1,32 @@
+"""`trueline trial phases` on a script that knows nothing of it."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.cli import in_process
+
+from trueline.capture.child_env import environment
+
+JOB = Path(__file__).parents[1] / "phases_job.py"
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        ("kernel", "kernels, second half"),
+        ("update", "update, second half"),
+    ],
+)
+def test_the_phase_and_the_half_that_a_finding_needs_are_named(python, tmp_path, monkeypatch, capsys, kind, cause):
+    monkeypatch.chdir(tmp_path)
+    environ = environment(out="bad", plan={}, overwrite=True, base=dict(os.environ))
+    subprocess.run([python, str(JOB), kind], env=environ, check=True)
+    words = ("trial", "phases", "bad", "--json", "--", python, JOB, kind)
+    code, out, err = in_process.trueline(monkeypatch, capsys, *words)
+    found = json.loads(out)
+    assert (code, found["answer"], found["credible"]) == (0, "confirmed", [cause]), (found, err)
+    arms = {arm["name"]: (arm["runs"], arm["showed"]) for arm in found["arms"]}
+    assert arms["sham"][1] == arms["sham"][0] > 0
