@@ -68,7 +68,7 @@ def bayes(job: SimulatedJob, *, error: float, most: int = 3000) -> TrialAnswer:
 class NotKept(Runs):
     """Runs of which nothing is written."""
 
-    def _new(self, way: Way) -> dict[str, Any]:
+    def _new(self, way: Way, number: int) -> dict[str, Any]:
         if len(self.log) >= self.most:
             raise OutOfRuns
         return {"arm": way.arm, **asdict(self.runner(way, self.folder)), "seconds": 0.0, "place": ""}

@@ -24,7 +24,7 @@ def vote(python, tmp_path, monkeypatch, capsys):
 
 
 def test_the_device_of_a_flipped_bit_is_named(vote, python, tmp_path):
-    words = ("--devices", "1-4", "--variable", "MINE", "--json", [python, str(JOB), "device"])
+    words = ("--devices", "1-4", "--variable", "MINE", "--at-once", "2", "--json", [python, str(JOB), "device"])
     code, found, err = vote(*words)
     assert (code, found["answer"], found["credible"]) == (0, "confirmed", ["device 3"]), found
     assert found["findings"][0]["code"] == "minority-rank"

@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,6 +42,9 @@ class Way:
 
 class Runner(Protocol):
     """Runs the job one way, with what it leaves in an empty ``place``."""
+
+    job: Any
+    """A ``Job``, whose ``end`` ends all runs."""
 
     def __call__(self, way: Way, place: Path) -> Outcome:
         """Raises ``OSError`` where the command cannot be started."""
@@ -101,13 +105,45 @@ class Runs:
         ``InputError`` where another trial is in the folder.
         """
         self.begin()
-        entry = self._again(way.arm) if len(self.log) < len(self._known) else self._new(way)
+        entry = self._again(way.arm) if len(self.log) < len(self._known) else self._new(way, len(self.log))
         self.log.append(entry)
         self._write({})
-        told = [each["showed"] is not None for each in self.log if each["arm"] == way.arm]
-        if len(told) >= FAILURES and not any(told):
-            raise JobFails(entry["why"])
+        self._require_told(way.arm)
         return entry["showed"]
+
+    def _require_told(self, arm: str) -> None:
+        told = [each["showed"] is not None for each in self.log if each["arm"] == arm]
+        if len(told) >= FAILURES and not any(told):
+            raise JobFails(next(each["why"] for each in reversed(self.log) if each["arm"] == arm))
+
+    def outcomes(self, ways: Sequence[Way], *, at_once: int) -> list[bool | None]:
+        """Those of several runs, ``at_once`` of which take place together; else as ``outcome`` of each. Where it is
+        interrupted all that run are ended, and none of them counts.
+        """
+        found: list[bool | None] = []
+        while len(found) < len(ways):
+            self.begin()
+            chunk = ways[len(found) : len(found) + at_once]
+            room = self.most - len(self.log)
+            if at_once == 1 or len(self.log) < len(self._known) or room < 2:
+                found.append(self.outcome(chunk[0]))
+                continue
+            made = self._together(chunk[:room])
+            self.log += made
+            self._write({})
+            found += [entry["showed"] for entry in made]
+            for arm in {way.arm for way in chunk}:
+                self._require_told(arm)
+        return found
+
+    def _together(self, ways: Sequence[Way]) -> list[dict[str, Any]]:
+        with ThreadPoolExecutor(len(ways)) as pool:
+            running = [pool.submit(self._new, way, len(self.log) + place) for place, way in enumerate(ways)]
+            try:
+                return [each.result() for each in running]
+            except BaseException:
+                self.runner.job.end()  # and so the threads
+                raise
 
     def counts(self, *arms: str) -> Counts:
         """Of all runs of these arms that told something."""
@@ -144,11 +180,11 @@ class Runs:
             )
         return entry
 
-    def _new(self, way: Way) -> dict[str, Any]:
-        if len(self.log) >= self.most:
+    def _new(self, way: Way, number: int) -> dict[str, Any]:
+        if number >= self.most:
             raise OutOfRuns
-        self.progress(way.arm, len(self.log))
-        place = self.folder / f"{len(self.log):03d}-{_as_file(way.arm)}"
+        self.progress(way.arm, number)
+        place = self.folder / f"{number:03d}-{_as_file(way.arm)}"
         _remove(place)
         place.mkdir(parents=True)
         began = time.monotonic()

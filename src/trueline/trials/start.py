@@ -163,6 +163,7 @@ def vote(
     variable: str | None = None,
     rate: float = 0.3,
     deterministic: bool = False,
+    at_once: int = 1,
 ) -> Prepared:
     """Which device makes something else of the same work? Raises ``InputError``."""
     require_share("--rate", rate, below=1.0)
@@ -174,7 +175,7 @@ def vote(
     replayed = ReplayedJob(job, steps, asked.seed, deterministic, is_told)
     known = {"devices": list(names), "group": size, "variable": variable, "rate": rate, "error": asked.error}
     runs = asked.runs_of(replayed, asked.most, steps=steps, deterministic=deterministic, **known)
-    trial = VoteTrial(runs, replayed, groups, rate, asked.error, asked.seed)
+    trial = VoteTrial(runs, replayed, groups, rate, asked.error, asked.seed, at_once)
     every = f"{counted(groups.count, 'group')} of {counted(size, 'device')}, of {', '.join(names)}"
     plan = [
         f"Each run: {' '.join(asked.command)}, the bits of steps 0 to {steps - 1}.",

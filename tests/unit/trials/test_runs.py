@@ -1,6 +1,7 @@
 """The runs of a trial: what is kept of them, and how a trial goes on that was killed."""
 
 import json
+import threading
 
 import pytest
 
@@ -89,3 +90,46 @@ def test_a_job_that_never_tells_anything_and_one_without_end_are_stopped(tmp_pat
         few.outcome(Way("base"))
     more = runs_of(tmp_path / "b", Scripted(True), most=2)
     assert [more.outcome(Way("base")) for _ in range(2)] == [True, True], "more runs go on with what there is"
+
+
+class Together:
+    """Two runs that wait for each other; ``job`` ends those that wait for ever."""
+
+    def __init__(self):
+        self.barrier, self.ended, self.job = threading.Barrier(2, timeout=30), threading.Event(), self
+
+    def __call__(self, way, place):
+        if way.arm == "stops":
+            raise KeyboardInterrupt
+        if way.arm == "waits":
+            assert self.ended.wait(30)
+            return Outcome(None, "it was ended")
+        self.barrier.wait()
+        return Outcome(way.arm == "bad")
+
+    def end(self):
+        self.ended.set()
+
+
+def test_runs_at_once_count_in_their_order_and_go_on_like_others(tmp_path):
+    ways = [Way(arm) for arm in ("bad", "good", "good", "bad")]
+    assert runs_of(tmp_path / "t", Together()).outcomes(ways, at_once=2) == [True, False, False, True]
+    again = runs_of(tmp_path / "t", Scripted())
+    assert again.outcomes(ways, at_once=2) == [True, False, False, True]
+    assert [entry["place"] for entry in again.log] == ["000-bad", "001-good", "", ""], "of runs alike the first is kept"
+
+
+def test_what_interrupts_one_of_them_ends_the_others(tmp_path):
+    runner = Together()
+    runs = runs_of(tmp_path / "t", runner)
+    with pytest.raises(KeyboardInterrupt):
+        runs.outcomes([Way("stops"), Way("waits")], at_once=2)
+    assert runner.ended.is_set()
+    assert runs.log == []
+
+
+def test_no_more_run_at_once_than_are_allowed(tmp_path):
+    runs = runs_of(tmp_path / "t", Together(), most=2)
+    with pytest.raises(OutOfRuns):
+        runs.outcomes([Way("bad"), Way("good"), Way("good")], at_once=3)
+    assert len(runs.log) == 2

@@ -59,6 +59,7 @@ class VoteTrial:
     rate: float = 0.3
     error: float = 0.05
     seed: int = 0
+    at_once: int = 1
     _groups: list[Group] = field(default_factory=list[Group])
 
     def __post_init__(self) -> None:
@@ -104,8 +105,10 @@ class VoteTrial:
                 return False
 
     def _block(self, number: int) -> None:
-        for group in self.groups.block(number, self._random):
-            self._run(REPLAY, group)
+        groups = list(self.groups.block(number, self._random))
+        self._groups += groups
+        self.job.agreed = self._majority()
+        self.runs.outcomes([self.groups.way(REPLAY, group) for group in groups], at_once=self.at_once)
 
     def _suspect(self) -> Suspect:
         """Who is at fault with a probability of 1 - error; devices only where each was seen to differ once swapped."""

@@ -44,6 +44,9 @@ def command(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Have torch take forms that repeat themselves, where it has any.")
     ] = False,
+    at_once: Annotated[
+        int, typer.Option(help="Groups that run at the same time, on devices of their own.", min=1, metavar="N")
+    ] = 1,
 ) -> Mapping[str, Any]:
     """Run a training command with the same seeds on group after group of devices, compare the bits of its first steps,
     and say which device is in the minority; then swap it with others, as what follows the rank is no device's fault.
@@ -53,4 +56,5 @@ def command(
 
     Example: trueline trial vote --devices 0-7 -- torchrun --nproc-per-node 2 train.py
     """
-    return {"devices": devices, "group": group, "variable": variable, "rate": rate, "deterministic": deterministic}
+    own = {"devices": devices, "group": group, "variable": variable, "rate": rate}
+    return {**own, "deterministic": deterministic, "at_once": at_once}
