@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from trueline.capture.model.untraced import Hook, in_backward
 from trueline.rl.logits import TokenStatistics, of_logits
 from trueline.schema.errors import InputError
+from trueline.schema.text.words import counted
 
 _log = logging.getLogger("trueline")
 
@@ -47,7 +48,8 @@ class ReadLogits:
             return
         self._handle.remove()
         if kind is None and self._num_seen != len(self._ids):
-            self._lets_go(f"logits of {self._num_seen} of {len(self._ids)} sequences were made by this module")
+            asked = counted(len(self._ids), "sequence")
+            self._lets_go(f"logits of {self._num_seen} of {asked} were made by this module")
 
     @property
     def logp(self) -> Tensor | None:

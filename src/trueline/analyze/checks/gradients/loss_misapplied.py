@@ -49,6 +49,7 @@ loss = F.cross_entropy(model(x), y)
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import NamedTuple
 
 from trueline.analyze.samples.loss_inputs import loss_finding, loss_inputs
@@ -116,12 +117,12 @@ _COUNTED = {
     "targets-beyond": _Counted(
         "the targets of a binary cross-entropy of {} are below 0 or above 1.",
         "Make targets 0 and 1 (of labels -1 and 1: (y + 1) / 2), or use the loss that they are made for.",
-        lambda each: (each.beyond, each.binary_targets),
+        attrgetter("beyond", "binary_targets"),
     ),
     "targets-blank": _Counted(
         "the targets of the CTC loss of {} are its blank, which stands for no letter.",
         "Give ctc_loss the index of the blank that the vocabulary has (`blank=`, 0 unless given).",
-        lambda each: (each.blanks, each.ctc_targets),
+        attrgetter("blanks", "ctc_targets"),
     ),
 }
 
