@@ -1,7 +1,7 @@
-"""One rank's labels do not belong to its inputs.
+"""One rank's labels and inputs do not belong together.
 
-Permuted or shifted labels, another label map or tokenizer, or annotation noise in one shard. The rank's loss is above
-the others', grows away from theirs as they learn, and its gradient points elsewhere.
+Permuted or shifted labels, another label map or tokenizer, annotation noise in one shard, or features in another order.
+The rank's loss is above the others', grows away from theirs as they learn, and its gradient points elsewhere.
 
 What looks like it
 ------------------
