@@ -24,7 +24,7 @@ from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.untraced import Hook, forward_module
 from trueline.capture.probes.around_update.averages import declared_averages
 from trueline.capture.probes.surroundings import updates_made
-from trueline.capture.step.updates import Updates
+from trueline.capture.step.updates import Updates, closure_of
 from trueline.schema.errors import CaptureError, TrainingStopped
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Sink
@@ -252,7 +252,7 @@ class Watch:
 
     def _before_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The arguments for torch to go on with, None for these."""
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
+        closure = closure_of(args, kwargs)
         if self.updates.begin(optimizer, has_closure=closure is not None):
             self._recorder.before_update(optimizer, gradients_ready=closure is None)
             return self._recorder.contributions.counting(args, kwargs)

@@ -139,7 +139,8 @@ def sampled_updates(run: Run) -> Sampled:
     if not held:
         seen = run.measured("optimizer_digest").any()
         raise CannotTell(
-            "no update was sampled: the Run is of an older version, or updates are compiled or take a closure"
+            "no update was sampled: updates are compiled or call a closure several times, or the Run is of an older "
+            "version"
             if seen
             else "no update of an optimizer was seen",
             reason="no-data" if seen else "not-recorded",

@@ -16,7 +16,6 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from trueline.capture.model.layout import local
 from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.untraced import Hook, in_backward, skipped
 from trueline.capture.model.world import collectives_started
+from trueline.capture.step.updates import Args, Kwargs, with_closure
 
 MAX_HOOKED = 16
 """Tensors of a model's output that get a hook which notes a backward pass."""
@@ -228,16 +228,11 @@ class Contributions:
         asked = {number: zero for number, zero in zeroed if zero is not None and number > first}
         return CountedPasses(first, tuple(asked), tuple(asked.values()), self._reached, self._hooked)
 
-    def counting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Arguments of an optimizer's ``step`` (itself first) with a closure that counts its calls; None without a
-        closure, and for an object that may be used for more than calling it.
-        """
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if not isinstance(closure, (FunctionType, MethodType, functools.partial)):
-            return None
-        self._is_counted = True
-        counted = self._counted(closure)
-        return (args, kwargs | {"closure": counted}) if "closure" in kwargs else ((args[0], counted, *args[2:]), kwargs)
+    def counting(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
+        """Arguments of an optimizer's ``step`` with a closure that counts its calls; None where that cannot be."""
+        counted = with_closure(args, kwargs, self._counted)
+        self._is_counted = self._is_counted or counted is not None
+        return counted
 
     def _counted(self, closure: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(closure)

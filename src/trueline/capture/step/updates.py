@@ -6,10 +6,11 @@ parameter group of one that updates its groups one by one (DeepSpeed's ZeRO), be
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor
@@ -28,6 +29,29 @@ def is_compiled(param: Tensor, *, update: bool) -> bool:
     Compiled code calls no hooks.
     """
     return getattr(param, "_dynamo_static_input_type", None) == ("guarded" if update else "unguarded")
+
+
+Args = tuple[Any, ...]
+"""Of an optimizer's ``step``, itself first."""
+Kwargs = dict[str, Any]
+
+
+def closure_of(args: Args, kwargs: Kwargs) -> Any:
+    """The closure that computes the gradients in an optimizer's ``step``; None without."""
+    return kwargs.get("closure", args[1] if len(args) > 1 else None)
+
+
+def with_closure(
+    args: Args, kwargs: Kwargs, of: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> tuple[Args, Kwargs] | None:
+    """The same with what ``of`` makes of the closure; None without one, and for an object that may be used for more
+    than calling it.
+    """
+    closure = closure_of(args, kwargs)
+    if not isinstance(closure, (FunctionType, MethodType, functools.partial)):
+        return None
+    made = of(closure)
+    return (args, kwargs | {"closure": made}) if "closure" in kwargs else ((args[0], made, *args[2:]), kwargs)
 
 
 class Updates:

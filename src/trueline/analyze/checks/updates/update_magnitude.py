@@ -31,7 +31,7 @@ What it may miss
 ----------------
 Elements and steps that were not sampled; in bfloat16 an update that is wrong by less than the rounding of the
 parameter; optimizers with a rule of their own, of which `trueline check` says that it cannot tell; updates that are
-compiled, or that take a closure.
+compiled, or that call a closure several times.
 
 Example
 -------

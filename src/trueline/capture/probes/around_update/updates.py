@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from trueline.capture.adapters.base import Guard
-from trueline.capture.model.untraced import Hook
+from trueline.capture.model.untraced import Hook, skipped
 from trueline.capture.probes.around_update.sampling import NowAndThen, Waiting
 from trueline.capture.probes.around_update.update_slices import (
     NUM_SLICES,
@@ -22,7 +23,7 @@ from trueline.capture.probes.around_update.update_slices import (
     sampled_copies,
 )
 from trueline.capture.probes.base import Moment, Step
-from trueline.capture.step.updates import is_compiled
+from trueline.capture.step.updates import Args, Kwargs, closure_of, is_compiled, with_closure
 
 
 class UpdateProbe:
@@ -79,11 +80,29 @@ class UpdateProbe:
         ]
         after.move_to_end(next(reversed(after)), last=False)  # in front of the user's own, which may change parameters
 
-    def _before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, optimizer: torch.optim.Optimizer, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
+        """Take the elements; with a closure, which torch takes from what is returned, once that made the gradients."""
         self._depth += 1
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if self._depth > 1 or self._sample is not None or closure is not None:
-            return
+        if self._depth > 1 or self._sample is not None:
+            return None
+        if closure_of(args, kwargs) is not None:
+            return with_closure(args, kwargs, functools.partial(self._taking, optimizer))
+        self._take(optimizer)
+        return None
+
+    def _taking(self, optimizer: torch.optim.Optimizer, closure: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(closure)
+        @skipped
+        def evaluated(*args: Any, **kwargs: Any) -> Any:
+            made = closure(*args, **kwargs)
+            self._again = self._sample is not None  # an update of several evaluations obeys no law
+            if self._depth == 1 and not self._again:
+                self._take(optimizer)
+            return made
+
+        return evaluated
+
+    def _take(self, optimizer: torch.optim.Optimizer) -> None:
         with self._guard(self.name), torch.no_grad():
             step = self._step
             chance = random.Random(step.number)
@@ -97,7 +116,7 @@ class UpdateProbe:
 
     def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._depth -= 1
-        if self._depth or self._sample is None or self._done:
+        if self._depth or self._sample is None or self._done or self._again:
             return
         with self._guard(self.name), torch.no_grad():
             self._sample.after()
@@ -108,7 +127,7 @@ class UpdateProbe:
             handle.remove()
         self._handles = []
         self._sample: UpdateSample | None = None
-        self._done = False
+        self._done = self._again = False
         self._depth = 0
         self._step: Any = None
 

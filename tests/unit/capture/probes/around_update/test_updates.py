@@ -149,6 +149,28 @@ def test_training_is_the_same_and_nothing_is_reported(tmp_path, name):
     assert [finding.claim for finding in told if finding.code.startswith(laws)] == []
 
 
+def listed_twice(params):
+    params = list(params)
+    return torch.optim.AdamW(params + params, lr=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("make", "codes", "state"),
+    [
+        (torch.optim.AdamW, [], "judged"),
+        (listed_twice, ["optimizer-state-stale", "update-magnitude"], "judged"),
+        (lambda params: torch.optim.LBFGS(params, lr=0.1, max_iter=3), [], "partly"),
+    ],
+    ids=["AdamW", "parameters listed twice", "LBFGS"],
+)
+def test_an_update_that_calls_its_closure_once_is_judged(tmp_path, make, codes, state):
+    trained(tmp_path / "run", steps=8, make=lambda model: with_closure(model, make), step=with_loss)
+    report = trueline.check(tmp_path / "run")
+    told = [finding.code for finding in report.findings if finding.severity != "info"]
+    assert sorted({*told}) == codes
+    assert next(asked.state for asked in report.judged.questions if asked.question == "updates") == state
+
+
 def update(optimizer):
     optimizer.step()
     optimizer.zero_grad()
