@@ -64,6 +64,9 @@ def _lack(judged: Judged) -> str:
     if judged.of("open", among=("reference",)):
         return "it could not be compared with the reference"
     if not judged.num_steps:
+        for asked in judged.of("partly", among=("rollouts",)):
+            ran, all_of = len(asked.checks_run), len(asked.checks_run) + len(asked.checks_not_run)
+            return f"{ran} of {all_of} checks of rollouts had what they need; these found nothing"
         return "no step was recorded"
     if judged.world_size == 1:
         seen = judged.of("judged", among=("nonfinite", "jumps", "rollouts"))

@@ -43,11 +43,12 @@ class Rows:
 
     ``sums`` has by name: ``tokens``; ``diff``, ``abs``, ``k3``, ``sq`` of d = logp_rollout - logp_train, ``beyond`` of
     |d| above what float32 loses of any; ``x`` of X = exp(-d), clipped; ``low`` tokens with d clearly negative;
-    ``room`` of 1 - p, which scales d; ``judged`` tokens with entropy, ``excess`` of surprise - entropy
-    over them, ``varentropy``; ``impossible`` tokens whose recorded log-probability is positive, -inf or NaN, ``lost``
-    those of the trainer; ``odds``, ``odds_rt``, ``odds_tt``, ``odds_rr`` of the log-odds; ``corr_0``, ``corr_ahead``,
-    ``corr_behind`` of the two sides' log-probabilities, at the same token and shifted by one; ``own`` tokens of
-    sequences of which the engine recorded nothing, ``own_excess`` of surprise - entropy over them. ``profile`` [R,
+    ``room`` of 1 - p, which scales d; ``judged`` tokens with entropy, ``excess`` of surprise - entropy over them,
+    ``varentropy``; ``padded`` tokens with a recorded log-probability of exactly 0 that the trainer thinks unlikely,
+    ``impossible`` ones of which it is positive, -inf or NaN, ``lost`` those of the trainer; ``odds``, ``odds_rt``,
+    ``odds_tt``, ``odds_rr`` of the log-odds; ``corr_0``, ``corr_ahead``, ``corr_behind`` of the two sides'
+    log-probabilities, at the same token and shifted by one; ``own`` tokens of sequences of which the engine recorded
+    nothing, ``own_excess`` of surprise - entropy over them. ``profile`` [R,
     len(PROFILE)] is ``beyond`` and ``profile_room`` sum 1 - p by position. ``law`` are sums of log e-values [R, B].
     ``lag`` is how many versions older the weights of the rollout are, NaN unknown; ``allowed`` the lag that was
     declared.

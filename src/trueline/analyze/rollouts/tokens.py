@@ -31,6 +31,9 @@ FLOAT32 = 2.0**-24
 LOGITS = 2 * 32 * FLOAT32
 """What float32 loses of d where two log-softmaxes subtract logits of up to 32, however likely the token is: 3.8e-6."""
 
+PADDED = -0.1
+"""A recorded log-probability of exactly 0, so a probability of 1, is no rounding where the trainer's is below this."""
+
 _NAMES = ("logp_rollout", "logp_train", "logp_update", "entropy", "varentropy", "odds_rollout", "odds_train")
 
 
@@ -106,6 +109,7 @@ class Tokens:
                 "high": counts & (d > wide),
                 "room": np.where(counts, 1 - p, 0.0),
                 "impossible": impossible,
+                "padded": counts & (rollout == 0) & (train < PADDED),
                 "lost": present & ~np.isnan(rollout) & (np.isneginf(train) | (np.isnan(train) & has_train)),
             }
             made |= self._surprises(judged, d)

@@ -5,7 +5,8 @@ What it finds
 Tokens that cannot have been sampled from the distribution whose log-probabilities the engine recorded: they are too
 likely (sampled at a lower temperature, from the top p or k, or greedily, while the log-probabilities are those before),
 too unlikely (at a higher temperature, with a penalty), or the mean of p / q over them is above 1 (log-probabilities of
-other tokens). And, exactly, log-probabilities that none can be: above 0, or -inf for a token that was sampled.
+other tokens). And, exactly, log-probabilities that none can be: above 0, or -inf for a token that was sampled, or 0,
+the probability 1, for many that the trainer thinks less likely than 0.9.
 
 Why it matters
 --------------
@@ -78,6 +79,8 @@ QUESTION = "rollouts"
 NEEDS: tuple[str, ...] = ()
 ACROSS_RANKS = False
 
+_FEWEST_PADDED = 10
+"""Tokens, and at least one in 1,000."""
 _LEAST_CUT = 10.0
 """Tokens that should lie beyond a cut, of which hardly any does, before it is called one."""
 _THINNED = 0.5
@@ -98,7 +101,8 @@ def check(run: Run) -> list[Finding]:
         if not np.isfinite(means.k3 - means.diff).any():
             raise
         return _of_means(run, means)
-    return [*_impossible(rows), *_above(run, rows), *_unlike(run, rows)]
+    padded = _padded(rows)
+    return [*_impossible(rows), *padded, *_above(run, rows), *([] if padded else _unlike(run, rows))]
 
 
 def _impossible(rows: Rows) -> list[Finding]:
@@ -119,6 +123,34 @@ def _impossible(rows: Rows) -> list[Finding]:
             unit="tokens",
             evidence={"kind": "impossible"},
             next=("Look at what is recorded: probabilities instead of logarithms, or another token's?", *_NEXT[1:]),
+        )
+    ]
+
+
+def _padded(rows: Rows) -> list[Finding]:
+    """Missing values that were filled with 0; greedy sampling has the probability 1 throughout, as was declared."""
+    greedy = rows.declared("temperature") == 0 or rows.declared("top_k") == 1
+    number, total = int(rows.sums["padded"].sum()), int(rows.sums["tokens"].sum())
+    if greedy or number < max(_FEWEST_PADDED, total / 1000):
+        return []
+    own = rows.chosen(rows.sums["padded"] > 0)
+    return [
+        finding(
+            CODE,
+            f"{number:,} of {total:,} sampled tokens of {span(own.step)} have a recorded log-probability of exactly 0, "
+            "the probability 1, and the trainer gives them less than 0.9: values that are missing, and filled with 0.",
+            None,
+            steps=(int(own.step.min()), int(own.step.max())),
+            severity="error",
+            measured=float(number),
+            expected=0.0,
+            unit="tokens",
+            evidence={"kind": "padded"},
+            next=(
+                "Count the log-probabilities that the engine returns for one response, and its tokens: a stream may "
+                "hand over each part once, and be read as if it held all so far.",
+                _NEXT[1],
+            ),
         )
     ]
 

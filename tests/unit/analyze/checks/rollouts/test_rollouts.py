@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from tests.unit.made_rollouts import Change, codes, recorded
 
 import trueline
+from trueline.rl.batch import rows_of
+from trueline.store.importers.rollout_logs import import_rollouts
 from trueline.testing.rollouts.drawn import Made
 from trueline.testing.rollouts.policy import Policy, Sampling, generate
 
@@ -98,6 +101,38 @@ def test_where_the_engine_recorded_nothing_the_trainers_distribution_judges(
         assert ("stand in it once" in found["sampling-mismatch"].claim) == (kind == "flatter")
     report = trueline.check(run)
     assert "sampling-mismatch" in report.checks_run
+
+
+@pytest.mark.parametrize(
+    ("kept", "declared", "padded"), [(0.002, {}, True), (0.9, {}, True), (0.0, {"top_k": 1}, False)]
+)
+def test_missing_log_probabilities_that_were_filled_with_zeros_are_an_error(
+    tmp_path: Path, kept: float, declared: dict[str, int], padded: bool
+) -> None:
+    """As dynamo did that read SGLang's stream as if it were cumulative (ai-dynamo/dynamo#11640)."""
+    random = np.random.default_rng(0)
+
+    def change(batch: dict[str, Any]) -> None:
+        batch["logp_rollout"] = np.where(random.random(batch["logp_rollout"].shape) < kept, batch["logp_rollout"], 0.0)
+        batch["sampling"] = {"dtype": "float32", **declared}
+        del batch["odds_rollout"], batch["odds_train"]
+
+    diagnosis = trueline.diagnose(recorded(tmp_path, Made(size=32), change=change))
+    found = [each for each in diagnosis.report.findings if each.evidence.get("kind") == "padded"]
+    assert [each.severity for each in found] == ["error"] * padded
+    assert (diagnosis.of(0)[0].cause == "logprobs-missing") == padded
+
+
+def test_a_log_of_means_that_is_well_says_how_much_was_looked_at(tmp_path: Path) -> None:
+    """verl's, beside the values of a healthy run with SGLang."""
+    lines = [
+        {"step": step, "data": {"rollout_corr/kl": 0.00204, "rollout_corr/k3_kl": 0.00204}} for step in range(1, 22)
+    ]
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    import_rollouts(str(tmp_path / "log.jsonl"), str(tmp_path / "run"), rows_of, version="")
+    report = trueline.check(tmp_path / "run")
+    assert (report.exit_code, report.findings) == (3, ())
+    assert "2 of 10 checks of rollouts had what they need; these found nothing" in report.verdict.line
 
 
 @pytest.mark.parametrize("told", [("entropy", "varentropy"), ("entropy",)])
