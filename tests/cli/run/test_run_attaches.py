@@ -22,6 +22,7 @@ def test_it_attaches_once_though_torch_was_asked_for_before(tmp_path):
         "trueline/__init__.py": "watch = None",
         "trueline/capture/__init__.py": "",
         "trueline/capture/launch.py": "def attach(watch): print('attached')",
+        "trueline/rl.py": "def follow_trl(): print('following')",
     }.items():
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -31,4 +32,4 @@ def test_it_attaches_once_though_torch_was_asked_for_before(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert (done.stdout.split(), done.stderr) == (["torch", "attached"], "")
+    assert (done.stdout.split(), done.stderr) == (["torch", "attached", "following"], "")

@@ -54,13 +54,14 @@ def _attach():
     else:
         import trueline
         from trueline.capture.launch import attach
+        from trueline.rl import follow_trl
 
         if os.environ.get("TRUELINE_CHANGES"):
             from trueline.capture.trial.changes import put
 
             put()
         attach(trueline.watch)
-        trueline.rl.follow_trl()
+        follow_trl()
 
 
 def _chain():
