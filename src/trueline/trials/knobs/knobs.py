@@ -5,7 +5,8 @@ settings in place and none switched; ``off``, all of them off; then patterns of 
 ``sham`` must show the finding. Then ``Search`` runs the pattern that is expected to tell most until one hypothesis (one
 switch, two needed together, two of which each suffices, none of them) has a probability of 1 - error / 4; every sixth
 run is a ``base`` again. At last each side of it is run by itself: without what is needed it is gone, with nothing else
-it is there. An arm that says otherwise beyond a share of the other half of the error leaves the trial undecided.
+it is there. An arm that says otherwise beyond a share of the other half of the error is run again beside ``base``, and
+leaves the trial undecided where it says so still.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ CONTROL_EVERY = 6
 """One run of so many is the job as it is, which must go on showing the finding: machines drift."""
 PATIENCE = 15
 """Blocks of base, sham and off without it after which it is said not to occur."""
+SECOND_LOOK = 4
+"""Runs more, of base and of an arm that says otherwise, before that is believed."""
 LEAST_SHOWN = 3
 """Runs of the job as it is that must have shown it before it is searched for, where not all did."""
 
@@ -53,6 +56,7 @@ class KnobTrial:
     _switches: list[Switch] = field(default_factory=list[Switch])
     _search: Search = field(default_factory=lambda: Search([1.0]))
     _since_control: int = 0
+    _looked_at: set[Pattern | str] = field(default_factory=set[Pattern | str])
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -103,6 +107,8 @@ class KnobTrial:
         """Whether base and sham both show it, often enough to go on. Raises ``Undecided`` where sham cures it."""
         base, sham = self.runs.counts(BASE), self.runs.counts(SHAM)
         alike = decided(log_odds_present(sham, present=base, absent=Counts()), error=self.error / 4)
+        if alike is False and base.showed and self._second_look(SHAM):
+            return self._is_shown()
         if alike is False and base.showed:
             raise Undecided(
                 f"With switches in place and none switched it is gone ({sham.showed} of {sham.runs} runs, "
@@ -176,6 +182,8 @@ class KnobTrial:
                 return False
             if False in held:
                 on, shows = sides[held.index(False)]
+                if self._second_look(on):
+                    continue
                 counts = self._search.told[on]
                 raise Undecided(
                     f"{self._named(on)}: {counts.showed} of {counts.runs} runs show it, where "
@@ -185,6 +193,18 @@ class KnobTrial:
             for on, _ in self._shuffled(*(side for side, holds in zip(sides, held, strict=True) if not holds)):
                 self._pattern(on)
             self._watch_for_drift()
+
+    def _second_look(self, on: Pattern | str) -> bool:
+        """Whether a pattern (or the sham) that says otherwise was run again beside base just now, as it is once: how
+        often base shows it may only have been known too well, by luck.
+        """
+        if on in self._looked_at:
+            return False
+        self._looked_at.add(on)
+        for _ in range(SECOND_LOOK):
+            for each in self._shuffled(BASE, on):
+                self._control(each) if isinstance(each, str) else self._pattern(each)
+        return True
 
     def _holds(self, found: Hypothesis, on: Pattern, shows: bool, sides: int) -> bool | None:
         """Whether runs of a pattern show it, as they should by ``found``, or do not; None while that is open."""
