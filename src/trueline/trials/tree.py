@@ -34,8 +34,8 @@ class Experiment:
 @dataclass
 class TreeTrial:
     """Runs the job through ``runs``; ``ways`` are the experiments that can be reached, and the sham where it is one of
-    them; ``error`` is shared by all. ``causes`` are told apart, ``then`` is what to do about each, in words, and
-    ``to_reach`` how an experiment is reached that is not.
+    them; ``error`` is shared by all. ``causes`` are told apart; of each there is what it ``means``, and ``then``
+    what to do, in words; ``to_reach`` is how an experiment is reached that is not.
     """
 
     runs: Runs
@@ -45,6 +45,7 @@ class TreeTrial:
     error: float = 0.05
     seed: int = 0
     causes: tuple[str, ...] = ()
+    means: Mapping[str, str] = field(default_factory=dict[str, str])
     then: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     to_reach: str = ""
 
@@ -68,6 +69,7 @@ class TreeTrial:
             return self._answered("undecided", says, "Go on with the same command and a larger --runs.")
         if len(self._left) == 1:
             (cause,) = self._left
+            self._says.insert(0, f"It is {cause}: {self.means[cause]}.")
             return self._answered("confirmed", "", *self.then[cause])
         return self._answered("undecided", self._not_reached(), *self._ways_wanted())
 

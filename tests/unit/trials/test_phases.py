@@ -27,6 +27,7 @@ def tried(folder, gone, *, rate=1.0):
 def test_each_cause_is_told_by_what_takes_the_finding_away(tmp_path, cause):
     found = tried(tmp_path, {each.name for each in EXPERIMENTS if cause in each.cures})
     assert (found.answer, found.credible) == ("confirmed", (cause,)), found
+    assert found.says[0].startswith(f"It is {cause}: ")
     assert found.next
 
 

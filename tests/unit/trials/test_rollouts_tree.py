@@ -42,6 +42,7 @@ def test_experiments_leave_one_cause_and_none_is_run_that_tells_nothing(tmp_path
     found = tried(tmp_path, gone, rate=rate, base=rate)
     assert (found.answer, found.credible) == ("confirmed", (cause,)), found
     assert [arm.name for arm in found.arms] == ["base", *arms]
+    assert found.says[0].startswith(f"It is {cause}: ")
     assert found.next
 
 

@@ -77,9 +77,29 @@ _THEN = {
 }
 
 
+_MEANS = {
+    "code": "what is the same with fixed weights and wherever it is computed: data, the model's code, the loss",
+    "kernels": "what the device computes",
+    "update": "what the optimizer does besides stepping along the gradient: its rule, state or kernel",
+    "weights": "weights that move, however they do",
+}
+_WHERE = {
+    "": "",
+    "first half": ", in the first half of the model",
+    "second half": ", in the second half of the model",
+    "either half": ", in either half of the model by itself",
+    "both halves": ", in both halves of the model together",
+}
+
+
 def ways() -> dict[str, Way]:
     """How the job runs in each experiment."""
     return {name: Way(name, changes={"phase": dict(phase)}) for name, phase in _PHASES.items()}
+
+
+def _means() -> dict[str, str]:
+    parts = {cause: cause.partition(", ") for cause in CAUSES}
+    return {cause: f"{_MEANS[what]}{_WHERE[half]}" for cause, (what, _, half) in parts.items()}
 
 
 def _then() -> dict[str, tuple[str, ...]]:
@@ -91,6 +111,7 @@ class PhaseTrial(TreeTrial):
     """The tree of these causes."""
 
     causes: tuple[str, ...] = CAUSES
+    means: Mapping[str, str] = field(default_factory=_means)
     then: Mapping[str, tuple[str, ...]] = field(default_factory=_then)
 
 

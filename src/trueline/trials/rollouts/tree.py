@@ -13,6 +13,14 @@ from dataclasses import dataclass, field
 from trueline.trials.tree import TreeTrial
 
 CAUSES = ("weights", "cache", "decoding", "batch", "precision", "model")
+MEANS: Mapping[str, str] = {
+    "weights": "the gap comes with updates, so a sync of weights leaves some out, or lags",
+    "cache": "what the engine keeps of earlier tokens",
+    "decoding": "how the engine computes one token at a time: its kernel, positions",
+    "batch": "the engine computes a sequence otherwise beside others",
+    "precision": "rounding in the engine",
+    "model": "the two implementations, the tokens, or the weights that both begin with",
+}
 NEXT: Mapping[str, tuple[str, ...]] = {
     "weights": (
         "Record digests after each sync: trueline.rl.record_sync(step, model.named_parameters(), engine).",
@@ -37,5 +45,6 @@ class RolloutTrial(TreeTrial):
     """The tree of these causes."""
 
     causes: tuple[str, ...] = CAUSES
+    means: Mapping[str, str] = field(default_factory=lambda: MEANS)
     then: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: NEXT)
     to_reach: str = "--way {}=OPTION=VALUE"
