@@ -1,7 +1,8 @@
 """A training job of which single modules may be wrong: `modules_job.py KIND[,KIND…] [STEPS]`.
 
 ``gelu`` takes the tanh form of GELU in block 2, ``norm`` another epsilon in block 1, ``backward`` scales a gradient in
-block 0, ``glue`` adds up wrongly between modules in block 3; ``weights`` starts from other weights, ``none`` is as it
+block 0, ``glue`` adds up wrongly between modules in block 3, ``call`` by a call that is not there else in block 1;
+``weights`` starts from other weights, ``none`` is as it
 should be.
 """
 
@@ -39,10 +40,12 @@ class Block(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(32, eps=1e-3 if "norm" in KINDS and place == 1 else 1e-5)
         self.up, self.act, self.down = nn.Linear(32, 64), Activation(place), nn.Linear(64, 32)
+        self.calls = "call" in KINDS and place == 1
         self.part = 1.01 if "glue" in KINDS and place == 3 else 1.0
 
     def forward(self, x):
-        return x + self.part * self.down(self.act(self.up(self.norm(x))))
+        given = self.norm(x) * 1.01 if self.calls else self.norm(x)
+        return x + self.part * self.down(self.act(self.up(given)))
 
 
 class Model(nn.Module):

@@ -50,6 +50,13 @@ def test_all_modules_that_are_wrong_by_themselves_are_named_and_no_other(modules
     assert "torch.Tensor.mul" in found["says"][0]
 
 
+def test_what_code_between_modules_makes_is_told_where_it_arrives(modules):
+    code, found, _ = modules("call")
+    assert (code, found["answer"], found["credible"]) == (0, "confirmed", ["before blocks.1.up"]), found
+    assert "blocks.1.up (by 0.01): code between modules makes them" in found["says"][0]
+    assert found["says"][1].startswith("Calls that this job alone makes: blocks.1.mul (")
+
+
 def test_where_modules_alone_were_stored_they_are_named_too(modules):
     _, found, _ = modules("glue,norm", ref="modules-alone", preset="modules")
     assert found["credible"] == ["blocks.1.norm", "blocks.3"], found

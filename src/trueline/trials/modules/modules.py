@@ -30,6 +30,8 @@ from trueline.trials.trial import Answer, Job, TrialAnswer, how_it_ended
 
 ARM = "fed"
 QUESTION = "Which modules make something else of what they were given in a run that is as it should be?"
+ALONE = "modules:alone"
+"""What is told of a call that the job makes and the good run does not."""
 _AFTER = 3
 _ROUNDINGS = 100.0
 """Roundings of float32 by which what arrives at a module may differ without a word: code between modules is short."""
@@ -61,13 +63,14 @@ class FedJob:
         if not out.exists():
             return Outcome(None, how_it_ended(ended) or "nothing of it was watched: no training step was seen")
         try:
-            rows = compare(str(out), self.good, steps=[self.step]).rows
-            wrong = wrong_modules(rows, Seen.of(Run(out), self.step))
+            compared = compare(str(out), self.good, steps=[self.step])
+            wrong = wrong_modules(compared.rows, Seen.of(Run(out), self.step))
         except (AlignmentError, CannotTell, RunError) as error:
             return Outcome(None, how_it_ended(ended) or str(error))
         told = sorted({word for path in met.glob("met-*.json") for word in json.loads(path.read_text())})
         if not any(word.startswith(FED) for word in told):
             return Outcome(None, "no module of it was fed: its modules have other names, or it does not reach the step")
+        told += [f"{ALONE} {each.name} ({each.where})" for each in compared.one_sided if not each.in_reference]
         codes = (*(json.dumps(asdict(each)) for each in wrong), *(each for each in told if each[:4] != "job:"))
         return Outcome(bool(wrong), codes=codes)
 
@@ -108,14 +111,12 @@ class ModulesTrial:
             then = ("trueline trial repeat --in-place names operations that do not repeat themselves.",)
             return self._answered("undecided", [f"{apart} differ in one of two runs alone.", *says], then)
         if arrived := _arrived(words):
-            name, rel = arrived
-            within = name.rpartition(".")[0] or "the model"
-            said = (
-                f"All modules are right by themselves, and what arrives at {name} differs by {rel:.2g} all the same: "
-            )
-            said += f"code between modules makes it, in {within}, or it is another batch."
-            then = ('A Run with preset = "mix" has the calls between modules, too.',)
-            return self._answered("confirmed", [said, *says], then, [f"before {name}"])
+            places = listed([f"{name} (by {rel:.2g})" for name, rel in arrived[:_MOST_NAMED]])
+            said = f"All modules are right by themselves, but other values arrive at {places}: "
+            said += "code between modules makes them, or it is another batch."
+            alone = [f"Calls that this job alone makes: {listed(calls)}." for calls in [_of(words, ALONE)[:3]] if calls]
+            then = ("Look at the forward of the module that holds these, before them.",)
+            return self._answered("confirmed", [said, *alone, *says], then, [f"before {name}" for name, _ in arrived])
         said = "All modules are right by themselves, forward and backward, with the weights of that run."
         then = ("Look at what is no module: the weights (initialisation, checkpoint, update), the loss.",)
         return self._answered("excluded", [said, *says], then)
@@ -142,11 +143,10 @@ def _of(words: Sequence[str], what: str) -> list[str]:
     return [word.removeprefix(what).strip() for word in words if word.startswith(f"{what} ")]
 
 
-def _arrived(words: Sequence[str]) -> tuple[str, float] | None:
-    """The module at which what arrives differs the most, beyond a few roundings, with how much."""
-    found = [(float(rel), name) for name, rel in (each.split() for each in _of(words, ARRIVES))]
-    most = max(found, default=(0.0, ""))
-    return (most[1], most[0]) if most[0] > _ROUNDINGS * _UNIT else None
+def _arrived(words: Sequence[str]) -> list[tuple[str, float]]:
+    """The modules at which what arrives differs beyond a few roundings, with how much."""
+    found = [(name, float(rel)) for name, rel in (each.split() for each in _of(words, ARRIVES))]
+    return [(name, rel) for name, rel in found if rel > _ROUNDINGS * _UNIT]
 
 
 def _says(wrong: Wrong) -> str:

@@ -20,6 +20,7 @@ from trueline.analyze.compare.compare import compare
 from trueline.analyze.compare.first_apart import first_apart
 from trueline.capture.child_env import CHANGES, environment
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
+from trueline.schema.text.words import counted
 from trueline.trials.chance import most_rate
 from trueline.trials.runs import JobFails, Runs, Way
 from trueline.trials.same_fault import Outcome
@@ -100,7 +101,7 @@ class RepeatTrial:
         apart = [entry for entry in self.runs.log if entry["arm"] == AGAIN and entry["showed"]]
         told = self.runs.counts(AGAIN)
         if not apart:
-            says = f"All {told.runs} repeats of the first steps are the same, bit for bit; so less than "
+            says = f"In {counted(told.runs, 'repeat')} the first steps are the same, bit for bit; so less than "
             return self._answered("excluded", [f"{says}{most_rate(told):.0%} of repeats differ (95 % confidence)."], ())
         return self._named(apart[0], len(apart), told.runs)
 
