@@ -67,9 +67,11 @@ if "weights" in KINDS:
         model.blocks[1].up.weight.mul_(1.01)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 data = torch.Generator().manual_seed(1)
+total = torch.zeros(())
 for _ in range(int(sys.argv[2]) if len(sys.argv) > 2 else 6):
     x = torch.randn(16, 32, generator=data)
     loss = (model(x) - x[:, :8].sin()).square().mean()
     optimizer.zero_grad()
     loss.backward()
+    total += loss.detach()  # another number where steps before were others
     optimizer.step()

@@ -12,6 +12,7 @@ from trueline.store.reader import Run
 from trueline.trials.op.proof import LIMIT
 
 Pass = Literal["forward", "backward"]
+OUTSIDE = "code outside of modules"
 Key = tuple[int | None, str, int, str, int, str]
 """Rank, phase, micro-batch, name, call and slot."""
 
@@ -45,7 +46,7 @@ class Seen:
 def _module_of(row: Mapping[str, Any]) -> str:
     if row["kind"] == "module":
         return row["name"]
-    return row["name"].rpartition(".")[0] if row["kind"] == "param" else row["module"] or ""
+    return row["name"].rpartition(".")[0] if row["kind"] == "param" else row["module"] or OUTSIDE
 
 
 @dataclass
@@ -75,6 +76,8 @@ def wrong_modules(rows: Sequence[ComparedRow], seen: Seen) -> list[Wrong]:
         if of is None or not row.measured or not _is_made(key, of) or key not in seen.kind:
             continue
         kind = seen.kind[key]
+        if key[1] == "grad" and kind != "param":
+            continue  # what a script computes once gradients are there, as the mean of losses so far
         if row.judgement != "beyond" and not (kind == "module" and _is_wrong_as_a_whole(key, of, row, seen, differs)):
             continue
         module = seen.module[key]
