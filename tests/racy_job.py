@@ -2,9 +2,11 @@
 
 ``race``: a thread overwrites a part of the batch unless it is waited for, which CUDA_LAUNCH_BLOCKING stands for here.
 ``delay``: it does so unless it is waited for or everything is slow. ``empty``: a part of a tensor is never written.
-``kernel``: a result is wrong whatever is waited for.
+``freed``: a part of the batch lies in memory that was freed. ``shared``: it lies in a buffer that another tensor is
+over, too, which is written to. ``kernel``: a result is wrong whatever is waited for.
 """
 
+import ctypes
 import os
 import sys
 import threading
@@ -38,6 +40,17 @@ def spoilt(x):
         thread.join()
     if KIND == "kernel":
         x[0] = float("nan")
+    if KIND == "shared":
+        buffer = bytearray(x.numpy().tobytes())
+        over, other = (torch.frombuffer(buffer, dtype=torch.float32) for _ in range(2))
+        other[:8].fill_(float("nan"))
+        return over.reshape(x.shape)
+    if KIND == "freed":
+        held = x[:3].clone()  # so small that nothing else takes its place; glibc writes into the first 16 bytes
+        view = (ctypes.c_float * 128).from_address(held.data_ptr() + 256)
+        rest = x[2:]
+        del held
+        return torch.cat([torch.frombuffer(view, dtype=torch.float32).reshape(2, 64), rest])
     if KIND == "empty":
         filled = torch.empty_like(x)
         filled[1:] = x[1:]

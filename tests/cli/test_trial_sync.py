@@ -39,13 +39,21 @@ def test_a_race_timing_and_neither_are_told_apart(python, tmp_path, monkeypatch,
     assert told in " ".join(found["says"])
 
 
-def test_what_is_read_before_it_is_written_follows_what_memory_is_filled_with(tmp_path):
-    """In interpreters of their own: the C library reads how to fill memory as it starts."""
-    environ = environment(
-        out=str(tmp_path / "first"), plan={}, overwrite=True, base={**os.environ, **POISONS["poison"]}
-    )
-    subprocess.run([sys.executable, str(JOB), "empty"], env=environ, check=True)
-    job = WatchedJob.like(Run(tmp_path / "first"), Job((sys.executable, str(JOB), "empty"), 600.0))
+@pytest.mark.parametrize(
+    ("kind", "first", "shown"),
+    [
+        ("empty", "poison", {"poison": True, "poison 2 + blocking": False}),
+        ("freed", "poison 2", {"base": False, "poison": False, "poison 2 + blocking": True}),
+        ("shared", "", {"base": True, "poison": True, "poison 2 + blocking": True}),
+    ],
+)
+def test_what_is_read_too_early_or_too_late_follows_what_memory_is_filled_with(tmp_path, kind, first, shown):
+    """In interpreters of their own: the C library reads how to fill memory as it starts. What another tensor writes
+    into the same memory does not.
+    """
+    base = {**os.environ, **POISONS.get(first, {})}
+    environ = environment(out=str(tmp_path / "first"), plan={}, overwrite=True, base=base)
+    subprocess.run([sys.executable, str(JOB), kind], env=environ, check=True)
+    job = WatchedJob.like(Run(tmp_path / "first"), Job((sys.executable, str(JOB), kind), 600.0))
     trial = SyncTrial(Runs("sync", tmp_path / "t", job, {}), "?")
-    shown = {arm: trial.runs.outcome(trial.way(arm)) for arm in ("poison", "poison 2 + blocking")}
-    assert shown == {"poison": True, "poison 2 + blocking": False}
+    assert {arm: trial.runs.outcome(trial.way(arm)) for arm in shown} == shown
