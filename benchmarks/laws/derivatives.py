@@ -59,7 +59,17 @@ class Job:
         ids = torch.randint(3, VOCABULARY, (ROWS, LENGTH), generator=stream)
         self.model, self._batch = model.eval(), {"input_ids": ids, "labels": ids}  # no dropout, as in the trial
         named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
-        still = still_rows(model)
+        still, called = still_rows(model), dict[int, int]()
+
+        def note(module: nn.Module, _: Any) -> None:
+            for param in module.parameters(recurse=False):
+                called.setdefault(id(param), len(called))
+
+        handles = [module.register_forward_pre_hook(note) for module in model.modules()]
+        self.model(**self._batch)
+        for handle in handles:
+            handle.remove()
+        named.sort(key=lambda each: called.get(id(each[1]), len(called)))
         self.trained = [
             Trained.of(name, param, place=place, still=still.get(id(param)))
             for place, (name, param) in enumerate(named)

@@ -168,3 +168,55 @@ def test_the_script_refuses_bad_input_with_exit_code_2(tmp_path, op, script, dam
         words = ("--device", "cuda:99") if damage == "device" else ("--import", "no_such_module")
     code, _, err = script(*words)
     assert (code, err.count("\n")) == (2, 1), err
+
+
+BAD = """
+import os, random, torch
+plain = torch.nn.functional.gelu
+chance = random.Random(os.getpid())
+def spoilt(x, *args, **kwargs):
+    made = plain(x, *args, **kwargs)
+    if os.environ.get("DEVICE") in {names} and chance.random() < {share}:
+        made = made.clone()
+        made.view(-1)[3] += 1e-3
+    return made
+torch.nn.functional.gelu = spoilt
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "share", "answer", "odd"),
+    [((), 1.0, "excluded", []), (("c",), 0.3, "confirmed", ["c"]), (("a", "b", "c", "d"), 0.5, "undecided", [])],
+    ids=["sound", "one spoils a third", "all do"],
+)
+def test_a_device_that_returns_other_bits_than_most_is_voted_out(tmp_path, op, monkeypatch, names, share, answer, odd):
+    run = recorded(tmp_path / "run", lambda x, weight: F.gelu(x @ weight))
+    (tmp_path / "bad_device.py").write_text(BAD.format(names=names, share=share))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(F, "gelu", F.gelu)  # the import below replaces it, in this process too
+    asked = ("--devices", "a,b,c,d", "--variable", "DEVICE", "--again", "40", "--import", "bad_device")
+    code, found, _ = op(run, sites(run, "gelu")[0], *asked)
+    sys.modules.pop("bad_device")
+
+    assert (code, found["answer"], found["credible"]) == (3 if answer == "undecided" else 0, answer, odd), found
+    assert [(arm["name"], arm["runs"]) for arm in found["arms"]] == [(name, 40) for name in "abcd"]
+    if odd:
+        (bad,) = (arm for arm in found["arms"] if arm["showed"])
+        assert 0 < bad["showed"] < 40
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (("--devices", "0,1"), "a majority takes 3 devices or more"),
+        (("--devices", "0,1,1"), "a majority takes 3 devices or more"),
+        (("--devices", "0-3", "--again", "0"), "--again is 0"),
+        (("--devices", "north,south,west"), "--variable"),
+    ],
+)
+def test_devices_that_cannot_be_voted_on_are_one_sentence(tmp_path, op, asked, told):
+    run = recorded(tmp_path / "run", lambda x, weight: F.gelu(x @ weight))
+    code, found, err = op(run, sites(run, "gelu")[0], *asked)
+    assert (code, found) == (2, {})
+    assert told in err

@@ -93,6 +93,7 @@ class FirstStep:
         self._losses: list[Tensor] = []
         self._params: dict[int, tuple[str, Tensor]] = {}
         self._trained: list[Trained] = []
+        self._called: dict[int, int] = {}
         self._gradients: dict[str, Tensor] | None = None
         self._facts: dict[str, Any] = {"unit": 0.0, "batch_norms": 0, "normalises_batch": False, "problem": ""}
         self._facts |= {"weighted": False, "closure": False, "slopes": []}
@@ -154,6 +155,8 @@ class FirstStep:
                 if each.running_mean is None:
                     self._facts["normalises_batch"] = True
                 each.eval()
+        for param in module.parameters(recurse=False):
+            self._called.setdefault(id(param), len(self._called))
         self._see_precision([*args, *kwargs.values(), *module.parameters(recurse=False)])
         new = any(id(param) not in self._params for param in module.parameters())
         still = still_rows(module) if new else {}
@@ -230,6 +233,7 @@ class FirstStep:
     def _measure(self, optimizer: torch.optim.Optimizer | None) -> None:
         self._gradients = self._sketches(optimizer)
         if not self._step:
+            self._trained.sort(key=lambda each: self._called.get(id(each.param), len(self._called)))
             self._facts["slopes"] = [each.slope() for each in self._trained]
         if self._leaves_signs:
             packed = {f"signs/{each.place}": each.packed() for each in self._trained}

@@ -9,7 +9,7 @@ Two directions are looked at. *Along* the gradient d is its sign: a part of it t
 most. *Across* it d is drawn at random: the slope then has the standard deviation |g·s| over draws, and what is wrong
 shows whatever it is like.
 
-Letters: P parameters in the order in which the model has them.
+Letters: P parameters in the order in which their modules are called.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """One operation of a training run by itself, with the inputs that it had: does it return what rounding explains?
 
-    python op.py [--device cuda] [--import MODULE] [--with FILE] [--json]
+    python op.py [--device cuda] [--import MODULE] [--with FILE] [--again N] [--json]
 
 It needs torch and nothing else, and is one file as it is copied. Beside it are ``expected.json``, which says what is
 called and what rounding is expected to make of it, and ``inputs.safetensors``. The operation is called twice, and once
 in float64 on the CPU, to which errors are relative (L2). ``--with`` reads what ``--json`` printed on another machine.
+``--again`` calls it N times more and counts what bits it returned: always the same, where the device is sound and the
+operation repeats itself.
 Exit code 0: rounding explains the errors; 1: it does not; 2: the operation cannot be called here; 3: it cannot be told.
 
 Letters: e error of an output against float64, R rows (all dims but the last), u the unit roundoff.
@@ -514,6 +516,16 @@ def _controlled(call: Call, inputs: Values, exact: Values, expected: Mapping[str
                 mine |= {"verdict": "cannot tell", "why": "the CPU is as far off in the same dtype"}
 
 
+def bits_again(document: Mapping[str, Any], tensors: Values, device: str, times: int) -> dict[str, int]:
+    """How often so many calls on ``device`` returned each set of bits, of all outputs together."""
+    found: dict[str, int] = {}
+    for _ in range(times):
+        made = outcomes(document["call"], inputs_of(document, tensors, device))
+        bits = hashlib.sha256("".join(bits_of(made[slot]) for slot in sorted(made)).encode()).hexdigest()[:16]
+        found[bits] = found.get(bits, 0) + 1
+    return found
+
+
 def inputs_of(document: Mapping[str, Any], tensors: Values, device: str) -> Values:
     """The inputs of ``expected.json`` on ``device``, with their strides."""
     return {
@@ -528,6 +540,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE")
     parser.add_argument("--with", dest="benchmark", metavar="FILE")
+    parser.add_argument("--again", type=int, default=0, metavar="N")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     try:
@@ -563,6 +576,7 @@ def _proved(asked: argparse.Namespace, place: Path) -> dict[str, Any]:
         "site": document["site"], "function": document["call"]["function"],
         "device": asked.device, "torch": torch.__version__,
         "drawn": document["drawn"], "outputs": outputs, "exit_code": code,
+        "bits": bits_again(document, tensors, asked.device, asked.again),
     }  # fmt: skip
 
 
@@ -580,6 +594,8 @@ def _print(found: Mapping[str, Any]) -> None:
             print(f"    {'the same bits as' if each['as_recorded'] else 'other bits than'} the run recorded")
         if not each["repeats"]:
             print("    it returns other bits at the second call")
+    if sum(found["bits"].values()):
+        print(f"  {sum(found['bits'].values())} more calls returned {len(found['bits'])} different sets of bits")
     words = {0: "within what rounding explains", 1: "beyond what rounding explains", 3: "cannot tell"}
     print(words[found["exit_code"]])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,12 +29,26 @@ def command(
     device: Device = "",
     modules: Modules = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in DIR already.")] = False,
+    devices: Annotated[
+        str | None,
+        typer.Option(help="Call it on each of these by itself, as 0-7, and vote on the bits.", metavar="NAME,…"),
+    ] = None,
+    variable: Annotated[
+        str | None,
+        typer.Option(
+            help="The variable of the environment that tells a process its device.",
+            metavar="NAME",
+            show_default="CUDA_VISIBLE_DEVICES and its like",
+        ),
+    ] = None,
+    again: Annotated[int, typer.Option(help="How often, with --devices, each of them is asked.", metavar="N")] = 1000,
     json: Json = False,
 ) -> None:
     """Call one recorded operation again with the inputs that it had, judge its error against float64, and write a
     folder that proves it with torch alone: op.py, expected.json, inputs.safetensors.
 
-    confirmed: the error is more than rounding explains; excluded: it is not. Exit code 0: one of these; 3: undecided.
+    confirmed: the error is more than rounding explains; excluded: it is not. With --devices: confirmed: one of them
+    returns other bits than most; excluded: none did. Exit code 0: one of these; 3: undecided.
 
     Example: trueline trial op runs/exp1 0.0/r0/opt/SGD.fused_sgd_#0 --out proof && python proof/op.py
     """
@@ -41,13 +56,18 @@ def command(
     from trueline.store.reader import Run
     from trueline.trials.op.devices import import_all, require_device
     from trueline.trials.op.stand_alone import prove_op
+    from trueline.trials.op.stress import stress
 
     import_all(modules or ())
-    found = prove_op(Run(run), site, device=require_device(device), out=out, overwrite=overwrite)
+    there, means = require_device(device), _MEANS
+    found = prove_op(Run(run), site, device=there, out=out, overwrite=overwrite)
+    if devices is not None and found.written:
+        answer = stress(out, devices, device=there, times=again, variable=variable, modules=modules or ())
+        found, means = replace(found, answer=answer), _MEANS_DEVICES
     if json:
         print_document(found.to_json())
     else:
-        print_answer(found.answer, _MEANS[found.answer.answer])
+        print_answer(found.answer, means[found.answer.answer])
         for path in found.written:
             print(f"  written: {path}")
     raise typer.Exit(found.answer.exit_code)
@@ -57,6 +77,13 @@ _MEANS = {
     "confirmed": "the error of the operation is more than rounding explains",
     "excluded": "rounding explains the error of the operation",
     "undecided": "whether rounding explains the error cannot be told",
+}
+
+
+_MEANS_DEVICES = {
+    "confirmed": "a device returns other bits than most",
+    "excluded": "no device returned other bits than the others",
+    "undecided": "whether a device returns something else cannot be told",
 }
 
 
