@@ -99,12 +99,21 @@ def test_format_and_json_contradict_each_other(trueline, runs):
 
 
 def test_checks_that_could_not_run_for_one_reason_share_a_line(trueline, runs):
-    text = trueline("check", runs / "healthy").stdout
+    text = trueline("check", runs / "healthy", "--all").stdout
     told = " ".join(text[text.index("Not checked:") :].split())
     names = json.loads(trueline("check", runs / "healthy", "--json").stdout)["checks_not_run"]
     for why in {entry["why"] for entry in names}:
         together = ", ".join(entry["check"] for entry in names if entry["why"] == why)
         assert told.count(f"{together}: {why}") == 1
+
+
+def test_checks_that_do_not_apply_are_one_line_unless_they_are_asked_for(trueline, runs):
+    text = " ".join(trueline("check", runs / "healthy").stdout.split())
+    left_out = json.loads(trueline("check", runs / "healthy", "--json").stdout)["checks_not_run"]
+    silent = [entry for entry in left_out if entry["reason"] in ("by-design", "not-recorded")]
+    assert f"{len(silent)} checks do not apply here" in text
+    assert not any(entry["why"] in text for entry in silent)
+    assert all(entry["why"] in text for entry in left_out if entry not in silent)
 
 
 def test_findings_are_exit_code_1_and_say_where(trueline, runs):

@@ -31,6 +31,9 @@ def command(
         Literal["here", "local", "ray"],
         typer.Option(help="Where checks work: in this process, in one for each core, or on Ray."),
     ] = "here",
+    every: Annotated[
+        bool, typer.Option("--all", help="Say of every check that did not run why, also of those that do not apply.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Say what is wrong in a Run: since which step, on which ranks, and what to do next.
@@ -57,12 +60,14 @@ def command(
     elif format == "junit":
         print(junit(report))
     else:
-        print_report(Console(), report)
+        print_report(Console(), report, every=every)
     raise typer.Exit(report.exit_code)
 
 
-def print_report(console: Console, report: CheckReport) -> None:
-    """Print the verdict, each incident with its telling finding first, and what is to know about the Run."""
+def print_report(console: Console, report: CheckReport, *, every: bool = False) -> None:
+    """Print the verdict, each incident with its telling finding first, and what is to know about the Run; with
+    ``every`` also why checks that do not apply were left out.
+    """
     from rich.padding import Padding
     from rich.text import Text
 
@@ -78,7 +83,7 @@ def print_report(console: Console, report: CheckReport) -> None:
     for title, lines in (
         ("About this Run", report.notes),
         ("Worth knowing", known),
-        ("Not checked", _not_checked(report)),
+        ("Not checked", _not_checked(report, every=every)),
     ):
         if lines:
             console.print(f"{title}:", style="bold")
@@ -132,9 +137,15 @@ def _numbers(finding: Finding) -> list[str]:
     return lines
 
 
-def _not_checked(report: CheckReport) -> list[str]:
-    """A line for each reason, with all checks that did not run for it."""
-    from trueline.schema.text.words import by_reason
+def _not_checked(report: CheckReport, *, every: bool) -> list[str]:
+    """A line for each reason, with all checks that did not run for it; unless ``every`` is asked for, one for all that
+    do not apply.
+    """
+    from trueline.schema.text.words import by_reason, counted
 
-    left_out = by_reason((entry.check, entry.why) for entry in report.checks_not_run)
-    return [f"{', '.join(checks)}: {why}" for checks, why in left_out]
+    told = [entry for entry in report.checks_not_run if every or entry.lacks]
+    lines = [f"{', '.join(checks)}: {why}" for checks, why in by_reason((entry.check, entry.why) for entry in told)]
+    if more := len(report.checks_not_run) - len(told):
+        verb = "does not apply here, or looks" if more == 1 else "do not apply here, or look"
+        lines.append(f"{counted(more, 'check')} {verb} at what was not recorded (`trueline check RUN --all` says why).")
+    return lines
