@@ -51,6 +51,12 @@ EFFECTS = (0.0, 0.01, 0.05, 0.25, np.inf)
 """Bounds of how much of the gradient a fault changes, each parameter's weighed by the size of its weights."""
 
 
+ABOUT = (
+    "What is denied is told as it is: the router of PhiMoE and the attention of YOSO have a backward of their own that "
+    "estimates, on purpose."
+)
+
+
 class Job:
     """A first step of ``model``, as often as it is asked for. ``fault`` is put on the output of one module."""
 
@@ -207,6 +213,7 @@ def _write(
         ),
         said,
         *why,
+        ABOUT,
         "## Power",
         table([*header, "cannot tell"], rows),
         f"Parameters named when it was found: of the faulty module {near['in it']}, in front of it "
