@@ -220,3 +220,4 @@ def test_devices_that_cannot_be_voted_on_are_one_sentence(tmp_path, op, asked, t
     code, found, err = op(run, sites(run, "gelu")[0], *asked)
     assert (code, found) == (2, {})
     assert told in err
+    assert not (tmp_path / "proof").exists(), "what cannot be asked writes nothing"

@@ -158,12 +158,11 @@ class FirstStep:
         for param in module.parameters(recurse=False):
             self._called.setdefault(id(param), len(self._called))
         self._see_precision([*args, *kwargs.values(), *module.parameters(recurse=False)])
-        new = any(id(param) not in self._params for param in module.parameters())
+        new = [(name, param) for name, param in module.named_parameters() if id(param) not in self._params]
         still = still_rows(module) if new else {}
-        for name, param in module.named_parameters():
-            if id(param) not in self._params:
-                self._params[id(param)] = (name, param)
-                self._move(name, param, still.get(id(param)))
+        for name, param in new:
+            self._params[id(param)] = (name, param)
+            self._move(name, param, still.get(id(param)))
 
     def _see_precision(self, values: list[Any]) -> None:
         dtypes = [x.dtype for x in values if isinstance(x, Tensor) and x.is_floating_point()]
@@ -252,8 +251,10 @@ class FirstStep:
 
     def _write(self, optimizer: torch.optim.Optimizer | None) -> None:
         assert self._gradients is not None
-        held = {place for place, each in enumerate(self._trained) if each.is_held_by(optimizer)}
-        self._facts["slopes"] = [each for place, each in enumerate(self._facts["slopes"]) if place in held]
+        groups = [] if optimizer is None else optimizer.param_groups
+        held = {id(param) for group in groups for param in group["params"]}
+        places = {each.place for each in self._trained if id(each.param) in held}  # a generator's have none by design
+        self._facts["slopes"] = [each for each in self._facts["slopes"] if each["place"] in places]
         facts = self._facts | {"world_size": world_size(), "batches": self._last[: len(self._losses)]}
         arrays = {f"gradient/{name}": one.cpu().numpy() for name, one in self._gradients.items()}
         arrays |= self._signs if self._leaves_signs else {}

@@ -46,11 +46,6 @@ class Trained:
         with torch.no_grad():
             own.add_(direction, alpha=step * self.scale)
 
-    def is_held_by(self, optimizer: torch.optim.Optimizer | None) -> bool:
-        """Whether that updates it; another's parameters may have no gradient by design, as a generator's."""
-        groups = getattr(optimizer, "param_groups", [])
-        return any(param is self.param for group in groups for param in group["params"])
-
     def slope(self) -> dict[str, Any]:
         """What its gradient says that the loss changes by for a step of 1, ``along`` its own signs and ``across`` it at
         random, with the standard deviation (``size``) of the latter; ``share`` is that of this rank where ranks are

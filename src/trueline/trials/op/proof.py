@@ -5,8 +5,8 @@
 It needs torch and nothing else, and is one file as it is copied. Beside it are ``expected.json``, which says what is
 called and what rounding is expected to make of it, and ``inputs.safetensors``. The operation is called twice, and once
 in float64 on the CPU, to which errors are relative (L2). ``--with`` reads what ``--json`` printed on another machine.
-``--again`` calls it N times more and counts what bits it returned: always the same, where the device is sound and the
-operation repeats itself.
+``--again`` calls it N times instead and counts what bits it returned: always the same, where the device is sound
+and the operation repeats itself.
 Exit code 0: rounding explains the errors; 1: it does not; 2: the operation cannot be called here; 3: it cannot be told.
 
 Letters: e error of an output against float64, R rows (all dims but the last), u the unit roundoff.
@@ -569,9 +569,9 @@ def _proved(asked: argparse.Namespace, place: Path) -> dict[str, Any]:
     tensors = read_safetensors(place / "inputs.safetensors")
     if not isinstance(document, dict) or {*_KEYS} - {*document} or {*document["inputs"]} - {*tensors}:
         raise Impossible(f"The files in '{place}' do not belong together. Copy all three again.")
-    outputs = proved(document, tensors, asked.device, benchmark=other)
+    outputs = {} if asked.again else proved(document, tensors, asked.device, benchmark=other)
     verdicts = [each["verdict"] for each in outputs.values()]
-    code = 1 if "beyond" in verdicts else 3 if "cannot tell" in verdicts or not verdicts else 0
+    code = 1 if "beyond" in verdicts else 3 if "cannot tell" in verdicts or not (verdicts or asked.again) else 0
     return {
         "site": document["site"], "function": document["call"]["function"],
         "device": asked.device, "torch": torch.__version__,
@@ -595,7 +595,8 @@ def _print(found: Mapping[str, Any]) -> None:
         if not each["repeats"]:
             print("    it returns other bits at the second call")
     if sum(found["bits"].values()):
-        print(f"  {sum(found['bits'].values())} more calls returned {len(found['bits'])} different sets of bits")
+        print(f"  {sum(found['bits'].values())} calls returned {len(found['bits'])} different sets of bits")
+        return
     words = {0: "within what rounding explains", 1: "beyond what rounding explains", 3: "cannot tell"}
     print(words[found["exit_code"]])
 

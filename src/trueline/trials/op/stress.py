@@ -14,11 +14,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from trueline.schema.errors import CannotTell, InputError
 from trueline.schema.text.words import counted, listed
 from trueline.trials.chance import Counts, least_rate, most_rate
+from trueline.trials.op.stand_alone import FILES
 from trueline.trials.trial import Answer, Arm, TrialAnswer
 from trueline.trials.vote.groups import LEAST_GROUPS, VARIABLE, devices_named, variables_of
 
@@ -31,29 +33,37 @@ _NEXT = (
 _NOT_DETERMINISTIC = "Ask for a deterministic form of the operation: torch.use_deterministic_algorithms(True)."
 
 
-def stress(
-    folder: Path,
-    named: str,
-    *,
-    device: str,
-    times: int,
-    variable: str | None = None,
-    modules: Sequence[str] = (),
-    timeout_s: float = 1800.0,
+@dataclass(frozen=True)
+class Stress:
+    """``times`` calls on each of the ``devices``, which a process is told by ``variables`` of its environment."""
+
+    devices: Sequence[str]
+    variables: Sequence[str]
+    times: int
+
+    @classmethod
+    def of(cls, named: str, *, times: int, variable: str | None) -> Stress:
+        """From what a user asks, as ``0-3,7``. Raises ``InputError``."""
+        devices = devices_named(named)
+        if len({*devices}) < LEAST_GROUPS or len({*devices}) != len(devices):
+            raise InputError(
+                f"--devices is '{named}': a majority takes {LEAST_GROUPS} devices or more, each named once."
+            )
+        if times < 1:
+            raise InputError(f"--again is {times}; give how often each device is to be asked, 1 or more.")
+        return cls(devices, (VARIABLE, *variables_of(devices, (), variable)), times)
+
+
+def stressed(
+    folder: Path, asked: Stress, *, device: str, modules: Sequence[str] = (), timeout_s: float = 1800.0
 ) -> TrialAnswer:
-    """Call the operation whose proof is in ``folder`` ``times`` times on each of the devices ``named`` (``0-3,7``),
-    as ``device`` of a process that sees this one alone, by ``variable`` of its environment. Raises ``InputError``.
+    """Call the operation whose proof is in ``folder`` on each device by itself, as ``device`` of a process that sees
+    this one alone.
     """
-    devices = devices_named(named)
-    if len({*devices}) < LEAST_GROUPS or len({*devices}) != len(devices):
-        raise InputError(f"--devices is '{named}': a majority takes {LEAST_GROUPS} devices or more, each named once.")
-    if times < 1:
-        raise InputError(f"--again is {times}; give how often each device is to be asked, 1 or more.")
-    variables = (VARIABLE, *variables_of(devices, (), variable))
-    command = [sys.executable, str(folder / "op.py"), "--json", "--device", device, "--again", str(times)]
+    command = [sys.executable, str(folder / FILES[0]), "--json", "--device", device, "--again", str(asked.times)]
     command += [word for module in modules for word in ("--import", module)]
     try:
-        seen = {name: _bits(command, dict.fromkeys(variables, name), name, timeout_s) for name in devices}
+        seen = {name: _bits(command, dict.fromkeys(asked.variables, name), name, timeout_s) for name in asked.devices}
     except CannotTell as why:
         return TrialAnswer("op", QUESTION, "undecided", (f"{str(why).capitalize()}.",), ())
     return voted(seen)

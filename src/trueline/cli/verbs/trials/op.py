@@ -56,13 +56,14 @@ def command(
     from trueline.store.reader import Run
     from trueline.trials.op.devices import import_all, require_device
     from trueline.trials.op.stand_alone import prove_op
-    from trueline.trials.op.stress import stress
+    from trueline.trials.op.stress import Stress, stressed
 
     import_all(modules or ())
     there, means = require_device(device), _MEANS
+    stress = None if devices is None else Stress.of(devices, times=again, variable=variable)
     found = prove_op(Run(run), site, device=there, out=out, overwrite=overwrite)
-    if devices is not None and found.written:
-        answer = stress(out, devices, device=there, times=again, variable=variable, modules=modules or ())
+    if stress is not None and found.written:
+        answer = stressed(out, stress, device=there, modules=modules or ())
         found, means = replace(found, answer=answer), _MEANS_DEVICES
     if json:
         print_document(found.to_json())
