@@ -246,6 +246,7 @@ def power() -> str:
 def _smallest(elements: int, layers: int) -> tuple[float, float]:
     """Factors above and below one from which on ``FOUND_SHARE`` of ``DRAWS`` are found."""
     looked = min(elements, 16384)
+    torch.manual_seed(elements + layers)
     columns = (torch.randn(DRAWS + layers, looked, dtype=torch.float64)).unbind()
     numbers = [numbers_of(row).tolist() for row in columns]
 

@@ -31,6 +31,8 @@ ALIKE, ALIKE_ERRORS = 0.02, 4.0
 """How far the spread of the others may be off, relatively and in standard errors: the larger."""
 ODD_KURTOSIS, ALIKE_KURTOSIS = 0.5, 0.1
 """The same of the kurtosis: a uniform distribution is 1.2 below a normal one."""
+ALIKE_KURTOSIS_ERRORS = 6.0
+"""In these of a normal distribution's: of a few hundred values the kurtosis has a long upper tail."""
 NORMAL, UNIFORM = 3.0, 1.8
 """The kurtosis of what initial values are drawn from is between these."""
 HUGE = 1e10
@@ -221,7 +223,7 @@ def _off(numbers: Array, values: Sequence[InitialValues]) -> tuple[Flags, Array,
     errors = np.sqrt(np.maximum(kurtosis - 1, 0.2) / (4 * looked))
     usual = float(np.nanmedian(kurtosis))
     other_law = ~(np.abs(kurtosis - usual) <= np.maximum(ODD_KURTOSIS, ODD_ERRORS * np.sqrt(24 / looked)))
-    same_law = np.abs(kurtosis - usual) <= np.maximum(ALIKE_KURTOSIS, ALIKE_ERRORS * np.sqrt(24 / looked))
+    same_law = np.abs(kurtosis - usual) <= np.maximum(ALIKE_KURTOSIS, ALIKE_KURTOSIS_ERRORS * np.sqrt(24 / looked))
     for expected in _expectations(numbers, logs, drawn & ~other_law):
         away = np.abs(logs - expected)
         off = other_law | (away > np.maximum(math.log(ODD_FACTOR), ODD_ERRORS * errors))

@@ -1,6 +1,7 @@
 """init-differs: a layer unlike its peers and weights that nothing has filled are found, and what is meant is not."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import init
 import trueline
 from trueline.analyze.checks.updates import init_differs
 from trueline.analyze.checks.updates.init_differs import judge
+from trueline.analyze.parameters.initial_values import Begun
 from trueline.capture.probes.initial_values import numbers_of
 from trueline.schema.columns.initial_values import InitialValues
 from trueline.schema.errors import CannotTell
@@ -63,6 +65,17 @@ def test_a_layer_that_is_scaled_twice_is_found_where_spreads_fall_with_depth():
     assert said(Net(by_depth)) == []
     by_depth[4] *= 0.3
     assert said(Net(by_depth)) == [("warning", "peers", ["layers.4.0.weight", "layers.4.1.weight"])]
+
+
+def test_small_weights_are_judged_though_one_of_them_has_long_tails_by_chance():
+    normal = InitialValues(256, 0, 0, 0.0, SPREAD, 3.0, 3 * SPREAD)
+    values = [normal] * 12
+    values[3] = replace(normal, kurtosis=4.5)  # 4.9 standard errors, as one of some hundred draws
+    values[5] = replace(normal, spread=2 * SPREAD)
+    fresh = [InitialValues(16384, 0, 0, 0.0, 1.0, 3.0, 4.0)] * 10
+    names = [f"layers.{number}.weight" for number in range(12)] + [f"other{number}" for number in range(10)]
+    (finding,) = judge([Begun(0, names, [(2, 128)] * 22, [*values, *fresh])])
+    assert finding.evidence["names"] == ["layers.5.weight"]
 
 
 @pytest.mark.parametrize(
