@@ -36,7 +36,8 @@ def slurm(tmp_path, monkeypatch):
 def ray_cluster():
     """The engine ray, with one CPU."""
     ray = pytest.importorskip("ray", reason="ray is not installed")
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    if not ray.is_initialized():  # for tests of another file
+        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield "ray:num_cpus=1"
     ray.shutdown()
 

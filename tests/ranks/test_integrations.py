@@ -118,7 +118,8 @@ from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, prepare_data_loader, prepare_model
 from trueline.integrations.ray import watched as watching
 
-def loop(config):
+def loop():
+    torch.manual_seed(0)
     model = prepare_model(net())
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     loader = prepare_data_loader(torch.utils.data.DataLoader(rows(), batch_size=4, shuffle=True))
@@ -128,14 +129,19 @@ def loop(config):
             model(x).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    Path(config["file"] + str(ray.train.get_context().get_world_rank())).write_text(str(total(model)))
+    return total(model)
+
+loops = {"False": loop, "True": watching(loop, out)}
+
+def both(config):  # workers take seconds to start
+    for name, function in loops.items():
+        Path(out + name + str(ray.train.get_context().get_world_rank())).write_text(str(function()))
 
 def train(watched):
-    file = out + "-weights-"
-    run, two = RunConfig(storage_path=out + "-ray"), ScalingConfig(num_workers=2)
-    function = watching(loop, out) if watched else loop
-    TorchTrainer(function, train_loop_config={"file": file}, scaling_config=two, run_config=run).fit()
-    return [Path(file + rank).read_text() for rank in "01"]
+    if not watched:
+        run, two = RunConfig(storage_path=out + "-ray"), ScalingConfig(num_workers=2)
+        TorchTrainer(both, run_config=run, scaling_config=two).fit()
+    return [Path(out + str(watched) + rank).read_text() for rank in "01"]
 
 if __name__ == "__main__":
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)

@@ -59,10 +59,10 @@ SLEEPS = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(
 
 
 def test_a_run_that_does_not_end_in_time_is_ended(engine, tmp_path):
-    timeout_s = 20.0 if engine == "torchrun" else 5.0  # a busy machine takes so long to start one
+    timeout_s = 8.0 if engine == "torchrun" else 2.0
     ended = run(job_of(engine, sys.executable, "-c", SLEEPS, timeout_s=timeout_s), tmp_path)
     assert ended.status is None
-    if not (tmp_path / "pid").exists():  # torchrun had not started it yet
+    if not (tmp_path / "pid").exists():  # a busy machine had not started it yet
         return
     gone = time.monotonic() + 30
     while is_running(wait_for(tmp_path / "pid")):
