@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 import trueline
 from trueline.capture.child_env import environment
-from trueline.trials.chance import Counts, most_rate
+from trueline.trials.frame.chance import Counts, most_rate
 from trueline.trials.remedy.effect import effect_of
 
 VERDICTS = ("recovers", "partly", "no effect", "undecided")

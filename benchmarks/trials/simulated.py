@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trueline.trials.chance import Counts, SequentialTest, decided
+from trueline.trials.frame.chance import Counts, SequentialTest, decided
+from trueline.trials.frame.runs import OutOfRuns, Runs, Way
+from trueline.trials.frame.same_fault import Outcome
+from trueline.trials.frame.trial import TrialAnswer
 from trueline.trials.knobs.catalogue import Switch
 from trueline.trials.knobs.knobs import KnobTrial
-from trueline.trials.runs import OutOfRuns, Runs, Way
-from trueline.trials.same_fault import Outcome
-from trueline.trials.trial import TrialAnswer
 
 Needs = Literal["one", "both", "either"]
 

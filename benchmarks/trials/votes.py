@@ -13,10 +13,10 @@ from typing import Any
 from benchmarks import page
 from benchmarks.trials.simulated import NotKept
 
-from trueline.trials.chance import Counts, most_rate
-from trueline.trials.runs import Way
-from trueline.trials.same_fault import Outcome
-from trueline.trials.trial import TrialAnswer
+from trueline.trials.frame.chance import Counts, most_rate
+from trueline.trials.frame.runs import Way
+from trueline.trials.frame.same_fault import Outcome
+from trueline.trials.frame.trial import TrialAnswer
 from trueline.trials.vote.groups import VARIABLE, Groups
 from trueline.trials.vote.replay import ReplayedJob
 from trueline.trials.vote.vote import VoteTrial

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trueline.schema.plan import OnFinding, Plan
     from trueline.store.collect import Collected
     from trueline.store.reader import Run
-    from trueline.trials.trial import TrialAnswer
+    from trueline.trials.frame.trial import TrialAnswer
     from trueline.web.serve import Page
 
 from trueline import rl as rl
@@ -205,7 +205,7 @@ def trial(
     "repeat", "batch". ``more`` are the options of the verb, by their names with underscores (``knob`` and ``axis`` and
     ``way`` are lists); ``out`` is by default ``trials/VERB``. Raises ``InputError`` for what cannot be.
     """
-    asked = importlib.import_module("trueline.trials.asked").Asked(
+    asked = importlib.import_module("trueline.trials.frame.asked").Asked(
         *(verb, tuple(command), "" if run is None else os.fspath(run)),
         *(code, error, runs, steps, timeout_s, os.fspath(out), seed, keep, engine),
     )

@@ -11,10 +11,10 @@ from tests.cli import in_process
 
 from trueline.capture.child_env import environment
 from trueline.store.reader import Run
-from trueline.trials.runs import Runs
+from trueline.trials.frame.runs import Runs
+from trueline.trials.frame.trial import Job
+from trueline.trials.frame.watched_job import WatchedJob
 from trueline.trials.sync import POISONS, SyncTrial
-from trueline.trials.trial import Job
-from trueline.trials.watched_job import WatchedJob
 
 JOB = Path(__file__).parents[1] / "racy_job.py"
 

@@ -27,7 +27,7 @@ def verb(
     def make(own: Callable[..., Mapping[str, Any]]) -> Callable[..., None]:
         def command(*, dry_run: bool, json: bool, words: list[str] | None = None, run: str = "", **given: Any) -> None:
             from trueline.cli.trial_screen import run_and_print
-            from trueline.trials.asked import Asked
+            from trueline.trials.frame.asked import Asked
             from trueline.trials.start import prepared
 
             shared = {each: given.pop(each) for each in SHARED if each in given}

@@ -11,8 +11,8 @@ import typer
 from trueline.schema.trial_verbs import VERBS
 
 if TYPE_CHECKING:
-    from trueline.trials.asked import Asked, Prepared, Told
-    from trueline.trials.trial import TrialAnswer
+    from trueline.trials.frame.asked import Asked, Prepared, Told
+    from trueline.trials.frame.trial import TrialAnswer
 
 
 def run_and_print(
@@ -54,7 +54,7 @@ def _running(told: Told, words: Sequence[str]) -> Iterator[None]:
     from trueline.cli.waiting import on_terminal
     from trueline.schema.errors import InputError
     from trueline.schema.text.words import counted
-    from trueline.trials.runs import Runs
+    from trueline.trials.frame.runs import Runs
 
     runs = told if isinstance(told, Runs) else None
     status = Console(stderr=True).status("Running the command") if on_terminal() else None

@@ -45,5 +45,5 @@ VERBS: Mapping[str, Verb] = {
     "vote": Verb(False, frozenset({"code"}), steps=20, usual=27, answers=4, also="--devices NAME,…"),
     "repeat": Verb(False, frozenset({"code", "error", "runs"}), steps=2, usual=4, answers=3),
     "modules": Verb(False, frozenset({"code", "error", "runs", "steps"}), most=2, also="--ref RUN"),
-    "batch": Verb(False, frozenset({"code", "error", "runs", "steps", "out", "keep"}), usual=8),
+    "batch": Verb(False, frozenset({"code", "error", "runs", "steps", "out", "keep"})),
 }

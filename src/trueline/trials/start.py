@@ -14,12 +14,14 @@ from trueline.schema.errors import InputError
 from trueline.schema.text.words import counted
 from trueline.schema.trial_verbs import VERBS
 from trueline.store.reader import Run
-from trueline.trials.asked import Asked, Prepared, Sequential, require_share
 from trueline.trials.batch.batch import LAWS, BatchTrial
 from trueline.trials.bisect.bisect import BisectTrial
 from trueline.trials.bisect.commits import Commits
 from trueline.trials.bisect.releases import Releases
-from trueline.trials.chance import clean_runs_needed
+from trueline.trials.frame.asked import Asked, Prepared, Sequential, require_share
+from trueline.trials.frame.chance import clean_runs_needed
+from trueline.trials.frame.runs import Way
+from trueline.trials.frame.watched_job import batch_of
 from trueline.trials.knobs.catalogue import IN_PROCESS, catalogue, switch_named, with_off
 from trueline.trials.knobs.job import SwitchedJob
 from trueline.trials.knobs.knobs import KnobTrial
@@ -34,14 +36,12 @@ from trueline.trials.repeat.in_place import RepeatedJob as RepeatedInPlace
 from trueline.trials.repeat.repeat import RepeatedJob, RepeatTrial
 from trueline.trials.rollouts.experiments import experiments, reached
 from trueline.trials.rollouts.tree import RolloutTrial
-from trueline.trials.runs import Way
 from trueline.trials.shrink.axes import BATCH, STEPS, axes_of, ranks_started, sized
 from trueline.trials.shrink.shrink import ShrinkTrial
 from trueline.trials.sync import ARMS, SyncTrial
 from trueline.trials.vote.groups import PLACEHOLDER, Groups, devices_named, variables_of
 from trueline.trials.vote.replay import ReplayedJob
 from trueline.trials.vote.vote import VoteTrial
-from trueline.trials.watched_job import batch_of
 
 
 def knobs(asked: Asked, *, knob: Sequence[str] = (), only: Sequence[str] = ()) -> Prepared:

@@ -27,9 +27,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trueline.trials.chance import Counts, decided, log_odds_present, most_rate
-from trueline.trials.runs import JobFails, OutOfRuns, Runs, Way
-from trueline.trials.trial import Answer, TrialAnswer, Undecided, rate_of
+from trueline.trials.frame.chance import Counts, decided, log_odds_present, most_rate
+from trueline.trials.frame.runs import JobFails, OutOfRuns, Runs, Way
+from trueline.trials.frame.trial import Answer, TrialAnswer, Undecided, rate_of
 
 BASE, BLOCKING, SHAM = "base", "blocking", "sham"
 POISONS: dict[str, dict[str, str]] = {

@@ -6,8 +6,8 @@ import pytest
 
 from trueline.trials.bisect.bisect import PATIENCE, BisectTrial
 from trueline.trials.bisect.line import Line
-from trueline.trials.runs import Runs, Way
-from trueline.trials.same_fault import Outcome
+from trueline.trials.frame.runs import Runs, Way
+from trueline.trials.frame.same_fault import Outcome
 
 
 def tried(tmp_path, size, first, *, rate=1.0, false_rate=0.0, broken=(), seed=0, most=400, bad_at=None):

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from trueline.trials.frame.runs import Runs
+from trueline.trials.frame.same_fault import Outcome
 from trueline.trials.repeat.in_place import InPlaceTrial, _merged, advice_of
-from trueline.trials.runs import Runs
-from trueline.trials.same_fault import Outcome
 
 
 def pool(

@@ -3,10 +3,10 @@
 import pytest
 from benchmarks.trials.simulated import SimulatedJob, bayes
 
+from trueline.trials.frame.runs import Runs, Way
+from trueline.trials.frame.same_fault import Outcome
 from trueline.trials.knobs.catalogue import Switch
 from trueline.trials.knobs.knobs import CONTROL_EVERY, PATIENCE, KnobTrial
-from trueline.trials.runs import Runs, Way
-from trueline.trials.same_fault import Outcome
 
 
 def tried(tmp_path, shows, size=6, most=300, **more):

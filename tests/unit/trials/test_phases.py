@@ -8,9 +8,9 @@ from torch import nn
 
 from trueline.capture.model import patches
 from trueline.capture.trial.phases import ELSEWHERE, Phase, parts_of
+from trueline.trials.frame.runs import Runs
+from trueline.trials.frame.same_fault import Outcome
 from trueline.trials.phases.phases import CAUSES, EXPERIMENTS, PhaseTrial, is_about_update, ways
-from trueline.trials.runs import Runs
-from trueline.trials.same_fault import Outcome
 
 
 def tried(folder, gone, *, rate=1.0):

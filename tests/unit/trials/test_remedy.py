@@ -6,11 +6,11 @@ from torch import nn
 
 from trueline.capture.trial.remedies import others_like
 from trueline.schema.errors import InputError
+from trueline.trials.frame.runs import Runs
+from trueline.trials.frame.same_fault import Outcome
 from trueline.trials.remedy.effect import effect_of, ratio, sign_test
 from trueline.trials.remedy.remedy import RemedyTrial
 from trueline.trials.remedy.treated_job import BASE, REMEDY, Measure, Treatment, Ways
-from trueline.trials.runs import Runs
-from trueline.trials.same_fault import Outcome
 
 
 def drawn(draw, *, gap=1.0, left=1.0, sham=1.0, spread=0.1, pairs=8):

@@ -1,8 +1,8 @@
 """What `trial repeat` concludes of compared values that are made here."""
 
+from trueline.trials.frame.runs import Runs
+from trueline.trials.frame.same_fault import Outcome
 from trueline.trials.repeat.repeat import RepeatTrial
-from trueline.trials.runs import Runs
-from trueline.trials.same_fault import Outcome
 
 
 def tried(tmp_path, *outcomes):

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
+from trueline.trials.frame.runs import Runs, Way
+from trueline.trials.frame.same_fault import Outcome
 from trueline.trials.rollouts.experiments import experiments, reached, with_option
 from trueline.trials.rollouts.tree import RolloutTrial
-from trueline.trials.runs import Runs, Way
-from trueline.trials.same_fault import Outcome
 
 EVERY = experiments()
 NAMES = [each.name for each in EVERY]

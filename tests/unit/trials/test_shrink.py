@@ -5,8 +5,8 @@ import random
 import pytest
 
 from trueline.schema.errors import InputError
-from trueline.trials.runs import Runs, Way
-from trueline.trials.same_fault import Outcome
+from trueline.trials.frame.runs import Runs, Way
+from trueline.trials.frame.same_fault import Outcome
 from trueline.trials.shrink.axes import BATCH, LOADER, RANKS, STEPS, Axis, axes_of, sized
 from trueline.trials.shrink.shrink import PATIENCE, ShrinkTrial
 

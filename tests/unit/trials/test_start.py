@@ -10,7 +10,7 @@ from trueline.cli.verbs.trial import app
 from trueline.schema.errors import InputError
 from trueline.schema.trial_verbs import SHARED, VERBS
 from trueline.trials import start
-from trueline.trials.asked import Asked
+from trueline.trials.frame.asked import Asked
 
 COMMAND = [sys.executable, "-c", ""]
 BY_THEMSELVES = {"noise", "op", "precheck"}

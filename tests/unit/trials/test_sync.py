@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from trueline.trials.runs import Runs
-from trueline.trials.same_fault import Outcome
+from trueline.trials.frame.runs import Runs
+from trueline.trials.frame.same_fault import Outcome
 from trueline.trials.sync import LEAST_SLOW, MOST_SLOW, NEVER_AFTER, SyncTrial
 
 ALL = ("base", "blocking", "sham", "poison", "poison 2")

@@ -6,8 +6,8 @@ import pytest
 from benchmarks.trials.votes import STEPS, bits, tried
 
 from trueline.schema.errors import InputError
-from trueline.trials.runs import Runs
-from trueline.trials.same_fault import Outcome
+from trueline.trials.frame.runs import Runs
+from trueline.trials.frame.same_fault import Outcome
 from trueline.trials.vote.groups import VARIABLE, Groups, devices_named, variables_of
 from trueline.trials.vote.replay import ReplayedJob, first_apart
 from trueline.trials.vote.suspects import Replay, Suspect, ranked

@@ -34,7 +34,7 @@ from trueline.trials.batch.laws import (
     judge_same,
     rounding_of,
 )
-from trueline.trials.trial import Arm, Ended, Job, TrialAnswer, Undecided
+from trueline.trials.frame.trial import Arm, Ended, Job, TrialAnswer, Undecided
 
 LAWS: tuple[Law, ...] = ("permute", "halves", "padding", "gradient")
 QUESTION = "Do loss and gradients of the first step obey what must hold as its batch or weights are changed?"

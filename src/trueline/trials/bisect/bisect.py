@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from trueline.trials.bisect.line import Line
-from trueline.trials.chance import Counts, decided, log_odds_present, most_rate
-from trueline.trials.runs import JobFails, OutOfRuns, Runs, Way
-from trueline.trials.trial import Answer, TrialAnswer, Undecided, rate_of
+from trueline.trials.frame.chance import Counts, decided, log_odds_present, most_rate
+from trueline.trials.frame.runs import JobFails, OutOfRuns, Runs, Way
+from trueline.trials.frame.trial import Answer, TrialAnswer, Undecided, rate_of
 
 GOOD, BAD = "good", "bad"
 CONTROL_EVERY = 6

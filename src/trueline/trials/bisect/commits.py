@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trueline.schema.errors import InputError
-from trueline.trials.runs import Way
+from trueline.trials.frame.runs import Way
 
 ENVIRON = {"PYTHONDONTWRITEBYTECODE": "1"}
 """Python takes compiled code for that of a file of the same size and second, as two commits leave one after another."""

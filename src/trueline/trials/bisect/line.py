@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.trials.chance import Counts, log_if_absent, log_if_present
+from trueline.trials.frame.chance import Counts, log_if_absent, log_if_present
 
 Floats = NDArray[np.float64]
 

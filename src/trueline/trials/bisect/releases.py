@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trueline.schema.errors import InputError
-from trueline.trials.runs import Way
+from trueline.trials.frame.runs import Way
 
 
 @dataclass(frozen=True)

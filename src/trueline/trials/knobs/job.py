@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trueline.trials.frame.runs import Way
+from trueline.trials.frame.watched_job import WatchedJob
 from trueline.trials.knobs.catalogue import IN_PROCESS, Switch, catalogue, in_use, own_switch, with_off
 from trueline.trials.knobs.knobs import BASE
-from trueline.trials.runs import Way
-from trueline.trials.watched_job import WatchedJob
 
 
 @dataclass

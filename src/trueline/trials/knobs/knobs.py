@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from trueline.schema.text.words import counted
-from trueline.trials.chance import Counts, decided, log_odds_present, most_rate
+from trueline.trials.frame.chance import Counts, decided, log_odds_present, most_rate
+from trueline.trials.frame.runs import JobFails, OutOfRuns, Runs, Way
+from trueline.trials.frame.trial import TrialAnswer, Undecided, rate_of
 from trueline.trials.knobs.catalogue import Switch
 from trueline.trials.knobs.search import Hypothesis, Pattern, Search
-from trueline.trials.runs import JobFails, OutOfRuns, Runs, Way
-from trueline.trials.trial import TrialAnswer, Undecided, rate_of
 
 Each = TypeVar("Each")
 

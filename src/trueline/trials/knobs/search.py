@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.trials.chance import Counts, log_if_absent, log_if_present, mean_false_rate, mean_rate
+from trueline.trials.frame.chance import Counts, log_if_absent, log_if_present, mean_false_rate, mean_rate
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

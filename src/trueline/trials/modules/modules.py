@@ -23,10 +23,10 @@ from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.site import Site
 from trueline.schema.text.words import counted, listed
 from trueline.store.reader import Run
+from trueline.trials.frame.runs import JobFails, OutOfRuns, Runs, Way
+from trueline.trials.frame.same_fault import Outcome
+from trueline.trials.frame.trial import Answer, Job, TrialAnswer, how_it_ended
 from trueline.trials.modules.wrong import Seen, Wrong, wrong_modules
-from trueline.trials.runs import JobFails, OutOfRuns, Runs, Way
-from trueline.trials.same_fault import Outcome
-from trueline.trials.trial import Answer, Job, TrialAnswer, how_it_ended
 
 ARM = "fed"
 QUESTION = "Which modules make something else of what they were given in a run that is as it should be?"

@@ -19,10 +19,10 @@ from trueline.schema.errors import CannotTell, InputError
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import counted
 from trueline.store.reader import Run
+from trueline.trials.frame.trial import Answer, Arm, TrialAnswer
 from trueline.trials.op.judged_call import JudgedCall, judged_call
 from trueline.trials.op.proof import LIMIT
 from trueline.trials.op.recorded_calls import RecordedCall, op_steps, recorded_calls
-from trueline.trials.trial import Answer, Arm, TrialAnswer
 
 QUESTION = "Is the error of any recorded operation on this device more than rounding explains?"
 Outcome = Literal["within", "beyond", "cannot tell", "not judged"]

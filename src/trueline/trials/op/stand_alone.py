@@ -14,10 +14,10 @@ from trueline.capture.record.values import stored
 from trueline.schema.errors import CannotTell, InputError
 from trueline.store.reader import Run
 from trueline.store.records.tensor_files import TensorFile
+from trueline.trials.frame.trial import Answer, Arm, TrialAnswer
 from trueline.trials.op import proof
 from trueline.trials.op.judged_call import JudgedCall, judged_call
 from trueline.trials.op.recorded_calls import call_at
-from trueline.trials.trial import Answer, Arm, TrialAnswer
 
 FILES = ("op.py", "expected.json", "inputs.safetensors")
 QUESTION = "Is the error of this operation more than rounding explains?"

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from trueline.schema.errors import CannotTell, InputError
 from trueline.schema.text.words import counted, listed
-from trueline.trials.chance import Counts, least_rate, most_rate
+from trueline.trials.frame.chance import Counts, least_rate, most_rate
+from trueline.trials.frame.trial import Answer, Arm, TrialAnswer
 from trueline.trials.op.stand_alone import FILES
-from trueline.trials.trial import Answer, Arm, TrialAnswer
 from trueline.trials.vote.groups import LEAST_GROUPS, VARIABLE, devices_named, variables_of
 
 QUESTION = "Does a device return other bits than most for this operation?"

@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trueline.analyze.registry import installed_checks
-from trueline.trials.runs import Way
-from trueline.trials.tree import SHAM, Experiment, TreeTrial
+from trueline.trials.frame.runs import Way
+from trueline.trials.frame.tree import SHAM, Experiment, TreeTrial
 
 _HALVES = ("first half", "second half", "either half", "both halves")
 _MOVING = tuple(f"{what}, {half}" for what in ("update", "weights") for half in _HALVES)

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueline.schema.text.words import counted, listed
+from trueline.trials.frame.runs import JobFails, OutOfRuns, Runs, Way
+from trueline.trials.frame.trial import Answer, Arm, TrialAnswer, Undecided
 from trueline.trials.remedy.effect import Effect, effect_of
 from trueline.trials.remedy.treated_job import BASE, NOT_FINITE, REMEDY, SHAM, Measure, Treatment
-from trueline.trials.runs import JobFails, OutOfRuns, Runs, Way
-from trueline.trials.trial import Answer, Arm, TrialAnswer, Undecided
 
 ARMS = (BASE, REMEDY, SHAM)
 LEAST_PAIRS = 6

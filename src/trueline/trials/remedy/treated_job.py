@@ -15,10 +15,10 @@ import numpy as np
 from trueline.capture.child_env import CHANGES, environment
 from trueline.schema.errors import InputError, RunError
 from trueline.store.reader import Run
+from trueline.trials.frame.runs import Way
+from trueline.trials.frame.same_fault import Outcome
+from trueline.trials.frame.trial import Job, how_it_ended
 from trueline.trials.knobs.catalogue import IN_PROCESS, Switch, switch_named, with_off
-from trueline.trials.runs import Way
-from trueline.trials.same_fault import Outcome
-from trueline.trials.trial import Job, how_it_ended
 
 BASE, REMEDY, SHAM = "base", "remedy", "sham"
 MODULE_KINDS = ("fp32", "cpu", "clip")

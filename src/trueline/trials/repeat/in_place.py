@@ -21,10 +21,10 @@ from typing import Any
 from trueline.capture.child_env import CHANGES, environment
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import counted
-from trueline.trials.chance import Counts, least_rate, most_rate
-from trueline.trials.runs import JobFails, OutOfRuns, Runs, Way
-from trueline.trials.same_fault import Outcome
-from trueline.trials.trial import Job, TrialAnswer, how_it_ended
+from trueline.trials.frame.chance import Counts, least_rate, most_rate
+from trueline.trials.frame.runs import JobFails, OutOfRuns, Runs, Way
+from trueline.trials.frame.same_fault import Outcome
+from trueline.trials.frame.trial import Job, TrialAnswer, how_it_ended
 
 ARM = "in place"
 QUESTION = "Which operations of the first steps do not return the same bits for the same inputs?"

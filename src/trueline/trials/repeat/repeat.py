@@ -21,10 +21,10 @@ from trueline.analyze.compare.first_apart import first_apart
 from trueline.capture.child_env import CHANGES, environment
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.text.words import counted
-from trueline.trials.chance import most_rate
-from trueline.trials.runs import JobFails, Runs, Way
-from trueline.trials.same_fault import Outcome
-from trueline.trials.trial import Answer, Job, TrialAnswer, how_it_ended
+from trueline.trials.frame.chance import most_rate
+from trueline.trials.frame.runs import JobFails, Runs, Way
+from trueline.trials.frame.same_fault import Outcome
+from trueline.trials.frame.trial import Answer, Job, TrialAnswer, how_it_ended
 
 FIRST, AGAIN = "first", "again"
 QUESTION = "Do the first steps repeat themselves bit for bit, and which operation does not?"

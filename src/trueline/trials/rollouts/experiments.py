@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trueline.schema.errors import InputError
-from trueline.trials.tree import Experiment
+from trueline.trials.frame.tree import Experiment
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trueline.trials.tree import TreeTrial
+from trueline.trials.frame.tree import TreeTrial
 
 CAUSES = ("weights", "cache", "decoding", "batch", "precision", "model")
 MEANS: Mapping[str, str] = {

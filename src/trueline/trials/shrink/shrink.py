@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trueline.trials.chance import Counts, decided, log_odds_present, most_rate
-from trueline.trials.runs import JobFails, OutOfRuns, Runs, Way
+from trueline.trials.frame.chance import Counts, decided, log_odds_present, most_rate
+from trueline.trials.frame.runs import JobFails, OutOfRuns, Runs, Way
+from trueline.trials.frame.trial import Answer, TrialAnswer, Undecided, rate_of
 from trueline.trials.shrink.axes import Axis
-from trueline.trials.trial import Answer, TrialAnswer, Undecided, rate_of
 
 BASE, TWIN = "base", "twin"
 CONTROL_EVERY = 8

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from trueline.schema.errors import InputError
 from trueline.schema.text.words import counted
-from trueline.trials.runs import Way
+from trueline.trials.frame.runs import Way
 
 VARIABLE = "TRUELINE_DEVICES"
 """Always has the devices of a run, with commas between them."""

@@ -12,9 +12,9 @@ from typing import Any
 from trueline.capture.child_env import CHANGES, environment
 from trueline.schema.errors import CannotTell, RunError
 from trueline.store.reader import Run
-from trueline.trials.runs import Way
-from trueline.trials.same_fault import Outcome
-from trueline.trials.trial import Job, how_it_ended
+from trueline.trials.frame.runs import Way
+from trueline.trials.frame.same_fault import Outcome
+from trueline.trials.frame.trial import Job, how_it_ended
 
 PLAN = {"preset": "workers", "every": 1, "params_every": 1, "budget": 1.0}
 """Everything at every step: replays are short, and are compared and not timed."""

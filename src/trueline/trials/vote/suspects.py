@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trueline.trials.chance import Counts, log_if_absent, log_if_present
+from trueline.trials.frame.chance import Counts, log_if_absent, log_if_present
 from trueline.trials.vote.groups import Group
 
 _DEVICE, _PAIR, _RANK = 0.45, 0.05, 0.25

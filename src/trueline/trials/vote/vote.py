@@ -20,9 +20,9 @@ from typing import Any
 
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import counted, listed
-from trueline.trials.chance import Counts, clean_runs_needed, most_rate
-from trueline.trials.runs import JobFails, OutOfRuns, Runs
-from trueline.trials.trial import Answer, Arm, TrialAnswer, Undecided
+from trueline.trials.frame.chance import Counts, clean_runs_needed, most_rate
+from trueline.trials.frame.runs import JobFails, OutOfRuns, Runs
+from trueline.trials.frame.trial import Answer, Arm, TrialAnswer, Undecided
 from trueline.trials.vote.groups import Group, Groups
 from trueline.trials.vote.replay import FirstApart, ReplayedJob, first_apart
 from trueline.trials.vote.suspects import Replay, Suspect, ranked

@@ -11,7 +11,7 @@ import typer
 from trueline.cli.options import Json
 
 if TYPE_CHECKING:
-    from trueline.trials.trial import TrialAnswer
+    from trueline.trials.frame.trial import TrialAnswer
 
 Device = Annotated[
     str, typer.Option(help="Where operations are called.", show_default="the accelerator, else cpu", metavar="DEVICE")

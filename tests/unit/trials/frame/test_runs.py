@@ -6,10 +6,10 @@ import threading
 import pytest
 
 from trueline.schema.errors import InputError
-from trueline.trials.chance import Counts
-from trueline.trials.runs import FILE, JobFails, OutOfRuns, Runs, Way
-from trueline.trials.same_fault import Outcome
-from trueline.trials.trial import TrialAnswer
+from trueline.trials.frame.chance import Counts
+from trueline.trials.frame.runs import FILE, JobFails, OutOfRuns, Runs, Way
+from trueline.trials.frame.same_fault import Outcome
+from trueline.trials.frame.trial import TrialAnswer
 
 
 class Scripted:

@@ -8,7 +8,7 @@ from tests.synthetic_runs import write_run
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
-from trueline.trials.same_fault import Wanted, outcome_of, wanted_of
+from trueline.trials.frame.same_fault import Wanted, outcome_of, wanted_of
 
 FOUND = Finding(
     "worker-loss-outlier", "warning", "Rank 2.", ranks=(2,), sites=("3.0/r2/loss/loss#0:out0",), measured=4.0,

@@ -11,9 +11,9 @@ from typing import Any
 
 from trueline.capture.child_env import CHANGES, environment
 from trueline.store.reader import Run
-from trueline.trials.runs import Way
-from trueline.trials.same_fault import Outcome, Wanted, outcome_of, wanted_of
-from trueline.trials.trial import Job, how_it_ended
+from trueline.trials.frame.runs import Way
+from trueline.trials.frame.same_fault import Outcome, Wanted, outcome_of, wanted_of
+from trueline.trials.frame.trial import Job, how_it_ended
 
 RUN = "run"
 """The Run in the folder of each run."""

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 from trueline.schema.errors import InputError
 from trueline.schema.text.documents import finite
-from trueline.trials.chance import Counts
-from trueline.trials.same_fault import Outcome
-from trueline.trials.trial import SCHEMA, Arm, TrialAnswer
+from trueline.trials.frame.chance import Counts
+from trueline.trials.frame.same_fault import Outcome
+from trueline.trials.frame.trial import SCHEMA, Arm, TrialAnswer
 
 FILE = "trial.json"
 FAILURES = 3

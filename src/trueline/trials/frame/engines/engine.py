@@ -40,15 +40,15 @@ def engine_named(text: str) -> Engine:
     """
     name, _, options = text.partition(":")
     if name in ("local", "torchrun") and (name == "torchrun" or not options):
-        from trueline.trials.engines.local import Local
+        from trueline.trials.frame.engines.local import Local
 
         return Local()
     if name == "ray":
-        from trueline.trials.engines.ray import Ray
+        from trueline.trials.frame.engines.ray import Ray
 
         return Ray.of(_words(options))
     if name == "slurm":
-        from trueline.trials.engines.slurm import Slurm
+        from trueline.trials.frame.engines.slurm import Slurm
 
         return Slurm.of(_words(options))
     raise InputError(

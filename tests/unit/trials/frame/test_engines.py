@@ -12,9 +12,9 @@ import pytest
 from tests.clusters import engine, ray_cluster, slurm
 
 from trueline.schema.errors import InputError
-from trueline.trials.engines.engine import engine_named, launched
-from trueline.trials.engines.local import Local
-from trueline.trials.trial import Job
+from trueline.trials.frame.engines.engine import engine_named, launched
+from trueline.trials.frame.engines.local import Local
+from trueline.trials.frame.trial import Job
 
 __all__ = ["engine", "ray_cluster", "slurm"]  # fixtures
 

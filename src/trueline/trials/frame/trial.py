@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trueline.schema.finding import Finding
-from trueline.trials.chance import Counts, clean_runs_needed, least_rate, mean_rate
-from trueline.trials.engines.engine import Engine, Started
-from trueline.trials.engines.local import Local
+from trueline.trials.frame.chance import Counts, clean_runs_needed, least_rate, mean_rate
+from trueline.trials.frame.engines.engine import Engine, Started
+from trueline.trials.frame.engines.local import Local
 
 SCHEMA = 1
 """Of the document that ``TrialAnswer.to_json`` makes; raised when a field changes meaning."""

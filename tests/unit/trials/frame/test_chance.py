@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from trueline.trials.chance import (
+from trueline.trials.frame.chance import (
     Counts,
     SequentialTest,
     clean_runs_needed,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trueline.schema.errors import InputError
-from trueline.trials.engines.local import GRACE_S, Local
+from trueline.trials.frame.engines.local import GRACE_S, Local
 
 _RESOURCES = ("num_cpus", "num_gpus", "memory")
 

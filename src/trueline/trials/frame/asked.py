@@ -12,11 +12,11 @@ from typing import Any, Protocol
 from trueline.schema.errors import InputError
 from trueline.schema.trial_verbs import VERBS
 from trueline.store.reader import Run
-from trueline.trials.engines.engine import engine_named, launched
-from trueline.trials.engines.local import Local
-from trueline.trials.runs import Runner, Runs
-from trueline.trials.trial import Job, TrialAnswer
-from trueline.trials.watched_job import WatchedJob
+from trueline.trials.frame.engines.engine import engine_named, launched
+from trueline.trials.frame.engines.local import Local
+from trueline.trials.frame.runs import Runner, Runs
+from trueline.trials.frame.trial import Job, TrialAnswer
+from trueline.trials.frame.watched_job import WatchedJob
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trueline.schema.text.words import listed
-from trueline.trials.chance import Counts, decided, log_odds_present, most_rate
-from trueline.trials.runs import JobFails, OutOfRuns, Runs, Way
-from trueline.trials.trial import Answer, TrialAnswer, Undecided, rate_of
+from trueline.trials.frame.chance import Counts, decided, log_odds_present, most_rate
+from trueline.trials.frame.runs import JobFails, OutOfRuns, Runs, Way
+from trueline.trials.frame.trial import Answer, TrialAnswer, Undecided, rate_of
 
 BASE, SHAM = "base", "sham"
 NEVER_AFTER = 7
