@@ -213,6 +213,8 @@ def test_a_device_that_returns_other_bits_than_most_is_voted_out(tmp_path, op, m
         (("--devices", "0,1,1"), "a majority takes 3 devices or more"),
         (("--devices", "0-3", "--again", "0"), "--again is 0"),
         (("--devices", "north,south,west"), "--variable"),
+        (("--again", "40"), "--again says how --devices are asked, and none are named"),
+        (("--variable", "DEVICE"), "--variable says how --devices are asked, and none are named"),
     ],
 )
 def test_devices_that_cannot_be_voted_on_are_one_sentence(tmp_path, op, asked, told):

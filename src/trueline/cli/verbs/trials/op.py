@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from trueline.cli.options import Json
 
 if TYPE_CHECKING:
-    from trueline.trials.frame.trial import TrialAnswer
+    from trueline.trials.op.precheck import Precheck
+    from trueline.trials.op.stand_alone import OpAnswer
 
+Recorded = Annotated[str, typer.Argument(metavar="RUN", help="A Run with recorded operations (presets ops and mix).")]
 Device = Annotated[
     str, typer.Option(help="Where operations are called.", show_default="the accelerator, else cpu", metavar="DEVICE")
 ]
@@ -23,7 +26,7 @@ Modules = Annotated[
 
 
 def command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A Run with recorded operations (presets ops and mix).")],
+    run: Recorded,
     site: Annotated[str, typer.Argument(metavar="SITE", help="A call, as 120.0/r3/fwd/layers.7.mlp.gelu#0.")],
     out: Annotated[Path, typer.Option(help="The folder to write.", metavar="DIR")] = Path("trial-op"),
     device: Device = "",
@@ -41,7 +44,10 @@ def command(
             show_default="CUDA_VISIBLE_DEVICES and its like",
         ),
     ] = None,
-    again: Annotated[int, typer.Option(help="How often, with --devices, each of them is asked.", metavar="N")] = 1000,
+    again: Annotated[
+        int | None,
+        typer.Option(help="How often, with --devices, each of them is asked.", metavar="N", show_default="1000"),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Call one recorded operation again with the inputs that it had, judge its error against float64, and write a
@@ -52,26 +58,24 @@ def command(
 
     Example: trueline trial op runs/exp1 0.0/r0/opt/SGD.fused_sgd_#0 --out proof && python proof/op.py
     """
-    from trueline.cli.json_document import print_document
+    from trueline.schema.errors import InputError
     from trueline.store.reader import Run
     from trueline.trials.op.devices import import_all, require_device
     from trueline.trials.op.stand_alone import prove_op
     from trueline.trials.op.stress import Stress, stressed
 
+    for name, given in (("--again", again), ("--variable", variable)):
+        if given is not None and devices is None:
+            raise InputError(f"{name} says how --devices are asked, and none are named. Name them, or leave it out.")
+
     import_all(modules or ())
     there, means = require_device(device), _MEANS
-    stress = None if devices is None else Stress.of(devices, times=again, variable=variable)
+    stress = None if devices is None else Stress.of(devices, times=1000 if again is None else again, variable=variable)
     found = prove_op(Run(run), site, device=there, out=out, overwrite=overwrite)
     if stress is not None and found.written:
         answer = stressed(out, stress, device=there, modules=modules or ())
         found, means = replace(found, answer=answer), _MEANS_DEVICES
-    if json:
-        print_document(found.to_json())
-    else:
-        print_answer(found.answer, means[found.answer.answer])
-        for path in found.written:
-            print(f"  written: {path}")
-    raise typer.Exit(found.answer.exit_code)
+    end(found, means, json=json, written=found.written)
 
 
 _MEANS = {
@@ -88,14 +92,23 @@ _MEANS_DEVICES = {
 }
 
 
-def print_answer(answer: TrialAnswer, means: str) -> None:
-    """The answer of a trial that runs no job."""
+def end(found: OpAnswer | Precheck, means: Mapping[str, str], *, json: bool, written: Sequence[str]) -> NoReturn:
+    """Print the answer of a trial that runs no job, and what was ``written``, and leave with its exit code."""
     from rich.console import Console
     from rich.text import Text
 
+    from trueline.cli.json_document import print_document
+
+    answer = found.answer
+    if json:
+        print_document(found.to_json())
+        raise typer.Exit(answer.exit_code)
     console = Console(soft_wrap=True)
-    console.print(f"{answer.answer.capitalize()}: {means}.", style="bold", highlight=False)
+    console.print(f"{answer.answer.capitalize()}: {means[answer.answer]}.", style="bold", highlight=False)
     for line in answer.says:
         console.print(Text(f"  {line}"))
     for line in answer.next:
         console.print(Text.assemble("  ", ("next: ", "green"), line))
+    for path in written:
+        print(f"  written: {path}")
+    raise typer.Exit(answer.exit_code)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trueline.cli.options import Json
-from trueline.cli.verbs.trials.op import Device, Modules, print_answer
+from trueline.cli.verbs.trials.op import Device, Modules, Recorded, end
 
 if TYPE_CHECKING:
     from trueline.store.reader import Run
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A Run with recorded operations (presets ops and mix).")],
+    run: Recorded,
     device: Device = "",
     benchmark: Annotated[
         Path | None,
@@ -36,7 +36,6 @@ def command(
 
     Example: trueline trial precheck runs/exp1 --device cuda --with results-cpu.json
     """
-    from trueline.cli.json_document import print_document
     from trueline.store.reader import Run
     from trueline.trials.op.devices import import_all, require_device
     from trueline.trials.op.precheck import read_benchmark
@@ -45,15 +44,11 @@ def command(
     known = benchmark is not None and benchmark.exists()
     other = read_benchmark(benchmark) if known and benchmark is not None else {}
     found = _checked(Run(run), device=require_device(device), step=step, rank=rank, benchmark=other)
+    written: list[str] = []
     if benchmark is not None and not known:
         _write(found, benchmark)
-    if json:
-        print_document(found.to_json())
-    else:
-        print_answer(found.answer, _MEANS[found.answer.answer])
-        if benchmark is not None and not known:
-            print(f"  written: {benchmark}, which --with reads on another machine")
-    raise typer.Exit(found.answer.exit_code)
+        written = [f"{benchmark}, which --with reads on another machine"]
+    end(found, _MEANS, json=json, written=written)
 
 
 _MEANS = {
