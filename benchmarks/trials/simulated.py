@@ -70,7 +70,7 @@ class NotKept(Runs):
 
     def _new(self, way: Way, number: int) -> dict[str, Any]:
         if len(self.log) >= self.most:
-            raise OutOfRuns
+            raise OutOfRuns(self.most)
         return {"arm": way.arm, **asdict(self.runner(way, self.folder)), "seconds": 0.0, "place": ""}
 
     def _write(self, answer: object) -> None:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueline.trials.frame.chance import Counts, decided, log_odds_present, most_rate
-from trueline.trials.frame.runs import JobFails, OutOfRuns, Runs, Way
+from trueline.trials.frame.runs import Runs, Way
 from trueline.trials.frame.trial import Answer, TrialAnswer, Undecided, rate_of
 
 BASE, BLOCKING, SHAM = "base", "blocking", "sham"
@@ -107,13 +107,6 @@ class SyncTrial:
             return self._answered(*self._judged())
         except Undecided as why:
             return self._answered("undecided", [why.says], why.then)
-        except JobFails as why:
-            return self._answered(
-                "undecided", [f"The job comes to no outcome: {why}."], ("Run the command by itself.",)
-            )
-        except OutOfRuns:
-            then = ("Go on with the same command and a larger --runs.",)
-            return self._answered("undecided", [f"All {self.runs.most} runs that were allowed were made."], then)
 
     def _judged(self) -> tuple[Answer, list[str], Sequence[str], Sequence[str]]:
         shows = self._settled(BASE, self._base)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from trueline.trials.bisect.line import Line
 from trueline.trials.frame.chance import Counts, decided, log_odds_present, most_rate
-from trueline.trials.frame.runs import JobFails, OutOfRuns, Runs, Way
+from trueline.trials.frame.runs import JobFails, Runs, Way
 from trueline.trials.frame.trial import Answer, TrialAnswer, Undecided, rate_of
 
 GOOD, BAD = "good", "bad"
@@ -51,13 +51,10 @@ class BisectTrial:
         try:
             self._endpoints()
             self._search()
+        except JobFails as fails:
+            return self._answered("undecided", [f"An end of the line does not run: {fails.why}."], fails.then)
         except Undecided as why:
             return self._answered("undecided", [why.says], why.then)
-        except JobFails as why:
-            return self._answered("undecided", [f"An end of the line does not run: {why}."], ("Run it by itself.",))
-        except OutOfRuns:
-            then = ("Go on with the same command and a larger --runs.",)
-            return self._answered("undecided", [f"All {self.runs.most} runs that were allowed were made."], then)
         finally:
             self.done()
         return self._answered("confirmed", self._found(), self.then)

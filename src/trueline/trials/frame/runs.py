@@ -20,7 +20,7 @@ from trueline.schema.errors import InputError
 from trueline.schema.text.documents import finite
 from trueline.trials.frame.chance import Counts
 from trueline.trials.frame.same_fault import Outcome
-from trueline.trials.frame.trial import SCHEMA, Arm, TrialAnswer
+from trueline.trials.frame.trial import SCHEMA, Arm, TrialAnswer, Undecided
 
 FILE = "trial.json"
 FAILURES = 3
@@ -51,12 +51,20 @@ class Runner(Protocol):
         ...
 
 
-class OutOfRuns(Exception):
-    """No run is left that was allowed."""
+class OutOfRuns(Undecided):
+    """No run is left of the ``most`` that were allowed."""
+
+    def __init__(self, most: int) -> None:
+        runs = f"All {most} runs that were allowed were made."
+        super().__init__(runs, "Go on with the same command and a larger --runs.")
 
 
-class JobFails(Exception):
-    """The job does not come to an outcome: why, of its last run."""
+class JobFails(Undecided):
+    """The job does not come to an outcome: ``why``, of its last run."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"The job comes to no outcome: {why}.", "Run the command by itself.")
+        self.why = why
 
 
 @dataclass
@@ -182,7 +190,7 @@ class Runs:
 
     def _new(self, way: Way, number: int) -> dict[str, Any]:
         if number >= self.most:
-            raise OutOfRuns
+            raise OutOfRuns(self.most)
         self.progress(way.arm, number)
         place = self.folder / f"{number:03d}-{_as_file(way.arm)}"
         _remove(place)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from trueline.schema.text.words import listed
 from trueline.trials.frame.chance import Counts, decided, log_odds_present, most_rate
-from trueline.trials.frame.runs import JobFails, OutOfRuns, Runs, Way
+from trueline.trials.frame.runs import JobFails, Runs, Way
 from trueline.trials.frame.trial import Answer, TrialAnswer, Undecided, rate_of
 
 BASE, SHAM = "base", "sham"
@@ -64,9 +64,6 @@ class TreeTrial:
                 self._try(each)
         except Undecided as why:
             return self._answered("undecided", why.says, *why.then)
-        except OutOfRuns:
-            says = f"All {self.runs.most} runs that were allowed were made."
-            return self._answered("undecided", says, "Go on with the same command and a larger --runs.")
         if len(self._left) == 1:
             (cause,) = self._left
             self._says.insert(0, f"It is {cause}: {self.means[cause]}.")
@@ -79,10 +76,7 @@ class TreeTrial:
             if counts.runs >= NEVER_AFTER and not counts.showed:
                 seldom = f"It shows in none of {counts.runs} runs of the job as it is"
                 raise Undecided(f"{seldom}, so at most in {most_rate(counts):.0%}.", "Run more steps.")
-            try:
-                self.runs.outcome(Way(BASE))
-            except JobFails as why:
-                raise Undecided(f"The job comes to no outcome: {why}.", "Run the command by itself.") from None
+            self.runs.outcome(Way(BASE))
             counts = self.runs.counts(BASE)
 
     def _require_sham(self) -> None:
@@ -102,7 +96,7 @@ class TreeTrial:
         try:
             stays = self._stays(experiment.name)
         except JobFails as why:
-            self._says.append(f"There is no outcome where {experiment.says}: {why}.")
+            self._says.append(f"There is no outcome where {experiment.says}: {why.why}.")
             return
         counts = self.runs.counts(experiment.name)
         how = "It stays" if stays else "It is gone"

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from trueline.schema.text.words import counted
 from trueline.trials.frame.chance import Counts, decided, log_odds_present, most_rate
-from trueline.trials.frame.runs import JobFails, OutOfRuns, Runs, Way
+from trueline.trials.frame.runs import OutOfRuns, Runs, Way
 from trueline.trials.frame.trial import TrialAnswer, Undecided, rate_of
 from trueline.trials.knobs.catalogue import Switch
 from trueline.trials.knobs.search import Hypothesis, Pattern, Search
@@ -68,17 +68,8 @@ class KnobTrial:
             self._endpoints()
             found = self._searched_and_verified()
         except Undecided as why:
-            return self._answered("undecided", [why.says], why.then)
-        except JobFails as why:
-            return self._answered(
-                "undecided", [f"The job comes to no outcome: {why}."], ("Run the command by itself.",)
-            )
-        except OutOfRuns:
-            return self._answered(
-                "undecided",
-                [f"All {self.runs.most} runs that were allowed were made.", *self._what_is_left()],
-                ("Go on with the same command and a larger --runs.",),
-            )
+            left = self._what_is_left() if isinstance(why, OutOfRuns) else ()
+            return self._answered("undecided", [why.says, *left], why.then)
         if found.how == "elsewhere":
             names = ", ".join(switch.name for switch in self._switches)
             says = f"With all of these off the finding is still there, so none of them is needed for it: {names}."

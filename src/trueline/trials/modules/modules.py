@@ -23,9 +23,9 @@ from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.site import Site
 from trueline.schema.text.words import counted, listed
 from trueline.store.reader import Run
-from trueline.trials.frame.runs import JobFails, OutOfRuns, Runs, Way
+from trueline.trials.frame.runs import Runs, Way
 from trueline.trials.frame.same_fault import Outcome
-from trueline.trials.frame.trial import Answer, Job, TrialAnswer, how_it_ended
+from trueline.trials.frame.trial import Answer, Job, TrialAnswer, Undecided, how_it_ended
 from trueline.trials.modules.wrong import Seen, Wrong, wrong_modules
 
 ARM = "fed"
@@ -88,8 +88,8 @@ class ModulesTrial:
         self.runs.begin()
         try:
             told = [self.runs.outcome(Way(ARM)) for _ in range(2)]
-        except (JobFails, OutOfRuns) as why:
-            return self._answered("undecided", [f"The job tells nothing: {why}."])
+        except Undecided as why:
+            return self._answered("undecided", [why.says], why.then)
         if None in told:
             return self._answered("undecided", [f"The job tells nothing: {self.runs.last_why()}."])
         return self._judged(*([*entry["codes"]] for entry in self.runs.log))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueline.schema.text.words import counted, listed
-from trueline.trials.frame.runs import JobFails, OutOfRuns, Runs, Way
+from trueline.trials.frame.runs import Runs, Way
 from trueline.trials.frame.trial import Answer, Arm, TrialAnswer, Undecided
 from trueline.trials.remedy.effect import Effect, effect_of
 from trueline.trials.remedy.treated_job import BASE, NOT_FINITE, REMEDY, SHAM, Measure, Treatment
@@ -59,11 +59,6 @@ class RemedyTrial:
                 self._look(pair)
         except Undecided as why:
             return self._answered("undecided", [why.says], why.then)
-        except JobFails as why:
-            return self._answered("undecided", [f"The job does not run so: {why}."], ("Run the command by itself.",))
-        except OutOfRuns:
-            then = ("Go on with the same command and a larger --runs.",)
-            return self._answered("undecided", [f"All {self.runs.most} runs that were allowed were made."], then)
         return self._judged()
 
     def _look(self, pair: int) -> None:

@@ -22,7 +22,7 @@ from trueline.capture.child_env import CHANGES, environment
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import counted
 from trueline.trials.frame.chance import Counts, least_rate, most_rate
-from trueline.trials.frame.runs import JobFails, OutOfRuns, Runs, Way
+from trueline.trials.frame.runs import JobFails, Runs, Way
 from trueline.trials.frame.same_fault import Outcome
 from trueline.trials.frame.trial import Job, TrialAnswer, how_it_ended
 
@@ -80,8 +80,8 @@ class InPlaceTrial:
         try:
             if self.runs.outcome(Way(ARM)) is None:
                 return self._undecided(self.runs.last_why())
-        except (JobFails, OutOfRuns) as why:
-            return self._undecided(str(why))
+        except JobFails as fails:
+            return self._undecided(fails.why)
         head, *apart = (json.loads(code) for code in self.runs.log[0]["codes"])
         num, calls, least = head
         of = f"{counted(calls, 'call')} of {counted(num, 'operation')} (by shapes, dtypes and strides)"

@@ -97,7 +97,7 @@ class RepeatTrial:
             for _ in range(self.again):
                 self.runs.outcome(Way(AGAIN))
         except JobFails as why:
-            return self._answered("undecided", [f"The job does not run again: {why}."], ())
+            return self._answered("undecided", [f"The job does not run again: {why.why}."], ())
         apart = [entry for entry in self.runs.log if entry["arm"] == AGAIN and entry["showed"]]
         told = self.runs.counts(AGAIN)
         if not apart:

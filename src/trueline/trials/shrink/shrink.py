@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trueline.trials.frame.chance import Counts, decided, log_odds_present, most_rate
-from trueline.trials.frame.runs import JobFails, OutOfRuns, Runs, Way
+from trueline.trials.frame.runs import OutOfRuns, Runs, Way
 from trueline.trials.frame.trial import Answer, TrialAnswer, Undecided, rate_of
 from trueline.trials.shrink.axes import Axis
 
@@ -55,19 +55,14 @@ class ShrinkTrial:
             self._base()
             self._shrink()
             self._settle()
-        except Undecided as why:
-            return self._answered("undecided", [why.says], why.then)
-        except JobFails as why:
-            return self._answered(
-                "undecided", [f"The job comes to no outcome: {why}."], ("Run the command by itself.",)
-            )
-        except OutOfRuns:
+        except OutOfRuns as out:
             while len(self._accepted) > 1 and self.runs.counts(f"smaller: {_named(self._accepted[-1])}").showed < 2:
                 self._accepted.pop()
             if len(self._accepted) == 1:
-                then = ("Go on with the same command and a larger --runs.",)
-                return self._answered("undecided", ["All runs that were allowed were made."], then)
+                return self._answered("undecided", [out.says], out.then)
             return self._found(["All runs that were allowed were made: it may be smaller still."])
+        except Undecided as why:
+            return self._answered("undecided", [why.says], why.then)
         return self._judged()
 
     def _judged(self) -> TrialAnswer:

@@ -21,7 +21,7 @@ from typing import Any
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import counted, listed
 from trueline.trials.frame.chance import Counts, clean_runs_needed, most_rate
-from trueline.trials.frame.runs import JobFails, OutOfRuns, Runs
+from trueline.trials.frame.runs import OutOfRuns, Runs
 from trueline.trials.frame.trial import Answer, Arm, TrialAnswer, Undecided
 from trueline.trials.vote.groups import Group, Groups
 from trueline.trials.vote.replay import FirstApart, ReplayedJob, first_apart
@@ -71,12 +71,8 @@ class VoteTrial:
         try:
             return self._judged()
         except Undecided as why:
-            return self._answered("undecided", [why.says], why.then)
-        except JobFails as why:
-            return self._answered("undecided", [f"The job does not run: {why}."], ("Run the command by itself.",))
-        except OutOfRuns:
-            says = [f"All {self.runs.most} runs that were allowed were made.", *self._bounds(())]
-            return self._answered("undecided", says, ("Go on with the same command and a larger --runs.",))
+            bounds = self._bounds(()) if isinstance(why, OutOfRuns) else ()
+            return self._answered("undecided", [why.says, *bounds], why.then)
 
     def _judged(self) -> TrialAnswer:
         if not self._blocks():
