@@ -14,7 +14,7 @@ from trueline.capture.record.buffer import UNFILLED
 from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.formats import MASKS
 from trueline.store.reader import Run
-from trueline.trials.op.proof import laid_out
+from trueline.trials.op.recalled import laid_out
 from trueline.trials.op.recorded_calls import RecordedCall, RecordedValue
 
 MAX_ELEMENTS = 64 * 2**20

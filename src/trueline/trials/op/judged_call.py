@@ -11,7 +11,7 @@ from torch import Tensor
 from trueline.capture.record.buffer import UNFILLED
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
-from trueline.trials.op import proof
+from trueline.trials.op import proof, recalled
 from trueline.trials.op.inputs import Inputs, inputs_of, stored_output
 from trueline.trials.op.law import expected_rel
 from trueline.trials.op.recorded_calls import RecordedCall
@@ -35,7 +35,7 @@ class JudgedCall:
         """Its outputs as ``proof.proved`` judges them on a device. Raises ``CannotTell`` where it cannot be called."""
         try:
             return proof.proved(self.document, self.inputs.tensors, device, exact=self.exact, benchmark=benchmark)
-        except proof.Impossible as why:
+        except recalled.Impossible as why:
             raise CannotTell(str(why)) from None
 
 
@@ -57,8 +57,8 @@ def judged_call(run: Run, call: RecordedCall, *, seed: int = 0) -> JudgedCall:
     }
     try:
         made = _as_recorded(described, inputs.tensors, call)
-        exact = proof.outcomes(described, inputs.tensors, exact=True)
-    except proof.Impossible as why:
+        exact = recalled.outcomes(described, inputs.tensors, exact=True)
+    except recalled.Impossible as why:
         raise CannotTell(str(why)) from None
     expected = {slot: _expected(described, call, inputs, slot, x, exact) for slot, x in made.items() if slot in exact}
     document = {
@@ -112,8 +112,8 @@ def _as_recorded(described: dict[str, Any], inputs: dict[str, Tensor], call: Rec
     for autocast in _AUTOCAST:
         described["autocast"] = autocast
         try:
-            made = proof.outcomes(described, inputs)
-        except proof.Impossible:
+            made = recalled.outcomes(described, inputs)
+        except recalled.Impossible:
             if autocast is _AUTOCAST[-1] or not _mixed(inputs):
                 raise
             continue

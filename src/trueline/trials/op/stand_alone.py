@@ -15,7 +15,7 @@ from trueline.schema.errors import CannotTell, InputError
 from trueline.store.reader import Run
 from trueline.store.records.tensor_files import TensorFile
 from trueline.trials.frame.trial import Answer, Arm, TrialAnswer
-from trueline.trials.op import proof
+from trueline.trials.op import proof, recalled
 from trueline.trials.op.judged_call import JudgedCall, judged_call
 from trueline.trials.op.recorded_calls import call_at
 
@@ -75,7 +75,7 @@ def write(made: JudgedCall, out: Path) -> tuple[str, ...]:
     """Write the files, and return their paths."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / FILES[0]).write_text(inspect.getsource(proof))
+        (out / FILES[0]).write_text(alone())
         (out / FILES[1]).write_text(json.dumps(made.document, indent=1) + "\n")
         file = TensorFile(os.fspath(out / FILES[2]), reserve_bytes=4096)
         for slot, x in made.inputs.tensors.items():
@@ -87,6 +87,13 @@ def write(made: JudgedCall, out: Path) -> tuple[str, ...]:
     except OSError as error:
         raise InputError(f"'{out}' cannot be written to: {error}. Pass another --out.") from None
     return tuple(os.fspath(out / name) for name in FILES)
+
+
+def alone() -> str:
+    """``proof`` as one file, with the text of ``recalled`` where it imports that."""
+    _, _, recalled_text = inspect.getsource(recalled).partition("from __future__ import annotations\n")
+    begins, _, rest = inspect.getsource(proof).partition(f"from {recalled.__name__} import")
+    return begins + recalled_text.strip() + "\n" + rest.partition(")\n")[2]
 
 
 def _says(made: JudgedCall, outputs: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
