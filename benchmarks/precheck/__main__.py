@@ -75,12 +75,12 @@ class Runs:
             self._known[key] = self.trained(MODELS[model], "-".join(key), precision, depth)
         return self._known[key]
 
-    def trained(self, make: Any, name: str, precision: str, depth: str, **settings: Any) -> trueline.Run:
+    def trained(self, model: Any, name: str, precision: str, depth: str, **settings: Any) -> trueline.Run:
         """One that is trained with ``settings`` of the optimizer."""
         torch.manual_seed(0)
         out, plan = self._place / name, {"preset": "mix", "steps": [0, 1], "depth": depth}
         watch = functools.partial(trueline.watch, out=out, plan=plan)
-        train_one_step(make(), precision, lambda model, optimizer: watch(model, optimizer), **settings)
+        train_one_step(model(), precision, lambda model, optimizer: watch(model, optimizer), **settings)
         return trueline.open_run(out)
 
 
