@@ -71,15 +71,21 @@ class Views:
         met = len(self.whole.problems)
         silent, followed = follow(self.whole, checks, self.known)
         problems = tuple(self.whole.problems[met:])
-        outcomes = {each.code: Outcome((), ()) if each.code in silent else self._outcome(each) for each in checks}
+        outcomes = {
+            each.code: self._outcome(each)
+            if each.code not in silent
+            else Outcome(() if (error := silent[each.code]) is None else not_run_of(each.code, error), ())
+            for each in checks
+        }
         return {
             code: replace(each, problems=(*(problems if not place else ()), *each.problems), followed=followed)
             for place, (code, each) in enumerate(outcomes.items())
         }
 
     def _outcome(self, check: Check) -> Outcome:
-        known = len(self.whole.problems)
-        said = _said(check, self.compared if check.across_ranks else self.whole)
+        known, run = len(self.whole.problems), self.compared if check.across_ranks else self.whole
+        run.load(check.needs)
+        said = _said(check, run)
         return Outcome(said, tuple(self.whole.problems[known:]))
 
 

@@ -28,7 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.analyze.compared_ranks import data_parallel_ranks
-from trueline.analyze.registry import ByStep, Check
+from trueline.analyze.follows import AROUND, ByStep, Stretch
+from trueline.analyze.registry import Check
 from trueline.analyze.workers.local_updates import digests_alike
 from trueline.schema.columns.workers import PARAM_COLUMNS
 from trueline.schema.errors import CannotTell
@@ -45,6 +46,9 @@ OPEN = 50
 
 TOGETHER = 2000
 """Most steps that are shown to checks at once."""
+
+TOGETHER_ROWS = 256_000
+"""Most rows of all ranks that are shown at once, unless ``STRETCH`` steps have more: memory is about 2 KB a row."""
 
 
 @dataclass(frozen=True)
@@ -109,29 +113,55 @@ def keep(run: Run, checks: Sequence[Check], followed: Followed) -> None:
     )
 
 
-def follow(run: Run, checks: Sequence[Check], known: Followed) -> tuple[frozenset[str], Followed]:
-    """The codes of those of ``checks`` that have nothing to say of the whole Run, and what is known of it now."""
+def follow(run: Run, checks: Sequence[Check], known: Followed) -> tuple[dict[str, CannotTell | None], Followed]:
+    """Of those of ``checks`` that have nothing to say of the whole Run: by code, why they cannot tell (None: they can,
+    and found nothing); and what is known of the Run now.
+    """
     followers = {_name(each): each for each in checks if each.follows is not None}
     settled = {name: known.silent.get(name, Silent()) for name in followers}
     live = {name: each for name, each in settled.items() if not each.spoke}
-    first = min((each.num_steps for each in live.values()), default=len(run.steps))
+    if len({each.num_steps for each in live.values()}) > 1:
+        settled |= (live := dict.fromkeys(live, Silent()))
+    first = next((each.num_steps for each in live.values()), len(run.steps))
     kept_to = max(len(run.steps) - OPEN, 0) // STRETCH * STRETCH
     alike = known.alike
-    for begin, end in _stretches(first, len(run.steps), kept_to):
-        alike |= digests_alike(_steps(run, begin, end))
+    for begin, end in _stretches(run, first, kept_to):
+        needs = {"param_digests"}.union(*(each.needs for each in checks if _name(each) in live))
+        stretch, reached = _stretch(run, begin, end, [step for each in live.values() for step in each.last[:1]], needs)
+        alike |= digests_alike(stretch.part)
         if len(alike) > 1:  # they may be averaged now and then, which checks see along the whole Run
-            return frozenset(), Followed({name: Silent(spoke=True) for name in settled}, alike)
-        views: dict[int, Run] = {}
-        for name in [name for name in live if live[name].num_steps < end]:
-            live[name] = _further(run, followers[name], live[name], end, views)
+            return {}, Followed({name: Silent(spoke=True) for name in settled}, alike)
+        for name in tuple(live):
+            live[name] = _further(stretch, reached, followers[name], live[name], end)
             if live[name].spoke:
                 settled[name] = live.pop(name)
             elif end <= kept_to:
                 settled[name] = live[name]
-    silent = {name for name, each in live.items() if _is_silent(run, followers[name], each)}
-    return frozenset(each.code for each in checks if each.follows is not None and _name(each) in silent), Followed(
-        settled, alike
+    silent: dict[str, CannotTell | None] = {}
+    for each in checks:
+        if _name(each) in live and each.follows is not None:
+            try:
+                silent |= {each.code: None} if _is_silent(run, each, live[_name(each)]) else {}
+            except CannotTell as error:
+                silent[each.code] = error
+    return silent, Followed(settled, alike)
+
+
+def _stretch(run: Run, begin: int, end: int, last: Sequence[int], needs: Collection[str]) -> tuple[Stretch, Run]:
+    """The steps from the ``begin``-th to before the ``end``-th, and the same with those from the first of ``last`` on;
+    what ``needs`` to be read of them is read once.
+    """
+    steps = run.steps
+    reached = min([int(steps[begin]), *last])
+    low, high = max(begin - AROUND, 0), min(end + AROUND, len(steps)) - 1
+    read = run.between(min(reached, int(steps[low])), int(steps[high]) + 1)
+    read.load(needs)
+    part, around = (
+        read.between(int(steps[begin]), int(steps[end - 1]) + 1),
+        read.between(int(steps[low]), int(steps[high]) + 1),
     )
+    wider = part if reached == steps[begin] else read.between(reached, int(steps[end - 1]) + 1)
+    return Stretch(run, part, around), wider
 
 
 def _name(check: Check) -> str:
@@ -145,29 +175,29 @@ def _is_silent(run: Run, check: Check, known: Silent) -> bool:
     return check.follows.is_silent(run, known.carried)
 
 
-def _stretches(first: int, num_steps: int, kept_to: int) -> Iterable[tuple[int, int]]:
+def _stretches(run: Run, first: int, kept_to: int) -> Iterable[tuple[int, int]]:
     """From the first step that is not judged to the last, in pieces that end where something is kept."""
-    begin = first
+    begin, num_steps = first, len(run.steps)
+    together = max(min(TOGETHER, TOGETHER_ROWS // max(len(run.ranks), 1)) // STRETCH * STRETCH, STRETCH)
     while begin < num_steps:
-        end = min(begin + TOGETHER, kept_to) if begin < kept_to else num_steps
+        end = min(begin + together, kept_to) if begin < kept_to else num_steps
         yield begin, end
         begin = end
 
 
-def _further(run: Run, check: Check, so_far: Silent, end: int, views: dict[int, Run]) -> Silent:
+def _further(stretch: Stretch, reached: Run, check: Check, so_far: Silent, end: int) -> Silent:
     """``so_far`` with the steps up to the ``end``-th."""
     follows = check.follows
     assert follows is not None
-    first = int(np.searchsorted(run.steps, so_far.last[0])) if so_far.last else so_far.num_steps
-    part, lengths = views.setdefault(first, _steps(run, first, end)), dict(so_far.lengths)
+    lengths = dict(so_far.lengths)
     try:
-        lengths = _lengths(part, check.needs, so_far.lengths)
+        lengths = _lengths(stretch.part, check.needs, so_far.lengths)
         if any(len(each) > 1 for each in lengths.values()):
             return Silent(spoke=True)
         if not isinstance(follows, ByStep):
-            carried = follows.further(run, part, so_far.carried)
+            carried = follows.further(stretch, so_far.carried)
             return Silent(spoke=True) if carried is None else Silent(end, lengths=lengths, carried=carried)
-        if (follows.alone is not None and not follows.alone(part)) or check.find(part):
+        if (follows.alone is not None and not follows.alone(reached)) or check.find(reached):
             return Silent(spoke=True)
         judged = True
     except CannotTell as error:
@@ -177,11 +207,8 @@ def _further(run: Run, check: Check, so_far: Silent, end: int, views: dict[int, 
     except Exception as error:  # whatever it is, the check meets it again when it is shown the whole Run
         _log.debug("%s does not follow: %s", check.code, error)
         return Silent(spoke=True)
-    return Silent(end, judged=judged or so_far.judged, last=_last_measured(part, follows, so_far.last), lengths=lengths)
-
-
-def _steps(run: Run, begin: int, end: int) -> Run:
-    return run.between(int(run.steps[begin]), int(run.steps[end - 1]) + 1)
+    last = _last_measured(stretch.part, follows, so_far.last)
+    return Silent(end, judged=judged or so_far.judged, last=last, lengths=lengths)
 
 
 def _last_measured(part: Run, follows: ByStep, before: tuple[int, ...]) -> tuple[int, ...]:

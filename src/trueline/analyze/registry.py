@@ -6,15 +6,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import Any, Protocol
-
-from numpy.typing import NDArray
 
 from trueline.analyze import checks
+from trueline.analyze.follows import Adding, ByStep
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
 from trueline.schema.judged import QUESTIONS, Question
@@ -22,36 +20,6 @@ from trueline.schema.text.reading import why
 from trueline.store.reader import Run
 
 GROUP = "trueline.checks"
-
-
-@dataclass(frozen=True)
-class ByStep:
-    """What a check needs for its verdict on a step: that step, and the ``reach`` steps before it at which one of
-    ``columns`` was measured. ``alone`` says of a stretch of a Run whether that holds there (None: it always does).
-    """
-
-    reach: int = 0
-    columns: tuple[str, ...] = ()
-    alone: Callable[[Run], bool] | None = None
-
-
-class Adding(Protocol):
-    """What a check that adds up along time carries from step to step. Checks that share it are silent together."""
-
-    @property
-    def name(self) -> str:
-        """Under which it is kept."""
-        ...
-
-    def further(self, run: Run, part: Run, carried: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]] | None:
-        """What is carried past the steps of ``part``, which come right after those of ``run`` that ``carried`` is of
-        (empty: there were none); None where these cannot be told from the whole Run.
-        """
-        ...
-
-    def is_silent(self, run: Run, carried: Mapping[str, NDArray[Any]]) -> bool:
-        """Whether a check says nothing of the whole ``run``, all of whose steps ``carried`` is of."""
-        ...
 
 
 @dataclass(frozen=True)

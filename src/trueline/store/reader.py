@@ -9,7 +9,7 @@ import contextlib
 import copy
 import os
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -111,6 +111,8 @@ class Run(RecordedSteps, Shown):
         for derived in ("_step_index", "_rank_index", "last_steps"):
             part.__dict__.pop(derived, None)
         part._take(self._pieces.between(first, end))
+        begin = 0 if first is None else int(np.searchsorted(self._rows.steps, first))
+        part._columns = {name: values.slice(begin, len(part._rows.steps)) for name, values in self._columns.items()}
         return part
 
     @property
@@ -196,6 +198,15 @@ class Run(RecordedSteps, Shown):
             together: set[str] = next((some for some in _TOGETHER if name in some), {name})
             self._load([each for each in WORKER_SCHEMA.names if each in together & self._present])
         return self._columns[name]
+
+    def load(self, names: Collection[str]) -> None:
+        """Merge those of the columns ``names`` that the Run has, reading each part once for all of them. Where one
+        cannot be read, whoever asks for it is told.
+        """
+        missing = (self._present & set(names)) - self._columns.keys() - {_LONGEST}
+        with contextlib.suppress(RunError):
+            if missing:
+                self._load([name for name in WORKER_SCHEMA.names if name in missing])
 
     def pivot(self, column: str) -> tuple[np.ndarray, np.ndarray]:
         """Values [T, N] float64 of a scalar column and where they were measured [T, N] bool.
@@ -362,6 +373,8 @@ class Run(RecordedSteps, Shown):
         require_column(column, WORKER_SCHEMA.names)
         if column in SCALAR_NAMES:
             raise RunError(f"Column '{column}' holds no lists. Use Run.pivot for numbers, Run.digests for uint64.")
+        if column not in self._present:
+            return pa.nulls(0, WORKER_SCHEMA.field(column).type), np.zeros(0, dtype=np.int64)
         if steps is None or column in self._columns or 2 * len(steps) > len(self.steps):
             lists_R = self.column(column)
         else:

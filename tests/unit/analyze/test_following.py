@@ -9,7 +9,8 @@ from tests.following import assert_follows, copy_of, in_stretches, said, whole
 from tests.run_kinds import CHANGES, write_kind
 from tests.synthetic_runs import write_part, write_run
 
-from trueline.analyze import check_run, following, registry
+from trueline.analyze import check_run, following
+from trueline.analyze.follows import ByStep
 from trueline.analyze.registry import installed_checks
 from trueline.schema.finding import Finding
 from trueline.store.judged import read_judged
@@ -121,7 +122,7 @@ def test_a_further_look_shows_checks_only_what_is_new(tmp_path, monkeypatch):
         shown.append(run.steps.tolist())
         return []
 
-    checks = [replace(installed_checks()[0], code="told", find=follower, follows=registry.ByStep())]
+    checks = [replace(installed_checks()[0], code="told", find=follower, follows=ByStep())]
     monkeypatch.setattr(check_run, "installed_checks", lambda: checks)
     with in_stretches(20):
         said(run.before(100))
@@ -207,7 +208,7 @@ def test_a_check_that_breaks_on_a_stretch_is_shown_the_whole(tmp_path, monkeypat
             raise ZeroDivisionError
         return [Finding("told", "info", f"{len(run.steps)} steps")]
 
-    checks = [replace(installed_checks()[0], code="told", find=find, follows=registry.ByStep())]
+    checks = [replace(installed_checks()[0], code="told", find=find, follows=ByStep())]
     monkeypatch.setattr(check_run, "installed_checks", lambda: checks)
     with in_stretches(20):
         report = check_run.check(Run(write_run(tmp_path / "run", num_ranks=2, num_steps=120, change=healthy)))

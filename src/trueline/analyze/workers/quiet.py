@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.analyze.compared_ranks import Floats, any_over
+from trueline.analyze.follows import Stretch
 from trueline.analyze.stats.alarm_budget import alarm_budget_of
 from trueline.analyze.stats.exchangeability import BETS, SPREAD_STEPS, log_detectors, log_e_values, scores_after
 from trueline.analyze.stats.memoize import memoized
@@ -64,10 +65,11 @@ class Quiet:
         """Under which it is kept."""
         return f"quiet in {self.quantity}"
 
-    def further(self, run: Run, part: Run, carried: Arrays) -> Arrays | None:
-        """What is carried past the steps of ``part``, which come right after those of ``carried``; None where values
-        may not be those that were measured, so that only the whole Run tells.
+    def further(self, stretch: Stretch, carried: Arrays) -> Arrays | None:
+        """What is carried past the steps of ``stretch``; None where values may not be those that were measured, so that
+        only the whole Run tells.
         """
+        run, part = stretch.run, stretch.part
         series = as_measured(part)
         if self.quantity == "direction" and series.num_workers < 3:
             return None

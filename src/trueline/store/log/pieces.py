@@ -44,6 +44,14 @@ class _Piece:
     rows: pa.Table
     part: PartName | None = None
     own_T: pa.Array | None = None
+    steps: tuple[int, int] = (0, -1)
+    """The first and the last of them."""
+
+    @classmethod
+    def of(cls, rows: pa.Table, part: PartName | None = None, own_T: pa.Array | None = None) -> _Piece:
+        """A piece of which there is a row."""
+        step_T = rows["step"].to_numpy()
+        return cls(rows, part, own_T, (int(step_T.min()), int(step_T.max())))
 
 
 @dataclass(slots=True)
@@ -112,12 +120,17 @@ class Pieces:
         """The same without the rows of steps before ``first`` (None: of none) and of ``end`` and later ones."""
         cut = Pieces(self.files, self.timeline, self.problems, self.unclosed)
         for piece in self._pieces:
+            if piece.steps[0] >= end or (first is not None and piece.steps[1] < first):
+                continue
+            if piece.steps[1] < end and (first is None or piece.steps[0] >= first):
+                cut._pieces.append(piece)
+                continue
             step_T = piece.rows["step"].to_numpy()
             chosen = step_T < end if first is None else (step_T < end) & (step_T >= first)
             own_T = np.ones(len(step_T), dtype=bool) if piece.own_T is None else np.array(piece.own_T)
             own_T[own_T] = chosen
             if chosen.any():
-                cut._pieces.append(_Piece(piece.rows.filter(pa.array(chosen)), piece.part, pa.array(own_T)))
+                cut._pieces.append(_Piece.of(piece.rows.filter(pa.array(chosen)), piece.part, pa.array(own_T)))
         return cut
 
     def add_parts(self, parts: list[PartName]) -> set[int]:
@@ -147,10 +160,10 @@ class Pieces:
     def _take(self, rows: pa.Table, attempt: int, part: PartName | None = None) -> None:
         own_T = self.timeline.own(attempt, rows["step"].to_numpy())
         if own_T.all():
-            self._pieces.append(_Piece(rows, part))
+            self._pieces += [_Piece.of(rows, part)] if len(rows) else []
         elif own_T.any():
             mask = pa.array(own_T)
-            self._pieces.append(_Piece(rows.filter(mask), part, mask))
+            self._pieces.append(_Piece.of(rows.filter(mask), part, mask))
 
 
 def read_pieces(

@@ -62,8 +62,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from trueline.analyze.compared_ranks import MAX_SITES, any_over, sites_of
+from trueline.analyze.follows import ByStep
 from trueline.analyze.parameters.whole_parameters import EQUAL
-from trueline.analyze.registry import ByStep
 from trueline.analyze.workers.local_updates import require_equal_replicas
 from trueline.analyze.workers.reduction import Reductions, at_steps, reductions_of
 from trueline.schema.errors import CannotTell

@@ -98,8 +98,8 @@ from trueline.analyze.compared_ranks import (
     numbers,
     sites_of,
 )
+from trueline.analyze.follows import ByStep
 from trueline.analyze.parameters.whole_parameters import EQUAL
-from trueline.analyze.registry import ByStep
 from trueline.analyze.workers.local_updates import require_equal_replicas
 from trueline.analyze.workers.reduction import Reductions, reductions_of
 from trueline.analyze.workers.token_weighting import weighed_steps

@@ -86,6 +86,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.analyze.compared_ranks import MAX_SITES, odd_ranks, sites_of
+from trueline.analyze.follows import ByStep
 from trueline.analyze.parameters.parts_alike import held_alike
 from trueline.analyze.parameters.whole_parameters import (
     equal_at_first,
@@ -94,7 +95,6 @@ from trueline.analyze.parameters.whole_parameters import (
     parts_of_one_model,
     sharers,
 )
-from trueline.analyze.registry import ByStep
 from trueline.analyze.updates.states_alike import counts_of_drifted, states_of_drifted
 from trueline.analyze.workers.local_updates import require_equal_replicas
 from trueline.schema.errors import CannotTell

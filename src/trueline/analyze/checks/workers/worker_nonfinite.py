@@ -70,7 +70,7 @@ from trueline.analyze.compared_ranks import (
     odd_ranks,
     sites_of,
 )
-from trueline.analyze.registry import ByStep
+from trueline.analyze.follows import ByStep
 from trueline.analyze.workers.batch_features import finite_batches
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding

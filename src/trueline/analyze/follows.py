@@ -1,0 +1,58 @@
+"""How little of a Run a check needs for a further step, as its module says (``FOLLOWS``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from trueline.store.reader import Run
+
+
+@dataclass(frozen=True)
+class ByStep:
+    """What a check needs for its verdict on a step: that step, and the ``reach`` steps before it at which one of
+    ``columns`` was measured. ``alone`` says of a stretch of a Run whether that holds there (None: it always does).
+    """
+
+    reach: int = 0
+    columns: tuple[str, ...] = ()
+    alone: Callable[[Run], bool] | None = None
+
+
+AROUND = 8
+"""Steps on either side of a stretch that say what is usual there."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Some steps of ``run``: ``part`` has these alone, ``around`` also the ``AROUND`` steps on either side of them,
+    where there are so many.
+    """
+
+    run: Run
+    part: Run
+    around: Run
+
+
+class Adding(Protocol):
+    """What a check that adds up along time carries from step to step. Checks that share it are silent together."""
+
+    @property
+    def name(self) -> str:
+        """Under which it is kept."""
+        ...
+
+    def further(self, stretch: Stretch, carried: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]] | None:
+        """What is carried past the steps of ``stretch``, which come right after those that ``carried`` is of (empty:
+        there were none); None where these cannot be told from the whole Run.
+        """
+        ...
+
+    def is_silent(self, run: Run, carried: Mapping[str, NDArray[Any]]) -> bool:
+        """Whether a check says nothing of the whole ``run``, all of whose steps ``carried`` is of. Raises
+        ``CannotTell`` where the check, which nothing is shared with, raises the same.
+        """
+        ...
