@@ -10,13 +10,14 @@ from pathlib import Path
 from unittest import mock
 
 from trueline.analyze import check_run, following
+from trueline.analyze.follows import AROUND
 from trueline.analyze.registry import installed_checks
 from trueline.store.judged import read_judged
 from trueline.store.reader import Run
 
 
 @contextmanager
-def in_stretches(steps: int, *, still_open: int = 3) -> Iterator[None]:
+def in_stretches(steps: int, *, still_open: int = AROUND) -> Iterator[None]:
     """Within it, checks follow in stretches of so few steps; elsewhere short Runs are judged whole."""
     with mock.patch.multiple(following, STRETCH=steps, OPEN=still_open, TOGETHER=2 * steps):
         yield

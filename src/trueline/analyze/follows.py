@@ -22,7 +22,7 @@ class ByStep:
     alone: Callable[[Run], bool] | None = None
 
 
-AROUND = 8
+AROUND = 9
 """Steps on either side of a stretch that say what is usual there."""
 
 

@@ -20,19 +20,20 @@ ENDS = (9, 40, 61, 80, 119)
 NAMES = {
     *("gradient-not-reduced", "reduction-mismatch", "replica-drift", "worker-nonfinite"),
     *("quiet in loss", "quiet in norm", "quiet in direction"),
+    *("steady loss", "steady norms", "steady falls"),
 }
 """Under which is kept what is known."""
 
 
 def healthy(step, rank, row):
     """What a sampled step leaves of its reduction, and digests now and then."""
-    row["tokens"] = 64.0
+    row |= {"tokens": 64.0, "num_micro": 1}
     if step % 2 == 0:
         row |= {"group_reduce_residual": [1e-8], "group_reduce_floor": [2e-5], "group_reduce_factor": [1.0]}
         row |= {"group_reduce_shape_residual": [1e-8], "group_used_residual": [0.0], "group_used_floor": [2e-5]}
         row |= {"group_used_factor": [0.9], "group_used_shape_residual": [0.0], "group_used_local": [0.6]}
         row |= {"param_grad_norms": [row["grad_norm"]], "used_param_norms": [0.3], "group_seen": [1.0]}
-        row |= {"group_grad_norms": [row["grad_norm"]], "num_micro": 1}
+        row |= {"group_grad_norms": [row["grad_norm"]]}
     if step % 5 == 0:
         row["param_digests"] = [step + 1]
 
@@ -47,6 +48,15 @@ def with_fault(**faults):
                 row.update({name: value for name, value in columns.items() if name not in ("at", "ranks", "any")})
 
     return change
+
+
+def jump(column, value, *, at, lasts):
+    """Of all ranks together, each its own."""
+    scaled = [np.multiply(value, 1 + 0.01 * rank).tolist() for rank in range(4)]
+    return {
+        f"rank {rank}": {"at": range(at, at + lasts), "ranks": [rank], "any": 1, column: scaled[rank]}
+        for rank in range(4)
+    }
 
 
 FAULTS = {
@@ -88,6 +98,29 @@ FAULTS = {
         }
     ),
     "other lengths": with_fault(one={"at": range(80, 120), "group_used_residual": [0.0, 0.0]}),
+    "loss jumps": with_fault(**jump("loss", 9.0, at=90, lasts=3)),
+    "loss jumps too early to be judged": with_fault(**jump("loss", 9.0, at=30, lasts=3)),
+    "loss jumps where the learning rate does": with_fault(
+        one={"at": range(120), "any": 1, "lr": [1e-3]},
+        two={"at": range(70, 120), "any": 1, "lr": [2e-3]},
+        **jump("loss", 9.0, at=70, lasts=50),
+    ),
+    "loss jumps at a short window": with_fault(
+        one={"at": range(120), "any": 1, "num_micro": 4},
+        two={"at": [79], "any": 1, "num_micro": 2},
+        **jump("loss", 9.0, at=79, lasts=1),
+    ),
+    "micro-batches change for good": with_fault(
+        one={"at": range(120), "any": 1, "num_micro": 4},
+        two={"at": range(79, 120), "any": 1, "num_micro": 2},
+        **jump("loss", 9.0, at=79, lasts=41),
+    ),
+    "gradient jumps": with_fault(**jump("grad_norm", 900.0, at=81, lasts=1)),
+    "parameter jumps": with_fault(**jump("param_grad_norms", [900.0], at=110, lasts=1)),
+    "parameter vanishes": with_fault(**jump("param_grad_norms", [1e-6], at=110, lasts=3)),
+    "parameter is zero": with_fault(**jump("param_grad_norms", [0.0], at=108, lasts=12)),
+    "few tokens": with_fault(one={"at": [100], "any": 1, "tokens": 20.0}),
+    "rates now and then": with_fault(one={"at": range(0, 120, 7), "any": 1, "lr": [1e-3]}),
     "none sampled for long": with_fault(
         one={"at": range(30, 90), **dict.fromkeys(("group_reduce_residual", "group_used_residual"))}
     ),
@@ -100,6 +133,10 @@ def test_what_is_said_is_the_same_judged_whole_and_followed(tmp_path, fault):
     followed = assert_follows(path, ENDS, steps=20)
     if fault == "healthy":
         assert followed == NAMES
+    if fault in ("loss jumps where the learning rate does", "loss jumps at a short window"):
+        assert {"steady loss", "steady norms"} <= followed
+    if fault in ("loss jumps", "few tokens", "rates now and then"):
+        assert "steady loss" not in followed
     if fault == "one step":
         assert followed == NAMES - {"reduction-mismatch"}
 

@@ -135,6 +135,50 @@ def find_spikes_of_many(log_TP: Floats, *, log_level: float, least: float, start
     return found
 
 
+@dataclass(frozen=True)
+class Past:
+    """What a further step of P series that are judged together (or of one) is compared with, since the last start.
+
+    ``values`` [S, P] are the last ones, as many as a level and a spread need, where there is none the last one known;
+    ``scores`` [H] are the highest of each of the last ``HISTORY_STEPS`` steps, -inf where there is none; ``num_steps``
+    is how many steps there were, all together.
+    """
+
+    values: Floats
+    scores: Floats
+    num_steps: int
+
+    @classmethod
+    def none(cls, num_series: int) -> Past:
+        """Nothing yet."""
+        return cls(np.zeros((0, num_series)), np.zeros(0), 0)
+
+
+def past_of(before: Past, log_TP: Floats, *, log_level: float, least: float, one: bool) -> Past | None:
+    """``before`` with further steps; None where ``find_spikes`` (``one`` series) or ``find_spikes_of_many`` finds a
+    jump at any of them, if none was at the steps before.
+    """
+    log_TP = log_TP[np.isfinite(log_TP).any(axis=1)]
+    if not len(log_TP):
+        return before
+    num = len(before.values)
+    known_TP = np.concatenate([before.values, log_TP])
+    score_TP, level_TP, _ = (each[:, None] for each in scores(known_TP[:, 0])) if one else scores_of_many(known_TP)
+    score_T, rise_T, _ = _highest(score_TP[num:], log_TP - level_TP[num:])
+    score_T = np.concatenate([before.scores, score_T])
+    offset = len(before.scores)
+    for t in np.flatnonzero((score_T[offset:] > _ABOVE) & (rise_T >= least)).tolist():
+        if before.num_steps + t >= STEPS_BEFORE:
+            history = score_T[max(offset + t - HISTORY_STEPS, 0) : offset + t]
+            history = history[np.isfinite(history)]
+            tail = TAIL if one else TAIL_OF_MANY
+            if len(history) >= FEWEST and log_probability(float(score_T[offset + t]), history, tail=tail) <= log_level:
+                return None
+    num_steps = before.num_steps + len(log_TP)
+    kept = LEVEL_STEPS + SPREAD_STEPS + num_steps % HELD_STEPS  # so that levels are held at the same steps
+    return Past(_filled(known_TP)[-kept:], score_T[-HISTORY_STEPS:], num_steps)
+
+
 def num_judged(log_T: Floats, starts: Sequence[int] = ()) -> int:
     """How many steps ``find_spikes`` would judge."""
     counts = [int(np.count_nonzero(np.isfinite(log_T[a:b]))) for a, b in stretches(len(log_T), starts)]
@@ -185,14 +229,19 @@ def scores_of_many(log_TP: Floats) -> tuple[Floats, Floats, Floats]:
     """[T, P] scores, levels and spreads, as those of ``scores``, but computed at every ``HELD_STEPS``-th step. Where a
     series has no value, its last one counts for the level.
     """
-    last_TP = np.where(np.isfinite(log_TP), np.arange(len(log_TP))[:, None], 0)
-    filled_TP = np.take_along_axis(log_TP, np.maximum.accumulate(last_TP, axis=0), axis=0)
+    filled_TP = _filled(log_TP)
     level_TP = _held(filled_TP, LEVEL_STEPS, LEVEL_STEPS)
     residual_TP = filled_TP - level_TP
     spread_TP = _held(np.abs(residual_TP), LEVEL_STEPS, SPREAD_STEPS, skipped=LEVEL_STEPS) / _NORMAL_MAD
     with np.errstate(divide="ignore", invalid="ignore"):
         score_TP = np.where(spread_TP > 0, (log_TP - level_TP) / spread_TP, np.nan)
     return score_TP, level_TP, spread_TP
+
+
+def _filled(log_TP: Floats) -> Floats:
+    """[T, P] with the last value before where there is none."""
+    last_TP = np.where(np.isfinite(log_TP), np.arange(len(log_TP))[:, None], 0)
+    return np.take_along_axis(log_TP, np.maximum.accumulate(last_TP, axis=0), axis=0)
 
 
 def _held(values_TP: Floats, fewest: int, width: int, *, skipped: int = 0) -> Floats:
@@ -229,9 +278,7 @@ def _reported(
     tail: int,
 ) -> list[Spike]:
     """The spikes of the highest score of each step."""
-    score_TP = np.where(np.isfinite(score_TP), score_TP, -np.inf)
-    of_T = np.argmax(score_TP, axis=1)
-    score_T, rise_T = (np.take_along_axis(each, of_T[:, None], axis=1)[:, 0] for each in (score_TP, log_TP - level_TP))
+    score_T, rise_T, of_T = _highest(score_TP, log_TP - level_TP)
     known_T: Bools = np.isfinite(score_T)
     reported: list[int] = []
     found: list[Spike] = []
@@ -256,6 +303,14 @@ def _reported(
         level, value, score = float(level_TP[t, p]), float(log_T[peak]), float(score_T[t])
         found.append(Spike(int(at[t]), int(at[peak]), int(at[end - 1]), log_p, level, value, score, back, p))
     return found
+
+
+def _highest(score_TP: Floats, rise_TP: Floats) -> tuple[Floats, Floats, Ints]:
+    """[T] the highest score of each step, -inf where there is none, how far that series is up, and which it is."""
+    score_TP = np.where(np.isfinite(score_TP), score_TP, -np.inf)
+    of_T = np.argmax(score_TP, axis=1)
+    score_T, rise_T = (np.take_along_axis(each, of_T[:, None], axis=1)[:, 0] for each in (score_TP, rise_TP))
+    return score_T, rise_T, of_T
 
 
 def _end(log_T: Floats, first: int, level: float, spread: float, gone: int) -> tuple[int, bool]:

@@ -30,8 +30,18 @@ SHARES = {"loss": 1 / 2, "norm": 1 / 4, "groups": 1 / 8, "params": 1 / 16, "fall
 """Fraction of the budget of jumps that each kind of series may use up. Jumps have a budget of their own, as large
 as that of the checks that compare workers (``stats.alarm_budget``): ``Plan.false_alarms`` expected in 10,000 steps."""
 
-MAX_PARAM_VALUES = 4_000_000
+MAX_PARAM_VALUES = 16_000_000
 """Norms of parameters that are judged at most, over all steps: of a longer Run, those of its last steps."""
+
+_TOGETHER = 4_000_000
+"""Norms of parameters of all workers that are read at once."""
+
+
+NO_LOSS = 1e-3
+"""Times the usual loss: at chance a loss of either sign is so near to zero at one step in a thousand."""
+
+USUAL_STEPS = 160
+"""Steps before, whose median loss (without its sign) is the usual one."""
 
 
 def _absent() -> Floats:
@@ -146,7 +156,7 @@ def param_norms(run: Run) -> ParamNorms:
     measured_T = run.measured("param_grad_norms")[:, columns_of(run, ranks)].all(axis=1) if params else np.zeros(0)
     at = np.flatnonzero(measured_T)[-max(MAX_PARAM_VALUES // max(len(params), 1), 1) :]
     squared = np.full((len(at), len(params)), np.nan)
-    together = max(MAX_PARAM_VALUES // max(len(params) * len(ranks), 1), 1)
+    together = max(_TOGETHER // max(len(params) * len(ranks), 1), 1)
     for begin in range(0, len(at), together):
         steps = run.steps[at[begin : begin + together]].tolist()
         values_SNP = _stacked(run, ranks, "param_grad_norms", len(params), steps=steps)
@@ -171,6 +181,16 @@ def logs(values: Floats) -> Floats:
     """Natural logs; NaN for what is not positive and finite."""
     positive = np.where(np.isfinite(values) & (values > 0), values, np.nan)
     return np.log(positive)
+
+
+def has_loss(loss_T: Floats) -> Bools:
+    """[T] whether the loss is not next to nothing beside the usual one; at steps without a loss it is taken to be."""
+    size_T = np.abs(loss_T)
+    before_TW = np.lib.stride_tricks.sliding_window_view(np.r_[np.full(USUAL_STEPS, np.nan), size_T], USUAL_STEPS)[:-1]
+    some_T = np.isfinite(before_TW).any(axis=1)
+    usual_T = np.zeros(len(size_T))
+    usual_T[some_T] = np.nanmedian(before_TW[some_T], axis=1)
+    return ~(size_T <= NO_LOSS * usual_T)
 
 
 def _mean(values_TN: Floats) -> Floats:

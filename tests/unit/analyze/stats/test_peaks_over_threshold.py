@@ -11,10 +11,14 @@ from trueline.analyze.stats.peaks_over_threshold import (
     SPREAD_STEPS,
     STEPS_BEFORE,
     TAIL,
+    Past,
     find_spikes,
+    find_spikes_of_many,
     log_probability,
     num_judged,
+    past_of,
     scores,
+    scores_of_many,
 )
 
 NORMAL_MAD = 0.6744897501960817
@@ -128,3 +132,27 @@ def test_a_series_that_does_not_move_is_not_judged():
     log_T = np.zeros(200)
     log_T[150] = 5.0
     assert find_spikes(log_T, log_level=LINE, least=0.1) == []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_in_pieces_a_jump_is_found_in_the_piece_where_the_first_of_the_whole_is(seed):
+    rng = np.random.default_rng(seed)
+    one, num_steps = seed % 2 == 0, int(rng.integers(60, 2600))
+    log_TP = np.cumsum(rng.normal(size=(num_steps, 1 if one else 5)) / 50, axis=0)
+    log_TP += rng.standard_t(3, size=log_TP.shape) / 10
+    log_TP[rng.random(log_TP.shape) < rng.choice([0, 0.02, 0.3])] = np.nan
+    line = math.log(rng.choice([1e-2, 1e-3, 1e-4]))
+    find = find_spikes_of_many if not one else lambda log_TP, **how: find_spikes(log_TP[:, 0], **how)
+    first = next((spike.first for spike in find(log_TP, log_level=line, least=0.1)), num_steps)
+    past, begin = Past.none(log_TP.shape[1]), 0
+    while begin < num_steps:
+        end = min(begin + int(rng.integers(1, 400)), num_steps)
+        past = past_of(past, log_TP[begin:end], log_level=line, least=0.1, one=one)
+        assert (past is None) == (begin <= first < end)
+        if past is None:
+            return
+        begin = end
+    known_TP = log_TP[np.isfinite(log_TP).any(axis=1)]
+    score_TP = scores(known_TP[:, 0])[0][:, None] if one else scores_of_many(known_TP)[0]
+    highest_T = np.where(np.isfinite(score_TP), score_TP, -np.inf).max(axis=1)
+    assert np.array_equal(past.scores, highest_T[-1000:])

@@ -36,7 +36,7 @@ What it may miss
 The first 48 steps, and the first 48 after such a change. What has jumped before as far and more than a few times. A
 jump of one worker among many, which the mean dilutes: see
 `worker-grad-norm-outlier`. A slow rise. The parameters that are named describe the step: which of several it is, is
-not covered by the false-alarm budget. Of very long Runs, parameters are judged at the last 4 million of their norms.
+not covered by the false-alarm budget. Of very long Runs, parameters are judged at the last 16 million of their norms.
 
 Example
 -------
@@ -87,6 +87,7 @@ from trueline.analyze.workers.run_series import (
     whole_run,
 )
 from trueline.analyze.workers.spike_finding import evidence, jump_text, require_steps, surest
+from trueline.analyze.workers.steady import Steady
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import named_some
 from trueline.store.reader import Run
@@ -107,6 +108,8 @@ ACROSS_RANKS = False
 
 LEAST = 2.5
 """Times its level that a norm must reach to be called a spike."""
+
+FOLLOWS = Steady("norms", LEAST)
 
 _MOST = 0.5
 """What is named holds at least this fraction of what was added to the squared norm."""

@@ -65,7 +65,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trueline.analyze.compared_ranks import Floats, sites_of
 from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
@@ -81,11 +80,13 @@ from trueline.analyze.workers.run_series import (
     ParamNorms,
     WholeRun,
     false_alarm_rate,
+    has_loss,
     log_level,
     param_norms,
     whole_run,
 )
 from trueline.analyze.workers.spike_finding import evidence, jump_text, require_steps
+from trueline.analyze.workers.steady import Steady
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import counted, named_some
 from trueline.store.reader import Run
@@ -98,12 +99,7 @@ ACROSS_RANKS = False
 LEAST = 2.5
 """How many times smaller than its level a norm must be."""
 
-
-NO_LOSS = 1e-3
-"""Times the usual loss: at chance a loss of either sign is so near to zero at one step in a thousand."""
-
-USUAL_STEPS = 160
-"""Steps before, whose median loss (without its sign) is the usual one."""
+FOLLOWS = Steady("falls", LEAST)
 
 
 @dataclass(frozen=True)
@@ -124,7 +120,7 @@ def check(run: Run) -> list[Finding]:
 
 def judge(series: WholeRun, budget: AlarmBudget, params: ParamNorms) -> list[Finding]:
     """The same of series."""
-    learns_S = _has_loss(series.loss)[params.at][:, None]
+    learns_S = has_loss(series.loss)[params.at][:, None]
     log_SP = np.where(learns_S, params.logs(series), np.nan)
     some_T = np.full(len(series.steps), np.nan)
     some_T[params.at] = np.where(np.isfinite(log_SP), log_SP, -np.inf).max(axis=1, initial=-np.inf)
@@ -138,16 +134,6 @@ def judge(series: WholeRun, budget: AlarmBudget, params: ParamNorms) -> list[Fin
     ]
     found = [_of_fall(series, params, fall) for fall in falls]
     return found + [_of_zeros(series, params, each) for each in zeros]
-
-
-def _has_loss(loss_T: Floats) -> NDArray[np.bool_]:
-    """[T] whether the loss is not next to nothing beside the usual one; at steps without a loss it is taken to be."""
-    size_T = np.abs(loss_T)
-    before_TW = np.lib.stride_tricks.sliding_window_view(np.r_[np.full(USUAL_STEPS, np.nan), size_T], USUAL_STEPS)[:-1]
-    some_T = np.isfinite(before_TW).any(axis=1)
-    usual_T = np.zeros(len(size_T))
-    usual_T[some_T] = np.nanmedian(before_TW[some_T], axis=1)
-    return ~(size_T <= NO_LOSS * usual_T)
 
 
 def _falls(log_SP: Floats, starts: Sequence[int], budget: AlarmBudget) -> list[Spike]:

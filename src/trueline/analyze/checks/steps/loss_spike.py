@@ -68,6 +68,7 @@ from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.stats.peaks_over_threshold import find_spikes, num_judged
 from trueline.analyze.workers.run_series import WholeRun, false_alarm_rate, log_level, logs, whole_run
 from trueline.analyze.workers.spike_finding import evidence, jump_text, require_steps, surest
+from trueline.analyze.workers.steady import Steady
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import counted
 from trueline.store.reader import Run
@@ -79,6 +80,8 @@ ACROSS_RANKS = False
 
 LEAST = 1.25
 """Times its level that a loss must reach to be called a spike."""
+
+FOLLOWS = Steady("loss", LEAST)
 
 
 def check(run: Run) -> list[Finding]:
