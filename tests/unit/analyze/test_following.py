@@ -12,6 +12,7 @@ from tests.synthetic_runs import write_part, write_run
 from trueline.analyze import check_run, following
 from trueline.analyze.follows import ByStep
 from trueline.analyze.registry import installed_checks
+from trueline.analyze.workers import comparable, outliers, quiet, quiet_sets
 from trueline.schema.finding import Finding
 from trueline.store.judged import read_judged
 from trueline.store.reader import Run
@@ -21,6 +22,7 @@ NAMES = {
     *("gradient-not-reduced", "reduction-mismatch", "replica-drift", "worker-nonfinite"),
     *("quiet in loss", "quiet in norm", "quiet in direction"),
     *("steady loss", "steady norms", "steady falls"),
+    *("quiet order", "quiet pairs", "quiet tokens"),
 }
 """Under which is kept what is known."""
 
@@ -57,6 +59,20 @@ def jump(column, value, *, at, lasts):
         f"rank {rank}": {"at": range(at, at + lasts), "ranks": [rank], "any": 1, column: scaled[rank]}
         for rank in range(4)
     }
+
+
+def each_rank(at, columns):
+    """What ``columns`` gives for a step and a rank."""
+    return {
+        f"step {step}, rank {rank}": {"at": [step], "ranks": [rank], "any": 1, **columns(step, rank)}
+        for step in at
+        for rank in range(4)
+    }
+
+
+def lasting(step, rank, by):
+    """A loss of which each rank has its own level."""
+    return 3 + by * rank + float(np.random.default_rng([step, rank]).normal()) / 20
 
 
 FAULTS = {
@@ -119,6 +135,24 @@ FAULTS = {
     "parameter jumps": with_fault(**jump("param_grad_norms", [900.0], at=110, lasts=1)),
     "parameter vanishes": with_fault(**jump("param_grad_norms", [1e-6], at=110, lasts=3)),
     "parameter is zero": with_fault(**jump("param_grad_norms", [0.0], at=108, lasts=12)),
+    "differ for good": with_fault(**each_rank(range(120), lambda step, rank: {"loss": lasting(step, rank, 0.1)})),
+    "differ for good, late": with_fault(
+        **each_rank(range(70, 120), lambda step, rank: {"loss": lasting(step, rank, 0.3)})
+    ),
+    "documents": with_fault(**each_rank(range(120), lambda step, rank: {"loss": 3 + np.sin(step / 4 + 2 * rank)})),
+    "copies": with_fault(one={"at": range(120), "ranks": [1, 2], "any": 1, "grad_norm": 0.7}),
+    "equal losses": with_fault(
+        **{f"step {step}": {"at": [step], "any": 1, "loss": 3 + step / 7} for step in (50, 71, 90)}
+    ),
+    "tokens unequal": with_fault(
+        **each_rank(range(120), lambda step, rank: {"tokens": 64.0 + 64 * (rank == 2) + 100 * ((step + rank) % 4 == 0)})
+    ),
+    "tokens wild": with_fault(
+        **each_rank(range(60, 120), lambda step, rank: {"tokens": 64.0 if (step + rank) % 4 else 900.0})
+    ),
+    "losses of samples": with_fault(
+        **each_rank(range(120), lambda step, rank: {"part_losses": [3 + rank / 9, 3 + step % 5, 2.5]})
+    ),
     "few tokens": with_fault(one={"at": [100], "any": 1, "tokens": 20.0}),
     "rates now and then": with_fault(one={"at": range(0, 120, 7), "any": 1, "lr": [1e-3]}),
     "none sampled for long": with_fault(
@@ -139,6 +173,13 @@ def test_what_is_said_is_the_same_judged_whole_and_followed(tmp_path, fault):
         assert "steady loss" not in followed
     if fault == "one step":
         assert followed == NAMES - {"reduction-mismatch"}
+
+
+@pytest.mark.parametrize("fault", ["healthy", "documents", "differ for good, late"])
+def test_it_is_the_same_where_dependence_is_measured_in_fewer_steps_than_there_are(tmp_path, monkeypatch, fault):
+    for module in (comparable, outliers, quiet, quiet_sets):
+        monkeypatch.setattr(module, "FIRST_STEPS", 30)
+    assert_follows(write_run(tmp_path / "run", num_steps=120, change=FAULTS[fault]), ENDS, steps=20)
 
 
 @pytest.mark.parametrize("kind", CHANGES)

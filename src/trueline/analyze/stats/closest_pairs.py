@@ -92,8 +92,17 @@ def heights(values_TNC: Floats, *, dependence_ratio: float = 1.0) -> Floats:
     The logs of the e-values are divided by ``memory_ratio`` (see ``autocorrelation``). In blocks of steps, so that 64
     workers and 10,000 steps fit in memory.
     """
+    with np.errstate(divide="ignore"):
+        return np.log(states_after(values_TNC, dependence_ratio=dependence_ratio)[-1])
+
+
+def states_after(values_TNC: Floats, before: Floats | None = None, *, dependence_ratio: float = 1.0) -> Floats:
+    """[B + 1, P] each pair's e-detectors after T steps that come after those of ``before`` (None: after none), and the
+    highest that their mean has been.
+    """
     num_pairs = math.comb(values_TNC.shape[1], 2)
-    state_BP, best_P = np.zeros((len(CLOSENESS), num_pairs)), np.zeros(num_pairs)
+    state = np.zeros((len(CLOSENESS) + 1, num_pairs)) if before is None else before.copy()
+    state_BP, best_P = state[:-1], state[-1]
     for block in _blocks(values_TNC):
         e_BTP = _e_values(distances(block))
         if dependence_ratio != 1.0:
@@ -103,9 +112,8 @@ def heights(values_TNC: Floats, *, dependence_ratio: float = 1.0) -> Floats:
             state_BP *= e_BTP[:, t]
             np.minimum(state_BP, _HIGHEST, out=state_BP)
             e_BTP[:, t] = state_BP
-        np.maximum(best_P, e_BTP.mean(axis=0).max(axis=0), out=best_P)
-    with np.errstate(divide="ignore"):
-        return np.log(best_P)
+        np.maximum(best_P, e_BTP.mean(axis=0).max(axis=0, initial=0.0), out=best_P)
+    return state
 
 
 def log_e_of_pairs(values_TNC: Floats, chosen: Sequence[int]) -> Floats:

@@ -64,6 +64,22 @@ def log_e_values(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0, depen
     return np.stack(logs, axis=1)
 
 
+def log_e_after(scores_TN: Floats, past_2BN: Floats) -> tuple[Floats, Floats]:
+    """The same [T, B] of workers that are not autocorrelated, at steps that come after others, and what is then past:
+    the sums of the scores of the steps before, less those that are forgotten, and how many these were (zeros at first).
+    """
+    measured_TN = np.isfinite(scores_TN)
+    new_T21N = np.stack([np.where(measured_TN, scores_TN, 0.0), measured_TN], axis=1)[:, :, None]
+    sums_T2BN = np.empty((len(scores_TN) + 1, *past_2BN.shape))
+    sums_T2BN[0] = past_2BN
+    for t in range(len(scores_TN)):
+        np.multiply(sums_T2BN[t], _keep(NONE), out=sums_T2BN[t + 1])
+        sums_T2BN[t + 1] += new_T21N[t]
+    past_TBN = sums_T2BN[:-1, 0] / (sums_T2BN[:-1, 1] + _PRIOR_STEPS)
+    none_TN = np.zeros(scores_TN.shape)
+    return np.stack([_log_e(past_TBN[:, b], scores_TN, none_TN) for b in range(len(HORIZONS))], axis=1), sums_T2BN[-1]
+
+
 def farthest(values_TN: Floats) -> int:
     """The position of the worker whose residuals from the step's median are, in the mean, largest."""
     with np.errstate(invalid="ignore"):
@@ -108,13 +124,18 @@ def persistent_spread(values_TN: Floats) -> PersistentSpread | None:
 
 def _past_means(known_TN: Floats, measured_TN: Bools, dependence: Dependence) -> Floats:
     """[T, B, N] the mean score of each worker at the steps before each, less those that it still remembers."""
-    keep_B1 = np.array([[math.exp(-1 / (steps * dependence.ratio))] for steps in HORIZONS])
+    keep_B1 = _keep(dependence)
     new_T21N = np.stack([known_TN, measured_TN], axis=1)[:, :, None]
     sums_T2BN = np.zeros((len(known_TN), 2, len(HORIZONS), known_TN.shape[1]))
     for t in range(dependence.reach + 1, len(known_TN)):
         np.multiply(sums_T2BN[t - 1], keep_B1, out=sums_T2BN[t])
         sums_T2BN[t] += new_T21N[t - dependence.reach - 1]
     return sums_T2BN[:, 0] / (sums_T2BN[:, 1] + _PRIOR_STEPS * dependence.ratio)
+
+
+def _keep(dependence: Dependence) -> Floats:
+    """[B, 1] the share of the past that is left a step later."""
+    return np.array([[math.exp(-1 / (steps * dependence.ratio))] for steps in HORIZONS])
 
 
 def _log_e(mean_TN: Floats, scores_TN: Floats, allowance_TN: Floats) -> Floats:

@@ -24,6 +24,11 @@ NUM_SAMPLE_DETECTORS = 5
 by place (``dispersion-low``); batches too far apart, and persistent differences in the loss and in the gradient norm
 (``dispersion-high``)."""
 
+FIRST_STEPS = 4096
+"""Steps of which the dependence of workers is measured, twice, four times, ... as many as soon as there are so many: so
+that it is not another at each further step. The first of them alone tell how many steps are enough: of more a further
+one would change what was enough before."""
+
 _ALL_BETS = permutation.LOW_BETS + permutation.HIGH_BETS
 
 
@@ -65,10 +70,18 @@ def dependence_among(
     return longest(_own_dependence(series, each, members) for each in whole)
 
 
+def measured_steps(num_steps: int) -> int:
+    """Of how many of the first of ``num_steps`` the dependence is measured."""
+    if num_steps < FIRST_STEPS:
+        return num_steps
+    return FIRST_STEPS << ((num_steps // FIRST_STEPS).bit_length() - 1)
+
+
 @memoized
 def _own_dependence(
     series: WorkerSeries, of: SeriesName, members: tuple[int, ...], group: int | None = None
 ) -> Dependence:
+    series = series.first(measured_steps(len(series.steps)))
     declared = series.declared or (tuple(range(series.num_workers)),)
     values_TN = getattr(series, of) if group is None else getattr(series, of)[:, :, group]
     if of == "tokens":

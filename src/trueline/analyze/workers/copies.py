@@ -16,7 +16,7 @@ import numpy as np
 from trueline.analyze.samples.consumed import share_in_common
 from trueline.analyze.stats import closest_pairs, permutation
 from trueline.analyze.stats.alarm_budget import AlarmBudget, Statistic
-from trueline.analyze.stats.alarms import Alarm, alarm_of
+from trueline.analyze.stats.alarms import Alarm, alarm_of, steps_needed
 from trueline.analyze.stats.autocorrelation import Dependence
 from trueline.analyze.stats.change_point import alarm_onset
 from trueline.analyze.stats.exchangeability import Floats, Ints
@@ -32,6 +32,8 @@ from trueline.analyze.workers.comparable import (
 )
 from trueline.analyze.workers.outliers import named_outliers
 from trueline.analyze.workers.series import WorkerSeries
+from trueline.schema.errors import CannotTell
+from trueline.schema.text.words import counted
 
 MAX_PAIRED_WORKERS = 64
 """Workers of a group up to which pairs are looked at: their number, and the time, grows with the square."""
@@ -51,6 +53,9 @@ _MAX_ALARMED = 256
 """Pairs of a statistic that are looked at again; where all workers differ for good, many pairs are close for good."""
 
 PLACES, WHOLE = "losses of parts, place by place", "losses of parts, as a whole"
+EQUAL_STEPS = 3
+"""Steps of bitwise equal, changing, finely resolved losses that are no chance."""
+
 PAIR_STATISTICS = ("losses", "gradient norms", "directions", "losses, norms and directions together")
 
 
@@ -160,7 +165,7 @@ def _fisher(correlation: float, number: int) -> tuple[float, float]:
 
 def connected_pairs(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -> list[Copies]:
     """The sets of copies, one for each set of workers that pairs connect."""
-    if not 3 <= len(members) <= MAX_PAIRED_WORKERS:
+    if not is_paired(members):
         return []
     among = num_pair_detectors(series)
     threshold = budget.log_threshold("pairs", among=among)
@@ -293,6 +298,38 @@ def whole_batches(
 def num_pair_detectors(series: WorkerSeries) -> int:
     """How many detectors share the budget's share of pairs."""
     return len(PAIR_STATISTICS) * max(sum(math.comb(len(members), 2) for members in comparable_groups(series)), 1)
+
+
+def is_paired(members: tuple[int, ...]) -> bool:
+    """Whether there are other pairs of ``members`` to compare one with, and not too many of them."""
+    return 3 <= len(members) <= MAX_PAIRED_WORKERS
+
+
+def require_enough(series: WorkerSeries, budget: AlarmBudget, have: Mapping[tuple[int, ...], int]) -> None:
+    """Raise ``CannotTell`` where no group has as many steps as an alarm needs if each step wins all it can: ``have``
+    says how many steps have values, by the groups that are paired.
+    """
+    groups = comparable_groups(series)
+    if not groups:
+        raise CannotTell("no group has two workers that may be compared")
+    dealt = steps_needed(
+        budget.log_threshold("sample-losses", among=num_sample_detectors(series)),
+        nats=math.log(permutation.NUM_DEALS + 1),
+        num_bets=len(permutation.LOW_BETS),
+    )
+    if len(series.sample_losses) >= dealt:
+        return
+    has = f"{counted(len(series.sample_losses), 'step')} {'has' if len(series.sample_losses) == 1 else 'have'}"
+    why = f"{has} per-sample losses of all workers' batches, and {dealt} are needed"
+    threshold = budget.log_threshold("pairs", among=num_pair_detectors(series))
+    for members, num_steps in have.items():
+        nats = math.log(math.comb(len(members), 2))
+        needed = steps_needed(threshold, nats=nats, num_bets=len(closest_pairs.CLOSENESS))
+        if num_steps >= needed:
+            return
+        why += f"; {num_steps} steps have values of {len(members)} workers, and for pairs {needed} are needed"
+    why += "" if len(groups[0]) > 2 else "; with two workers there is no other pair to compare with"
+    raise CannotTell(why, reason="too-few-steps")
 
 
 def apart_by_digest(series: WorkerSeries, one: int, other: int, *, first: int, last: int) -> bool:

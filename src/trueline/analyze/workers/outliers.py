@@ -37,7 +37,7 @@ from trueline.analyze.stats.exchangeability import BETS, false_alarm_rate, log_e
 from trueline.analyze.stats.intervals import NORMAL_MAD, Estimate, mean_difference, t_two_sided
 from trueline.analyze.stats.memoize import memoized
 from trueline.analyze.stats.tails import NAMING_LEVEL
-from trueline.analyze.workers.comparable import SeriesName, dependence_among
+from trueline.analyze.workers.comparable import FIRST_STEPS, SeriesName, dependence_among
 from trueline.analyze.workers.series import WorkerSeries
 from trueline.schema.errors import CannotTell
 from trueline.schema.text.words import counted
@@ -61,10 +61,6 @@ _NAMES: dict[Quantity, str] = {
     "norm": "gradient norms",
     "direction": "gradient directions (cosines to the mean of the others)",
 }
-
-FIRST_STEPS = 4096
-"""Steps that tell, in a longer Run too, how many steps of these workers are enough: of more a further one would change
-what was enough before."""
 
 _PIECE_STEPS = 1000
 """Steps whose bets are held at once."""

@@ -28,15 +28,15 @@ from trueline.analyze.follows import Stretch
 from trueline.analyze.stats.alarm_budget import alarm_budget_of
 from trueline.analyze.stats.exchangeability import BETS, SPREAD_STEPS, log_detectors, log_e_values, scores_after
 from trueline.analyze.stats.memoize import memoized
+from trueline.analyze.workers.comparable import FIRST_STEPS
 from trueline.analyze.workers.outliers import (
-    FIRST_STEPS,
     Quantity,
     enough_steps,
     ratio_among,
     thresholds_of,
     whole_and_groups,
 )
-from trueline.analyze.workers.series import MOSTLY, WorkerSeries, as_measured
+from trueline.analyze.workers.series import MOSTLY, WorkerSeries, as_measured, measured_alone
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 
@@ -48,7 +48,7 @@ _CHUNK_STEPS = 256
 _BLOCK_STEPS = 10
 """Steps in which equal shares of tokens are counted together, whatever the stretch."""
 
-_ROUNDING = 1e-6
+ROUNDING = 1e-6
 """Nats by which sums of logs may be off."""
 
 
@@ -73,7 +73,7 @@ class Quiet:
         series = as_measured(part)
         if self.quantity == "direction" and series.num_workers < 3:
             return None
-        if _uneven(series):
+        if uneven(series):
             return None
         whole_TN, groups_TNG = whole_and_groups(series, self.quantity)
         measured_G = any_over(np.isfinite(groups_TNG), (0, 1))
@@ -81,9 +81,9 @@ class Quiet:
         before = carried.get("measured", np.zeros_like(measured_G))
         if len(before) != len(measured_G):
             return None
-        out: dict[str, NDArray[Any]] = {"measured": before | measured_G, "tokens": _tokens(series, carried)}
-        for number, members in enumerate(_groups(series)):
-            out |= _advanced(values_TDN[:, :, list(members)], number, carried)
+        out: dict[str, NDArray[Any]] = {"measured": before | measured_G, "tokens": tokens_of(series, carried)}
+        for number, members in enumerate(groups_of(series)):
+            out |= advanced(values_TDN[:, :, list(members)], number, carried)
         if "ratios" in carried:
             out["ratios"] = carried["ratios"]
         elif len(run.steps) >= FIRST_STEPS and part.steps[-1] >= run.steps[FIRST_STEPS - 1]:
@@ -94,8 +94,7 @@ class Quiet:
         """Whether the checks of the quantity have enough steps of ``run``, all of which ``carried`` is of, and none of
         its workers stands out.
         """
-        known, even, most, num_workers = carried["tokens"].tolist()
-        if not even and most >= MOSTLY * known * num_workers:
+        if not weigh_alike(carried):
             return False
         groups = range(sum(name.startswith("rows ") for name in carried))
         highest = [carried[f"highest {number}"] for number in groups]
@@ -103,7 +102,7 @@ class Quiet:
         among = sum(each.shape[1] for each in highest)
         thresholds_D, _ = thresholds_of(alarm_budget_of(run), self.quantity, carried["measured"], among=among)
         for highest_DM, num_rows in zip(highest, rows, strict=True):
-            if np.any(np.logaddexp(highest_DM, math.log(max(num_rows, 1))) >= thresholds_D[:, None] - _ROUNDING):
+            if np.any(np.logaddexp(highest_DM, math.log(max(num_rows, 1))) >= thresholds_D[:, None] - ROUNDING):
                 return False
         ratios = carried["ratios"] if "ratios" in carried else self._ratios(run)
         steps = [
@@ -118,25 +117,24 @@ class Quiet:
 
     def _ratios(self, run: Run) -> Floats:
         """V of each group of workers, in the first steps."""
-        start = _start(run)
-        return np.array([ratio_among(start, self.quantity, members) for members in _groups(start)])
+        start = start_of(run, FIRST_STEPS)
+        return np.array([ratio_among(start, self.quantity, members) for members in groups_of(start)])
 
 
 @memoized
-def _start(run: Run) -> WorkerSeries:
-    """The first steps, by which it is known how many are enough."""
-    if len(run.steps) <= FIRST_STEPS:
-        return as_measured(run)
-    return as_measured(run.between(int(run.steps[0]), int(run.steps[FIRST_STEPS])))
+def start_of(run: Run, num_steps: int) -> WorkerSeries:
+    """The whole losses, norms and cosines of the first steps, by which the dependence of workers is known."""
+    return measured_alone(run if len(run.steps) <= num_steps else run.before(int(run.steps[num_steps])))
 
 
-def _groups(series: WorkerSeries) -> tuple[tuple[int, ...], ...]:
+def groups_of(series: WorkerSeries) -> tuple[tuple[int, ...], ...]:
+    """The declared groups of workers; all where none is declared."""
     return series.declared or (tuple(range(series.num_workers)),)
 
 
-def _uneven(series: WorkerSeries) -> bool:
+def uneven(series: WorkerSeries) -> bool:
     """Whether workers that are compared had other numbers of samples at any step."""
-    for members in _groups(series):
+    for members in groups_of(series):
         samples_TM = series.samples[:, list(members)]
         known_T = np.all(np.isfinite(samples_TM) & (samples_TM > 0), axis=1)
         if np.any(samples_TM[known_T] != samples_TM[known_T][:, :1]):
@@ -144,7 +142,7 @@ def _uneven(series: WorkerSeries) -> bool:
     return False
 
 
-def _tokens(series: WorkerSeries, carried: Arrays) -> Floats:
+def tokens_of(series: WorkerSeries, carried: Arrays) -> Floats:
     """[4] at how many steps the tokens of all workers are known; whether all had equally many at each; and at how many
     steps at most, added up over workers, a worker had one share of them. Where that is few, or all are equal, they
     count alike (``series.lasting_weights``). The last is the number of workers.
@@ -161,7 +159,13 @@ def _tokens(series: WorkerSeries, carried: Arrays) -> Floats:
     return np.array([known, float(even), most, series.num_workers])
 
 
-def _advanced(values_TDM: Floats, number: int, carried: Arrays) -> dict[str, NDArray[Any]]:
+def weigh_alike(carried: Arrays) -> bool:
+    """Whether no tokens of the workers can weigh them, by what ``tokens_of`` gave."""
+    known, even, most, num_workers = carried["tokens"].tolist()
+    return bool(even or most < MOSTLY * known * num_workers)
+
+
+def advanced(values_TDM: Floats, number: int, carried: Arrays) -> dict[str, NDArray[Any]]:
     """The detectors [D, M] of one group of workers after these steps, and the highest that they have been."""
     values_RDM = values_TDM[np.any(np.count_nonzero(np.isfinite(values_TDM), axis=2) > 1, axis=1)]
     shape = values_TDM.shape[1:]

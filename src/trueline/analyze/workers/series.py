@@ -95,7 +95,7 @@ class WorkerSeries:
             ("allowance", shape, 0.0),
         ):
             if getattr(self, name).size == 0:
-                object.__setattr__(self, name, np.full(whole, fill))
+                object.__setattr__(self, name, np.broadcast_to(np.float64(fill), whole))
 
     @property
     def num_workers(self) -> int:
@@ -158,20 +158,31 @@ def as_measured(run: Run) -> WorkerSeries:
     return replace(measured, samples=_num_digests(run, list(measured.ranks)))
 
 
-def _as_measured(run: Run) -> WorkerSeries:
+def measured_alone(run: Run) -> WorkerSeries:
+    """The losses, norms and cosines of the whole gradients alone, as measured. Raises ``CannotTell`` as ``series_of``
+    does.
+    """
     ranks = several_workers(run)
-    group_names = _group_names(run, ranks)
     return WorkerSeries(
         steps=run.steps.astype(np.int64),
         ranks=tuple(ranks),
         loss=_finite(numbers(run, "loss", ranks)[0]),
         log_norm=_log(numbers(run, "grad_norm", ranks)[0]),
         cosine=_finite(numbers(run, "cosine_others", ranks)[0]),
+        declared=_declared(run, ranks),
+    )
+
+
+def _as_measured(run: Run) -> WorkerSeries:
+    alone = measured_alone(run)
+    ranks = list(alone.ranks)
+    group_names = _group_names(run, ranks)
+    return replace(
+        alone,
         group_names=group_names,
         group_log_norm=_log(_groups(run, ranks, "group_grad_norms", len(group_names))),
         group_cosine=_finite(_groups(run, ranks, "group_cosine_others", len(group_names))),
         tokens=_finite(numbers(run, "tokens", ranks)[0]),
-        declared=_declared(run, ranks),
     )
 
 

@@ -7,15 +7,22 @@ import pytest
 from tests.following import assert_follows
 from tests.synthetic_runs import write_run
 
+from trueline.analyze.follows import Stretch
+from trueline.analyze.stats import closest_pairs, persistence
 from trueline.analyze.stats.alarm_budget import alarm_budget_of
-from trueline.analyze.stats.exchangeability import log_heights, scores
+from trueline.analyze.stats.exchangeability import log_detector, log_heights, scores
 from trueline.analyze.workers import outliers, quiet
 from trueline.analyze.workers.outliers import find_outliers
 from trueline.analyze.workers.quiet import Quiet
+from trueline.analyze.workers.quiet_sets import QuietOrder, QuietPairs, QuietTokens
 from trueline.analyze.workers.series import as_measured, lasting_weights, series_of
 from trueline.store.reader import Run
 
 QUANTITIES = ("loss", "norm", "direction")
+
+
+def further(quiet_in, run, part, carried):
+    return quiet_in.further(Stretch(run, part, part), carried)
 
 
 @pytest.mark.parametrize("ratio", [1.0, 1.7, 6.0, 40.0])
@@ -37,15 +44,35 @@ def test_what_evidence_is_divided_by_raises_a_detector_by_no_more_than_its_start
 @pytest.mark.parametrize("quantity", QUANTITIES)
 def test_what_is_carried_does_not_depend_on_the_stretches(tmp_path, quantity):
     run = Run(write_run(tmp_path / "run", num_steps=90))
-    whole, series = Quiet(quantity).further(run, run, {}), as_measured(run)
+    whole, series = further(Quiet(quantity), run, run, {}), as_measured(run)
     carried = {}
     for begin, end in ((0, 10), (10, 60), (60, 90)):
-        carried = Quiet(quantity).further(run, run.between(begin, end), carried)
+        carried = further(Quiet(quantity), run, run.between(begin, end), carried)
     assert carried.keys() == whole.keys()
     assert all(np.array_equal(carried[name], whole[name], equal_nan=True) for name in whole)
     values_TN = {"loss": series.loss, "norm": series.log_norm, "direction": series.cosine}[quantity]
     highest = log_heights(scores(values_TN))
     assert np.array_equal(whole["highest 0"][0], highest.max(axis=0))
+
+
+@pytest.mark.parametrize("quiet_in", [QuietOrder(), QuietPairs(), QuietTokens()])
+def test_what_is_carried_of_sets_does_not_depend_on_the_stretches(tmp_path, quiet_in):
+    run = Run(write_run(tmp_path / "run", num_steps=90, change=tokens(lambda step, rank: 50 + (step * rank) % 7)))
+    whole, carried = further(quiet_in, run, run, {}), {}
+    for begin, end in ((0, 10), (10, 60), (60, 90)):
+        carried = further(quiet_in, run, run.between(begin, end), carried)
+    assert carried.keys() == whole.keys()
+    assert all(np.array_equal(carried[name], whole[name], equal_nan=True) for name in whole)
+    series = as_measured(run)
+    if isinstance(quiet_in, QuietOrder):
+        log_e_TB = persistence.log_e_values(scores(series.loss))
+        assert float(whole["highest loss 0"]) == log_detector(log_e_TB).max()
+    elif isinstance(quiet_in, QuietPairs):
+        assert np.array_equal(np.log(whole["pairs 0"][0, -1]), closest_pairs.heights(series.loss[:, :, None]))
+    else:
+        unequal_T = series.tokens.min(axis=1) < series.tokens.max(axis=1)
+        heights_TN = log_heights(scores(np.log(series.tokens[unequal_T])))
+        assert whole["highest 0"].max() == heights_TN.max()
 
 
 def high(since, rank=1, by=0.6):
@@ -107,7 +134,7 @@ def test_quiet_workers_are_known_as_such_and_others_are_not(tmp_path):
     silent = {}
     for name, change in {"healthy": None, "high": high(40), "tokens": KINDS["varying tokens"]}.items():
         run = Run(write_run(tmp_path / name, num_steps=120, change=change))
-        silent[name] = Quiet("loss").is_silent(run, Quiet("loss").further(run, run, {}))
+        silent[name] = Quiet("loss").is_silent(run, further(Quiet("loss"), run, run, {}))
         found = find_outliers(series_of(run), alarm_budget_of(run), "loss")
         assert bool(found) == (name == "high")
     assert silent == {"healthy": True, "high": False, "tokens": True}
@@ -115,17 +142,17 @@ def test_quiet_workers_are_known_as_such_and_others_are_not(tmp_path):
 
 def test_two_workers_have_no_direction_of_their_own(tmp_path):
     run = Run(write_run(tmp_path / "run", num_ranks=2, num_steps=60))
-    assert Quiet("direction").further(run, run, {}) is None
+    assert further(Quiet("direction"), run, run, {}) is None
 
 
 def test_tokens_that_may_weigh_workers_are_not_taken_for_equal(tmp_path):
     run = Run(write_run(tmp_path / "run", num_steps=120, change=KINDS["more tokens on one rank"]))
-    carried = Quiet("loss").further(run, run, {})
+    carried = further(Quiet("loss"), run, run, {})
     assert carried["tokens"].tolist() == [120, 0, 480, 4]
     assert not Quiet("loss").is_silent(run, carried)
     varying = Run(write_run(tmp_path / "varying", num_steps=120, change=KINDS["varying tokens"]))
     series = as_measured(varying)
-    known, even, most, _ = Quiet("loss").further(varying, varying, {})["tokens"]
+    known, even, most, _ = further(Quiet("loss"), varying, varying, {})["tokens"]
     assert (known, even) == (120, 0)
     assert most < 0.9 * 480
     assert np.all(lasting_weights(series.loss, series.log_norm, series.tokens) == 1)
@@ -139,11 +166,11 @@ def test_in_a_long_run_the_first_steps_say_how_many_are_enough(tmp_path, monkeyp
     for module in (outliers, quiet):
         monkeypatch.setattr(module, "ratio_among", lambda start, *of: given.append(start) or 1.5)
     find_outliers(series_of(run), alarm_budget_of(run), "loss")
-    carried = Quiet("loss").further(run, run.between(0, 30), {})
+    carried = further(Quiet("loss"), run, run.between(0, 30), {})
     assert "ratios" not in carried
-    carried = Quiet("loss").further(run, run.between(30, 50), carried)
+    carried = further(Quiet("loss"), run, run.between(30, 50), carried)
     assert carried["ratios"].tolist() == [1.5]
-    carried = Quiet("loss").further(run, run.between(50, 60), carried)
+    carried = further(Quiet("loss"), run, run.between(50, 60), carried)
     assert Quiet("loss").is_silent(run, carried)
     assert [start.steps.tolist() for start in given] == [[*range(40)]] * 2
     assert all(np.array_equal(start.loss, series_of(run).loss[:40]) for start in given)

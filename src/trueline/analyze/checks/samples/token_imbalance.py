@@ -84,7 +84,15 @@ from trueline.analyze.stats.change_point import Onset, worker_onset
 from trueline.analyze.stats.exchangeability import log_e_values, scores
 from trueline.analyze.workers.comparable import comparable_groups, compared_among, dependence_among
 from trueline.analyze.workers.loss_weighting import Slope, Weighting, weighting_of
+from trueline.analyze.workers.quiet_sets import QuietTokens
 from trueline.analyze.workers.series import WorkerSeries, series_of
+from trueline.analyze.workers.token_counts import (
+    counts_among,
+    log_noise_e_values,
+    log_tokens,
+    noise_factors,
+    num_lasting,
+)
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import ranks_text, since_text
@@ -97,12 +105,7 @@ NEEDS: tuple[str, ...] = ("tokens", "loss", "grad_norm")
 LARGE = 2.0
 """Least factor of a token's weight, or of the noise of an update, that is reported."""
 
-ORDINARY = 1.5
-"""Noise factor that bets are made against: between log-normal counts of sigma 0.5 (1.28 at most) and ``LARGE``, so that
-factors of ``LARGE`` and more win from the start."""
-
-NOISE_BETS: tuple[float, ...] = (0.05, 0.2, 0.6)
-"""Stakes b of the bets on the noise factor: small ones survive many even steps between a few wild ones."""
+FOLLOWS = QuietTokens()
 
 
 @dataclass(frozen=True)
@@ -186,43 +189,12 @@ def judge(
     return findings
 
 
-def noise_factors(tokens_TN: Floats) -> Floats:
-    """[T] arithmetic over harmonic mean of the positive counts of a step; NaN where fewer than two workers have one."""
-    positive = np.where(tokens_TN > 0, tokens_TN, np.nan)
-    count = np.count_nonzero(np.isfinite(positive), axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        factor = np.nansum(positive, axis=1) * np.nansum(1 / positive, axis=1) / np.square(count)
-    return np.where(count > 1, factor, np.nan)
-
-
-def log_noise_e_values(factors_T: Floats) -> Floats:
-    """[T, B] natural logs of e-values against noise factors of at most ``ORDINARY`` in the mean."""
-    excess_T = (factors_T - 1) / (ORDINARY - 1)
-    return np.log1p(np.outer(excess_T - 1, np.array(NOISE_BETS)))
-
-
-def _log_tokens(series: WorkerSeries) -> Floats:
-    return np.log(np.where(series.tokens > 0, series.tokens, np.nan))
-
-
-def _counts(series: WorkerSeries, members: tuple[int, ...]) -> Floats:
-    """[T, M] token counts of the members that are compared, NaN elsewhere."""
-    declared = series.declared or (tuple(range(series.num_workers)),)
-    counts_TM = series.compared(series.tokens)[declared.index(members)][:, list(members)]
-    return np.where(counts_TM > 0, counts_TM, np.nan)
-
-
-def _num_lasting(series: WorkerSeries) -> int:
-    """Detectors that the share of tokens is split over if half of it goes to persistent imbalance."""
-    return 2 * sum(len(members) for members in comparable_groups(series))
-
-
 def _persistent(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -> _Imbalance | None:
     """The worker whose counts are least like the others', if its tokens' weight, or another's, is far off."""
-    rows, values_RM = compared_among(series, _log_tokens(series), members)
+    rows, values_RM = compared_among(series, log_tokens(series), members)
     if not len(rows):
         return None
-    among = _num_lasting(series)
+    among = num_lasting(series)
     threshold = budget.log_threshold("tokens", among=among)
     dependence = dependence_among(series, "tokens", members)
     log_e_RMB = log_e_values(scores(values_RM), dependence_N=dependence.ratio)
@@ -238,7 +210,7 @@ def _persistent(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, .
 
 def _wild(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -> _Imbalance | None:
     """Counts that are so unequal at each step that the update is noisier than it need be."""
-    factors_T = noise_factors(_counts(series, members))
+    factors_T = noise_factors(counts_among(series, members))
     rows = np.flatnonzero(np.isfinite(factors_T)).astype(np.int64)
     among = 2 * len(comparable_groups(series))
     log_e_RB = log_noise_e_values(factors_T[rows]) / dependence_among(series, "tokens", members).ratio
@@ -258,7 +230,7 @@ def _imbalance(
     (rows, alarm, among), persistent = evidence, onset is not None
     onset = onset or Onset(alarm.first, alarm.first, alarm.first)
     first, low, high = (int(rows[index]) for index in (onset.at, onset.low, onset.high))
-    counts_TM = _counts(series, members)
+    counts_TM = counts_among(series, members)
     window = slice(first, int(rows[alarm.last]) + 1)
     whole_RM = counts_TM[window][np.isfinite(counts_TM[window]).all(axis=1)]
     shares_RM = whole_RM / whole_RM.sum(axis=1, keepdims=True)
@@ -283,7 +255,7 @@ def _weighting(series: WorkerSeries, imbalance: _Imbalance, *, loss_is_local: bo
     return weighting_of(
         series.loss[since:, members],
         series.log_norm[since:, members],
-        _log_tokens(series)[since:, members],
+        log_tokens(series)[since:, members],
         loss_is_local=loss_is_local,
     )
 
@@ -362,13 +334,13 @@ def _require_counts(series: WorkerSeries, budget: AlarmBudget, groups: Sequence[
     """Raise ``CannotTell`` where no step has the counts of two workers, or where counts differ at too few steps for any
     of them to stand out had it been the last at each.
     """
-    have = {members: np.count_nonzero(np.isfinite(_counts(series, members)), axis=1) > 1 for members in groups}
+    have = {members: np.count_nonzero(np.isfinite(counts_among(series, members)), axis=1) > 1 for members in groups}
     if not any(steps.any() for steps in have.values()):
         raise CannotTell("no step has the token counts of two workers that may be compared")
-    threshold = budget.log_threshold("tokens", among=_num_lasting(series))
+    threshold = budget.log_threshold("tokens", among=num_lasting(series))
     short: list[str] = []
     for members, steps in have.items():
-        unequal = len(compared_among(series, _log_tokens(series), members)[0])
+        unequal = len(compared_among(series, log_tokens(series), members)[0])
         needed = steps_needed(threshold, nats=math.log(len(members)), num_bets=2)
         if int(np.count_nonzero(steps)) >= needed or not unequal:
             return

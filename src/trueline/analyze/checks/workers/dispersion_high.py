@@ -93,6 +93,7 @@ from trueline.analyze.workers.comparable import (
     sample_losses_of,
     whole_alarm,
 )
+from trueline.analyze.workers.quiet_sets import QuietOrder
 from trueline.analyze.workers.series import WorkerSeries, series_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
@@ -102,6 +103,8 @@ from trueline.store.reader import Run
 CODE = "dispersion-high"
 QUESTION = "workers"
 NEEDS: tuple[str, ...] = ("loss", "grad_norm", "part_losses")
+
+FOLLOWS = QuietOrder()
 
 MILD = 1.1
 """Times as far apart as explained below which persistent differences are an info: 1.1 ** 2 = 1.21 of the variance."""

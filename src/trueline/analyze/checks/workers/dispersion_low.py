@@ -83,42 +83,40 @@ dataset = RandomCrops(load(f"shard-{shard}.pt"))
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from trueline.analyze.compared_ranks import Bools, Floats, sites_of
 from trueline.analyze.samples.repeats_in_step import told_by_digests
-from trueline.analyze.stats import closest_pairs, permutation
 from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
-from trueline.analyze.stats.alarms import steps_needed
-from trueline.analyze.workers.comparable import comparable_groups, num_sample_detectors
+from trueline.analyze.workers.comparable import comparable_groups
 from trueline.analyze.workers.copies import (
-    MAX_PAIRED_WORKERS,
+    EQUAL_STEPS,
     PLACES,
     WHOLE,
     Copies,
     apart_by_digest,
     copies_among,
-    num_pair_detectors,
+    is_paired,
     pair_columns,
+    require_enough,
 )
+from trueline.analyze.workers.quiet_sets import QuietPairs
 from trueline.analyze.workers.series import WorkerSeries, series_of
-from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
-from trueline.schema.text.words import capitalized, counted, ranks_text, since_text
+from trueline.schema.text.words import capitalized, ranks_text, since_text
 from trueline.store.reader import Run
 
 CODE = "dispersion-low"
 QUESTION = "workers"
 NEEDS: tuple[str, ...] = ("loss", "grad_norm", "cosine_others", "group_grad_norms", "part_losses")
 
-EQUAL_STEPS = 3
-"""Steps of bitwise equal, changing, finely resolved losses that are no chance."""
-
 _EQUAL_NORMS = 1e-3
 """Relative difference of gradient norms below which workers with equal losses did the same: rounding, in other orders,
 of half-precision gradients."""
+
+
+FOLLOWS = QuietPairs()
 
 
 def check(run: Run) -> list[Finding]:
@@ -142,7 +140,9 @@ def judge(series: WorkerSeries, budget: AlarmBudget) -> list[Finding]:
             continue
         findings += [_finding(series, close) for close in copies_among(series, budget, members)]
     if not findings:
-        _require_enough(series, budget, groups)
+        pairs = [members for members in groups if is_paired(members)]
+        have = {members: max(len(rows) for _, rows, _ in pair_columns(series, members)) for members in pairs}
+        require_enough(series, budget, have)
     return findings
 
 
@@ -273,30 +273,3 @@ def _words(close: Copies) -> tuple[str, float, str]:
         claim += f"; of three workers it is undecided whether they are copies or {ranks_text(close.unless)} is faulty"
     claim += "."
     return claim, 1.0, "distances between the workers, in that to other workers"
-
-
-def _require_enough(series: WorkerSeries, budget: AlarmBudget, groups: Sequence[tuple[int, ...]]) -> None:
-    """Raise ``CannotTell`` where no group has as many steps as an alarm needs if each step wins all it can."""
-    if not groups:
-        raise CannotTell("no group has two workers that may be compared")
-    dealt = steps_needed(
-        budget.log_threshold("sample-losses", among=num_sample_detectors(series)),
-        nats=math.log(permutation.NUM_DEALS + 1),
-        num_bets=len(permutation.LOW_BETS),
-    )
-    if len(series.sample_losses) >= dealt:
-        return
-    have = f"{counted(len(series.sample_losses), 'step')} {'has' if len(series.sample_losses) == 1 else 'have'}"
-    why = f"{have} per-sample losses of all workers' batches, and {dealt} are needed"
-    for members in groups:
-        number = math.comb(len(members), 2)
-        if len(members) > MAX_PAIRED_WORKERS or number < 2:
-            continue
-        threshold = budget.log_threshold("pairs", among=num_pair_detectors(series))
-        needed = steps_needed(threshold, nats=math.log(number), num_bets=len(closest_pairs.CLOSENESS))
-        have = max(len(rows) for _, rows, _ in pair_columns(series, members))
-        if have >= needed:
-            return
-        why += f"; {have} steps have values of {len(members)} workers, and for pairs {needed} are needed"
-    why += "" if len(groups[0]) > 2 else "; with two workers there is no other pair to compare with"
-    raise CannotTell(why, reason="too-few-steps")
