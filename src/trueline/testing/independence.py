@@ -51,6 +51,8 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "masks of attention": ("N1 N1.modules", "N4.masked-row", "W3", "W3.off-by-one", "W4.padding"),
     "losses that are given something else": ("W5", "W5.sigmoid", "W5.log", "W5.divergence", "W5.rows", "W5.signs"),
+    "inputs that carry nothing": ("I2", "I2.positions", "I2.labels"),
+    "seeds in the loop": ("I3", "I3.noise", "I3.evaluation"),
     "samples that are mixed": ("W4", "W4.batch-first", "W4.softmax"),
     "corrupted memory": ("N2 N2.all N2.modules", "N2.bit", "R4.bit-flip R4.last-bit"),
     "averages of weights": ("E1", "E1.swapped", "E1.part", "E1.bf16 E1.found"),

@@ -64,6 +64,8 @@ _CAUSES: dict[str, str] = {
     "I1.shifted-everywhere": "labels-shifted-wrongly",
     "I1.short": "tokens-weighted-unequally other-data-on-rank",
     "I1.stuck": "batch-again other-data-on-rank",
+    "I2": "input-carries-nothing",
+    "I3": "seeds-in-the-loop seeded-again",
     "K1": "optimizer-of-other-parameters",
     "K1.cleared": "optimizer-state-not-advanced",
     "K1.count": "optimizer-state-not-advanced",

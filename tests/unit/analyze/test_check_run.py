@@ -66,6 +66,7 @@ UPDATES = (
 WEIGHTS = (
     "batch-leak",
     "influence-leak",
+    "input-constant",
     "labels-misplaced",
     "loss-misapplied",
     "loss-scale-wrong",

@@ -123,6 +123,10 @@ schedules = tuple(PatchedCall(of, "step") for of in (LRScheduler, CosineAnnealin
 """The ``step`` of every scheduler of torch; those that hold others (chained, in sequence) call that of these."""
 loader_iter = PatchedCall(DataLoader, "__iter__")
 destroy_groups = PatchedCall(torch.distributed, "destroy_process_group")
+seeds = (PatchedCall(torch, "manual_seed"), PatchedCall(torch.random, "manual_seed"))
+"""Two names of one function, which seeds the global generators of host and devices."""
+rng_sets = (PatchedCall(torch, "set_rng_state"), PatchedCall(torch.random, "set_rng_state"))
+"""Likewise; ``torch.random.fork_rng`` ends with it."""
 module_call = PatchedCall(torch.nn.Module, "__call__")
 _deepspeeds: list[PatchedCall] = []
 

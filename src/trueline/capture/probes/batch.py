@@ -201,22 +201,23 @@ def _tensors(inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Iterator[tupl
         yield "targets", inputs[1]
         return
     for value in inputs:
-        yield from _inside("", value, depth=0)
+        yield from tensors_inside("", value)
     for name, value in named.items():
-        yield from _inside(name, value, depth=0)
+        yield from tensors_inside(name, value)
 
 
-def _inside(name: str, value: Any, *, depth: int) -> Iterator[tuple[str, Tensor]]:
+def tensors_inside(name: str, value: Any, *, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in ``value``, with the names that mappings and dataclasses give them, else ``name``."""
     if isinstance(value, Tensor):
         yield name, value
     elif depth >= 3:
         return
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _inside(str(key), inner, depth=depth + 1)
+            yield from tensors_inside(str(key), inner, depth=depth + 1)
     elif isinstance(value, (tuple, list)):
         for inner in value:
-            yield from _inside(name, inner, depth=depth + 1)
+            yield from tensors_inside(name, inner, depth=depth + 1)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from _inside(field.name, getattr(value, field.name), depth=depth + 1)
+            yield from tensors_inside(field.name, getattr(value, field.name), depth=depth + 1)

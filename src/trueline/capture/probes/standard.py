@@ -17,6 +17,7 @@ from trueline.capture.probes.dataloader import EpochProbe
 from trueline.capture.probes.exact_cosines import ExactCosineProbe
 from trueline.capture.probes.gradients import GradientProbe
 from trueline.capture.probes.initial_values import InitialValueProbe
+from trueline.capture.probes.inputs import InputProbe
 from trueline.capture.probes.losses.influence import InfluenceProbe
 from trueline.capture.probes.losses.loss import LossProbe
 from trueline.capture.probes.losses.loss_scaler import LossScalerProbe
@@ -57,6 +58,7 @@ class StandardProbes:
             ModeProbe(adapter.notes, contributions),
             AveragingProbe(),
             BatchProbe(contributions),
+            InputProbe(guard, contributions),
             self.loss,
             SampleLossProbe(adapter.notes, self.loss, contributions),
             OptimizerProbe(),

@@ -14,8 +14,10 @@ import xxhash
 from torch import nn
 
 from trueline.capture.job.environment import autocast_state, num_params, plain_value
+from trueline.capture.model import patches
 from trueline.capture.model.layout import Layout
 from trueline.capture.model.patches import PatchedCall
+from trueline.capture.model.untraced import in_backward
 from trueline.capture.model.world import collectives_started
 from trueline.capture.probes.base import FactProbe, Moment, Step
 from trueline.capture.step.passes import Contributions, Pass
@@ -161,18 +163,60 @@ class AveragingProbe(FactProbe):
 
 
 class StreamProbe(FactProbe):
-    """The columns of ``rng_digests``, in steps before which replicas are digested."""
+    """The column ``rng_drawn``, of sampled steps and of those in which somebody seeds, and those of ``rng_digests`` in
+    steps before which replicas are digested.
+    """
 
     name = "random streams"
-    moments = ("update",)
+    moments = ("forward", "update")
+
+    def __init__(self) -> None:
+        self._begun: list[int] = []
+        self._seeded: list[int] = [0, 0]
+        self._looks = False
+        self._device = torch.device("cpu")
+        for patched in patches.seeds:
+            patched.add(self._at_seed, after=True)
+        for patched in patches.rng_sets:
+            patched.add(self._at_set, after=True)
 
     def begin(self, step: Step) -> bool:
-        """Not in every step."""
-        return step.digests
+        """In every step that is watched."""
+        self._begun, self._seeded = [], [0, 0]
+        self._looks, self._device = step.sampled, step.layout.device
+        return step.watched
 
-    def take(self, moment: Moment, step: Step) -> dict[str, int | None]:
-        """The columns, just before the update."""
-        return rng_digests(step.layout.device)
+    def take(self, moment: Moment, step: Step) -> dict[str, Any]:
+        """The columns, just before the update; states of the begin are those of the first forward pass."""
+        if moment != "update":
+            self._begun = self._begun or (self._states() if self._looks else [])
+            return {}
+        columns: dict[str, Any] = rng_digests(step.layout.device) if step.digests else {}
+        if self._begun or any(self._seeded):
+            ended = self._states() * 2
+            from_ = zip((*(self._begun or (0, 0)), *self._seeded), ended, strict=True)
+            columns["rng_drawn"] = [state if state != end else 0 for state, end in from_]
+        return columns
+
+    def detach(self) -> None:
+        """Stop listening."""
+        for patched in patches.seeds:
+            patched.remove(self._at_seed)
+        for patched in patches.rng_sets:
+            patched.remove(self._at_set)
+
+    def _states(self) -> list[int]:
+        return [_hash(torch.get_rng_state().numpy().data), _device(self._device) or 0]
+
+    def _at_seed(self, *args: Any, **kwargs: Any) -> None:
+        self._seeded = self._states()
+
+    def _at_set(self, *args: Any, **kwargs: Any) -> None:
+        """Another state was put in place, as where ``fork_rng`` ends: of what was seen before nothing is left. Where
+        checkpoints do so in the backward pass, they put back what it was.
+        """
+        if not in_backward():
+            self._begun, self._seeded = [], [0, 0]
 
 
 def rng_digests(device: torch.device) -> dict[str, int | None]:
@@ -200,7 +244,7 @@ def _device(device: torch.device) -> int | None:
     return _hash(module.get_rng_state(device).numpy().tobytes())  # type: ignore[union-attr]
 
 
-def _hash(content: bytes) -> int:
+def _hash(content: bytes | memoryview) -> int:
     return xxhash.xxh3_64_intdigest(content)
 
 

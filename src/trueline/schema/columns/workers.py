@@ -110,6 +110,14 @@ WORKER_COLUMNS: tuple[Column, ...] = (
     Column("rng_numpy", "uint64", "", "Digest of the state of NumPy's global generator."),
     Column("rng_torch", "uint64", "", "Digest of the state of torch's CPU generator."),
     Column("rng_device", "uint64", "", "Digest of the state of the device generator."),
+    Column(
+        "rng_drawn",
+        "list<uint64>",
+        "",
+        "On sampled steps, and where `torch.manual_seed` is called, digests of the states that the step drew random "
+        "numbers from (0: of which it drew none, or unseen): of torch's CPU generator and the device's when the first "
+        "forward pass began, and the same right after that call, unless another state was set since.",
+    ),
     Column("grad_norm", "float64", "grad", "L2 norm of this worker's gradient before reduction."),
     Column("grad_nonfinite", "float64", "values", "1.0 if this worker's gradient before reduction holds NaN or inf."),
     Column(
@@ -257,6 +265,20 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "",
         "On sampled steps, `FEATURES` of what the model reads first, then of its labels: a mean over micro-batches, "
         "NaN where there is none.",
+    ),
+    Column(
+        "input_facts",
+        "string",
+        "",
+        "On some sampled steps, JSON of the tensors that `input_values` are of: name, whether it is a target of the "
+        "loss, dtype, shape, classes.",
+    ),
+    Column(
+        "input_values",
+        "list<int64>",
+        "",
+        "Of each of these a digest in all passes of the step, whether all its elements are one number, the bits of "
+        "that as float64, and whether they look like standard normal noise.",
     ),
     Column(
         "loss_operations",

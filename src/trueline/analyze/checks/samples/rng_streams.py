@@ -1,4 +1,4 @@
-"""Which random streams are equal on all workers, and whether that is what was declared.
+"""Which random streams are equal on all workers, whether that is what was declared, and whether one begins again.
 
 What it finds
 -------------
@@ -9,7 +9,9 @@ Why it matters
 --------------
 Equal streams give equal dropout masks and equal augmentation on every worker; different ones give different initial
 weights where nobody broadcasts them. Either may be wanted: only the user knows. A stream that was seeded by accident
-on one rank only is a common reason for runs that do not reproduce.
+on one rank only is a common reason for runs that do not reproduce. A stream that begins again at every step gives every
+step the same noise, dropout masks and augmentation, and one that an evaluation seeds those of the stretch before; the
+loss falls all the same.
 
 How it decides
 --------------
@@ -20,8 +22,16 @@ was restarted, and is equal on all workers at the first step after: all ranks lo
 one seed. A stream whose state never changes was not drawn from and contradicts nothing. States are exact; a
 collision has a probability of 2^-64 a pair.
 
+A stream of torch begins again where the first forward pass of three sampled steps or more of one start of the job
+begins in one state, from which each of these steps drew; or, at whatever step, where `torch.manual_seed` left one state
+in three steps or more, which was drawn from and not put back before the update, as `torch.random.fork_rng` does. That
+is exact too, needs no second rank, and is a warning. Seeds that go by the step, streams that nobody draws from,
+recomputation that restores the state, and an evaluation that puts it back are no such thing.
+
 What it may miss
 ----------------
+A generator that begins again by a state that is set rather than by a seed, where no forward pass draws from it, or
+at steps that are not sampled.
 Generators of the program's own (a sampler's, a data loader worker's). Two streams with one seed that were drawn from a
 different number of times count as different.
 
@@ -46,22 +56,25 @@ torch.set_rng_state(checkpoint["rng"][rank])  # saved by every rank
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trueline.analyze.compared_ranks import Bools, columns_of, differs, several_workers
+from trueline.analyze.samples.streams_again import streams_again
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
-from trueline.schema.text.words import listed
+from trueline.schema.text.words import counted, listed, ranks_text, steps_text
 from trueline.store.reader import Run
 
 CODE = "rng-streams"
 QUESTION = "streams"
+EVERY = 0.75
+"""Share of the steps between the first and the last that draw from one state from which on it is said of every step."""
 STREAMS: tuple[str, ...] = ("python", "numpy", "torch", "device")
-NEEDS: tuple[str, ...] = ("rng_python", "rng_numpy", "rng_torch", "rng_device")
+NEEDS: tuple[str, ...] = ("rng_python", "rng_numpy", "rng_torch", "rng_device", "rng_drawn")
 
 
 @dataclass(frozen=True)
@@ -82,7 +95,12 @@ class _Stream:
 
 
 def check(run: Run) -> list[Finding]:
-    """An info on all streams, or a warning where they contradict the plan; raises ``CannotTell`` without digests."""
+    """An info on all streams, or a warning where they contradict the plan, and one of each that begins again; raises
+    ``CannotTell`` without digests.
+    """
+    again = streams_again(run)
+    if again is not None and (again or run.world_size == 1):
+        return [_again(run, name, steps) for name, steps in again.items()]
     ranks = several_workers(run)
     streams = [stream for name in STREAMS if (stream := _stream(run, ranks, name)) is not None]
     if not streams:
@@ -92,6 +110,36 @@ def check(run: Run) -> list[Finding]:
     merged = [stream for stream in streams if declared != "equal" and stream.used and stream.merged]
     found = [_merged(ranks, merged)] if merged else []
     return [*found, _finding(ranks, streams, wrong, declared)]
+
+
+def _again(run: Run, name: str, again: Mapping[int, Sequence[int]]) -> Finding:
+    """Of the stream of this name; ``again`` are its steps by rank."""
+    ranks, steps = tuple(sorted(again)), max(again.values(), key=len)
+    who = ranks_text(ranks, all_ranks=run.ranks)
+    often = len(steps) >= EVERY * (steps[-1] - steps[0] + 1)
+    return Finding(
+        code=CODE,
+        severity="warning",
+        claim=f"Random numbers of {name} begin again at every step of {who}: {counted(len(steps), 'step')} draw from one state, "
+        "so that their noise, dropout masks and augmentation are the same."
+        if often
+        else f"Random numbers of {name} begin again at {steps_text(steps)} of {who}: these draw from one state, and "
+        "what follows them repeats, as where an evaluation seeds and does not put the state back.",
+        ranks=ranks,
+        step_first=steps[0],
+        step_last=steps[-1],
+        measured=float(len(steps)),
+        expected=1.0,
+        unit="steps that draw from one state",
+        false_alarm_rate=0.0,
+        evidence={"kind": "begins-again", "steps": list(steps[:100])},
+        next=(
+            "Look for `manual_seed`, `seed_everything` or `set_seed` inside of the loop: seed once, before the first "
+            "step, or by the step's number."
+            if often
+            else "Give what runs at these steps a generator of its own, or put it under torch.random.fork_rng().",
+        ),
+    )
 
 
 def _merged(ranks: Sequence[int], streams: list[_Stream]) -> Finding:

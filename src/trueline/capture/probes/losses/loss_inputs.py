@@ -23,6 +23,7 @@ from trueline.capture.probes.losses.cross_entropy import (
     is_hooked,
     operation_of,
 )
+from trueline.schema.columns.input_values import InputFact
 from trueline.schema.columns.loss_inputs import (
     DIVERGENCE_BY_CLASS,
     DIVERGENCE_OF_PROBABILITIES,
@@ -45,6 +46,13 @@ _LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "MkldnnLinear")
 _PROBABILITIES = ("Softmax", "Sigmoid")
 _DISTANCES = ("MseLoss", "SmoothL1Loss", "HuberLoss", "Sub")
 _BINARY = ("BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
+_COMPARES = {
+    "MseLoss": "mse_loss",
+    "SmoothL1Loss": "smooth_l1_loss",
+    "HuberLoss": "huber_loss",
+    "NllLoss": "cross_entropy",
+}
+"""Functions that keep what they compare with."""
 _CTC = ("CtcLoss", "CudnnCtcLoss")
 _NUMBERS = 7
 """Of ``LossInputs``, but for its kinds."""
@@ -74,6 +82,29 @@ def row_of(roots: Iterable[Tensor], ids: Tensor | None, mask: Tensor | None, dev
             counts.append(_padded(node, ids, mask, device))
     total = torch.stack(counts).sum(0)
     return torch.cat([torch.full_like(total[:1], bits), total])
+
+
+def targets_of(roots: Iterable[Tensor]) -> Iterator[tuple[InputFact, Tensor]]:
+    """The targets that functions of the loss keep, in a cross-entropy another in place of those that stand for none."""
+    for node, operation, below in _functions(roots):
+        name = next((named for kind, named in _COMPARES.items() if operation.startswith(kind)), "")
+        if not name or is_hooked(node._raw_saved_target):
+            continue
+        target, classes = node._saved_target.detach(), 0
+        if target.numel() and operation.startswith("NllLoss"):
+            target = torch.where(target != ignored_index(node), target, target.amax())  # all of them: below 0
+            classes = _classes(below)
+        yield InputFact(name, True, str(target.dtype), tuple(target.shape), classes), target
+
+
+def _classes(below: list[Any]) -> int:
+    """Of logits that a layer with weights of its own returns; 0 of others, as of similarities."""
+    if len(below) != 1 or operation_of(below[0][0]) != "LogSoftmax" or len(below[0][0].next_functions) != 1:
+        return 0
+    shape, layer = _shape(below[0][0]), _source(below[0][0].next_functions[0])
+    if layer is None or operation_of(layer) not in _LAYERS or len(shape) < 2:
+        return 0
+    return shape[1] if any(hasattr(_source(edge), "variable") for edge in layer.next_functions) else 0
 
 
 def _functions(roots: Iterable[Tensor]) -> Iterator[tuple[Any, str, list[Any]]]:

@@ -10,5 +10,6 @@ CAUSE = Cause(
     shows={
         "rng-streams": "always",
     },
+    excludes=("rng-streams/begins-again",),
     settles="Print torch.initial_seed() on every rank; trueline.seed_all(seed, per_rank=True) gives each its own.",
 )

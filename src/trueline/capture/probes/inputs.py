@@ -1,0 +1,165 @@
+"""Whether what a model reads, and what its loss compares with, varies at all: content of each tensor, by its name.
+
+Letters: F numbers of a tensor (``NUM_FIELDS``), M passes, K tensors.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from trueline.capture.adapters.base import Guard
+from trueline.capture.model import patches
+from trueline.capture.model.layout import local
+from trueline.capture.model.untraced import in_backward
+from trueline.capture.probes.around_update.sampling import NowAndThen
+from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.batch import tensors_inside
+from trueline.capture.probes.losses import descent
+from trueline.capture.probes.losses.loss_inputs import targets_of
+from trueline.capture.step.passes import Contributions, Pass
+from trueline.schema.columns.input_values import NUM_FIELDS, InputFact, facts_text
+from trueline.tensor.digest import digest_tensor
+
+MAX_TENSORS = 16
+"""Tensors of a forward pass that are looked at, and targets of a backward pass."""
+MAX_PASSES = 8
+"""Micro-batches of a step that are looked at."""
+NOISE_FROM, NOISE_OF = 256, 16_384
+"""Elements that are needed to call something noise, and the first ones, which are looked at."""
+NOISE_SIGMAS = 6.0
+"""How far mean, variance, kurtosis and correlation of neighbours of noise may be from 0, 1, 3 and 0, in their standard
+deviations of independent normal numbers, sqrt(1/n), sqrt(2/n), sqrt(24/n) and sqrt(1/n) (Stuart and Ord, Kendall's
+Advanced Theory of Statistics 1, chapters 10 and 12)."""
+
+Row = tuple[Pass, tuple[InputFact, ...], Tensor]
+"""Of a pass; int64 [K * F]."""
+
+
+class InputProbe:
+    """At the first sampled steps, then now and then, the columns ``input_facts`` and ``input_values``, of the passes
+    that count. What autograd made is left out. All is computed on the device and copied with the step's row.
+    """
+
+    name = "inputs"
+    moments = ("output", "gradients")
+
+    def __init__(self, guard: Guard, passes: Contributions) -> None:
+        self._guard, self._passes = guard, passes
+        self._times = NowAndThen()
+        self._forget(due=False)
+        patches.backward.add(self._at_backward)
+
+    def begin(self, step: Step) -> bool:
+        """In the first steps, then now and then, as token weights."""
+        self._forget(due=step.sampled and self._times.due(step))
+        return self._due
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Any]:
+        """``input_facts`` and, int64 [M, K * F], ``read_values`` and ``target_values``; absent where there are none."""
+        if moment == "output":
+            if not (in_backward() or self._passes.is_over) and step.module is not None and len(self._read) < MAX_PASSES:
+                self._read += _row(self._passes.now(), list(_read_by(step.module, step.args, step.kwargs)))
+            return {}
+        read, targets = _alike(self._read), _alike(self._targets)
+        self._forget(due=False)
+        taken: dict[str, Any] = step.counted.take("read_values", [(one, x[None]) for one, _, x in read])
+        taken |= step.counted.take("target_values", [(one, x[None]) for one, _, x in targets], backward=True)
+        rows = [rows[0] for name, rows in (("read_values", read), ("target_values", targets)) if name in taken]
+        facts = [fact for _, facts, _ in rows for fact in facts]
+        return taken | ({"input_facts": facts_text(facts)} if facts else {})
+
+    def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
+        """``input_values``, the passes of the step together."""
+        found = [_together(host[name]) for name in ("read_values", "target_values") if len(host.get(name, ()))]
+        return {"input_values": list(itertools.chain(*found))} if found else {}
+
+    def detach(self) -> None:
+        """Stop listening."""
+        patches.backward.remove(self._at_backward)
+        self._forget(due=False)
+
+    def _forget(self, *, due: bool) -> None:
+        self._due = due
+        self._read: list[Row] = []
+        self._targets: list[Row] = []
+
+    def _at_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        one = self._passes.begun
+        if not self._due or one is None or len(self._targets) >= MAX_PASSES:
+            return
+        with self._guard(self.name), torch.no_grad():
+            self._targets += _row(one, list(targets_of(descent.roots_of(tensors))))
+
+
+def _read_by(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[InputFact, Tensor]]:
+    """The tensors among the arguments that autograd has not made, with the names that the model gives them."""
+    try:
+        named: Mapping[str, Any] = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        named = {"": args, **kwargs}
+    for name, value in named.items():
+        for inner, x in tensors_inside(name, value):
+            if not x.requires_grad:
+                yield InputFact(inner, False, str(x.dtype), tuple(x.shape)), x
+
+
+def _row(one: Pass, found: list[tuple[InputFact, Tensor]]) -> list[Row]:
+    kept = [(fact, local(x).detach()) for fact, x in found]
+    kept = [(fact, x) for fact, x in kept if x.layout == torch.strided and x.numel() and not x.is_complex()]
+    kept = kept[:MAX_TENSORS]
+    if not kept:
+        return []
+    facts: list[InputFact] = []
+    for fact, _ in kept:
+        again = sum(each.name.partition("[")[0] == fact.name for each in facts)
+        facts.append(replace(fact, name=f"{fact.name}[{again}]") if again else fact)
+    device = kept[0][1].device
+    return [(one, tuple(facts), torch.cat([_numbers(x).to(device) for _, x in kept]))]
+
+
+def _numbers(x: Tensor) -> Tensor:
+    """int64 [F]: digest, whether all elements are one number, the bits of it as float64, whether they are noise."""
+    flat = x.flatten()
+    flat = flat.to(torch.uint8) if flat.dtype == torch.bool else flat
+    least, most = flat.aminmax()
+    return torch.stack(
+        [digest_tensor(x), (least == most).long(), least.double().view(torch.int64), _is_noise(flat).long()]
+    )
+
+
+def _is_noise(flat: Tensor) -> Tensor:
+    n = min(flat.numel(), NOISE_OF)
+    if not flat.is_floating_point() or n < NOISE_FROM:
+        return torch.zeros((), dtype=torch.int64, device=flat.device)
+    x = flat[:n].double()
+    square = x.square()
+    far = torch.stack([x.mean(), square.mean() - 1, square.square().mean() - 3, (x[1:] * x[:-1]).mean()]).abs()
+    # the fourth moment about 0 of a standard normal number has variance 105 - 9
+    return (far < NOISE_SIGMAS * far.new_tensor([1.0, 2.0, 96.0, 1.0]).div(n).sqrt()).all()
+
+
+def _alike(rows: list[Row]) -> list[Row]:
+    """Those of the same tensors as the first, whose sizes may differ."""
+    names = [[(fact.name, len(fact.shape)) for fact in facts] for _, facts, _ in rows]
+    return [row for row, one in zip(rows, names, strict=True) if one == names[0]]
+
+
+def _together(values_MF: Tensor) -> list[int]:
+    """The numbers of each tensor in all passes."""
+    found: list[int] = []
+    for passes in values_MF.view(len(values_MF), -1, NUM_FIELDS).transpose(0, 1).tolist():
+        digest, single, bits, _ = passes[0]
+        if any(each[0] != digest for each in passes):
+            mixed = xxhash.xxh3_64_intdigest(repr([each[0] for each in passes]).encode())
+            digest = mixed - (1 << 63)
+        one = single and all(each[1] and each[2] == bits for each in passes)
+        found += [digest, int(one), bits, int(all(each[3] for each in passes))]
+    return found

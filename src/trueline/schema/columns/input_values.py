@@ -1,0 +1,63 @@
+"""What rows of the columns ``input_facts`` and ``input_values`` hold, for who writes them and who reads them."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NUM_FIELDS = 4
+"""Numbers of each tensor in ``input_values``."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputFact:
+    """A tensor that the model reads, by the name of its argument, or the target of a loss, named after the function.
+
+    ``classes`` are those of a cross-entropy whose logits a layer returns; 0 of anything else.
+    """
+
+    name: str
+    is_target: bool
+    dtype: str
+    shape: tuple[int, ...]
+    classes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InputValue:
+    """What it was at a step: a digest of its content in all passes; ``single`` is the number that all of its elements
+    are, None where they differ; ``is_noise`` whether it looks like independent numbers of a standard normal
+    distribution.
+    """
+
+    fact: InputFact
+    digest: int
+    single: float | None
+    is_noise: bool
+
+
+def facts_text(facts: Sequence[InputFact]) -> str:
+    """The string of the column ``input_facts``."""
+    return json.dumps([[each.name, each.is_target, each.dtype, each.shape, each.classes] for each in facts])
+
+
+def input_values(facts: str, numbers: Sequence[int]) -> tuple[InputValue, ...]:
+    """Of one row of both columns; empty where they are not of each other."""
+    known = [
+        InputFact(str(name), bool(target), str(dtype), tuple(shape), int(classes))
+        for name, target, dtype, shape, classes in json.loads(facts)
+    ]
+    if len(numbers) != NUM_FIELDS * len(known):
+        return ()
+    return tuple(
+        InputValue(fact, int(digest), _float_of(int(bits)) if single else None, bool(noise))
+        for fact, (digest, single, bits, noise) in zip(
+            known, zip(*(iter(map(int, numbers)),) * NUM_FIELDS, strict=True), strict=True
+        )
+    )
+
+
+def _float_of(bits: int) -> float:
+    return struct.unpack("<d", struct.pack("<q", bits))[0]
