@@ -117,11 +117,12 @@ def _again(run: Run, name: str, again: Mapping[int, Sequence[int]]) -> Finding:
     ranks, steps = tuple(sorted(again)), max(again.values(), key=len)
     who = ranks_text(ranks, all_ranks=run.ranks)
     often = len(steps) >= EVERY * (steps[-1] - steps[0] + 1)
+    draw = f"{counted(len(steps), 'step')} draw from one state"
     return Finding(
         code=CODE,
         severity="warning",
-        claim=f"Random numbers of {name} begin again at every step of {who}: {counted(len(steps), 'step')} draw from one state, "
-        "so that their noise, dropout masks and augmentation are the same."
+        claim=f"Random numbers of {name} begin again at every step of {who}: {draw}, so that "
+        "their noise, dropout masks and augmentation are the same."
         if often
         else f"Random numbers of {name} begin again at {steps_text(steps)} of {who}: these draw from one state, and "
         "what follows them repeats, as where an evaluation seeds and does not put the state back.",

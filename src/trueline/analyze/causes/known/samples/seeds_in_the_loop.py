@@ -12,7 +12,9 @@ from trueline.analyze.causes.cause import Cause
 
 CAUSE = Cause(
     shows={
+        "rng-streams": "often",
         "rng-streams/begins-again": "always",
+        "input-constant": "often",
         "input-constant/noise": "always",
     },
     needs=("rng-streams/begins-again", "input-constant/noise"),
