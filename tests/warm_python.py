@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import ctypes
 import fcntl
 import importlib
 import importlib.machinery
@@ -53,6 +54,9 @@ os._exit(status)
 """What stands for the interpreter: hands everything on, signals too, and ends as the fork does. A fork whose client was
 killed is killed as well.
 """
+
+M_PERTURB = -6
+"""Of ``mallopt(3)`` in glibc's ``malloc.h``."""
 
 MAX_FILES = 64
 """How many open files a start can hand on."""
@@ -121,6 +125,8 @@ def _become(start: dict[str, Any], files: list[int]) -> None:
     os.chdir(start["cwd"])
     os.environ.clear()
     os.environ.update(start["environ"])
+    if pattern := os.environ.get("MALLOC_PERTURB_"):  # which the C library reads as a process starts
+        ctypes.CDLL(None).mallopt(M_PERTURB, int(pattern))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     multiprocessing.current_process()._config["daemon"] = False  # may have children
     multiprocessing.set_executable(start["argv"][0])  # of the server of a pool

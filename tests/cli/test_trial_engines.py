@@ -15,9 +15,9 @@ __all__ = ["engine", "ray_cluster", "slurm"]  # fixtures
 JOB = Path(__file__).parents[1] / "repeating_job.py"
 
 
-def test_a_trial_has_the_same_answer_wherever_its_runs_take_place(engine, tmp_path, monkeypatch, capsys):
+def test_a_trial_has_the_same_answer_wherever_its_runs_take_place(engine, python, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = ("trial", "repeat", "--in-place", "--json", "--engine", engine, "--", sys.executable, JOB, "order")
+    words = ("trial", "repeat", "--in-place", "--json", "--engine", engine, "--", python, JOB, "order")
     code, out, err = in_process.trueline(monkeypatch, capsys, *words)
     assert code == 0, err
     assert json.loads(out)["credible"] == ["mine.total.default(float32[64, 16])"]

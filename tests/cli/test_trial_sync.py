@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -47,13 +46,11 @@ def test_a_race_timing_and_neither_are_told_apart(python, tmp_path, monkeypatch,
         ("shared", "", {"base": True, "poison": True, "poison 2 + blocking": True}),
     ],
 )
-def test_what_is_read_too_early_or_too_late_follows_what_memory_is_filled_with(tmp_path, kind, first, shown):
-    """In interpreters of their own: the C library reads how to fill memory as it starts. What another tensor writes
-    into the same memory does not.
-    """
+def test_what_is_read_too_early_or_too_late_follows_what_memory_is_filled_with(python, tmp_path, kind, first, shown):
+    """What another tensor writes into the same memory does not."""
     base = {**os.environ, **POISONS.get(first, {})}
     environ = environment(out=str(tmp_path / "first"), plan={}, overwrite=True, base=base)
-    subprocess.run([sys.executable, str(JOB), kind], env=environ, check=True)
-    job = WatchedJob.like(Run(tmp_path / "first"), Job((sys.executable, str(JOB), kind), 600.0))
+    subprocess.run([python, str(JOB), kind], env=environ, check=True)
+    job = WatchedJob.like(Run(tmp_path / "first"), Job((python, str(JOB), kind), 600.0))
     trial = SyncTrial(Runs("sync", tmp_path / "t", job, {}), "?")
     assert {arm: trial.runs.outcome(trial.way(arm)) for arm in shown} == shown
