@@ -10,7 +10,7 @@ from trueline.trials.frame.runs import Runs
 from trueline.trials.frame.same_fault import Outcome
 from trueline.trials.remedy.effect import effect_of, ratio, sign_test
 from trueline.trials.remedy.remedy import RemedyTrial
-from trueline.trials.remedy.treated_job import BASE, REMEDY, Measure, Treatment, Ways
+from trueline.trials.remedy.treated_job import BASE, NOT_FINITE, REMEDY, SHAM, Measure, Treatment, Ways
 
 
 def drawn(draw, *, gap=1.0, left=1.0, sham=1.0, spread=0.1, pairs=8):
@@ -123,3 +123,26 @@ def test_a_trial_goes_on_where_it_was(tmp_path):
     assert "The remedy was at remedy, the sham at sham." in found.says[-1]
     assert {arm.name: arm.showed for arm in found.arms} == {"base": 6, "remedy": 0, "sham": 6}
     assert trial_of(tmp_path, lambda way, place: None).answer() == found
+
+
+@pytest.mark.parametrize(
+    ("diverged", "answer", "told"),
+    [
+        ({BASE: 2, SHAM: 2, REMEDY: 0}, "confirmed", "not finite (base 2, remedy 0, sham 2) count as the worst"),
+        ({BASE: 0, SHAM: 0, REMEDY: 1}, "undecided", "With the remedy more runs have a loss that is not finite"),
+        ({BASE: 8, SHAM: 8, REMEDY: 0}, "undecided", "No run of the job as it is has a loss that is finite"),
+    ],
+    ids=["some", "by the remedy", "all"],
+)
+def test_runs_that_diverge_count_as_the_worst_of_the_others(tmp_path, diverged, answer, told):
+    def engine(way, place):
+        number = way.changes["seed"]
+        wrong = (0.0 if way.arm == REMEDY else 0.5) + number / 100
+        wrong = NOT_FINITE if number < diverged[way.arm] else wrong
+        return Outcome(False, measured=wrong, codes=(str(number), "remedy:there 1", f"remedy:fp32 {way.arm}"))
+
+    trial = trial_of(tmp_path, engine, pairs=8)
+    trial.measure = Measure(0, 9, 1.0)
+    found = trial.answer()
+    assert (found.answer, [told in line for line in found.says].count(True)) == (answer, 1), found.says
+    assert {arm.name: arm.showed for arm in found.arms}[BASE] == 8, "of which all are worse than half of the usual"

@@ -93,13 +93,23 @@ class RemedyTrial:
         if len(complete) < LEAST_PAIRS:
             says = f"Only {counted(len(complete), 'pair')} of runs told something, and {LEAST_PAIRS} are needed."
             return self._answered("undecided", [says], _NEXT["undecided"])
-        base, remedy, sham = zip(*complete, strict=True)
-        if max(base) >= NOT_FINITE:
-            says = "A run of the job as it is has a loss that is not finite, so that there is no mean of its gap."
+        bad = {arm: sum(each["measured"] >= NOT_FINITE for each in self._of(arm)) for arm in ARMS}
+        finite = [each["measured"] for each in self._of(BASE) if each["measured"] < NOT_FINITE]
+        if not finite:
+            says = "No run of the job as it is has a loss that is finite, so that there is no mean of its gap."
             return self._answered("undecided", [says], ("Leave out --ref: what counts then are such steps.",))
+        shown = ", ".join(f"{arm} {num}" for arm, num in bad.items())
+        told = [f"Runs with a loss that is not finite ({shown}) count as the worst of the others."]
+        if bad[REMEDY] > bad[BASE]:
+            says = "With the remedy more runs have a loss that is not finite than without it."
+            return self._answered("undecided", [says, *told, *self._places()], _NEXT["undecided"])
+        worst = max(each for pair in complete for each in pair if each < NOT_FINITE)
+        complete = [(min(base, worst), min(remedy, worst), min(sham, worst)) for base, remedy, sham in complete]
+        base, remedy, sham = zip(*complete, strict=True)
         effect = effect_of(base, remedy, sham, good_varies=self.measure.good is not None, error=self.error)
         credible = () if effect.verdict == "undecided" else (effect.verdict,)
-        says = [f"{effect.why}.", *self._numbers(complete, effect), *self._places()]
+        told = told if any(bad.values()) else []
+        says = [f"{effect.why}.", *self._numbers(complete, effect), *told, *self._places()]
         return self._answered(_ANSWERS.get(effect.verdict, "undecided"), says, _NEXT[effect.verdict], credible)
 
     # -- what they left ---------------------------------------------------------------------------------------------
@@ -162,7 +172,7 @@ class RemedyTrial:
     def _answered(
         self, answer: Answer, says: Sequence[str], then: Sequence[str], credible: Sequence[str] = ()
     ) -> TrialAnswer:
-        wrong = [entry["measured"] for entry in self._of(BASE)]
+        wrong = [each["measured"] for each in self._of(BASE) if each["measured"] < NOT_FINITE]
         half = max(sum(wrong) / len(wrong) / 2, 0.0) if wrong else 0.0
         arms = [
             Arm(
