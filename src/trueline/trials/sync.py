@@ -12,7 +12,7 @@ base        blocking    sham     poison                says
 shows       gone        shows                          ordering: a race, a missing wait or ``record_stream``
 shows       gone        gone                           timing only: undecided
 shows       shows                other, or gone        memory is read before it is written, or after it is freed
-shows       shows                the same              neither: inside one kernel, or not of memory
+shows       shows                the same              neither: one kernel, a stray writer, or not of memory
 never                            with blocking too     memory, as above
 never                            only without          what fills memory races with who uses it
 never                            the same              undecided: it does not occur
@@ -83,7 +83,11 @@ _NEXT = {
         "Who uses the memory does not wait for the stream that it was handed out on: without poison this is usually "
         "harmless, but the wait is missing.",
     ),
-    "neither": ("Look at the operation itself: trueline trial knobs, or record the step and compare it.",),
+    "neither": (
+        "Look at the operation itself: trueline trial knobs, or record the step and compare it.",
+        "Do only some runs show it? Then something may write where it should not, whatever is waited for: store the "
+        "step in two runs and compare them (corruption-pattern says which memory it was, and whose numbers are there).",
+    ),
     "timing": ("Try it on a machine with another load, or at another number of threads.",),
 }
 

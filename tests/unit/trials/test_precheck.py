@@ -125,8 +125,8 @@ def test_what_cannot_be_judged_is_named_with_its_reason(tmp_path):
     run = recorded(tmp_path / "run", lambda x, w: F.dropout(x.t().reshape(24, 40), 0.5) + w[:24])
     found = precheck(trueline.open_run(run), device="cpu")
     why = {each.api.rpartition(".")[2]: each.why for each in found.operations if each.outcome == "not judged"}
-    assert why["dropout"] == "It draws random numbers."
-    assert why["t"] == why["__getitem__"] == "It returns a view of its input, and computes nothing."
+    assert why["dropout"] == "it draws random numbers"
+    assert why["t"] == why["__getitem__"] == "it returns a view of its input, and computes nothing"
 
 
 def test_results_of_another_machine_are_written_and_read(tmp_path, monkeypatch, capsys):

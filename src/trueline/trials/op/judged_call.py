@@ -36,7 +36,7 @@ class JudgedCall:
         try:
             return proof.proved(self.document, self.inputs.tensors, device, exact=self.exact, benchmark=benchmark)
         except recalled.Impossible as why:
-            raise CannotTell(str(why)) from None
+            raise CannotTell(_clause(why)) from None
 
 
 def judged_call(run: Run, call: RecordedCall, *, seed: int = 0) -> JudgedCall:
@@ -59,7 +59,7 @@ def judged_call(run: Run, call: RecordedCall, *, seed: int = 0) -> JudgedCall:
         made = _as_recorded(described, inputs.tensors, call)
         exact = recalled.outcomes(described, inputs.tensors, exact=True)
     except recalled.Impossible as why:
-        raise CannotTell(str(why)) from None
+        raise CannotTell(_clause(why)) from None
     expected = {slot: _expected(described, call, inputs, slot, x, exact) for slot, x in made.items() if slot in exact}
     document = {
         "schema": SCHEMA,
@@ -74,6 +74,12 @@ def judged_call(run: Run, call: RecordedCall, *, seed: int = 0) -> JudgedCall:
         "recorded": {} if inputs.drawn else _recorded(run, call),
     }
     return JudgedCall(call, document, inputs, exact)
+
+
+def _clause(why: recalled.Impossible) -> str:
+    """Its sentence, to stand within another."""
+    says = str(why).rstrip(".")
+    return says[0].lower() + says[1:] if says.split()[0] in ("It", "The", "There", "An") else says
 
 
 def _require_alone(call: RecordedCall) -> None:

@@ -159,9 +159,7 @@ def _answer(checked: Sequence[CheckedOp], device: str) -> TrialAnswer:
     for why in dict.fromkeys(each.why for each in left):
         names = [each.api.rpartition(".")[2] for each in left if each.why == why]
         named = ", ".join(dict.fromkeys(names))
-        says.append(
-            f"not judged ({len(names)}), as {why.rstrip('.')}: {named if len(named) < 300 else named[:300] + ' …'}"
-        )
+        says.append(f"not judged ({len(names)}), as {why}: {named if len(named) < 300 else named[:300] + ' …'}")
     next_ = tuple(
         f"trueline trial op RUN '{each.site}' --device {device} writes it as a proof that needs torch alone."
         for each in beyond[:1]

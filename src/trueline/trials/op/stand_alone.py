@@ -56,7 +56,9 @@ def prove_op(run: Run, site: str, *, device: str, out: Path, overwrite: bool = F
     if verdicts and all(each == "within" for each in verdicts):
         answer = "excluded"
     runs = f"python {out / FILES[0]}" + (f" --device {device}" if device != "cpu" else "")
-    next_ = (f"{runs} proves it again, with torch alone: send the folder to whoever maintains the kernel.",)
+    next_ = (f"{runs} asks it again, with torch alone: copy the folder to another machine, and name its --device.",)
+    if answer == "confirmed":
+        next_ = (f"{runs} proves it again, with torch alone: send the folder to whoever maintains the kernel.",)
     if made.inputs.drawn:
         next_ += ('Record this step with depth = "tensor": what it does may depend on its true inputs.',)
     return OpAnswer(_answer(answer, _says(made, outputs), device, 2, next_), call.site, outputs, written)
