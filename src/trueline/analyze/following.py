@@ -13,7 +13,7 @@ model, no change of what is trained, no local updates; elsewhere every check is 
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import hashlib
 import logging
 import sys
@@ -33,7 +33,7 @@ from trueline.analyze.registry import Check
 from trueline.analyze.workers.local_updates import digests_alike
 from trueline.schema.columns.workers import PARAM_COLUMNS
 from trueline.schema.errors import CannotTell
-from trueline.store.judged import read_judged, write_judged
+from trueline.store.judged import read_judged, restored, stored, write_judged
 from trueline.store.reader import Run
 
 _log = logging.getLogger(__name__)
@@ -92,9 +92,9 @@ def known_of(run: Run, checks: Sequence[Check]) -> Followed | None:
     if kept is None or kept.get("of") != _identity(run, checks, kept.get("end_step")):
         return Followed()
     try:
-        silent = {code: _silent(entry) for code, entry in kept["silent"].items()}
+        silent = {code: _silent(run.path, entry) for code, entry in kept["silent"].items()}
         return Followed(silent, frozenset(map(bool, kept["alike"])))
-    except (KeyError, TypeError, ValueError, AttributeError, zlib.error):
+    except (KeyError, TypeError, ValueError, AttributeError, OSError, zlib.error):
         return Followed()
 
 
@@ -102,15 +102,11 @@ def keep(run: Run, checks: Sequence[Check], followed: Followed) -> None:
     """Keep in the Run what is known of it now."""
     num_steps = max((each.num_steps for each in followed.silent.values()), default=0)
     end_step = int(run.steps[num_steps - 1]) + 1 if num_steps else 0
-    write_judged(
-        run.path,
-        {
-            "of": _identity(run, checks, end_step),
-            "end_step": end_step,
-            "alike": sorted(followed.alike),
-            "silent": {code: _document(each) for code, each in sorted(followed.silent.items())},
-        },
-    )
+    with contextlib.suppress(OSError):
+        silent = {code: _document(run.path, each) for code, each in sorted(followed.silent.items())}
+        arrays = [array for each in silent.values() for array in each["carried"].values()]
+        document = {"of": _identity(run, checks, end_step), "end_step": end_step, "alike": sorted(followed.alike)}
+        write_judged(run.path, {**document, "silent": silent}, arrays)
 
 
 def follow(run: Run, checks: Sequence[Check], known: Followed) -> tuple[dict[str, CannotTell | None], Followed]:
@@ -267,34 +263,26 @@ def _program(of_checks: tuple[str, ...]) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.is_file())).hexdigest()
 
 
-def _silent(entry: Mapping[str, Any]) -> Silent:
+def _silent(path: str, entry: Mapping[str, Any]) -> Silent:
     found = Silent(
         int(entry["num_steps"]),
         spoke=bool(entry["spoke"]),
         judged=bool(entry["judged"]),
         last=tuple(map(int, entry["last"])),
         lengths={str(column): tuple(map(int, each)) for column, each in entry["lengths"].items()},
-        carried={str(name): _array(*each) for name, each in entry["carried"].items()},
+        carried={str(name): restored(path, *each) for name, each in entry["carried"].items()},
     )
     if found.num_steps < 0 or found.num_steps % STRETCH:
         raise ValueError(found.num_steps)
     return found
 
 
-def _document(silent: Silent) -> dict[str, Any]:
+def _document(path: str, silent: Silent) -> dict[str, Any]:
     return {
         "num_steps": silent.num_steps,
         "spoke": silent.spoke,
         "judged": silent.judged,
         "last": list(silent.last),
         "lengths": {column: list(each) for column, each in silent.lengths.items()},
-        "carried": {name: [each.dtype.str, each.shape, _text(each)] for name, each in silent.carried.items()},
+        "carried": {name: stored(path, each) for name, each in silent.carried.items()},
     }
-
-
-def _text(array: NDArray[Any]) -> str:
-    return base64.b64encode(zlib.compress(array.tobytes(), 1)).decode()
-
-
-def _array(dtype: str, shape: Sequence[int], text: str) -> NDArray[Any]:
-    return np.frombuffer(zlib.decompress(base64.b64decode(text)), np.dtype(dtype)).reshape(shape)

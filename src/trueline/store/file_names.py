@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 MANIFEST = "manifest.json"
 JUDGED = "judged.json"
+JUDGED_DIR = "judged"
 ENV_DIR = "env"
 WORKERS_DIR = "workers"
 JOURNAL_DIR = "journal"

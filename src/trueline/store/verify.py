@@ -24,6 +24,7 @@ from trueline.store import file_names
 from trueline.store.env_and_findings import env_of, findings_of
 from trueline.store.file_names import PartName, Problem
 from trueline.store.filesystem import filesystem_of
+from trueline.store.judged import is_whole
 from trueline.store.log.journal import read_journal
 from trueline.store.log.listing import names_in
 from trueline.store.log.parts import decode_part
@@ -144,6 +145,7 @@ def _check_of(name: str, folder: str, base: str) -> Check | None:
         file_names.STACKS_DIR: _stacks if file_names.stacks_rank(base) is not None else None,
         file_names.TENSORS_DIR: _tensors if file_names.tensors_step(base) else None,
         REVISIONS_DIR: _revision,
+        file_names.JUDGED_DIR: _judged_array,
     }
     if inside == file_names.JOURNAL_DIR:
         if file_names.records_journal_rank(base) is not None:
@@ -186,6 +188,11 @@ def _plan(fs: AbstractFileSystem, path: str, base: str) -> Found:
     document, _ = decode(fs.cat_file(path))
     Plan.load(document)
     return _WHOLE
+
+
+def _judged_array(fs: AbstractFileSystem, path: str, base: str) -> Found:
+    whole = is_whole(posixpath.basename(path), fs.cat_file(path))
+    return ("whole", "") if whole else ("unchecked", "it is not what was written; checks make it again")
 
 
 def _judged(fs: AbstractFileSystem, path: str, base: str) -> Found:

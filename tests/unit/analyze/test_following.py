@@ -19,10 +19,12 @@ from trueline.store.reader import Run
 
 ENDS = (9, 40, 61, 80, 119)
 NAMES = {
+    *("rank-config-differs", "worker-silent"),
     *("gradient-not-reduced", "reduction-mismatch", "replica-drift", "worker-nonfinite"),
     *("quiet in loss", "quiet in norm", "quiet in direction"),
     *("steady loss", "steady norms", "steady falls"),
     *("quiet order", "quiet pairs", "quiet tokens"),
+    "fresh samples",
 }
 """Under which is kept what is known."""
 
@@ -153,6 +155,18 @@ FAULTS = {
     "losses of samples": with_fault(
         **each_rank(range(120), lambda step, rank: {"part_losses": [3 + rank / 9, 3 + step % 5, 2.5]})
     ),
+    "a sample again, at once": with_fault(
+        one={"at": [50, 51], "ranks": [1], "any": 1, "sample_digests": [10**6, 10**6 + 1]}
+    ),
+    "a sample again, much later": with_fault(one={"at": [5, 117], "ranks": [1], "any": 1, "sample_digests": [10**6]}),
+    "a sample on two ranks": with_fault(one={"at": [90], "ranks": [1, 2], "any": 1, "sample_digests": [10**6]}),
+    "an epoch ends": with_fault(one={"at": range(70, 120), "any": 1, "epoch": 1}),
+    "an epoch is told late": with_fault(one={"at": range(70), "any": 1, "epoch": None}),
+    "one rank reads": with_fault(one={"at": range(120), "any": 1, "ranks": [0, 1, 2], "sample_digests": None}),
+    "silent": with_fault(one={"at": [30, 71], "ranks": [2], "any": 1, "grad_norm": 0.0}),
+    "silent on a parameter": with_fault(one={"at": range(44, 120, 2), "ranks": [2], "param_grad_norms": [-1.0]}),
+    "rates differ": with_fault(**each_rank(range(120), lambda step, rank: {"lr": [1e-3 * (1 + (step == 66) * rank)]})),
+    "modes differ": with_fault(**each_rank(range(120), lambda step, rank: {"eval_modules": 2.0 * (step + rank == 93)})),
     "few tokens": with_fault(one={"at": [100], "any": 1, "tokens": 20.0}),
     "rates now and then": with_fault(one={"at": range(0, 120, 7), "any": 1, "lr": [1e-3]}),
     "none sampled for long": with_fault(
@@ -171,6 +185,8 @@ def test_what_is_said_is_the_same_judged_whole_and_followed(tmp_path, fault):
         assert {"steady loss", "steady norms"} <= followed
     if fault in ("loss jumps", "few tokens", "rates now and then"):
         assert "steady loss" not in followed
+    if followed:
+        assert ("fresh samples" in followed) != fault.startswith(("a sample", "an epoch"))
     if fault == "one step":
         assert followed == NAMES - {"reduction-mismatch"}
 
@@ -236,6 +252,26 @@ def test_what_is_kept_and_torn_or_of_another_version_is_made_again(tmp_path, dam
         state(path).write_text(damage(kept))
         assert said(path) == expected
         assert state(path).read_text() == kept
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: data[:-1] + b"x", None])
+def test_a_large_array_that_is_kept_and_torn_or_lost_is_made_again(tmp_path, monkeypatch, damage):
+    monkeypatch.setattr("trueline.store.judged.LARGE", 1)
+    path = write_run(tmp_path / "run", num_ranks=2, num_steps=120, change=FAULTS["a sample again, much later"])
+    expected = whole(Run(path))
+    with in_stretches(20):
+        said(Run(path).before(110))
+        kept = read_judged(str(path))
+        file = path / "judged" / kept["silent"]["fresh samples"]["carried"]["seen 0-8"][2]
+        if damage is None:
+            file.unlink()
+        else:
+            file.write_bytes(damage(file.read_bytes()))
+        said(Run(path).before(110))
+        assert read_judged(str(path)) == kept
+        assert said(path) == expected
+        named = [each[2] for one in read_judged(str(path))["silent"].values() for each in one["carried"].values()]
+        assert sorted(each.name for each in (path / "judged").iterdir()) == sorted({*named})
 
 
 @pytest.mark.parametrize("what", ["rows", "environment", "program"])

@@ -67,6 +67,7 @@ from trueline.analyze.compared_ranks import (
     odd_ranks,
     several_workers,
 )
+from trueline.analyze.follows import ByStep
 from trueline.analyze.parameters.held_parameters import ABSENT, FROZEN, TRAINS, Parting, partings
 from trueline.schema.errors import RunError
 from trueline.schema.files.run_manifest import RankEnv
@@ -91,6 +92,14 @@ class _Difference:
 
     name: str
     values: dict[int, str]
+
+
+def _never_changes(run: Run) -> bool:
+    """Whether no rank changed how it holds its parameters: when it did is told of the whole Run."""
+    return not any(env.changes or env.apart for env in run.env.values())
+
+
+FOLLOWS = ByStep(alone=_never_changes)
 
 
 def check(run: Run) -> list[Finding]:

@@ -81,6 +81,7 @@ import numpy as np
 from trueline.analyze.compared_ranks import MAX_SITES, numbers
 from trueline.analyze.samples.consumed import Samples, consumed_samples
 from trueline.analyze.samples.declared import SPLIT_STREAM, Declared, declared_sampling
+from trueline.analyze.samples.fresh import FreshSamples
 from trueline.analyze.samples.repeats_in_step import Duplicates, find_duplicates, judged_slots, shared_in_step
 from trueline.analyze.stats.tails import ALARM_LEVEL
 from trueline.schema.errors import CannotTell
@@ -91,6 +92,7 @@ from trueline.store.reader import Run
 
 CODE = "duplicate-data"
 QUESTION = "data"
+FOLLOWS = FreshSamples()
 NEEDS: tuple[str, ...] = ("sample_digests",)
 FEW_SAMPLES = 0.75
 """Where more of the samples of a step are shared by chance, they are states, not samples: a game's board, a category.

@@ -83,6 +83,7 @@ import numpy as np
 
 from trueline.analyze.compared_ranks import data_parallel_ranks, sites_of
 from trueline.analyze.samples.declared import SPLIT_STREAM, declared_sampling
+from trueline.analyze.samples.fresh import FreshSamples
 from trueline.analyze.samples.repeats_in_order import (
     Again,
     Batches,
@@ -101,6 +102,7 @@ from trueline.schema.text.words import capitalized, counted, ranks_text
 from trueline.store.reader import Run
 
 CODE = "sample-repeats"
+FOLLOWS = FreshSamples()
 NEEDS: tuple[str, ...] = ("sample_digests", "target_digests", "epoch", "num_micro")
 QUESTION = "repeats"
 ACROSS_RANKS = False

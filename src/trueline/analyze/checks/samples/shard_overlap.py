@@ -100,6 +100,7 @@ from trueline.analyze.samples.coverage import (
     short_epoch,
 )
 from trueline.analyze.samples.declared import SPLIT_STREAM, Declared, declared_sampling
+from trueline.analyze.samples.fresh import FreshSamples
 from trueline.analyze.samples.repeats_in_epoch import Repeats, SeenOnce, find_overlap, named_workers, repeats_of
 from trueline.analyze.stats.tails import ALARM_LEVEL
 from trueline.schema.errors import CannotTell
@@ -110,6 +111,7 @@ from trueline.store.reader import Run
 
 CODE = "shard-overlap"
 QUESTION = "data"
+FOLLOWS = FreshSamples()
 NEEDS: tuple[str, ...] = ("sample_digests", "epoch")
 
 _ONE_SEED = (

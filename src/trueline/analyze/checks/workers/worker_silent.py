@@ -72,6 +72,7 @@ from trueline.analyze.compared_ranks import (
     several_workers,
     sites_of,
 )
+from trueline.analyze.follows import ByStep
 from trueline.analyze.stats.tails import ALARM_LEVEL
 from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.finding import Finding
@@ -84,6 +85,16 @@ NEEDS: tuple[str, ...] = ("grad_norm", "param_grad_norms", "loss")
 
 _ENOUGH = 3
 """Steps from which on silence is a habit and not an event."""
+
+
+def _share_parameters(run: Run) -> bool:
+    """Whether each parameter had a gradient on all workers or on none, at each step that all of them sampled."""
+    ranks = several_workers(run)
+    present = _presence(run, ranks, np.zeros((len(run.steps), len(ranks)), dtype=np.bool_))
+    return present is None or not np.any(any_over(present[0], 1) & any_over(~present[0], 1))
+
+
+FOLLOWS = ByStep(alone=_share_parameters)
 
 
 def check(run: Run) -> list[Finding]:
