@@ -14,18 +14,19 @@ from trueline.analyze.causes.verdicts import Verdict as CauseVerdict
 from trueline.analyze.causes.verdicts import verdicts_of
 from trueline.analyze.compared_ranks import data_parallel_ranks
 from trueline.analyze.engines import Engine, Views, judged_on, not_run_of
-from trueline.analyze.following import Followed, keep, known_of
+from trueline.analyze.following import Followed, further, keep, known_of
 from trueline.analyze.incidents import Incident, advice_of, incidents_of, is_explained
 from trueline.analyze.rank_endings import ends_of
 from trueline.analyze.registry import Check, installed_checks
 from trueline.analyze.rollouts.rows import left_out
 from trueline.analyze.run_verdict import verdict_of
 from trueline.analyze.workers.influence import unlooked
-from trueline.analyze.workers.iterations import parting_of
+from trueline.analyze.workers.iterations import may_part, parting_of
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.finding import Finding, by_weight, columns_of
 from trueline.schema.judged import EXIT_CODES, Asked, Judged, NotRun, Question, Verdict, asked_of, judged_together
 from trueline.schema.text.shown import Shown
+from trueline.store.log.part_files import known_parts
 from trueline.store.reader import Run
 
 SCHEMA = 1
@@ -168,15 +169,16 @@ def check(
     Findings that live checks left while the job ran are included, and what is said of further groups of ranks and of
     further models.
     """
-    opened = run if isinstance(run, Run) else Run(run)
+    opened = run if isinstance(run, Run) else Run(run, parts=known_parts(run))
     reference = ref if ref is None or isinstance(ref, Run) else Run(ref)
-    parting = parting_of(opened)
     findings: list[Finding] = list(opened.live_findings)
     codes: list[str] = []
     not_run: list[NotRun] = []
     question_of: dict[str, Question] = dict.fromkeys({**COMPARE_CODES, **JOB_CODES}, "reference")
     checks = _checks_for(opened)
-    known = known_of(opened, checks) if parting is None else None
+    known = known_of(opened, checks)
+    parting = parting_of(opened) if known is None or may_part(further(opened, known, "updates-apart")) else None
+    known = None if parting is not None else known
     outcomes = judged_on(engine, Views.of(opened, None if parting is None else parting.step, known), checks)
     if known is not None:
         keep(opened, checks, reduce(Followed.with_these, (each.followed or Followed() for each in outcomes.values())))
@@ -188,7 +190,7 @@ def check(
         else:
             findings += said
             codes.append(each.code)
-    notes = [*ends_of(opened), *opened.problems, *opened.manifest.notes, *left_out(opened)]
+    notes = [*ends_of(opened, part=parting is not None), *opened.problems, *opened.manifest.notes, *left_out(opened)]
     if reference is not None:
         said, judged, lacking = _beside(opened, reference)
         findings, codes, not_run = [*findings, *said], [*codes, *judged], [*not_run, *lacking]

@@ -17,7 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from trueline.analyze.following import Followed, follow
+from trueline.analyze.following import Followed, Told, follow
 from trueline.analyze.registry import Check, installed_checks
 from trueline.schema.errors import AlignmentError, CannotTell, InputError, RunError
 from trueline.schema.finding import Finding
@@ -69,14 +69,9 @@ class Views:
         if self.known is None:
             return {each.code: self._outcome(each) for each in checks}
         met = len(self.whole.problems)
-        silent, followed = follow(self.whole, checks, self.known)
+        told, followed = follow(self.whole, checks, self.known)
         problems = tuple(self.whole.problems[met:])
-        outcomes = {
-            each.code: self._outcome(each)
-            if each.code not in silent
-            else Outcome(() if (error := silent[each.code]) is None else not_run_of(each.code, error), ())
-            for each in checks
-        }
+        outcomes = {each.code: _told(each, told) if each.code in told else self._outcome(each) for each in checks}
         return {
             code: replace(each, problems=(*(problems if not place else ()), *each.problems), followed=followed)
             for place, (code, each) in enumerate(outcomes.items())
@@ -88,6 +83,11 @@ class Views:
             run.load(check.needs)
         said = _said(check, run)
         return Outcome(said, tuple(self.whole.problems[known:]))
+
+
+def _told(check: Check, told: Told) -> Outcome:
+    said = told[check.code]
+    return Outcome(not_run_of(check.code, said) if isinstance(said, CannotTell) else tuple(said), ())
 
 
 def judged_on(engine: Engine, views: Views, checks: Sequence[Check]) -> Outcomes:

@@ -33,6 +33,7 @@ from trueline.analyze.registry import Check
 from trueline.analyze.workers.local_updates import digests_alike
 from trueline.schema.columns.workers import PARAM_COLUMNS
 from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
 from trueline.store.judged import read_judged, restored, stored, write_judged
 from trueline.store.reader import Run
 
@@ -82,6 +83,10 @@ class Followed:
         return Followed({**self.silent, **other.silent}, self.alike | other.alike)
 
 
+Told = dict[str, list[Finding] | CannotTell]
+"""What checks say, or why they cannot tell, by their codes."""
+
+
 def known_of(run: Run, checks: Sequence[Check]) -> Followed | None:
     """What the Run keeps of earlier judgements by ``checks``; nothing where the Run, or this program, has become
     another since. None where no check can follow.
@@ -98,6 +103,14 @@ def known_of(run: Run, checks: Sequence[Check]) -> Followed | None:
         return Followed()
 
 
+def further(run: Run, known: Followed, code: str) -> Run:
+    """The steps of which it is not known that a check was silent on them."""
+    silent = known.silent.get(code)
+    if silent is None or silent.spoke or not silent.num_steps:
+        return run
+    return run.between(int(run.steps[min(silent.num_steps, len(run.steps) - 1)]), int(run.steps[-1]) + 1)
+
+
 def keep(run: Run, checks: Sequence[Check], followed: Followed) -> None:
     """Keep in the Run what is known of it now."""
     num_steps = max((each.num_steps for each in followed.silent.values()), default=0)
@@ -107,12 +120,11 @@ def keep(run: Run, checks: Sequence[Check], followed: Followed) -> None:
         arrays = [array for each in silent.values() for array in each["carried"].values()]
         document = {"of": _identity(run, checks, end_step), "end_step": end_step, "alike": sorted(followed.alike)}
         write_judged(run.path, {**document, "silent": silent}, arrays)
+        run.parts.keep()
 
 
-def follow(run: Run, checks: Sequence[Check], known: Followed) -> tuple[dict[str, CannotTell | None], Followed]:
-    """Of those of ``checks`` that have nothing to say of the whole Run: by code, why they cannot tell (None: they can,
-    and found nothing); and what is known of the Run now.
-    """
+def follow(run: Run, checks: Sequence[Check], known: Followed) -> tuple[Told, Followed]:
+    """What those of ``checks`` say that need not be shown the whole Run, and what is known of the Run now."""
     followers = {_name(each): each for each in checks if each.follows is not None}
     settled = {name: known.silent.get(name, Silent()) for name in followers}
     live = {name: each for name, each in settled.items() if not each.spoke}
@@ -133,14 +145,14 @@ def follow(run: Run, checks: Sequence[Check], known: Followed) -> tuple[dict[str
                 settled[name] = live.pop(name)
             elif end <= kept_to:
                 settled[name] = live[name]
-    silent: dict[str, CannotTell | None] = {}
+    told: Told = {}
     for each in checks:
-        if _name(each) in live and each.follows is not None:
+        if _name(each) in live:
             try:
-                silent |= {each.code: None} if _is_silent(run, each, live[_name(each)]) else {}
+                told |= {} if (said := _said(run, each, live[_name(each)])) is None else {each.code: said}
             except CannotTell as error:
-                silent[each.code] = error
-    return silent, Followed(settled, alike)
+                told[each.code] = error
+    return told, Followed(settled, alike)
 
 
 def _stretch(run: Run, begin: int, end: int, last: Sequence[int], needs: Collection[str]) -> tuple[Stretch, Run]:
@@ -165,10 +177,10 @@ def _name(check: Check) -> str:
     return check.code if check.follows is None or isinstance(check.follows, ByStep) else check.follows.name
 
 
-def _is_silent(run: Run, check: Check, known: Silent) -> bool:
+def _said(run: Run, check: Check, known: Silent) -> list[Finding] | None:
     if check.follows is None or isinstance(check.follows, ByStep):
-        return known.judged
-    return check.follows.is_silent(run, known.carried)
+        return [] if known.judged else None
+    return check.follows.said(run, known.carried)
 
 
 def _stretches(run: Run, first: int, kept_to: int) -> Iterable[tuple[int, int]]:

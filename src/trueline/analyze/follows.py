@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
 
@@ -51,8 +52,9 @@ class Adding(Protocol):
         """
         ...
 
-    def is_silent(self, run: Run, carried: Mapping[str, NDArray[Any]]) -> bool:
-        """Whether a check says nothing of the whole ``run``, all of whose steps ``carried`` is of. Raises
-        ``CannotTell`` where the check, which nothing is shared with, raises the same.
+    def said(self, run: Run, carried: Mapping[str, NDArray[Any]]) -> list[Finding] | None:
+        """What a check says of the whole ``run``, all of whose steps ``carried`` is of: mostly that it found nothing;
+        None where only the whole Run tells. Raises ``CannotTell`` where the check raises the same. Of checks that share
+        this it can only be that nothing was found.
         """
         ...

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 from trueline.analyze.compared_ranks import data_parallel_ranks
-from trueline.analyze.workers.iterations import parting_of
 from trueline.schema.files.run_lock import living, owner_left
 from trueline.schema.text.words import capitalized, ranks_text
 from trueline.store.reader import Run
@@ -21,15 +20,16 @@ _WORDS: dict[End, str] = {
 }
 
 
-def ends_of(run: Run) -> list[str]:
+def ends_of(run: Run, *, part: bool) -> list[str]:
     """A line for the ranks that an exception ended, one for those that did not close the Run and still run, one for
-    those that were killed, and one for closed ranks whose rows end before those of the others.
+    those that were killed, and one for closed ranks whose rows end before those of the others. Workers that ``part``
+    made other numbers of updates, so that their last steps tell nothing.
     """
     last = {rank: run.last_steps.get(rank) for rank in dict.fromkeys([*data_parallel_ranks(run), *run.unclosed])}
     unclosed: dict[End, list[int]] = {}
     for rank in run.unclosed:
         unclosed.setdefault(_end(run, rank), []).append(rank)
-    if parting_of(run) is not None:  # ranks that made other numbers of updates end at other steps
+    if part:
         last = dict.fromkeys(last, max((step for step in last.values() if step is not None), default=None))
     lines = _raised(run, last)
     lines += [_not_closed(ranks, [last[rank] for rank in ranks], end) for end, ranks in unclosed.items()]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 MANIFEST = "manifest.json"
 JUDGED = "judged.json"
 JUDGED_DIR = "judged"
+KNOWN_PARTS = "parts.json"
 ENV_DIR = "env"
 WORKERS_DIR = "workers"
 JOURNAL_DIR = "journal"

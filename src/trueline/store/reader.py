@@ -208,6 +208,13 @@ class Run(RecordedSteps, Shown):
             if missing:
                 self._load([name for name in WORKER_SCHEMA.names if name in missing])
 
+    def has(self, column: str) -> bool:
+        """Whether a column was measured at any step, which no more is read for than the first that tells."""
+        require_column(column, WORKER_SCHEMA.names)
+        if column in self._columns:
+            return self._columns[column].null_count < len(self._columns[column])
+        return column in self._present and self._pieces.has(column)
+
     def pivot(self, column: str) -> tuple[np.ndarray, np.ndarray]:
         """Values [T, N] float64 of a scalar column and where they were measured [T, N] bool.
 

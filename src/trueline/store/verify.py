@@ -157,7 +157,12 @@ def _check_of(name: str, folder: str, base: str) -> Check | None:
         return found.get(inside)
     if file_names.findings_rank(name) is not None:
         return _findings
-    return {file_names.MANIFEST: _manifest, PLAN_FILE: _plan, file_names.JUDGED: _judged}.get(name)
+    return {
+        file_names.MANIFEST: _manifest,
+        PLAN_FILE: _plan,
+        file_names.JUDGED: _judged,
+        file_names.KNOWN_PARTS: _judged,
+    }.get(name)
 
 
 def _sealed(had_checksum: bool, unknown: list[str]) -> Found:

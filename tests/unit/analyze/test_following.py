@@ -19,7 +19,7 @@ from trueline.store.reader import Run
 
 ENDS = (9, 40, 61, 80, 119)
 NAMES = {
-    *("rank-config-differs", "worker-silent"),
+    *("rank-config-differs", "worker-silent", "updates-apart", "random streams"),
     *("gradient-not-reduced", "reduction-mismatch", "replica-drift", "worker-nonfinite"),
     *("quiet in loss", "quiet in norm", "quiet in direction"),
     *("steady loss", "steady norms", "steady falls"),
@@ -38,6 +38,7 @@ def healthy(step, rank, row):
         row |= {"group_used_factor": [0.9], "group_used_shape_residual": [0.0], "group_used_local": [0.6]}
         row |= {"param_grad_norms": [row["grad_norm"]], "used_param_norms": [0.3], "group_seen": [1.0]}
         row |= {"group_grad_norms": [row["grad_norm"]]}
+    row |= {"passes": step + 1, "rng_numpy": 100 * step + rank + 1}
     if step % 5 == 0:
         row["param_digests"] = [step + 1]
 
@@ -167,6 +168,12 @@ FAULTS = {
     "silent on a parameter": with_fault(one={"at": range(44, 120, 2), "ranks": [2], "param_grad_norms": [-1.0]}),
     "rates differ": with_fault(**each_rank(range(120), lambda step, rank: {"lr": [1e-3 * (1 + (step == 66) * rank)]})),
     "modes differ": with_fault(**each_rank(range(120), lambda step, rank: {"eval_modules": 2.0 * (step + rank == 93)})),
+    "random streams": with_fault(
+        **each_rank(range(30, 120, 5), lambda step, rank: {"rng_torch": step + rank * (step > 60), "rng_python": 7})
+    ),
+    "passes differ": with_fault(
+        **each_rank(range(120), lambda step, rank: {"passes": step + (step > 85 and rank == 1)})
+    ),
     "few tokens": with_fault(one={"at": [100], "any": 1, "tokens": 20.0}),
     "rates now and then": with_fault(one={"at": range(0, 120, 7), "any": 1, "lr": [1e-3]}),
     "none sampled for long": with_fault(

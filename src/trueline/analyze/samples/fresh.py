@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from trueline.analyze.compared_ranks import columns_of, data_parallel_ranks
 from trueline.analyze.follows import Stretch
 from trueline.analyze.samples.declared import declared_sampling
+from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -63,12 +64,13 @@ class FreshSamples:
             out[f"seen {begin}-{end}"] = inside[0] if len(inside) == 1 and not len(new) else _merged(*inside, new)
         return out
 
-    def is_silent(self, run: Run, carried: Arrays) -> bool:
-        """Whether two workers left digests of some steps, and their samplers declare nothing that is wrong."""
+    def said(self, run: Run, carried: Arrays) -> list[Finding] | None:
+        """Nothing, where two workers left digests of some steps, and their samplers declare nothing that is wrong."""
         declared = declared_sampling(run.env, data_parallel_ranks(run))
         one_block = carried["counts"][2] == _NO_EPOCH or not run.restarts
         enough = np.count_nonzero(carried["left"]) > 1 and carried["read"] > 1
-        return bool(one_block and enough) and not declared.odd_seeds() and declared.uncovered_parts() is None
+        healthy = not declared.odd_seeds() and declared.uncovered_parts() is None
+        return [] if one_block and enough and healthy else None
 
 
 def _epochs(part: Run, ranks: list[int]) -> set[int]:

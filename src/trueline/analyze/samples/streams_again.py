@@ -1,8 +1,13 @@
-"""Streams of torch's random numbers that begin again: one state, drawn from at several steps."""
+"""Streams of torch's random numbers that begin again: one state, drawn from at several steps.
+
+Letters: T steps, S of them at which states were seen, N ranks, K = 4: of host and device, first as the step began, then
+after somebody seeded.
+"""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +34,24 @@ def streams_again(run: Run) -> dict[str, dict[int, list[int]]] | None:
         again = {rank: _again(run, drawn_TNK[:, n, place::2]) for n, rank in enumerate(ranks)}
         found[name] = {rank: steps for rank, steps in again.items() if steps}
     return {name: again for name, again in found.items() if again}
+
+
+def states_drawn(run: Run, ranks: Sequence[int]) -> NDArray[np.uint64]:
+    """[S, N, K] states that were drawn from, 0 where none was."""
+    if not run.measured("rng_drawn").any():
+        return np.zeros((0, len(ranks), 2 * len(NAMES)), dtype=np.uint64)
+    drawn_TNK, _ = run.stack("rng_drawn", ranks=ranks)
+    return drawn_TNK[drawn_TNK.any(axis=(1, 2))].astype(np.uint64)
+
+
+def may_begin_again(drawn_SNK: NDArray[np.uint64]) -> bool:
+    """Whether a rank drew ``MIN_TIMES`` times from one state of one generator, at any steps."""
+    for n, place in product(range(drawn_SNK.shape[1]), range(len(NAMES))):
+        drawn = drawn_SNK[:, n, place :: len(NAMES)]
+        counts = np.unique(drawn[drawn > 0], return_counts=True)[1]
+        if counts.size and counts.max() >= MIN_TIMES:
+            return True
+    return False
 
 
 def _again(run: Run, drawn_T2: NDArray[np.uint64]) -> list[int]:

@@ -137,7 +137,7 @@ def sampled_updates(run: Run) -> Sampled:
         held[key], outside[key] = facts["num_held"], facts["outside"]
         optimizers[facts["optimizer"]] = None
     if not held:
-        seen = run.measured("optimizer_digest").any()
+        seen = run.has("optimizer_digest")
         raise CannotTell(
             "no update was sampled: updates are compiled or call a closure several times, or the Run is of an older "
             "version"

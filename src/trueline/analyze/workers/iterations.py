@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueline.analyze.compared_ranks import Bools, Floats, data_parallel_ranks, differs, numbers, odd_ranks
+from trueline.analyze.stats.memoize import memoized
 from trueline.analyze.workers.local_updates import updates_locally
 from trueline.store.reader import Run
 
@@ -31,6 +32,14 @@ class Parting:
     passes: dict[int, int]
 
 
+def may_part(run: Run) -> bool:
+    """Whether workers had made other numbers of passes at any step: else they do not part."""
+    ranks = data_parallel_ranks(run)
+    passes_TN, measured_TN = numbers(run, "passes", ranks)
+    return len(ranks) > 1 and bool(len(passes_TN)) and bool(differs(passes_TN, measured_TN).any())
+
+
+@memoized
 def parting_of(run: Run) -> Parting | None:
     """Where workers part, or None."""
     ranks = data_parallel_ranks(run)

@@ -38,6 +38,7 @@ from trueline.analyze.workers.outliers import (
 )
 from trueline.analyze.workers.series import MOSTLY, WorkerSeries, as_measured, measured_alone
 from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -90,12 +91,10 @@ class Quiet:
             out["ratios"] = self._ratios(run)
         return out
 
-    def is_silent(self, run: Run, carried: Arrays) -> bool:
-        """Whether the checks of the quantity have enough steps of ``run``, all of which ``carried`` is of, and none of
-        its workers stands out.
-        """
+    def said(self, run: Run, carried: Arrays) -> list[Finding] | None:
+        """Nothing, where the checks of the quantity have enough steps and none of the workers stands out."""
         if not weigh_alike(carried):
-            return False
+            return None
         groups = range(sum(name.startswith("rows ") for name in carried))
         highest = [carried[f"highest {number}"] for number in groups]
         rows = [int(carried[f"rows {number}"]) for number in groups]
@@ -103,7 +102,7 @@ class Quiet:
         thresholds_D, _ = thresholds_of(alarm_budget_of(run), self.quantity, carried["measured"], among=among)
         for highest_DM, num_rows in zip(highest, rows, strict=True):
             if np.any(np.logaddexp(highest_DM, math.log(max(num_rows, 1))) >= thresholds_D[:, None] - ROUNDING):
-                return False
+                return None
         ratios = carried["ratios"] if "ratios" in carried else self._ratios(run)
         steps = [
             (float(ratio), num_rows, int(highest_DM.shape[1]))
@@ -112,8 +111,8 @@ class Quiet:
         try:
             enough_steps(self.quantity, steps, float(thresholds_D[0]))
         except CannotTell:
-            return False
-        return True
+            return None
+        return []
 
     def _ratios(self, run: Run) -> Floats:
         """V of each group of workers, in the first steps."""

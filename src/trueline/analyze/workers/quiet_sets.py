@@ -50,6 +50,7 @@ from trueline.analyze.workers.token_counts import (
     noise_factors,
     num_lasting,
 )
+from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
 
@@ -76,12 +77,12 @@ class QuietOrder:
             out["dependent"] = known if known[0] == num_steps else np.array([num_steps, _dependent(run, num_steps)])
         return out
 
-    def is_silent(self, run: Run, carried: Arrays) -> bool:
-        """Whether there are enough steps for a finding and no order recurs; V is 1."""
+    def said(self, run: Run, carried: Arrays) -> list[Finding] | None:
+        """Nothing, where there are enough steps for a finding and no order recurs; V is 1."""
         num_steps = measured_steps(len(run.steps))
         known = carried.get("dependent", np.zeros(2))
         if not weigh_alike(carried) or (known[1] if known[0] == num_steps else _dependent(run, num_steps)):
-            return False
+            return None
         series = start_of(run, 1)
         threshold = alarm_budget_of(run).log_threshold("sample-losses", among=num_sample_detectors(series))
         enough = False
@@ -91,9 +92,9 @@ class QuietOrder:
             )
             for of in ("loss", "norm"):
                 if float(carried[f"highest {of} {number}"]) >= threshold - ROUNDING:
-                    return False
+                    return None
                 enough |= int(carried[f"rows {of} {number}"]) >= needed
-        return enough
+        return [] if enough else None
 
 
 @dataclass(frozen=True)
@@ -129,12 +130,12 @@ class QuietPairs:
             out |= {f"pairs {number}": np.stack(after), f"rows {number}": rows}
         return out
 
-    def is_silent(self, run: Run, carried: Arrays) -> bool:
-        """Whether there are enough steps for a finding and no two workers are close; raises ``CannotTell`` where there
-        are no pairs to compare.
+    def said(self, run: Run, carried: Arrays) -> list[Finding] | None:
+        """Nothing, where there are enough steps for a finding and no two workers are close. Raises ``CannotTell`` where
+        there are no pairs to compare.
         """
         if not weigh_alike(carried):
-            return False
+            return None
         series, budget = start_of(run, 1), alarm_budget_of(run)
         threshold = budget.log_threshold("pairs", among=num_pair_detectors(series))
         have: dict[tuple[int, ...], int] = {}
@@ -144,10 +145,10 @@ class QuietPairs:
                 with np.errstate(divide="ignore"):
                     highest = np.log(carried[f"pairs {number}"][:, -1].max(axis=1, initial=0.0))
                 if np.any(np.logaddexp(highest, np.log(np.maximum(rows, 1))) >= threshold - ROUNDING):
-                    return False
+                    return None
                 have[members] = int(rows.max())
         require_enough(series, budget, have)
-        return True
+        return []
 
 
 @dataclass(frozen=True)
@@ -173,8 +174,8 @@ class QuietTokens:
             out[f"counted {number}"] = np.array(int(carried.get(f"counted {number}", np.array(0))) + int(both))
         return out
 
-    def is_silent(self, run: Run, carried: Arrays) -> bool:
-        """Whether there are enough steps for a finding and tokens are not unequal."""
+    def said(self, run: Run, carried: Arrays) -> list[Finding] | None:
+        """Nothing, where there are enough steps for a finding and tokens are not unequal."""
         series, budget = start_of(run, 1), alarm_budget_of(run)
         groups = comparable_groups(series)
         lasting = budget.log_threshold("tokens", among=num_lasting(series))
@@ -186,11 +187,11 @@ class QuietTokens:
             wild_rows = int(carried[f"rows wild {number}"])
             wild_bound = np.logaddexp(float(carried[f"highest wild {number}"]), math.log(max(wild_rows, 1)))
             if bound >= lasting - ROUNDING or wild_bound >= wild - ROUNDING:
-                return False
+                return None
             counted = int(carried[f"counted {number}"])
             needed = steps_needed(lasting, nats=math.log(len(members)), num_bets=2)
             enough |= counted > 0 and (counted >= needed or not rows)
-        return enough
+        return [] if enough else None
 
 
 def _comparable(stretch: Stretch) -> WorkerSeries | None:

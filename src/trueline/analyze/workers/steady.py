@@ -35,6 +35,7 @@ from trueline.analyze.workers.run_series import (
     whole_run,
 )
 from trueline.schema.errors import RunError
+from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -108,9 +109,9 @@ class Steady:
             }
         return {**out, "judged": np.array(judged)}
 
-    def is_silent(self, run: Run, carried: Arrays) -> bool:
-        """Whether a step had enough others before it to be judged: none has jumped."""
-        return bool(carried["judged"])
+    def said(self, run: Run, carried: Arrays) -> list[Finding] | None:
+        """Nothing, where a step had enough others before it to be judged: none has jumped."""
+        return [] if bool(carried["judged"]) else None
 
 
 def _level(budget: AlarmBudget, name: str, measured: int) -> float:

@@ -114,7 +114,7 @@ def weighed_steps(run: Run) -> tuple[Weighed, ...]:
     if not lists:
         raise CannotTell(
             "no token weights were looked for: the Run is of an older version, or had no sampled step",
-            reason="no-data" if run.measured("optimizer_digest").any() else "not-recorded",
+            reason="no-data" if run.has("optimizer_digest") else "not-recorded",
         )
     ranks = data_parallel_ranks(run)
     found: list[Weighed] = []

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import posixpath
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from trueline.schema.errors import RunError
+from trueline.schema.text.documents import decode, encode
 from trueline.schema.text.reading import why
+from trueline.store import file_names
 from trueline.store.file_names import PartName, Problem
+from trueline.store.filesystem import filesystem_of
+from trueline.store.log.durable import open_replacement
 from trueline.store.log.listing import names_in
 from trueline.store.log.merge import rows_within
 from trueline.store.log.parts import DamagedPart, decode_and_name, footer_crc, read_columns
 from trueline.store.migrate import to_current
+from trueline.store.records.arrays import from_numpy
+from trueline.store.rows import WORKER_SCHEMA
+
+VERSION = 1
+"""Of what is kept of parts; another one is not read."""
 
 READERS = min(8, os.cpu_count() or 1)
 """Parts that are read at once."""
@@ -69,6 +81,30 @@ class PartFiles:
             return self._read(part, names, self._decoded)
         except (DamagedPart, OSError, pa.ArrowException) as error:
             return Problem(f"{why(error)}; the part was skipped", file=self._path(part))
+
+    def keep(self) -> None:
+        """Keep in a Run of this machine what was read of its parts, for ``known_parts``: of those whose rows are steps
+        in a row, as nearly all are. Raises ``OSError``.
+        """
+        if not isinstance(self.fs, LocalFileSystem):
+            return
+        held = sorted(self._known, key=sorted)
+        entries: dict[str, list[Any]] = {}
+        for part, rows in self._kept.items():
+            step_T = rows["step"].to_numpy()
+            in_a_row = len(step_T) and np.array_equal(step_T, np.arange(step_T[0], step_T[0] + len(step_T)))
+            if in_a_row and part in self._footers and np.all(rows["rank"].to_numpy() == part.rank):
+                stamp = _stamp(posixpath.join(self.root, self._path(part)))
+                entries[str(part)] = [
+                    *(int(step_T[0]), len(step_T), self._footers[part], held.index(self._present[part])),
+                    *(stamp or ()),
+                ]
+        document = encode({"version": VERSION, "held": [sorted(each) for each in held], "parts": entries})
+        path = posixpath.join(self.root, file_names.KNOWN_PARTS)
+        with open(path, "rb") if os.path.exists(path) else contextlib.nullcontext() as file:
+            if file is not None and file.read() == document:
+                return
+        open_replacement(path, document).close()
 
     def present(self, part: PartName) -> frozenset[str] | None:
         """The columns of a part that could be read before, where they are known: no other holds anything in it."""
@@ -126,3 +162,38 @@ class PartFiles:
 
     def _path(self, part: PartName) -> str:
         return posixpath.join(self.folder_of(part), str(part))
+
+
+def known_parts(path: str | os.PathLike[str]) -> PartFiles | None:
+    """What ``PartFiles.keep`` has kept of the parts of ``workers`` rows of the Run at ``path``, less those whose files
+    were touched since; None where there is nothing, or not what was written.
+    """
+    fs, root = filesystem_of(os.fspath(path))
+    if not isinstance(fs, LocalFileSystem):
+        return None
+    found = PartFiles(fs, root, lambda part: file_names.WORKERS_DIR, WORKER_SCHEMA)
+    try:
+        with open(posixpath.join(root, file_names.KNOWN_PARTS), "rb") as file:
+            document, sealed = decode(file.read())
+        if not sealed or document["version"] != VERSION:
+            return None
+        held = [frozenset(map(str, each)) for each in document["held"]]
+        found._known.update({each: each for each in held})
+        for name, (first, num, footer, present, *stamp) in document["parts"].items():
+            part = PartName.parse(name)
+            if part is not None and stamp == _stamp(posixpath.join(root, found._path(part))):
+                found._footers[part], found._present[part] = int(footer), held[present]
+                steps, ranks = np.arange(first, first + num), np.full(num, part.rank, np.int32)
+                found._kept[part] = pa.table({"step": from_numpy(steps), "rank": from_numpy(ranks)})
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return None
+    return found
+
+
+def _stamp(path: str) -> list[int] | None:
+    """By what a file is known not to have been touched; None where it is gone."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ino]

@@ -99,6 +99,11 @@ class Pieces:
             [from_numpy(absent_T.view(np.uint8), absent_N=absent_T) for absent_T in absent], pa.uint8()
         )
 
+    def has(self, name: str) -> bool:
+        """Whether any row has a value of a column. Raises ``RunError`` where a part is gone meanwhile."""
+        columns = (self._rows(piece, [name], None)[name] for piece in self._pieces)
+        return any(column.null_count < len(column) for column in columns)
+
     def _rows(self, piece: _Piece, names: Sequence[str], wanted: np.ndarray | None) -> pa.Table:
         if piece.part is None or set(names) <= set(KEYS):
             return piece.rows.select(list(names))

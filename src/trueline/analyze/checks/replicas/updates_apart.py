@@ -54,7 +54,8 @@ if finite:
 from __future__ import annotations
 
 from trueline.analyze.compared_ranks import data_parallel_ranks, several_workers, sites_of
-from trueline.analyze.workers.iterations import Parting, parting_of
+from trueline.analyze.follows import ByStep
+from trueline.analyze.workers.iterations import Parting, may_part, parting_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import capitalized, ranks_text
@@ -64,6 +65,7 @@ CODE = "updates-apart"
 NEEDS: tuple[str, ...] = ("passes",)
 QUESTION = "configuration"
 ACROSS_RANKS = False
+FOLLOWS = ByStep(alone=lambda run: not may_part(run))
 
 
 def check(run: Run) -> list[Finding]:

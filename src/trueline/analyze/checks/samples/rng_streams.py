@@ -58,12 +58,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trueline.analyze.compared_ranks import Bools, columns_of, differs, several_workers
-from trueline.analyze.samples.streams_again import streams_again
+from trueline.analyze.follows import Stretch
+from trueline.analyze.samples.streams_again import may_begin_again, states_drawn, streams_again
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import counted, listed, ranks_text, steps_text
@@ -94,6 +96,49 @@ class _Stream:
         return "equal" if self.equal.all() else "mixed" if self.equal.any() else "different"
 
 
+@dataclass(frozen=True)
+class _SoFar:
+    """Follows the streams by which steps they were equal at, which state was first seen of each worker, and the states
+    that were drawn from.
+    """
+
+    name: str = "random streams"
+
+    def further(self, stretch: Stretch, carried: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]] | None:
+        """What is carried past the steps of ``stretch``; None where a stream may begin again, or is of one rank."""
+        if stretch.run.world_size == 1:
+            return None
+        ranks, out = several_workers(stretch.run), dict(carried)
+        drawn_SNK = states_drawn(stretch.part, ranks)
+        out["drawn"] = np.concatenate([carried.get("drawn", drawn_SNK[:0]), drawn_SNK])
+        if may_begin_again(out["drawn"]):
+            return None
+        for name in STREAMS:
+            digests_TN, measured_TN = _states(stretch.part, ranks, name)
+            rows = np.count_nonzero(measured_TN, axis=1) > 1
+            now = (stretch.part.steps[rows], ~differs(digests_TN[rows], measured_TN[rows]))
+            for key, each in zip(("steps", "equal"), now, strict=True):
+                out[f"{key} {name}"] = np.concatenate([carried.get(f"{key} {name}", each[:0]), each])
+            seen_N = carried.get(f"seen {name}", np.zeros(len(ranks), dtype=np.bool_))
+            at_N = np.argmax(measured_TN, axis=0)
+            first_N = np.where(seen_N, carried.get(f"first {name}", np.uint64(0)), digests_TN[at_N, range(len(ranks))])
+            used = bool(np.any(measured_TN & (digests_TN != first_N))) or bool(carried.get(f"used {name}", np.False_))
+            out |= {f"seen {name}": seen_N | measured_TN.any(axis=0), f"first {name}": first_N}
+            out[f"used {name}"] = np.array(used)
+        return out
+
+    def said(self, run: Run, carried: Mapping[str, NDArray[Any]]) -> list[Finding]:
+        """What ``check`` says."""
+        every: list[_Stream] = []
+        for name in STREAMS:
+            steps, equal, used = (carried[f"{key} {name}"] for key in ("steps", "equal", "used"))
+            every.append(_Stream(name, steps, equal, bool(used), _merges(steps, equal, run.restarts)))
+        return _judge(run, every)
+
+
+FOLLOWS = _SoFar()
+
+
 def check(run: Run) -> list[Finding]:
     """An info on all streams, or a warning where they contradict the plan, and one of each that begins again; raises
     ``CannotTell`` without digests.
@@ -102,7 +147,11 @@ def check(run: Run) -> list[Finding]:
     if again is not None and (again or run.world_size == 1):
         return [_again(run, name, steps) for name, steps in again.items()]
     ranks = several_workers(run)
-    streams = [stream for name in STREAMS if (stream := _stream(run, ranks, name)) is not None]
+    return _judge(run, [_stream(run, ranks, name) for name in STREAMS])
+
+
+def _judge(run: Run, every: Sequence[_Stream]) -> list[Finding]:
+    ranks, streams = several_workers(run), [stream for stream in every if len(stream.steps)]
     if not streams:
         raise CannotTell("no step has the state of a random stream from two workers")
     declared = run.manifest.plan.get("rng")
@@ -167,13 +216,15 @@ def _merged(ranks: Sequence[int], streams: list[_Stream]) -> Finding:
     )
 
 
-def _stream(run: Run, ranks: Sequence[int], name: str) -> _Stream | None:
+def _states(run: Run, ranks: Sequence[int], name: str) -> tuple[NDArray[np.uint64], Bools]:
     digests, measured = run.digests(f"rng_{name}")
     chosen = columns_of(run, ranks)
-    digests_TN, measured_TN = digests[:, chosen], measured[:, chosen]
+    return digests[:, chosen], measured[:, chosen]
+
+
+def _stream(run: Run, ranks: Sequence[int], name: str) -> _Stream:
+    digests_TN, measured_TN = _states(run, ranks, name)
     rows = np.count_nonzero(measured_TN, axis=1) > 1
-    if not rows.any():
-        return None
     used = any(len(np.unique(digests_TN[measured_TN[:, n], n])) > 1 for n in range(len(ranks)))
     steps, equal = run.steps[rows], ~differs(digests_TN[rows], measured_TN[rows])
     return _Stream(name, steps, equal, used, _merges(steps, equal, run.restarts))
