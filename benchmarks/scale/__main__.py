@@ -20,8 +20,9 @@ from benchmarks.page import arguments, facts, head, table, write
 from benchmarks.scale.judging import judge
 
 SIZES = ((64, 1_000), (256, 1_000), (1_024, 1_000), (64, 10_000))
-FURTHER_SIZES = ((8, 1_000), (8, 8_000))
+FURTHER_SIZES = ((8, 1_000), (8, 10_000), (8, 100_000))
 FURTHER_STEPS = 100
+WANTED = (1_024, 100_000)
 
 ABOUT = """\
 Rows as the default plan leaves them, of a model of 16 parameters in 4 groups: losses, norms, cosines and residuals at
@@ -33,8 +34,9 @@ _FURTHER = "## A further look"
 ABOUT_FURTHER = f"""\
 The same Runs, judged without their last {FURTHER_STEPS} steps, and then with them, from what is kept in the Run
 ([decision 22](../../docs/decisions/0022-who-is-silent-follows.md)); beside it what is judged when every check is shown
-all steps. CPU seconds of checks, without opening, and of a process the peak of memory in MiB. The lower half is of the
-{{num}} checks that follow; the others are shown all steps either way."""
+all steps. CPU seconds of opening and of checks together, in processes that have imported everything before, the peak
+of memory of a process in MiB, and what is kept. {{num}} checks follow; the others have next to no rows in these
+Runs."""
 
 
 def main() -> None:
@@ -70,26 +72,47 @@ def _further(sizes: Sequence[tuple[int, int]]) -> str:
 
     now = facts("python -m benchmarks.scale --part further")
     num = sum(each.follows is not None for each in installed_checks())
-    rows: dict[bool, list[list[str]]] = {False: [], True: []}
+    found: list[list[str]] = []
+    took: list[dict[str, float]] = []
+    firsts: list[dict[str, float]] = []
     for ranks, steps in sizes:
         with _run(ranks, steps) as path:
-            for followers, found in rows.items():
-                Path(path, "judged.json").unlink(missing_ok=True)
-                at_once = _apart(path, follows=False, followers=followers)
-                first = _apart(path, without=FURTHER_STEPS, followers=followers)
-                then = _apart(path, followers=followers)
-                kept_kib = Path(path, "judged.json").stat().st_size / 1024
-                spent = [f"{took[name]:{form}}" for took in (at_once, first, then) for name, form in _SHOWN]
-                found.append(["follow" if followers else "all", f"{ranks:,}", f"{steps:,}", *spent, f"{kept_kib:,.0f}"])
-                print(found[-1], flush=True)
+            at_once = _apart(path, follows=False)
+            first = _apart(path, without=FURTHER_STEPS)
+            took.append(_apart(path))
+            kept = sum(each.stat().st_size for each in _kept(Path(path))) / 2**20
+            firsts.append(first)
+            looks = (at_once, first, took[-1])
+            spent = [f"{each[name]:{form}}" for each in looks for name, form in (("both", ".2f"), ("MiB", ",.0f"))]
+            per_row = [f"{1e6 * each['both'] / ranks / steps:.1f}" for each in (at_once, first)]
+            found.append([f"{ranks:,}", f"{steps:,}", *spent, *per_row, f"{kept:,.1f}"])
+            print(found[-1], flush=True)
     looks = [f"{look}: {of}" for look in ("all steps", "first look", "further look") for of in ("s", "MiB")]
-    header = ["checks", "ranks", "steps", *looks, "kept, KiB"]
+    header = ["ranks", "steps", *looks, "all steps: µs a row", "first look: µs a row", "kept, MiB"]
     where = f"`{now['command']}`; {now['machine']}; commit {now['commit']}, {now['date']}."
-    shown = table(header, [*rows[False], *rows[True]], right=range(1, 10))
-    return "\n\n".join([ABOUT_FURTHER.format(num=num), where, shown])
+    shown = table(header, found, right=range(len(header)))
+    return "\n\n".join([ABOUT_FURTHER.format(num=num), where, shown, _lengths(sizes, took), _beyond(sizes, firsts)])
 
 
-_SHOWN = (("check", ".2f"), ("MiB", ",.0f"))
+def _lengths(sizes: Sequence[tuple[int, int]], further: Sequence[dict[str, float]]) -> str:
+    (_, few), (_, many) = sizes[0], sizes[-1]
+    ratio = further[-1]["both"] / further[0]["both"]
+    return f"A further look takes {ratio:.1f} times as long at {many:,} steps as at {few:,}."
+
+
+def _beyond(sizes: Sequence[tuple[int, int]], firsts: Sequence[dict[str, float]]) -> str:
+    ranks, steps = sizes[-1]
+    rows, (wanted_ranks, wanted_steps) = ranks * steps, WANTED
+    hours = firsts[-1]["both"] / rows * wanted_ranks * wanted_steps / 3600
+    return (
+        f"The largest of these has {rows:,} rows, and the first look at it took {firsts[-1]['MiB']:,.0f} MiB. At its "
+        f"seconds a row {wanted_ranks:,} ranks of {wanted_steps:,} steps would take {hours:.1f} CPU hours: that is "
+        "extrapolated, and was not run."
+    )
+
+
+def _kept(run: Path) -> list[Path]:
+    return [run / "judged.json", run / "parts.json", *run.glob("judged/*")]
 
 
 @contextmanager
