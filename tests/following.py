@@ -55,7 +55,8 @@ def assert_follows(path: Path, ends: Sequence[int], *, steps: int) -> set[str]:
             kept = read_judged(str(path)) or {"silent": {}}
             (path / "judged.json").unlink(missing_ok=True)
             assert said(run) == expected[-1]
-            assert (read_judged(str(path)) or {"silent": {}}) == kept, "what is kept depends on who looked when"
+            anew = read_judged(str(path))  # nothing where ranks part: then what an earlier look kept stays as it was
+            assert anew in (kept, None), "what is kept depends on who looked when"
     (path / "judged.json").unlink(missing_ok=True)
     return {code for code, silent in kept["silent"].items() if not silent["spoke"]}
 

@@ -278,7 +278,7 @@ def test_a_large_array_that_is_kept_and_torn_or_lost_is_made_again(tmp_path, mon
         assert read_judged(str(path)) == kept
         assert said(path) == expected
         named = [each[2] for one in read_judged(str(path))["silent"].values() for each in one["carried"].values()]
-        assert sorted(each.name for each in (path / "judged").iterdir()) == sorted({*named})
+        assert {each.name for each in (path / "judged").iterdir()} == {name for name in named if name.endswith(".bin")}
 
 
 @pytest.mark.parametrize("what", ["rows", "environment", "program"])

@@ -93,6 +93,19 @@ def log_e_values(
     return out
 
 
+def e_values(scores_TN: Floats) -> Floats:
+    """[T, B, ..., N] the exponentials of ``log_e_values`` without allowance or dependence, up to rounding."""
+    measured = np.isfinite(scores_TN)
+    count = np.count_nonzero(measured, axis=-1)[..., None]
+    judged, known = measured & (count > 1), np.where(measured, scores_TN, 0.0)
+    out = np.empty((len(scores_TN), len(BETS), *scores_TN.shape[1:]))
+    for b, bet in enumerate(BETS):
+        e_TN = np.exp(bet * known)
+        e_TN[~measured] = 0.0
+        out[:, b] = np.where(judged, e_TN * count / e_TN.sum(axis=-1, keepdims=True, where=judged, initial=1e-300), 1.0)
+    return out
+
+
 def log_detector(log_e_TNB: Floats) -> Floats:
     """[T, ..., N] natural log of each worker's e-detector after every step, averaged over the bets."""
     return np.logaddexp.reduce(log_detectors(log_e_TNB), axis=-1) - math.log(log_e_TNB.shape[-1])

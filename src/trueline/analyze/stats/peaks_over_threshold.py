@@ -79,6 +79,9 @@ HELD_STEPS = 8
 
 _CHUNK = 4096
 
+_CELLS = 1 << 22
+"""Values of windows that are held at once."""
+
 
 @dataclass(frozen=True)
 class Spike:
@@ -249,8 +252,14 @@ def _held(values_TP: Floats, fewest: int, width: int, *, skipped: int = 0) -> Fl
     the first ``skipped`` are no values.
     """
     out = np.full_like(values_TP, np.nan)
-    for t in range(skipped + fewest, len(values_TP), HELD_STEPS):
-        out[t : t + HELD_STEPS] = np.median(values_TP[max(t - width, skipped) : t], axis=0)
+    full = skipped + width  # steps from this one on have so many values before them
+    for t in range(skipped + fewest, min(full, len(values_TP)), HELD_STEPS):
+        out[t : t + HELD_STEPS] = np.median(values_TP[skipped:t], axis=0)
+    at = np.arange(full, len(values_TP), HELD_STEPS)
+    for some in np.array_split(at, max(len(at) * width * values_TP.shape[1] // _CELLS, 1)) if len(at) else ():
+        windows_TPW = np.lib.stride_tricks.sliding_window_view(values_TP, width, axis=0)[some - width]
+        held = np.repeat(np.median(windows_TPW, axis=2), HELD_STEPS, axis=0)
+        out[some[0] : some[0] + len(held)] = held[: len(out) - some[0]]
     return out
 
 

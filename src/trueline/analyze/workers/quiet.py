@@ -15,7 +15,6 @@ worker, B bets, N workers, T steps.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 from trueline.analyze.compared_ranks import Floats, any_over
 from trueline.analyze.follows import Stretch
 from trueline.analyze.stats.alarm_budget import alarm_budget_of
-from trueline.analyze.stats.exchangeability import BETS, SPREAD_STEPS, log_detectors, log_e_values, scores_after
+from trueline.analyze.stats.exchangeability import BETS, SPREAD_STEPS, e_values, scores_after
 from trueline.analyze.stats.memoize import memoized
 from trueline.analyze.workers.comparable import FIRST_STEPS
 from trueline.analyze.workers.outliers import (
@@ -48,6 +47,9 @@ _CHUNK_STEPS = 256
 
 _BLOCK_STEPS = 10
 """Steps in which equal shares of tokens are counted together, whatever the stretch."""
+
+_HIGHEST = 1e200
+"""Where a detector stops, before it overflows."""
 
 ROUNDING = 1e-6
 """Nats by which sums of logs may be off."""
@@ -101,7 +103,7 @@ class Quiet:
         among = sum(each.shape[1] for each in highest)
         thresholds_D, _ = thresholds_of(alarm_budget_of(run), self.quantity, carried["measured"], among=among)
         for highest_DM, num_rows in zip(highest, rows, strict=True):
-            if np.any(np.logaddexp(highest_DM, math.log(max(num_rows, 1))) >= thresholds_D[:, None] - ROUNDING):
+            if np.any(np.log(highest_DM + max(num_rows, 1)) >= thresholds_D[:, None] - ROUNDING):
                 return None
         ratios = carried["ratios"] if "ratios" in carried else self._ratios(run)
         steps = [
@@ -165,19 +167,26 @@ def weigh_alike(carried: Arrays) -> bool:
 
 
 def advanced(values_TDM: Floats, number: int, carried: Arrays) -> dict[str, NDArray[Any]]:
-    """The detectors [D, M] of one group of workers after these steps, and the highest that they have been."""
+    """The detectors [B, D, M] of one group of workers after these steps, and the highest [D, M] that their mean over
+    the bets has been.
+    """
     values_RDM = values_TDM[np.any(np.count_nonzero(np.isfinite(values_TDM), axis=2) > 1, axis=1)]
     shape = values_TDM.shape[1:]
     spreads = carried.get(f"spreads {number}", np.zeros((0, shape[0])))
-    log_m = carried.get(f"detectors {number}", np.full((*shape, len(BETS)), -np.inf))
-    highest = carried.get(f"highest {number}", np.full(shape, -np.inf))
+    state = carried.get(f"detectors {number}", np.zeros((len(BETS), *shape)))
+    highest = carried.get(f"highest {number}", np.zeros(shape))
     if len(values_RDM):
         z_RDM, spread_RD = scores_after(values_RDM, spreads)
         spreads = np.concatenate([spreads, spread_RD])[-(SPREAD_STEPS - 1) :]
+        state = state.copy()
         for begin in range(0, len(z_RDM), _CHUNK_STEPS):
-            log_m_RDMB = log_detectors(log_e_values(z_RDM[begin : begin + _CHUNK_STEPS]), before=log_m)
-            height_RDM = np.logaddexp.reduce(log_m_RDMB, axis=-1) - math.log(len(BETS))
-            highest, log_m = np.maximum(highest, height_RDM.max(axis=0)), log_m_RDMB[-1].copy()
+            e_RBDM = e_values(z_RDM[begin : begin + _CHUNK_STEPS])
+            for e_BDM in e_RBDM:
+                state += 1
+                state *= e_BDM
+                np.minimum(state, _HIGHEST, out=e_BDM)
+                state[:] = e_BDM
+            highest = np.maximum(highest, e_RBDM.mean(axis=1).max(axis=0))
     rows = np.array(int(carried.get(f"rows {number}", np.array(0))) + len(values_RDM))
     names = ("spreads", "detectors", "highest", "rows")
-    return {f"{name} {number}": each for name, each in zip(names, (spreads, log_m, highest, rows), strict=True)}
+    return {f"{name} {number}": each for name, each in zip(names, (spreads, state, highest, rows), strict=True)}

@@ -183,7 +183,7 @@ class QuietTokens:
         enough = False
         for number, members in enumerate(groups):
             rows = int(carried[f"rows {number}"])
-            bound = np.logaddexp(carried[f"highest {number}"].max(), math.log(max(rows, 1)))
+            bound = np.log(carried[f"highest {number}"].max() + max(rows, 1))
             wild_rows = int(carried[f"rows wild {number}"])
             wild_bound = np.logaddexp(float(carried[f"highest wild {number}"]), math.log(max(wild_rows, 1)))
             if bound >= lasting - ROUNDING or wild_bound >= wild - ROUNDING:
