@@ -8,7 +8,7 @@ from __future__ import annotations
 import resource
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,10 @@ DIGESTS_EVERY, SKETCH_EVERY = 25, 50
 """As ``Plan.params_every`` and ``Plan.matrix_every`` are."""
 
 
-def write(path: Path, *, steps: int, merges: bool, ranks: int = RANKS) -> None:
-    """Write the Run at ``path``; its parts are sealed, and with ``merges`` merged, as those of a job are."""
+def write(path: Path, *, steps: int, merges: bool, ranks: int = RANKS, plan: Mapping[str, Any] | None = None) -> None:
+    """Write the Run at ``path``; its parts are sealed, and with ``merges`` merged, as those of a job are. ``plan`` is
+    what was asked for.
+    """
     params = [f"layers.{number}.weight" for number in range(PARAMS)]
     each = PARAMS // GROUPS
     groups = [
@@ -41,7 +43,10 @@ def write(path: Path, *, steps: int, merges: bool, ranks: int = RANKS) -> None:
     ]
     for rank in range(ranks):
         writer = RunWriter(path, rank=rank)
-        manifest = Manifest(world_size=ranks, data_parallel_ranks=list(range(ranks)), adapter="ddp", started_at="then")
+        group = list(range(ranks))
+        manifest = Manifest(
+            world_size=ranks, data_parallel_ranks=group, adapter="ddp", started_at="then", plan=dict(plan or {})
+        )
         env = RankEnv(
             rank=rank, world_size=ranks, params=params, param_shapes=[[10, 25]] * PARAMS, groups=groups,
             requires_grad=[True] * PARAMS, param_dtypes=["torch.float32"] * PARAMS, sketch_length=SKETCH,
