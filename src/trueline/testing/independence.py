@@ -51,6 +51,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "masks of attention": ("N1 N1.modules", "N4.masked-row", "W3", "W3.off-by-one", "W4.padding"),
     "losses that are given something else": ("W5", "W5.sigmoid", "W5.log", "W5.divergence", "W5.rows", "W5.signs"),
+    "order that is lost": ("W6", "W6.not-added"),
     "inputs that carry nothing": ("I2", "I2.positions", "I2.labels"),
     "seeds in the loop": ("I3", "I3.noise", "I3.evaluation"),
     "samples that are mixed": ("W4", "W4.batch-first", "W4.softmax"),

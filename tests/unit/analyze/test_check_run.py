@@ -70,6 +70,7 @@ WEIGHTS = (
     "labels-misplaced",
     "loss-misapplied",
     "loss-scale-wrong",
+    "order-ignored",
     "padding-trained",
     "token-weights-differ",
 )
@@ -140,7 +141,7 @@ def test_every_check_runs_on_a_healthy_run_and_finds_nothing(tmp_path):
     assert [finding.code for finding in report.findings] == ["rng-streams"]
     assert (report.found, report.exit_code) == (False, 0)
     assert report.next == (
-        "Not looked at: what all ranks share (mask, batch, padding). `trueline run --plan laws -- COMMAND` looks.",
+        "Not looked at: what all ranks share (mask, order, batch, padding). `trueline run --plan laws -- COMMAND` looks.",
     )
 
 

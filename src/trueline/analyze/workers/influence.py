@@ -6,18 +6,30 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from trueline.analyze.compared_ranks import MAX_SITES
-from trueline.schema.columns.influence import DOUBTS, Influence, RowInfluence
+from trueline.schema.columns.influence import (
+    DOUBTS,
+    NO_LOGITS,
+    NO_TOKENS,
+    NOT_MIXED,
+    NOT_NEXT,
+    Influence,
+    OrderInfluence,
+    RowInfluence,
+)
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.judged import NotRun
 from trueline.schema.site import Site
 from trueline.store.reader import Run
 
-SHARED = "what all ranks share (mask, batch, padding)"
+SHARED = "what all ranks share (mask, order, batch, padding)"
 
 _TRIAL = "`trueline trial batch -- COMMAND`"
 
-Kind = TypeVar("Kind", Influence, RowInfluence)
+_OTHERS = (NO_LOGITS, NOT_NEXT, NO_TOKENS, NOT_MIXED)
+"""Doubts of models of another kind, of which nothing is left open."""
+
+Kind = TypeVar("Kind", Influence, RowInfluence, OrderInfluence)
 
 Key = tuple[int, int]
 """Step and rank."""
@@ -36,7 +48,8 @@ def known_influences(run: Run, column: str, of: Callable[..., Kind]) -> Mapping[
         )
     known = {key: one for key, one in looked.items() if one.doubt == 0}
     if not known:
-        raise CannotTell(DOUBTS[int(next(iter(looked.values())).doubt)], reason="undecidable")
+        doubt = int(next(iter(looked.values())).doubt)
+        raise CannotTell(DOUBTS[doubt], reason="by-design" if doubt in _OTHERS else "undecidable")
     return known
 
 

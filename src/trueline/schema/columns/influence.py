@@ -1,4 +1,4 @@
-"""What the columns ``influence`` and ``row_influence`` hold, for who writes it and who reads it."""
+"""What the columns ``influence``, ``row_influence`` and ``order_influence`` hold, for who writes and who reads them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ DOUBTS: tuple[str, ...] = (
     "no module without parts was seen to read the model's inputs and to have a gradient",
     "batch normalisation lets rows influence each other, as it is meant to in training",
     "what reads the model's inputs first recurs over their first dimension: positions, or `batch_first` is forgotten",
+    "the model embeds no tokens of the shape [batch, positions] that its layers keep, with a gradient",
+    "no token stands twice in a row",
+    "no layer lets positions influence each other",
+    "dropout makes equal tokens differ",
 )
 """Why nothing is known, by its number; 0: something is."""
 (
@@ -36,6 +40,10 @@ DOUBTS: tuple[str, ...] = (
     NO_ENTRY,
     NORMALISED,
     RECURRENT,
+    NO_TOKENS,
+    NO_PAIRS,
+    NOT_MIXED,
+    DROPS,
 ) = range(1, len(DOUBTS))
 
 
@@ -83,3 +91,19 @@ class RowInfluence:
     eps: float = math.nan
     among: float = math.nan
     by_index: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OrderInfluence:
+    """Of ``pairs`` of equal tokens in one row, the largest distance between the gradients to their embeddings, of the
+    last position of the first layer that mixes positions, as a share of the larger (``apart``): 0 where nothing tells
+    their places apart. ``eps`` is that of the coarsest dtype. ``placed`` is 1 where the model is given positions,
+    ``tells_places`` where it has parts that are called so.
+    """
+
+    doubt: float
+    pairs: float = math.nan
+    apart: float = math.nan
+    eps: float = math.nan
+    placed: float = 0.0
+    tells_places: float = 0.0

@@ -390,6 +390,14 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "gradients of outputs of some rows to their own inputs and to other rows, how many of these have any, of how "
         "many, the same to positions that the attention mask keeps and to others, convolutions, eps.",
     ),
+    Column(
+        "order_influence",
+        "list<float64>",
+        "",
+        "At that step `OrderInfluence`: why nothing is known, pairs of equal tokens in a row, largest distance between "
+        "the gradients of the first layer that mixes positions to them as a share of the larger, eps, whether the "
+        "model is given positions, whether it has parts that are called so.",
+    ),
 )
 
 PARAM_COLUMNS = frozenset(

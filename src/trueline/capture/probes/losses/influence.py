@@ -20,6 +20,7 @@ from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.untraced import Hook, compiled_in_place, in_backward
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.losses import cross_entropy, descent
+from trueline.capture.probes.losses.order import OrderReader
 from trueline.capture.probes.losses.rows import RowReader, nodes_below
 from trueline.schema.columns.influence import (
     COMPILED,
@@ -40,7 +41,8 @@ MAX_NODES = 100_000
 class InfluenceProbe:
     """At the step that the plan names keeps embeddings and logits from the forward to the backward pass, and there
     asks autograd for the gradient of some logits with respect to the embeddings; the same of whatever the model returns
-    for some rows, with respect to what its first modules made of the others (``rows``).
+    for some rows, with respect to what its first modules made of the others (``rows``), and of the first layer that
+    mixes positions with respect to equal tokens (``order``).
 
     Only ``torch.autograd.grad`` up to the embeddings: no ``.grad`` is touched, and no hook of a parameter, such as
     DDP's, is called. Where the graph has parts that could notice (code of its own, recomputation, gathering), nothing
@@ -64,9 +66,10 @@ class InfluenceProbe:
         return self._due
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
-        """``influence`` and ``row_influence``, of the first backward pass."""
+        """``influence``, ``row_influence`` and ``order_influence``, of the first backward pass."""
         if moment == "gradients":
-            found = {} if self._row is None else {"influence": self._row, "row_influence": self._of_rows}
+            found = {"influence": self._row, "row_influence": self._of_rows, "order_influence": self._of_order}
+            found = {} if self._row is None else found
             self._listen(False)
             self._forget(due=False)
             return found
@@ -93,6 +96,7 @@ class InfluenceProbe:
         self._due = due
         self._row: list[float] | None = None
         self._of_rows: list[float] = []
+        self._of_order: list[float] = []
         self._let_go()
 
     def _let_go(self) -> None:
@@ -102,6 +106,7 @@ class InfluenceProbe:
         self._embedded: list[tuple[Tensor, Tensor]] = []
         self._logits: list[Tensor] = []
         self._reader: RowReader | None = None
+        self._order: OrderReader | None = None
         self._positions: Any = None
 
     def _at_forward(self, step: Step) -> None:
@@ -111,19 +116,21 @@ class InfluenceProbe:
             return
         doubt = RECORDED if step.plan.records else _doubt_of(module)
         if doubt:
-            self._row, self._of_rows = _row(doubt), [float(doubt)]
+            self._row, self._of_rows, self._of_order = _row(doubt), [float(doubt)], [float(doubt)]
             return
         self._reader = RowReader(module, step.facts.get("data", {}).get("batch_rows"))
+        self._order = OrderReader(module)
         for part in module.modules():
             if next(part.children(), None) is None:
                 self._hooks.append(part.register_forward_hook(Hook(self._at_module), with_kwargs=True))
 
     def _at_module(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self._reader is None or in_backward():
+        if self._reader is None or self._order is None or in_backward():
             return
         with self._guard(self.name):
             self._reader.at_module(module, args, kwargs, output)
-            ids = args[0] if args and isinstance(module, nn.Embedding) else None
+            self._order.at_module(output)
+            ids = (args[0] if args else kwargs.get("input")) if isinstance(module, nn.Embedding) else None
             if isinstance(ids, Tensor) and ids.dim() == 2 and isinstance(output, Tensor) and output.requires_grad:
                 self._embedded.append((ids, output))
 
@@ -142,8 +149,11 @@ class InfluenceProbe:
         with self._guard(self.name):
             roots = descent.roots_of(tensors)
             try:
-                if roots and self._reader is not None:
+                if roots and self._reader is not None and self._order is not None:
                     usable = _can_go_twice(self._reader.outputs)
+                    self._of_order = self._order.judged(
+                        self._embedded, usable=_can_go_twice(self._order.outputs), placed=self._positions is not None
+                    )
                     row = self._looked(roots)
                     self._of_rows = self._reader.judged(in_order=row[0] == 0, usable=usable)
                     self._row = row
