@@ -167,6 +167,7 @@ _CAUSES: dict[str, str] = {
     "W5": "loss-misapplied",
     "W5.padding": "padding-counted",
     "W6": "positions-lost",
+    "W7": "samples-mixed",
 }
 """Of an id, else of its family: slugs with spaces between, any of which is right. Where no cause has the slug, only to
 leave it open is right."""

@@ -141,7 +141,8 @@ def test_every_check_runs_on_a_healthy_run_and_finds_nothing(tmp_path):
     assert [finding.code for finding in report.findings] == ["rng-streams"]
     assert (report.found, report.exit_code) == (False, 0)
     assert report.next == (
-        "Not looked at: what all ranks share (mask, order, batch, padding). `trueline run --plan laws -- COMMAND` looks.",
+        "Not looked at: what all ranks share (mask, order, batch, padding). "
+        "`trueline run --plan laws -- COMMAND` looks.",
     )
 
 

@@ -76,7 +76,8 @@ class RowInfluence:
     ``padding``. NaN: not looked at. ``sure`` is 1 where the first dimension is known to be of samples, ``convolved``
     where the model has convolutions over positions. ``eps`` is that of the coarsest dtype. Where padding is seen and
     outputs have positions, ``among`` is the same from some kept positions to others; ``by_index`` is 1 where there is
-    no mask, and padding is what an embedding's ``padding_idx`` stands at.
+    no mask, and padding is what an embedding's ``padding_idx`` stands at. Of ``samples`` that are joined into one graph
+    ``with_edges`` have an edge of their own.
     """
 
     doubt: float
@@ -91,6 +92,8 @@ class RowInfluence:
     eps: float = math.nan
     among: float = math.nan
     by_index: float = 0.0
+    samples: float = math.nan
+    with_edges: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)

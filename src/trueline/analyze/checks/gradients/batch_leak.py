@@ -4,7 +4,8 @@ What it finds
 -------------
 `view` or `reshape` where `transpose` was meant, so that batch and time are mixed; softmax, mean or normalisation over
 the batch; attention or recurrence over the batch (`batch_first` forgotten); outputs gathered in another order; padding
-that attention or pooling sees, because its mask is lost or inverted. All ranks share such a fault, so that comparing
+that attention or pooling sees, because its mask is lost or inverted; graphs that are joined without adding to their
+edges where their nodes begin. All ranks share such a fault, so that comparing
 them shows nothing.
 
 Why it matters
@@ -30,6 +31,12 @@ the model has convolutions, which have no mask, and where no mask is given to th
 embedding's `padding_idx` alone; but a warning where outputs at tokens depend on padding and on no other token, as where
 a mask is inverted.
 
+Where samples are joined into one batch of N rows, as graphs are, and the job hands a vector that says whose each row is
+(`batch`, `segment_ids`, `document_ids`, ... [N], or `ptr`, `cu_seqlens`, `offsets` of the borders), samples are what
+that says: outputs of some, [G, ...] or [N, ...], must not depend on rows of others. With `edge_index` [2, E] beside it
+it is a warning, too, where of four samples or more a quarter at most has an edge of its own: edges that were joined
+without offsets all end in the first ones.
+
 Only outputs are looked at, not the loss: contrastive losses may compare samples. A table of rows against rows is left
 out, as are outputs of which rows are not seen. Batch normalisation in training lets rows influence each other: where
 they do and there is any, nothing is said. It costs at most two backward passes without gradients of parameters, at that
@@ -40,8 +47,9 @@ What it may miss
 What happens before, or within, the modules that read the inputs; rows that are exchanged within the half that is asked
 about; models with parts that a second backward pass could change: it is not made under FSDP, ZeRO 3 and
 `torch.compile`, with activation checkpointing, with functions that have a backward of their own, or where steps are
-recorded. `trueline check` says which. Inputs that are no tensors (objects of graphs), or whose first dimensions differ;
-outputs whose first dimension is not that of the inputs; masks by other names, labels that leave positions out.
+recorded. `trueline check` says which. Inputs that are no tensors (objects of graphs), or whose first dimensions
+differ without a vector that assigns them, or with as many edges as nodes; rows [1, N] of several documents; outputs
+whose first dimension is not that of the inputs; masks by other names, labels that leave positions out.
 
 What is meant is also found: attention between samples, mixup of features, the deviation over a minibatch in a
 discriminator, retrieval within a batch, a loader whose batch is one sequence, an attention mask that the model is given
@@ -78,6 +86,9 @@ CODE = "batch-leak"
 QUESTION = "batch"
 NEEDS: tuple[str, ...] = ("row_influence",)
 ACROSS_RANKS = False
+
+MIN_SAMPLES = 4
+"""Joined graphs of which fewer than a quarter have edges."""
 
 
 def check(run: Run) -> list[Finding]:
@@ -122,6 +133,19 @@ def check(run: Run) -> list[Finding]:
         sure = alone or not (one.convolved or one.by_index)
         kind = "padding-alone" if alone else "padding"
         found.append(_finding(kind, claim, padded, share, sure=sure, hints=hints))
+    bare = {key: one for key, one in known.items() if one.samples >= MIN_SAMPLES and one.with_edges <= one.samples / 4}
+    if bare:
+        key, one = min(bare.items())
+        claim = (
+            f"Of the {one.samples:.0f} graphs that are joined at step {key[0]} of rank {key[1]} {one.with_edges:.0f} "
+            f"{'has' if one.with_edges == 1 else 'have'} edges: those of the others do not count from where their "
+            "nodes begin."
+        )
+        hints = ("Add to the edges of each graph the number of nodes in front of it, as the loader of PyG does.",)
+        share = 1 - one.with_edges / one.samples
+        found.append(
+            leak_finding(CODE, "warning", claim, bare, share, unit="of the graphs", advice=hints, kind="edges")
+        )
     return found
 
 

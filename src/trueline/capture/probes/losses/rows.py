@@ -1,6 +1,7 @@
 """Whether what a model returns for some rows of its batch depends on other rows, or on padding.
 
-Letters: B rows, T positions, K leading dimensions that are looked at.
+Letters: B rows, T positions, K leading dimensions that are looked at; of samples that are joined into one batch, as
+graphs are, N rows of all together, G samples.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ from trueline.schema.columns.influence import (
 MAX_ENTRIES = 64
 """Modules that read the model's inputs first; adapters of a frozen model are several."""
 
+_SAMPLE_OF = ("batch", "batch_idx", "batch_index", "graph_ids", "segment_ids", "document_ids", "doc_ids", "seq_idx")
+"""Names of vectors [N] that assign each row of a joined batch to its sample."""
+_BORDERS = ("ptr", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "offsets")
+"""Names of vectors [G + 1] of where each sample begins, and the last one ends."""
+
 _PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device)
 
 
@@ -45,6 +51,7 @@ class RowReader:
         self._module, self._samples = module, samples
         self._inputs: list[tuple[str, Tensor]] = []
         self._num_rows = 0
+        self._sample_of: Tensor | None = None
         self._entries: list[tuple[Tensor, Tensor]] = []
         self._recurrent: list[tuple[Tensor, int]] = []
         self._pads: set[int] = set()
@@ -67,7 +74,8 @@ class RowReader:
     def at_output(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """The model has returned ``output`` of what it read."""
         self._inputs = _inputs_of(self._module, args, kwargs)
-        self._num_rows = _num_rows(self._inputs)
+        self._sample_of = _sample_of(self._inputs)
+        self._num_rows = _num_rows(self._inputs) if self._sample_of is None else len(self._sample_of)
         found = {id(each): each for each in differentiable(output) if each.is_floating_point()}
         self.outputs = [each for each in found.values() if self._has_rows(each)]
 
@@ -85,9 +93,12 @@ class RowReader:
 
     def _measured(self, placed: list[tuple[Tensor, Tensor, Tensor]], in_order: bool) -> RowInfluence:
         rows = self._num_rows
-        is_chosen_B = torch.zeros(rows, dtype=torch.bool)
-        is_chosen_B[_chosen(rows)] = True
-        reached_B = _reached(self.outputs, [is_chosen_B] * len(self.outputs), placed, rows)
+        sample_N = torch.arange(rows) if self._sample_of is None else self._sample_of.cpu()
+        is_chosen_G = torch.zeros(int(sample_N.max()) + 1, dtype=torch.bool)
+        is_chosen_G[_chosen(len(is_chosen_G))] = True
+        is_chosen_B = is_chosen_G[sample_N]
+        of = [is_chosen_B if len(each) == rows else is_chosen_G for each in self.outputs]
+        reached_B = _reached(self.outputs, of, placed, rows)
         own, others_N = float(reached_B[is_chosen_B].amax()), reached_B[~is_chosen_B]
         others = float(others_N.amax())
         if not 0 < max(own, others) < math.inf:
@@ -97,7 +108,7 @@ class RowReader:
         alone = all(rows not in x.shape[1:] for _, x in self._inputs)
         return RowInfluence(
             0,
-            float(alone and (self._samples == rows or in_order)),
+            float(self._sample_of is not None or (alone and (self._samples == rows or in_order))),
             own,
             others,
             float((others_N > 0).sum()),
@@ -107,7 +118,19 @@ class RowReader:
             ),
             eps=max(torch.finfo(each.dtype).eps for each in (*self.outputs, *(made for _, made, _ in placed))),
             **self._padding(),
+            **self._edges(),
         )
+
+    def _edges(self) -> dict[str, float]:
+        """Of ``RowInfluence``: the samples of a joined batch, and in how many an edge begins and ends; none without
+        edges [2, E] of its rows.
+        """
+        edges = [x for name, x in self._inputs if name == "edge_index" and x.dim() == 2 and len(x) == 2]
+        if self._sample_of is None or len(edges) != 1 or not edges[0].numel() or int(edges[0].max()) >= self._num_rows:
+            return {}
+        ends_2E = self._sample_of[edges[0].to(self._sample_of.device)]
+        within = ends_2E[0][ends_2E[0] == ends_2E[1]]
+        return {"samples": float(self._sample_of[-1]) + 1, "with_edges": float(len(within.unique()))}
 
     def _padding(self) -> dict[str, float]:
         """Of ``RowInfluence``: largest gradient of outputs at positions that the mask keeps to such positions, and to
@@ -147,6 +170,8 @@ class RowReader:
         """Whether it has, and is no table of rows against rows, as contrastive models return, be it of all ranks."""
         ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
         tables = [(self._num_rows, self._num_rows * more) for more in (1, ranks)]
+        if self._sample_of is not None and output.dim() and len(output) == int(self._sample_of.max()) + 1:
+            return True
         return output.dim() > 0 and output.shape[0] == self._num_rows and tuple(output.shape) not in tables
 
     def _rows_of(self, read: Tensor, made: Tensor) -> Tensor | None:
@@ -239,6 +264,26 @@ def _num_rows(inputs: list[tuple[str, Tensor]]) -> int:
         return 0
     sizes = {x.shape[0] for name, x in inputs if x.dim() > 0 and x.shape[0] != 1 and "mask" not in name}
     return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _sample_of(inputs: list[tuple[str, Tensor]]) -> Tensor | None:
+    """int64 [N]: the sample of each row of a joined batch, where the job hands a vector that says so; None without, or
+    where something else has as many rows, as edges may.
+    """
+    found: list[Tensor] = []
+    for name, x in inputs:
+        if x.dim() != 1 or x.is_floating_point() or x.dtype == torch.bool or len(x) < 2 or bool((x.diff() < 0).any()):
+            continue
+        if name in _SAMPLE_OF and int(x[0]) == 0:
+            found.append(x.long())
+        elif name in _BORDERS and int(x[0]) == 0:
+            found.append(torch.arange(len(x) - 1, device=x.device).repeat_interleave(x.long().diff()))
+    if not found or any(len(each) != len(found[0]) for each in found):
+        return None
+    num_rows = len(found[0])
+    is_read = any(x.dim() and len(x) == num_rows and name not in _SAMPLE_OF for name, x in inputs)
+    is_of_edges = any(x.dim() == 2 and tuple(x.shape) == (2, num_rows) for _, x in inputs)
+    return found[0] if is_read and not is_of_edges and 0 < int(found[0][-1]) < num_rows - 1 else None
 
 
 def _keeps(inputs: Iterable[tuple[str, Tensor]]) -> Tensor | None:
