@@ -401,7 +401,7 @@ _STREAMS: dict[str, Callable[[], Job]] = {
 def of_diffusers() -> Iterator[tuple[str, Callable[[], Job]]]:
     """Models of diffusers, made small, on what its training examples give them; nothing where it is not installed."""
     with contextlib.suppress(ImportError):
-        import diffusers
+        import diffusers  # pyright: ignore[reportMissingImports]
 
         small = {
             "UNet2DModel": lambda: diffusers.UNet2DModel(

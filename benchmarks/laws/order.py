@@ -29,10 +29,10 @@ SHARES = (1e-2, 1e-4, 1e-6, 0.0)
 """How much of what positions add, or rotate by, is left."""
 
 ABOUT = (
-    "Models are judged as they begin; the preset `laws` looks ten steps later. ZAYA multiplies queries by a temperature "
-    "that begins at 0, so that its first attention has no order yet: after one update with AdamW (1e-3) its distance is "
-    "4.9e-3 in float32. The least distances of the others are those of OpenAI GPT, 7.8e-5 in float32 and 4.5e-4 in "
-    "bfloat16 (line: 2.4e-4), and of Blenderbot, 3.3e-3 and 7.9e-3."
+    "Models are judged as they begin; the preset `laws` looks ten steps later. ZAYA multiplies queries by a "
+    "temperature that begins at 0, so that its first attention has no order yet: after one update with AdamW (1e-3) "
+    "its distance is 4.9e-3 in float32. The least distances of the others are those of OpenAI GPT, 7.8e-5 in float32 "
+    "and 4.5e-4 in bfloat16 (line: 2.4e-4), and of Blenderbot, 3.3e-3 and 7.9e-3."
 )
 
 
