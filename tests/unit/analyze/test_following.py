@@ -37,7 +37,7 @@ def healthy(step, rank, row):
         row |= {"group_reduce_shape_residual": [1e-8], "group_used_residual": [0.0], "group_used_floor": [2e-5]}
         row |= {"group_used_factor": [0.9], "group_used_shape_residual": [0.0], "group_used_local": [0.6]}
         row |= {"param_grad_norms": [row["grad_norm"]], "used_param_norms": [0.3], "group_seen": [1.0]}
-        row |= {"group_grad_norms": [row["grad_norm"]]}
+        row |= {"group_grad_norms": [row["grad_norm"]], "rng_drawn": [100 * step + rank + 1, 0, 0, 0]}
     row |= {"passes": step + 1, "rng_numpy": 100 * step + rank + 1}
     if step % 5 == 0:
         row["param_digests"] = [step + 1]
@@ -90,6 +90,7 @@ FAULTS = {
     "changed in between": with_fault(
         one={"at": range(60, 80), "group_reduce_residual": [float("nan")], "group_reduce_shape_residual": [0.3]}
     ),
+    "seeded in between": with_fault(one={"at": [18, 50, 90], "ranks": [1], "rng_drawn": [5, 0, 0, 0]}),
     "not finite": with_fault(one={"at": [90], "ranks": [2], "any": 1, "loss": float("nan")}),
     "drift": with_fault(one={"at": [50], "ranks": [2], "any": 1, "param_digests": [3]}),
     "drift to the end": with_fault(one={"at": range(50, 120, 10), "ranks": [2], "any": 1, "param_digests": [3]}),
