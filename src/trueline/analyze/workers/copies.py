@@ -327,7 +327,8 @@ def require_enough(series: WorkerSeries, budget: AlarmBudget, have: Mapping[tupl
         needed = steps_needed(threshold, nats=nats, num_bets=len(closest_pairs.CLOSENESS))
         if num_steps >= needed:
             return
-        why += f"; {num_steps} steps have values of {len(members)} workers, and for pairs {needed} are needed"
+        values = f"{counted(num_steps, 'step')} {'has' if num_steps == 1 else 'have'} values of {len(members)} workers"
+        why += f"; {values}, and for pairs {needed} are needed"
     why += "" if len(groups[0]) > 2 else "; with two workers there is no other pair to compare with"
     raise CannotTell(why, reason="too-few-steps")
 

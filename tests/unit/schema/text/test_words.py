@@ -28,7 +28,7 @@ MANY = {
     "analyze/checks/updates/schedule_differs.py of.num_epochs epochs",
     "analyze/compare/calibrate.py len(alignment.pairs) recorded values",
     "analyze/checks/workers/dispersion_high.py len(members) workers",
-    "analyze/checks/workers/dispersion_low.py len(members) workers",
+    "analyze/workers/copies.py len(members) workers",
     "analyze/checks/workers/dispersion_low.py len(rows) steps",
     "analyze/checks/samples/duplicate_data.py len(declared.by_rank) workers",
     "analyze/checks/steps/grad_explosion.py growth.num_layers layers",
