@@ -95,7 +95,7 @@ class WorkerSeries:
             ("allowance", shape, 0.0),
         ):
             if getattr(self, name).size == 0:
-                object.__setattr__(self, name, np.broadcast_to(np.float64(fill), whole))
+                object.__setattr__(self, name, np.full(whole, fill))
 
     @property
     def num_workers(self) -> int:
