@@ -31,6 +31,9 @@ the model has convolutions, which have no mask, and where no mask is given to th
 embedding's `padding_idx` alone; but a warning where outputs at tokens depend on padding and on no other token, as where
 a mask is inverted.
 
+Where the only input is [T, B, features], as recurrent modules read sequences, and an output has B rows and none has T,
+rows are those B.
+
 Where samples are joined into one batch of N rows, as graphs are, and the job hands a vector that says whose each row is
 (`batch`, `segment_ids`, `document_ids`, ... [N], or `ptr`, `cu_seqlens`, `offsets` of the borders), samples are what
 that says: outputs of some, [G, ...] or [N, ...], must not depend on rows of others. With `edge_index` [2, E] beside it

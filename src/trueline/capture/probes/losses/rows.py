@@ -50,7 +50,7 @@ class RowReader:
     def __init__(self, module: nn.Module, samples: int | None) -> None:
         self._module, self._samples = module, samples
         self._inputs: list[tuple[str, Tensor]] = []
-        self._num_rows = 0
+        self._num_rows, self._axis = 0, 0
         self._sample_of: Tensor | None = None
         self._entries: list[tuple[Tensor, Tensor]] = []
         self._recurrent: list[tuple[Tensor, int]] = []
@@ -78,6 +78,9 @@ class RowReader:
         self._num_rows = _num_rows(self._inputs) if self._sample_of is None else len(self._sample_of)
         found = {id(each): each for each in differentiable(output) if each.is_floating_point()}
         self.outputs = [each for each in found.values() if self._has_rows(each)]
+        if not self.outputs and self._sample_of is None and self._samples != self._num_rows:
+            self._num_rows, self._axis = _rows_behind(self._inputs), 1
+            self.outputs = [each for each in found.values() if each.dim() > 1 and self._has_rows(each)]
 
     def judged(self, *, in_order: bool, usable: bool) -> list[float]:
         """The column. ``in_order``: another dimension is known to be of positions; ``usable``: the graph may be used
@@ -105,10 +108,11 @@ class RowReader:
             return RowInfluence(NOT_FINITE)
         if others > 0 and self._normalises():
             return RowInfluence(NORMALISED)
-        alone = all(rows not in x.shape[1:] for _, x in self._inputs)
+        alone = all(rows not in (*x.shape[: self._axis], *x.shape[self._axis + 1 :]) for _, x in self._inputs)
+        known = self._samples == rows or in_order or self._axis == 1
         return RowInfluence(
             0,
-            float(self._sample_of is not None or (alone and (self._samples == rows or in_order))),
+            float(self._sample_of is not None or (alone and known)),
             own,
             others,
             float((others_N > 0).sum()),
@@ -176,15 +180,15 @@ class RowReader:
 
     def _rows_of(self, read: Tensor, made: Tensor) -> Tensor | None:
         """The row of the inputs that each place of what a module made is of, as ``_places``."""
-        rows = self._num_rows
+        rows, dims = self._num_rows, self._axis + 1
         for _, x in self._inputs:
-            if x.dim() and x.shape[0] == rows:
-                places = _places(read, made, x, 1)
+            if x.dim() >= dims and x.shape[self._axis] == rows:
+                places = _places(read, made, x, dims)
                 if places is not None:
-                    return places
-                alike = x.dim() > 1 and read.shape[: x.dim()] == x.shape and made.shape[:1] == x.shape[:1]
-                if alike and rows not in x.shape[1:]:
-                    return torch.arange(rows)
+                    return places % rows
+                alike = x.dim() > dims and read.shape[: x.dim()] == x.shape and made.shape[:dims] == x.shape[:dims]
+                if alike and rows not in (*x.shape[: self._axis], *x.shape[dims:]):
+                    return torch.arange(rows).expand(x.shape[:dims])
         return None
 
     def _varies(self, read: Tensor, along: int) -> bool:
@@ -264,6 +268,14 @@ def _num_rows(inputs: list[tuple[str, Tensor]]) -> int:
         return 0
     sizes = {x.shape[0] for name, x in inputs if x.dim() > 0 and x.shape[0] != 1 and "mask" not in name}
     return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _rows_behind(inputs: list[tuple[str, Tensor]]) -> int:
+    """The size of the second dimension of the only input, [T, B, features], as recurrent modules of torch read
+    sequences; 0 where there is none.
+    """
+    x = inputs[0][1] if len(inputs) == 1 else torch.empty(0)
+    return x.shape[1] if x.layout == torch.strided and x.dim() == 3 and x.shape[1] > 1 else 0
 
 
 def _sample_of(inputs: list[tuple[str, Tensor]]) -> Tensor | None:

@@ -85,6 +85,36 @@ def test_what_is_recurrent_reads_positions_and_not_rows(tmp_path):
     assert "batch_first" in why
 
 
+class TimeFirst(Reader):
+    """Reads sequences [T, B, 4], as recurrent modules do by default; ``within`` makes [B, T, 8] of [T, B, 8]."""
+
+    def __init__(self, within, first):
+        super().__init__(within)
+        self.first = first
+
+    def forward(self, x):
+        made = self.first(x)
+        return self.head(self.within(made[0] if isinstance(made, tuple) else made).mean(1))
+
+
+@pytest.mark.parametrize("first", [nn.GRU(4, WIDTH), nn.Linear(4, WIDTH)], ids=["recurrent", "linear"])
+@pytest.mark.parametrize(
+    ("within", "found"),
+    [
+        (lambda x: x.transpose(0, 1), []),
+        (lambda x: x.reshape(x.shape[1], x.shape[0], -1), [("warning", "rows")]),
+        (lambda x: x.softmax(1).transpose(0, 1), [("warning", "rows")]),
+    ],
+    ids=["transposed", "reshaped", "softmax over the batch"],
+)
+def test_rows_may_come_behind_the_positions(tmp_path, first, within, found):
+    def time_first(samples):
+        return [(x.transpose(0, 1).contiguous(),) for x in samples.tensors[0].split(BATCH)]
+
+    trained(tmp_path / "run", TimeFirst(within, first), loader=time_first)
+    assert judged(tmp_path / "run") == (found, [])
+
+
 @pytest.mark.parametrize("norm", [None, nn.LayerNorm(WIDTH), nn.BatchNorm1d(WIDTH).eval()])
 def test_rows_that_are_not_are_left_alone(tmp_path, norm):
     trained(tmp_path / "run", Reader(lambda x: x.softmax(1), norm))
