@@ -16,7 +16,8 @@ DOUBTS: tuple[str, ...] = (
     "parts of the model have a backward pass of their own, or are recomputed, and a second one might change them",
     "gradients are not finite, or nothing reaches the embedding",
     "the model's inputs are not all seen, have no first dimension in common (as graphs), or have one row",
-    "the model returned nothing with a gradient and one row for each row of its inputs (a square may be of pairs)",
+    "no output of the model has a gradient and a row for each sample (inputs may have their samples in another place than "
+    "the first dimension, or outputs be of pairs of samples)",
     "no module without parts was seen to read the model's inputs and to have a gradient",
     "batch normalisation lets rows influence each other, as it is meant to in training",
     "what reads the model's inputs first recurs over their first dimension: positions, or `batch_first` is forgotten",
@@ -68,6 +69,13 @@ class Influence:
 NUM_FIELDS = len(fields(Influence))
 
 
+BESIDE = (
+    *("mask", "label", "target", "pos", "type_ids", "len", "size", "num_", "count", "weight", "scale"),
+    *("guidance", "use_"),
+)
+"""Words in the names of inputs that are numbers beside a sample: they tell it from others no more than they must."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowInfluence:
     """Largest gradients of what the model returned for some rows of its batch with respect to what its first modules
@@ -77,7 +85,8 @@ class RowInfluence:
     where the model has convolutions over positions. ``eps`` is that of the coarsest dtype. Where padding is seen and
     outputs have positions, ``among`` is the same from some kept positions to others; ``by_index`` is 1 where there is
     no mask, and padding is what an embedding's ``padding_idx`` stands at. Of ``samples`` that are joined into one graph
-    ``with_edges`` have an edge of their own.
+    ``with_edges`` have an edge of their own. ``lost`` is 1 where the model is given a number for each row that differs
+    between rows, and what one of its first modules reads in its place is the same for all.
     """
 
     doubt: float
@@ -94,6 +103,7 @@ class RowInfluence:
     by_index: float = 0.0
     samples: float = math.nan
     with_edges: float = math.nan
+    lost: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

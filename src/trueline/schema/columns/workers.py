@@ -389,7 +389,7 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "At that step `RowInfluence`: why nothing is known, whether the first dimension is surely of samples, largest "
         "gradients of outputs of some rows to their own inputs and to other rows, how many of these have any, of how "
         "many, the same to positions that the attention mask keeps and to others, convolutions, eps, of padding alone "
-        "and by index, samples of a joined batch and those with edges.",
+        "and by index, samples of a joined batch and those with edges, whether a number of each row is lost.",
     ),
     Column(
         "order_influence",

@@ -20,6 +20,9 @@ the model changes from step to step: what is trained on one batch throughout is 
   of all these steps. A time (`t`, `timestep`, `sigma`, ...) that is 0 is a warning, unless an input that changes is
   noise itself, as of a generator in one step; anything else is an information: a job may train one class, one speaker
   or one noise level on purpose. Masks, labels, and numbers of a size, length or weight are left out.
+- With `--plan laws`, at one step: a vector [B] or [B, 1] that differs between samples and that no first layer reads
+  as it is, while one that reads [B] or [B, features] made of no input that is seen gets the same for all samples, and
+  not zeros. Then the condition is lost within the model: a warning.
 - `position_ids`, `positions`, `input_pos`, [B, T] whole numbers, T above 1, that are all one number: a warning.
 - The target of `mse_loss`, `smooth_l1_loss` or `huber_loss`, or an input of as many rows as one that changes, that is
   equal bit by bit at all these steps, and is standard normal noise: mean, variance, fourth moment and correlation of
@@ -36,7 +39,8 @@ What it may miss
 ----------------
 Targets that a script subtracts itself; noise that is mixed into the data before the model sees it and is not the
 target (`rng-streams` sees a global generator that begins again); conditions that are scalars, embedded before the
-model is called, or differ between steps and not between samples; faults that begin after the first steps.
+model is called, lost within it where `--plan laws` does not look, or differ between steps and not between samples;
+faults that begin after the first steps.
 
 Example
 -------
@@ -64,6 +68,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from trueline.analyze.compared_ranks import MAX_SITES
+from trueline.schema.columns.influence import BESIDE, RowInfluence
 from trueline.schema.columns.input_values import InputFact, InputValue, input_values
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
@@ -73,7 +78,7 @@ from trueline.store.reader import Run
 
 CODE = "input-constant"
 QUESTION = "loss"
-NEEDS: tuple[str, ...] = ("input_facts", "input_values")
+NEEDS: tuple[str, ...] = ("input_facts", "input_values", "row_influence")
 ACROSS_RANKS = False
 
 MIN_STEPS = 8
@@ -84,12 +89,6 @@ TIMES = (
     *("sigma", "sigmas", "noise_level", "noise_levels", "logsnr", "log_snr"),
 )
 POSITIONS = ("position_ids", "positions", "pos_ids", "input_pos", "cache_position")
-SPECTATORS = (
-    *("mask", "label", "target", "pos", "type_ids", "len", "size", "num_", "count", "weight", "scale"),
-    *("guidance", "use_"),
-)
-"""Words in the names of inputs that are numbers beside a sample, and may well be all alike."""
-
 Tensors = Mapping[InputFact, Mapping[int, InputValue]]
 """Values of what a rank reads and compares with, by step."""
 
@@ -103,6 +102,42 @@ class _Constant(NamedTuple):
 
 def check(run: Run) -> list[Finding]:
     """A Finding for each constant; raises ``CannotTell`` where no inputs were seen, or nothing else changes."""
+    lost = _lost(run)
+    return lost or _constant(run)
+
+
+def _lost(run: Run) -> list[Finding]:
+    """That a condition does not get into the model, at the steps at which that was looked at."""
+    rows = {key: RowInfluence(*map(float, each)) for key, each in run.lists("row_influence").items() if len(each)}
+    at = sorted(key for key, one in rows.items() if one.lost > 0)
+    if not at:
+        return []
+    step, ranks = at[0][0], tuple(sorted({rank for _, rank in at}))
+    claim = (
+        f"The model is given a number for each sample at step {step} that differs between samples, and what one of its "
+        f"first layers reads in its place is the same for all of them ({ranks_text(ranks, all_ranks=run.ranks)})."
+    )
+    hint = "Print what the model makes of it (a time embedding, say) for two samples, in front of its first layer: "
+    return [
+        Finding(
+            code=CODE,
+            severity="warning",
+            claim=claim,
+            ranks=ranks,
+            step_first=step,
+            step_last=at[-1][0],
+            sites=tuple(str(Site(one, 0, rank, "batch", "samples")) for one, rank in at)[:MAX_SITES],
+            measured=0.0,
+            expected=None,
+            unit="difference between samples",
+            false_alarm_rate=0.0,
+            evidence={"kind": "lost"},
+            next=(hint + "a cast, an integer division or a constant in its place makes them equal.",),
+        )
+    ]
+
+
+def _constant(run: Run) -> list[Finding]:
     seen = _seen(run)
     if not seen:
         raise CannotTell("no forward pass was seen whose inputs are tensors", reason="not-recorded")
@@ -173,7 +208,7 @@ def _is_condition(fact: InputFact) -> bool:
         and fact.shape[0] > 1
         and fact.shape[1:] in ((), (1,))
         and fact.dtype != "torch.bool"
-        and not any(word in name for word in SPECTATORS)
+        and not any(word in name for word in BESIDE)
     )
 
 

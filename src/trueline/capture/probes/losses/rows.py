@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.nn.modules.conv import _ConvNd
 from trueline.capture.model.outputs import differentiable
 from trueline.capture.probes.batch import token_ids
 from trueline.schema.columns.influence import (
+    BESIDE,
     NO_ENTRY,
     NO_OUTPUT,
     NO_ROWS,
@@ -92,7 +93,24 @@ class RowReader:
         doubt = doubt if placed else NO_ENTRY
         doubt = doubt if self.outputs else NO_OUTPUT
         doubt = doubt if self._num_rows else NO_ROWS
-        return list(astuple(RowInfluence(doubt) if doubt else self._measured(placed, in_order)))
+        found = RowInfluence(doubt) if doubt else self._measured(placed, in_order)
+        return list(astuple(replace(found, lost=float(self._loses()))))
+
+    def _loses(self) -> bool:
+        """Whether a number of each row, [B] or [B, 1], is read by no first module, while one of these reads [B] or
+        [B, features], made of no input that is seen, that is the same for all rows, and no other can have read it.
+        """
+        rows = self._num_rows if self._axis == 0 and self._sample_of is None else 0
+        if rows < 2:
+            return False
+        given = {x.untyped_storage().data_ptr() for _, x in self._inputs}
+        numbers = [x for name, x in self._inputs if tuple(x.shape) in ((rows,), (rows, 1)) and _tells(name, x)]
+        read = [read for read, _ in self._entries if read.dim() in (1, 2) and len(read) == rows]
+        directly = {each.untyped_storage().data_ptr() for each in read}
+        unread = [x for x in numbers if x.untyped_storage().data_ptr() not in directly]
+        made = [each for each in read if each.untyped_storage().data_ptr() not in given and bool((each != 0).any())]
+        alike = [each for each in made if bool((each == each[0]).all())]
+        return bool(alike) and len(made) - len(alike) < len(unread)
 
     def _measured(self, placed: list[tuple[Tensor, Tensor, Tensor]], in_order: bool) -> RowInfluence:
         rows = self._num_rows
@@ -218,6 +236,12 @@ def _among(outputs: list[Tensor], keeps_BT: Tensor, placed: list[tuple[Tensor, T
     reached_BT = _reached(placewise, [is_asked_BT] * len(placewise), placed, keeps_BT.numel()).view(keeps_BT.shape)
     between = reached_BT[(keeps_BT & ~is_asked_BT).cpu()]
     return float(between.amax()) if len(between) else math.nan
+
+
+def _tells(name: str, x: Tensor) -> bool:
+    """Whether it is a condition of samples, and differs between them."""
+    beside = any(word in name.lower() for word in BESIDE)
+    return not beside and x.dtype != torch.bool and bool((x != x[0]).any())
 
 
 def nodes_below(roots: Iterable[Tensor]) -> Iterator[Any]:

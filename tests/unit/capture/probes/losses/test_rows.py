@@ -115,6 +115,47 @@ def test_rows_may_come_behind_the_positions(tmp_path, first, within, found):
     assert judged(tmp_path / "run") == (found, [])
 
 
+class Timed(nn.Module):
+    """Is given a time for each row, and embeds what ``made`` makes of it."""
+
+    def __init__(self, made, reads):
+        super().__init__()
+        self.made, self.time = made, reads
+        self.first, self.head = nn.Linear(4, WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, x, t=None, lengths=None):
+        return self.head(self.first(x).mean(1) + self.time(self.made(t if lengths is None else lengths)))
+
+
+def waves(t):
+    angles = t[:, None].float() * torch.tensor([1.0, 0.1, 0.01])
+    return torch.cat([angles.sin(), angles.cos()], 1)
+
+
+TIMES = torch.arange(BATCH)
+BY_WAVES, BY_NUMBER = lambda: nn.Linear(6, WIDTH), lambda: nn.Embedding(BATCH, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("made", "reads", "inputs", "found"),
+    [
+        (lambda t: waves(t // 200), BY_WAVES, {"t": TIMES}, ["lost"]),
+        (lambda t: waves(t * 0 + 3), BY_WAVES, {"t": TIMES[:, None]}, ["lost"]),
+        (lambda t: torch.full_like(t, 2), BY_NUMBER, {"t": TIMES}, ["lost"]),
+        (waves, BY_WAVES, {"t": TIMES}, []),
+        (lambda t: t, BY_NUMBER, {"t": TIMES}, []),
+        (lambda t: waves(torch.full_like(t, 3)), BY_WAVES, {"lengths": TIMES}, []),
+        (lambda t: waves(t) * 0, BY_WAVES, {"t": TIMES}, []),
+    ],
+    ids=["divided", "constant", "one class", "sound", "sound class", "length", "states that begin as zeros"],
+)
+def test_a_condition_that_does_not_get_into_the_model_is_found(tmp_path, made, reads, inputs, found):
+    model = Timed(lambda t: made(t.flatten()), reads())
+    trained(tmp_path / "run", model, **inputs)
+    findings = check(trueline.open_run(tmp_path / "run")).findings
+    assert [each.evidence["kind"] for each in findings if each.code == "input-constant"] == found
+
+
 @pytest.mark.parametrize("norm", [None, nn.LayerNorm(WIDTH), nn.BatchNorm1d(WIDTH).eval()])
 def test_rows_that_are_not_are_left_alone(tmp_path, norm):
     trained(tmp_path / "run", Reader(lambda x: x.softmax(1), norm))

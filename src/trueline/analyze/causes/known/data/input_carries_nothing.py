@@ -13,8 +13,8 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "input-constant": "always",
-        "input-constant/condition|positions|one-class": "always",
+        "input-constant/condition|positions|one-class|lost": "always",
     },
-    needs=("input-constant/condition|positions|one-class",),
+    needs=("input-constant/condition|positions|one-class|lost",),
     settles="Print what the finding names at two steps, where the data are read and where the model is called.",
 )
