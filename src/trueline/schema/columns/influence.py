@@ -16,8 +16,8 @@ DOUBTS: tuple[str, ...] = (
     "parts of the model have a backward pass of their own, or are recomputed, and a second one might change them",
     "gradients are not finite, or nothing reaches the embedding",
     "the model's inputs are not all seen, have no first dimension in common (as graphs), or have one row",
-    "no output of the model has a gradient and a row for each sample (inputs may have their samples in another place than "
-    "the first dimension, or outputs be of pairs of samples)",
+    "no output of the model has a gradient and a row for each sample (samples may be in another place than the first "
+    "dimension of inputs, or outputs be of pairs)",
     "no module without parts was seen to read the model's inputs and to have a gradient",
     "batch normalisation lets rows influence each other, as it is meant to in training",
     "what reads the model's inputs first recurs over their first dimension: positions, or `batch_first` is forgotten",
