@@ -8,6 +8,7 @@ from trueline.analyze.check_run import check
 from trueline.analyze.checks.replicas import updates_apart
 from trueline.analyze.workers.iterations import parting_of
 from trueline.schema.errors import CannotTell
+from trueline.store.reader import Run
 
 
 def _rows(num_ranks, num_steps, updates, *, rank=1, at=6, per_update=1):
@@ -74,9 +75,10 @@ def test_a_start_of_the_job_counts_anew(tmp_path):
 def test_averages_by_hand_are_no_clock_of_replicas_that_update_by_themselves(tmp_path):
     run = write_run(tmp_path, _rows(2, 20, 0), adapter="manual")
     assert parting_of(run) is not None
-    for env in run.env.values():
+    again = Run(run.path)
+    for env in again.env.values():
         env.local_updates = "the plan"
-    assert parting_of(run) is None
+    assert parting_of(again) is None
 
 
 def test_ranks_in_step_are_silent(tmp_path):
