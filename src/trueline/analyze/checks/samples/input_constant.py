@@ -89,6 +89,7 @@ TIMES = (
     *("sigma", "sigmas", "noise_level", "noise_levels", "logsnr", "log_snr"),
 )
 POSITIONS = ("position_ids", "positions", "pos_ids", "input_pos", "cache_position")
+
 Tensors = Mapping[InputFact, Mapping[int, InputValue]]
 """Values of what a rank reads and compares with, by step."""
 
@@ -103,7 +104,12 @@ class _Constant(NamedTuple):
 def check(run: Run) -> list[Finding]:
     """A Finding for each constant; raises ``CannotTell`` where no inputs were seen, or nothing else changes."""
     lost = _lost(run)
-    return lost or _constant(run)
+    try:
+        return [*lost, *_constant(run)]
+    except CannotTell:
+        if lost:
+            return lost
+        raise
 
 
 def _lost(run: Run) -> list[Finding]:

@@ -77,11 +77,13 @@ class RowReader:
         self._inputs = _inputs_of(self._module, args, kwargs)
         self._sample_of = _sample_of(self._inputs)
         self._num_rows = _num_rows(self._inputs) if self._sample_of is None else len(self._sample_of)
-        found = {id(each): each for each in differentiable(output) if each.is_floating_point()}
-        self.outputs = [each for each in found.values() if self._has_rows(each)]
+        found = {id(each): each for each in differentiable(output) if each.is_floating_point()}.values()
+        self.outputs = [each for each in found if self._has_rows(each, self._num_rows)]
         if not self.outputs and self._sample_of is None and self._samples != self._num_rows:
-            self._num_rows, self._axis = _rows_behind(self._inputs), 1
-            self.outputs = [each for each in found.values() if each.dim() > 1 and self._has_rows(each)]
+            behind = _rows_behind(self._inputs)
+            self.outputs = [each for each in found if each.dim() > 1 and self._has_rows(each, behind)]
+            if self.outputs:
+                self._num_rows, self._axis = behind, 1
 
     def judged(self, *, in_order: bool, usable: bool) -> list[float]:
         """The column. ``in_order``: another dimension is known to be of positions; ``usable``: the graph may be used
@@ -188,13 +190,15 @@ class RowReader:
         """Bool [B, T]: where ``ids`` are not what the embeddings that read the inputs take for padding."""
         return ids.detach() != next(iter(self._pads)) if len(self._pads) == 1 else None
 
-    def _has_rows(self, output: Tensor) -> bool:
-        """Whether it has, and is no table of rows against rows, as contrastive models return, be it of all ranks."""
+    def _has_rows(self, output: Tensor, rows: int) -> bool:
+        """Whether it has so many, and is no table of rows against rows, as contrastive models return, be it of all
+        ranks.
+        """
         ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-        tables = [(self._num_rows, self._num_rows * more) for more in (1, ranks)]
+        tables = [(rows, rows * more) for more in (1, ranks)]
         if self._sample_of is not None and output.dim() and len(output) == int(self._sample_of.max()) + 1:
             return True
-        return output.dim() > 0 and output.shape[0] == self._num_rows and tuple(output.shape) not in tables
+        return output.dim() > 0 and output.shape[0] == rows and tuple(output.shape) not in tables
 
     def _rows_of(self, read: Tensor, made: Tensor) -> Tensor | None:
         """The row of the inputs that each place of what a module made is of, as ``_places``."""

@@ -274,3 +274,18 @@ def test_a_mask_that_is_inverted_is_known_from_one_that_is_lost(tmp_path, sees, 
     updates.step()
     watch.close()
     assert judged(tmp_path / "run") == (found, [])
+
+
+class Loss(Timed):
+    """Returns a number alone."""
+
+    def forward(self, x, t=None, lengths=None):
+        return super().forward(x, t, lengths).square().mean()
+
+
+def test_without_an_output_of_rows_it_is_said_so_and_a_lost_condition_is_found_all_the_same(tmp_path):
+    trained(tmp_path / "run", Loss(lambda t: waves(t // 200), BY_WAVES()), loader=None, t=TIMES)
+    report = check(trueline.open_run(tmp_path / "run"))
+    assert [each.evidence["kind"] for each in report.findings if each.code == "input-constant"] == ["lost"]
+    (why,) = [each.why for each in report.checks_not_run if each.check == "batch-leak"]
+    assert "a row for each sample" in why
