@@ -14,6 +14,7 @@ from trueline.schema.text.reading import why
 from trueline.sinks.series import Series
 from trueline.store.log.part_files import PartFiles
 from trueline.store.reader import Run
+from trueline.store.records.arrays import to_numpy
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,6 @@ def _whole_to(run: Run, *, last: bool) -> int:
         return -1
     if last:
         return int(run.steps[-1])
-    rank_R, step_R = run.column("rank").to_numpy(), run.column("step").to_numpy()
+    rank_R, step_R = to_numpy(run.column("rank")), to_numpy(run.column("step"))
     written = [step_R[rank_R == rank] for rank in data_parallel_ranks(run)]
     return min((int(steps.max()) if len(steps) else -1 for steps in written), default=-1)

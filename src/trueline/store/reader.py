@@ -33,6 +33,7 @@ from trueline.store.log.part_files import PartFiles
 from trueline.store.log.pieces import KEYS, Pieces, read_pieces
 from trueline.store.manifest import open_manifest
 from trueline.store.query import answer
+from trueline.store.records.arrays import from_numpy, to_numpy
 from trueline.store.records.recorded_steps import UNREADABLE, RecordedSteps
 from trueline.store.rows import SCALAR_NAMES, TABLE_SCHEMAS, WORKER_SCHEMA, MergeOrder, require_column
 from trueline.store.table_reader import TableReader
@@ -91,7 +92,7 @@ class Run(RecordedSteps, Shown):
     def _take(self, pieces: Pieces) -> None:
         self._pieces = pieces
         self._timeline = pieces.timeline
-        self._rows = MergeOrder(*(column.to_numpy() for column in pieces.columns(KEYS).columns))
+        self._rows = MergeOrder(*(to_numpy(column) for column in pieces.columns(KEYS).columns))
         self._present = pieces.present()
         self._columns: dict[str, pa.Array] = {}
         self.steps = np.unique(self._rows.steps)
@@ -232,7 +233,7 @@ class Run(RecordedSteps, Shown):
         """[T, N] bool: where a column was measured; of a sketch no more than one part of its values is held for it."""
         require_column(column, WORKER_SCHEMA.names)
         rows = self._rows.merge(self._pieces.measured(column)) if column == _LONGEST else self.column(column)
-        valid_R = rows.is_valid().to_numpy(zero_copy_only=False)
+        valid_R = to_numpy(rows.is_valid())
         measured_TN = np.zeros((len(self.steps), len(self.ranks)), dtype=bool)
         measured_TN[self._step_index, self._rank_index] = valid_R & self._of_main_lists(column)
         return measured_TN
@@ -248,7 +249,7 @@ class Run(RecordedSteps, Shown):
         lists.
         """
         lists, rows = self._measured_lists(column, steps, ranks)
-        lengths = np.unique(lists.value_lengths().to_numpy())
+        lengths = np.unique(to_numpy(lists.value_lengths()))
         if len(lengths) > 1:
             raise RunError(
                 f"Column '{column}' of Run '{self.path}' has lists of {lengths.min()} to {lengths.max()} values, and "
@@ -272,7 +273,7 @@ class Run(RecordedSteps, Shown):
     def lengths(self, column: str) -> list[int]:
         """The lengths that the lists of a column have, each once, ascending."""
         require_column(column, WORKER_SCHEMA.names)
-        return np.unique(self.column(column).drop_null().value_lengths().to_numpy()).tolist()
+        return np.unique(to_numpy(self.column(column).drop_null().value_lengths())).tolist()
 
     def num_rows(self, *, before: int) -> dict[int, int]:
         """How many rows each rank has of steps before ``before``."""
@@ -282,9 +283,9 @@ class Run(RecordedSteps, Shown):
     def texts(self, column: str) -> dict[tuple[int, int], str]:
         """The values of a column of texts by (step, rank), where they were measured."""
         texts_R = self.column(column)
-        rows = np.flatnonzero(texts_R.is_valid().to_numpy(zero_copy_only=False))
+        rows = np.flatnonzero(to_numpy(texts_R.is_valid()))
         keys = zip(self._rows.steps[rows].tolist(), self._rows.ranks[rows].tolist(), strict=True)
-        return dict(zip(keys, texts_R.take(pa.array(rows)).to_pylist(), strict=True))
+        return dict(zip(keys, texts_R.take(from_numpy(rows)).to_pylist(), strict=True))
 
     def lists(
         self, column: str, *, steps: Sequence[int] | None = None, ranks: Sequence[int] | None = None
@@ -305,7 +306,7 @@ class Run(RecordedSteps, Shown):
         one after the other.
         """
         lists, rows = self._measured_lists(column, steps, ranks)
-        return self._rows.steps[rows], self._rows.ranks[rows], lists.value_lengths().to_numpy(), _flat(lists)
+        return self._rows.steps[rows], self._rows.ranks[rows], to_numpy(lists.value_lengths()), _flat(lists)
 
     def kept(self, table: TableName) -> TableReader:
         """``rollouts`` or ``syncs``, whose rows are kept as they came; false where there are none."""
@@ -342,7 +343,7 @@ class Run(RecordedSteps, Shown):
         return f"Run '{self.path}': {span}, {len(self.ranks)} of {self.world_size} ranks"
 
     def _columns_shown(self) -> Mapping[str, Sequence[Any]]:
-        step_R, rank_R = self.column("step").to_numpy(), self.column("rank").to_numpy()
+        step_R, rank_R = to_numpy(self.column("step")), to_numpy(self.column("rank"))
         own = [step_R[rank_R == rank].tolist() for rank in self.ranks]
         return {
             "rank": self.ranks,
@@ -386,23 +387,23 @@ class Run(RecordedSteps, Shown):
             lists_R = self.column(column)
         else:
             lists_R = self._rows.merge(self._pieces.columns([column], steps)[column])
-        wanted_R = lists_R.is_valid().to_numpy(zero_copy_only=False) & self._of_main_lists(column)
+        wanted_R = to_numpy(lists_R.is_valid()) & self._of_main_lists(column)
         if steps is not None:
             wanted_R &= np.isin(self._rows.steps, list(steps))
         if ranks is not None:
             wanted_R &= np.isin(self._rows.ranks, list(ranks))
         rows = np.flatnonzero(wanted_R)
-        return lists_R if len(rows) == len(lists_R) else lists_R.take(pa.array(rows)), rows
+        return lists_R if len(rows) == len(lists_R) else lists_R.take(from_numpy(rows)), rows
 
     def _spread(self, values_R: pa.Array, absent: float, dtype: type) -> tuple[np.ndarray, np.ndarray]:
-        measured_R = values_R.is_valid().to_numpy(zero_copy_only=False)
+        measured_R = to_numpy(values_R.is_valid())
         if len(values_R) == len(self.steps) * len(self.ranks):  # every rank wrote every step, and in that order
             shape = len(self.steps), len(self.ranks)
-            filled_R = values_R.fill_null(absent).to_numpy().astype(dtype)
+            filled_R = to_numpy(values_R, absent).astype(dtype)
             return filled_R.reshape(shape), measured_R.reshape(shape).copy()
         values_TN = np.full((len(self.steps), len(self.ranks)), absent, dtype=dtype)
         measured_TN = np.zeros(values_TN.shape, dtype=bool)
-        values_TN[self._step_index, self._rank_index] = values_R.fill_null(absent).to_numpy()
+        values_TN[self._step_index, self._rank_index] = to_numpy(values_R, absent)
         measured_TN[self._step_index, self._rank_index] = measured_R
         return values_TN, measured_TN
 
@@ -462,6 +463,4 @@ def _wrote_env(path: str) -> set[int]:
 
 def _flat(lists: pa.Array) -> np.ndarray:
     values = lists.flatten()
-    if pa.types.is_uint64(values.type):
-        return values.fill_null(0).to_numpy()
-    return values.to_numpy(zero_copy_only=False)
+    return to_numpy(values, float("nan") if pa.types.is_floating(values.type) else 0)

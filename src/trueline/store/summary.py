@@ -9,6 +9,7 @@ import numpy as np
 from trueline.schema.columns.workers import WORKER_COLUMNS
 from trueline.schema.files.run_manifest import SCHEMA_VERSION
 from trueline.store.reader import Run
+from trueline.store.records.arrays import to_numpy
 from trueline.store.records.record_summary import summarize_records
 
 
@@ -37,7 +38,7 @@ def _span(steps: np.ndarray) -> dict[str, int | None]:
 
 
 def _ranks(run: Run) -> list[dict[str, Any]]:
-    step_R, rank_R = run.column("step").to_numpy(), run.column("rank").to_numpy()
+    step_R, rank_R = to_numpy(run.column("step")), to_numpy(run.column("rank"))
     ranks: list[dict[str, Any]] = []
     for rank in run.ranks:
         env = run.env.get(rank)

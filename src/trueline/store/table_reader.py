@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
@@ -14,6 +13,7 @@ from trueline.store import file_names
 from trueline.store.file_names import PartName, Problem
 from trueline.store.log.listing import list_parts, name_missing_parts, read_journals
 from trueline.store.log.part_files import PartFiles
+from trueline.store.records.arrays import empty_table, from_numpy, to_numpy
 from trueline.store.rows import TABLE_SCHEMAS
 from trueline.store.table_rows import whole_table
 from trueline.store.timeline import Timeline
@@ -68,13 +68,13 @@ class TableReader:
             if rows is None:
                 assert piece.part is not None
                 rows = self._files.again(piece.part, loaded)
-            own = self._timeline.own(piece.attempt, np.asarray(rows["step"].to_numpy()))
-            yield (rows if own.all() else rows.filter(pa.array(own))).select(wanted)
+            own = self._timeline.own(piece.attempt, to_numpy(rows["step"]))
+            yield (rows if own.all() else rows.filter(from_numpy(own))).select(wanted)
 
     def table(self, names: Sequence[str] | None = None) -> pa.Table:
         """All rows in one table."""
         wanted = self._schema.names if names is None else list(names)
-        empty = pa.schema([self._schema.field(name) for name in wanted]).empty_table()
+        empty = empty_table(pa.schema([self._schema.field(name) for name in wanted]))
         return pa.concat_tables([empty, *self.pieces(wanted)])
 
 

@@ -12,7 +12,7 @@ from trueline.schema.errors import InputError
 from trueline.store.log.journal import FrameCodec
 from trueline.store.log.parts import encode_part
 from trueline.store.migrate import to_current
-from trueline.store.records.arrays import from_numpy, from_values, lists_from
+from trueline.store.records.arrays import empty_table, from_numpy, from_values, lists_from
 from trueline.store.rows import TABLE_SCHEMAS
 
 
@@ -65,4 +65,4 @@ def whole_table(table: TableName, batches: Sequence[pa.RecordBatch]) -> pa.Table
     """Record batches as one table under all columns of today."""
     schema = TABLE_SCHEMAS[table]
     pieces = [to_current(pa.Table.from_batches([batch]), schema, schema.names) for batch in batches]
-    return pa.concat_tables([schema.empty_table(), *pieces]).combine_chunks()
+    return pa.concat_tables([empty_table(schema), *pieces]).combine_chunks()

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trueline.schema.columns.records import PROJECTION_NAMES
 from trueline.store.reader import Run
+from trueline.store.records.arrays import to_numpy
 
 _AT_A_TIME = 1_000
 """Steps that are joined at a time, which bounds memory: 1.5 million rows of a model of four layers."""
@@ -80,4 +81,4 @@ def _numbers(table: Any, name: str) -> NDArray[Any]:
         column = column.view("int64")
     elif name in PROJECTION_NAMES:
         column = column.view("int32")
-    return column.fill_null(-1 if name != "fingerprint" else 2**64 - 1).to_numpy(zero_copy_only=False)
+    return to_numpy(column, -1 if name != "fingerprint" else 2**64 - 1)

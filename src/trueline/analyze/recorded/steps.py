@@ -11,6 +11,7 @@ from trueline.analyze.recorded.step_values import StepValues
 from trueline.schema.errors import CannotTell
 from trueline.schema.plan import WATCH_ONLY
 from trueline.store.reader import Run
+from trueline.store.records.arrays import floats, to_numpy
 from trueline.store.records.record_summary import damaged_records
 
 _AT_A_TIME = 32
@@ -57,10 +58,10 @@ def nonfinite_steps(run: Run) -> list[int]:
     for steps in chunks(run.record_steps.tolist()):
         columns = ["step", "phase", "name", "numel", "nan", "pos_inf", "neg_inf"]
         table = cast(Any, run).records(steps=steps, columns=columns, resolve=False)
-        step_R = np.asarray(table["step"].to_numpy(), dtype=np.int64)
+        step_R = to_numpy(table["step"])
         phase_R = np.asarray(table["phase"].to_pylist(), dtype=object)
-        counts_R = [np.asarray(table[name].to_numpy(), dtype=np.float64) for name in columns[4:]]
-        numel_R = np.asarray(table["numel"].to_numpy(), dtype=np.float64)
+        counts_R = [floats(table[name]) for name in columns[4:]]
+        numel_R = floats(table["numel"])
         bad_R = np.any([count > 0 for count in counts_R], axis=0)
         name_R = np.asarray(table["name"].to_pylist(), dtype=object)
         backward_R = phase_R == "bwd"

@@ -19,6 +19,7 @@ from trueline.analyze.stats.memoize import memoized
 from trueline.schema.errors import CannotTell
 from trueline.schema.text.words import counted
 from trueline.store.reader import Run
+from trueline.store.records.arrays import floats, to_numpy
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -166,7 +167,7 @@ def _read(run: Run) -> tuple[Rows, Means]:
     means, notes = list[Any](), dict[str, int]()
     parts: list[dict[str, Any]] = []
     for table in cast(Any, run.kept("rollouts")).pieces():
-        of_means = np.asarray(table["mean_diff"].is_valid().to_numpy(), dtype=np.bool_)
+        of_means = to_numpy(table["mean_diff"].is_valid())
         if of_means.any():
             means.append(table.take(np.flatnonzero(of_means)))
             table = table.take(np.flatnonzero(~of_means))
@@ -234,11 +235,11 @@ def _means(tables: Sequence[Any]) -> Means:
 
 
 def _int(table: Any, name: str, absent: int) -> Ints:
-    return np.asarray(table[name].fill_null(absent).to_numpy(), dtype=np.int64)
+    return to_numpy(table[name], absent)
 
 
 def _float(table: Any, name: str) -> Floats:
-    return np.asarray(table[name].cast("float64").fill_null(float("nan")).to_numpy(), dtype=np.float64)
+    return floats(table[name])
 
 
 def _number(value: Any) -> float:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from trueline.analyze.rollouts import laws
 from trueline.analyze.rollouts.gaps import ceiling
+from trueline.store.records.arrays import floats, to_numpy
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -217,7 +218,7 @@ def tokens_of(table: Any) -> Tokens:
 def sampling_of(table: Any) -> tuple[list[Mapping[str, Any]], Ints]:
     """What was declared of the sampling, each once, and [R] which of these a sequence has."""
     texts: Any = table["sampling"].fill_null("{}").combine_chunks().dictionary_encode()
-    return [declared_in(text) for text in texts.dictionary.to_pylist()], np.asarray(texts.indices.to_numpy(), np.int64)
+    return [declared_in(text) for text in texts.dictionary.to_pylist()], to_numpy(texts.indices).astype(np.int64)
 
 
 def declared_in(text: str) -> Mapping[str, Any]:
@@ -232,7 +233,7 @@ def declared_in(text: str) -> Mapping[str, Any]:
 def _values(table: Any, name: str, length_R: Ints, absent: float) -> Floats:
     """[N] a column of lists, ``absent`` where a sequence has none or one of another length."""
     own, column = _lengths(table, name), table[name].combine_chunks()
-    flat = np.asarray(column.flatten().to_numpy(zero_copy_only=False), dtype=np.float64)
+    flat = floats(column.flatten())
     if np.array_equal(own, length_R):
         return flat
     fits = own == length_R
@@ -242,7 +243,7 @@ def _values(table: Any, name: str, length_R: Ints, absent: float) -> Floats:
 
 
 def _lengths(table: Any, name: str) -> Ints:
-    return np.asarray(table[name].combine_chunks().value_lengths().fill_null(0).to_numpy(), dtype=np.int64)
+    return to_numpy(table[name].combine_chunks().value_lengths(), 0).astype(np.int64)
 
 
 def _rounding(tokens: Tokens) -> Floats:

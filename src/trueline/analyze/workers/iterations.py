@@ -6,6 +6,7 @@ T steps, N workers.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,11 +33,23 @@ class Parting:
     passes: dict[int, int]
 
 
+AT_ONCE = 4_000_000
+"""Rows of which passes are held at once to see whether workers may part."""
+
+
 def may_part(run: Run) -> bool:
     """Whether workers had made other numbers of passes at any step: else they do not part."""
     ranks = data_parallel_ranks(run)
-    passes_TN, measured_TN = numbers(run, "passes", ranks)
-    return len(ranks) > 1 and bool(len(passes_TN)) and bool(differs(passes_TN, measured_TN).any())
+    together = max(AT_ONCE // max(len(run.ranks), 1), 1)
+    return len(ranks) > 1 and any(
+        _may_part(run if len(steps) == len(run.steps) else run.between(int(steps[0]), int(steps[-1]) + 1), ranks)
+        for steps in (run.steps[begin : begin + together] for begin in range(0, len(run.steps), together))
+    )
+
+
+def _may_part(part: Run, ranks: Sequence[int]) -> bool:
+    part.load(["passes"])  # and not all other numbers with it
+    return bool(differs(*numbers(part, "passes", ranks)).any())
 
 
 @memoized

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trueline.store.rows import contiguous
+from trueline.store.records.arrays import contiguous, to_numpy
 
 
 def column_lists(table: pa.Table) -> dict[str, list[Any]]:
@@ -24,19 +24,19 @@ def _values(column: pa.Array) -> list[Any]:
     if pa.types.is_string(column.type):
         coded = column.dictionary_encode()
         texts = np.array([*coded.dictionary.to_pylist(), None], dtype=object)
-        return texts[coded.indices.fill_null(len(texts) - 1).to_numpy()].tolist()
+        return texts[to_numpy(coded.indices, absent=len(texts) - 1)].tolist()
     if pa.types.is_list(column.type):
         return _tuples(column)
     if not column.null_count:
-        return column.to_numpy().tolist()
-    values = column.fill_null(0).to_numpy().astype(object)
-    return np.where(column.is_valid().to_numpy(zero_copy_only=False), values, None).tolist()
+        return to_numpy(column).tolist()
+    values = to_numpy(column, absent=0).astype(object)
+    return np.where(to_numpy(column.is_valid()), values, None).tolist()
 
 
 def _tuples(column: pa.ListArray) -> list[tuple[Any, ...] | None]:
     """Lists have no nulls inside."""
-    flat = column.flatten().to_numpy().tolist()
-    ends = np.cumsum(column.value_lengths().fill_null(0).to_numpy()).tolist()
+    flat = to_numpy(column.flatten()).tolist()
+    ends = np.cumsum(to_numpy(column.value_lengths(), absent=0)).tolist()
     known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     begin, found = 0, []
     for end in ends:
@@ -45,5 +45,5 @@ def _tuples(column: pa.ListArray) -> list[tuple[Any, ...] | None]:
         begin = end
     if not column.null_count:
         return found
-    valid = column.is_valid().to_numpy(zero_copy_only=False).tolist()
+    valid = to_numpy(column.is_valid()).tolist()
     return [each if there else None for each, there in zip(found, valid, strict=True)]

@@ -27,7 +27,7 @@ from trueline.store.log.listing import names_in
 from trueline.store.log.merge import rows_within
 from trueline.store.log.parts import DamagedPart, decode_and_name, footer_crc, read_columns
 from trueline.store.migrate import to_current
-from trueline.store.records.arrays import from_numpy
+from trueline.store.records.arrays import from_numpy, to_numpy
 from trueline.store.rows import WORKER_SCHEMA
 
 VERSION = 1
@@ -91,9 +91,9 @@ class PartFiles:
         held = sorted(self._known, key=sorted)
         entries: dict[str, list[Any]] = {}
         for part, rows in self._kept.items():
-            step_T = rows["step"].to_numpy()
+            step_T = to_numpy(rows["step"])
             in_a_row = len(step_T) and np.array_equal(step_T, np.arange(step_T[0], step_T[0] + len(step_T)))
-            if in_a_row and part in self._footers and np.all(rows["rank"].to_numpy() == part.rank):
+            if in_a_row and part in self._footers and np.all(to_numpy(rows["rank"]) == part.rank):
                 stamp = _stamp(posixpath.join(self.root, self._path(part)))
                 entries[str(part)] = [
                     *(int(step_T[0]), len(step_T), self._footers[part], held.index(self._present[part])),

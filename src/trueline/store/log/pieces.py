@@ -24,7 +24,7 @@ from trueline.store.log.journal import JournalContent
 from trueline.store.log.listing import list_parts, name_missing_parts, read_journals
 from trueline.store.log.part_files import READERS, PartFiles
 from trueline.store.migrate import to_current
-from trueline.store.records.arrays import from_numpy, to_numpy
+from trueline.store.records.arrays import empty_table, from_numpy, to_numpy
 from trueline.store.rows import SCALAR_NAMES, WORKER_SCHEMA, merge_batches
 from trueline.store.timeline import Timeline
 
@@ -50,7 +50,7 @@ class _Piece:
     @classmethod
     def of(cls, rows: pa.Table, part: PartName | None = None, own_T: pa.Array | None = None) -> _Piece:
         """A piece of which there is a row."""
-        step_T = rows["step"].to_numpy()
+        step_T = to_numpy(rows["step"])
         return cls(rows, part, own_T, (int(step_T.min()), int(step_T.max())))
 
 
@@ -76,7 +76,7 @@ class Pieces:
         schema = pa.schema([WORKER_SCHEMA.field(name) for name in names])
         with ThreadPoolExecutor(max_workers=READERS) as pool:  # Parquet is worked out of Python's lock
             rows = list(pool.map(lambda piece: self._rows(piece, names, wanted), self._pieces))
-        table = pa.concat_tables([schema.empty_table(), *rows])
+        table = pa.concat_tables([empty_table(schema), *rows])
         for name in names:
             if sum(map(_num_values, table[name].chunks)) > MAX_VALUES:
                 raise RunError(
@@ -109,7 +109,7 @@ class Pieces:
             return piece.rows.select(list(names))
         if self._present(piece).isdisjoint(names):
             return to_current(piece.rows.select([]), WORKER_SCHEMA, names)
-        wanted_T = None if wanted is None else np.isin(piece.rows["step"].to_numpy(), wanted)
+        wanted_T = None if wanted is None else np.isin(to_numpy(piece.rows["step"]), wanted)
         if wanted_T is not None and not wanted_T.any():
             return to_current(piece.rows.select([]), WORKER_SCHEMA, names)
         within = None if piece.own_T is None else _span(piece.own_T)
@@ -130,12 +130,12 @@ class Pieces:
             if piece.steps[1] < end and (first is None or piece.steps[0] >= first):
                 cut._pieces.append(piece)
                 continue
-            step_T = piece.rows["step"].to_numpy()
+            step_T = to_numpy(piece.rows["step"])
             chosen = step_T < end if first is None else (step_T < end) & (step_T >= first)
-            own_T = np.ones(len(step_T), dtype=bool) if piece.own_T is None else np.array(piece.own_T)
+            own_T = np.ones(len(step_T), dtype=bool) if piece.own_T is None else to_numpy(piece.own_T).copy()
             own_T[own_T] = chosen
             if chosen.any():
-                cut._pieces.append(_Piece.of(piece.rows.filter(pa.array(chosen)), piece.part, pa.array(own_T)))
+                cut._pieces.append(_Piece.of(piece.rows.filter(from_numpy(chosen)), piece.part, from_numpy(own_T)))
         return cut
 
     def add_parts(self, parts: list[PartName]) -> set[int]:
@@ -163,11 +163,11 @@ class Pieces:
             self._take(to_current(merge_batches(journal.batches), WORKER_SCHEMA, WORKER_SCHEMA.names), attempt)
 
     def _take(self, rows: pa.Table, attempt: int, part: PartName | None = None) -> None:
-        own_T = self.timeline.own(attempt, rows["step"].to_numpy())
+        own_T = self.timeline.own(attempt, to_numpy(rows["step"]))
         if own_T.all():
             self._pieces += [_Piece.of(rows, part)] if len(rows) else []
         elif own_T.any():
-            mask = pa.array(own_T)
+            mask = from_numpy(own_T)
             self._pieces.append(_Piece.of(rows.filter(mask), part, mask))
 
 
@@ -199,7 +199,7 @@ def read_pieces(
 
 def _span(own_T: pa.Array) -> range:
     """The rows from the first to the last that are set in ``own_T``."""
-    at = np.flatnonzero(np.array(own_T))
+    at = np.flatnonzero(to_numpy(own_T))
     return range(int(at[0]), int(at[-1]) + 1)
 
 

@@ -1,7 +1,7 @@
-"""Arrow arrays from Python values and NumPy arrays, made of their buffers.
+"""Arrow arrays from Python values and NumPy arrays, and back, made of their buffers.
 
-``pyarrow.array`` imports pandas wherever that is installed, to see whether it was handed a Series: memory that a
-training process would keep for nothing (benchmarks/recording).
+pyarrow's own ways import pandas wherever that is installed, to see whether a Series is concerned: memory that a
+training process would keep for nothing (benchmarks/recording), and half a second before anything is judged.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+Column = Any
+"""A ``pyarrow.Array`` or ``ChunkedArray``; pyarrow declares no types."""
+
 _LETTERS = {
     pa.int32(): "i",
     pa.int64(): "q",
@@ -27,8 +30,9 @@ _LETTERS = {
 
 
 def from_numpy(values_N: NDArray[Any], *, absent_N: NDArray[np.bool_] | None = None) -> pa.Array:
-    """[N] the numbers as they are in memory, which nobody may change any more; null where ``absent_N``."""
-    buffers = [_valid(absent_N), pa.py_buffer(np.ascontiguousarray(values_N))]
+    """[N] the numbers as they are in memory, which nobody may change any more, or bools; null where ``absent_N``."""
+    bits = np.packbits(values_N, bitorder="little") if values_N.dtype == np.bool_ else np.ascontiguousarray(values_N)
+    buffers = [_valid(absent_N), pa.py_buffer(bits)]
     return pa.Array.from_buffers(pa.from_numpy_dtype(values_N.dtype), len(values_N), buffers)
 
 
@@ -52,14 +56,24 @@ def lists_from(elements: pa.Array, ends_N: NDArray[np.int32], *, absent_N: NDArr
     return pa.Array.from_buffers(pa.list_(elements.type), len(ends_N) - 1, buffers, children=[elements])
 
 
-def to_numpy(values: pa.Array | pa.ChunkedArray) -> NDArray[Any]:
-    """[N] numbers or bools, of which none is null."""
+def to_numpy(values: Column, absent: Any = None) -> NDArray[Any]:
+    """[N] numbers or bools, which are not to be written to; ``absent`` stands for null (None: none is null)."""
     whole = contiguous(values) if isinstance(values, pa.ChunkedArray) else values
     first, last = whole.offset, whole.offset + len(whole)
     if pa.types.is_boolean(whole.type):
         bits = np.frombuffer(whole.buffers()[1] or b"", np.uint8)
         return np.unpackbits(bits, count=last, bitorder="little")[first:].astype(np.bool_)
-    return np.frombuffer(whole.buffers()[1] or b"", _LETTERS[whole.type])[first:last]
+    if not len(whole):
+        return np.empty(0, _LETTERS[whole.type])
+    numbers_N = np.frombuffer(whole.buffers()[1], _LETTERS[whole.type], count=last)[first:]
+    if absent is None or not whole.null_count:
+        return numbers_N
+    return np.where(to_numpy(whole.is_valid()), numbers_N, np.array(absent, numbers_N.dtype))
+
+
+def floats(values: Column) -> NDArray[np.float64]:
+    """[N] any numbers as float64; NaN for null."""
+    return to_numpy(values.cast(pa.float64(), safe=False), float("nan"))
 
 
 def contiguous(column: pa.ChunkedArray) -> pa.Array:
@@ -70,6 +84,11 @@ def contiguous(column: pa.ChunkedArray) -> pa.Array:
 def empty(kind: pa.DataType) -> pa.Array:
     """An array of nothing."""
     return pa.nulls(0, kind)
+
+
+def empty_table(schema: pa.Schema) -> pa.Table:
+    """A table without rows."""
+    return pa.Table.from_arrays([empty(field.type) for field in schema], schema=schema)
 
 
 def _numbers(values: Sequence[Any], kind: pa.DataType, absent_N: NDArray[np.bool_] | None) -> pa.Array:

@@ -23,7 +23,7 @@ from trueline.store.file_names import PartName, Problem
 from trueline.store.log.listing import list_parts, name_missing_parts, names_in, read_journals
 from trueline.store.log.part_files import PartFiles
 from trueline.store.migrate import to_current
-from trueline.store.records.arrays import contiguous
+from trueline.store.records.arrays import contiguous, empty_table, from_numpy, from_values, to_numpy
 from trueline.store.records.step_parts import MEASURED_NAMES, latest
 from trueline.store.rows import RECORD_SCHEMA
 from trueline.store.timeline import Timeline
@@ -99,22 +99,22 @@ class RecordReader:
         wanted = RECORD_SCHEMA.names if columns is None else list(columns)
         loaded = [name for name in RECORD_SCHEMA.names if name in {*wanted, *_KEYS}]
         chosen = None if steps is None else np.asarray(list(steps), dtype=np.int64)
-        tables = [_schema(loaded).empty_table()]
+        tables = [empty_table(_schema(loaded))]
         for piece in self._pieces:
             alive = piece.steps if chosen is None else np.intersect1d(piece.steps, chosen)
             if len(alive) and (ranks is None or piece.rank in ranks):
                 tables.append(self._select(piece, alive, names, phases, loaded, resolve=resolve))
         table = pa.concat_tables(tables)
-        order = np.lexsort([table[name].to_numpy() for name in reversed(_KEYS)])
+        order = np.lexsort([to_numpy(table[name]) for name in reversed(_KEYS)])
         if (np.diff(order) != 1).any():
-            table = table.take(pa.array(order))
+            table = table.take(from_numpy(order))
         return table.select(wanted)
 
     def at(self, site: Site) -> pa.Table:
         """[R] rows at a Site under all columns."""
         rows = self.read(steps=[site.step], ranks=[site.rank], names=[_literal(site.name)], phases=[site.phase])
         wanted = [site_of(row) == site for row in rows.select(_SITE_NAMES).to_pylist()]
-        return rows.filter(pa.array(wanted, pa.bool_()))
+        return rows.filter(from_numpy(np.array(wanted, dtype=np.bool_)))
 
     def _select(
         self,
@@ -128,18 +128,18 @@ class RecordReader:
     ) -> pa.Table:
         shared = [name for name in loaded if name in SHARED_NAMES] if resolve else []
         rows = self._load(piece, list(dict.fromkeys([*loaded, *_KEYS, "name", "phase", "same_as"])))
-        wanted_T = np.isin(rows["step"].to_numpy(), steps)
+        wanted_T = np.isin(to_numpy(rows["step"]), steps)
         if names is not None:
             wanted_T &= _matches(rows["name"], names)
         if phases is not None:
             wanted_T &= _among(rows["phase"], phases)
         at_P = np.flatnonzero(wanted_T)
-        selected = rows.select(loaded).take(pa.array(at_P))
+        selected = rows.select(loaded).take(from_numpy(at_P))
         if shared:
             source_P = _sources(rows, at_P)
             for name in shared:
-                own_P = selected[name].is_valid().to_numpy()
-                values = rows[name].take(pa.array(np.where(own_P, at_P, source_P)))
+                own_P = to_numpy(selected[name].is_valid())
+                values = rows[name].take(from_numpy(np.where(own_P, at_P, source_P)))
                 selected = selected.set_column(loaded.index(name), RECORD_SCHEMA.field(name), values)
         return selected.cast(_schema(loaded))
 
@@ -176,7 +176,7 @@ def _own(steps_S: np.ndarray, attempt: int, timeline: Timeline) -> np.ndarray:
 
 def _steps(rows: pa.Table) -> np.ndarray:
     """[S] int64, distinct and ascending."""
-    return np.unique(rows["step"].to_numpy())
+    return np.unique(to_numpy(rows["step"]))
 
 
 def _folder(rank: int) -> str:
@@ -201,18 +201,18 @@ def _matches(names: pa.ChunkedArray, globs: Sequence[str]) -> np.ndarray:
 
 def _among(texts: pa.ChunkedArray, wanted: Collection[str]) -> np.ndarray:
     """[T] bool: whether a text is one of those."""
-    return pc.is_in(texts, pa.array(list(wanted), pa.string())).to_numpy()
+    return to_numpy(pc.is_in(texts, from_values(list(wanted), pa.string())))
 
 
 def _sources(rows: pa.Table, at_P: np.ndarray) -> np.ndarray:
     """[P] int64: which of the T rows has the numbers of each selected one; itself where that row is not there."""
-    step_T, row_T = rows["step"].to_numpy(), rows["row"].to_numpy()
-    same_P = contiguous(rows["same_as"]).take(pa.array(at_P))
-    refers_P = same_P.is_valid().to_numpy(zero_copy_only=False)
+    step_T, row_T = to_numpy(rows["step"]), to_numpy(rows["row"])
+    same_P = contiguous(rows["same_as"]).take(from_numpy(at_P))
+    refers_P = to_numpy(same_P.is_valid())
     order_T = np.lexsort((row_T, step_T))
     _, step_index_T = np.unique(step_T, return_inverse=True)
     key_T = (step_index_T.astype(np.int64) << 32 | row_T)[order_T]
-    wanted = step_index_T[at_P[refers_P]].astype(np.int64) << 32 | same_P.drop_null().to_numpy()
+    wanted = step_index_T[at_P[refers_P]].astype(np.int64) << 32 | to_numpy(same_P.drop_null())
     found = np.minimum(np.searchsorted(key_T, wanted), max(len(key_T) - 1, 0))
     source_P = at_P.copy()
     source_P[refers_P] = np.where(key_T[found] == wanted, order_T[found], at_P[refers_P])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueline.store.records.arrays import from_numpy, from_values, lists_from, to_numpy
+from trueline.store.records.arrays import empty, empty_table, floats, from_numpy, from_values, lists_from, to_numpy
 
 INTS = st.integers(-(2**31), 2**31 - 1)
 FLOATS = st.floats(width=32)
@@ -70,6 +70,19 @@ def test_arrays_of_numpy_and_back_keep_their_numbers(numbers, seed):
     chunks = pa.chunked_array([from_numpy(values_N), from_numpy(values_N)])
     assert to_numpy(chunks.slice(1)).tolist() == (numbers + numbers)[1:]
     assert to_numpy(made.is_null().slice(3)).tolist() == absent_N.tolist()[3:]
+    assert from_numpy(absent_N).slice(1).to_pylist() == absent_N.tolist()[1:]
+    shown = [-7 if absent else value for value, absent in zip(numbers, absent_N, strict=True)]
+    assert to_numpy(made, -7).tolist() == shown
+    assert to_numpy(made.slice(2), -7).tolist() == shown[2:]
+    known = [float(value) for value, absent in zip(numbers, absent_N, strict=True) if not absent]
+    assert floats(made)[~absent_N].tolist() == known
+    assert np.isnan(floats(made)[absent_N]).all()
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.uint64(), pa.float32(), pa.bool_()])
+def test_of_nothing_there_is_nothing(kind):
+    assert not len(to_numpy(empty(kind)))
+    assert empty_table(pa.schema([("one", kind), ("other", pa.list_(pa.int64()))])).num_rows == 0
 
 
 def test_lists_are_cut_where_it_is_said():
@@ -86,11 +99,12 @@ with trueline.watch(model, optimizer, out=sys.argv[1], plan={"preset": "mix", "d
     for _ in range(3):
         model(torch.ones(2, 2)).sum().backward()
         optimizer.step()
+trueline.check(sys.argv[1])
 assert "pandas" not in sys.modules
 """
 
 
-def test_recording_imports_no_pandas(tmp_path):
+def test_recording_and_checking_import_no_pandas(tmp_path):
     (tmp_path / "pandas").mkdir()
     (tmp_path / "pandas" / "__init__.py").write_text("__version__ = '3.0'\n")
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{SCRIPT}", tmp_path / "run"]

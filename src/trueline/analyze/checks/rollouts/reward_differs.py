@@ -52,6 +52,7 @@ from trueline.analyze.rollouts.tokens import sampling_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
+from trueline.store.records.arrays import floats
 
 CODE = "reward-differs"
 QUESTION = "rollouts"
@@ -71,9 +72,7 @@ def check(run: Run) -> list[Finding]:
     kept = cast(Any, run.kept("rollouts"))
     names = ["step", "group", "reward", "reward_again", "advantage"]
     table = kept.table([*names, "sampling"])
-    step, group, reward, again, advantage = (
-        np.asarray(table[name].cast("float64").fill_null(float("nan")).to_numpy(), dtype=np.float64) for name in names
-    )
+    step, group, reward, again, advantage = (floats(table[name]) for name in names)
     twice = np.isfinite(reward) & ~np.isnan(again)
     grouped = np.isfinite(group) & np.isfinite(reward) & np.isfinite(advantage)
     if not twice.any() and not grouped.any():

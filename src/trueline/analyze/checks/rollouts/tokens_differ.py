@@ -59,6 +59,7 @@ from trueline.analyze.rollouts.rows import Rows, rows_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
+from trueline.store.records.arrays import to_numpy
 
 CODE = "tokens-differ"
 QUESTION = "rollouts"
@@ -91,7 +92,7 @@ def _of_ids(run: Run, side: str) -> Finding | None:
     places: list[int] = []
     total = 0
     for table in cast(Any, run.kept("rollouts")).pieces(["step", f"{side}_ids", f"train_{side}_ids"]):
-        both = np.asarray(table[1].is_valid().to_numpy()) & np.asarray(table[2].is_valid().to_numpy())
+        both = to_numpy(table[1].is_valid()) & to_numpy(table[2].is_valid())
         kept = cast(list[dict[str, Any]], table.take(np.flatnonzero(both)).to_pylist())
         total += len(kept)
         for row in kept:

@@ -75,6 +75,7 @@ from trueline.schema.finding import Finding
 from trueline.schema.formats import FORMATS
 from trueline.schema.text.words import ranks_text
 from trueline.store.reader import Run
+from trueline.store.records.arrays import floats, to_numpy
 
 CODE = "grad-explosion"
 QUESTION = "recorded"
@@ -124,11 +125,11 @@ def _suspects(run: Run) -> list[int]:
         columns = ["step", "dtype", "nan", "pos_inf", "neg_inf", "min", "max"]
         table = cast(Any, run).records(steps=steps, phases=("bwd",), columns=columns)
         any_gradient |= len(table) > 0
-        number_of = {name: np.asarray(table[name].to_numpy(), dtype=np.float64) for name in columns[2:]}
+        number_of = {name: floats(table[name]) for name in columns[2:]}
         bad_R = number_of["nan"] + number_of["pos_inf"] + number_of["neg_inf"] > 0
         limit_R = np.array([_LARGEST.get(name or "", np.inf) for name in table["dtype"].to_pylist()])
         near_R = np.fmax(np.abs(number_of["min"]), np.abs(number_of["max"])) > limit_R / 2
-        found += np.unique(np.asarray(table["step"].to_numpy(), dtype=np.int64)[bad_R | near_R]).tolist()
+        found += np.unique(to_numpy(table["step"])[bad_R | near_R]).tolist()
     if not any_gradient:
         raise CannotTell(
             "no gradient was recorded; let the plan record the phase bwd, as `--plan mix` does", reason="not-recorded"

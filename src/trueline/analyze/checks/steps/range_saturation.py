@@ -70,6 +70,7 @@ from trueline.schema.formats import FORMATS
 from trueline.schema.site import Site
 from trueline.schema.text.words import counted, named_some, ranks_text, steps_text
 from trueline.store.reader import Run
+from trueline.store.records.arrays import floats
 
 CODE = "range-saturation"
 QUESTION = "recorded"
@@ -116,9 +117,7 @@ class _Rows:
         self.texts: dict[str, NDArray[Any]] = {
             name: np.asarray(table[name].to_pylist(), dtype=object) for name in _COLUMNS
         }
-        self.numbers: dict[str, NDArray[np.float64]] = {
-            name: np.asarray(table[name].to_numpy(), dtype=np.float64) for name in _NUMBERS
-        }
+        self.numbers: dict[str, NDArray[np.float64]] = {name: floats(table[name]) for name in _NUMBERS}
         low_R, high_R = np.abs(self.numbers["min"]), np.abs(self.numbers["max"])
         self.largest: NDArray[np.float64] = np.fmax(low_R, high_R)
         self.finite: Bools = np.asarray(

@@ -6,7 +6,8 @@ from tests.unit.healthy_run import healthy_rows, write_run, write_starts
 
 from trueline.analyze.check_run import check
 from trueline.analyze.checks.replicas import updates_apart
-from trueline.analyze.workers.iterations import parting_of
+from trueline.analyze.workers import iterations
+from trueline.analyze.workers.iterations import may_part, parting_of
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 
@@ -60,6 +61,14 @@ def test_two_ranks_of_which_none_is_like_the_others_updates_are_undecided(tmp_pa
     (finding,) = updates_apart.check(write_run(tmp_path, rows))
     assert (finding.ranks, finding.step_first) == ((0, 1), 4)
     assert "undecided" in finding.claim
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 7, 8, 10**6])
+def test_whether_workers_may_part_is_seen_a_few_steps_at_a_time(tmp_path, monkeypatch, rows_at_once):
+    monkeypatch.setattr(iterations, "AT_ONCE", rows_at_once)
+    for name, updates in (("apart", 0), ("healthy", 1)):
+        path = write_run(tmp_path / name, _rows(2, 20, updates, at=18)).path
+        assert may_part(Run(path)) is (name == "apart")
 
 
 def test_a_start_of_the_job_counts_anew(tmp_path):
