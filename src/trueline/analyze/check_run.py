@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import Any
 
 from trueline.analyze.causes.signs import context_of
@@ -14,7 +14,7 @@ from trueline.analyze.causes.verdicts import Verdict as CauseVerdict
 from trueline.analyze.causes.verdicts import verdicts_of
 from trueline.analyze.compared_ranks import data_parallel_ranks
 from trueline.analyze.engines import Engine, Views, judged_on, not_run_of
-from trueline.analyze.following import Followed, further, keep, known_of
+from trueline.analyze.following import further, keep, known_of
 from trueline.analyze.incidents import Incident, advice_of, incidents_of, is_explained
 from trueline.analyze.rank_endings import ends_of
 from trueline.analyze.registry import Check, installed_checks
@@ -179,9 +179,9 @@ def check(
     known = known_of(opened, checks)
     parting = parting_of(opened) if known is None or may_part(further(opened, known, "updates-apart")) else None
     known = None if parting is not None else known
-    outcomes = judged_on(engine, Views.of(opened, None if parting is None else parting.step, known), checks)
-    if known is not None:
-        keep(opened, checks, reduce(Followed.with_these, (each.followed or Followed() for each in outcomes.values())))
+    outcomes, followed = judged_on(engine, Views.of(opened, None if parting is None else parting.step, known), checks)
+    if followed is not None:
+        keep(opened, checks, followed)
     for each in checks:
         question_of[each.code] = each.question
         said = outcomes[each.code].said

@@ -7,6 +7,9 @@ each check, up to which step it was silent. Where one has something to say of a 
 all other checks are: who is silent follows, who speaks looks at everything. Either way the findings are those of the
 whole Run.
 
+A check that needs a few steps at a time can be shown the parts of a Run in any order, and those that add up the same
+need nothing of the others: so a first look may be taken in many places at once (``Ahead``).
+
 That holds where facts of the whole Run are what they are by default (``_is_plain``): no ranks that hold parts of one
 model, no change of what is trained, no local updates; elsewhere every check is shown the whole Run.
 """
@@ -18,9 +21,11 @@ import hashlib
 import logging
 import sys
 import zlib
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, reduce
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +92,17 @@ Told = dict[str, list[Finding] | CannotTell]
 """What checks say, or why they cannot tell, by their codes."""
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """Steps that checks, which have ``codes``, can be shown before and apart from all others: those from the
+    ``begin``-th to before the ``end``-th.
+    """
+
+    codes: tuple[str, ...]
+    begin: int
+    end: int
+
+
 def known_of(run: Run, checks: Sequence[Check]) -> Followed | None:
     """What the Run keeps of earlier judgements by ``checks``; nothing where the Run, or this program, has become
     another since. None where no check can follow.
@@ -123,17 +139,74 @@ def keep(run: Run, checks: Sequence[Check], followed: Followed) -> None:
         run.parts.keep()
 
 
+def parts_ahead(run: Run, checks: Sequence[Check], known: Followed, num: int) -> list[list[Ahead]]:
+    """What can be judged at once, and is kept: those checks that need a few steps at a time in up to ``num`` parts of
+    the steps, in order; and what adds up from the first step to the last, of one question together.
+    """
+    followers, end = _followers(checks), _kept_to(run)
+    if not followers or not end or known.silent:  # what is new since an earlier look is mostly little
+        return []
+    by_step = tuple(each.code for each in followers.values() if isinstance(each.follows, ByStep))
+    adding: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)
+    for each in followers.values():
+        if not isinstance(each.follows, ByStep):
+            adding[each.question] += (each.code,)
+    stretches = end // STRETCH
+    bounds = sorted({stretches * place // num * STRETCH for place in range(num + 1)})
+    parts = [Ahead(by_step, *bound) for bound in pairwise(bounds)] if by_step else []
+    return [parts, *([Ahead(codes, 0, end)] for codes in adding.values())]
+
+
+def judged_ahead(run: Run, checks: Sequence[Check], known: Followed, part: Ahead) -> Followed:
+    """What is known of those of ``checks`` that ``part`` is of, from its steps alone."""
+    chosen = [each for each in checks if each.code in part.codes]
+    states = {name: _begun(run, each, part.begin) for name, each in _followers(chosen).items()}
+    return _judged(run, chosen, Followed(states, known.alike), part.end)[1]
+
+
+def joined(parts: Sequence[Followed]) -> Followed:
+    """What is known after all of the ``parts``, which come one after the other and are of the same checks."""
+    silent = {name: reduce(_and_then, (each.silent[name] for each in parts)) for name in parts[0].silent}
+    return Followed(silent, frozenset[bool]().union(*(each.alike for each in parts)))
+
+
+def _and_then(so_far: Silent, later: Silent) -> Silent:
+    columns = {*so_far.lengths, *later.lengths}
+    lengths = {each: tuple(sorted({*so_far.lengths.get(each, ()), *later.lengths.get(each, ())})) for each in columns}
+    if so_far.spoke or later.spoke or any(len(each) > 1 for each in lengths.values()):
+        return Silent(spoke=True)
+    return replace(later, judged=so_far.judged or later.judged, lengths=lengths)
+
+
+def _begun(run: Run, check: Check, num_steps: int) -> Silent:
+    """A check before the ``num_steps``-th step, as if it had been silent so far."""
+    follows, end = check.follows, num_steps
+    last: tuple[int, ...] = ()
+    while isinstance(follows, ByStep) and len(last) < follows.reach and end:
+        begin = max(end - STRETCH, 0)
+        part = run.between(int(run.steps[begin]), int(run.steps[end - 1]) + 1)
+        last, end = _last_measured(part, follows, last), begin
+    return Silent(num_steps, last=last)
+
+
 def follow(run: Run, checks: Sequence[Check], known: Followed) -> tuple[Told, Followed]:
     """What those of ``checks`` say that need not be shown the whole Run, and what is known of the Run now."""
-    followers = {_name(each): each for each in checks if each.follows is not None}
+    return _judged(run, checks, known, len(run.steps))
+
+
+def _judged(run: Run, checks: Sequence[Check], known: Followed, num_steps: int) -> tuple[Told, Followed]:
+    """The same of the first ``num_steps`` steps, of which those before the ones that are not judged are not looked at
+    again.
+    """
+    followers = _followers(checks)
     settled = {name: known.silent.get(name, Silent()) for name in followers}
     live = {name: each for name, each in settled.items() if not each.spoke}
     if len({each.num_steps for each in live.values()}) > 1:
         settled |= (live := dict.fromkeys(live, Silent()))
-    first = next((each.num_steps for each in live.values()), len(run.steps))
-    kept_to = max(len(run.steps) - OPEN, 0) // STRETCH * STRETCH
+    first = next((each.num_steps for each in live.values()), num_steps)
+    kept_to = min(_kept_to(run), num_steps)
     alike = known.alike
-    for begin, end in _stretches(run, first, kept_to):
+    for begin, end in _stretches(run, first, kept_to, num_steps):
         needs = {"param_digests"}.union(*(each.needs for each in checks if _name(each) in live))
         stretch, reached = _stretch(run, begin, end, [step for each in live.values() for step in each.last[:1]], needs)
         alike |= digests_alike(stretch.part)
@@ -172,6 +245,16 @@ def _stretch(run: Run, begin: int, end: int, last: Sequence[int], needs: Collect
     return Stretch(run, part, around), wider
 
 
+def _kept_to(run: Run) -> int:
+    """How many of the first steps are taken for judged once they were."""
+    return max(len(run.steps) - OPEN, 0) // STRETCH * STRETCH
+
+
+def _followers(checks: Sequence[Check]) -> dict[str, Check]:
+    """Those that follow, by what they are known under."""
+    return {_name(each): each for each in checks if each.follows is not None}
+
+
 def _name(check: Check) -> str:
     """What is known of a check is kept under its code; of those that add up the same, under the name of that."""
     return check.code if check.follows is None or isinstance(check.follows, ByStep) else check.follows.name
@@ -183,9 +266,11 @@ def _said(run: Run, check: Check, known: Silent) -> list[Finding] | None:
     return check.follows.said(run, known.carried)
 
 
-def _stretches(run: Run, first: int, kept_to: int) -> Iterable[tuple[int, int]]:
-    """From the first step that is not judged to the last, in pieces that end where something is kept."""
-    begin, num_steps = first, len(run.steps)
+def _stretches(run: Run, first: int, kept_to: int, num_steps: int) -> Iterable[tuple[int, int]]:
+    """From the first step that is not judged to the last of ``num_steps``, in pieces that end where something is
+    kept.
+    """
+    begin = first
     together = max(min(TOGETHER, TOGETHER_ROWS // max(len(run.ranks), 1)) // STRETCH * STRETCH, STRETCH)
     while begin < num_steps:
         end = min(begin + together, kept_to) if begin < kept_to else num_steps

@@ -33,7 +33,7 @@ def test_checks_are_worked_out_in_other_processes(tmp_path, monkeypatch):
     checks = installed_checks()[:4]
     told = [replace(each, find=lambda run: [Finding("pid", "info", f"{os.getpid()}")]) for each in checks]
     monkeypatch.setattr(engines, "installed_checks", lambda: told)
-    outcomes = judged_on("local", Views.of(Run(write_kind(tmp_path / "run", "healthy", num_steps=3)), None), told)
+    outcomes, _ = judged_on("local", Views.of(Run(write_kind(tmp_path / "run", "healthy", num_steps=3)), None), told)
     claims = {outcome.said[0].claim for outcome in outcomes.values()}
     assert claims
     assert str(os.getpid()) not in claims
@@ -49,7 +49,7 @@ def test_a_lost_process_costs_no_finding(tmp_path, monkeypatch):
 
     told = [replace(each, find=find) for each in installed_checks()[:4]]
     monkeypatch.setattr(engines, "installed_checks", lambda: told)
-    outcomes = judged_on("local", Views.of(Run(write_kind(tmp_path / "run", "healthy", num_steps=3)), None), told)
+    outcomes, _ = judged_on("local", Views.of(Run(write_kind(tmp_path / "run", "healthy", num_steps=3)), None), told)
     assert [outcome.said[0].code for outcome in outcomes.values()] == ["here"] * 4
 
 
