@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trueline.analyze.causes.verdicts import Verdict
+    from trueline.analyze.check_run import CheckReport
     from trueline.schema.finding import Finding
 
 
-def speaking_for(findings: Sequence[Finding], verdict: Verdict) -> list[str]:
-    """``code: claim`` of those ``findings`` of the incident that the cause brings."""
-    return [f"{code}: {claim}" for code, claim in _claims(findings, verdict.because)]
+def speaking_for(report: CheckReport, verdict: Verdict) -> list[str]:
+    """``code: claim`` of those findings of the incident that the cause brings, and of those for information."""
+    findings = [report.findings[each] for each in report.incidents[verdict.incident].findings]
+    weak = set(verdict.because) - {finding.code for finding in findings}
+    known = [finding for finding in report.findings if finding.severity == "info"]
+    return [
+        *(f"{code}: {claim}" for code, claim in _claims(findings, verdict.because)),
+        *(f"{code} (for information): {claim}" for code, claim in _claims(known, weak)),
+    ]
 
 
 def speaking_against(findings: Sequence[Finding], verdict: Verdict) -> list[str]:

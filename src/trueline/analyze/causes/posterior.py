@@ -21,6 +21,8 @@ BY_UNKNOWN = 0.1
 """Probability of a finding under a cause that nobody wrote down: it brings some, but not these in particular."""
 UNRELATED = 0.01
 """Probability of a finding that a cause neither brings nor explains: another fault at the same time."""
+HINT = 0.5
+"""The share of a finding's vote that one of severity info has: nothing is wrong by it alone."""
 NEUTRAL = 0.5
 """Probability of what a sign says beyond its code, under a cause that is silent on it."""
 
@@ -48,7 +50,7 @@ def posterior(causes: Sequence[Cause], signs: Signs, telling: Sequence[str]) -> 
         cause.slug: score(cause, signs)
         for cause in causes
         if not exclusions(cause, signs)
-        and any(code in cause.codes or explained_by(cause, code, signs.fired) for code in telling)
+        and any(code in cause.codes or explained_by(cause, code, signs) for code in telling)
     }
     scores[UNKNOWN] = 0.0
     top = max(scores.values())
@@ -60,7 +62,7 @@ def posterior(causes: Sequence[Cause], signs: Signs, telling: Sequence[str]) -> 
 def exclusions(cause: Cause, signs: Signs) -> tuple[str, ...]:
     """The signs that contradict ``cause``: those it cannot be with, or all that it needs, looked for in vain."""
     against = [sign for sign in cause.excludes if sign in signs.fired]
-    if cause.needs and all(sign in signs.silent for sign in cause.needs):
+    if cause.needs and all(sign in signs.silent - hints(cause, signs) for sign in cause.needs):
         against += cause.needs
     return tuple(against)
 
@@ -68,22 +70,43 @@ def exclusions(cause: Cause, signs: Signs) -> tuple[str, ...]:
 def score(cause: Cause, signs: Signs) -> float:
     """Log of how much better ``cause`` explains ``signs`` than ``UNKNOWN`` does."""
     votes: defaultdict[str, list[float]] = defaultdict(list)
+    weak = hints(cause, signs) - signs.fired
+    for code in weak:
+        votes[_root(code)].append(math.log(cause.chance(code) / BY_UNKNOWN) * HINT)
     for sign in {*(each for each in signs.fired if _is_code(each)), *cause.shows}:
-        if signs.looked_at(sign):
+        if sign not in weak and signs.looked_at(sign):
             votes[_root(sign)].append(_log_ratio(cause, sign, signs))
     return math.fsum(max(0.0, *ratios) + min(0.0, *ratios) for ratios in votes.values())
 
 
-def explained_by(cause: Cause, sign: str, fired: Iterable[str]) -> bool:
+def hints(cause: Cause, signs: Signs) -> frozenset[str]:
+    """The codes of findings of severity info that speak for ``cause``: it brings them and, where it says of which kind,
+    one of that kind; and none of a kind that it cannot be with.
+    """
+    return frozenset(
+        code
+        for code in cause.codes
+        if code in cause.shows and code in signs.hinted
+        if any(sign in signs.hinted for sign in _kinds_of(code, cause.shows) or [code])
+        and signs.hinted.isdisjoint(_kinds_of(code, cause.excludes))
+    )
+
+
+def _kinds_of(code: str, signs: Iterable[str]) -> list[str]:
+    return [sign for sign in signs if sign.startswith(f"{code}/")]
+
+
+def explained_by(cause: Cause, sign: str, signs: Signs) -> bool:
     """Whether what ``cause`` brings brings the finding ``sign`` with it."""
-    return any(sign in EXPLAINS.get(code, ()) for code in cause.codes if code in fired)
+    found = signs.fired | hints(cause, signs)
+    return any(sign in EXPLAINS.get(code, ()) for code in cause.codes if code in found)
 
 
 def _log_ratio(cause: Cause, sign: str, signs: Signs) -> float:
     if not _is_code(sign):
         chance = cause.chance(sign)
         return math.log((chance if sign in signs.fired else 1 - chance) / NEUTRAL)
-    if sign not in cause.shows and explained_by(cause, sign, signs.fired):
+    if sign not in cause.shows and explained_by(cause, sign, signs):
         return 0.0
     chance = cause.chance(sign) if sign in cause.shows else UNRELATED
     return math.log(chance / BY_UNKNOWN) if sign in signs.fired else math.log((1 - chance) / (1 - BY_UNKNOWN))

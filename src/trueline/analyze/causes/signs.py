@@ -50,11 +50,13 @@ _DATED = (
 @dataclass(frozen=True)
 class Signs:
     """``fired`` are signs that are there, ``silent`` those that were looked for and are not. Of others nothing is
-    known.
+    known. ``hinted`` are the codes and kinds of findings of severity info about the same ranks and steps, which are in
+    no incident.
     """
 
     fired: frozenset[str]
     silent: frozenset[str]
+    hinted: frozenset[str] = frozenset()
 
     def looked_at(self, sign: str) -> bool:
         """Whether the Run says anything of ``sign``."""
@@ -62,7 +64,7 @@ class Signs:
 
     def with_found(self, code: str) -> Signs:
         """The same, had the check of ``code`` found something, of whatever kind."""
-        return Signs(self.fired | {code}, self.silent - {code})
+        return Signs(self.fired | {code}, self.silent - {code}, self.hinted)
 
 
 def signs_of(report: CheckReport, incident: Incident, known: Iterable[str]) -> Signs:
@@ -75,13 +77,18 @@ def signs_of(report: CheckReport, incident: Incident, known: Iterable[str]) -> S
     fired |= _who(findings, report.judged.world_size) | _since(findings, report) | _steps(findings) | report.context
     fired |= {each.sign for each in report.trials if not each.code or each.code in codes}
     fired.add("reduction:judged" if "reduction-mismatch" in report.checks_run else "reduction:open")
+    beside = [each for each in report.findings if each.severity == "info" and _is_beside(each, findings)]
+    hinted = {each.code for each in beside} | {f"{each.code}/{kind}" for each in beside for kind in _kinds(each)}
     silent: set[str] = set()
     for sign in known:
         topic, _, rest = sign.partition("/") if "/" in sign else sign.partition(":")
         if sign in fired:
             continue
         if "/" in sign:
-            if any(f"{topic}/{kind}" in fired for kind in rest.split("|")):
+            every = {f"{topic}/{kind}" for kind in rest.split("|")}
+            if not hinted.isdisjoint(every):
+                hinted.add(sign)
+            if not fired.isdisjoint(every):
                 fired.add(sign)
                 continue
             judged = topic in codes and any(_kinds(each) for each in findings if each.code == topic)
@@ -91,7 +98,16 @@ def signs_of(report: CheckReport, incident: Incident, known: Iterable[str]) -> S
             judged = sign in report.checks_run and sign not in elsewhere
         if judged:
             silent.add(sign)
-    return Signs(frozenset(fired), frozenset(silent))
+    return Signs(frozenset(fired), frozenset(silent), frozenset(hinted))
+
+
+def _is_beside(info: Finding, findings: Sequence[Finding]) -> bool:
+    """Whether ``info`` is about a rank of one of ``findings``, and begins before that ends."""
+    return any(
+        (not info.ranks or not each.ranks or not set(info.ranks).isdisjoint(each.ranks))
+        and (info.step_first is None or each.step_last is None or info.step_first <= each.step_last)
+        for each in findings
+    )
 
 
 def _kinds(finding: Finding) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trueline.analyze.causes.cause import Cause
 from trueline.analyze.causes.library import known_causes
-from trueline.analyze.causes.posterior import UNKNOWN, exclusions, explained_by, leading, posterior
+from trueline.analyze.causes.posterior import UNKNOWN, exclusions, explained_by, hints, leading, posterior
 from trueline.analyze.causes.signs import Signs, signs_of
 from trueline.analyze.causes.trial_signs import PREFIX, Proposed, proposed
 from trueline.analyze.incidents import EXPLAINS, Incident
@@ -182,9 +182,10 @@ def _is_not_shown(cause: Cause, signs: Signs, telling: Sequence[str], lacking: S
     or nothing that it needs was found, as nobody could look, or the findings ``telling`` are of it only as what a
     finding would bring whose check is ``lacking`` data.
     """
-    if cause.needs and signs.fired.isdisjoint(cause.needs):
+    weak = hints(cause, signs)
+    if cause.needs and (signs.fired | weak).isdisjoint(cause.needs):
         return True
-    always = {sign for sign, strength in cause.shows.items() if strength == "always"}
+    always = {sign for sign, strength in cause.shows.items() if strength == "always"} - weak
     untold = {entry.check for entry in lacking} & always - signs.fired
     return not always.isdisjoint(signs.silent) or any(
         code in EXPLAINS.get(sign, ()) for sign in untold for code in telling
@@ -204,12 +205,13 @@ def _verdict(
     trial: Proposed | None,
 ) -> Verdict:
     found = [report.findings[each].code for each in incident.findings]
-    because = [code for code in found if code in cause.shows or explained_by(cause, code, signs.fired)]
+    because = [code for code in found if code in cause.shows or explained_by(cause, code, signs)]
+    weak = sorted(hints(cause, signs) - signs.fired)
     unlike = [code for code in found if code not in because]
     missing = [
         (entry.check, entry.why) for entry in report.checks_not_run if entry.check in cause.codes or entry in untold
     ]
-    lacking = [code for code in cause.codes if code in signs.silent and cause.shows[code] != "often"]
+    lacking = [code for code in cause.codes if code in signs.silent.difference(weak) and cause.shows[code] != "often"]
     lacking_data = [f"{capitalized(why)}." for _, why in missing] if tied else []
     settles = [each.settles for each in (cause, *(each for each in tied if each is not cause))][:_MAX_SETTLED]
     return Verdict(
@@ -219,7 +221,7 @@ def _verdict(
         says=cause.says,
         probability=chance,
         among=tuple(each.slug for each in tied),
-        because=tuple(dict.fromkeys(because)),
+        because=tuple(dict.fromkeys([*because, *weak])),
         against=tuple(dict.fromkeys([*unlike, *lacking])),
         missing=tuple(f"{code}: {why}" for code, why in missing),
         next=tuple(dict.fromkeys([*lacking_data, *settles, *_trying(report, trial), *report.advice(incident)])),

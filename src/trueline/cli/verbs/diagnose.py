@@ -69,7 +69,7 @@ def _print_incident(console: Console, diagnosis: Diagnosis, place: int, incident
     number = f"{place + 1}. " if len(diagnosis.report.incidents) > 1 else ""
     console.print(Text.assemble((f"{number}{answer.headline}", "bold")))
     lines = [
-        *_labelled("for", speaking_for(findings, answer)),
+        *_labelled("for", speaking_for(diagnosis.report, answer)),
         *_labelled("against", speaking_against(findings, answer)),
         *_labelled("or", [f"{each.says} ({each.cause})" for each in others if each.standing != "excluded"]),
         *_labelled("not", [excluded_because(findings, each) for each in others if each.standing == "excluded"]),

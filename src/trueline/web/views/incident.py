@@ -136,7 +136,7 @@ def incident_of(watched: WatchedRun, number: int) -> IncidentView:
         headline=answer.headline,
         cause=answer.cause,
         standing=answer.standing,
-        supports=tuple(speaking_for(findings, answer)),
+        supports=tuple(speaking_for(report, answer)),
         contradicts=tuple(speaking_against(findings, answer)),
         alternatives=tuple(f"{each.says} ({each.cause})" for each in others if each.standing != "excluded"),
         excluded=tuple(excluded_because(findings, each) for each in others if each.standing == "excluded"),

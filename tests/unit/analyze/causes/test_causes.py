@@ -142,6 +142,43 @@ def test_one_root_statistic_has_one_vote():
     assert score(twice, Signs(more, frozenset())) == pytest.approx(score(twice, Signs(few, frozenset())))
 
 
+def info(code, *, ranks=(2,), step=32, **evidence):
+    return finding(code, ranks, step, "info", **evidence)
+
+
+def test_a_finding_for_information_speaks_for_its_cause_and_against_none():
+    """A state that was thrown away, as may be meant, where the gradient jumps."""
+    jump = finding("grad-spike", severity="warning")
+    told = answer(jump, info("optimizer-state-stale", kind="between-updates"))
+    assert "optimizer-state-not-advanced" in (told.cause, *told.among)
+    assert answer(jump, ran=["optimizer-state-stale"]).cause == answer(jump).cause
+    assert "optimizer-state-not-advanced" not in answer(jump).among
+    cause, code = CAUSES["optimizer-state-not-advanced"], "optimizer-state-stale"
+    none, hint, whole = (
+        score(cause, signs)
+        for signs in (
+            Signs(frozenset(), frozenset({code})),
+            Signs(frozenset(), frozenset({code}), frozenset({code})),
+            Signs(frozenset({code}), frozenset()),
+        )
+    )
+    assert none < 0 < hint == pytest.approx(whole / 2)
+
+
+@pytest.mark.parametrize("apart", [{"ranks": (0,)}, {"step": 300}])
+def test_a_finding_for_information_about_another_rank_or_later_steps_counts_nothing(apart):
+    said = answer(finding("grad-spike", severity="warning"), info("optimizer-state-stale", **apart))
+    assert "optimizer-state-not-advanced" not in (said.cause, *said.among)
+
+
+def test_a_finding_for_information_of_another_kind_speaks_for_no_cause():
+    """What all Runs say of their random streams is no sign that one of them begins again."""
+    again = finding("input-constant", kind="noise", severity="warning")
+    said = [answer(again, info("rng-streams", **given)) for given in ({}, {"kind": "begins-again"})]
+    assert {each.cause for each in said} == {"seeds-in-the-loop"}
+    assert ["rng-streams" in each.because for each in said] == [False, True]
+
+
 def test_without_evidence_for_any_all_are_as_likely():
     chances = posterior(list(CAUSES.values()), Signs(frozenset(), frozenset()), telling=[])
     assert chances[UNKNOWN] == 1.0
