@@ -85,6 +85,24 @@ class CheckReport(Shown):
         """What to do where nothing was found."""
         return () if self.incidents else self.unlooked
 
+    @cached_property
+    def worth_knowing(self) -> tuple[Finding, ...]:
+        """Findings of severity info: first those that speak for a cause that is named, then those about some ranks
+        only, last those that state facts and expect nothing else.
+        """
+        told = {code for verdict in self.causes if verdict.standing != "excluded" for code in verdict.because}
+        known = [finding for finding in self.findings if finding.severity == "info"]
+        return tuple(
+            sorted(
+                known,
+                key=lambda each: (
+                    each.code not in told,
+                    not 0 < len(each.ranks) < self.judged.world_size,
+                    each.measured is not None and each.expected is None,
+                ),
+            )
+        )
+
     def advice(self, incident: Incident) -> tuple[str, ...]:
         """What to do about ``incident``, each once: by its telling finding and those that nothing of it explains."""
         return advice_of([self.findings[place] for place in incident.findings])

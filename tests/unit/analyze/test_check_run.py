@@ -3,6 +3,7 @@
 import json
 import os
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from trueline.analyze.check_run import check
 from trueline.schema.errors import InputError, RunError
 from trueline.schema.files.run_manifest import Manifest
 from trueline.schema.finding import Finding
+from trueline.schema.judged import Judged
 from trueline.store.writer import RunWriter
 
 EXACT = (
@@ -144,6 +146,25 @@ def test_every_check_runs_on_a_healthy_run_and_finds_nothing(tmp_path):
         "Not looked at: what all ranks share (mask, order, batch, padding). "
         "`trueline run --plan laws -- COMMAND` looks.",
     )
+
+
+def test_what_is_worth_knowing_begins_with_what_speaks_for_the_cause_and_ends_with_mere_facts():
+    def info(code, ranks, **given):
+        return Finding(code, "info", f"{code}.", ranks, 0, 20, measured=1.0, **given)
+
+    every = (0, 1, 2, 3)
+    findings = (
+        Finding("grad-spike", "warning", "A jump.", (2,), 8, 9),
+        info("rng-streams", every),
+        info("optimizer-detached", every, expected=0.0),
+        info("dispersion-high", (1,), expected=1.0),
+        info("optimizer-state-stale", every, expected=2.0),
+    )
+    report = check_run.CheckReport("run", findings, Judged((), every, 4, 100, (0, 99)))
+    order = ["optimizer-state-stale", "dispersion-high", "optimizer-detached", "rng-streams"]
+    assert [finding.code for finding in report.worth_knowing] == order
+    alone = replace(report, findings=findings[1:])
+    assert [finding.code for finding in alone.worth_knowing] == [order[1], order[2], order[0], order[3]]
 
 
 def test_a_path_is_as_good_as_an_open_run(tmp_path):

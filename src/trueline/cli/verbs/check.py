@@ -79,7 +79,7 @@ def print_report(console: Console, report: CheckReport, *, every: bool = False) 
         _print_incident(console, report, incident, f"{place}. " if len(report.incidents) > 1 else "")
     if any(report.findings[incident.findings[0]].sites for incident in report.incidents):
         console.print(f"Sites: {SITE_FORM}\n", style="dim", markup=False, highlight=False)
-    known = [f"{finding.code}: {finding.claim}" for finding in report.findings if finding.severity == "info"]
+    known = [f"{finding.code}: {finding.claim}" for finding in report.worth_knowing]
     for title, lines in (
         ("About this Run", report.notes),
         ("Worth knowing", known),

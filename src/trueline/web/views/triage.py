@@ -117,8 +117,7 @@ def triage_of(watched: WatchedRun) -> Triage:
         incidents=incidents,
         notices=tuple(
             Notice(finding.code, finding.claim)
-            for finding in (run.live_findings if report is None else report.findings)
-            if report is None or finding.severity == "info"
+            for finding in (run.live_findings if report is None else report.worth_knowing)
         ),
         unchecked=()
         if said is None
