@@ -1,5 +1,7 @@
 """`trueline diagnose`: the cause first, what speaks for and against it, and what to do next."""
 
+import re
+
 import numpy as np
 import pytest
 from benchmarks.exact_checks.simulate import Size, same_batches
@@ -29,12 +31,13 @@ def test_the_same_data_on_every_rank(trueline, tmp_path):
     assert "next: Print type(loader.sampler)" in text
 
 
-def test_check_names_the_likely_cause_beside_the_finding(trueline, tmp_path):
+def test_check_is_as_sure_of_a_cause_as_diagnose_is(trueline, tmp_path):
     rows = healthy_rows(2, 10)
     rows[3, 1]["loss"] = float("nan")
     write_run(tmp_path / "run", rows)
-    text = " ".join(trueline("check", tmp_path / "run")[1].split())
-    assert "likely: A call computes NaN or infinity from finite inputs, whatever the precision (one of" in text
+    checked, diagnosed = (" ".join(trueline(verb, tmp_path / "run")[1].split()) for verb in ("check", "diagnose"))
+    (said,) = re.findall(r" undecided, (one of \d: A call computes NaN or infinity .*? the precision) next:", checked)
+    assert f"Cause undecided, {said} (operation-undefined)" in diagnosed
 
 
 def test_nothing_found_and_no_run(trueline, tmp_path):

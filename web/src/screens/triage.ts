@@ -105,7 +105,7 @@ function line(incident: Incident, selected: boolean, muted: boolean, open: () =>
   const to = link({ ...state(), screen: "incident", n: String(incident.number) });
   return h("li", { class: `incident${selected ? " selected" : ""}`, onclick: (event: MouseEvent) => { if (!(event.target as Element).closest("a, button")) open(); } },
     h("div", { class: "who" }, severity(incident.severity), h("b", null, incident.where || "all ranks"), h("small", null, incident.ongoing ? "ongoing" : "ended")),
-    h("div", { class: "claim" }, h("a", { href: to }, incident.title), incident.likely ? h("p", { class: "quiet" }, "Likely: ", incident.likely) : null,
+    h("div", { class: "claim" }, h("a", { href: to }, incident.title), incident.likely ? h("p", { class: "quiet" }, incident.likely) : null,
       h("p", { class: "small quiet" }, h("code", null, incident.code), ` · ${counted(incident.num_findings, "finding")} · false alarms ${incident.false_alarms}`)),
     h("div", { class: "spark" }, incident.sparkline ? [sparkline(incident.sparkline, `${incident.signal} over steps: the accused against the others`), h("small", null, incident.signal.replaceAll("_", " "))] : h("small", null, "no number over steps")),
     h("div", { class: "does" },

@@ -15,7 +15,7 @@ from trueline.analyze.causes.signs import Signs, signs_of
 from trueline.analyze.causes.trial_signs import PREFIX, Proposed, proposed
 from trueline.analyze.incidents import EXPLAINS, Incident
 from trueline.schema.judged import NotRun
-from trueline.schema.text.words import capitalized, counted
+from trueline.schema.text.words import capitalized
 from trueline.schema.trial_verbs import VERBS
 
 if TYPE_CHECKING:
@@ -73,16 +73,19 @@ class Verdict:
         if not self.known:
             near = f"; nearest: {', '.join(self.among)}" if self.among else ""
             return f"Cause unknown: none of the known ones explains these findings together{near}"
-        if self.standing == "undecided":
-            return f"Cause undecided, one of {len(self.among)}: {self.says} ({self.cause})"
-        word = {"suspected": "Suspected cause", "confirmed": "Confirmed cause"}.get(self.standing, "Cause")
+        word = f"Cause {self.strength}" if self.standing == "undecided" else f"{capitalized(self.strength)} cause"
         return f"{word}: {self.says} ({self.cause})"
+
+    @property
+    def strength(self) -> str:
+        """How surely it is said: ``suspected``, ``likely``, ``confirmed``; or ``undecided, one of 3``."""
+        more = f", one of {len(self.among)}" if self.among else ""
+        return f"{'likely' if self.standing == 'supported' else self.standing}{more}"
 
     @property
     def shortly(self) -> str:
         """The same beside a finding."""
-        more = f" (one of {counted(len(self.among), 'cause')})" if self.among else ""
-        return f"{self.says}{more}"
+        return f"{capitalized(self.strength)}: {self.says}"
 
     def to_json(self) -> dict[str, Any]:
         """The document of the outside contract."""

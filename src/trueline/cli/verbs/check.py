@@ -101,7 +101,7 @@ def _print_incident(console: Console, report: CheckReport, incident: Incident, n
     lines = [Text(line) for line in (first.claim, *_numbers(first))]
     answer = report.cause(report.incidents.index(incident))
     if answer.is_likely:
-        lines.append(Text.assemble(("likely: ", "green"), answer.shortly))
+        lines.append(Text.assemble((f"{answer.strength}: ", "green"), answer.says))
     lines += [Text.assemble("with ", _head(finding), ": ", finding.claim) for finding in others]
     lines += [Text.assemble(("next: ", "green"), line) for line in report.advice(incident)]
     if first.code in report.checks_run:

@@ -71,7 +71,7 @@ def headline(verdicts: Sequence[tuple[str, Verdict]]) -> str:
 def _what(report: CheckReport) -> str:
     if report.incidents:
         likely = report.cause(0)
-        return f"{report.incidents[0].title}{f' Likely cause: {likely.shortly}.' if likely.is_likely else ''}"
+        return f"{report.incidents[0].title}{f' {likely.shortly}.' if likely.is_likely else ''}"
     if report.judged.steps is None:
         return "This Run holds no rows, so there is nothing to check or draw."
     if report.verdict.status == "unknown":

@@ -179,6 +179,20 @@ def test_a_finding_for_information_of_another_kind_speaks_for_no_cause():
     assert ["rng-streams" in each.because for each in said] == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("standing", "among", "headline", "shortly"),
+    [
+        ("suspected", (), "Suspected cause: It.", "Suspected: It."),
+        ("supported", (), "Likely cause: It.", "Likely: It."),
+        ("confirmed", (), "Confirmed cause: It.", "Confirmed: It."),
+        ("undecided", ("a", "b"), "Cause undecided, one of 2: It.", "Undecided, one of 2: It."),
+    ],
+)
+def test_a_standing_has_one_word(standing, among, headline, shortly):
+    said = replace(answer(finding("worker-scale")), standing=standing, among=among, says="It.", cause="it")
+    assert (said.headline, said.shortly) == (f"{headline} (it)", shortly)
+
+
 def test_without_evidence_for_any_all_are_as_likely():
     chances = posterior(list(CAUSES.values()), Signs(frozenset(), frozenset()), telling=[])
     assert chances[UNKNOWN] == 1.0
