@@ -7,8 +7,8 @@ A sign is one of
 - who and when, as ``who:some``, ``who:all``, ``since:start``, ``since:later``, ``steps:one``, ``steps:many``;
 - what ranks were fed with, and by what they compute their loss, as ``inputs:other``, ``loss:alike``;
 - what a trial answered, as ``trial-sync:ordering`` (``trial_signs.py``);
-- how the job was run, as ``adapter:ddp``, ``sampler:whole`` (``own``: a class of the user's), ``parts:own``,
-  ``rows:shared``, ``order:random``, ``micro:several``, ``precision:float16``.
+- how the job was run, as ``ranks:one``, ``adapter:ddp``, ``sampler:whole`` (``own``: a class of the user's),
+  ``parts:own``, ``rows:shared``, ``order:random``, ``micro:several``, ``precision:float16``.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def signs_of(report: CheckReport, incident: Incident, known: Iterable[str]) -> S
     fired |= {f"{part}:{state}" for finding in findings for part, state in _fed(finding).items()}
     fired |= _who(findings, report.judged.world_size) | _since(findings, report) | _steps(findings) | report.context
     fired |= {each.sign for each in report.trials if not each.code or each.code in codes}
+    fired.add("ranks:one" if report.judged.world_size == 1 else "ranks:several")
     fired.add("reduction:judged" if "reduction-mismatch" in report.checks_run else "reduction:open")
     beside = [each for each in report.findings if each.severity == "info" and _is_beside(each, findings)]
     hinted = {each.code for each in beside} | {f"{each.code}/{kind}" for each in beside for kind in _kinds(each)}

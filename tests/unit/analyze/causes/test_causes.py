@@ -179,6 +179,18 @@ def test_a_finding_for_information_of_another_kind_speaks_for_no_cause():
     assert ["rng-streams" in each.because for each in said] == [False, True]
 
 
+ALONE = ("loss-spike", "grad-spike", "grad-vanishes", "worker-nonfinite", "sample-repeats", "loss-scale-wrong")
+"""Checks that one process is enough for, and whose causes tell of ranks where there are several."""
+
+
+@pytest.mark.parametrize("code", ALONE)
+def test_a_job_of_one_process_hears_nothing_of_other_ranks(code):
+    every = verdicts_of(report(finding(code, (0,), severity="warning"), world_size=1))
+    words = [line for each in every for line in (each.says, *each.next)]
+    assert words
+    assert not [line for line in words if re.search(r"\branks?\b", line)]
+
+
 @pytest.mark.parametrize(
     ("standing", "among", "headline", "shortly"),
     [

@@ -101,8 +101,7 @@ ACROSS_RANKS = False
 _NEXT = (
     "Call optimizer.zero_grad() once for every optimizer.step(): right after it, or before the first backward pass of "
     "the next step.",
-    "If you do: look whether that optimizer holds these parameters, and whether the call is skipped on some ranks or "
-    "in some steps.",
+    "If you do: look whether that optimizer holds these parameters, and whether the call is ever skipped.",
 )
 
 

@@ -134,7 +134,7 @@ def _finding(kind: Kind, wrong: Sequence[ClipNorm], at: Sequence[ClipCall], amon
         "clip_grad_norm_.",
         "scaled": "Call scaler.unscale_(optimizer) before clip_grad_norm_.",
         "other": "Look at how the norm is computed that clip_grads_with_norm_ is given: over which parameters, when, "
-        "and whether what ranks hold alike is counted more than once.",
+        "and whether anything is counted more than once.",
     }
     return Finding(
         code=CODE,

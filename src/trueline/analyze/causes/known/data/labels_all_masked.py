@@ -1,7 +1,7 @@
-"""All labels of one rank's batch are masked.
+"""All labels of a batch are masked.
 
-The loss is zero, or 0/0 = NaN, and so is the gradient, while the average is still divided by all ranks. Truncation
-that cuts off every answer does this.
+The loss is zero, or 0/0 = NaN, and so is the gradient, while an average over ranks is still divided by all of them.
+Truncation that cuts off every answer does this.
 
 What looks like it
 ------------------
@@ -20,5 +20,5 @@ CAUSE = Cause(
     },
     needs=("worker-silent", "worker-nonfinite"),
     excludes=("overflow-origin",),
-    settles="Count the labels that are not -100 in that rank's batch at this step.",
+    settles="Count the labels that are not -100 in the batch at this step.",
 )

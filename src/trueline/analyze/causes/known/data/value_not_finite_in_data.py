@@ -20,5 +20,5 @@ CAUSE = Cause(
     },
     needs=("worker-nonfinite", "overflow-origin"),
     excludes=("replica-drift/one",),
-    settles="Check torch.isfinite of that rank's batch at this step, before the model.",
+    settles="Check torch.isfinite of the batch at this step, before the model.",
 )

@@ -1,6 +1,7 @@
-"""The loss is not divided by the number of micro-batches or tokens, or is scaled by a constant on all ranks.
+"""The loss is not divided by the number of micro-batches or tokens, or is scaled by a constant.
 
-The weights of all tokens add up to another number than 1: the learning rate is in effect that many times as large.
+On all ranks alike, the weights of all tokens add up to another number than 1: the learning rate is in effect that many
+times as large.
 
 What looks like it
 ------------------

@@ -1,6 +1,6 @@
-"""One rank's batch is unlike all before it.
+"""A batch is unlike all before it.
 
-A broken sample, a very long or repetitive text, wrong labels in one file.
+Of several ranks, one has it: a broken sample, a very long or repetitive text, wrong labels in one file.
 """
 
 from trueline.analyze.causes.cause import Cause
@@ -13,5 +13,5 @@ CAUSE = Cause(
         "grad-spike": "often",
     },
     needs=("loss-spike",),
-    settles="Print that rank's batch at this step, decoded.",
+    settles="Print the batch at this step, decoded.",
 )

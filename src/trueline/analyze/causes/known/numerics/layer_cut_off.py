@@ -1,6 +1,7 @@
-"""A layer is cut off: parts of the model no longer get a gradient, on all ranks alike.
+"""A layer is cut off: parts of the model no longer get a gradient.
 
-Its ReLUs died, an activation saturated, a schedule drops it, a mask became empty, or a value is detached on the way.
+On all ranks alike: its ReLUs died, an activation saturated, a schedule drops it, a mask became empty, or a value is
+detached on the way.
 
 What looks like it
 ------------------

@@ -1,7 +1,7 @@
-"""A step was too large: loss or gradients jump on all ranks at once.
+"""A step was too large: loss or gradients jump.
 
-A learning rate above what the curvature allows, a short warm-up, betas that forget too slowly, or one unusual global
-batch.
+On all ranks at once. A learning rate above what the curvature allows, a short warm-up, betas that forget too slowly, or
+one unusual global batch.
 
 What looks like it
 ------------------

@@ -16,5 +16,5 @@ CAUSE = Cause(
         "sample-repeats/held": "always",
     },
     needs=("sample-repeats",),
-    settles="Print the first sample of the batch at a few steps in a row, on that rank.",
+    settles="Print the first sample of the batch at a few steps in a row.",
 )

@@ -1,4 +1,4 @@
-"""Each worker process of a DataLoader reads the rank's whole stream.
+"""Each worker process of a DataLoader reads the whole stream.
 
 An IterableDataset is copied into every worker: without a split by get_worker_info() the rank reads each sample once a
 worker.

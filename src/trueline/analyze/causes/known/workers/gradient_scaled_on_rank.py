@@ -18,6 +18,7 @@ CAUSE = Cause(
         "loss-scale-wrong/some-ranks": "often",
         "who:some": "mostly",
     },
+    excludes=("ranks:one",),
     settles="Print on that rank and another the number that backward starts from (loss.item() where .backward() "
     "is called), and list hooks on parameters.",
 )

@@ -23,6 +23,6 @@ CAUSE = Cause(
         "who:some": "mostly",
     },
     needs=("worker-scale", "loss-scale-wrong"),
-    excludes=("worker-scale/loss-scale",),
+    excludes=("worker-scale/loss-scale", "ranks:one"),
     settles="Print what the loss is divided and multiplied by on that rank and on another, at one step.",
 )
