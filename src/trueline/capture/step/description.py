@@ -17,7 +17,10 @@ from trueline.capture.step.schedule import MAX_INTERVAL, Decision
 from trueline.capture.step.working_parts import Watching
 from trueline.schema.files.run_manifest import ParamLists, PlanRevision, RankEnv, with_interval
 from trueline.schema.plan import Plan
+from trueline.schema.text.words import milliseconds
 
+_SHORT_S = 0.05
+"""Steps shorter than this are of small models: what watching takes of them (benchmarks/overhead) is a large share."""
 _FACTS_S = 5.0
 """How long closing waits for facts of the job that are still collected: a Run of few steps is to have them, too."""
 
@@ -100,7 +103,7 @@ class Description:
         if self.manifest is None or (interval, early) == self._interval:
             return
         self._interval = interval, early
-        why, cost = "the smallest interval within the budget", f"watching takes {decision.cost_frac:.1%} of step time"
+        why, cost = "the smallest interval within the budget", _cost(decision)
         if early:
             why = f"the budget asks for every {decision.asked}, and checks need more in the first steps; {cost}"
         elif interval == MAX_INTERVAL:
@@ -111,3 +114,9 @@ class Description:
         """Send both, the manifest with the fields that have ``changed``; only the first rank has one."""
         self.manifest = self.manifest and self.manifest.model_copy(update=changed)
         self._watching.safe_sink.describe(self.manifest, self.env)
+
+
+def _cost(decision: Decision) -> str:
+    short = f", as steps take {milliseconds(decision.step_s)} only" if decision.step_s < _SHORT_S else ""
+    share = f"{decision.cost_s / decision.step_s:.1%} of step time"
+    return f"watching takes {milliseconds(decision.cost_s)} of a step on average ({share}{short})"

@@ -46,13 +46,14 @@ LOOKS_AGAIN = 8
 
 @dataclass(frozen=True)
 class Decision:
-    """The interval to follow, the one that the budget asks for by itself, and the fraction of step time that watching
-    takes at the first.
+    """The interval to follow, the one that the budget asks for by itself, the seconds that watching takes of a step at
+    the first, on average, and those of a step.
     """
 
     interval: int
     asked: int
-    cost_frac: float
+    cost_s: float
+    step_s: float
 
 
 class Schedule:
@@ -165,7 +166,7 @@ class Schedule:
         holds_from = step + 2 * interval
         wanted = min(asked, EARLY_INTERVAL) if holds_from < self.first + EARLY_STEPS else asked
         self._changes.append((holds_from, wanted))
-        return Decision(wanted, asked, (plain + (sampled - plain) / wanted) / step_s)
+        return Decision(wanted, asked, plain + (sampled - plain) / wanted, step_s)
 
 
 class Recheck:

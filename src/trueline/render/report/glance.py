@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trueline.render.wording import seconds_words
-from trueline.schema.text.words import counted
+from trueline.schema.text.words import counted, milliseconds
 
 if TYPE_CHECKING:
     from trueline.store.reader import Run
@@ -35,7 +35,8 @@ def glance(run: Run) -> tuple[str, ...]:
         run.manifest.adapter or "not stated",
         every,
         seconds_words(float(np.median(step_s_TN[timed_TN]))) if timed_TN.any() else "not measured",
-        f"{100 * float(np.median(own_s_TN[both_TN] / step_s_TN[both_TN])):.2g} % of step time"
+        f"{100 * float(np.median(own_s_TN[both_TN] / step_s_TN[both_TN])):.2g} % of step time, "
+        f"{milliseconds(float(np.median(own_s_TN[both_TN])))} of each"
         if both_TN.any()
         else "not measured",
         _moment(run.manifest.started_at),

@@ -28,6 +28,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else noun + 's'}"
 
 
+def milliseconds(seconds: float) -> str:
+    """``0.21 ms``, ``12 ms``, ``1,500 ms``."""
+    ms = 1e3 * seconds
+    return f"{ms:,.0f} ms" if ms >= 10 else f"{ms:.2g} ms"
+
+
 def capitalized(sentence: str) -> str:
     """The sentence with its first letter, and nothing else, in upper case."""
     return sentence[:1].upper() + sentence[1:]

@@ -7,6 +7,8 @@ import pytest
 
 from trueline.capture.step.description import Description
 from trueline.capture.step.exchange import Team
+from trueline.capture.step.schedule import MAX_INTERVAL, Decision
+from trueline.schema.files.run_manifest import Manifest
 from trueline.schema.files.start import FIRST
 from trueline.tensor.digest import digest_rows
 
@@ -30,3 +32,21 @@ def test_the_line_is_the_users_own(raises):
         raises()
     description.note_raised(caught.value)
     assert sent[-1].raised == f"{caught.type.__name__} at test_description.py:{raises.__code__.co_firstlineno + 1}"
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "step_s", "says"),
+    [
+        (0.0016, 0.002, "watching takes 1.6 ms of a step on average (80.0% of step time, as steps take 2 ms only)"),
+        (0.06, 1.5, "watching takes 60 ms of a step on average (4.0% of step time)"),
+    ],
+)
+def test_what_watching_takes_is_said_in_milliseconds_and_of_short_steps_that_they_are(cost_s, step_s, says):
+    """A large share of a toy's step of 2 ms is little time."""
+    safe_sink = SimpleNamespace(describe=lambda manifest, env: None)
+    start = SimpleNamespace(manifest=Manifest(world_size=1))
+    team = Team(ranks=(0,), rank=0, group=None)
+    description = Description(SimpleNamespace(start=start, adapter=None, team=team, safe_sink=safe_sink))
+    description.note_interval(Decision(MAX_INTERVAL, MAX_INTERVAL, cost_s, step_s), step=9)
+    note = f"gradients are sampled every 100 steps since about step 9: the budget asks for fewer; {says}."
+    assert description.manifest.notes == [note]
