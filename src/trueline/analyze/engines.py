@@ -167,6 +167,8 @@ def not_run_of(code: str, error: Exception) -> NotRun:
     """A check that is at odds with the data, or broken, must not take the others with it."""
     if isinstance(error, CannotTell):
         return NotRun(code, str(error), error.reason)
+    if isinstance(error, InputError):
+        return NotRun(code, str(error).rstrip("."), "failed")
     if isinstance(error, RunError | AlignmentError):
         return NotRun(code, str(error), "damaged" if isinstance(error, RunError) else "undecidable")
     _log.warning("check %s failed", code, exc_info=error)

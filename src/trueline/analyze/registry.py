@@ -42,14 +42,15 @@ class Check:
 
 
 def installed_checks() -> list[Check]:
-    """Every check, in the order of their codes. Raises ``InputError`` for an entry point that is no check.
+    """Every check, in the order of their codes. Of an entry point that cannot be loaded, or is no check, one that has
+    no answer but why: the others must not be lost with it.
 
     Where the package is run from its sources without being installed there are no entry points; then it is the
     modules below ``trueline.analyze.checks``.
     """
     entries = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
     loaded = [_loaded(entry) for entry in entries] or [
-        _checked(importlib.import_module(found.name), found.name)
+        _checked(importlib.import_module(found.name))
         for found in pkgutil.walk_packages(checks.__path__, f"{checks.__name__}.")
         if not found.ispkg
     ]
@@ -58,28 +59,35 @@ def installed_checks() -> list[Check]:
 
 def _loaded(entry: EntryPoint) -> Check:
     try:
-        module = entry.load()
-    except ImportError as error:
-        raise InputError(
-            f"Check '{entry.name}' cannot be loaded from '{entry.value}': {why(error)}. Reinstall or remove the "
-            "package that registers it."
-        ) from error
-    return _checked(module, entry.name)
+        return _checked(entry.load())
+    except InputError as error:
+        return _broken(entry.name, str(error))
+    except (Exception, SystemExit) as error:  # whatever the module of another package does when it is imported
+        return _broken(
+            entry.name,
+            f"It cannot be loaded from '{entry.value}': {type(error).__name__}: {why(error)}. Reinstall or remove the "
+            "package that registers it.",
+        )
 
 
-def _checked(module: ModuleType, name: str) -> Check:
+def _broken(name: str, said: str) -> Check:
+    def find(run: Run) -> list[Finding]:
+        raise InputError(said)
+
+    return Check(name, (), said, find, manual=said)
+
+
+def _checked(module: ModuleType) -> Check:
     missing = [part for part in ("CODE", "NEEDS", "check") if not hasattr(module, part)]
     if missing:
         raise InputError(
-            f"Check '{name}' in {getattr(module, '__name__', module)} lacks {', '.join(missing)}. A check is a module "
+            f"{getattr(module, '__name__', module)} is no check: it lacks {', '.join(missing)}. A check is a module "
             "with CODE, NEEDS and check(run)."
         )
     manual = (module.__doc__ or "").strip()
     question = getattr(module, "QUESTION", "other")
     if question not in QUESTIONS:
-        raise InputError(
-            f"Check '{name}' has the QUESTION {question!r}. Use one of {', '.join(QUESTIONS)}, or leave it out."
-        )
+        raise InputError(f"It has the QUESTION {question!r}. Use one of {', '.join(QUESTIONS)}, or leave it out.")
     return Check(
         module.CODE,
         tuple(module.NEEDS),

@@ -61,6 +61,12 @@ def _left_open(judged: Judged) -> str:
 
 
 def _lack(judged: Judged) -> str:
+    if judged.failed:
+        looks = "looks" if len(judged.failed) == 1 else "look"
+        return (
+            f"{listed(judged.failed)} could not be run, and nobody looked at what it {looks} for; the other checks "
+            f"found nothing{_scope(judged)}"
+        )
     if judged.of("open", among=("reference",)):
         return "it could not be compared with the reference"
     if not judged.num_steps:

@@ -143,14 +143,19 @@ class Judged:
         return tuple(asked for asked in self.questions if asked.state in states and asked.question in wanted)
 
     @property
+    def failed(self) -> tuple[str, ...]:
+        """The checks that could not be loaded, or failed: what they look for nobody looked for."""
+        return tuple(entry.check for of in self.questions for entry in of.checks_not_run if entry.reason == "failed")
+
+    @property
     def enough(self) -> bool:
         """Whether "nothing found" means "no fault found".
 
-        That takes ranks that were compared with each other, and at most one of the four main questions that apply left
-        open. For one rank a comparison with a reference is enough, or one of its rollouts with training; for a Run of
-        recorded steps alone, one with a reference.
+        That takes checks of which none failed, and ranks that were compared with each other, and at most one of the
+        four main questions that apply left open. For one rank a comparison with a reference is enough, or one of its
+        rollouts with training; for a Run of recorded steps alone, one with a reference.
         """
-        if self.of("open", among=("reference",)):
+        if self.failed or self.of("open", among=("reference",)):
             return False
         if (self.world_size == 1 or not self.num_steps) and self.of("judged", among=("rollouts",)):
             return True

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import types
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from tests.unit.healthy_run import healthy_rows, rank_env, sample_rows, write_ru
 
 from trueline.analyze import check_run, registry
 from trueline.analyze.check_run import check
-from trueline.schema.errors import InputError, RunError
+from trueline.schema.errors import RunError
 from trueline.schema.files.run_manifest import Manifest
 from trueline.schema.finding import Finding
 from trueline.schema.judged import Judged
@@ -253,14 +254,6 @@ def test_recorded_steps_that_were_asked_for_and_are_not_there_are_a_lack(tmp_pat
     assert {entry.reason for entry in report.checks_not_run if entry.check in RECORDED} == {"no-data"}
 
 
-def test_a_question_that_no_check_asks_is_refused(monkeypatch):
-    module = types.SimpleNamespace(CODE="mine", NEEDS=(), QUESTION="weather", check=list)
-    entry = types.SimpleNamespace(name="mine", value="mine", load=lambda: module)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
-    with pytest.raises(InputError, match="Check 'mine' has the QUESTION 'weather'"):
-        registry.installed_checks()
-
-
 def test_a_worker_that_stopped_before_the_others_is_noted(tmp_path):
     rows = {key: row for key, row in healthy_rows(3, 9).items() if key[1] != 2 or key[0] < 4}
     report = check(write_run(tmp_path, rows))
@@ -363,7 +356,7 @@ def test_a_check_that_fails_leaves_the_others_alone(tmp_path, monkeypatch):
     assert set(EXACT) <= set(report.checks_run)
     (mine,) = (entry for entry in report.checks_not_run if entry.check == "mine")
     assert "ZeroDivisionError: of mine" in mine.why
-    assert mine.reason == "failed"
+    assert (mine.reason, report.exit_code) == ("failed", 3)
 
 
 def test_checks_are_found_without_entry_points(monkeypatch):
@@ -376,20 +369,37 @@ def test_entry_points_name_every_check():
     assert all(each.summary.endswith(".") for each in registry.installed_checks())
 
 
-def test_an_entry_point_that_is_no_check_is_named(monkeypatch):
-    entry = types.SimpleNamespace(name="mine", value="json", load=lambda: json)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
-    with pytest.raises(InputError, match=r"Check 'mine' in json lacks CODE, NEEDS, check"):
-        registry.installed_checks()
+def _not_there():
+    raise ModuleNotFoundError("No module named 'gone'")
 
 
-def test_an_entry_point_that_cannot_be_imported_is_named(monkeypatch):
-    def load():
-        raise ImportError("no module")
+BROKEN = {
+    "It cannot be loaded from 'mine:check': ModuleNotFoundError: No module named 'gone'": _not_there,
+    "It cannot be loaded from 'mine:check': SystemExit: 3": lambda: sys.exit(3),
+    "json is no check: it lacks CODE, NEEDS, check": lambda: json,
+    "It has the QUESTION 'weather'": lambda: types.SimpleNamespace(
+        CODE="mine", NEEDS=(), QUESTION="weather", check=list
+    ),
+}
 
-    monkeypatch.setattr(registry, "entry_points", lambda group: [types.SimpleNamespace(name="a", value="b", load=load)])
-    with pytest.raises(InputError, match="Check 'a' cannot be loaded from 'b'"):
-        registry.installed_checks()
+
+@pytest.mark.parametrize("engine", ["here", "local"])
+@pytest.mark.parametrize(("says", "load"), BROKEN.items(), ids=["missing", "ends", "no check", "no question"])
+def test_a_check_that_cannot_be_loaded_is_named_and_the_others_run(tmp_path, monkeypatch, says, load, engine):
+    run = healthy_run(tmp_path)
+    whole, ours = check(run), registry.entry_points(group=registry.GROUP)
+    mine = types.SimpleNamespace(name="mine", value="mine:check", load=load)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [*ours, mine])
+    report = check(run, engine=engine)
+
+    assert report.checks_run == whole.checks_run
+    (entry,) = (entry for entry in report.checks_not_run if entry.check == "mine")
+    assert (entry.why.startswith(says), entry.reason, entry.why[-1] != ".") == (True, "failed", True)
+    assert (whole.exit_code, report.exit_code, report.judged.enough) == (0, 3, False)
+    assert report.verdict.line == (
+        "Cannot tell: mine could not be run, and nobody looked at what it looks for; the other checks found nothing in "
+        "16 steps of 2 ranks."
+    )
 
 
 def test_a_comparison_that_meets_damage_leaves_the_other_checks_their_say(tmp_path, monkeypatch):
