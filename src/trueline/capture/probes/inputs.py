@@ -5,7 +5,6 @@ Letters: F numbers of a tensor (``NUM_FIELDS``), M passes, K tensors.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -15,16 +14,15 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from trueline.capture.adapters.base import Guard
-from trueline.capture.model import patches
 from trueline.capture.model.layout import local
 from trueline.capture.model.untraced import in_backward
-from trueline.capture.probes.around_update.sampling import NowAndThen
+from trueline.capture.probes.arguments import named_arguments
+from trueline.capture.probes.at_backward import BackwardProbe
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.batch import tensors_inside
 from trueline.capture.probes.losses import descent
 from trueline.capture.probes.losses.loss_inputs import targets_of
-from trueline.capture.step.passes import Contributions, Pass
+from trueline.capture.step.passes import Pass
 from trueline.schema.columns.input_values import NUM_FIELDS, InputFact, facts_text
 from trueline.tensor.digest import digest_tensor
 
@@ -43,24 +41,13 @@ Row = tuple[Pass, tuple[InputFact, ...], Tensor]
 """Of a pass; int64 [K * F]."""
 
 
-class InputProbe:
+class InputProbe(BackwardProbe):
     """At the first sampled steps, then now and then, the columns ``input_facts`` and ``input_values``, of the passes
     that count. What autograd made is left out. All is computed on the device and copied with the step's row.
     """
 
     name = "inputs"
     moments = ("output", "gradients")
-
-    def __init__(self, guard: Guard, passes: Contributions) -> None:
-        self._guard, self._passes = guard, passes
-        self._times = NowAndThen()
-        self._forget(due=False)
-        patches.backward.add(self._at_backward)
-
-    def begin(self, step: Step) -> bool:
-        """In the first steps, then now and then, as token weights."""
-        self._forget(due=step.sampled and self._times.due(step))
-        return self._due
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
         """``input_facts`` and, int64 [M, K * F], ``read_values`` and ``target_values``; absent where there are none."""
@@ -81,13 +68,8 @@ class InputProbe:
         found = [_together(host[name]) for name in ("read_values", "target_values") if len(host.get(name, ()))]
         return {"input_values": list(itertools.chain(*found))} if found else {}
 
-    def detach(self) -> None:
-        """Stop listening."""
-        patches.backward.remove(self._at_backward)
-        self._forget(due=False)
-
     def _forget(self, *, due: bool) -> None:
-        self._due = due
+        super()._forget(due=due)
         self._read: list[Row] = []
         self._targets: list[Row] = []
 
@@ -101,11 +83,7 @@ class InputProbe:
 
 def _read_by(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[InputFact, Tensor]]:
     """The tensors among the arguments that autograd has not made, with the names that the model gives them."""
-    try:
-        named: Mapping[str, Any] = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
-    except (TypeError, ValueError):
-        named = {"": args, **kwargs}
-    for name, value in named.items():
+    for name, value in named_arguments(module, args, kwargs).items():
         for inner, x in tensors_inside(name, value):
             if not x.requires_grad:
                 yield InputFact(inner, False, str(x.dtype), tuple(x.shape)), x

@@ -6,7 +6,6 @@ graphs are, N rows of all together, G samples.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, replace
@@ -18,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from trueline.capture.model.outputs import differentiable
+from trueline.capture.probes.arguments import named_arguments
 from trueline.capture.probes.batch import token_ids
 from trueline.schema.columns.influence import (
     BESIDE,
@@ -270,11 +270,7 @@ def _chosen(rows: int) -> slice:
 
 def _inputs_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
     """The tensors that a forward pass reads with the names of its arguments; none where there may be more."""
-    try:
-        named: Mapping[str, Any] = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
-    except (TypeError, ValueError):
-        named = {**{str(place): value for place, value in enumerate(args)}, **kwargs}
-    ahead, found = list(named.items()), list[tuple[str, Tensor]]()
+    ahead, found = list(named_arguments(module, args, kwargs).items()), list[tuple[str, Tensor]]()
     while ahead:
         name, value = ahead.pop(0)
         if isinstance(value, Tensor):

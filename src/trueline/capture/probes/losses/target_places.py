@@ -14,19 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.capture.adapters.base import Guard
-from trueline.capture.model import patches
 from trueline.capture.model.layout import local
-from trueline.capture.probes.around_update.sampling import NowAndThen
+from trueline.capture.probes.at_backward import BackwardProbe
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.batch import attention_mask, token_ids
 from trueline.capture.probes.losses import cross_entropy, descent, loss_inputs
-from trueline.capture.step.passes import Contributions, Pass
+from trueline.capture.step.passes import Pass
 from trueline.schema.columns.loss_inputs import LossInputs
 from trueline.schema.columns.target_places import PLACES
 
 
-class TargetPlaceProbe:
+class TargetPlaceProbe(BackwardProbe):
     """Compares what the model was called on with the targets of the only cross-entropy of each backward pass, and
     digests and looks at the operations below the loss: all read the same graph, at the same steps. The counts are made
     on the device, and copied with the step's row.
@@ -34,17 +32,6 @@ class TargetPlaceProbe:
 
     name = "places of targets"
     moments = ("batch", "gradients")
-
-    def __init__(self, guard: Guard, passes: Contributions) -> None:
-        self._guard, self._passes = guard, passes
-        self._times = NowAndThen()
-        self._forget(due=False)
-        patches.backward.add(self._at_backward)
-
-    def begin(self, step: Step) -> bool:
-        """In the first steps, then now and then, as token weights."""
-        self._forget(due=step.sampled and self._times.due(step))
-        return self._due
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
         """``target_places``, int64 [M, 2 x places], of the passes whose targets could be compared, and
@@ -75,13 +62,8 @@ class TargetPlaceProbe:
             columns["loss_inputs"] = functools.reduce(operator.add, rows).to_row()
         return columns
 
-    def detach(self) -> None:
-        """Stop listening."""
-        patches.backward.remove(self._at_backward)
-        self._forget(due=False)
-
     def _forget(self, *, due: bool) -> None:
-        self._due = due
+        super()._forget(due=due)
         self._ids: Tensor | None = None
         self._mask: Tensor | None = None
         self._inputs: list[tuple[Pass, Tensor]] = []
