@@ -33,6 +33,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "worker-nonfinite": (*_JUMPS, *_APART, "replica-drift", "reduction-mismatch", "worker-silent"),
     "worker-silent": ("worker-grad-norm-outlier", "worker-direction-outlier", "worker-scale", "dispersion-high"),
     "token-imbalance": _APART,
+    "input-constant": ("worker-silent", *_APART),
     "labels-misplaced": _APART,
     "loss-scale-wrong": ("worker-scale", "worker-grad-norm-outlier", "worker-loss-outlier", "dispersion-high", *_JUMPS),
     "worker-scale": ("worker-grad-norm-outlier", "worker-loss-outlier", "dispersion-high", *_JUMPS),

@@ -1,25 +1,30 @@
 """Whether a rank that stands out was fed with other inputs, or other labels, than the others.
 
-Letters: S steps of the evidence, N workers, F features.
+Letters: T steps, S steps of the evidence, N workers, F features.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import comb
 
 import numpy as np
 
-from trueline.analyze.compared_ranks import Floats
+from trueline.analyze.compared_ranks import Floats, Ints
 from trueline.analyze.stats.tails import NAMING_LEVEL, binomial_tail
-from trueline.schema.columns.batch_features import FEATURES, NUM_FEATURES, PARTS
+from trueline.schema.columns.batch_features import FEATURES, NUM_FEATURES, PARTS, is_target, names_id
 from trueline.store.reader import Run
 
 SPREADS = 3.0
 """Times the spread between batches that a difference must be. Fixed random shards of n samples, read in batches of B,
 differ by some sqrt(4/3 B / (n - B)) of it for good (four ranks): a fifth of this where a shard has four batches, so
 that chance reaches it at 4.5 standard deviations, and less where shards have more."""
+
+
+_MAY_BE_INFINITE = ("mask", "bias")
+"""In names of what is added to the scores of attention: -inf there leaves a place out."""
 
 
 @dataclass(frozen=True)
@@ -30,32 +35,69 @@ class Fed:
     text: str
 
 
-def fed(features_SNF: Floats, workers: tuple[int, ...], others: tuple[int, ...]) -> Fed:
+@dataclass(frozen=True)
+class Arguments:
+    """What models are called on by the names of the arguments: those of the tensors that ``batch_features`` are of, ""
+    where none is known, and [S, N, F] features of the others.
+    """
+
+    read: str = ""
+    labels: str = ""
+    others: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
+
+
+def arguments_of(run: Run, ranks: Sequence[int], steps: Ints) -> Arguments:
+    """Of these steps of a Run; names that are the same on several ranks are one argument."""
+    known = {rank: {names_id(names): names for names in run.env[rank].arguments} for rank in ranks if rank in run.env}
+    main, others = Counter[tuple[str, str]](), dict[str, Floats]()
+    for (step, rank), row in run.lists("argument_features", steps=steps.tolist(), ranks=ranks).items():
+        names = known.get(rank, {}).get(int(row[0]), [])
+        if len(row) != 1 + len(FEATURES) * len(names[len(PARTS) :]) or not names:
+            continue
+        main[names[0], names[1]] += 1
+        at = int(np.searchsorted(steps, step)), ranks.index(rank)
+        for name, features in zip(names[len(PARTS) :], row[1:].reshape(-1, len(FEATURES)), strict=True):
+            if name not in others:
+                others[name] = np.full((len(steps), len(ranks), len(FEATURES)), np.nan)
+            others[name][at] = features
+    read, labels = max(main, key=lambda each: main[each]) if main else ("", "")
+    return Arguments(read, labels, others)
+
+
+def fed(
+    features_SNF: Floats,
+    workers: tuple[int, ...],
+    others: tuple[int, ...],
+    arguments: Arguments = Arguments(),
+) -> Fed:
     """What ``workers`` read beside ``others``, by position.
 
     A feature differs where, over the steps, all workers are above all others, or below, more often than chance gives:
     at each step every order of N workers is as likely, so w of them are on top once in C(N, w) times. The number of
-    such steps is binomial, at ``NAMING_LEVEL`` split over features and sides; and by ``SPREADS`` on average. Where
-    several workers stand beside several others, each may read what none else does: then the two of all that are
-    farthest apart are compared.
+    such steps is binomial, at ``NAMING_LEVEL`` split over tensors, features and sides; and by ``SPREADS`` on average.
+    Where several workers stand beside several others, each may read what none else does: then the two of all that are
+    farthest apart are compared. A second tensor that the model does not call a label is an input.
     """
+    read = (("inputs", arguments.read), ("labels", arguments.labels))
+    halves = np.split(features_SNF, len(PARTS), axis=-1)
+    tensors = [(name or part, values, part) for (part, name), values in zip(read, halves, strict=True)]
+    tensors += [(name, values, "inputs") for name, values in arguments.others.items()]
     parts: dict[str, str] = {}
     said: list[tuple[float, str]] = []
-    for place, name in enumerate(PARTS):
-        judged = False
+    for name, values_SNF, usually in tensors:
+        part = "labels" if is_target(name) else "inputs" if name != usually else usually
         for index, feature in enumerate(FEATURES[:-1]):
-            values_SN = features_SNF[:, :, place * len(FEATURES) + index]
+            values_SN = values_SNF[:, :, index]
             one, other = (workers, others) if len(workers) == 1 else _extremes(values_SN, (*workers, *others))
             mine, theirs = values_SN[:, list(one)], values_SN[:, list(other)]
             known_S = np.isfinite(mine).all(1) & np.isfinite(theirs).all(1)
-            times = _times_apart(mine[known_S], theirs[known_S])
-            judged |= times is not None
+            times = _times_apart(mine[known_S], theirs[known_S], len(tensors))
             if times:
                 values = f"{np.mean(mine[known_S]):.3g} and not {np.mean(theirs[known_S]):.3g}"
-                said.append((times, f"the {name}' {feature} is {values}"))
-                parts[name] = "other"
-        if judged:
-            parts.setdefault(name, "alike")
+                said.append((times, f"the {feature} of {name if name != usually else f'the {part}'} is {values}"))
+                parts[part] = "other"
+            elif times is not None:
+                parts.setdefault(part, "alike")
     return Fed(parts, max(said)[1] if said else "")
 
 
@@ -71,13 +113,23 @@ def computed_alike(operations_SN: Floats, workers: tuple[int, ...], others: tupl
     return "alike" if same_Sw.all() else "" if same_Sw.any() else "other"
 
 
-def finite_batches(run: Run, step: int, ranks: Sequence[int]) -> bool | None:
-    """Whether all inputs and labels that ranks read at a step are finite; None where some were not looked at."""
+def not_finite(run: Run, step: int, ranks: Sequence[int]) -> list[str] | None:
+    """Names of the tensors that ranks read at a step and that are not finite ("" where they have none), but for masks;
+    None where some were not looked at.
+    """
     rows = run.lists("batch_features", steps=[step], ranks=ranks)
     flags = [np.reshape(row, (len(PARTS), -1))[:, -1] for row in rows.values() if len(row) == NUM_FEATURES]
-    if any((flag > 0).any() for flag in flags):
-        return False
-    return True if len(flags) == len(ranks) and all(flag[0] == 0 for flag in flags) else None
+    arguments = arguments_of(run, ranks, np.array([step]))
+    names = (arguments.read, arguments.labels)
+    broken = [name for place, name in enumerate(names) if any(flag[place] > 0 for flag in flags)]
+    broken += [
+        name
+        for name, values in arguments.others.items()
+        if (values[..., -1] > 0).any() and not any(word in name for word in _MAY_BE_INFINITE)
+    ]
+    if broken:
+        return broken
+    return [] if len(flags) == len(ranks) and all(flag[0] == 0 for flag in flags) else None
 
 
 def _extremes(values_SN: Floats, workers: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -86,11 +138,11 @@ def _extremes(values_SN: Floats, workers: tuple[int, ...]) -> tuple[tuple[int, .
     return (workers[int(np.argmax(means))],), (workers[int(np.argmin(means))],)
 
 
-def _times_apart(mine_Sw: Floats, theirs_So: Floats) -> float | None:
+def _times_apart(mine_Sw: Floats, theirs_So: Floats, num_tensors: int) -> float | None:
     """How many spreads of batches they are apart; 0 if not for certain, None where there are too few steps."""
     num_steps, num_mine = mine_Sw.shape
     chance = 1 / comb(num_mine + theirs_So.shape[1], num_mine)
-    level = NAMING_LEVEL / (2 * len(FEATURES) * len(PARTS))
+    level = NAMING_LEVEL / (2 * len(FEATURES) * num_tensors)
     if not num_steps or chance**num_steps > level:
         return None
     above = int(np.count_nonzero(mine_Sw.min(1) > theirs_So.max(1)))

@@ -145,7 +145,8 @@ def common(series: WorkerSeries, outlier: Outlier, interval: tuple[float, float]
 def fed_with(series: WorkerSeries, outlier: Outlier) -> Fed:
     """What the workers concerned read, and compute their loss by, beside the others, over the steps of the evidence."""
     steps = slice(outlier.first, outlier.last + 1)
-    read = fed(series.features[steps], outlier.workers, outlier.others)
+    arguments = series.arguments(series.steps[steps])
+    read = fed(series.features[steps], outlier.workers, outlier.others, arguments)
     loss = computed_alike(series.loss_operations[steps], outlier.workers, outlier.others)
     return replace(read, parts={**read.parts, **({"loss": loss} if loss else {})})
 

@@ -12,7 +12,8 @@ Letters: T steps, N workers, G parameter groups. NaN is not measured, or not fin
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from trueline.analyze.compared_ranks import Bools, Floats, Ints, columns_of, numbers, several_workers
 from trueline.analyze.samples.consumed import Samples, consumed_samples, first_within, repeated_slots
 from trueline.analyze.stats.memoize import memoized
+from trueline.analyze.workers.batch_features import Arguments, arguments_of
 from trueline.analyze.workers.loss_weighting import weighting_of
 from trueline.schema.columns.batch_features import NUM_FEATURES
 from trueline.schema.columns.workers import COLUMN_BY_NAME
@@ -67,6 +69,8 @@ class WorkerSeries:
     """[T, N, G]"""
     features: Floats = field(default_factory=_absent)
     """[T, N, features] of the batches (``schema.batch_features``)."""
+    arguments: Callable[[Ints], Arguments] = field(default=lambda steps: Arguments(), repr=False)
+    """What models were called on at some steps; read when it is asked for, as it is told of findings only."""
     loss_operations: Floats = field(default_factory=_absent)
     """[T, N] a digest of the operations that the loss is computed by."""
     tokens: Floats = field(default_factory=_absent)
@@ -141,6 +145,7 @@ def series_of(run: Run) -> WorkerSeries:
         log_norm=measured.log_norm - np.log(weight_TN),
         group_log_norm=measured.group_log_norm - np.log(weight_TN)[..., None],
         features=_groups(run, ranks, "batch_features", NUM_FEATURES),
+        arguments=_arguments(run, ranks),
         loss_operations=_where_measured(*numbers(run, "loss_operations", ranks)),
         samples=num_TN,
         sample_losses=_sample_losses(run, ranks),
@@ -284,6 +289,17 @@ def _group_names(run: Run, ranks: list[int]) -> tuple[str, ...]:
     """Names of the parameter groups where all ranks have the same, else none."""
     names = [tuple(group.name for group in run.env[rank].groups) for rank in ranks if rank in run.env]
     return names[0] if names and all(each == names[0] for each in names) else ()
+
+
+def _arguments(run: Run, ranks: list[int]) -> Callable[[Ints], Arguments]:
+    """What is memoized with a Run may not hold it."""
+    alive = weakref.ref(run)
+
+    def read(steps: Ints) -> Arguments:
+        found = alive()
+        return Arguments() if found is None else arguments_of(found, ranks, steps)
+
+    return read
 
 
 def _groups(run: Run, ranks: list[int], column: str, num_groups: int) -> Floats:

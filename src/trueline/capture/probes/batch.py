@@ -6,6 +6,7 @@ Letters: B samples, T positions.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -16,11 +17,10 @@ from trueline.capture.model.layout import local
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.step.own_columns import digest_columns
 from trueline.capture.step.passes import Contributions, Pass
-from trueline.schema.columns.batch_features import FEATURES
+from trueline.schema.columns.batch_features import FEATURES, TARGETS
 from trueline.tensor.digest import combine, digest_rows
 
 MASKS = ("attention_mask", "mask", "padding_mask")
-TARGETS = ("labels", "label", "label_ids", "targets", "target", "y", "decoder_input_ids")
 POSITIONS = ("position_ids", "token_type_ids", "cache_position", "inputs_embeds_mask")
 LOOKED_AT = 16384
 """Elements of a tensor that features are of, at equal distances: their shares are known to a hundredth."""
@@ -98,7 +98,7 @@ def read_batch(*inputs: Any, **named: Any) -> Batch | None:
     attention mask takes padding out. Of a DTensor it is this rank's own part. A pair of positional tensors is read as
     (inputs, targets).
     """
-    parts = _parts(inputs, named)
+    parts = batch_parts(inputs, named)
     if parts is None:
         return None
     content, targets, mask = parts
@@ -111,14 +111,14 @@ def read_batch(*inputs: Any, **named: Any) -> Batch | None:
 
 def read_features(*inputs: Any, **named: Any) -> Tensor | None:
     """float64 [``NUM_FEATURES``] of what ``read_batch`` reads first, and of its targets, on the device of the first."""
-    parts = _parts(inputs, named)
+    parts = batch_parts(inputs, named)
     if parts is None:
         return None
     (_, read), targets = parts.content[0], parts.targets
-    return torch.cat([_features(read, read), _features(targets[0] if targets else None, read)])
+    return torch.cat([features_of(read, read), features_of(targets[0] if targets else None, read)])
 
 
-def _features(x: Tensor | None, read: Tensor) -> Tensor:
+def features_of(x: Tensor | None, read: Tensor) -> Tensor:
     """float64 [features] of a tensor (``FEATURES``), on the device of ``read``: NaN where there is none there, and of
     its elements that stand for no label, or of a kind that has no such feature.
     """
@@ -152,7 +152,7 @@ def attention_mask(*inputs: Any, **named: Any) -> Tensor | None:
     return next((x for name, x in _tensors(inputs, named) if name == "attention_mask" and x.dim() == 2), None)
 
 
-class _Parts(NamedTuple):
+class BatchParts(NamedTuple):
     """What a sample is made of, with names, what is to be predicted of it, and the mask of padding."""
 
     content: list[tuple[str, Tensor]]
@@ -160,7 +160,8 @@ class _Parts(NamedTuple):
     mask: Tensor | None
 
 
-def _parts(inputs: tuple[Any, ...], named: Mapping[str, Any]) -> _Parts | None:
+def batch_parts(inputs: tuple[Any, ...], named: Mapping[str, Any]) -> BatchParts | None:
+    """What ``read_batch`` makes of what a step was fed; None without tensors."""
     items = list(_tensors(inputs, named))
     items = [(name, local(x)) for name, x in items if x.dim() > 0 and x.layout == torch.strided]
     if not items:
@@ -170,7 +171,7 @@ def _parts(inputs: tuple[Any, ...], named: Mapping[str, Any]) -> _Parts | None:
     mask = next((x for name, x in items if name in MASKS and x.dim() == 2), None)
     targets = [x for name, x in items if name in TARGETS]
     content = [(name, x) for name, x in items if name not in (*MASKS, *TARGETS, *POSITIONS)]
-    return _Parts(content or items, targets, mask)
+    return BatchParts(content or items, targets, mask)
 
 
 def _digest(items: list[tuple[str, Tensor]], mask_BT: Tensor | None) -> Tensor:
@@ -216,8 +217,8 @@ def tensors_inside(name: str, value: Any, *, depth: int = 0) -> Iterator[tuple[s
         for key, inner in value.items():
             yield from tensors_inside(str(key), inner, depth=depth + 1)
     elif isinstance(value, (tuple, list)):
-        for inner in value:
-            yield from tensors_inside(name, inner, depth=depth + 1)
+        for field, inner in zip(getattr(value, "_fields", itertools.repeat(name)), value, strict=False):
+            yield from tensors_inside(field, inner, depth=depth + 1)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield from tensors_inside(field.name, getattr(value, field.name), depth=depth + 1)

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from trueline.capture.model.layout import local
 from trueline.capture.model.untraced import in_backward
-from trueline.capture.probes.arguments import named_arguments
+from trueline.capture.probes.arguments import named_tensors
 from trueline.capture.probes.at_backward import BackwardProbe
 from trueline.capture.probes.base import Moment, Step
-from trueline.capture.probes.batch import tensors_inside
 from trueline.capture.probes.losses import descent
 from trueline.capture.probes.losses.loss_inputs import targets_of
 from trueline.capture.step.passes import Pass
@@ -83,10 +82,9 @@ class InputProbe(BackwardProbe):
 
 def _read_by(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[InputFact, Tensor]]:
     """The tensors among the arguments that autograd has not made, with the names that the model gives them."""
-    for name, value in named_arguments(module, args, kwargs).items():
-        for inner, x in tensors_inside(name, value):
-            if not x.requires_grad:
-                yield InputFact(inner, False, str(x.dtype), tuple(x.shape)), x
+    for name, x in named_tensors(module, args, kwargs):
+        if not x.requires_grad:
+            yield InputFact(name, False, str(x.dtype), tuple(x.shape)), x
 
 
 def _row(one: Pass, found: list[tuple[InputFact, Tensor]]) -> list[Row]:

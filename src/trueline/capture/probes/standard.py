@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trueline.capture.probes.arguments import ArgumentProbe
 from trueline.capture.probes.around_update.averages import Average, AverageProbe
 from trueline.capture.probes.around_update.between_passes import BetweenPassesProbe
 from trueline.capture.probes.around_update.clipping import ClippingProbe
@@ -58,6 +59,7 @@ class StandardProbes:
             ModeProbe(adapter.notes, contributions),
             AveragingProbe(),
             BatchProbe(contributions),
+            ArgumentProbe(contributions),
             InputProbe(guard, contributions),
             self.loss,
             SampleLossProbe(adapter.notes, self.loss, contributions),

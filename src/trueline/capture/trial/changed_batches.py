@@ -14,7 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from trueline.capture.probes.batch import IGNORE_INDEX, MASKS, TARGETS
+from trueline.capture.probes.batch import IGNORE_INDEX, MASKS
+from trueline.schema.columns.batch_features import TARGETS
 
 Change = Literal["none", "rows", "first", "second", "one", "padding"]
 

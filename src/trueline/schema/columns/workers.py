@@ -267,6 +267,13 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "NaN where there is none.",
     ),
     Column(
+        "argument_features",
+        "list<float64>",
+        "",
+        "On sampled steps, a number that stands for one of the lists of names in the rank's environment, then "
+        "`FEATURES` of each of these arguments of the model but the first two: a mean over micro-batches.",
+    ),
+    Column(
         "input_facts",
         "string",
         "",

@@ -244,6 +244,11 @@ class RankEnv(BaseModel):
         "'the plan'; '' where they should be equal at every step",
     )
     token_source: str = ""
+    arguments: list[list[str]] = Field(
+        default_factory=list[list[str]],
+        description="names of tensors that the model was called on, once for each way: what is read first, the labels, "
+        "the others that `argument_features` are of",
+    )
     loss_source: str = Field(
         default="",
         description="given (watch.loss); backward: what it was called on, added up over micro-batches; backward, per "

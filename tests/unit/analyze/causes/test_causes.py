@@ -98,6 +98,14 @@ def test_gradients_that_change_while_the_update_reads_them_were_not_waited_for(s
     assert (said.cause, said.among) == (cause, ())
 
 
+def test_an_input_that_is_constant_leaves_what_reads_it_without_a_gradient():
+    """Zeros for a time: the first layer that is multiplied by it never has one."""
+    found = [finding("input-constant", severity="warning", kind="condition"), finding("worker-silent", kind="some")]
+    found.append(finding("worker-direction-outlier", severity="warning", fed={"inputs": "other", "loss": "alike"}))
+    said = answer(*[replace(each, severity="warning") for each in found])
+    assert (said.cause, said.because[0]) == ("input-carries-nothing", "input-constant")
+
+
 def test_clipping_before_unscaling_has_a_name_of_its_own():
     kinds = ("scaled", "other")
     said = [answer(finding("norm-misreported", kind=kind), ran=("clip-differs",)).cause for kind in kinds]

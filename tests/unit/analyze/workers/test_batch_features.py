@@ -1,5 +1,7 @@
 """A rank that was fed with other inputs or labels is told from one that reads the same; random shards differ enough."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 import trueline
-from trueline.analyze.workers.batch_features import computed_alike, fed
-from trueline.capture.probes.batch import _features, read_features
+from trueline.analyze.workers.batch_features import Arguments, arguments_of, computed_alike, fed, not_finite
+from trueline.capture.probes.batch import features_of, read_features
 from trueline.capture.probes.losses.descent import operations_below
 from trueline.schema.columns.batch_features import FEATURES, NUM_FEATURES
 
@@ -34,9 +36,9 @@ def images(change=lambda x: x, labels=lambda y: y, bad=2):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda x: x * 5 + 3, "the inputs' root mean square is 5.8"),
-        (torch.zeros_like, "the inputs' share of zeros is 1 and not 0"),
-        (lambda x: torch.relu(x), "the inputs' share of zeros is 0.5"),
+        (lambda x: x * 5 + 3, "the root mean square of the inputs is 5.8"),
+        (torch.zeros_like, "the share of zeros of the inputs is 1 and not 0"),
+        (lambda x: torch.relu(x), "the share of zeros of the inputs is 0.5"),
     ],
 )
 def test_other_inputs(change, said):
@@ -81,7 +83,7 @@ def test_ids_of_a_shard_whose_every_second_token_is_zero():
 
     found = fed(features(read, num_ranks=2), (1,), (0,))
     assert found.parts == {"inputs": "other", "labels": "other"}
-    assert "share of zeros is 0.5 and not 0" in found.text
+    assert "share of zeros of the labels is 0.5 and not 0" in found.text
 
 
 def test_too_few_steps_say_nothing():
@@ -148,7 +150,7 @@ def test_operations_of_a_loss():
 def test_features_are_on_the_device_of_the_inputs(labels):
     """As on a GPU, where labels may be elsewhere, or not given to the model."""
     read = torch.ones(2, 3, device="meta")
-    assert torch.cat([_features(each, read) for each in (read, labels)]).device == read.device
+    assert torch.cat([features_of(each, read) for each in (read, labels)]).device == read.device
 
 
 class Named(nn.Linear):
@@ -167,3 +169,111 @@ def test_sampled_steps_have_features_also_of_a_model_whose_input_is_called_so(tm
     assert [step for step, _ in run.lists("sample_digests")] == list(range(6))
     assert {step: row[0] for (step, _), row in run.lists("batch_features").items()} == {0: 1.0, 4: 1.0}
     assert not run.live_findings
+
+
+def more(change, *, name, labels="", bad=2):
+    """What ranks read where an argument besides the inputs is changed on one of them."""
+    draw = torch.Generator().manual_seed(1)
+    rows = []
+    for _ in range(STEPS):
+        drawn = [torch.rand(BATCH, 5, generator=draw) for _ in range(4)]
+        rows.append([features_of(change(x) if rank == bad else x, x) for rank, x in enumerate(drawn)])
+    values = torch.stack([torch.stack(row) for row in rows]).numpy()
+    return Arguments("x", labels, {name: values})
+
+
+@pytest.mark.parametrize(("name", "part"), [("remote", "inputs"), ("answer_labels", "labels")])
+def test_another_argument_is_named_and_belongs_to_its_part(name, part):
+    """Inputs and labels that are read first are alike."""
+    others = {"inputs": "alike", "labels": "alike"}
+    found = fed(images(), (2,), (0, 1, 3), more(torch.zeros_like, name=name))
+    assert found.parts == others | {part: "other"}
+    assert found.text.startswith(f"the share of zeros of {name} is 1 and not 0")
+    healthy = fed(images(), (2,), (0, 1, 3), more(lambda x: x, name=name))
+    assert (healthy.parts, healthy.text) == (others, "")
+
+
+def test_a_second_argument_that_the_model_does_not_call_a_label_is_an_input():
+    """As the times of a diffusion model, forward(x, t)."""
+    shifted = images(labels=lambda y: y * 0 + 3)
+    assert fed(shifted, (2,), (0, 1, 3)).parts == {"inputs": "alike", "labels": "other"}
+    found = fed(shifted, (2,), (0, 1, 3), Arguments("x", "t"))
+    assert found.parts == {"inputs": "other"}
+    assert " of t is " in found.text
+    assert fed(shifted, (2,), (0, 1, 3), Arguments("x", "y")).parts["labels"] == "other"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_more_arguments_do_not_make_a_difference_by_chance(seed):
+    draw = torch.Generator().manual_seed(seed)
+    values = {
+        f"a{index}": np.stack(
+            [
+                torch.stack([features_of(torch.randn(BATCH, generator=draw), torch.empty(0)) for _ in range(4)])
+                for _ in range(STEPS)
+            ]
+        )
+        for index in range(8)
+    }
+    found = [fed(images(), (r,), tuple({0, 1, 2, 3} - {r}), Arguments("x", "", values)).parts for r in (0, 1, 3)]
+    assert {each["inputs"] for each in found} == {"alike"}
+
+
+class Condition(NamedTuple):
+    time: torch.Tensor
+    kind: torch.Tensor
+
+
+class Conditioned(nn.Linear):
+    def forward(self, x, condition, *, rest=None):
+        return super().forward(x) * condition.time[:, None] + condition.kind[:, None]
+
+
+def test_all_arguments_of_a_pass_have_features_by_their_names(tmp_path):
+    """Of nested ones too; what autograd has made, and the model's own weights, are left out."""
+    model = Conditioned(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, kind = torch.ones(4, 3), torch.tensor([1, 0, 0, 0])
+    with trueline.watch(model, optimizer, out=str(tmp_path / "run"), plan={"every": 1}):
+        for step in range(4):
+            time = torch.full((4,), torch.inf if step == 3 else 1.0 + step)
+            rest = {"mask": torch.zeros(4), "made": model.weight * 2, "own": model.weight, "several": [kind, kind * 2]}
+            model(x, Condition(time, kind), rest=rest).mean().backward()
+            optimizer.step()
+    run = trueline.open_run(str(tmp_path / "run"))
+    assert run.env[0].arguments == [["x", "", "time", "kind", "mask", "several", "several[1]"]]
+    found = arguments_of(run, [0], run.steps)
+    assert (found.read, found.labels, list(found.others)) == ("x", "", run.env[0].arguments[0][2:])
+    assert found.others["time"][:3, 0, 0].tolist() == [1.0, 2.0, 3.0]
+    assert found.others["kind"][0, 0, 2] == 0.75
+    assert found.others["several[1]"][0, 0, 0] == 0.5
+    assert [not_finite(run, step, [0]) for step in (2, 3)] == [[], ["time"]]
+    assert not run.live_findings
+
+
+def test_passes_that_are_called_otherwise_are_kept_apart(tmp_path):
+    """As a model that is called with a mask at every second step, and in two ways within the last."""
+    model = Conditioned(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    condition = Condition(torch.ones(4), torch.ones(4))
+    with trueline.watch(model, optimizer, out=str(tmp_path / "run"), plan={"every": 1}):
+        for step in range(4):
+            for rest in [None] * (step % 2 == 0 or step == 3) + [torch.ones(4)] * (step % 2 == 1):
+                model(torch.ones(4, 3), condition, rest=rest).mean().backward()
+            optimizer.step()
+    run = trueline.open_run(str(tmp_path / "run"))
+    assert run.env[0].arguments == [["x", "", "time", "kind"], ["x", "", "time", "kind", "rest"]]
+    found = arguments_of(run, [0], run.steps)
+    assert np.isfinite(found.others["rest"][:, 0, 0]).tolist() == [False, True, False, False]
+    assert np.isfinite(found.others["time"][:, 0, 0]).all()
+
+
+def test_a_batch_given_by_hand_has_labels_that_the_model_is_not_called_on(tmp_path):
+    model = Conditioned(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y, condition = torch.ones(4, 3), torch.zeros(4), Condition(torch.ones(4), torch.ones(4))
+    with trueline.watch(model, optimizer, out=str(tmp_path / "run"), plan={"every": 1}) as watch, watch.step((x, y)):
+        (model(x, condition) - y).mean().backward()
+        optimizer.step()
+    run = trueline.open_run(str(tmp_path / "run"))
+    assert run.env[0].arguments == [["x", "", "time", "kind"]]

@@ -71,7 +71,7 @@ from trueline.analyze.compared_ranks import (
     sites_of,
 )
 from trueline.analyze.follows import ByStep
-from trueline.analyze.workers.batch_features import finite_batches
+from trueline.analyze.workers.batch_features import not_finite
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import capitalized, named_some, of_ranks, ranks_text
@@ -128,8 +128,9 @@ def _finding(run: Run, ranks: Sequence[int], bad_loss_TN: Bools, bad_grad_TN: Bo
     sites = sites_of(step, named[:2], phase="grad", names=params[: MAX_SITES // 4]) if params else ()
     losses = sites_of(step, named, phase="loss", names=("loss",)) if "loss" in kinds else ()
     where = f" ({named_some(params)})" if params and "gradient" in kinds else ""
-    finite = finite_batches(run, step, named)
-    told = "" if finite is not False else f" Nor is what {ranks_text(named)} read at that step."
+    broken = not_finite(run, step, named)
+    names = f" ({named_some(known)})" if (known := [name for name in broken or () if name]) else ""
+    told = f" Nor is what {ranks_text(named)} read at that step{names}." if broken else ""
     left_out = _are_left_out(run, ranks, bad_TN)
     scaled = _is_scaling(run, ranks, bad_loss_TN, bad_grad_TN, left_out=left_out)
     told += " The gradient scaler had the optimizer leave out all updates of such gradients." if left_out else ""
@@ -149,7 +150,7 @@ def _finding(run: Run, ranks: Sequence[int], bad_loss_TN: Bools, bad_grad_TN: Bo
         evidence={
             "kind": [*kinds, *(["gradient-alone"] if kinds == ["gradient"] else [])],
             "first_step_by_rank": {str(rank): at for rank, at in zip(ranks, since, strict=True) if at is not None},
-            "fed": {} if finite is None else {"values": "finite" if finite else "not-finite"},
+            "fed": {} if broken is None else {"values": "not-finite" if broken else "finite"},
             "params": params[:100],
             "num_steps": len(bad.steps),
         },
