@@ -139,6 +139,7 @@ _CAUSES: dict[str, str] = {
     "S3.mode": "evaluation-mode-on-rank",
     "S4": "code-differs loss-not-divided",
     "S5": "gradient-wrong-on-rank",
+    "T1": "teacher-in-training-mode",
     "U1": "update-rule-differs",
     "U1.count": "optimizer-state-not-advanced",
     "U1.moment": "optimizer-state-not-advanced",

@@ -79,7 +79,7 @@ WEIGHTS = (
 )
 """Checks that need a loss, which none of these Runs has shown."""
 
-MODES = ("evaluation-mode",)
+MODES = ("evaluation-mode", "frozen-model-drops")
 """Checks that need a forward pass, which none of these Runs has."""
 
 PARTS = ("shards-equal",)

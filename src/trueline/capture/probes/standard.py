@@ -25,6 +25,7 @@ from trueline.capture.probes.losses.loss_scaler import LossScalerProbe
 from trueline.capture.probes.losses.sample_losses import SampleLossProbe
 from trueline.capture.probes.losses.target_places import TargetPlaceProbe
 from trueline.capture.probes.losses.token_weights import TokenWeightProbe
+from trueline.capture.probes.other_models import OtherModelProbe
 from trueline.capture.probes.recomputation import RecomputationProbe
 from trueline.capture.probes.replicas import ReplicaProbe
 from trueline.capture.probes.surroundings import (
@@ -67,6 +68,7 @@ class StandardProbes:
             ReplicaProbe(watching.model),
             InitialValueProbe(),
             StreamProbe(),
+            OtherModelProbe(guard, watching.model),
             gradients,
             ExactCosineProbe(gradients, team),
             UpdateProbe(guard, rank=team.index),

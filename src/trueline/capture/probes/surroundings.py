@@ -206,7 +206,7 @@ class StreamProbe(FactProbe):
             patched.remove(self._at_set)
 
     def _states(self) -> list[int]:
-        return [_hash(torch.get_rng_state().numpy().data), _device(self._device) or 0]
+        return torch_states(self._device)
 
     def _at_seed(self, *args: Any, **kwargs: Any) -> None:
         self._seeded = self._states()
@@ -217,6 +217,11 @@ class StreamProbe(FactProbe):
         """
         if not in_backward():
             self._begun, self._seeded = [], [0, 0]
+
+
+def torch_states(device: torch.device) -> list[int]:
+    """Digests of the states of torch's generators, of the host and of ``device``; 0 where that has none."""
+    return [_hash(torch.get_rng_state().numpy().data), _device(device) or 0]
 
 
 def rng_digests(device: torch.device) -> dict[str, int | None]:

@@ -288,6 +288,14 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "that as float64, and whether they look like standard normal noise.",
     ),
     Column(
+        "other_models",
+        "string",
+        "",
+        "On some sampled steps, JSON of `OtherModel`: models beside the watched one that were called without gradients "
+        "and dropped values.",
+    ),
+    Column("other_weights", "list<int64>", "", "Of each of these a digest of some of its parameters."),
+    Column(
         "loss_operations",
         "int64",
         "",

@@ -1,0 +1,245 @@
+"""Models beside the watched one that are called without gradients and drop values: a teacher, a reference or a reward
+model that was left in training mode.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trueline.capture.adapters.base import Guard
+from trueline.capture.model.layout import local
+from trueline.capture.model.outputs import differentiable
+from trueline.capture.model.untraced import Hook, compiled_in_place, in_backward
+from trueline.capture.probes.around_update.sampling import NowAndThen
+from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.batch import tensors_inside
+from trueline.capture.probes.surroundings import torch_states
+from trueline.schema.columns.other_models import OtherModel, models_text
+from trueline.tensor.digest import digest_each
+
+SEARCHED_AT = 2
+"""Watched steps after which models are sought, once: a teacher is made before the loop."""
+MAX_MODELS, DEPTH = 8, 2
+"""Models that are followed, and how deep inside of one a part may be that is called by itself, as what a wrapper
+holds."""
+MAX_CALLS, MAX_INPUTS, MAX_NAMES = 16, 8, 3
+"""Calls of a step that are compared, inputs of each, and names of parts that are kept."""
+NUM_WEIGHTS, NUM_ELEMENTS = 4, 4096
+"""Parameters of a model, and first elements of each, that show whether it moves."""
+_UNHOOKED = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
+"""What computes by another kernel in evaluation mode if one of its parts has a hook."""
+
+Inputs = list["weakref.ref[Tensor]"]
+
+
+@dataclass
+class _Called:
+    """A model's calls of a step that drop: of the first, which parts, and from where; what each was given."""
+
+    drops: tuple[str, ...]
+    p: float
+    at: str
+    inputs: list[Inputs]
+    shared: bool = False
+    again: bool = False
+
+
+class OtherModelProbe:
+    """At the first sampled steps, then now and then, the columns ``other_models`` and ``other_weights``.
+
+    The models are those that live beside the watched one two steps after watching began, and have parameters of their
+    own and a part that may drop values. Their calls are hooked, not those of what is inside: whether a call drew random
+    numbers, and returned nothing that has a gradient.
+    """
+
+    name = "other models"
+    moments = ("output", "update")
+
+    def __init__(self, guard: Guard, model: nn.Module) -> None:
+        self._guard, self._model = guard, model
+        self._times = NowAndThen()
+        self._found: list[weakref.ref[nn.Module]] | None = None
+        self._handles: list[Any] = []
+        self._forget(due=False)
+
+    def begin(self, step: Step) -> bool:
+        """In the first steps, then now and then."""
+        if self._found is None and step.watched and step.sampled and step.age >= SEARCHED_AT:
+            self._found = []
+            for key, model in enumerate(models_beside(self._model)):
+                self._found.append(weakref.ref(model))
+                self._hook(key, model)
+        self._forget(due=step.watched and step.sampled and self._found is not None and self._times.due(step))
+        return self._due
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Any]:
+        """``other_models`` and, int64 [K], ``other_weights``, of those that this step has called so."""
+        if moment == "output":
+            self._given.append(_inputs(step.args, step.kwargs))
+            for called in self._called.values():
+                called.shared = called.shared or any(_in_common(each, self._given[-1]) for each in called.inputs)
+            return {}
+        found, weights = list[OtherModel](), list[Tensor]()
+        groups = [] if step.optimizer is None else step.optimizer.param_groups
+        held = {id(param) for group in groups for param in group["params"]}
+        for key, called in sorted(self._called.items()):
+            model = (self._found or [])[key]()
+            if model is not None:
+                params = list(model.parameters())
+                trained = any(param.grad is not None or id(param) in held for param in params)
+                more = (called.shared, called.again, trained)
+                found.append(OtherModel(key, type(model).__name__, called.drops, called.p, called.at, *more))
+                weights.append(_weights(params))
+        self._forget(due=False)
+        return {"other_models": models_text(found)} | ({"other_weights": torch.stack(weights)} if weights else {})
+
+    def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
+        """``other_weights``."""
+        return {"other_weights": host["other_weights"].tolist()} if "other_weights" in host else {}
+
+    def detach(self) -> None:
+        """Take all hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._found = [], []
+        self._forget(due=False)
+
+    def _forget(self, *, due: bool) -> None:
+        self._due = due
+        self._open: tuple[nn.Module, list[int], Inputs] | None = None
+        self._given: list[Inputs] = []
+        self._called: dict[int, _Called] = {}
+
+    def _hook(self, key: int, model: nn.Module) -> None:
+        def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if self._open is not None and self._open[0] is module:
+                with self._guard(self.name):
+                    self._at_return(key, module, output)
+
+        for part in called_parts(model, DEPTH):
+            self._handles.append(part.register_forward_pre_hook(Hook(self._before), with_kwargs=True))
+            self._handles.append(part.register_forward_hook(Hook(after), with_kwargs=True))
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if self._due and self._open is None and not in_backward():
+            with self._guard(self.name):
+                self._open = module, torch_states(_device(module)), _inputs(args, kwargs)
+
+    def _at_return(self, key: int, module: nn.Module, output: Any) -> None:
+        assert self._open is not None
+        (_, states, inputs), self._open = self._open, None
+        if torch_states(_device(module)) == states or next(differentiable(output), None) is not None:
+            return
+        dropping = [(name, p) for name, part, p in dropping_parts(module) if part.training]
+        if not dropping:
+            return
+        called = self._called.get(key)
+        if called is None:
+            names = tuple(f"{type(module).__name__}.{name}".rstrip(".") for name, _ in dropping[:MAX_NAMES])
+            called = self._called[key] = _Called(names, max(p for _, p in dropping), _caller(), [])
+        called.again = called.again or any(_in_common(each, inputs) for each in called.inputs)
+        called.shared = called.shared or any(_in_common(each, inputs) for each in self._given)
+        called.inputs = [*called.inputs, inputs][-MAX_CALLS:]
+
+
+def models_beside(model: nn.Module) -> list[nn.Module]:
+    """Modules that are alive and inside of no other, share no parameter with ``model``, and have parameters and a part
+    that may drop values; of one that shares some, what is inside of it. Those with compiled parts are left out.
+    """
+    kinds = set(_kinds(nn.Module))
+    alive = [each for each in gc.get_objects() if type(each) in kinds]  # no isinstance: a proxy would answer
+    inside = {id(part) for each in alive for part in each._modules.values()}
+    own = {id(param) for param in model.parameters()}
+    found: list[nn.Module] = []
+
+    def look(module: nn.Module) -> None:
+        params = {id(param) for param in module.parameters()}
+        if params & own:
+            for part in module.children():
+                look(part)
+        elif params and not any(_is_compiled(part) for part in module.modules()) and any(dropping_parts(module)):
+            found.append(module)
+
+    for each in alive:
+        if id(each) not in inside and isinstance(getattr(each, "_parameters", None), dict):
+            look(each)
+    return found[:MAX_MODELS]
+
+
+def dropping_parts(module: nn.Module) -> Iterator[tuple[str, nn.Module, float]]:
+    """Name, module and probability of each part that drops values in training mode, as far as its class or its numbers
+    are called so (``dropout``, ``drop_prob``, ``layerdrop``).
+    """
+    for name, part in module.named_modules():
+        if isinstance(part, nn.RNNBase) and part.num_layers == 1:
+            continue
+        kind = type(part).__name__.lower()
+        named = ("p", "prob") if "drop" in kind or kind == "stochasticdepth" else ()
+        numbers = (value for key, value in vars(part).items() if "drop" in key.lower() or key in named)
+        p = max((value for value in numbers if isinstance(value, float) and 0 < value <= 1), default=0.0)
+        if p > 0:
+            yield name, part, p
+
+
+def _kinds(kind: type[nn.Module]) -> Iterator[type[nn.Module]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _kinds(each)
+
+
+def called_parts(module: nn.Module, depth: int) -> Iterator[nn.Module]:
+    """``module`` and parts of it that drop and that the script may call by themselves."""
+    if isinstance(module, _UNHOOKED) or not any(dropping_parts(module)):
+        return
+    yield module
+    if depth > 0:
+        for part in module.children():
+            if next(part.children(), None) is not None:
+                yield from called_parts(part, depth - 1)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or compiled_in_place(module)
+
+
+def _device(module: nn.Module) -> torch.device:
+    param = next(module.parameters(), None)
+    return torch.device("cpu") if param is None else param.device
+
+
+def _inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
+    """What views are of counts as what they are."""
+    tensors = [x for _, x in tensors_inside("", (*args, dict(kwargs)))][:MAX_INPUTS]
+    return [weakref.ref(x._base if x._is_view() and x._base is not None else x) for x in tensors]
+
+
+def _in_common(some: Inputs, others: Inputs) -> bool:
+    alive = [x for x in (ref() for ref in some) if x is not None]
+    return any(x is y for x in alive for y in (ref() for ref in others))
+
+
+def _weights(params: list[nn.Parameter]) -> Tensor:
+    """int64 [] digest of some elements, on their device."""
+    few = params[:: max(1, len(params) // NUM_WEIGHTS)][:NUM_WEIGHTS]
+    parts = [local(param.detach()).flatten()[:NUM_ELEMENTS] for param in few]
+    return digest_each(parts, parts[0].device).mul(torch.arange(1, 2 * len(parts), 2, device=parts[0].device)).sum()
+
+
+def _caller() -> str:
+    """File and line that called the module, of the innermost frame that is neither torch's nor Trueline's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if not module.startswith(("torch.", "trueline.capture.")):
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,41 @@
+"""What the column ``other_models`` holds, for who writes it and who reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class OtherModel:
+    """A model beside the watched one whose calls in a step drew random numbers in parts that drop values, and returned
+    nothing that has a gradient.
+
+    ``key`` is its number among those that are followed, ``name`` its class, ``drops`` are the parts, ``p`` is the
+    largest of their probabilities, ``called_at`` the file and line of the first call. ``shared``: it was given a tensor
+    that the watched model was given, too; ``again``: one that it had been given before in this step; ``trained``: one
+    of its parameters has a gradient or is the optimizer's.
+    """
+
+    key: int
+    name: str
+    drops: tuple[str, ...]
+    p: float
+    called_at: str
+    shared: bool
+    again: bool
+    trained: bool
+
+
+def models_text(models: Sequence[OtherModel]) -> str:
+    """The string of the column."""
+    return json.dumps([astuple(each) for each in models])
+
+
+def other_models(text: str) -> tuple[OtherModel, ...]:
+    """Of one row of the column."""
+    return tuple(
+        OtherModel(int(key), str(name), tuple(drops), float(p), str(at), bool(shared), bool(again), bool(trained))
+        for key, name, drops, p, at, shared, again, trained in json.loads(text)
+    )
