@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks.page import table
-from benchmarks.paper.cells import READINGS
+from benchmarks.paper.cells import PAPER, READINGS
 from benchmarks.paper_size.workers import PARTS
 
 ABOUT = """\
@@ -24,12 +24,12 @@ added up in bfloat16. Every worker is computed, also where equal batches make so
 
 {readings}
 
-In each cell: the mean over steps, and the least and the largest of them."""
+{untrained}In each cell: the mean over steps, and the least and the largest of them."""
 
 EXPECTED = """\
 What theory expects: workers on equal batches do not differ (`unsharded`, S1-1). Where all read different batches
-(`unsharded` S1-3, and `sharded` as long as no row comes again), they differ as batches do, so these four should be
-alike; how far that is, only measuring says. Where one of {workers} reads another batch, a spread is |d|/√{workers} of
+(`unsharded` S1-3, and `sharded` as long as no row comes again), they differ as batches do, so these should be alike;
+how far that is, only measuring says. Where one of {workers} reads another batch, a spread is |d|/√{workers} of
 its distance d to the others, a range |d|, and {alike} of the {pairs} pairs have cosine 1. With the mean |d| and the
 mean cosine over all pairs of workers of `unsharded` S1-3, that is the row *expected*."""
 
@@ -61,9 +61,17 @@ def _head(results: dict[str, Any]) -> str:
         rows=results["rows"],
         text=results["text"],
         readings="\n".join(f"- {name}: {text}" for name, text in READINGS.items()),
+        untrained=_untrained(results["cells"]),
         **{name: size[name] for name in ("workers", "num_tokens", "steps")},
     )
     return "\n".join([title, "", *(f"- {line}" for line in lines), "", words])
+
+
+def _untrained(cells: Sequence[dict[str, Any]]) -> str:
+    trained = {(cell["reading"], cell["setting"]) for cell in cells}
+    every = itertools.product(READINGS, (setting.name for setting in PAPER))
+    left = [f"{reading} {setting}" for reading, setting in every if (reading, setting) not in trained]
+    return f"Not trained: {', '.join(left)}.\n\n" if left else ""
 
 
 def _dispersions(results: dict[str, Any]) -> str:
