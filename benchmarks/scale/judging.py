@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
 
-from trueline.analyze import check_run
+from trueline.analyze import check_run, following
 from trueline.analyze.engines import Engine
 from trueline.analyze.registry import installed_checks
 from trueline.store.log.part_files import known_parts
@@ -40,6 +40,26 @@ def judge(
     assert not report.found, report.verdict.line
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1024
     return {**took, "both": took["open"] + took["check"], "clock": clock, "MiB": peak}
+
+
+def in_pieces(path: str, num: int) -> dict[str, float]:
+    """CPU seconds of the pieces that a first look is divided into for ``num`` workers, worked out one after the other:
+    of all, of the ``longest``, and of the ``rest``, which waits for all of them and takes no account of the length.
+    """
+    checks = installed_checks()
+    run = Run(path)
+    known = following.Followed()
+    spent: list[float] = []
+    for parts in following.parts_ahead(run, checks, known, num):
+        found: list[following.Followed] = []
+        for part in parts:
+            begin = time.process_time()
+            found.append(following.judged_ahead(run, checks, known, part))
+            spent.append(time.process_time() - begin)
+        known = known.with_these(following.joined(found))
+    begin = time.process_time()
+    following.follow(run, checks, known)
+    return {"num": len(spent), "all": sum(spent), "longest": max(spent), "rest": time.process_time() - begin}
 
 
 def kept_of(run: Path) -> list[Path]:

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from trueline.analyze.compared_ranks import data_parallel_ranks
 from trueline.analyze.follows import AROUND, ByStep, Stretch
 from trueline.analyze.registry import Check
+from trueline.analyze.stats.memoize import memoized
 from trueline.analyze.workers.local_updates import digests_alike
 from trueline.schema.columns.workers import PARAM_COLUMNS
 from trueline.schema.errors import CannotTell
@@ -49,6 +50,9 @@ STRETCH = 250
 
 OPEN = 50
 """Last steps of a Run that are never taken for judged: a rank may still add to them."""
+
+FEW_WORKERS = 4
+"""Workers that are better off with fewer pieces, which read less in all, than with smaller ones."""
 
 TOGETHER = 2000
 """Most steps that are shown to checks at once."""
@@ -140,8 +144,9 @@ def keep(run: Run, checks: Sequence[Check], followed: Followed) -> None:
 
 
 def parts_ahead(run: Run, checks: Sequence[Check], known: Followed, num: int) -> list[list[Ahead]]:
-    """What can be judged at once, and is kept: those checks that need a few steps at a time in up to ``num`` parts of
-    the steps, in order; and what adds up from the first step to the last, of one question together.
+    """What can be judged at once, by ``num`` workers, and is kept: those checks that need a few steps at a time in up
+    to as many parts of the steps, in order; and what adds up from the first step to the last, by itself, or where
+    workers are few with what is added up for the same question, which reads the same.
     """
     followers, end = _followers(checks), _kept_to(run)
     if not followers or not end or known.silent:  # what is new since an earlier look is mostly little
@@ -150,11 +155,12 @@ def parts_ahead(run: Run, checks: Sequence[Check], known: Followed, num: int) ->
     adding: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)
     for each in followers.values():
         if not isinstance(each.follows, ByStep):
-            adding[each.question] += (each.code,)
-    stretches = end // STRETCH
-    bounds = sorted({stretches * place // num * STRETCH for place in range(num + 1)})
+            adding[each.question if num <= FEW_WORKERS else _name(each)] += (each.code,)
+    together = _together(run)  # elsewhere rows would be read twice that lie together in a part
+    stretches = -(-end // together)
+    bounds = sorted({min(stretches * place // num * together, end) for place in range(num + 1)})
     parts = [Ahead(by_step, *bound) for bound in pairwise(bounds)] if by_step else []
-    return [parts, *([Ahead(codes, 0, end)] for codes in adding.values())]
+    return [*([Ahead(codes, 0, end)] for codes in adding.values()), *([parts] if parts else [])]
 
 
 def judged_ahead(run: Run, checks: Sequence[Check], known: Followed, part: Ahead) -> Followed:
@@ -250,6 +256,11 @@ def _kept_to(run: Run) -> int:
     return max(len(run.steps) - OPEN, 0) // STRETCH * STRETCH
 
 
+def _together(run: Run) -> int:
+    """Steps that are shown at once."""
+    return max(min(TOGETHER, TOGETHER_ROWS // max(len(run.ranks), 1)) // STRETCH * STRETCH, STRETCH)
+
+
 def _followers(checks: Sequence[Check]) -> dict[str, Check]:
     """Those that follow, by what they are known under."""
     return {_name(each): each for each in checks if each.follows is not None}
@@ -271,9 +282,8 @@ def _stretches(run: Run, first: int, kept_to: int, num_steps: int) -> Iterable[t
     kept.
     """
     begin = first
-    together = max(min(TOGETHER, TOGETHER_ROWS // max(len(run.ranks), 1)) // STRETCH * STRETCH, STRETCH)
     while begin < num_steps:
-        end = min(begin + together, kept_to) if begin < kept_to else num_steps
+        end = min(begin + _together(run), kept_to) if begin < kept_to else num_steps
         yield begin, end
         begin = end
 
@@ -284,7 +294,7 @@ def _further(stretch: Stretch, reached: Run, check: Check, so_far: Silent, end: 
     assert follows is not None
     lengths = dict(so_far.lengths)
     try:
-        lengths = _lengths(stretch.part, check.needs, so_far.lengths)
+        lengths = _lengths(stretch.part, check, so_far.lengths)
         if any(len(each) > 1 for each in lengths.values()):
             return Silent(spoke=True)
         if not isinstance(follows, ByStep):
@@ -313,15 +323,22 @@ def _last_measured(part: Run, follows: ByStep, before: tuple[int, ...]) -> tuple
     return tuple(found[-follows.reach :])
 
 
-def _lengths(part: Run, needs: Collection[str], known: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """By column the lengths that its lists have had so far: of those that a check ``needs`` about parameters, and of
-    all about groups where it needs any. Where they differ along time, no array holds the whole Run.
+def _lengths(part: Run, check: Check, known: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """By column the lengths that its lists have had so far: of those about parameters that a check needs, and of all
+    about groups where one that judges step by step needs any. Where they differ along time, no array holds the whole
+    Run.
     """
     found: dict[str, tuple[int, ...]] = {}
-    of_groups = any(name.startswith("group_") for name in needs)
-    for column in sorted(name for name in PARAM_COLUMNS if name in needs or (of_groups and name.startswith("group_"))):
-        found[column] = tuple(sorted({*known.get(column, ()), *part.lengths(column)}))
+    of_groups = isinstance(check.follows, ByStep) and any(name.startswith("group_") for name in check.needs)
+    wanted = (name for name in PARAM_COLUMNS if name in check.needs or (of_groups and name.startswith("group_")))
+    for column in sorted(wanted):
+        found[column] = tuple(sorted({*known.get(column, ()), *_lengths_in(part, column)}))
     return found
+
+
+@memoized
+def _lengths_in(part: Run, column: str) -> list[int]:
+    return part.lengths(column)
 
 
 def _is_plain(run: Run) -> bool:

@@ -273,7 +273,8 @@ class Run(RecordedSteps, Shown):
     def lengths(self, column: str) -> list[int]:
         """The lengths that the lists of a column have, each once, ascending."""
         require_column(column, WORKER_SCHEMA.names)
-        return np.unique(to_numpy(self.column(column).drop_null().value_lengths())).tolist()
+        lengths = np.unique(to_numpy(self.column(column).value_lengths(), -1))  # -1: not measured
+        return lengths[lengths >= 0].tolist()
 
     def num_rows(self, *, before: int) -> dict[int, int]:
         """How many rows each rank has of steps before ``before``."""

@@ -100,7 +100,15 @@ from trueline.store.reader import Run
 
 CODE = "token-imbalance"
 QUESTION = "workers"
-NEEDS: tuple[str, ...] = ("tokens", "loss", "grad_norm")
+NEEDS: tuple[str, ...] = (
+    "tokens",
+    "loss",
+    "grad_norm",
+    "cosine_others",
+    "group_cosine_others",
+    "group_grad_norms",
+    "sample_digests",
+)
 
 LARGE = 2.0
 """Least factor of a token's weight, or of the noise of an update, that is reported."""

@@ -103,6 +103,7 @@ NEEDS: tuple[str, ...] = (
     "lr",
     "num_micro",
     "tokens",
+    "loss",
 )
 ACROSS_RANKS = False
 

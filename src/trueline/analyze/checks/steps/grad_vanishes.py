@@ -93,7 +93,17 @@ from trueline.store.reader import Run
 
 CODE = "grad-vanishes"
 QUESTION = "jumps"
-NEEDS: tuple[str, ...] = ("param_grad_norms", "loss", "lr", "num_micro", "tokens")
+NEEDS: tuple[str, ...] = (
+    "param_grad_norms",
+    "loss",
+    "lr",
+    "num_micro",
+    "tokens",
+    "grad_norm",
+    "group_grad_norms",
+    "group_reduced_norms",
+    "reduced_norm",
+)
 ACROSS_RANKS = False
 
 LEAST = 2.5

@@ -75,7 +75,16 @@ from trueline.store.reader import Run
 
 CODE = "loss-spike"
 QUESTION = "jumps"
-NEEDS: tuple[str, ...] = ("loss", "lr", "num_micro", "tokens")
+NEEDS: tuple[str, ...] = (
+    "loss",
+    "lr",
+    "num_micro",
+    "tokens",
+    "grad_norm",
+    "group_grad_norms",
+    "group_reduced_norms",
+    "reduced_norm",
+)
 ACROSS_RANKS = False
 
 LEAST = 1.25

@@ -102,7 +102,16 @@ from trueline.store.reader import Run
 
 CODE = "dispersion-high"
 QUESTION = "workers"
-NEEDS: tuple[str, ...] = ("loss", "grad_norm", "part_losses")
+NEEDS: tuple[str, ...] = (
+    "loss",
+    "grad_norm",
+    "part_losses",
+    "cosine_others",
+    "group_cosine_others",
+    "group_grad_norms",
+    "sample_digests",
+    "tokens",
+)
 
 FOLLOWS = QuietOrder()
 

@@ -109,7 +109,16 @@ from trueline.store.reader import Run
 
 CODE = "dispersion-low"
 QUESTION = "workers"
-NEEDS: tuple[str, ...] = ("loss", "grad_norm", "cosine_others", "group_grad_norms", "part_losses")
+NEEDS: tuple[str, ...] = (
+    "loss",
+    "grad_norm",
+    "cosine_others",
+    "group_grad_norms",
+    "group_cosine_others",
+    "part_losses",
+    "sample_digests",
+    "tokens",
+)
 
 _EQUAL_NORMS = 1e-3
 """Relative difference of gradient norms below which workers with equal losses did the same: rounding, in other orders,

@@ -67,7 +67,15 @@ from trueline.store.reader import Run
 
 CODE = "worker-direction-outlier"
 QUESTION = "workers"
-NEEDS: tuple[str, ...] = ("cosine_others", "group_cosine_others", "grad_norm", "group_grad_norms", "sample_digests")
+NEEDS: tuple[str, ...] = (
+    "cosine_others",
+    "group_cosine_others",
+    "grad_norm",
+    "group_grad_norms",
+    "sample_digests",
+    "loss",
+    "tokens",
+)
 FOLLOWS = Quiet("direction")
 
 

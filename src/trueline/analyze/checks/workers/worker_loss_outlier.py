@@ -81,7 +81,15 @@ from trueline.store.reader import Run
 
 CODE = "worker-loss-outlier"
 QUESTION = "workers"
-NEEDS: tuple[str, ...] = ("loss", "grad_norm", "group_grad_norms", "sample_digests")
+NEEDS: tuple[str, ...] = (
+    "loss",
+    "grad_norm",
+    "group_grad_norms",
+    "group_cosine_others",
+    "sample_digests",
+    "cosine_others",
+    "tokens",
+)
 FOLLOWS = Quiet("loss")
 
 

@@ -71,7 +71,15 @@ from trueline.store.reader import Run
 
 CODE = "worker-scale"
 QUESTION = "workers"
-NEEDS: tuple[str, ...] = ("grad_norm", "group_grad_norms", "loss", "cosine_others", "sample_digests")
+NEEDS: tuple[str, ...] = (
+    "grad_norm",
+    "group_grad_norms",
+    "loss",
+    "cosine_others",
+    "group_cosine_others",
+    "sample_digests",
+    "tokens",
+)
 FOLLOWS = Quiet("norm")
 
 
