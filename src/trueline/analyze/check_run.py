@@ -15,7 +15,7 @@ from trueline.analyze.causes.verdicts import verdicts_of
 from trueline.analyze.compared_ranks import data_parallel_ranks
 from trueline.analyze.engines import Engine, Views, judged_on, not_run_of
 from trueline.analyze.following import further, keep, known_of
-from trueline.analyze.incidents import Incident, advice_of, incidents_of, is_explained
+from trueline.analyze.incidents import Incident, advice_of, began, between, incidents_of, is_explained
 from trueline.analyze.rank_endings import ends_of
 from trueline.analyze.registry import Check, installed_checks
 from trueline.analyze.rollouts.rows import left_out
@@ -26,6 +26,7 @@ from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.finding import Finding, by_weight, columns_of
 from trueline.schema.judged import EXIT_CODES, Asked, Judged, NotRun, Question, Verdict, asked_of, judged_together
 from trueline.schema.text.shown import Shown
+from trueline.schema.text.words import whose_text
 from trueline.store.log.part_files import known_parts
 from trueline.store.reader import Run
 
@@ -78,7 +79,24 @@ class CheckReport(Shown):
     @cached_property
     def verdict(self) -> Verdict:
         """All of it in one sentence."""
-        return verdict_of(self.findings, self.incidents, self.judged)
+        where = self.where(0) if self.incidents else ""
+        return verdict_of(self.findings, self.incidents, self.judged, where)
+
+    def began(self, incident: int) -> Finding:
+        """The finding that shows when the fault of an incident began: the earliest of those that its cause explains."""
+        findings = [self.findings[place] for place in self.incidents[incident].findings]
+        first = began(findings)
+        if first is findings[0]:  # then nobody need look for the cause, which takes longer
+            return first
+        cause = self.cause(incident)
+        because = cause.because if cause.known else ()
+        return began([findings[0], *(each for each in findings[1:] if each.code in because)])
+
+    def where(self, incident: int) -> str:
+        """``rank 2, since step 32`` of the incident at a place in ``incidents``."""
+        first, ranks = self.began(incident), self.incidents[incident].ranks
+        who = "the others" if any(_learns_alone(each, ranks) for each in self.findings) else ""
+        return whose_text(ranks, first.step_first, self.judged.world_size, or_who=who, interval=between(first))
 
     @property
     def next(self) -> tuple[str, ...]:
@@ -144,6 +162,12 @@ class CheckReport(Shown):
             "next": list(self.next),
             "notes": list(self.notes),
         }
+
+
+def _learns_alone(finding: Finding, ranks: tuple[int, ...]) -> bool:
+    """Whether the loss of one rank is below those of all others: it may be the only one that is right."""
+    lower = finding.code == "worker-loss-outlier" and "below" in finding.evidence.get("kind", ())
+    return lower and len(finding.ranks) == 1 and finding.ranks == ranks
 
 
 COMPARE_CODES: Mapping[str, str] = {

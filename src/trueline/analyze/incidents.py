@@ -81,8 +81,7 @@ _FORERUN = {"range-saturation", "overflow-origin"}
 class Incident:
     """One fault as far as findings tell: ``findings`` are their places in the list that it was made from, the telling
     one first. ``ranks``, ``step_first`` and ``title`` (its claim) are those of the telling one, ``severity`` is the
-    worst of all. ``between`` are the first and the last step at which it may have begun, where ``step_first`` is only
-    the last.
+    worst of all.
     """
 
     ranks: tuple[int, ...]
@@ -90,7 +89,6 @@ class Incident:
     severity: Severity
     findings: tuple[int, ...]
     title: str
-    between: tuple[int, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The document of the outside contract."""
@@ -177,11 +175,29 @@ def _incident(findings: Sequence[Finding], group: set[int]) -> Incident:
         severity=min(members, key=by_weight).severity,
         findings=tuple(ordered),
         title=telling.claim,
-        between=_between(telling),
     )
 
 
-def _between(finding: Finding) -> tuple[int, int] | None:
+def began(findings: Sequence[Finding]) -> Finding:
+    """The one of ``findings`` of a fault that shows when it began: the first, unless another surely began earlier."""
+    first, *others = findings
+    dated = [each for each in others if each.step_first is not None]
+    if first.step_first is None or not dated:
+        return first
+    early = min(dated, key=lambda each: _begins(each)[1])
+    return early if _begins(early)[1] < _begins(first)[0] else first
+
+
+def _begins(finding: Finding) -> tuple[int, int]:
+    match finding.step_first, finding.evidence.get("onset_interval"):
+        case _, [int(low), int(high)]:
+            return low, high
+        case step, _:
+            return (step, step) if step is not None else (0, 0)
+
+
+def between(finding: Finding) -> tuple[int, int] | None:
+    """The first and last step at which it may have begun, where its first step is only the last of them."""
     match finding.evidence.get("onset_interval"):
         case [int(low), int(high)] if low < high == finding.step_first:
             return low, high

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from trueline.analyze.incidents import Incident
 from trueline.schema.finding import WATCH_DEGRADED, Finding
 from trueline.schema.judged import QUESTIONS, Asked, Judged, Verdict
-from trueline.schema.text.words import counted, listed, whose_text
+from trueline.schema.text.words import counted, listed
 
 
-def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judged: Judged) -> Verdict:
-    """What the findings say together, and whether enough was judged for none to mean that there is no fault."""
+def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judged: Judged, where: str = "") -> Verdict:
+    """What the findings say together, and whether enough was judged for none to mean that there is no fault. ``where``
+    says on which ranks the first of the incidents is, and since when.
+    """
     if incidents:
         first = incidents[0]
         num_grave = sum(finding.severity != "info" for finding in findings)
         several = f" in {len(incidents)} incidents" if len(incidents) > 1 else ""
-        who = "the others" if any(_learns_alone(finding, first) for finding in findings) else ""
-        where = whose_text(first.ranks, first.step_first, judged.world_size, or_who=who, interval=first.between)
         rest = f"{'; ' if where else ': '}{counted(num_grave, 'finding')}{several}"
         return Verdict("out" if first.severity == "error" else "suspect", where, rest)
     if not judged.enough:
@@ -28,12 +28,6 @@ def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judge
         return Verdict("unknown", "", f": {early.claim[:1].lower()}{early.claim[1:].rstrip('.')}")
     stopped = f"; watching stopped in part at step {stops[0].step_first}" if stops else ""
     return Verdict("clear", "", f"{_scope(judged)}{_left_open(judged)}{stopped}")
-
-
-def _learns_alone(finding: Finding, incident: Incident) -> bool:
-    """Whether the loss of one rank is below those of all others: it may be the only one that is right."""
-    lower = finding.code == "worker-loss-outlier" and "below" in finding.evidence.get("kind", ())
-    return lower and len(finding.ranks) == 1 and finding.ranks == incident.ranks
 
 
 def _in_the_second_half(finding: Finding, judged: Judged) -> bool:

@@ -64,6 +64,41 @@ def test_a_rank_that_learns_more_than_the_others_may_be_the_only_one_that_is_rig
     assert of(learns).verdict.line == f"Probable fault: {who}, since step 5; 1 finding."
 
 
+LOSS = Finding(
+    "worker-loss-outlier", "warning", "It is odd.", (2,), 13, 99, evidence={"onset_interval": [13, 19], "kind": "above"}
+)
+COSINE = Finding(
+    "worker-direction-outlier",
+    "warning",
+    "It points elsewhere.",
+    (2,),
+    0,
+    99,
+    evidence={"onset_interval": [0, 4], "crossed_step": 20},
+)
+
+
+def test_a_fault_began_when_the_first_finding_of_its_cause_did():
+    """Labels are wrong from the first step on, and the loss shows it only once something is learned."""
+    report = report_of(LOSS, COSINE)
+    assert report.incidents[0].findings == (0, 1)
+    assert report.verdict.line == "Probable fault: rank 2, since step 0; 2 findings."
+    assert (report.began(0).code, report.where(0)) == ("worker-direction-outlier", "rank 2, since step 0")
+
+
+def test_a_finding_that_may_have_begun_later_dates_nothing():
+    late = replace(COSINE, step_first=8, evidence={"onset_interval": [8, 30], "crossed_step": 30})
+    assert report_of(LOSS, late).verdict.line == "Probable fault: rank 2, since step 13; 2 findings."
+
+
+def test_what_the_cause_does_not_explain_dates_nothing():
+    other = replace(DRIFT, ranks=(2,), step_first=60, evidence={"kind": ["later", "one"]})
+    early = Finding("x", "warning", "Something else.", (2,), 3, 99, evidence={"crossed_step": 60})
+    report = report_of(other, early)
+    assert len(report.incidents) == 1
+    assert report.verdict.line.startswith("Fault found: rank 2, since step 60")
+
+
 def test_what_concerns_all_ranks_or_none_says_so():
     everyone = Finding("x", "error", "All are.", (0, 1, 2, 3), 3)
     nobody = Finding("x", "error", "Something is.")

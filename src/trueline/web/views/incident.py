@@ -16,7 +16,7 @@ from trueline.render.wording import number
 from trueline.schema.errors import InputError, SiteError
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.site import SITE_FORM, Site
-from trueline.schema.text.words import ranks_text, whose_text
+from trueline.schema.text.words import ranks_text
 from trueline.web.views.sparkline import signal_of
 from trueline.web.views.triage import key_of
 from trueline.web.watched_run import WatchedRun
@@ -130,7 +130,7 @@ def incident_of(watched: WatchedRun, number: int) -> IncidentView:
         total=len(report.incidents),
         severity=incident.severity,
         claim=incident.title,
-        where=whose_text(incident.ranks, incident.step_first, report.judged.world_size, interval=incident.between),
+        where=report.where(number - 1),
         ranks=incident.ranks,
         step_first=incident.step_first,
         headline=answer.headline,

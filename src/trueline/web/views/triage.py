@@ -11,7 +11,7 @@ from trueline.render.wording import false_alarm
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Severity
 from trueline.schema.judged import QUESTIONS, State, Status
-from trueline.schema.text.words import ranks_text, whose_text
+from trueline.schema.text.words import ranks_text
 from trueline.store.reader import Run
 from trueline.web.views.sparkline import Sparkline, signal_of, sparkline_of
 from trueline.web.watched_run import WatchedRun
@@ -166,8 +166,8 @@ def _line(watched: WatchedRun, report: CheckReport, place: int, incident: Incide
         title=incident.title,
         code=telling.code,
         ranks=ranks_text(incident.ranks, all_ranks=watched.run.ranks, dash="–"),
-        since="" if incident.step_first is None else str(incident.step_first),
-        where=whose_text(incident.ranks, incident.step_first, report.judged.world_size, interval=incident.between),
+        since="" if (began := report.began(place).step_first) is None else str(began),
+        where=report.where(place),
         false_alarms=false_alarm(telling.false_alarm_rate),
         likely=likely.shortly if likely.is_likely else "",
         num_findings=len(incident.findings),
