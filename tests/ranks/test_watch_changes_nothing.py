@@ -248,6 +248,35 @@ def test_training_is_bitwise_equal_recorded_and_not(two, unwatched, tmp_path, na
     assert {"fwd", "bwd", "param", "grad", "opt"} <= set(records["phase"].to_pylist())
 
 
+LOOKED = {
+    "ddp": ({"kind": "ddp"}, {}, ""),
+    "ddp recorded": ({"kind": "ddp", "micros": 2}, {"preset": "mix"}, ""),
+    "ddp checkpoint": ({"kind": "ddp", "checkpointing": "non-reentrant", "tied": False}, {}, "are recomputed"),
+    "ddp reentrant checkpoint": ({"kind": "ddp", "checkpointing": "reentrant", "tied": False}, {}, "are recomputed"),
+    "fsdp2": ({"kind": "fsdp2", "mesh": (2,), "tied": False}, {}, "parameters are sharded"),
+    "fsdp2 recorded": ({"kind": "fsdp2", "mesh": (2,), "tied": False}, {"preset": "mix"}, "parameters are sharded"),
+}
+"""Cases with what the plan records, and why influences cannot be told; "" where they can."""
+
+
+@pytest.mark.parametrize("name", LOOKED)
+def test_training_is_bitwise_equal_where_influences_are_looked_at_and_not(two, tmp_path, name):
+    import trueline
+
+    case, plan, reason = LOOKED[name]
+    case = {**case, "layer_norm": True}
+    plain, looked = two.run(train, case, None), two.run(train, case, str(tmp_path / "run"), {"influence": 2, **plan})
+    for (losses, state), (losses_looked, state_looked) in zip(plain, looked, strict=True):
+        assert losses == losses_looked
+        for key, value in state.items():
+            assert torch.equal(value, state_looked[key]), key
+    report = trueline.check(tmp_path / "run")
+    assert [finding.claim for finding in trueline.open_run(tmp_path / "run").live_findings] == []
+    why = {entry.check: entry.why for entry in report.checks_not_run}
+    assert ("influence-leak" in report.checks_run, reason in why.get("influence-leak", "")) == (not reason, True)
+    assert "influence-leak" not in [finding.code for finding in report.findings]
+
+
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("view", [True, False])
 def test_three_ranks_divide_as_ddp_does_itself(three, tmp_path, view, kept):

@@ -7,12 +7,12 @@ off. All of that is in torch's core: asking for it does not import ``torch._dyna
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._C._dynamo import eval_frame as _dynamo
 from torch.jit import ScriptModule
 
@@ -55,7 +55,7 @@ class Hook:
     @skipped
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call through."""
-        if self.call is None or len(args) < self._num_args or torch.compiler.is_compiling():
+        if self.call is None or len(args) < self._num_args or torch.compiler.is_compiling() or asks_itself():
             return None
         return untraced(self.call, *args, **kwargs)
 
@@ -64,6 +64,26 @@ class Hook:
 
     def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
         return (Hook, ())
+
+
+_asking: list[None] = []
+"""One for each question of ours that autograd is answering, in whatever thread: it waits for the answer."""
+
+
+def asks_itself() -> bool:
+    """Whether autograd runs a backward pass that Trueline asked for: its hooks take nothing of it."""
+    return bool(_asking)
+
+
+def gradients_of(outputs: Sequence[Tensor], inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients of a weighted sum of ``outputs`` with respect to ``inputs``, None where there is none: the graph
+    and every ``.grad`` stay as they are, and neither a recorded step nor a probe takes note.
+    """
+    _asking.append(None)
+    try:
+        return list(torch.autograd.grad(outputs, inputs, weights, retain_graph=True, allow_unused=True))
+    finally:
+        _asking.pop()
 
 
 def in_backward() -> bool:

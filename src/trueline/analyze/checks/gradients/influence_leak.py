@@ -40,11 +40,13 @@ the cut, of LLaMA in transformers (2 layers, width 32, rows of 16 tokens, untrai
 
 What it may miss
 ----------------
-Models with parts that a second backward pass could change: it is not made under FSDP, ZeRO 3 and `torch.compile`, with
-activation checkpointing, with functions that have a backward of their own, or where steps are recorded. `trueline
-check` says which. Losses without torch's cross-entropy; embeddings that are frozen or no `nn.Embedding`; documents
-whose `position_ids` do not start again; steps and backward passes but the one; leaks that do not cross the middle of a
-row. A hook that the script itself put on a tensor inside of the model is called once more at that step.
+Models with parts that a second backward pass could change: it is not made under FSDP, ZeRO 3 (it would gather their
+parameters) and `torch.compile`, with activation checkpointing (it would run forward passes once more, and what a
+selective checkpoint has kept can be used once only), or with functions that have a backward of their own. `trueline
+check` says which; `trueline trial batch` needs none of it. A step that is recorded has nothing of it. Losses without
+torch's cross-entropy; embeddings that are frozen or no `nn.Embedding`; documents whose `position_ids` do not start
+again; steps and backward passes but the one; leaks that do not cross the middle of a row. A hook that the script itself
+put on a tensor inside of the model is called once more at that step.
 
 Example
 -------

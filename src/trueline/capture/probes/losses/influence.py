@@ -17,7 +17,7 @@ from torch.autograd.function import BackwardCFunction
 from trueline.capture.adapters.base import Guard
 from trueline.capture.model import patches
 from trueline.capture.model.outputs import differentiable
-from trueline.capture.model.untraced import Hook, compiled_in_place, in_backward
+from trueline.capture.model.untraced import Hook, compiled_in_place, gradients_of, in_backward
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.losses import cross_entropy, descent
 from trueline.capture.probes.losses.order import OrderReader
@@ -30,7 +30,6 @@ from trueline.schema.columns.influence import (
     NOT_NEXT,
     NUM_FIELDS,
     OWN_BACKWARD,
-    RECORDED,
     SHARDED,
 )
 
@@ -45,8 +44,8 @@ class InfluenceProbe:
     mixes positions with respect to equal tokens (``order``).
 
     Only ``torch.autograd.grad`` up to the embeddings: no ``.grad`` is touched, and no hook of a parameter, such as
-    DDP's, is called. Where the graph has parts that could notice (code of its own, recomputation, gathering), nothing
-    is done. It waits for the device, once.
+    DDP's, is called; a recorded step has nothing of it. Where the graph has parts that could notice (code of its own,
+    recomputation, gathering), nothing is done. It waits for the device, once.
     """
 
     name = "influence"
@@ -114,7 +113,7 @@ class InfluenceProbe:
         module = step.module
         if module is None:
             return
-        doubt = RECORDED if step.plan.records else _doubt_of(module)
+        doubt = _doubt_of(module)
         if doubt:
             self._row, self._of_rows, self._of_order = _row(doubt), [float(doubt)], [float(doubt)]
             return
@@ -243,9 +242,7 @@ def _over_documents(logits: Tensor, embedded: Tensor, counts_BT: Tensor, positio
 def _gradient(logits_BTV: Tensor, embedded_BTD: Tensor, of_BT: Tensor) -> Tensor:
     """[B, T]: the largest magnitude over D of the gradient of a fixed weighted sum over these logits."""
     weights_V = torch.arange(logits_BTV.shape[-1], device=logits_BTV.device).cos().to(logits_BTV.dtype)
-    (gradient,) = torch.autograd.grad(
-        logits_BTV, embedded_BTD, of_BT[..., None] * weights_V, retain_graph=True, allow_unused=True
-    )
+    (gradient,) = gradients_of([logits_BTV], [embedded_BTD], [of_BT[..., None] * weights_V])
     return of_BT * 0.0 if gradient is None else gradient.detach().abs().amax(-1).double()
 
 

@@ -14,6 +14,7 @@ from dataclasses import astuple
 import torch
 from torch import Tensor, nn
 
+from trueline.capture.model.untraced import gradients_of
 from trueline.schema.columns.influence import (
     DROPS,
     NO_PAIRS,
@@ -123,7 +124,7 @@ def _first_mixed(made: Sequence[Tensor], embedded_BTD: Tensor) -> Tensor | None:
     for each in made:
         weights = torch.zeros_like(each)
         weights[:, -1] = torch.arange(each.shape[-1], device=each.device).cos().to(each.dtype)
-        (gradient,) = torch.autograd.grad(each, embedded_BTD, weights, retain_graph=True, allow_unused=True)
+        (gradient,) = gradients_of([each], [embedded_BTD], [weights])
         if gradient is not None and bool((gradient[:, :-1] != 0).any()):
             return gradient.detach()
     return None

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from trueline.capture.model.outputs import differentiable
+from trueline.capture.model.untraced import gradients_of
 from trueline.capture.probes.arguments import named_arguments
 from trueline.capture.probes.batch import token_ids
 from trueline.schema.columns.influence import (
@@ -370,7 +371,7 @@ def _reached(
         shape = (*is_of.shape, *[1] * (output.dim() - is_of.dim()))
         weights.append(row.view(output.shape[1:]) * is_of.to(output.device).view(shape))
     made = [each for _, each, _ in placed]
-    gradients = torch.autograd.grad(outputs, made, weights, retain_graph=True, allow_unused=True)
+    gradients = gradients_of(outputs, made, weights)
     reached = torch.zeros(num_places, dtype=torch.float64)
     for gradient, (_, _, places) in zip(gradients, placed, strict=True):
         if gradient is not None:

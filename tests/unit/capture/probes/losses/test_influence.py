@@ -67,7 +67,6 @@ def others(ids):
         (CausalLM(checkpointing="reentrant"), {}, "recomputed"),
         (CausalLM(checkpointing="non-reentrant"), {}, "recomputed"),
         (CausalLM(), {"plan": {"every": 1}}, "names no step"),
-        (CausalLM(), {"plan": {"preset": "modules", "influence": 1}}, "recorded"),
     ],
 )
 def test_where_it_does_not_apply_there_is_a_reason_and_no_finding(tmp_path, problem, more, reason):
@@ -77,6 +76,21 @@ def test_where_it_does_not_apply_there_is_a_reason_and_no_finding(tmp_path, prob
     assert reason in why
     told = "--plan laws" if reason == "names no step" else "trueline trial batch"
     assert [told in line for line in check(trueline.open_run(tmp_path / "run")).next] == [True]
+
+
+@pytest.mark.parametrize("preset", ["modules", "ops", "mix", "monitor"])
+def test_a_recorded_step_is_looked_at_and_has_nothing_of_it(tmp_path, preset):
+    """No row more, no gradient seen twice, and training as it was."""
+    problem, tables, weights = CausalLM(dropout=0.1, ahead=1), [], [trained(None, CausalLM(dropout=0.1, ahead=1))]
+    for name, more in (("looked", {"influence": 1}), ("not", {})):
+        weights.append(trained(tmp_path / name, problem, plan={"every": 1, "preset": preset, **more}))
+        table = trueline.open_run(tmp_path / name).records()
+        assert {"fwd", "bwd"} <= set(table["phase"].to_pylist())
+        tables.append(table.drop_columns([each for each in ("time_ns", "stack") if each in table.column_names]))
+    assert tables[0].to_pylist() == tables[1].to_pylist()
+    assert all(torch.equal(*pair) for each in weights[1:] for pair in zip(weights[0], each, strict=True))
+    findings, why = judged(tmp_path / "looked")
+    assert (len(findings), why) == (1, [])
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "reentrant", "non-reentrant"])
