@@ -127,6 +127,8 @@ torch.manual_seed(3)
 of_words = KIND in ("padding-counts", "pooled", "checkpointed", "accumulated")
 dataset = sentences() if of_words else points()
 loader = DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset) if SEVERAL else None)
+if KIND == "by-hand":
+    loader = zip(*(column.split(8) for column in dataset.tensors), strict=True)
 model = Decoder() if of_words else Regression()
 if KIND == "sum" and SEVERAL:
     torch.distributed.fsdp.fully_shard(model)

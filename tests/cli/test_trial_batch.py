@@ -91,6 +91,17 @@ def test_what_cannot_be_told_is_exit_code_3_with_the_reason(trial, kind, told):
     assert any(told in line for line in found["says"]), found
 
 
+def test_a_job_without_a_loader_hears_after_its_first_run_what_is_left_out(trial):
+    code, found, said = trial("by-hand", laws="permute,gradient")
+    assert (code, found["answer"]) == (3, "undecided"), found
+    assert any("No batch of a torch DataLoader" in line for line in found["says"])
+    assert any("changes as it says" in line for line in found["says"])
+    first, second, *_ = said.splitlines()
+    assert first == "trueline: run 1 of at most 70: base (about 24 where the gradient is right)"
+    left_out = "no batch of a torch DataLoader was seen: only the gradient is looked at"
+    assert second == f"trueline: run 2 of at most 61: base ({left_out}; about 15 where the gradient is right)"
+
+
 def test_a_mean_by_weights_of_its_own_and_a_mean_over_tokens_are_sound(trial):
     _, own, _ = trial("weighted")
     assert own["answer"] == "excluded"

@@ -240,7 +240,8 @@ def batch(asked: Asked, *, law: str = ",".join(LAWS)) -> Prepared:
         raise InputError(f"--law is '{law}'; give some of {', '.join(LAWS)}, with commas.")
     plan = [f"Each run: {' '.join(asked.command)}, up to its first update.", f"Laws: {', '.join(laws)}."]
     trial = BatchTrial(asked.plain_job, laws, asked.seed)
-    return Prepared(trial, plan, f"3 to {trial.most}", trial)
+    told = f", {trial.told}" if trial.told else ""
+    return Prepared(trial, plan, f"3 to {trial.most}{told}", trial)
 
 
 _MAKE: Mapping[str, Callable[..., Prepared]] = {

@@ -168,6 +168,17 @@ def test_what_is_worth_knowing_begins_with_what_speaks_for_the_cause_and_ends_wi
     assert [finding.code for finding in alone.worth_knowing] == [order[1], order[2], order[0], order[3]]
 
 
+@pytest.mark.parametrize("data", [{}, {"sampler": "RandomSampler"}])
+def test_a_trial_of_batches_is_proposed_with_what_it_needs(tmp_path, data):
+    rows = healthy_rows(2, 60)
+    for row in rows.values():
+        row |= {"influence": [0.0, 1.0, *[0.0] * 6], "row_influence": [0.0, 1.0, 1.0, *[0.0] * 12]}
+    envs = {rank: rank_env(rank, 2, data=data) for rank in range(2)}
+    (line,) = check(write_run(tmp_path, rows, envs=envs)).next
+    assert "`trueline trial batch -- COMMAND`" in line
+    assert ("must come from a torch DataLoader, and none was seen" in line) == (not data)
+
+
 def test_a_path_is_as_good_as_an_open_run(tmp_path):
     run = healthy_run(tmp_path)
     assert check(tmp_path).to_json() == check(str(tmp_path)).to_json() == check(run).to_json()

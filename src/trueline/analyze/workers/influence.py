@@ -25,6 +25,8 @@ from trueline.store.reader import Run
 SHARED = "what all ranks share (mask, order, batch, padding)"
 
 _TRIAL = "`trueline trial batch -- COMMAND`"
+_NO_LOADER = ", for which batches must come from a torch DataLoader, and none was seen in this Run"
+"""``trial batch`` changes what a DataLoader yields, and of other jobs it can tell of the gradient alone."""
 
 _OTHERS = (NO_LOGITS, NOT_NEXT, NO_TOKENS, NOT_MIXED)
 """Doubts of models of another kind, of which nothing is left open."""
@@ -58,11 +60,14 @@ def unlooked(run: Run, not_run: Sequence[NotRun]) -> tuple[str, ...]:
     left_out = [entry for entry in not_run if entry.check in ("influence-leak", "batch-leak")]
     if not run.steps.size or any(entry.reason == "no-data" for entry in left_out):
         return ()
+    lacks = "" if any(env.data for env in run.env.values()) else _NO_LOADER
     if len(left_out) < 2:
-        return (f"If the loss is worse than it should be all the same, {_TRIAL} looks at how it goes by the batch.",)
+        return (
+            f"If the loss is worse than it should be all the same, {_TRIAL} looks at how it goes by the batch{lacks}.",
+        )
     if any(entry.reason != "not-recorded" for entry in left_out):
         why = next(entry.why for entry in left_out if entry.reason != "not-recorded")
-        return (f"Not looked at: {SHARED}: {why}. {_TRIAL} looks at batch and padding.",)
+        return (f"Not looked at: {SHARED}: {why}. {_TRIAL} looks at batch and padding{lacks}.",)
     plans = [run.manifest.plan, *(revision.plan for revision in run.manifest.plans)]
     if any(plan.get("preset") == "laws" or plan.get("influence") is not None for plan in plans):
         return (f"Not looked at: {SHARED}: no backward pass was seen at the step that the plan names.",)

@@ -39,6 +39,8 @@ from trueline.trials.frame.trial import Arm, Ended, Job, TrialAnswer, Undecided
 LAWS: tuple[Law, ...] = ("permute", "halves", "padding", "gradient")
 QUESTION = "Do loss and gradients of the first step obey what must hold as its batch or weights are changed?"
 MODEL_SEEDS = (1, 1001)
+OF_BATCHES, OF_GRADIENT, OF_RIGHT_GRADIENT = 9, 61, 15
+"""Runs, at most, for laws of the batch; for the gradient, with those that look for where it is wrong, and without."""
 
 _CHANGES: dict[Law, tuple[Change, ...]] = {
     "permute": ("rows",),
@@ -61,11 +63,23 @@ class BatchTrial:
     _again: FirstStep | None = None
     _nudged: FirstStep | None = None
     _rounding: Rounding | None = None
+    _lacks: str = ""
 
     @property
     def most(self) -> int:
         """Runs, at most; the gradient needs most where it is wrong and there are some hundred parameters."""
-        return 70 if "gradient" in self.laws else 9
+        return (OF_BATCHES if self._changes_batches else 0) + (OF_GRADIENT if "gradient" in self.laws else 0)
+
+    @property
+    def told(self) -> str:
+        """What is to be known of the number of runs, in words: how many are usual, what is left out."""
+        usual = self.most - OF_GRADIENT + OF_RIGHT_GRADIENT
+        many = f"about {usual} where the gradient is right" if "gradient" in self.laws else ""
+        return "; ".join(each for each in (self._lacks, many) if each)
+
+    @property
+    def _changes_batches(self) -> bool:
+        return not self._lacks and any(law != "gradient" for law in self.laws)
 
     def answer(self) -> TrialAnswer:
         """Run the arms and judge. Raises ``OSError`` where the command cannot be started."""
@@ -109,6 +123,7 @@ class BatchTrial:
         if not laws:
             return []
         if not any(facts["batches"] for facts in base.facts):
+            self._lacks = "no batch of a torch DataLoader was seen: only the gradient is looked at"
             raise Undecided(
                 "No batch of a torch DataLoader was seen before the first update.",
                 "Give the training batches through a DataLoader: they are what laws of the batch change.",
@@ -213,7 +228,7 @@ class BatchTrial:
         return self._folder.resolve() / f"{number}-{name}"
 
     def _run(self, name: str, **asked: Any) -> tuple[FirstStep | None, Ended]:
-        self.progress(name, len(self._runs))
+        self.progress(f"{name} ({self.told})" if self.told else name, len(self._runs))
         place = self._place(len(self._runs), name)
         place.mkdir(parents=True)
         self._runs.append(name)
