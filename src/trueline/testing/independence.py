@@ -53,7 +53,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "losses that are given something else": ("W5", "W5.sigmoid", "W5.log", "W5.divergence", "W5.rows", "W5.signs"),
     "order that is lost": ("W6", "W6.not-added"),
     "inputs that carry nothing": ("I2", "I2.positions", "I2.labels"),
-    "seeds in the loop": ("I3", "I3.noise", "I3.evaluation"),
+    "seeds in the loop": ("I3", "I3.noise I3.own", "I3.evaluation"),
     "samples that are mixed": ("W4", "W4.batch-first", "W4.softmax", "W7", "W7.equal", "W7.pooled"),
     "corrupted memory": ("N2 N2.all N2.modules", "N2.bit", "R4.bit-flip R4.last-bit"),
     "averages of weights": ("E1", "E1.swapped", "E1.part", "E1.bf16 E1.found"),

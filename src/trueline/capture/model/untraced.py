@@ -7,8 +7,10 @@ off. All of that is in torch's core: asking for it does not import ``torch._dyna
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from types import CodeType
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -91,6 +93,17 @@ def in_backward() -> bool:
     and a backward pass one inside another.
     """
     return torch._C._current_graph_task_id() != -1  # type: ignore[attr-defined]
+
+
+def script_line() -> str:
+    """File and line of the innermost frame that is neither torch's nor Trueline's own."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if not module.startswith(("torch.", "trueline.capture.", "trueline.tensor.")):
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 def forward_module(model: nn.Module) -> nn.Module | None:

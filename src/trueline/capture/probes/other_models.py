@@ -5,11 +5,9 @@ model that was left in training mode.
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from torch import Tensor, nn
 from trueline.capture.adapters.base import Guard
 from trueline.capture.model.layout import local
 from trueline.capture.model.outputs import differentiable
-from trueline.capture.model.untraced import Hook, compiled_in_place, in_backward
+from trueline.capture.model.untraced import Hook, compiled_in_place, in_backward, script_line
 from trueline.capture.probes.around_update.sampling import NowAndThen
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.batch import tensors_inside
@@ -145,7 +143,7 @@ class OtherModelProbe:
         called = self._called.get(key)
         if called is None:
             names = tuple(f"{type(module).__name__}.{name}".rstrip(".") for name, _ in dropping[:MAX_NAMES])
-            called = self._called[key] = _Called(names, max(p for _, p in dropping), _caller(), [])
+            called = self._called[key] = _Called(names, max(p for _, p in dropping), script_line(), [])
         called.again = called.again or any(_in_common(each, inputs) for each in called.inputs)
         called.shared = called.shared or any(_in_common(each, inputs) for each in self._given)
         called.inputs = [*called.inputs, inputs][-MAX_CALLS:]
@@ -232,14 +230,3 @@ def _weights(params: list[nn.Parameter]) -> Tensor:
     few = params[:: max(1, len(params) // NUM_WEIGHTS)][:NUM_WEIGHTS]
     parts = [local(param.detach()).flatten()[:NUM_ELEMENTS] for param in few]
     return digest_each(parts, parts[0].device).mul(torch.arange(1, 2 * len(parts), 2, device=parts[0].device)).sum()
-
-
-def _caller() -> str:
-    """File and line that called the module, of the innermost frame that is neither torch's nor Trueline's."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__", ""))
-        if not module.startswith(("torch.", "trueline.capture.")):
-            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""

@@ -26,6 +26,7 @@ from trueline.capture.probes.losses.sample_losses import SampleLossProbe
 from trueline.capture.probes.losses.target_places import TargetPlaceProbe
 from trueline.capture.probes.losses.token_weights import TokenWeightProbe
 from trueline.capture.probes.other_models import OtherModelProbe
+from trueline.capture.probes.own_draws import OwnDrawProbe
 from trueline.capture.probes.recomputation import RecomputationProbe
 from trueline.capture.probes.replicas import ReplicaProbe
 from trueline.capture.probes.surroundings import (
@@ -68,6 +69,7 @@ class StandardProbes:
             ReplicaProbe(watching.model),
             InitialValueProbe(),
             StreamProbe(),
+            OwnDrawProbe(guard),
             OtherModelProbe(guard, watching.model),
             gradients,
             ExactCosineProbe(gradients, team),

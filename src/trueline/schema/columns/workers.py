@@ -118,6 +118,13 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "numbers from (0: of which it drew none, or unseen): of torch's CPU generator and the device's when the first "
         "forward pass began, and the same right after that call, unless another state was set since.",
     ),
+    Column(
+        "own_draws",
+        "string",
+        "",
+        "On some sampled steps, JSON of `OwnDraw`: operation, shape and line of each draw of random numbers from a "
+        "generator of the program's own, a digest of its state before, whether it has the rows of the batch.",
+    ),
     Column("grad_norm", "float64", "grad", "L2 norm of this worker's gradient before reduction."),
     Column("grad_nonfinite", "float64", "values", "1.0 if this worker's gradient before reduction holds NaN or inf."),
     Column(

@@ -28,11 +28,19 @@ in three steps or more, which was drawn from and not put back before the update,
 is exact too, needs no second rank, and is a warning. Seeds that go by the step, streams that nobody draws from,
 recomputation that restores the state, and an evaluation that puts it back are no such thing.
 
+At the first sampled steps, then now and then, draws from a `torch.Generator` of the program's own are seen, too, with
+their line. One that draws from one state at five steps or more, and at three quarters of those that were looked at,
+begins again: it is made or seeded at every step. That is a warning where what it fills has the rows of the batch (noise
+of a VAE, of diffusion, of a mask), and for information elsewhere, as in a random projection that is drawn anew on
+purpose. Where the rows of the batch are filled from states that all ranks have alike at every step, and that go on,
+that is for information, too: their noise is the same.
+
 What it may miss
 ----------------
 A generator that begins again by a state that is set rather than by a seed, where no forward pass draws from it, or
 at steps that are not sampled.
-Generators of the program's own (a sampler's, a data loader worker's). Two streams with one seed that were drawn from a
+Of generators of the program's own, those of other processes (a data loader worker's), of NumPy and of compiled code,
+and permutations. Two streams with one seed that were drawn from a
 different number of times count as different.
 
 Example
@@ -65,6 +73,7 @@ from numpy.typing import NDArray
 
 from trueline.analyze.compared_ranks import Bools, columns_of, differs, several_workers
 from trueline.analyze.follows import Stretch
+from trueline.analyze.samples.own_draws import Repeated, any_draws, begins_again, shared_draws
 from trueline.analyze.samples.streams_again import may_begin_again, states_drawn, streams_again
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
@@ -76,7 +85,7 @@ QUESTION = "streams"
 EVERY = 0.75
 """Share of the steps between the first and the last that draw from one state from which on it is said of every step."""
 STREAMS: tuple[str, ...] = ("python", "numpy", "torch", "device")
-NEEDS: tuple[str, ...] = ("rng_python", "rng_numpy", "rng_torch", "rng_device", "rng_drawn")
+NEEDS: tuple[str, ...] = ("rng_python", "rng_numpy", "rng_torch", "rng_device", "rng_drawn", "own_draws")
 
 
 @dataclass(frozen=True)
@@ -106,7 +115,7 @@ class _SoFar:
 
     def further(self, stretch: Stretch, carried: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]] | None:
         """What is carried past the steps of ``stretch``; None where a stream may begin again, or is of one rank."""
-        if stretch.run.world_size == 1:
+        if stretch.run.world_size == 1 or any_draws(stretch.part):
             return None
         ranks, out = several_workers(stretch.run), dict(carried)
         drawn_SNK = states_drawn(stretch.part, ranks)
@@ -140,14 +149,19 @@ FOLLOWS = _SoFar()
 
 
 def check(run: Run) -> list[Finding]:
-    """An info on all streams, or a warning where they contradict the plan, and one of each that begins again; raises
+    """An info on all streams, or a warning where they contradict the plan, and one of what begins again; raises
     ``CannotTell`` without digests.
     """
     again = streams_again(run)
-    if again is not None and (again or run.world_size == 1):
-        return [_again(run, name, steps) for name, steps in again.items()]
+    found = [_again(run, name, steps) for name, steps in (again or {}).items()]
+    found += [_own_again(run, repeated) for repeated in begins_again(run)]
+    if run.world_size == 1 and (found or again is not None):
+        return found
+    if any(each.severity == "warning" for each in found):
+        return found
     ranks = several_workers(run)
-    return _judge(run, [_stream(run, ranks, name) for name in STREAMS])
+    shared = [_shared(run, repeated) for repeated in shared_draws(run)]
+    return [*found, *shared, *_judge(run, [_stream(run, ranks, name) for name in STREAMS])]
 
 
 def _judge(run: Run, every: Sequence[_Stream]) -> list[Finding]:
@@ -189,6 +203,54 @@ def _again(run: Run, name: str, again: Mapping[int, Sequence[int]]) -> Finding:
             if often
             else "Give what runs at these steps a generator of its own, or put it under torch.random.fork_rng().",
         ),
+    )
+
+
+def _own_again(run: Run, repeated: Repeated) -> Finding:
+    ranks, draw = tuple(sorted(repeated.steps)), repeated.draw
+    steps = repeated.steps[ranks[0]]
+    claim = (
+        f"A generator of the program's own begins again at every step of {ranks_text(ranks, all_ranks=run.ranks)}: "
+        f"`{draw.operation}` at {draw.called_at} fills {list(draw.shape)} from one state at "
+        f"{counted(len(steps), 'step')}"
+    )
+    return Finding(
+        code=CODE,
+        severity="warning" if draw.of_rows else "info",
+        claim=f"{claim}, so that each batch has the same noise." if draw.of_rows else f"{claim}.",
+        ranks=ranks,
+        step_first=min(each[0] for each in repeated.steps.values()),
+        step_last=max(each[-1] for each in repeated.steps.values()),
+        measured=float(len(steps)),
+        expected=1.0,
+        unit="steps that draw from one state",
+        false_alarm_rate=0.0,
+        evidence={"kind": "begins-again", "called_at": draw.called_at, "steps": steps[:100]},
+        next=(
+            f"Look at {draw.called_at}: make and seed the generator once, in front of the loop, or seed it by the "
+            "step's number and the rank.",
+            *(() if draw.of_rows else ("If these numbers are to be the same at each step, leave it.",)),
+        ),
+    )
+
+
+def _shared(run: Run, repeated: Repeated) -> Finding:
+    ranks, draw = tuple(sorted(repeated.steps)), repeated.draw
+    steps = repeated.steps[ranks[0]]
+    return Finding(
+        code=CODE,
+        severity="info",
+        claim=f"All ranks fill {list(draw.shape)} by `{draw.operation}` at {draw.called_at} from the same states of "
+        f"generators of their own at {counted(len(steps), 'step')}: the noise of their batches is the same.",
+        ranks=ranks,
+        step_first=steps[0],
+        step_last=steps[-1],
+        measured=float(len(steps)),
+        expected=None,
+        unit="steps that draw from states of all ranks",
+        false_alarm_rate=0.0,
+        evidence={"kind": "shared-draws", "called_at": draw.called_at},
+        next=(f"Seed the generator at {draw.called_at} by seed + rank, unless ranks are to have the same noise.",),
     )
 
 

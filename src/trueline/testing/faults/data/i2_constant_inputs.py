@@ -2,7 +2,7 @@
 
 Who had it: diffusion trainings with torch.randint(0, 1), position_ids that a collator fills with zeros, labels that are
 cast or divided to one class; loops with manual_seed, or a torch.Generator().manual_seed(0), inside; evaluations that
-seed.
+seed; a VAE that makes the generator of its noise in each forward pass.
 Planted: each of these, on all ranks.
 Twin: times, positions and labels that vary; a seed in front of the loop; an evaluation under fork_rng.
 """
@@ -51,6 +51,35 @@ class Diffusion(Regression):
     def dataset(self, num_samples: int, *, seed: int = 0) -> Rows:
         """``x`` [num_samples, D]."""
         return Rows({"x": 2 * torch.rand(num_samples, WIDTH, generator=torch.Generator().manual_seed(seed)) - 1})
+
+
+class Vae(nn.Module):
+    """An autoencoder with noise in its latent numbers; ``draw`` makes the generator of that in each forward pass."""
+
+    def __init__(self, draw: Callable[[], torch.Generator]) -> None:
+        super().__init__()
+        self.draw = draw
+        self.encode, self.decode = nn.Linear(WIDTH, 16), nn.Linear(8, WIDTH)
+
+    def forward(self, x_BD: Tensor) -> tuple[Tensor, Tensor]:
+        """What it makes of x, and the divergence of its latent numbers from standard normal ones, [B]."""
+        mean_BK, log_BK = self.encode(x_BD).chunk(2, -1)
+        noise_BK = torch.randn(mean_BK.shape, generator=self.draw())
+        divergence_B = 0.5 * (mean_BK.square() + log_BK.exp() - log_BK - 1).sum(-1)
+        return self.decode(mean_BK + (0.5 * log_BK).exp() * noise_BK), divergence_B
+
+
+def _autoencoding(ctx: EntryContext, faulty: bool) -> nn.Module:
+    own = torch.Generator().manual_seed(ctx.rank)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = wrapped(Vae((lambda: torch.Generator().manual_seed(0)) if faulty else lambda: own))
+
+    def loss_of(network: nn.Module, batch: Any) -> Tensor:
+        made_BD, divergence_B = network(batch["x"])
+        return functional.mse_loss(made_BD, batch["x"]) + 0.01 * divergence_B.mean()
+
+    return fit(ctx, Diffusion(), model, loss_of=loss_of)
 
 
 Draw = Callable[[int, torch.Generator | None], Tensor]
@@ -153,8 +182,9 @@ ENTRIES = (
         "a generator is made and seeded anew for the noise of every step",
         denoising(noise=lambda rows, draw: _noise(rows, torch.Generator().manual_seed(0))),
         must_find=("input-constant",),
-        may_find=(),
+        may_find=("rng-streams",),
     ),
+    _again("own", "a VAE makes and seeds a generator in each forward pass", _autoencoding, may_find=()),
     _again(
         "evaluation",
         "an evaluation seeds, and does not put the state back",

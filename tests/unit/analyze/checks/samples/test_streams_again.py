@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import trueline
 from trueline.analyze.check_run import check
 from trueline.analyze.checks.samples import rng_streams
+from trueline.schema.columns.own_draws import OwnDraw, draws_text
 
 ROWS, WIDTH, STEPS = 8, 16, 12
 
@@ -103,3 +104,25 @@ def test_a_restart_that_seeds_as_before_is_no_repeat_within_the_loop(tmp_path, m
     assert [each for each in rng_streams.check(run) if each.evidence.get("kind")] != []
     monkeypatch.setattr(type(run), "restarts", [3, 6])
     assert [each for each in rng_streams.check(run) if each.evidence.get("kind")] == []
+
+
+@pytest.mark.parametrize(
+    ("state", "of_rows", "found"),
+    [
+        (lambda step, rank: step, True, [("info", "shared-draws", (0, 1))]),
+        (lambda step, rank: step, False, []),
+        (lambda step, rank: 2 * step + rank, True, []),
+        (lambda step, rank: 7, True, [("warning", "begins-again", (0, 1))]),
+        (lambda step, rank: rank, True, [("warning", "begins-again", (0, 1))]),
+        (lambda step, rank: step * rank, True, [("warning", "begins-again", (0,))]),
+        (lambda step, rank: step // 2, True, []),
+        (lambda step, rank: step, None, []),
+    ],
+)
+def test_draws_from_own_generators_that_ranks_share_or_that_begin_again(tmp_path, state, of_rows, found):
+    rows = healthy_rows(2, 6)
+    for (step, rank), row in rows.items():
+        draws = [] if of_rows is None else [OwnDraw("normal_", (4, 2), "vae.py:7", state(step, rank), of_rows)]
+        row["own_draws"] = draws_text(draws)
+    said = [each for each in rng_streams.check(write_run(tmp_path, rows)) if "called_at" in each.evidence]
+    assert [(each.severity, each.evidence["kind"], each.ranks) for each in said] == found

@@ -1,0 +1,125 @@
+"""Random numbers that a step draws from generators of the program's own, as a VAE, a sampler of noise or a collator."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import xxhash
+
+from trueline.capture.adapters.base import Guard
+from trueline.capture.model.untraced import script_line
+from trueline.capture.probes.around_update.sampling import NowAndThen
+from trueline.capture.probes.base import FactProbe, Moment, Step
+from trueline.capture.probes.batch import tensors_inside
+from trueline.capture.record.functions import is_tracing
+from trueline.schema.columns.own_draws import OwnDraw, draws_text
+
+_log = logging.getLogger("trueline")
+
+MAX_DRAWS = 32
+"""Draws of a step that are kept."""
+OPERATIONS = (
+    *("normal_", "uniform_", "random_", "random_.to", "random_.from", "bernoulli_.float", "bernoulli_.Tensor"),
+    *("exponential_", "log_normal_", "cauchy_", "geometric_", "bernoulli", "multinomial"),
+    *("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor"),
+)
+"""What torch draws by, whatever function a script calls (``randn`` fills by ``normal_``), but for permutations: those
+of samplers go by the epoch.
+"""
+_KEY = "BackendSelect"
+"""The dispatch key that is enabled in every thread, and comes after autograd, modes and ``__torch_dispatch__`` and
+directly before the backend (as in ``record/dispatched.py``)."""
+
+
+class OwnDrawProbe(FactProbe):
+    """At the first sampled steps, then now and then, the column ``own_draws``: from the end of the step before to the
+    update, whoever draws. While it looks, torch passes draws through kernels of ours, which read the state of a
+    generator that is not torch's own, and nothing else; at other steps there are none.
+    """
+
+    name = "own draws"
+    moments = ("output", "update")
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._times = NowAndThen()
+        self._library: torch.library.Library | None = None
+        self._under_way: list[None] = []
+        self._failed = False
+        self._forget()
+
+    def begin(self, step: Step) -> bool:
+        """In the first steps, then now and then."""
+        self._forget()
+        due = step.watched and step.sampled and not self._failed and self._times.due(step)
+        if not due:
+            self.detach()
+        elif self._library is None:
+            self._library = torch.library.Library("aten", "IMPL")
+            for name in OPERATIONS:
+                self._library.impl(name, self._kernel(name), _KEY, with_keyset=True)
+        return due
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Any]:
+        """``own_draws``, just before the update."""
+        if moment == "output":
+            first = next((x for _, x in tensors_inside("", (*step.args, dict(step.kwargs))) if x.dim() > 0), None)
+            self._rows |= set() if first is None else {first.shape[0]}
+            return {}
+        found = [
+            OwnDraw(operation, shape, at, state, len(shape) > 0 and shape[0] > 1 and shape[0] in self._rows)
+            for operation, shape, at, state in self._draws
+        ]
+        self._forget()
+        return {"own_draws": draws_text(found)}
+
+    def detach(self) -> None:
+        """Take the kernels out, unless a thread is inside of one just now."""
+        if self._library is not None and not self._under_way:
+            self._library._destroy()
+            self._library = None
+
+    def _forget(self) -> None:
+        self._draws: list[tuple[str, tuple[int, ...], str, int]] = []
+        self._rows: set[int] = set()
+
+    def _kernel(self, name: str) -> Callable[..., Any]:
+        base, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.aten, base), overload or "default")
+        below = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, _KEY))  # type: ignore[attr-defined]
+
+        def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            generator = kwargs.get("generator")
+            if generator is None or is_tracing():
+                return op.redispatch(keyset & below, *args, **kwargs)
+            self._under_way.append(None)
+            try:
+                state = self._state_of(generator)
+                result = op.redispatch(keyset & below, *args, **kwargs)
+                if state is not None and len(self._draws) < MAX_DRAWS and (at := script_line()):
+                    self._draws.append((base, tuple(result.shape), at, state))
+                return result
+            finally:
+                self._under_way.pop()
+
+        return kernel
+
+    def _state_of(self, generator: torch.Generator) -> int | None:
+        """A digest of the state; None where it cannot be read, as while a CUDA graph is captured: then no more are."""
+        if self._failed:
+            return None
+        with self._guard(self.name):
+            try:
+                return digest_of(generator)
+            except Exception:
+                _log.warning("trueline: the state of a generator cannot be read; own draws are not seen", exc_info=True)
+                self._failed = True
+        return None
+
+
+def digest_of(generator: torch.Generator) -> int:
+    """uint64 digest of its state."""
+    return xxhash.xxh3_64_intdigest(generator.get_state().numpy().data)
