@@ -57,11 +57,16 @@ class OwnDrawProbe(FactProbe):
         due = step.watched and step.sampled and not self._failed and self._times.due(step)
         if not due:
             self.detach()
-        elif self._library is None:
+        else:
+            self.attach()
+        return due
+
+    def attach(self) -> None:
+        """Let torch pass draws through, if it does not yet."""
+        if self._library is None:
             self._library = torch.library.Library("aten", "IMPL")
             for name in OPERATIONS:
                 self._library.impl(name, self._kernel(name), _KEY, with_keyset=True)
-        return due
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
         """``own_draws``, just before the update."""
