@@ -37,6 +37,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
         "D5.noisy",
         "I1.raw",
         "I1.blank",
+        "I1.beside",
         "I1.shifted I1.shifted-everywhere",
         "I1.ids",
     ),

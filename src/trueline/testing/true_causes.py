@@ -54,6 +54,7 @@ _CAUSES: dict[str, str] = {
     "G1.unscaled-twice": "gradients-unscaled-wrongly",
     "H1": "schedule-wrong",
     "I1": "sampler-rank-wrong",
+    "I1.beside": "other-data-on-rank",
     "I1.blank": "other-data-on-rank",
     "I1.broadcast": "sampler-not-used",
     "I1.first": "batch-again",

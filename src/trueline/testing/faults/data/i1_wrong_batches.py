@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler
 
 from trueline.testing.entry import family
@@ -115,6 +116,41 @@ def shifted_twice(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, problem, batches=(shifted(batch) if faulty else batch for batch in batches), steps=STEPS)
 
 
+class Joined(nn.Module):
+    """A model of two inputs."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
+        """What the model makes of both together."""
+        return self.inner(torch.cat([x, beside], 1))
+
+
+class Halves(Regression):
+    """The regression with its features in two arguments; the second may be blank."""
+
+    def __init__(self, *, blank: bool) -> None:
+        super().__init__()
+        self.blank = blank
+
+    def model(self, *, seed: int = 0) -> nn.Module:
+        """The same, of two inputs."""
+        return Joined(super().model(seed=seed))
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        """Mean squared error over the batch."""
+        x, beside = batch["x"].chunk(2, 1)
+        return functional.mse_loss(model(x, beside * (not self.blank)), batch["y"])
+
+
+def half_blank(ctx: EntryContext, faulty: bool) -> nn.Module:
+    """On one rank of four, features that another service looks up are zeros."""
+    problem = Halves(blank=faulty and ctx.rank == BAD_RANK)
+    return fit(ctx, problem, batches=batches_of(ctx, problem), steps=4 * STEPS, lr=0.1)
+
+
 def short(batch: Any) -> Any:
     """Labels that end at a shorter maximum length."""
     labels = batch["labels"].clone()
@@ -168,6 +204,7 @@ ENTRIES = (
     ),
     _odd("raw", "one rank does not normalise its inputs", partial(preprocessed, problem=Regression(), change=raw)),
     _odd("blank", "the inputs of one rank are zeros", partial(preprocessed, problem=Regression(), change=blank)),
+    _odd("beside", "the second input of one rank is zeros", half_blank),
     _odd(
         "shifted",
         "the labels of one rank are shifted twice",
