@@ -26,9 +26,9 @@ from trueline.tensor.digest import digest_each
 
 SEARCHED_AT = 2
 """Watched steps after which models are sought, once: a teacher is made before the loop."""
-MAX_MODELS, DEPTH = 8, 2
-"""Models that are followed, and how deep inside of one a part may be that is called by itself, as what a wrapper
-holds."""
+MAX_MODELS, DEPTH = 256, 2
+"""Models that are followed, many, as those that nobody holds any more may be among them; how deep inside of one a part
+may be that is called by itself, as what a wrapper holds."""
 MAX_CALLS, MAX_INPUTS, MAX_NAMES = 16, 8, 3
 """Calls of a step that are compared, inputs of each, and names of parts that are kept."""
 NUM_WEIGHTS, NUM_ELEMENTS = 4, 4096

@@ -134,6 +134,13 @@ def test_a_teacher_that_drops_is_told(tmp_path, teacher, found):
     assert judged(tmp_path / "run") == found
 
 
+def test_a_teacher_among_many_models_is_told(tmp_path):
+    """As what a notebook still holds of its cells before, whichever is found first."""
+    before, teacher, behind = [Net() for _ in range(20)], Net(), [Net() for _ in range(20)]
+    trained(tmp_path / "run", without_gradients(teacher), holder=(before, behind))
+    assert judged(tmp_path / "run") == STILL
+
+
 def test_a_frozen_teacher_needs_no_no_grad(tmp_path):
     trained(tmp_path / "run", Net().requires_grad_(False))
     assert judged(tmp_path / "run") == STILL
