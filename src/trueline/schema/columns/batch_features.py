@@ -20,7 +20,8 @@ TARGETS: tuple[str, ...] = ("labels", "label", "label_ids", "targets", "target",
 
 
 def is_target(name: str) -> bool:
-    """Whether a model's argument of this name is to be predicted."""
+    """Whether a model's argument of this name, as ``labels`` or ``labels[1]``, is to be predicted."""
+    name = name.partition("[")[0]
     return name in TARGETS or name.endswith(("_labels", "_targets"))
 
 

@@ -182,7 +182,7 @@ def more(change, *, name, labels="", bad=2):
     return Arguments("x", labels, {name: values})
 
 
-@pytest.mark.parametrize(("name", "part"), [("remote", "inputs"), ("answer_labels", "labels")])
+@pytest.mark.parametrize(("name", "part"), [("remote", "inputs"), ("answer_labels", "labels"), ("labels[1]", "labels")])
 def test_another_argument_is_named_and_belongs_to_its_part(name, part):
     """Inputs and labels that are read first are alike."""
     others = {"inputs": "alike", "labels": "alike"}
