@@ -10,6 +10,7 @@ published ones, with the probabilities of dropout that they come with.
 from __future__ import annotations
 
 import copy
+import gc
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -36,6 +37,7 @@ Job = tuple[nn.Module, Callable[[Tensor], Tensor], After]
 def said(job: Job) -> list[str]:
     """Severities of what is found in a training, watched by the default plan."""
     model, loss_of, after = job
+    gc.collect()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"

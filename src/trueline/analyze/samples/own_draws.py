@@ -30,13 +30,18 @@ class Repeated:
 
 def begins_again(run: Run) -> list[Repeated]:
     """Places whose draws come from one state at (nearly) every step, those that fill the rows of a batch first; of
-    those of one line the first alone.
+    those of one line the first alone, and none where the line draws other numbers, too: then the same ones are those of
+    an evaluation, say.
     """
     found: dict[tuple[str, bool], tuple[OwnDraw, dict[int, list[int]]]] = {}
     for rank, by_step in _draws(run).items():
-        for draw, states in _places(by_step).items():
-            (state, count), *_ = Counter(states.values()).most_common(1)
-            if count >= max(MIN_TIMES, EVERY * len(by_step)):
+        places = _places(by_step)
+        most = {draw: Counter(states.values()).most_common(1)[0] for draw, states in places.items()}
+        alike = {draw: count >= max(MIN_TIMES, EVERY * len(by_step)) for draw, (_, count) in most.items()}
+        varied = {draw.called_at for draw in places if not alike[draw]}
+        for draw, states in places.items():
+            state, _ = most[draw]
+            if alike[draw] and draw.called_at not in varied:
                 steps = sorted(step for step, each in states.items() if each == state)
                 found.setdefault((draw.called_at, draw.of_rows), (draw, {}))[1].setdefault(rank, steps)
     return [Repeated(draw, steps) for (_, _), (draw, steps) in sorted(found.items(), key=lambda each: not each[0][1])]

@@ -11,6 +11,8 @@ LOG_MISSING = "log-missing"
 DIVERGENCE_OF_PROBABILITIES = "divergence-of-probabilities"
 DIVERGENCE_BY_CLASS = "divergence-by-class"
 ROWS_WITH_ROWS = "rows-with-rows"
+TARGET_ATTACHED = "target-attached"
+VALUE_ATTACHED = "value-attached"
 
 KINDS = (
     SOFTMAX_TWICE,
@@ -19,6 +21,8 @@ KINDS = (
     DIVERGENCE_OF_PROBABILITIES,
     DIVERGENCE_BY_CLASS,
     ROWS_WITH_ROWS,
+    TARGET_ATTACHED,
+    VALUE_ATTACHED,
 )
 """What can be wrong with what a loss is given, as its graph shows it: bit n of the first number is kind n."""
 

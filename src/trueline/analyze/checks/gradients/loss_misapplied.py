@@ -6,7 +6,8 @@ What it finds
 probabilities in front of `nll_loss` or `kl_div`, which take logarithms; predictions [B, 1] less targets [B], which
 compares each sample with the target of every other; binary targets that are not between 0 and 1; targets of `ctc_loss`
 that are its blank, which is no letter; `kl_div` with `reduction="mean"`, which divides by the number of classes as
-well. All ranks share such a fault, so that comparing them shows nothing.
+well; a bootstrap target, r + gamma * max Q(s'), that is not detached. All ranks share such a fault, so that comparing
+them shows nothing.
 
 Why it matters
 --------------
@@ -20,12 +21,17 @@ what made the input of the loss, looked through views and casts. A softmax of a 
 that there is no false alarm; log_softmax of log_softmax changes nothing and is left alone. One number a sample, [B] or
 [B, 1], that a difference to constants spreads to [B, B] is reported where no dimension was asked for (`unsqueeze`,
 `[:, None]`), as code that compares all pairs on purpose does. Targets are counted on the device. A divergence that is
-divided by the classes is an information: it is what `reduction="mean"` says.
+divided by the classes is an information: it is what `reduction="mean"` says. A target is attached where a regression
+(`mse_loss`, `smooth_l1_loss`, `huber_loss`, a difference that is squared) compares the outputs of two calls of the
+model, one of them with a constant factor and a constant added to it; it is a warning where values are chosen on the way
+(a maximum over actions, a `gather`, the lesser of two critics), and an information elsewhere, as equations in finite
+differences have that form, too.
 
 What it may miss
 ----------------
 Losses that are compiled or fused, losses written with other operations, a softmax whose result goes through more
-arithmetic first, distances between two predictions; a blank of CTC that is no target.
+arithmetic first, distances between two predictions; a blank of CTC that is no target; targets made of the same call,
+of a model beside it, or with `where`.
 
 Example
 -------
@@ -60,6 +66,8 @@ from trueline.schema.columns.loss_inputs import (
     ROWS_WITH_ROWS,
     SIGMOID_TWICE,
     SOFTMAX_TWICE,
+    TARGET_ATTACHED,
+    VALUE_ATTACHED,
     LossInputs,
 )
 from trueline.schema.finding import Finding
@@ -98,11 +106,25 @@ _SAID = {
         "Each prediction of {} is compared with the target of every sample: [B, 1] less [B] is [B, B].",
         "Give predictions and targets one shape: model(x).squeeze(-1), or target[:, None].",
     ),
+    TARGET_ATTACHED: _Said(
+        "The regression of {} is to a target that the model itself makes, r + discount * max Q, and gradients go into "
+        "that, too: it pulls the target to the prediction.",
+        "Put the target under torch.no_grad(), or detach() it; if the gradient of the residual is meant, leave it.",
+    ),
+    VALUE_ATTACHED: _Said(
+        "The regression of {} is to a number plus a multiple of another output of the model, and gradients go into "
+        "both.",
+        "If it is a target of temporal differences, put it under torch.no_grad(); if it is an equation that both are "
+        "to obey, leave it.",
+    ),
     DIVERGENCE_BY_CLASS: _Said(
         "kl_div of {} is averaged over classes as well as samples: it is as many times too small as there are classes.",
         "Write reduction='batchmean', which divides by samples alone.",
     ),
 }
+
+
+_MAY_BE_MEANT = (DIVERGENCE_BY_CLASS, VALUE_ATTACHED)
 
 
 class _Counted(NamedTuple):
@@ -133,7 +155,7 @@ def check(run: Run) -> list[Finding]:
     found: list[Finding] = []
     for kind, said in _SAID.items():
         at = [key for key, each in looked.items() if kind in each.kinds]
-        severity = "info" if kind == DIVERGENCE_BY_CLASS else "warning"
+        severity = "info" if kind in _MAY_BE_MEANT else "warning"
         if at:
             found.append(loss_finding(run, CODE, severity, said.claim, at, kind=kind, advice=(said.advice,)))
     for kind, said in _COUNTED.items():

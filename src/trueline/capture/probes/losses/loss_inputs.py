@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trueline.capture.probes.losses.attached_targets import attached_target
 from trueline.capture.probes.losses.cross_entropy import (
     LINEAR,
     MAX_NODES,
@@ -70,7 +71,8 @@ def row_of(roots: Iterable[Tensor], ids: Tensor | None, mask: Tensor | None, dev
     bits = 0
     counts: list[Tensor] = [torch.zeros(_NUMBERS, dtype=torch.int64, device=device)]
     for node, operation, below in _functions(roots):
-        bits |= sum(1 << KINDS.index(kind) for kind in _misused(node, operation, below))
+        kinds = [*_misused(node, operation, below), attached_target(node, operation)]
+        bits |= sum(1 << KINDS.index(kind) for kind in kinds if kind is not None)
         if operation in _CTC and not is_hooked(node._raw_saved_targets):
             counts.append(_blanks(node, device))
         is_binary, has_mask = operation in _BINARY, ids is not None and mask is not None

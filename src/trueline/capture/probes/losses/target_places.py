@@ -19,6 +19,7 @@ from trueline.capture.probes.at_backward import BackwardProbe
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.batch import attention_mask, token_ids
 from trueline.capture.probes.losses import cross_entropy, descent, loss_inputs
+from trueline.capture.probes.losses.attached_targets import mark
 from trueline.capture.step.passes import Pass
 from trueline.schema.columns.loss_inputs import LossInputs
 from trueline.schema.columns.target_places import PLACES
@@ -31,7 +32,7 @@ class TargetPlaceProbe(BackwardProbe):
     """
 
     name = "places of targets"
-    moments = ("batch", "gradients")
+    moments = ("batch", "output", "gradients")
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
         """``target_places``, int64 [M, 2 x places], of the passes whose targets could be compared, and
@@ -41,6 +42,10 @@ class TargetPlaceProbe(BackwardProbe):
             ids, mask = token_ids(*step.args, **step.kwargs), attention_mask(*step.args, **step.kwargs)
             self._ids = self._ids if ids is None else local(ids)
             self._mask = mask if mask is None else local(mask)
+            return {}
+        if moment == "output":
+            self._calls += 1
+            mark(step.output, self._calls)
             return {}
         rows, operations, inputs = self._rows, self._operations, self._inputs
         self._forget(due=False)
@@ -64,6 +69,7 @@ class TargetPlaceProbe(BackwardProbe):
 
     def _forget(self, *, due: bool) -> None:
         super()._forget(due=due)
+        self._calls = 0
         self._ids: Tensor | None = None
         self._mask: Tensor | None = None
         self._inputs: list[tuple[Pass, Tensor]] = []

@@ -2,7 +2,7 @@
 
 Who had it: a large share of the questions about losses that fall too little: softmax in front of CrossEntropyLoss,
 sigmoid in front of BCEWithLogitsLoss, NLLLoss without log_softmax, predictions [B, 1] against targets [B], labels of -1
-and 1, labels that are copies of padded input ids.
+and 1, labels that are copies of padded input ids; Q learning whose target is not under no_grad.
 Planted: each of these.
 Twin: logits; log-probabilities; equal shapes; labels of 0 and 1; padding that is left out.
 """
@@ -54,6 +54,18 @@ def _signs(x_B1: Tensor, y_B: Tensor) -> Tensor:
 
 def _binary(x_B1: Tensor, y_B: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(x_B1[:, 0], (y_B > 0).float())
+
+
+def _bootstrapped(detached: bool) -> LossOf:
+    """Temporal differences: outputs are values of four actions, and rows follow each other."""
+
+    def loss_of(model: nn.Module, batch: Any) -> Tensor:
+        action_B1, reward_B = batch["y"].argmax(1, keepdim=True), batch["y"][:, 0]
+        with torch.set_grad_enabled(not detached):
+            target_B = reward_B + 0.9 * model(batch["x"].roll(1, 0)).max(1).values
+        return functional.smooth_l1_loss(model(batch["x"]).gather(1, action_B1)[:, 0], target_B)
+
+    return loss_of
 
 
 class Padded(CausalLM):
@@ -132,6 +144,11 @@ ENTRIES = (
         ),
     ),
     _fault("signs", "binary labels of -1 and 1", trained(Regression(), _regression(_signs), _regression(_binary))),
+    _fault(
+        "target",
+        "a bootstrap target is not detached",
+        trained(Regression(), _bootstrapped(detached=False), _bootstrapped(detached=True)),
+    ),
     _fault(
         "padding",
         "labels are copies of padded ids",
