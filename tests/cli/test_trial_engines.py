@@ -35,10 +35,10 @@ def test_ctrl_c_ends_the_batch_job(slurm, tmp_path):
         assert trial.poll() is None
         time.sleep(0.05)
     trial.send_signal(signal.SIGINT)
-    _, err = trial.communicate(timeout=100)
+    _, err = trial.communicate(timeout=180)
     assert (trial.returncode, "stopped after 0 runs" in err) == (130, True), err
     number = int((tmp_path / "pid").read_text())
-    until = time.monotonic() + 30
+    until = time.monotonic() + 150
     while os.path.exists(f"/proc/{number}"):
         assert time.monotonic() < until
         time.sleep(0.1)

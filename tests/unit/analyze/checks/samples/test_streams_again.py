@@ -126,3 +126,13 @@ def test_draws_from_own_generators_that_ranks_share_or_that_begin_again(tmp_path
         row["own_draws"] = draws_text(draws)
     said = [each for each in rng_streams.check(write_run(tmp_path, rows)) if "called_at" in each.evidence]
     assert [(each.severity, each.evidence["kind"], each.ranks) for each in said] == found
+
+
+@pytest.mark.parametrize(("line", "found"), [("vae.py:7", []), ("data.py:3", ["begins-again"])])
+def test_a_line_that_draws_the_same_for_an_evaluation_and_others_to_train_on_is_left_alone(tmp_path, line, found):
+    rows = healthy_rows(2, 6)
+    for (step, rank), row in rows.items():
+        same = OwnDraw("normal_", (4, 2), line, 99 + rank, True)
+        row["own_draws"] = draws_text([same, OwnDraw("normal_", (4, 2), "vae.py:7", 2 * step + rank, True)])
+    said = [each for each in rng_streams.check(write_run(tmp_path, rows)) if "called_at" in each.evidence]
+    assert [each.evidence["kind"] for each in said] == found
