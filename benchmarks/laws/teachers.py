@@ -160,12 +160,17 @@ def main() -> None:
     """Measure all and write the page."""
     parser = arguments(__doc__)
     parser.add_argument("--every", type=int, default=1, help="take one model of so many")
+    parser.add_argument("--models", type=int, default=10_000, help="at most so many")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    about = head("Models beside the trained one that drop values", command="python -m benchmarks.laws.teachers")
+    options = f"--every {chosen.every} --models {chosen.models}"
+    command = f"python -m benchmarks.laws.teachers {options}"
+    about = head("Models beside the trained one that drop values", command=command)
     tried, told = Counter[str](), Counter[tuple[str, str]]()
     num_models, alarms = 0, list[str]()
     for seed, (name, make) in enumerate(of_transformers()):
+        if num_models == chosen.models:
+            break
         if seed % chosen.every:
             continue
         torch.manual_seed(seed)
