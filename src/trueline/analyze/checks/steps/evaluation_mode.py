@@ -14,8 +14,10 @@ How it decides
 --------------
 By what is there: at sampled steps the mode of every module in the forward pass. It is a warning where all modules of a
 model that has dropout or batch normalisation are in evaluation mode at three sampled steps or more, to the last, on all
-ranks, and were not before. A model that is so from the first step on, as those that are loaded for inference, is a note
-of the Run only, since many are fine-tuned so on purpose; so is one of which some modules stay in training mode.
+ranks, and were not before; or where that is so for three sampled steps or more again and again, each time until
+something calls `train()`, as the next epoch may. Once is left alone: a phase of a schedule may want it. A model that is
+so from the first step on, as those that are loaded for inference, is a note of the Run only, since many are fine-tuned
+so on purpose; so is one of which some modules stay in training mode.
 
 What it may miss
 ----------------
@@ -62,6 +64,8 @@ ACROSS_RANKS = False
 
 ENOUGH = 3
 """Sampled steps from which on it is no single pass."""
+AGAIN = 2
+"""Stretches that end from which on it is no phase of a schedule."""
 
 
 def check(run: Run) -> list[Finding]:
@@ -72,16 +76,26 @@ def check(run: Run) -> list[Finding]:
     if not len(seen_T):
         raise CannotTell("no forward pass of a sampled step was seen", reason="not-recorded")
     steps, least_T = run.steps[seen_T], evaluates_TN[seen_T].min(axis=1)
-    before = np.flatnonzero(least_T == 0)
-    since = int(before[-1]) + 1 if len(before) else 0
-    if len(steps) - since < ENOUGH or not since or evaluates_TN[seen_T[since - 1]].any():
+    bounds = np.flatnonzero(np.diff(np.concatenate([[0], least_T == 1, [0]])))
+    stretches = [
+        (int(since), int(end))
+        for since, end in bounds.reshape(-1, 2)
+        if end - since >= ENOUGH and since and not evaluates_TN[seen_T[since - 1]].any()
+    ]
+    if not stretches or (stretches[-1][1] < len(steps) and len(stretches) < AGAIN):
         return []
-    first, last = int(steps[since]), int(steps[-1])
+    if stretches[-1][1] < len(steps):
+        since, end = stretches[0][0], stretches[-1][1]
+        when = f"again and again, {len(stretches)} times from step {steps[since]} to {steps[end - 1]}"
+    else:
+        since, end = stretches[-1]
+        when = f"since step {steps[since]}"
+    first, last = int(steps[since]), int(steps[end - 1])
     return [
         Finding(
             code=CODE,
             severity="warning",
-            claim=f"The whole model is in evaluation mode since step {first} on {ranks_text(ranks, all_ranks=ranks)}, "
+            claim=f"The whole model is in evaluation mode {when} on {ranks_text(ranks, all_ranks=ranks)}, "
             "and was not before: its dropout is off, and its batch normalisation uses running statistics.",
             ranks=tuple(ranks),
             step_first=first,

@@ -39,9 +39,32 @@ def staying(problem: Problem) -> Any:
     return train
 
 
+def until_the_next_epoch(problem: Problem) -> Any:
+    """Training with an evaluation in the middle of each epoch of ``TRIGGER`` steps; each begins with train()."""
+
+    def train(ctx: EntryContext, faulty: bool) -> nn.Module:
+        model = wrapped(problem.model())
+
+        def evaluate(step: int) -> None:
+            if step % TRIGGER == 0:
+                model.train(not faulty)
+            elif step % TRIGGER == TRIGGER - 2:
+                model.train()
+
+        return fit(ctx, problem, model, after_step=evaluate)
+
+    return train
+
+
 _fault = family("B2", ("evaluation-mode",), trains_differently, ranks=(0, 1), step=TRIGGER)
 
 ENTRIES = (
     _fault("", "dropout stays off after an evaluation", staying(CausalLM(dropout=0.1))),
+    _fault(
+        "epochs",
+        "dropout stays off after an evaluation, until the next epoch",
+        until_the_next_epoch(CausalLM(dropout=0.1)),
+        step=1,
+    ),
     _fault("norm", "batch normalisation uses running statistics after an evaluation", staying(Vision())),
 )

@@ -22,12 +22,20 @@ def test_a_model_that_stays_in_evaluation_mode_is_told_since_when(tmp_path):
     assert finding.evidence["onset_interval"] == [2, 4]
 
 
+def test_a_model_that_stays_so_until_each_epoch_ends_is_told(tmp_path):
+    (finding,) = evaluation_mode.check(run_of(tmp_path, [0, 0, 1, 1, 1, 0, None, 1, 1, 1, 0, 0]))
+    assert (finding.severity, finding.step_first, finding.step_last) == ("warning", 2, 9)
+    assert "2 times from step 2 to 9" in finding.claim
+
+
 @pytest.mark.parametrize(
     "evaluates",
     [
         [1, 1, 1, 1, 1],  # from the first step on
         [0, 0, 1, 1, 1, 0],  # it goes back
         [0, 0, 0, 1, 1],  # too few
+        [0, 1, 0, 1, 1, 0, 1, 0],  # one step or two, again and again
+        [1, 1, 1, 0, 1, 1, 1, 0],  # once after the start
         [0, 0, 0, 0, 0],
     ],
 )
