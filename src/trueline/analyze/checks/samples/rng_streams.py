@@ -41,8 +41,7 @@ What it may miss
 A generator that begins again by a state that is set rather than by a seed, where no forward pass draws from it, or
 at steps that are not sampled.
 Of generators of the program's own, those of other processes (a data loader worker's), of NumPy and of compiled code,
-and permutations. Two streams with one seed that were drawn from a
-different number of times count as different.
+and permutations. Two streams with one seed that were drawn from a different number of times count as different.
 
 Example
 -------

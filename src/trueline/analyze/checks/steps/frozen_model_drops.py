@@ -23,6 +23,9 @@ the trained ones do (teachers of some methods are meant to drop: mean teachers),
 common (a feature extractor whose noise may be wanted). Nothing is said of a model that is given one tensor several
 times in a step, as Monte Carlo dropout is, or that has gradients, as the networks of a GAN.
 
+Of 61 healthy trainings with a second model, of 10 models of transformers, none is warned of, at most 4.8 %
+(`benchmarks/laws/teachers.md`).
+
 Batch normalisation in training mode is not dropout, and nothing is said of it: momentum teachers are meant to have it.
 
 What it may miss
