@@ -34,62 +34,30 @@ _KEY = "BackendSelect"
 directly before the backend (as in ``record/dispatched.py``)."""
 
 
-class OwnDrawProbe(FactProbe):
-    """At the first sampled steps, then now and then, the column ``own_draws``: from the end of the step before to the
-    update, whoever draws. While it looks, torch passes draws through kernels of ours, which read the state of a
-    generator that is not torch's own, and nothing else; at other steps there are none.
-    """
+class _Draws:
+    """Lets torch pass draws through kernels of ours as long as a probe looks: once, however many there are."""
 
-    name = "own draws"
-    moments = ("output", "update")
-
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
-        self._times = NowAndThen()
+    def __init__(self) -> None:
+        self._probes: list[OwnDrawProbe] = []
         self._library: torch.library.Library | None = None
         self._under_way: list[None] = []
-        self._failed = False
-        self._forget()
 
-    def begin(self, step: Step) -> bool:
-        """In the first steps, then now and then."""
-        self._forget()
-        due = step.watched and step.sampled and not self._failed and self._times.due(step)
-        if not due:
-            self.detach()
-        else:
-            self.attach()
-        return due
-
-    def attach(self) -> None:
-        """Let torch pass draws through, if it does not yet."""
+    def add(self, probe: OwnDrawProbe) -> None:
+        """Call ``probe`` from now on."""
+        if probe not in self._probes:
+            self._probes.append(probe)
         if self._library is None:
             self._library = torch.library.Library("aten", "IMPL")
             for name in OPERATIONS:
                 self._library.impl(name, self._kernel(name), _KEY, with_keyset=True)
 
-    def take(self, moment: Moment, step: Step) -> dict[str, Any]:
-        """``own_draws``, just before the update."""
-        if moment == "output":
-            first = next((x for _, x in tensors_inside("", (*step.args, dict(step.kwargs))) if x.dim() > 0), None)
-            self._rows |= set() if first is None else {first.shape[0]}
-            return {}
-        found = [
-            OwnDraw(operation, shape, at, state, len(shape) > 0 and shape[0] > 1 and shape[0] in self._rows)
-            for operation, shape, at, state in self._draws
-        ]
-        self._forget()
-        return {"own_draws": draws_text(found)}
-
-    def detach(self) -> None:
-        """Take the kernels out, unless a thread is inside of one just now."""
-        if self._library is not None and not self._under_way:
+    def remove(self, probe: OwnDrawProbe) -> None:
+        """Stop calling it. The kernels go with the last one, unless a thread is inside of one just now."""
+        if probe in self._probes:
+            self._probes.remove(probe)
+        if self._library is not None and not self._probes and not self._under_way:
             self._library._destroy()
             self._library = None
-
-    def _forget(self) -> None:
-        self._draws: list[tuple[str, tuple[int, ...], str, int]] = []
-        self._rows: set[int] = set()
 
     def _kernel(self, name: str) -> Callable[..., Any]:
         base, _, overload = name.partition(".")
@@ -102,17 +70,60 @@ class OwnDrawProbe(FactProbe):
                 return op.redispatch(keyset & below, *args, **kwargs)
             self._under_way.append(None)
             try:
-                state = self._state_of(generator)
+                begun = [(probe, probe.state_of(generator)) for probe in tuple(self._probes)]
                 result = op.redispatch(keyset & below, *args, **kwargs)
-                if state is not None and len(self._draws) < MAX_DRAWS and (at := script_line()):
-                    self._draws.append((base, tuple(result.shape), at, state))
+                for probe, state in begun:
+                    probe.drawn(base, tuple(result.shape), state)
                 return result
             finally:
                 self._under_way.pop()
 
         return kernel
 
-    def _state_of(self, generator: torch.Generator) -> int | None:
+
+_draws = _Draws()
+
+
+class OwnDrawProbe(FactProbe):
+    """At the first sampled steps, then now and then, the column ``own_draws``: from the end of the step before to the
+    update, whoever draws. While it looks, torch passes draws through kernels of ours, which read the state of a
+    generator that is not torch's own, and nothing else; at other steps there are none.
+    """
+
+    name = "own draws"
+    moments = ("output", "update")
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._times = NowAndThen()
+        self._failed = False
+        self._forget()
+
+    def begin(self, step: Step) -> bool:
+        """In the first steps, then now and then."""
+        self._forget()
+        due = step.watched and step.sampled and not self._failed and self._times.due(step)
+        (_draws.add if due else _draws.remove)(self)
+        return due
+
+    def take(self, moment: Moment, step: Step) -> dict[str, Any]:
+        """``own_draws``, just before the update."""
+        if moment == "output":
+            first = next((x for _, x in tensors_inside("", (*step.args, dict(step.kwargs))) if x.dim() > 0), None)
+            self._rows |= set() if first is None else {first.shape[0]}
+            return {}
+        found = [
+            OwnDraw(operation, shape, at, state, len(shape) > 0 and shape[0] > 1 and shape[0] in self._rows)
+            for operation, shape, at, state in self._found
+        ]
+        self._forget()
+        return {"own_draws": draws_text(found)}
+
+    def detach(self) -> None:
+        """Look no more."""
+        _draws.remove(self)
+
+    def state_of(self, generator: torch.Generator) -> int | None:
         """A digest of the state; None where it cannot be read, as while a CUDA graph is captured: then no more are."""
         if self._failed:
             return None
@@ -123,6 +134,15 @@ class OwnDrawProbe(FactProbe):
                 _log.warning("trueline: the state of a generator cannot be read; own draws are not seen", exc_info=True)
                 self._failed = True
         return None
+
+    def drawn(self, operation: str, shape: tuple[int, ...], state: int | None) -> None:
+        """Numbers were drawn from a generator that was in ``state``."""
+        if state is not None and len(self._found) < MAX_DRAWS and (at := script_line()):
+            self._found.append((operation, shape, at, state))
+
+    def _forget(self) -> None:
+        self._found: list[tuple[str, tuple[int, ...], str, int]] = []
+        self._rows: set[int] = set()
 
 
 def digest_of(generator: torch.Generator) -> int:

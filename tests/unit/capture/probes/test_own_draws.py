@@ -1,6 +1,8 @@
 """rng-streams: a generator of the program's own that begins again is told with its line, and training is as it was."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -133,6 +135,31 @@ def test_training_is_the_same_to_the_bit(tmp_path, noise):
     models = [nn.Sequential(each, nn.Dropout(0.5)) for each in (model, copy.deepcopy(model))]
     alone, watched = trained(None, noise, model=models[0]), trained(tmp_path / "run", noise, model=models[1])
     assert all(torch.equal(one, other) for one, other in zip(alone, watched, strict=True))
+
+
+def test_two_models_that_are_watched_together_see_their_draws_and_torch_warns_of_nothing(tmp_path):
+    """Torch warns once in a process of a kernel that takes the place of another."""
+    script = """
+import sys, warnings
+warnings.simplefilter("error")
+import torch, trueline
+models = [torch.nn.Linear(4, 4) for _ in range(2)]
+updates = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
+watches = [
+    trueline.watch(model, update, out=f"{sys.argv[1]}/{name}", plan={"every": 1})
+    for name, model, update in zip("ab", models, updates)
+]
+for _ in range(8):
+    for model, update in zip(models, updates):
+        model(torch.randn(8, 4, generator=torch.Generator())).square().sum().backward()
+        update.step()
+        update.zero_grad()
+for watch in watches:
+    watch.close()
+"""
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [len(trueline.open_run(tmp_path / name).texts("own_draws")) for name in "ab"] == [8, 8]
 
 
 def test_no_kernel_is_left(tmp_path):

@@ -54,7 +54,7 @@ import numpy as np
 from trueline.analyze.compared_ranks import data_parallel_ranks, numbers, sites_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
-from trueline.schema.text.words import ranks_text
+from trueline.schema.text.words import counted, ranks_text
 from trueline.store.reader import Run
 
 CODE = "evaluation-mode"
@@ -86,7 +86,7 @@ def check(run: Run) -> list[Finding]:
         return []
     if stretches[-1][1] < len(steps):
         since, end = stretches[0][0], stretches[-1][1]
-        when = f"again and again, {len(stretches)} times from step {steps[since]} to {steps[end - 1]}"
+        when = f"again and again, {counted(len(stretches), 'time')} from step {steps[since]} to {steps[end - 1]}"
     else:
         since, end = stretches[-1]
         when = f"since step {steps[since]}"
