@@ -29,7 +29,11 @@ def test_ctrl_c_ends_the_batch_job(slurm, tmp_path):
     (tmp_path / "sleeper.py").write_text("import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(600)\n")
     words = ["trial", "repeat", "--engine", slurm, "--", sys.executable, "sleeper.py"]
     trial = subprocess.Popen(
-        [sys.executable, "-m", "trueline", *words], stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        [sys.executable, "-m", "trueline", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background have it ignored
     )
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
         assert trial.poll() is None
