@@ -134,6 +134,15 @@ def test_a_teacher_that_drops_is_told(tmp_path, teacher, found):
     assert judged(tmp_path / "run") == found
 
 
+def test_a_teacher_that_was_trained_before_and_has_its_gradients_is_told(tmp_path):
+    teacher = Net()
+    updates = torch.optim.SGD(teacher.parameters(), lr=0.1)
+    teacher(torch.randn(ROWS, WIDTH)).square().mean().backward()
+    updates.step()
+    trained(tmp_path / "run", without_gradients(teacher))
+    assert judged(tmp_path / "run") == STILL
+
+
 def test_a_teacher_among_many_models_is_told(tmp_path):
     """As what a notebook still holds of its cells before, whichever is found first."""
     before, teacher, behind = [Net() for _ in range(20)], Net(), [Net() for _ in range(20)]
