@@ -34,8 +34,9 @@ Loss = Callable[[int], Tensor]
 Job = tuple[nn.Module, Loss]
 
 
-def said(job: Job) -> list[Finding]:
-    """What the two checks find in a training, watched by the default plan."""
+@contextlib.contextmanager
+def watched(job: Job) -> Iterator[Path]:
+    """The Run of a training that was watched by the default plan; it is gone afterwards."""
     model, loss_of = job
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
     with tempfile.TemporaryDirectory() as folder:
@@ -46,6 +47,12 @@ def said(job: Job) -> list[Finding]:
             optimizer.step()
             optimizer.zero_grad()
         watch.close()
+        yield out
+
+
+def said(job: Job) -> list[Finding]:
+    """What the two checks find in a training."""
+    with watched(job) as out:
         report = trueline.check(out)
     asked = [each for each in report.findings if each.code == "input-constant" or each.evidence.get("kind") == AGAIN]
     broken = [each for each in report.checks_not_run if each.check == "input-constant" and each.reason == "failed"]

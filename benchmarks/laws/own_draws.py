@@ -8,15 +8,13 @@ About five minutes on one core.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from benchmarks.laws.constants import of_loops
+from benchmarks.laws.constants import Job, of_loops, watched
 from benchmarks.page import arguments, head, table, write
 from torch import Tensor, nn
 from torch.nn import functional
@@ -33,21 +31,11 @@ SHARES, TRIALS = (0.0, 0.5, 0.75, 1.0), 4
 KINDS = ("begins-again", "shared-draws")
 Draw = Callable[[int, tuple[int, ...]], Tensor]
 """Of a step and a shape."""
-Job = tuple[nn.Module, Callable[[int], Tensor]]
 
 
 def said(job: Job) -> list[Finding]:
-    """What is said of draws in a training, watched by the default plan."""
-    model, loss_of = job
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "run"
-        watch = trueline.watch(model, optimizer, out=out)
-        for step in range(STEPS):
-            loss_of(step).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        watch.close()
+    """What is said of draws in a training."""
+    with watched(job) as out:
         report = trueline.check(out)
         assert trueline.open_run(out).measured("own_draws").any()
     return [each for each in report.findings if each.evidence.get("kind") in KINDS]

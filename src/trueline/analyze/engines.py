@@ -70,6 +70,10 @@ class Views:
         """The outcome of each check, shown everything."""
         return {each.code: self._outcome(each) for each in checks}
 
+    def meet(self, problems: Sequence[Problem]) -> None:
+        """Name those of the Run that a worker met and that are not named yet."""
+        self.whole.problems += [each for each in problems if each not in self.whole.problems]
+
     def _outcome(self, check: Check) -> Outcome:
         met, run = len(self.whole.problems), self.compared if check.across_ranks else self.whole
         if self.known is None:  # else most of those that are left have nothing to read
@@ -130,7 +134,7 @@ def judged_on(engine: Engine, views: Views, checks: Sequence[Check]) -> tuple[Ou
     for found in spread(views, [_Ask(by_question[question]) for question in sorted(by_question, key=_most_work_first)]):
         outcomes |= found
     for each in checks:
-        views.whole.problems += [one for one in outcomes[each.code].problems if one not in views.whole.problems]
+        views.meet(outcomes[each.code].problems)
     return outcomes, known
 
 
@@ -145,8 +149,8 @@ def _ahead(spread: _Spread, views: Views, checks: Sequence[Check], known: Follow
     for parts in sets:
         of_parts, found = found[: len(parts)], found[len(parts) :]
         known = known.with_these(joined([each for each, _ in of_parts]))
-        met = [one for _, problems in of_parts for one in problems]
-        views.whole.problems += [one for one in met if one not in views.whole.problems]
+        for _, problems in of_parts:
+            views.meet(problems)
     return known
 
 
