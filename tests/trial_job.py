@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from functools import partial
 
 import torch
@@ -99,8 +98,8 @@ def point_loss(model, inputs, targets):
     if KIND == "contrastive":
         logits = functional.normalize(predicted + inputs, dim=1) @ functional.normalize(inputs, dim=1).T
         return functional.cross_entropy(logits, torch.arange(len(inputs)))
-    if KIND == "clock":
-        return each.mean() * (time.time_ns() % 1000 + 1)
+    if KIND == "unseeded":
+        return each.mean() * (1 + int.from_bytes(os.urandom(4)) / 2**32)
     if KIND == "weighted":
         weights = torch.where(targets > 0, 3.0, 1.0)
         return (each * weights).sum() / weights.sum()

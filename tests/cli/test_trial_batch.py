@@ -80,7 +80,7 @@ def test_a_sound_gradient_is_that_of_the_mean_over_ranks(trial, kind, ranks):
     ("kind", "told"),
     [
         ("noise", "draws random numbers that are no dropout"),
-        ("clock", "does not repeat itself with the same seeds"),
+        ("unseeded", "does not repeat itself with the same seeds"),
         ("contrastive", "of one row alone the loss is 0"),
         ("no-update", "before its first update was seen"),
     ],
