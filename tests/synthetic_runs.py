@@ -38,6 +38,7 @@ def write_run(
     findings: tuple[Finding, ...] = (),
     notes: tuple[str, ...] = (),
     seed: int = 0,
+    rows_a_part: int | None = None,
 ) -> Path:
     """A healthy-looking Run at ``path``: losses that fall, gradients with a small common part, sketches now and then.
 
@@ -65,11 +66,13 @@ def write_run(
         writers[0].write(finding)
     for rank, writer in enumerate(writers):
         writer.close()
-        write_part(path, rank, rows[rank])
+        most = rows_a_part or max(len(rows[rank]), 1)
+        for sequence, begin in enumerate(range(0, len(rows[rank]), most)):
+            write_part(path, rank, rows[rank][begin : begin + most], sequence=sequence)
     return path
 
 
-def write_part(path: Path, rank: int, rows: Sequence[Mapping[str, Any]]) -> None:
+def write_part(path: Path, rank: int, rows: Sequence[Mapping[str, Any]], *, sequence: int = 0) -> None:
     """Add the rows of ``rank``, each with its ``step``, to the Run at ``path``: the part that sealing them leaves."""
     names = {name for row in rows for name, value in row.items() if value is not None} | {"rank"}
     columns = {
@@ -78,12 +81,12 @@ def write_part(path: Path, rank: int, rows: Sequence[Mapping[str, Any]]) -> None
         if column.name in names
     }
     if rows:
-        _put_part(path, rank, pa.table(columns))
+        _put_part(path, rank, pa.table(columns), sequence)
 
 
-def _put_part(path: Path, rank: int, table: pa.Table) -> None:
+def _put_part(path: Path, rank: int, table: pa.Table, sequence: int = 0) -> None:
     data = encode_part(table)
-    (path / WORKERS_DIR / str(PartName(rank, 0, zlib.crc32(data)))).write_bytes(data)
+    (path / WORKERS_DIR / str(PartName(rank, sequence, zlib.crc32(data)))).write_bytes(data)
 
 
 def _gradient_signals(gradients_NK: np.ndarray, rank: int) -> dict[str, float]:

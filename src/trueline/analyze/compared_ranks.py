@@ -36,7 +36,8 @@ def data_parallel_ranks(run: Run) -> list[int]:
     if not run.manifest.adapter:
         return list(run.ranks)
     parts = {rank for ranks in parts_of_one_model(run) for rank in ranks[1:]}
-    return [rank for rank in run.ranks if rank in set(run.manifest.data_parallel_ranks) and rank not in parts]
+    wanted = set(run.manifest.data_parallel_ranks) - parts
+    return [rank for rank in run.ranks if rank in wanted]
 
 
 def several_workers(run: Run) -> list[int]:

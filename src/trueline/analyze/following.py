@@ -22,7 +22,8 @@ import logging
 import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, reduce
 from itertools import pairwise
@@ -52,12 +53,12 @@ OPEN = 50
 """Last steps of a Run that are never taken for judged: a rank may still add to them."""
 
 FEW_WORKERS = 4
-"""Workers that are better off with fewer pieces, which read less in all, than with smaller ones."""
+"""Fewer workers than this are no faster than one process, which reads each part once, and ahead."""
 
 TOGETHER = 2000
 """Most steps that are shown to checks at once."""
 
-TOGETHER_ROWS = 256_000
+TOGETHER_ROWS = 1_024_000
 """Most rows of all ranks that are shown at once, unless ``STRETCH`` steps have more: memory is about 2 KB a row."""
 
 
@@ -145,17 +146,16 @@ def keep(run: Run, checks: Sequence[Check], followed: Followed) -> None:
 
 def parts_ahead(run: Run, checks: Sequence[Check], known: Followed, num: int) -> list[list[Ahead]]:
     """What can be judged at once, by ``num`` workers, and is kept: those checks that need a few steps at a time in up
-    to as many parts of the steps, in order; and what adds up from the first step to the last, by itself, or where
-    workers are few with what is added up for the same question, which reads the same.
+    to as many parts of the steps, in order; and what adds up from the first step to the last, by itself.
     """
     followers, end = _followers(checks), _kept_to(run)
-    if not followers or not end or known.silent:  # what is new since an earlier look is mostly little
+    if not followers or not end or num < FEW_WORKERS or known.silent:  # what is new since an earlier look is little
         return []
     by_step = tuple(each.code for each in followers.values() if isinstance(each.follows, ByStep))
     adding: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)
     for each in followers.values():
         if not isinstance(each.follows, ByStep):
-            adding[each.question if num <= FEW_WORKERS else _name(each)] += (each.code,)
+            adding[_name(each)] += (each.code,)
     together = _together(run)  # elsewhere rows would be read twice that lie together in a part
     stretches = -(-end // together)
     bounds = sorted({min(stretches * place // num * together, end) for place in range(num + 1)})
@@ -211,10 +211,13 @@ def _judged(run: Run, checks: Sequence[Check], known: Followed, num_steps: int) 
         settled |= (live := dict.fromkeys(live, Silent()))
     first = next((each.num_steps for each in live.values()), num_steps)
     kept_to = min(_kept_to(run), num_steps)
-    alike = known.alike
-    for begin, end in _stretches(run, first, kept_to, num_steps):
-        needs = {"param_digests"}.union(*(each.needs for each in checks if _name(each) in live))
-        stretch, reached = _stretch(run, begin, end, [step for each in live.values() for step in each.last[:1]], needs)
+    needs = {"param_digests"}.union(*(each.needs for each in checks if _name(each) in live))
+    last = [step for each in live.values() for step in each.last[:1]]
+    alike, read = known.alike, None
+    for (begin, end), loaded in _loaded(run, list(_stretches(run, first, kept_to, num_steps)), last, needs):
+        last = [step for each in live.values() for step in each.last[:1]]
+        read = _read(run, begin, last, [loaded] if read is None else [read, loaded])
+        stretch, reached = _stretch(run, read, begin, end, last)
         alike |= digests_alike(stretch.part)
         if len(alike) > 1:  # they may be averaged now and then, which checks see along the whole Run
             return {}, Followed({name: Silent(spoke=True) for name in settled}, alike)
@@ -234,21 +237,58 @@ def _judged(run: Run, checks: Sequence[Check], known: Followed, num_steps: int) 
     return told, Followed(settled, alike)
 
 
-def _stretch(run: Run, begin: int, end: int, last: Sequence[int], needs: Collection[str]) -> tuple[Stretch, Run]:
-    """The steps from the ``begin``-th to before the ``end``-th, and the same with those from the first of ``last`` on;
-    what ``needs`` to be read of them is read once.
+def _loaded(
+    run: Run, stretches: Sequence[tuple[int, int]], last: Sequence[int], needs: Collection[str]
+) -> Iterator[tuple[tuple[int, int], Run]]:
+    """Each stretch with the steps that are read for it and were not for one before it, with what they ``needs``, which
+    is read while the stretch before is judged: to at least ``AROUND`` steps after it, and where a part ends. Those of
+    the first begin with the first of ``last``.
+    """
+    steps, part_ends = run.steps, run.part_ends()
+
+    def load(low: int, high: int) -> Run:
+        part = run.between(low, high + 1)
+        part.load(needs)
+        return part
+
+    with ThreadPoolExecutor(1) as reader:
+        ahead: list[tuple[tuple[int, int], Future[Run]]] = []
+        low = min([int(steps[max(stretches[0][0] - AROUND, 0)]), *last]) if stretches else 0
+        for begin, end in stretches:
+            high = int(steps[min(end + AROUND, len(steps)) - 1])
+            ends = part_ends[(part_ends >= high) & (part_ends < high + STRETCH)]
+            high = int(ends[0]) if len(ends) else high
+            ahead.append(((begin, end), reader.submit(load, low, high)))
+            low = high + 1
+            if len(ahead) > 1:
+                of, loaded = ahead.pop(0)
+                yield of, loaded.result()
+        for of, loaded in ahead:
+            yield of, loaded.result()
+
+
+def _read(run: Run, begin: int, last: Sequence[int], loaded: Sequence[Run]) -> Run:
+    """The steps from the first of ``last`` and ``AROUND`` before the ``begin``-th on, of which all is ``loaded``."""
+    low = min([int(run.steps[max(begin - AROUND, 0)]), *last])
+    parts = [part for part in loaded if len(part.steps)]
+    read = run.between(low, int(parts[-1].steps[-1]) + 1)
+    read.take_loaded(parts)
+    return read
+
+
+def _stretch(run: Run, read: Run, begin: int, end: int, last: Sequence[int]) -> tuple[Stretch, Run]:
+    """The steps from the ``begin``-th to before the ``end``-th, and the same with those from the first of ``last`` on,
+    of what was ``read`` of them.
     """
     steps = run.steps
-    reached = min([int(steps[begin]), *last])
     low, high = max(begin - AROUND, 0), min(end + AROUND, len(steps)) - 1
-    read = run.between(min(reached, int(steps[low])), int(steps[high]) + 1)
-    read.load(needs)
     part, around = (
-        read.between(int(steps[begin]), int(steps[end - 1]) + 1),
-        read.between(int(steps[low]), int(steps[high]) + 1),
+        read.between(int(steps[first]), int(steps[at_last]) + 1) for first, at_last in ((begin, end - 1), (low, high))
     )
-    wider = part if reached == steps[begin] else read.between(reached, int(steps[end - 1]) + 1)
-    return Stretch(run, part, around), wider
+    reached = min([int(steps[begin]), *last])
+    return Stretch(run, part, around), part if reached == steps[begin] else read.between(
+        reached, int(steps[end - 1]) + 1
+    )
 
 
 def _kept_to(run: Run) -> int:
@@ -279,11 +319,15 @@ def _said(run: Run, check: Check, known: Silent) -> list[Finding] | None:
 
 def _stretches(run: Run, first: int, kept_to: int, num_steps: int) -> Iterable[tuple[int, int]]:
     """From the first step that is not judged to the last of ``num_steps``, in pieces that end where something is
-    kept.
+    kept, and if they can where what is around them ends with a part.
     """
+    part_ends = np.searchsorted(run.steps, run.part_ends(), side="right") - AROUND
+    good_ends = np.unique(part_ends // STRETCH * STRETCH)
     begin = first
     while begin < num_steps:
         end = min(begin + _together(run), kept_to) if begin < kept_to else num_steps
+        good = good_ends[(good_ends > begin) & (good_ends < end)]
+        end = int(good[-1]) if end < kept_to and len(good) else end
         yield begin, end
         begin = end
 

@@ -209,6 +209,22 @@ class Run(RecordedSteps, Shown):
             if missing:
                 self._load([name for name in WORKER_SCHEMA.names if name in missing])
 
+    def take_loaded(self, parts: Sequence[Run]) -> None:
+        """Take the columns that all of ``parts`` have loaded, so that they have them no more. These come one after the
+        other, the last one ends with this Run, and the first one does not begin after it.
+        """
+        first = int(self.steps[0])
+        starts = [int(np.searchsorted(part._rows.steps, first)) for part in parts]
+        for name in set[str].intersection(*(set(part._columns) for part in parts)):
+            pieces = [part._columns.pop(name).slice(start) for part, start in zip(parts, starts, strict=True)]
+            self._columns[name] = pa.concat_arrays(pieces)
+
+    def part_ends(self) -> np.ndarray:
+        """[..] the last steps of parts, ascending: where steps up to one of these are read, no part is read in half.
+        That is of the first rank, as those of the others mostly end with it.
+        """
+        return self._pieces.ends(self.ranks[0]) if self.ranks else np.zeros(0, dtype=np.int64)
+
     def has(self, column: str) -> bool:
         """Whether a column was measured at any step, which no more is read for than the first that tells."""
         require_column(column, WORKER_SCHEMA.names)
@@ -249,24 +265,28 @@ class Run(RecordedSteps, Shown):
         lists.
         """
         lists, rows = self._measured_lists(column, steps, ranks)
-        lengths = np.unique(to_numpy(lists.value_lengths()))
-        if len(lengths) > 1:
+        lengths = to_numpy(lists.value_lengths())
+        shortest, longest = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
+        if shortest != longest:
             raise RunError(
-                f"Column '{column}' of Run '{self.path}' has lists of {lengths.min()} to {lengths.max()} values, and "
+                f"Column '{column}' of Run '{self.path}' has lists of {shortest} to {longest} values, and "
                 "a stack needs equal lengths. Use Run.lists."
             )
-        num_values = int(lengths[0]) if len(lengths) else 0
         dtype, absent = (np.uint64, 0) if pa.types.is_uint64(lists.type.value_type) else (np.float64, np.nan)
         at_T, at_N = (
             self.steps if steps is None else np.asarray(steps),
             np.asarray(self.ranks if ranks is None else ranks),
         )
+        in_order = steps is None or bool(np.all(at_T[1:] > at_T[:-1]))
+        if in_order and len(rows) == len(at_T) * len(at_N):  # each of the ranks at each of the steps, as rows are
+            values_TNK = _flat(lists).astype(dtype).reshape(len(at_T), len(at_N), longest)
+            return values_TNK, np.ones(values_TNK.shape[:2], dtype=bool)
         order_T = np.argsort(at_T)
-        values_TNK = np.full((len(at_T), len(at_N), num_values), absent, dtype=dtype)
+        values_TNK = np.full((len(at_T), len(at_N), longest), absent, dtype=dtype)
         measured_TN = np.zeros(values_TNK.shape[:2], dtype=bool)
         place_T = order_T[np.searchsorted(at_T, self._rows.steps[rows], sorter=order_T)]
         at = place_T, np.searchsorted(at_N, self._rows.ranks[rows])
-        values_TNK[at] = _flat(lists).reshape(len(rows), num_values)
+        values_TNK[at] = _flat(lists).reshape(len(rows), longest)
         measured_TN[at] = True
         return values_TNK, measured_TN
 
@@ -389,7 +409,7 @@ class Run(RecordedSteps, Shown):
         else:
             lists_R = self._rows.merge(self._pieces.columns([column], steps)[column])
         wanted_R = to_numpy(lists_R.is_valid()) & self._of_main_lists(column)
-        if steps is not None:
+        if steps is not None and not np.array_equal(steps, self.steps):
             wanted_R &= np.isin(self._rows.steps, list(steps))
         if ranks is not None:
             wanted_R &= np.isin(self._rows.ranks, list(ranks))

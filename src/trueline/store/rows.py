@@ -15,7 +15,7 @@ from trueline.schema.columns.records import RECORD_COLUMNS
 from trueline.schema.columns.rollouts import TABLE_COLUMNS, TableName
 from trueline.schema.columns.workers import WORKER_COLUMNS
 from trueline.schema.errors import RunError
-from trueline.store.records.arrays import contiguous, empty, from_numpy, to_numpy
+from trueline.store.records.arrays import contiguous, empty, from_numpy, taken, to_numpy
 
 _ARROW_TYPES: dict[str, pa.DataType] = {
     "int64": pa.int64(),
@@ -80,7 +80,7 @@ class MergeOrder:
         if not len(pieces):
             return empty(pieces.type)
         if self._whole:
-            return contiguous(pieces).take(from_numpy(self._order))
+            return taken(contiguous(pieces), self._order)
         valid_T = to_numpy(pieces.is_valid())[self._order]
         position_T = np.where(valid_T, np.arange(len(valid_T)), -1)
         last_R = np.maximum.reduceat(position_T, self._first)

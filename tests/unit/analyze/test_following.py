@@ -1,23 +1,26 @@
 """Checks that follow say what they say of the whole Run, at every step, whatever was kept of earlier looks."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.following import assert_follows, copy_of, in_stretches, said, whole
+from tests.following import assert_follows, copy_of, followers_alone, in_stretches, said, whole
 from tests.run_kinds import CHANGES, write_kind
 from tests.synthetic_runs import write_part, write_run
 
-from trueline.analyze import check_run, following
+from trueline.analyze import check_run, engines, following
 from trueline.analyze.follows import ByStep
 from trueline.analyze.registry import installed_checks
 from trueline.analyze.workers import comparable, outliers, quiet, quiet_sets
 from trueline.schema.finding import Finding
 from trueline.store.judged import read_judged
+from trueline.store.log.part_files import PartFiles
 from trueline.store.reader import Run
 
 ENDS = (9, 40, 61, 80, 119)
+LOOKED_AT_OFTEN = ("healthy", "one step", "multiplied thrice", "drift", "gradient jumps", "a sample again, much later")
 NAMES = {
     *("rank-config-differs", "worker-silent", "updates-apart", "random streams"),
     *("gradient-not-reduced", "reduction-mismatch", "replica-drift", "worker-nonfinite"),
@@ -185,8 +188,8 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_is_said_is_the_same_judged_whole_and_followed(tmp_path, fault):
-    path = write_run(tmp_path / "run", num_steps=120, change=FAULTS[fault])
-    followed = assert_follows(path, ENDS, steps=20)
+    path = write_run(tmp_path / "run", num_steps=120, change=FAULTS[fault], rows_a_part=50)
+    followed = assert_follows(path, ENDS if fault in LOOKED_AT_OFTEN else ENDS[1::2], steps=20)
     if fault == "healthy":
         assert followed == NAMES
     if fault in ("loss jumps where the learning rate does", "loss jumps at a short window"):
@@ -235,6 +238,23 @@ def test_a_further_look_shows_checks_only_what_is_new(tmp_path, monkeypatch):
         [*range(80, 101)],
         [*range(80, 100)], [*range(100, 120)],
     ]  # fmt: skip
+
+
+def test_what_checks_need_of_a_part_is_read_once(tmp_path, monkeypatch):
+    run = Run(write_run(tmp_path / "run", num_ranks=2, num_steps=120, change=healthy, rows_a_part=40))
+    read = Counter()
+
+    def again(files, part, names, **within):
+        read[str(part), {"loss", "group_used_residual"} <= {*names}] += 1
+        return real(files, part, names, **within)
+
+    real = PartFiles.again
+    monkeypatch.setattr(PartFiles, "again", again)
+    with in_stretches(20), followers_alone():
+        said(run)
+    parts = sorted(part for part, needed in read if needed)
+    assert len(parts) == 6  # what else is read of the first steps, whatever the length, are columns of groups alone
+    assert {read[part, True] for part in parts} == {1}
 
 
 def state(path):
@@ -314,7 +334,8 @@ def test_a_run_that_may_only_be_read_is_judged_all_the_same(tmp_path, monkeypatc
     assert read_judged(str(path)) is None
 
 
-def test_processes_follow_as_this_one_does(tmp_path):
+def test_processes_follow_as_this_one_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "_CORES", following.FEW_WORKERS)
     path = write_run(tmp_path / "run", num_steps=120, change=FAULTS["one step"])
     beside = copy_of(path, tmp_path / "beside" / "run")
     with in_stretches(20):

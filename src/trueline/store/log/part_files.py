@@ -9,7 +9,7 @@ import posixpath
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +35,22 @@ VERSION = 1
 
 READERS = min(8, os.cpu_count() or 1)
 """Parts that are read at once."""
+
+
+_MANY = 8
+"""Parts that are worth the start of threads: it takes 0.5 ms, and a part of 1,000 rows 3 ms to decode."""
+
+Of = TypeVar("Of")
+Found = TypeVar("Found")
+
+
+def at_once(work: Callable[[Of], Found], parts: Sequence[Of]) -> Iterator[Found]:
+    """What ``work`` gives for each of the parts, in order, of several at once where they are many."""
+    if len(parts) < _MANY:
+        yield from map(work, parts)
+        return
+    with ThreadPoolExecutor(max_workers=READERS) as pool:
+        yield from pool.map(work, parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +81,7 @@ class PartFiles:
 
         Several are read at once: checksums and Parquet are worked out of Python's lock.
         """
-        with ThreadPoolExecutor(max_workers=READERS) as pool:
-            yield from pool.map(functools.partial(self._once, names, keep), parts)
+        yield from at_once(functools.partial(self._once, names, keep), parts)
 
     def _once(self, names: Sequence[str], keep: Sequence[str], part: PartName) -> pa.Table | Problem:
         if part in self._kept:

@@ -9,8 +9,7 @@ T pieces.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +21,7 @@ from trueline.store import file_names
 from trueline.store.file_names import PartName, Problem
 from trueline.store.log.journal import JournalContent
 from trueline.store.log.listing import list_parts, name_missing_parts, read_journals
-from trueline.store.log.part_files import READERS, PartFiles
+from trueline.store.log.part_files import PartFiles, at_once
 from trueline.store.migrate import to_current
 from trueline.store.records.arrays import empty_table, from_numpy, to_numpy
 from trueline.store.rows import SCALAR_NAMES, WORKER_SCHEMA, merge_batches
@@ -74,8 +73,8 @@ class Pieces:
         """
         wanted = None if steps is None else np.asarray(list(steps), dtype=np.int64)
         schema = pa.schema([WORKER_SCHEMA.field(name) for name in names])
-        with ThreadPoolExecutor(max_workers=READERS) as pool:  # Parquet is worked out of Python's lock
-            rows = list(pool.map(lambda piece: self._rows(piece, names, wanted), self._pieces))
+        read = map if set(names) <= set(KEYS) else at_once
+        rows = read(lambda piece: self._rows(piece, names, wanted), self._pieces)
         table = pa.concat_tables([empty_table(schema), *rows])
         for name in names:
             if sum(map(_num_values, table[name].chunks)) > MAX_VALUES:
@@ -121,6 +120,11 @@ class Pieces:
         known = None if piece.part is None else self.files.present(piece.part)
         return frozenset(WORKER_SCHEMA.names) if known is None else known
 
+    def ends(self, rank: int) -> np.ndarray:
+        """[..] int64, ascending: the last steps of the parts of a rank."""
+        own = (piece for piece in self._pieces if piece.part is not None and piece.part.rank == rank)
+        return np.unique(np.array([piece.steps[1] for piece in own], dtype=np.int64))
+
     def between(self, first: int | None, end: int) -> Pieces:
         """The same without the rows of steps before ``first`` (None: of none) and of ``end`` and later ones."""
         cut = Pieces(self.files, self.timeline, self.problems, self.unclosed)
@@ -138,15 +142,14 @@ class Pieces:
                 cut._pieces.append(_Piece.of(piece.rows.filter(from_numpy(chosen)), piece.part, from_numpy(own_T)))
         return cut
 
-    def add_parts(self, parts: list[PartName]) -> set[int]:
-        """Take the parts of one rank, in order; the numbers of those that could be read.
+    def add_parts(self, parts: Iterable[tuple[PartName, pa.Table | Problem]]) -> set[int]:
+        """Take the parts of one rank, with what was read of each, in order; the numbers of those that could be read.
 
         Where the parts that were merged into a part still exist, their writer was about to remove them.
         """
         read: set[int] = set()
         merged: set[int] = set()
-        ordered = sorted(parts, key=lambda part: (part.sequence, -part.last))
-        for part, rows in zip(ordered, self.files.first(ordered, SCALAR_NAMES, keep=KEYS), strict=True):
+        for part, rows in parts:
             if merged.issuperset(part.numbers):
                 continue
             if isinstance(rows, Problem):
@@ -188,9 +191,11 @@ def read_pieces(
     begun = {attempts[rank] for rank, journal in journals.items() if journal.batches}
     begun |= {part.attempt for known in parts.values() for part in known}
     pieces.timeline = Timeline(first_steps, begun)
+    ordered = {rank: sorted(parts[rank], key=lambda part: (part.sequence, -part.last)) for rank in sorted(parts)}
+    found = pieces.files.first([part for own in ordered.values() for part in own], SCALAR_NAMES, keep=KEYS)
     for rank in sorted(set(journals) | set(parts)):
         journal = journals.get(rank)
-        sealed = pieces.add_parts(parts.get(rank, []))
+        sealed = pieces.add_parts(zip(ordered.get(rank, []), found))  # noqa: B905 - goes on with those of the next rank
         name_missing_parts(file_names.WORKERS_DIR, rank, parts.get(rank, []), journal, pieces.problems)
         if journal is not None and journal.sequence not in sealed:
             pieces.add_journal(journal, attempts[rank])

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueline.store.records.arrays import empty, empty_table, floats, from_numpy, from_values, lists_from, to_numpy
+from trueline.store.records.arrays import (
+    empty,
+    empty_table,
+    floats,
+    from_numpy,
+    from_values,
+    lists_from,
+    taken,
+    to_numpy,
+)
 
 INTS = st.integers(-(2**31), 2**31 - 1)
 FLOATS = st.floats(width=32)
@@ -89,6 +98,27 @@ def test_lists_are_cut_where_it_is_said():
     ends_N = np.array([0, 2, 2, 3], np.int32)
     lists = lists_from(from_numpy(np.array([4, 5, 6])), ends_N, absent_N=np.array([False, True, False]))
     assert lists.to_pylist() == [[4, 5], None, [6]]
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        [[1.0, 2.0], [3.0, float("nan")], [5.0, 6.0]],
+        [[1.0, 2.0], None, [5.0, 6.0]],
+        [[1.0, 2.0], [3.0], [5.0, 6.0]],
+        [[1.0, None], [3.0, 4.0], [5.0, 6.0]],
+        [[], [], []],
+        [],
+    ],
+)
+@pytest.mark.parametrize("begin", [0, 1])
+def test_values_are_taken_as_arrow_takes_them(lists, begin):
+    values = pa.array(lists, pa.list_(pa.field("element", pa.float64()))).slice(begin)
+    at = np.arange(len(values))[::-1]
+    made = taken(values, at)
+    made.validate(full=True)
+    assert made.type == values.type
+    assert repr(made.to_pylist()) == repr(values.take(pa.array(at)).to_pylist())
 
 
 SCRIPT = """
