@@ -58,8 +58,10 @@ FEW_WORKERS = 4
 TOGETHER = 2000
 """Most steps that are shown to checks at once."""
 
-TOGETHER_ROWS = 1_024_000
-"""Most rows of all ranks that are shown at once, unless ``STRETCH`` steps have more: memory is about 2 KB a row."""
+TOGETHER_BYTES = 3 << 29
+"""Most that the columns of the rows take that are shown at once, unless ``STRETCH`` steps take more: that much again is
+read ahead.
+"""
 
 
 @dataclass(frozen=True)
@@ -297,8 +299,11 @@ def _kept_to(run: Run) -> int:
 
 
 def _together(run: Run) -> int:
-    """Steps that are shown at once."""
-    return max(min(TOGETHER, TOGETHER_ROWS // max(len(run.ranks), 1)) // STRETCH * STRETCH, STRETCH)
+    """Steps that are shown at once, by two numbers a parameter and twelve a group of parameters in each row, which
+    beside these has some ninety.
+    """
+    row_bytes = 8 * (90 + max((2 * len(env.params) + 12 * len(env.groups) for env in run.env.values()), default=0))
+    return max(min(TOGETHER, TOGETHER_BYTES // row_bytes // max(len(run.ranks), 1)) // STRETCH * STRETCH, STRETCH)
 
 
 def _followers(checks: Sequence[Check]) -> dict[str, Check]:
