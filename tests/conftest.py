@@ -34,26 +34,21 @@ MAY_SKIP = ("no CUDA device", "a tmpfs cannot be mounted here")
 """Reasons that count in continuous integration: what a machine without a GPU or without root cannot show."""
 
 LONGEST_FIRST = (
-    *(
-        "faults/test_gallery",
-        "ranks/test_watch_changes_nothing",
-        "docs/test_transcripts",
-        "ranks/layouts/test_compare_ranks",
-    ),
-    *(
-        "cli/run/test_run",
-        "ranks/test_compiled_training",
-        "unit/store/test_records_crash",
-        "ranks/layouts/test_compare_placements",
-    ),
-    *("cli/test_demo", "ranks/test_live_plan", "unit/store/test_disk", "unit/analyze/compare/test_compare"),
-    *("unit/analyze/compare/match/test_name_maps", "ranks/layouts/test_shards", "unit/tensor/test_measure"),
-    *("unit/analyze/compare/judge/history/test_over_time", "unit/analyze/checks/workers/test_dispersion_low"),
-    *("unit/analyze/checks/steps/test_overflow_healthy_models", "cli/run/test_run_ref", "cli/run/test_run_resume"),
-    *("web/test_report", "unit/tensor/test_kernel_sanitized", "ranks/layouts/test_tensor_parallel"),
-    *("unit/analyze/workers/test_outliers", "unit/analyze/compare/judge/test_stored_values"),
+    *("faults/test_gallery", "unit/trials/frame/test_engines", "cli/test_trial_engines", "docs/test_cases"),
+    *("cli/test_trial_remedy", "unit/analyze/test_following", "ranks/test_watch_changes_nothing"),
+    *("docs/test_transcripts", "cli/test_trial_sync", "cli/run/test_run", "web/test_view", "cli/test_trial_batch"),
+    *("ranks/layouts/test_layouts", "cli/test_trial_vote", "ranks/test_machines", "ranks/test_integrations"),
+    *("cli/test_trial_knobs", "cli/test_trial_phases", "cli/test_demo", "web/test_report", "unit/trials/test_op"),
+    *("unit/analyze/workers/test_quiet", "ranks/test_live_sinks", "cli/test_trial_bisect"),
+    *("unit/store/test_records_crash", "unit/analyze/compare/judge/test_healthy_pairs", "unit/store/test_disk"),
+    *("contracts/test_adapter", "unit/analyze/checks/updates/test_update_laws", "ranks/test_updates_apart"),
+    *("cli/test_trial_modules", "unit/analyze/checks/steps/test_overflow_origin", "ranks/test_live_plan"),
+    *("ranks/layouts/test_compare_ranks", "unit/capture/test_clipping", "cli/test_trial_rl"),
+    *("unit/analyze/compare/test_compare", "ranks/layouts/test_shards", "cli/run/test_run_models"),
+    *("ranks/test_compiled_training", "ranks/layouts/test_compare_placements"),
+    *("unit/analyze/compare/test_modules_only", "cli/test_trial_shrink", "web/test_view_compare"),
 )
-"""Files of more than ten seconds of CPU time, all their processes counted, by what they take. Workers of pytest-xdist
+"""Files of more than twenty seconds beside two others, by what they take. Workers of pytest-xdist
 begin with them, so that none is left with a long one when the others have ended.
 """
 

@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import ctypes
 import fcntl
+import gc
 import importlib
 import importlib.machinery
 import itertools
@@ -81,6 +82,8 @@ def warm_python(folder: Path) -> Iterator[str]:
 def _serve(listener: socket.socket) -> None:
     """Fork, for every start, a process that starts the program and waits for it."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how those ended
+    gc.collect()
+    gc.freeze()  # else each start would copy what was imported, to see whether it is garbage or a model
     while True:
         client, _ = listener.accept()
         if os.fork() == 0:
