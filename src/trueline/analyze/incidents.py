@@ -22,6 +22,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "updates-apart": ("rank-config-differs", "gradient-not-reduced", "reduction-mismatch", "replica-drift", *_APART),
     "duplicate-data": ("shard-overlap", "dispersion-low", "rng-streams"),
     "shard-overlap": ("dispersion-low",),
+    "shard-small": _APART,
     "sample-repeats": ("shard-overlap", *_APART),
     "rank-config-differs": ("gradient-not-reduced", "reduction-mismatch", "replica-drift", "worker-silent", *_APART),
     "gradient-not-reduced": ("reduction-mismatch", "replica-drift", *_APART),

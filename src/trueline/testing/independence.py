@@ -40,6 +40,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
         "I1.beside",
         "I1.shifted I1.shifted-everywhere",
         "I1.ids",
+        "D9",
     ),
     "labels that do not count": ("D6", "D6.zeros D6.always D6.by-hand D6.fsdp"),
     "weights of tokens": (

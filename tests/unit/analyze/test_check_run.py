@@ -29,6 +29,7 @@ EXACT = (
     "sample-repeats",
     "updates-apart",
     "shard-overlap",
+    "shard-small",
     "worker-nonfinite",
     "worker-silent",
 )
