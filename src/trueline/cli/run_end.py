@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import shlex
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,23 +45,32 @@ def written(out: str, *, before: Stamps) -> list[str]:
     return [place for place, now in stamps(out).items() if before.get(place) != now]
 
 
-def watched(out: str, *, before: Stamps, unseen: str = "") -> str:
+def watched(out: str, *, before: Stamps, unseen: str = "", status: int = 0) -> str:
     """What the command left at ``out``, in one line, and the next command; ``before`` is what was there already,
-    ``unseen`` why a process of the command was not watched.
+    ``unseen`` why a process of the command was not watched, ``status`` what ``os.waitpid`` gave at the command's end.
     """
     places = written(out, before=before)
     if places:
         return " ".join(_run(place) for place in places)
     if unseen:
-        return f"NOTHING WAS WATCHED: {unseen}"
+        return f"NOTHING WAS WATCHED: {unseen}{_early_end(status)}"
     if out in before:
-        return _AS_BEFORE.format(out=out)
+        return f"{_AS_BEFORE.format(out=out)}{_early_end(status)}"
     if (Path(out) / "env").is_dir():
         return (
             f"the ranks of this machine wrote to '{out}', and rank 0 elsewhere. Next, where all machines' disks can be "
             f"read: trueline collect {shlex.quote(out)} … DST"
         )
-    return _NOTHING.format(out=out)
+    return f"{_NOTHING.format(out=out)}{_early_end(status)}"
+
+
+def _early_end(status: int) -> str:
+    """How a command ended that did not end well."""
+    code = os.waitstatus_to_exitcode(status)
+    by_signal = -code if code < 0 else code - 128  # as shells, `timeout` and torchrun tell of it
+    if by_signal in {*signal.Signals}:
+        return f" The command, or what it started, was ended by {signal.Signals(by_signal).name}."
+    return f" The command ended with exit code {code}." if code else ""
 
 
 def _run(place: str) -> str:

@@ -179,6 +179,7 @@ def test_exit_code_output_and_sitecustomize_are_the_programs_own(tmp_path):
     assert done.stdout == "out False\n", "attaching imports DTensor, which takes half a second and which few need"
     assert "mine" in done.stderr
     assert "NOTHING WAS WATCHED: no optimizer step seen" in done.stderr
+    assert done.stderr.endswith("an optimizer of torch.optim trains. The command ended with exit code 37.\n")
     assert not (tmp_path / "run").exists()
 
 
@@ -197,6 +198,10 @@ def test_an_exception_of_the_script_is_shown_as_it_is_and_the_run_is_kept_but_no
     assert trueline.check(run).notes[0] == f"Rank 0 raised ValueError at {script.name}:{line} after step 15."
     again = call([TRUELINE, "run", "--overwrite", "--out", "run", "--", "true"], tmp_path)
     assert "NOTHING WAS WATCHED: the Run at 'run' is as it was before the command" in again.stderr
+    assert "The command" not in again.stderr
+    killed = call([TRUELINE, "run", "--out", "other", "--", "timeout", "-s", "KILL", "0.1", "sleep", "9"], tmp_path)
+    assert "NOTHING WAS WATCHED" in killed.stderr
+    assert killed.stderr.endswith(" The command, or what it started, was ended by SIGKILL.\n")
 
 
 def test_a_model_that_compiled_code_alone_calls_is_told_with_what_to_do(tmp_path, python):

@@ -117,7 +117,7 @@ def _run_and_tell(
         status = run_in_foreground(program, words, environ | {UNSEEN: str(unseen)})
         why = unseen.read_text(encoding="utf-8") if unseen.exists() else ""
     try:
-        print(f"trueline: {watched(out, before=before, unseen=why)}", file=sys.stderr)
+        print(f"trueline: {watched(out, before=before, unseen=why, status=status)}", file=sys.stderr)
         if collecting is not None:
             print(f"trueline: {collecting.end()}", file=sys.stderr)
         if ref is not None:
