@@ -21,7 +21,7 @@ from benchmarks.page import arguments, facts, head, table, write
 from benchmarks.scale.judging import in_pieces, judge, kept_of
 
 SIZES = ((64, 1_000), (256, 1_000), (1_024, 1_000), (64, 10_000))
-WORKERS = (2, 16, 64)
+WORKERS = (4, 16, 64)
 FURTHER_SIZES = ((8, 1_000), (8, 10_000), (8, 100_000))
 FURTHER_STEPS = 100
 FALSE_ALARMS = 0.001
