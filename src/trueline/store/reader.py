@@ -30,12 +30,12 @@ from trueline.store.file_names import Problem
 from trueline.store.filesystem import filesystem_of
 from trueline.store.log.listing import names_in
 from trueline.store.log.part_files import PartFiles
-from trueline.store.log.pieces import KEYS, Pieces, read_pieces
+from trueline.store.log.pieces import Pieces, read_pieces
 from trueline.store.manifest import open_manifest
 from trueline.store.query import answer
 from trueline.store.records.arrays import from_numpy, to_numpy
 from trueline.store.records.recorded_steps import UNREADABLE, RecordedSteps
-from trueline.store.rows import SCALAR_NAMES, TABLE_SCHEMAS, WORKER_SCHEMA, MergeOrder, require_column
+from trueline.store.rows import SCALAR_NAMES, TABLE_SCHEMAS, WORKER_SCHEMA, require_column
 from trueline.store.table_reader import TableReader
 
 _LONGEST = "sketch"
@@ -85,17 +85,17 @@ class Run(RecordedSteps, Shown):
         self.problems += name_unknown("manifest.json", unknown_keys(self.manifest))
         self.env = read_env(self._fs, self._root, self.problems)
         self.live_findings = read_findings(self._fs, self._root, self.problems)
-        self.ranks = sorted({int(rank) for rank in np.unique(self._rows.ranks)} | set(self.env))
+        self.ranks = sorted({*self._rows.last_of()} | set(self.env))
         self._choose_lists()
         self._name_missing_ranks()
 
     def _take(self, pieces: Pieces) -> None:
         self._pieces = pieces
         self._timeline = pieces.timeline
-        self._rows = MergeOrder(*(to_numpy(column) for column in pieces.columns(KEYS).columns))
+        self._rows = pieces.order()
         self._present = pieces.present()
         self._columns: dict[str, pa.Array] = {}
-        self.steps = np.unique(self._rows.steps)
+        self.steps = self._rows.distinct_steps()
 
     def before(self, step: int) -> Run:
         """The same Run without the rows of ``step`` and later ones; recorded steps are all there."""
@@ -112,8 +112,8 @@ class Run(RecordedSteps, Shown):
         for derived in ("_step_index", "_rank_index", "last_steps"):
             part.__dict__.pop(derived, None)
         part._take(self._pieces.between(first, end))
-        begin = 0 if first is None else int(np.searchsorted(self._rows.steps, first))
-        part._columns = {name: values.slice(begin, len(part._rows.steps)) for name, values in self._columns.items()}
+        begin = 0 if first is None else self._rows.from_step(first)
+        part._columns = {name: values.slice(begin, len(part._rows)) for name, values in self._columns.items()}
         return part
 
     @property
@@ -172,9 +172,7 @@ class Run(RecordedSteps, Shown):
     @cached_property
     def last_steps(self) -> dict[int, int]:
         """The last step of each rank that wrote any."""
-        last_N = np.full(len(self.ranks), -1, dtype=np.int64)
-        last_N[self._rank_index] = self._rows.steps  # ascending, and of several the last one stays
-        return {rank: last for rank, last in zip(self.ranks, last_N.tolist(), strict=True) if last >= 0}
+        return self._rows.last_of()
 
     def table(self) -> pa.Table:
         """[R] all rows under all columns of ``schema.workers``, sorted by (step, rank); null where not measured."""
@@ -195,7 +193,7 @@ class Run(RecordedSteps, Shown):
         if name not in self._columns:
             require_column(name, WORKER_SCHEMA.names)
             if name not in self._present:
-                return pa.nulls(len(self._rows.steps), WORKER_SCHEMA.field(name).type)
+                return pa.nulls(len(self._rows), WORKER_SCHEMA.field(name).type)
             together: set[str] = next((some for some in _TOGETHER if name in some), {name})
             self._load([each for each in WORKER_SCHEMA.names if each in together & self._present])
         return self._columns[name]
@@ -214,7 +212,7 @@ class Run(RecordedSteps, Shown):
         other, the last one ends with this Run, and the first one does not begin after it.
         """
         first = int(self.steps[0])
-        starts = [int(np.searchsorted(part._rows.steps, first)) for part in parts]
+        starts = [part._rows.from_step(first) for part in parts]
         for name in set[str].intersection(*(set(part._columns) for part in parts)):
             pieces = [part._columns.pop(name).slice(start) for part, start in zip(parts, starts, strict=True)]
             self._columns[name] = pa.concat_arrays(pieces)
@@ -298,8 +296,7 @@ class Run(RecordedSteps, Shown):
 
     def num_rows(self, *, before: int) -> dict[int, int]:
         """How many rows each rank has of steps before ``before``."""
-        ranks, counts = np.unique(self._rows.ranks[self._rows.steps < before], return_counts=True)
-        return dict(zip(ranks.tolist(), counts.tolist(), strict=True))
+        return self._rows.counts(before)
 
     def texts(self, column: str) -> dict[tuple[int, int], str]:
         """The values of a column of texts by (step, rank), where they were measured."""

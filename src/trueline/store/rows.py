@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -55,6 +57,38 @@ def require_column(column: str, columns: Sequence[str]) -> None:
         raise RunError(f"'{column}' is not a column of a Run. {hint}Columns: {', '.join(columns)}.")
 
 
+@dataclass(frozen=True, slots=True)
+class StepsInARow:
+    """The keys of ``num`` rows of one rank whose steps follow one another, as those of nearly all parts do: a hundred
+    million of them need not be held to be known.
+    """
+
+    rank: int
+    first: int
+    num: int
+
+    @classmethod
+    def of(cls, rows: pa.Table) -> StepsInARow | None:
+        """Of rows with ``step`` and ``rank``, if they are such."""
+        step_T, rank_T = to_numpy(rows["step"]), to_numpy(rows["rank"], -1)
+        if not len(step_T) or rank_T[0] < 0 or step_T[-1] - step_T[0] != len(step_T) - 1:
+            return None
+        found = cls(int(rank_T[0]), int(step_T[0]), len(step_T))
+        return found if np.array_equal(step_T, found.steps()) and np.all(rank_T == found.rank) else None
+
+    def __len__(self) -> int:
+        return self.num
+
+    def steps(self) -> np.ndarray:
+        """[num] int64."""
+        return np.arange(self.first, self.first + self.num)
+
+    def table(self) -> pa.Table:
+        """The columns ``step`` and ``rank``."""
+        ranks = np.full(self.num, self.rank, np.int32)
+        return pa.table({"step": from_numpy(self.steps()), "rank": from_numpy(ranks)})
+
+
 class MergeOrder:
     """How pieces amount to rows: sorted by (step, rank), later non-null values win.
 
@@ -75,6 +109,27 @@ class MergeOrder:
         self.ranks: np.ndarray = rank_T[self._first]
         """[R] int32, ascending within a step."""
 
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def from_step(self, step: int) -> int:
+        """The first row of ``step`` or a later one."""
+        return int(np.searchsorted(self.steps, step))
+
+    def distinct_steps(self) -> np.ndarray:
+        """[T] int64, ascending."""
+        return np.unique(self.steps)
+
+    def last_of(self) -> dict[int, int]:
+        """The last step of each rank that has a row, by rank, ascending."""
+        last = dict(zip(self.ranks.tolist(), self.steps.tolist(), strict=True))  # of several the last one stays
+        return {rank: last[rank] for rank in sorted(last)}
+
+    def counts(self, before: int) -> dict[int, int]:
+        """How many rows each rank has of steps before ``before``."""
+        ranks, counts = np.unique(self.ranks[: self.from_step(before)], return_counts=True)
+        return dict(zip(ranks.tolist(), counts.tolist(), strict=True))
+
     def merge(self, pieces: pa.ChunkedArray) -> pa.Array:
         """[R] merged values of a column of [T] pieces."""
         if not len(pieces):
@@ -86,6 +141,50 @@ class MergeOrder:
         last_R = np.maximum.reduceat(position_T, self._first)
         chosen_R = from_numpy(self._order[np.maximum(last_R, 0)], absent_N=last_R < 0)
         return contiguous(pieces).take(chosen_R)
+
+
+class GridOrder(MergeOrder):
+    """The same where every one of ``ranks`` [N], ascending, has each of ``num`` steps in a row once, and in pieces one
+    rank comes after the other; rows are numbered when somebody asks.
+    """
+
+    def __init__(self, ranks_N: np.ndarray, first: int, num: int) -> None:
+        self._ranks_N, self._first_step, self._num = ranks_N, first, num
+        self._whole = True
+
+    def __len__(self) -> int:
+        return self._num * len(self._ranks_N)
+
+    def from_step(self, step: int) -> int:
+        """The first row of ``step`` or a later one."""
+        return min(max(step - self._first_step, 0), self._num) * len(self._ranks_N)
+
+    def distinct_steps(self) -> np.ndarray:
+        """[T] int64, ascending."""
+        return np.arange(self._first_step, self._first_step + self._num)
+
+    def last_of(self) -> dict[int, int]:
+        """The last step of each rank that has a row, by rank, ascending."""
+        return dict.fromkeys(self._ranks_N.tolist(), self._first_step + self._num - 1)
+
+    def counts(self, before: int) -> dict[int, int]:
+        """How many rows each rank has of steps before ``before``."""
+        num = min(max(before - self._first_step, 0), self._num)
+        return dict.fromkeys(self._ranks_N.tolist(), num) if num else {}
+
+    @cached_property
+    def _order(self) -> np.ndarray:
+        return np.arange(len(self)).reshape(len(self._ranks_N), self._num).T.ravel()
+
+    @cached_property
+    def steps(self) -> np.ndarray:
+        """[R] int64, ascending."""
+        return np.repeat(self.distinct_steps(), len(self._ranks_N))
+
+    @cached_property
+    def ranks(self) -> np.ndarray:
+        """[R] int32, ascending within a step."""
+        return np.tile(self._ranks_N, self._num)
 
 
 def merge_batches(batches: list[pa.RecordBatch]) -> pa.Table:

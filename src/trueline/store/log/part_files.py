@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
@@ -27,8 +26,7 @@ from trueline.store.log.listing import names_in
 from trueline.store.log.merge import rows_within
 from trueline.store.log.parts import DamagedPart, decode_and_name, footer_crc, read_columns
 from trueline.store.migrate import to_current
-from trueline.store.records.arrays import from_numpy, to_numpy
-from trueline.store.rows import WORKER_SCHEMA
+from trueline.store.rows import WORKER_SCHEMA, StepsInARow
 
 VERSION = 1
 """Of what is kept of parts; another one is not read."""
@@ -53,6 +51,10 @@ def at_once(work: Callable[[Of], Found], parts: Sequence[Of]) -> Iterator[Found]
         yield from pool.map(work, parts)
 
 
+Keys = pa.Table | StepsInARow
+"""Step and rank of rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class PartFiles:
     """Parts of the Run at ``root`` under columns of ``schema``; ``folder_of`` gives the folder within the Run."""
@@ -71,25 +73,28 @@ class PartFiles:
         default_factory=dict[frozenset[str], frozenset[str]], repr=False, compare=False
     )
     """The distinct ones of these: parts that hold the same share one."""
-    _kept: dict[PartName, pa.Table] = field(default_factory=dict[PartName, pa.Table], repr=False, compare=False)
+    _kept: dict[PartName, Keys] = field(default_factory=dict[PartName, "Keys"], repr=False, compare=False)
 
-    def first(
-        self, parts: Sequence[PartName], names: Sequence[str], *, keep: Sequence[str] = ()
-    ) -> Iterator[pa.Table | Problem]:
-        """Columns of each part that was found just now, or what is wrong with it; with ``keep`` only those are returned
-        and kept, and a part of which they are kept is not read again.
+    def keys(self, parts: Sequence[PartName], names: Sequence[str]) -> Iterator[Keys | Problem]:
+        """Step and rank of the rows of each part, or what is wrong with it, once its columns ``names`` were read to see
+        whether it is damaged. A part of which these are known is not read again.
+        """
+        yield from at_once(functools.partial(self._once, names), parts)
+
+    def first(self, parts: Sequence[PartName], names: Sequence[str]) -> Iterator[pa.Table | Problem]:
+        """Columns of each part that was found just now, or what is wrong with it.
 
         Several are read at once: checksums and Parquet are worked out of Python's lock.
         """
-        yield from at_once(functools.partial(self._once, names, keep), parts)
+        yield from at_once(functools.partial(self._first, names), parts)
 
-    def _once(self, names: Sequence[str], keep: Sequence[str], part: PartName) -> pa.Table | Problem:
-        if part in self._kept:
-            return self._kept[part]
-        rows = self._first(names, part)
-        if keep and not isinstance(rows, Problem):
-            rows = self._kept[part] = rows.select(keep)
-        return rows
+    def _once(self, names: Sequence[str], part: PartName) -> Keys | Problem:
+        if part not in self._kept:
+            rows = self._first(names, part)
+            if isinstance(rows, Problem):
+                return rows
+            self._kept[part] = StepsInARow.of(rows) or rows.select(["step", "rank"])
+        return self._kept[part]
 
     def _first(self, names: Sequence[str], part: PartName) -> pa.Table | Problem:
         try:
@@ -106,12 +111,10 @@ class PartFiles:
         held = sorted(self._known, key=sorted)
         entries: dict[str, list[Any]] = {}
         for part, rows in self._kept.items():
-            step_T = to_numpy(rows["step"])
-            in_a_row = len(step_T) and np.array_equal(step_T, np.arange(step_T[0], step_T[0] + len(step_T)))
-            if in_a_row and part in self._footers and np.all(to_numpy(rows["rank"]) == part.rank):
+            if isinstance(rows, StepsInARow) and rows.rank == part.rank and part in self._footers:
                 stamp = _stamp(posixpath.join(self.root, self._path(part)))
                 entries[str(part)] = [
-                    *(int(step_T[0]), len(step_T), self._footers[part], held.index(self._present[part])),
+                    *(rows.first, rows.num, self._footers[part], held.index(self._present[part])),
                     *(stamp or ()),
                 ]
         document = encode({"version": VERSION, "held": [sorted(each) for each in held], "parts": entries})
@@ -198,8 +201,7 @@ def known_parts(path: str | os.PathLike[str]) -> PartFiles | None:
             part = PartName.parse(name)
             if part is not None and stamp == _stamp(posixpath.join(root, found._path(part))):
                 found._footers[part], found._present[part] = int(footer), held[present]
-                steps, ranks = np.arange(first, first + num), np.full(num, part.rank, np.int32)
-                found._kept[part] = pa.table({"step": from_numpy(steps), "rank": from_numpy(ranks)})
+                found._kept[part] = StepsInARow(part.rank, int(first), int(num))
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
         return None
     return found

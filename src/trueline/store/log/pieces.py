@@ -21,10 +21,10 @@ from trueline.store import file_names
 from trueline.store.file_names import PartName, Problem
 from trueline.store.log.journal import JournalContent
 from trueline.store.log.listing import list_parts, name_missing_parts, read_journals
-from trueline.store.log.part_files import PartFiles, at_once
+from trueline.store.log.part_files import Keys, PartFiles, at_once
 from trueline.store.migrate import to_current
 from trueline.store.records.arrays import empty_table, from_numpy, to_numpy
-from trueline.store.rows import SCALAR_NAMES, WORKER_SCHEMA, merge_batches
+from trueline.store.rows import SCALAR_NAMES, WORKER_SCHEMA, GridOrder, MergeOrder, StepsInARow, merge_batches
 from trueline.store.timeline import Timeline
 
 KEYS = ("step", "rank")
@@ -40,17 +40,29 @@ class _Piece:
     ``own_T`` [T] bool says which of its rows these are, None: all.
     """
 
-    rows: pa.Table
+    rows: Keys
     part: PartName | None = None
     own_T: pa.Array | None = None
     steps: tuple[int, int] = (0, -1)
     """The first and the last of them."""
 
     @classmethod
-    def of(cls, rows: pa.Table, part: PartName | None = None, own_T: pa.Array | None = None) -> _Piece:
+    def of(cls, rows: Keys, part: PartName | None = None, own_T: pa.Array | None = None) -> _Piece:
         """A piece of which there is a row."""
-        step_T = to_numpy(rows["step"])
+        step_T = _steps_of(rows)
         return cls(rows, part, own_T, (int(step_T.min()), int(step_T.max())))
+
+    def without(self, end: int, first: int | None) -> _Piece | None:
+        """What of it is in steps from ``first`` (None: the first) to before ``end``; None where nothing is."""
+        if self.steps[0] >= end or (first is not None and self.steps[1] < first):
+            return None
+        if self.steps[1] < end and (first is None or self.steps[0] >= first):
+            return self
+        step_T = _steps_of(self.rows)
+        chosen = step_T < end if first is None else (step_T < end) & (step_T >= first)
+        own_T = np.ones(len(step_T), dtype=bool) if self.own_T is None else to_numpy(self.own_T).copy()
+        own_T[own_T] = chosen
+        return _Piece.of(_chosen(self.rows, chosen), self.part, from_numpy(own_T)) if chosen.any() else None
 
 
 @dataclass(slots=True)
@@ -105,12 +117,12 @@ class Pieces:
 
     def _rows(self, piece: _Piece, names: Sequence[str], wanted: np.ndarray | None) -> pa.Table:
         if piece.part is None or set(names) <= set(KEYS):
-            return piece.rows.select(list(names))
+            return _table(piece.rows).select(list(names))
         if self._present(piece).isdisjoint(names):
-            return to_current(piece.rows.select([]), WORKER_SCHEMA, names)
-        wanted_T = None if wanted is None else np.isin(to_numpy(piece.rows["step"]), wanted)
+            return to_current(_table(piece.rows).select([]), WORKER_SCHEMA, names)
+        wanted_T = None if wanted is None else np.isin(_steps_of(piece.rows), wanted)
         if wanted_T is not None and not wanted_T.any():
-            return to_current(piece.rows.select([]), WORKER_SCHEMA, names)
+            return to_current(_table(piece.rows).select([]), WORKER_SCHEMA, names)
         within = None if piece.own_T is None else _span(piece.own_T)
         rows = self.files.again(piece.part, names, within=within)
         rows = rows if within is None else rows.filter(piece.own_T.slice(within.start, len(within)))
@@ -128,21 +140,26 @@ class Pieces:
     def between(self, first: int | None, end: int) -> Pieces:
         """The same without the rows of steps before ``first`` (None: of none) and of ``end`` and later ones."""
         cut = Pieces(self.files, self.timeline, self.problems, self.unclosed)
-        for piece in self._pieces:
-            if piece.steps[0] >= end or (first is not None and piece.steps[1] < first):
-                continue
-            if piece.steps[1] < end and (first is None or piece.steps[0] >= first):
-                cut._pieces.append(piece)
-                continue
-            step_T = to_numpy(piece.rows["step"])
-            chosen = step_T < end if first is None else (step_T < end) & (step_T >= first)
-            own_T = np.ones(len(step_T), dtype=bool) if piece.own_T is None else to_numpy(piece.own_T).copy()
-            own_T[own_T] = chosen
-            if chosen.any():
-                cut._pieces.append(_Piece.of(piece.rows.filter(from_numpy(chosen)), piece.part, from_numpy(own_T)))
+        cut._pieces += [part for piece in self._pieces if (part := piece.without(end, first)) is not None]
         return cut
 
-    def add_parts(self, parts: Iterable[tuple[PartName, pa.Table | Problem]]) -> set[int]:
+    def order(self) -> MergeOrder:
+        """How the pieces amount to rows."""
+        spans: list[StepsInARow] = []
+        for piece in self._pieces:
+            if not isinstance(rows := piece.rows, StepsInARow):
+                break
+            if spans and rows.rank == spans[-1].rank and rows.first == spans[-1].first + spans[-1].num:
+                before = spans.pop()
+                rows = StepsInARow(rows.rank, before.first, before.num + rows.num)
+            spans.append(rows)
+        else:
+            ranks = [span.rank for span in spans]
+            if len({(span.first, span.num) for span in spans}) == 1 and ranks == sorted(set(ranks)):
+                return GridOrder(np.array(ranks, dtype=np.int32), spans[0].first, spans[0].num)
+        return MergeOrder(*(to_numpy(column) for column in self.columns(KEYS).columns))
+
+    def add_parts(self, parts: Iterable[tuple[PartName, Keys | Problem]]) -> set[int]:
         """Take the parts of one rank, with what was read of each, in order; the numbers of those that could be read.
 
         Where the parts that were merged into a part still exist, their writer was about to remove them.
@@ -165,13 +182,13 @@ class Pieces:
         if journal.batches:
             self._take(to_current(merge_batches(journal.batches), WORKER_SCHEMA, WORKER_SCHEMA.names), attempt)
 
-    def _take(self, rows: pa.Table, attempt: int, part: PartName | None = None) -> None:
-        own_T = self.timeline.own(attempt, to_numpy(rows["step"]))
+    def _take(self, rows: Keys, attempt: int, part: PartName | None = None) -> None:
+        own_T = self.timeline.own(attempt, _steps_of(rows))
         if own_T.all():
             self._pieces += [_Piece.of(rows, part)] if len(rows) else []
         elif own_T.any():
             mask = from_numpy(own_T)
-            self._pieces.append(_Piece.of(rows.filter(mask), part, mask))
+            self._pieces.append(_Piece.of(_chosen(rows, own_T), part, mask))
 
 
 def read_pieces(
@@ -192,7 +209,7 @@ def read_pieces(
     begun |= {part.attempt for known in parts.values() for part in known}
     pieces.timeline = Timeline(first_steps, begun)
     ordered = {rank: sorted(parts[rank], key=lambda part: (part.sequence, -part.last)) for rank in sorted(parts)}
-    found = pieces.files.first([part for own in ordered.values() for part in own], SCALAR_NAMES, keep=KEYS)
+    found = pieces.files.keys([part for own in ordered.values() for part in own], SCALAR_NAMES)
     for rank in sorted(set(journals) | set(parts)):
         journal = journals.get(rank)
         sealed = pieces.add_parts(zip(ordered.get(rank, []), found))  # noqa: B905 - goes on with those of the next rank
@@ -200,6 +217,21 @@ def read_pieces(
         if journal is not None and journal.sequence not in sealed:
             pieces.add_journal(journal, attempts[rank])
     return pieces
+
+
+def _table(rows: Keys) -> pa.Table:
+    return rows.table() if isinstance(rows, StepsInARow) else rows
+
+
+def _steps_of(rows: Keys) -> np.ndarray:
+    return rows.steps() if isinstance(rows, StepsInARow) else to_numpy(rows["step"])
+
+
+def _chosen(rows: Keys, chosen_T: np.ndarray) -> Keys:
+    """The rows that are set in ``chosen_T``, which of steps in a row are in a row."""
+    if not isinstance(rows, StepsInARow):
+        return rows.filter(from_numpy(chosen_T))
+    return StepsInARow(rows.rank, rows.first + int(np.argmax(chosen_T)), int(np.count_nonzero(chosen_T)))
 
 
 def _span(own_T: pa.Array) -> range:
