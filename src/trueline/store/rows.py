@@ -122,8 +122,8 @@ class MergeOrder:
 
     def last_of(self) -> dict[int, int]:
         """The last step of each rank that has a row, by rank, ascending."""
-        last = dict(zip(self.ranks.tolist(), self.steps.tolist(), strict=True))  # of several the last one stays
-        return {rank: last[rank] for rank in sorted(last)}
+        ranks, at = np.unique(self.ranks[::-1], return_index=True)
+        return dict(zip(ranks.tolist(), self.steps[::-1][at].tolist(), strict=True))
 
     def counts(self, before: int) -> dict[int, int]:
         """How many rows each rank has of steps before ``before``."""
