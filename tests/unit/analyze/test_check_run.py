@@ -176,8 +176,9 @@ def test_a_trial_of_batches_is_proposed_with_what_it_needs(tmp_path, data):
         row |= {"influence": [0.0, 1.0, *[0.0] * 6], "row_influence": [0.0, 1.0, 1.0, *[0.0] * 12]}
     envs = {rank: rank_env(rank, 2, data=data) for rank in range(2)}
     (line,) = check(write_run(tmp_path, rows, envs=envs)).next
-    assert "`trueline trial batch -- COMMAND`" in line
-    assert ("must come from a torch DataLoader, and none was seen" in line) == (not data)
+    told = "`trueline trial batch -- COMMAND` looks at" if data else "`trueline trial batch --law gradient -- COMMAND`"
+    assert told in line
+    assert ("take batches of a torch DataLoader, and none was seen" in line) == (not data)
 
 
 def test_a_path_is_as_good_as_an_open_run(tmp_path):

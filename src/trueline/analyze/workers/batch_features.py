@@ -69,6 +69,8 @@ def fed(
     workers: tuple[int, ...],
     others: tuple[int, ...],
     arguments: Arguments = Arguments(),
+    *,
+    ranks: Sequence[int] = (),
 ) -> Fed:
     """What ``workers`` read beside ``others``, by position.
 
@@ -76,7 +78,8 @@ def fed(
     at each step every order of N workers is as likely, so w of them are on top once in C(N, w) times. The number of
     such steps is binomial, at ``NAMING_LEVEL`` split over tensors, features and sides; and by ``SPREADS`` on average.
     Where several workers stand beside several others, each may read what none else does: then the two of all that are
-    farthest apart are compared. A second tensor that the model does not call a label is an input.
+    farthest apart are compared, and named by ``ranks`` [N]. A second tensor that the model does not call a label is an
+    input.
     """
     read = (("inputs", arguments.read), ("labels", arguments.labels))
     halves = np.split(features_SNF, len(PARTS), axis=-1)
@@ -93,7 +96,9 @@ def fed(
             known_S = np.isfinite(mine).all(1) & np.isfinite(theirs).all(1)
             times = _times_apart(mine[known_S], theirs[known_S], len(tensors))
             if times:
-                values = f"{np.mean(mine[known_S]):.3g} and not {np.mean(theirs[known_S]):.3g}"
+                at, beside = (f" on rank {ranks[side[0]]}" if ranks and one != workers else "" for side in (one, other))
+                values = f"{np.mean(mine[known_S]):.3g}{at} and not {np.mean(theirs[known_S]):.3g}"
+                values = f"{values}, as{beside}" if beside else values
                 said.append((times, f"the {feature} of {name if name != usually else f'the {part}'} is {values}"))
                 parts[part] = "other"
             elif times is not None:

@@ -24,9 +24,11 @@ from trueline.store.reader import Run
 
 SHARED = "what all ranks share (mask, order, batch, padding)"
 
-_TRIAL = "`trueline trial batch -- COMMAND`"
-_NO_LOADER = ", for which batches must come from a torch DataLoader, and none was seen in this Run"
-"""``trial batch`` changes what a DataLoader yields, and of other jobs it can tell of the gradient alone."""
+_TRIAL = "`trueline trial batch -- COMMAND` looks at "
+_OF_GRADIENT = (
+    "`trueline trial batch --law gradient -- COMMAND` looks whether the gradient is that of the loss; its other laws "
+    "take batches of a torch DataLoader, and none was seen in this Run."
+)
 
 _OTHERS = (NO_LOGITS, NOT_NEXT, NO_TOKENS, NOT_MIXED)
 """Doubts of models of another kind, of which nothing is left open."""
@@ -60,14 +62,14 @@ def unlooked(run: Run, not_run: Sequence[NotRun]) -> tuple[str, ...]:
     left_out = [entry for entry in not_run if entry.check in ("influence-leak", "batch-leak")]
     if not run.steps.size or any(entry.reason == "no-data" for entry in left_out):
         return ()
-    lacks = "" if any(env.data for env in run.env.values()) else _NO_LOADER
+    has_loader = any(env.data for env in run.env.values())
     if len(left_out) < 2:
-        return (
-            f"If the loss is worse than it should be all the same, {_TRIAL} looks at how it goes by the batch{lacks}.",
-        )
+        further = f"{_TRIAL}how it goes by the batch." if has_loader else _OF_GRADIENT
+        return (f"If the loss is worse than it should be all the same, {further}",)
     if any(entry.reason != "not-recorded" for entry in left_out):
         why = next(entry.why for entry in left_out if entry.reason != "not-recorded")
-        return (f"Not looked at: {SHARED}: {why}. {_TRIAL} looks at batch and padding{lacks}.",)
+        further = f"{_TRIAL}batch and padding." if has_loader else _OF_GRADIENT
+        return (f"Not looked at: {SHARED}: {why}. {further}",)
     plans = [run.manifest.plan, *(revision.plan for revision in run.manifest.plans)]
     if any(plan.get("preset") == "laws" or plan.get("influence") is not None for plan in plans):
         return (f"Not looked at: {SHARED}: no backward pass was seen at the step that the plan names.",)

@@ -146,7 +146,7 @@ def fed_with(series: WorkerSeries, outlier: Outlier) -> Fed:
     """What the workers concerned read, and compute their loss by, beside the others, over the steps of the evidence."""
     steps = slice(outlier.first, outlier.last + 1)
     arguments = series.arguments(series.steps[steps])
-    read = fed(series.features[steps], outlier.workers, outlier.others, arguments)
+    read = fed(series.features[steps], outlier.workers, outlier.others, arguments, ranks=series.ranks)
     loss = computed_alike(series.loss_operations[steps], outlier.workers, outlier.others)
     return replace(read, parts={**read.parts, **({"loss": loss} if loss else {})})
 
@@ -207,7 +207,8 @@ def meant_to_differ(series: WorkerSeries, outlier: Outlier) -> str:
 def claim(series: WorkerSeries, outlier: Outlier, text: str) -> str:
     """The sentence with a capital, the doubt at its end, and a full stop; then what was fed, if something else."""
     found, who = fed_with(series, outlier), subject(series, outlier)
-    told = f" What {who} reads differs too: {found.text}." if found.text else ""
+    reads = "reads" if len(outlier.workers) == 1 else "read"
+    told = f" What {who} {reads} differs too: {found.text}." if found.text else ""
     told += f" {capitalized(of_ranks(['loss'], named(series, outlier)))} computed by other operations." * (
         found.parts.get("loss") == "other"
     )

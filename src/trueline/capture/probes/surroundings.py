@@ -89,7 +89,8 @@ _EVALUATES = (
 
 class ModeProbe(FactProbe):
     """The columns ``eval_modules`` and ``evaluates``, on sampled steps: of the last forward pass that the step
-    descends. A model that is in evaluation mode as a whole, and computes otherwise there, is said once in ``notes``.
+    descends. A model that is in evaluation mode as a whole at the first of these, and computes otherwise there, is said
+    in ``notes``; checks tell of one that comes to be.
     """
 
     name = "mode"
@@ -99,6 +100,7 @@ class ModeProbe(FactProbe):
         self._notes = notes
         self._passes = passes
         self._counts: list[tuple[Pass, int]] = []
+        self._seen = False
         self._modules: tuple[nn.Module, ...] = ()
         self._of: Layout | None = None
 
@@ -119,8 +121,9 @@ class ModeProbe(FactProbe):
         if not descended:
             return {}
         whole = descended[-1] == len(self._modules) and any(isinstance(each, _OTHERWISE) for each in self._modules)
-        if whole and _EVALUATES not in self._notes:
+        if whole and not self._seen:
             self._notes.append(_EVALUATES)
+        self._seen = True
         return {"eval_modules": descended[-1], "evaluates": int(whole)}
 
 

@@ -1,5 +1,6 @@
 """A rank that was fed with other inputs or labels is told from one that reads the same; random shards differ enough."""
 
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -62,7 +63,14 @@ def test_each_rank_with_a_vocabulary_of_its_own_where_several_stand_beside_sever
         return ids[rank][torch.multinomial(often, 64 * BATCH, True, generator=draw).view(BATCH, 64)], torch.zeros(BATCH)
 
     own, shared = (features(lambda step, rank, ids=ids: read(ids, rank)) for ids in (of_rank, of_all))
-    assert fed(own, (1, 3), (0, 2)).parts["inputs"] == "other"
+    found = fed(own, (1, 3), (0, 2), ranks=(4, 5, 6, 7))
+    assert found.parts["inputs"] == "other"
+    feature, high, high_rank, low, low_rank = re.fullmatch(
+        r"the (.*) of the inputs is (\S+) on rank (\d) and not (\S+), as on rank (\d)", found.text
+    ).groups()
+    of_rank = own[:, :, FEATURES.index(feature)].mean(0)
+    assert float(high) == pytest.approx(of_rank[int(high_rank) - 4], rel=0.01) == pytest.approx(of_rank.max(), rel=0.01)
+    assert float(low) == pytest.approx(of_rank[int(low_rank) - 4], rel=0.01) == pytest.approx(of_rank.min(), rel=0.01)
     assert fed(shared, (1, 3), (0, 2)).parts["inputs"] == "alike"
 
 

@@ -187,3 +187,20 @@ def test_weights_are_equal_with_and_without_watching(tmp_path, given):
             watch.close()
     assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
     assert_recorded(tmp_path / "run", truths, 1)
+
+
+@pytest.mark.parametrize("since", [0, 3])
+def test_a_model_that_evaluates_from_the_first_step_on_is_noted_and_one_that_comes_to_be_left_to_checks(
+    tmp_path, since
+):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with trueline.watch(model, optimizer, out=tmp_path):
+        for step in range(6):
+            model.train(step < since)
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    run = trueline.open_run(tmp_path)
+    assert any("trains in evaluation mode" in note for note in run.manifest.notes) == (since == 0)
+    assert run.pivot("evaluates")[0].ravel().tolist() == [float(step >= since) for step in range(6)]

@@ -270,6 +270,20 @@ def test_a_short_window_that_was_divided_as_a_full_one_is_a_mean_or_is_noted(tmp
         assert len(notes) == 1
 
 
+def test_two_forward_passes_of_one_backward_are_no_window(tmp_path):
+    """As the discriminator of a GAN has them, which sees real and made samples."""
+    model = nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with trueline.watch(model, optimizer, out=tmp_path):
+        for seed in range(4):
+            x, _ = batch(seed)
+            loss = nn.functional.softplus(-model(x)).mean() + nn.functional.softplus(model(-x)).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not any("fewer micro-batches" in note for note in trueline.open_run(tmp_path).manifest.notes)
+
+
 # -- which number it is
 
 

@@ -84,6 +84,11 @@ NEEDS: tuple[str, ...] = (
 )
 FOLLOWS = ByStep()
 
+_WRAP_AGAIN = (
+    "Other parameters came to be trained meanwhile: wrap the model again after parameters are unfrozen or replaced, or "
+    "before they are frozen. DistributedDataParallel reduces those that asked for gradients when it was made."
+)
+
 
 def check(run: Run) -> list[Finding]:
     """The Findings of what was not reduced; raises ``CannotTell`` where that was not measured."""
@@ -164,6 +169,7 @@ def _finding(reductions: Reductions) -> Finding:
             "num_steps": len(steps),
         },
         next=(
+            *((_WRAP_AGAIN,) if any(len(env.lists) > 1 for env in reductions.run.env.values()) else ()),
             "Call the wrapped module: the object that DistributedDataParallel returned, not its .module.",
             "Let the last micro-batch of every step run outside no_sync, with the forward pass outside as well.",
             "In a hand-written loop, reduce every parameter that has a gradient, after the last backward pass.",

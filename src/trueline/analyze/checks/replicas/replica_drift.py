@@ -124,6 +124,10 @@ _LATER = (
     "Look for what changes gradients or weights on some ranks only: findings on reduction and configuration at the "
     "step before, clipping, a skipped step, a parameter replaced after wrapping, a device that computes wrongly."
 )
+_STATES = (
+    "Give every rank the same state of the optimizer, not only the one that reads the checkpoint: load it on all of "
+    "them, or broadcast it."
+)
 _AT_THE_END = (
     "If the script does not change the weights of single ranks after training (averaged or merged ones, to save them), "
     "look at the updates since: findings on reduction and configuration, clipping, a skipped step. Closing the watch "
@@ -370,7 +374,8 @@ def _with_states(run: Run, finding: Finding) -> Finding:
         "states-apart": f"States of the optimizer differed already before the update of step {step}.",
     }[alike]
     evidence = {**finding.evidence, "kind": [*kinds, alike], "states_at": step}
-    return replace(finding, claim=f"{finding.claim} {said}", evidence=evidence)
+    advice = (*((_STATES,) if alike == "states-apart" else ()), *finding.next)
+    return replace(finding, claim=f"{finding.claim} {said}", evidence=evidence, next=advice)
 
 
 def _with_counts(run: Run, finding: Finding) -> Finding:

@@ -144,8 +144,8 @@ class LossProbe:
         if "loss" in host:
             return out | ({"part_losses": host["part_losses"].tolist()} if "part_losses" in host else {})
         rows = [host[name].numpy() if name in host else NO_ROWS for name in ("loss_trained", "loss_returned")]
-        self._window = max(self._window, micros)
         choice = choose(*rows, workers=self._workers, rel=self._rel, step=step.number, window=self._window)
+        self._window = max(self._window, len(rows[0]) or micros)
         if choice is None:
             return out
         if not (self.source == PER_TOKEN and choice.tokens is not None):

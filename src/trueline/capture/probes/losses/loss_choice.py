@@ -54,7 +54,7 @@ def choose(
     Rows are (loss, sum over tokens, tokens), NaN where unknown: of each backward pass, whose losses add up, and of each
     forward pass of the model. Numbers that differ by less than ``rel``, relative, are equal but for rounding. What was
     trained is the loss; where it is a multiple of a sum over tokens, by a count that is not this rank's own, their mean
-    is. ``window`` is the most micro-batches that a step had so far: the last one of an epoch may have fewer, of which
+    is. ``window`` is the most micro-batches that a step before had: the last one of an epoch may have fewer, of which
     some frameworks divide each by ``window`` all the same.
     """
     if not len(trained_M3):

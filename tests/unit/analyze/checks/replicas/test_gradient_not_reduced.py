@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from tests.unit.healthy_run import GROUPS, healthy_rows, write_run
+from tests.unit.healthy_run import GROUPS, PARAMS, healthy_rows, rank_env, write_run
 
 from trueline.analyze.checks.replicas import gradient_not_reduced
 from trueline.schema.errors import CannotTell
+from trueline.schema.files.run_manifest import ParamLists
 
 EVERY = range(len(GROUPS))
 
@@ -32,6 +33,16 @@ def test_all_groups_at_all_steps(tmp_path):
     assert finding.measured == pytest.approx(0.6)
     assert finding.false_alarm_rate is not None
     assert 0 < finding.false_alarm_rate < 1e-10
+
+
+@pytest.mark.parametrize("since", [None, 2])
+def test_where_others_came_to_be_trained_the_model_is_to_be_wrapped_again(tmp_path, since):
+    lists = ParamLists(params=PARAMS, groups=rank_env(0, 2).groups)
+    many = [] if since is None else [lists.model_copy(update={"step": step}) for step in (0, since)]
+    envs = {rank: rank_env(rank, 2, lists=many) for rank in range(2)}
+    rows = unreduced(healthy_rows(2, 9), steps=range(2, 9))
+    (finding,) = gradient_not_reduced.check(write_run(tmp_path, rows, envs=envs))
+    assert ("wrap the model again after parameters are unfrozen" in finding.next[0]) == (since is not None)
 
 
 def test_a_single_step_is_named(tmp_path):

@@ -152,6 +152,7 @@ def test_states_tell_updates_that_differ_from_weights_that_something_else_wrote(
     (finding,) = replica_drift.check(write_run(tmp_path, rows))
     assert finding.evidence["kind"] == ["later", "one", *([alike] if alike else [])]
     assert finding.claim.count(f"step {step}") == (alike is not None) + (step == 4)
+    assert finding.next[0].startswith("Give every rank the same state of the optimizer") == (alike == "states-apart")
 
 
 @pytest.mark.parametrize(
