@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import trueline
 from trueline.analyze.check_run import check
-from trueline.capture.probes.other_models import called_parts
+from trueline.capture.probes.other_models import called_parts, parts_beside_trained
 
 CODE, ROWS, WIDTH, STEPS = "frozen-model-drops", 8, 6, 7
 
@@ -268,3 +268,225 @@ def test_a_compiled_teacher_is_left_alone(tmp_path):
     trained(tmp_path / "run", without_gradients(teacher))
     assert judged(tmp_path / "run") == []
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in teacher.modules())
+
+
+class Inside(nn.Module):
+    """Holds parts, of which the last may be frozen; ``far`` says of x how far what they make is apart."""
+
+    def __init__(self, far, frozen=None, **parts):
+        super().__init__()
+        self.far = far
+        for name, part in parts.items():
+            self.add_module(name, part)
+        if frozen is not None:
+            getattr(self, frozen).requires_grad_(False)
+
+    def forward(self, x):
+        return self.far(self, x)
+
+
+def apart(model, x):
+    """Of a distillation."""
+    with torch.no_grad():
+        taught = model.teacher(x)
+    return model.student(x) - taught
+
+
+def apart_later(model, x):
+    made = model.student(x)
+    return made - model.teacher(x)
+
+
+def predicted(model, x):
+    """A prediction of what a momentum encoder makes, as in BYOL."""
+    made = model.student(x)
+    with torch.no_grad():
+        taught = model.teacher(x)
+    return model.head(made.view(-1, WIDTH)) - taught
+
+
+def of_parts(model, x):
+    """Parts of both are called by themselves."""
+    with torch.no_grad():
+        taught = model.teacher.last(model.teacher.encoder(x))
+    return model.student.last(model.student.encoder(x)) - taught
+
+
+def features(model, x):
+    with torch.no_grad():
+        made = model.teacher(x)
+    return model.head(made)
+
+
+def pooled(model, x):
+    with torch.no_grad():
+        made = model.teacher(x)
+    return model.head(made * 2)
+
+
+def joined(model, x):
+    """What a frozen model makes beside what a trained one makes."""
+    with torch.no_grad():
+        made = model.teacher(x)
+    return model.head(torch.cat([made, model.student(x)], 1)[:, :WIDTH])
+
+
+def first_layers(model, x):
+    """Nothing frozen takes gradients there."""
+    return model.student(model.teacher(x))
+
+
+def adapted(model, x):
+    """An adapter beside a frozen layer, as the first of some."""
+    return model.head(model.teacher(x) + model.student(x))
+
+
+def through(model, x):
+    """A frozen model that gradients go through, and one pass without."""
+    with torch.no_grad():
+        taught = model.teacher(x)
+    return model.teacher(model.student(x)) - taught
+
+
+def through_first(model, x):
+    made = model.teacher(model.student(x))
+    with torch.no_grad():
+        taught = model.teacher(x)
+    return made - taught
+
+
+def of_another_view(model, x):
+    with torch.no_grad():
+        taught = model.teacher(x + 1)
+    return model.student(x) - taught
+
+
+class Adapted(nn.Module):
+    """A frozen layer and a change of low rank."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.down, self.up = layer, nn.Linear(WIDTH, 2), nn.Linear(2, WIDTH)
+        self.layer.requires_grad_(False)
+
+    def forward(self, x):
+        return self.layer(x) + self.up(self.down(x))
+
+
+def parts_of(p=0.0):
+    return nn.ModuleDict({"encoder": Net(p), "last": nn.Linear(WIDTH, WIDTH)})
+
+
+def holding(model, out, **more):
+    """What is said of a model that makes what is to be 0."""
+    trained(out, lambda x: torch.zeros(ROWS, WIDTH), student=model, **more)
+    return judged(out)
+
+
+PART = [("warning", "still", "teacher")]
+
+
+@pytest.mark.parametrize(
+    ("far", "teacher", "student", "found"),
+    [
+        (apart, lambda: Net(), lambda: Net(), PART),
+        (apart, lambda: Net(by_function=True), lambda: nn.Linear(WIDTH, WIDTH), PART),
+        (apart, lambda: Net().eval(), lambda: Net(), []),
+        (apart, lambda: Net(0.0, norm=True), lambda: Net(), []),
+        (predicted, lambda: Net(), lambda: Net(), PART),
+        (of_parts, lambda: parts_of(0.5), parts_of, PART),
+        (features, lambda: Net(), lambda: Net(), []),
+        (pooled, lambda: Net(), lambda: Net(), []),
+        (joined, lambda: Net(), lambda: Net(), []),
+        (through, lambda: Net(), lambda: Net(), []),
+        (through_first, lambda: Net(), lambda: Net(), []),
+        (of_another_view, lambda: Net(), lambda: Net(), []),
+    ],
+)
+def test_a_teacher_inside_the_trained_model_is_told_and_features_are_not(tmp_path, far, teacher, student, found):
+    model = Inside(far, "teacher", student=student(), head=nn.Linear(WIDTH, WIDTH), teacher=teacher())
+    assert holding(model, tmp_path / "run") == found
+
+
+@pytest.mark.parametrize(("far", "found"), [(apart, PART), (joined, [])])
+def test_what_takes_gradients_and_never_has_any_is_as_what_is_frozen(tmp_path, far, found):
+    model = Inside(far, student=Net(), head=nn.Linear(WIDTH, WIDTH), teacher=Net())
+    assert holding(model, tmp_path / "run") == found
+
+
+def test_a_frozen_teacher_inside_needs_no_no_grad(tmp_path):
+    model = Inside(apart_later, "teacher", student=Net(), teacher=Net())
+    assert holding(model, tmp_path / "run") == PART
+
+
+def test_a_teacher_deeper_inside_is_told_by_its_path(tmp_path):
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Inside(apart, "teacher", student=Net(), teacher=Net()))
+    assert holding(model, tmp_path / "run") == [("warning", "still", "1.teacher")]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: Inside(first_layers, "teacher", student=Net(), teacher=Net()),
+        lambda: Inside(adapted, "teacher", student=nn.Linear(WIDTH, WIDTH), head=Net(), teacher=Net()),
+        lambda: nn.Sequential(Adapted(Net()), Adapted(Net()), nn.Linear(WIDTH, 6)),
+        lambda: nn.Sequential(Net().requires_grad_(False), Net().requires_grad_(False), Net()),
+    ],
+)
+def test_a_frozen_backbone_with_dropout_is_left_alone(tmp_path, model):
+    """As of LoRA, of adapters, and where the last layers are tuned."""
+    assert holding(model(), tmp_path / "run") == []
+
+
+def test_monte_carlo_dropout_inside_is_left_alone(tmp_path):
+    def sampled(model, x):
+        with torch.no_grad():
+            taught = torch.stack([model.teacher(x) for _ in range(4)]).mean(0)
+        return model.student(x) - taught
+
+    assert holding(Inside(sampled, "teacher", student=Net(), teacher=Net()), tmp_path / "run") == []
+
+
+@pytest.mark.parametrize(("p", "found"), [(0.5, [("info", "moves", "teacher")]), (0.0, [])])
+def test_a_momentum_encoder_inside_that_drops_is_for_information(tmp_path, p, found):
+    """And with batch normalisation only it is as it is meant."""
+    model = Inside(
+        predicted, "teacher", student=Net(p, norm=True), head=nn.Linear(WIDTH, WIDTH), teacher=Net(p, norm=True)
+    )
+
+    def follow():
+        for mine, theirs in zip(model.teacher.parameters(), model.student.parameters(), strict=True):
+            mine.data.lerp_(theirs.data, 0.1)
+
+    assert holding(model, tmp_path / "run", after=follow) == found
+
+
+def test_a_teacher_inside_that_is_compiled_is_left_alone(tmp_path):
+    model = Inside(apart, "teacher", student=Net(), teacher=torch.compile(Net(), backend="eager"))
+    assert holding(model, tmp_path / "run") == []
+    assert not any(part._forward_hooks for part in model.student.modules())
+
+
+def test_only_few_parts_are_hooked_and_none_without_a_part_that_is_frozen():
+    model = Inside(apart, "teacher", student=Net(deep=True), teacher=Net(deep=True))
+    frozen, beside = parts_beside_trained(model)
+    student = model.student
+    assert frozen == [("teacher", model.teacher)]
+    assert beside == [student, student.first, student.last]
+    for other in (
+        Inside(apart, student=Net(), teacher=Net()),
+        Inside(apart, "teacher", student=Net(), teacher=Net(0.0)),
+    ):
+        assert parts_beside_trained(other) == ([], [])
+
+
+def test_training_with_a_teacher_inside_is_the_same_to_the_bit_and_hooks_are_gone(tmp_path):
+    torch.manual_seed(3)
+    models = [Inside(predicted, "teacher", student=Net(), head=Net(deep=True), teacher=Net(deep=True))]
+    models.append(copy.deepcopy(models[0]))
+    alone, watched = (
+        trained(out, lambda x: torch.zeros(ROWS, WIDTH), student=model)
+        for out, model in zip((None, tmp_path / "run"), models, strict=True)
+    )
+    assert all(torch.equal(one, other) for one, other in zip(alone, watched, strict=True))
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in models[1].modules())

@@ -2,9 +2,10 @@
 
 What it finds
 -------------
-A second model beside the watched one, which is given the same batch, returns nothing that has a gradient, has weights
-that stay as they are, and is in training mode, so that its dropout (or stochastic depth) is on. All ranks do so alike
-as a rule, and comparing them shows nothing.
+A second model beside the watched one, or a part of it beside the part that is trained, which is given the same batch,
+returns nothing that has a gradient, has weights that stay as they are, and is in training mode, so that its dropout (or
+stochastic depth) is on. `model.train()` of a module that holds the teacher turns the teacher's on, too. All ranks do so
+alike as a rule, and comparing them shows nothing.
 
 Why it matters
 --------------
@@ -23,13 +24,23 @@ the trained ones do (teachers of some methods are meant to drop: mean teachers),
 common (a feature extractor whose noise may be wanted). Nothing is said of a model that is given one tensor several
 times in a step, as Monte Carlo dropout is, or that is trained meanwhile, as the networks of a GAN.
 
+A part of the watched model counts as such a model if none of its parameters has a gradient, it never returns what has
+one, and in that step a part that is trained was given a tensor that it was given, too, and no part that is trained was
+called afterwards on numbers that may be made of what it returned: on others than those of the batch, those that it or
+they were given before, and those that they returned themselves. So nothing is said of a frozen backbone, with gradients
+that pass through it or without, of layers under LoRA or an adapter, and of features in front of a head, also where
+they are joined with others.
+
 Batch normalisation in training mode is not dropout, and nothing is said of it: momentum teachers are meant to have it.
 
 What it may miss
 ----------------
-A teacher that is a part of the watched model, that is compiled, or is made after the first few steps; a copy of the
-batch, another augmentation of it, or outputs that keep their gradient and are detached later; probabilities that no
-module has under a name such as `dropout` or `drop_prob`.
+A teacher that is compiled, or is made after the first few steps; a copy of the batch, another augmentation of it, or
+outputs that keep their gradient and are detached later; probabilities that no module has under a name such as `dropout`
+or `drop_prob`. A teacher that is a part of the watched model, more than three modules deep, in a model of which a part
+is compiled, or after which a part that is trained is called on something computed in between, as a pooled feature. A
+frozen part whose output is added to that of a trained one, with nothing that is trained behind them, looks like a
+teacher.
 
 Example
 -------
@@ -145,7 +156,10 @@ def _finding(run: Run, by_rank: Mapping[int, _Seen], *, wrong: bool) -> Finding:
         f"gradients, and its weights {'move' if moves else 'do not move'}: {drops} drop values (p up to {model.p:g}), "
         "so that what it returns for one input is another each time."
     )
-    settle = "Print model.training of it at its call: call model.eval() on it once, in front of the loop."
+    settle = (
+        "Print model.training of it at its call: call model.eval() on it once, in front of the loop, and again after "
+        "each train() of a module that holds it."
+    )
     meant = (
         "If it is an average of the trained weights whose noise is meant (a mean teacher), leave it."
         if moves
