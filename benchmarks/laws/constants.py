@@ -35,17 +35,21 @@ Job = tuple[nn.Module, Loss]
 
 
 @contextlib.contextmanager
-def watched(job: Job) -> Iterator[Path]:
-    """The Run of a training that was watched by the default plan; it is gone afterwards."""
+def watched(job: Job, *, steps: int = STEPS, after: Callable[[], object] = lambda: None) -> Iterator[Path]:
+    """The Run of a training that was watched by the default plan; it is gone afterwards.
+
+    ``after`` follows each update.
+    """
     model, loss_of = job
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         watch = trueline.watch(model, optimizer, out=out)
-        for step in range(STEPS):
+        for step in range(steps):
             loss_of(step).backward()
             optimizer.step()
             optimizer.zero_grad()
+            after()
         watch.close()
         yield out
 
