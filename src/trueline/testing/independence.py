@@ -82,7 +82,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
         "L1.top-p-processed",
         "L1.top-p-raw",
     ),
-    "modes": ("B2 B2.epochs", "B2.norm", "T1 T1.reference"),
+    "modes": ("B2 B2.epochs", "B2.norm", "T1 T1.inside T1.reference"),
     "running statistics": ("B1", "B1.sync", "B1.poisoned"),
     "values that are not finite": (
         "N4 N4.by-hand N4.inf N4.recorded N4.recorded-by-hand",
