@@ -9,13 +9,14 @@ from dataclasses import astuple, dataclass
 
 @dataclass(frozen=True, slots=True)
 class OtherModel:
-    """A model beside the watched one whose calls in a step drew random numbers in parts that drop values, and returned
-    nothing that has a gradient.
+    """A model beside the watched one, or a part of it that nothing trains, whose calls in a step drew random numbers in
+    parts that drop values, and returned nothing that has a gradient.
 
-    ``key`` is its number among those that are followed, ``name`` its class, ``drops`` are the parts, ``p`` is the
-    largest of their probabilities, ``called_at`` the file and line of the first call. ``shared``: it was given a tensor
-    that the watched model was given, too; ``again``: one that it had been given before in this step; ``trained``: one
-    of its parameters has a gradient or is the optimizer's.
+    ``key`` is its number among those that are followed, ``name`` its class, or its path in the watched model; ``drops``
+    are the parts, ``p`` is the largest of their probabilities, ``called_at`` the file and line of the first call.
+    ``shared``: it was given a tensor that the watched model, or a part of that which is trained, was given, too;
+    ``again``: one that it had been given before in this step; ``trained``: one of its parameters has a gradient or, of
+    a model beside the watched one, is the optimizer's.
     """
 
     key: int

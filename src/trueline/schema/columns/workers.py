@@ -298,8 +298,8 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "other_models",
         "string",
         "",
-        "On some sampled steps, JSON of `OtherModel`: models beside the watched one that were called without gradients "
-        "and dropped values.",
+        "On some sampled steps, JSON of `OtherModel`: models beside or inside the watched one that were called without "
+        "gradients and dropped values.",
     ),
     Column("other_weights", "list<int64>", "", "Of each of these a digest of some of its parameters."),
     Column(
