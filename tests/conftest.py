@@ -34,9 +34,9 @@ MAY_SKIP = ("no CUDA device", "a tmpfs cannot be mounted here")
 """Reasons that count in continuous integration: what a machine without a GPU or without root cannot show."""
 
 LONGEST_FIRST = (
-    *("faults/test_gallery", "unit/trials/frame/test_engines", "cli/test_trial_engines", "docs/test_cases"),
-    *("cli/test_trial_remedy", "unit/analyze/test_following", "ranks/test_watch_changes_nothing"),
-    *("docs/test_transcripts", "cli/test_trial_sync", "cli/run/test_run", "web/test_view", "cli/test_trial_batch"),
+    *("faults/test_gallery", "unit/trials/frame/test_engines", "docs/test_cases", "cli/test_trial_remedy"),
+    *("unit/analyze/test_following", "ranks/test_watch_changes_nothing", "docs/test_transcripts"),
+    *("cli/test_trial_sync", "cli/run/test_run", "web/test_view", "cli/test_trial_engines", "cli/test_trial_batch"),
     *("ranks/layouts/test_layouts", "cli/test_trial_vote", "ranks/test_machines", "ranks/test_integrations"),
     *("cli/test_trial_knobs", "cli/test_trial_phases", "cli/test_demo", "web/test_report", "unit/trials/test_op"),
     *("unit/analyze/workers/test_quiet", "ranks/test_live_sinks", "cli/test_trial_bisect"),

@@ -4,6 +4,8 @@ here).
 
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -83,6 +85,29 @@ def test_runs_are_ended_from_outside_as_by_ctrl_c(engine, tmp_path):
     gone = time.monotonic() + 150
     while is_running(number):
         assert time.monotonic() < gone
+        time.sleep(0.1)
+
+
+ON_NODE = """
+import sys
+from trueline.trials.frame.engines import local, ray
+local.GRACE_S = 1.0
+ray._run(sys.argv[1:], {}, "printed.txt", ".", "began")
+"""
+STAYS = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEPS
+
+
+def test_a_task_that_ray_interrupts_again_and_again_leaves_no_process(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    task = subprocess.Popen([sys.executable, "-c", ON_NODE, sys.executable, "-c", STAYS], stderr=subprocess.DEVNULL)
+    number = wait_for(tmp_path / "pid")
+    until = time.monotonic() + 150
+    while task.poll() is None:
+        assert time.monotonic() < until
+        task.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    while is_running(number):
+        assert time.monotonic() < until, "it was sent SIGKILL before the task ended"
         time.sleep(0.1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,16 +90,20 @@ class Task:
 
 
 def _run(words: list[str], changed: dict[str, str], printed: str, folder: str, began: str) -> int | None:
-    """On the node: to its end, or until Ray interrupts it."""
-    started = Local().start(words, {**os.environ, **changed}, printed=Path(printed), folder=Path(folder))
-    Path(began).touch()
+    """On the node: to its end, or until Ray interrupts it, which it may do again while the command is ended."""
+    started = None
     try:
+        started = Local().start(words, {**os.environ, **changed}, printed=Path(printed), folder=Path(folder))
+        Path(began).touch()
         while (status := started.wait(0.2)) is None:  # a wait in C is not interrupted
             pass
         return status
     finally:
+        interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the main thread, where Ray runs tasks
         with contextlib.suppress(OSError):
-            started.end()
+            if started is not None:
+                started.end()
+        signal.signal(signal.SIGINT, interrupted)
 
 
 def _ray() -> Any:
