@@ -97,9 +97,11 @@ ray._run(sys.argv[1:], {}, "printed.txt", ".", "began")
 STAYS = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEPS
 
 
-def test_a_task_that_ray_interrupts_again_and_again_leaves_no_process(tmp_path, monkeypatch):
+@pytest.mark.parametrize("started", ["", "trap '' INT; "], ids=["by hand", "in the background"])
+def test_a_task_that_ray_interrupts_again_and_again_leaves_no_process(tmp_path, monkeypatch, started):
     monkeypatch.chdir(tmp_path)
-    task = subprocess.Popen([sys.executable, "-c", ON_NODE, sys.executable, "-c", STAYS], stderr=subprocess.DEVNULL)
+    command = ["sh", "-c", f'{started}exec "$0" "$@"', sys.executable, "-c", ON_NODE, sys.executable, "-c", STAYS]
+    task = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     number = wait_for(tmp_path / "pid")
     until = time.monotonic() + 150
     while task.poll() is None:

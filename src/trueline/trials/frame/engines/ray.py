@@ -90,8 +90,10 @@ class Task:
 
 
 def _run(words: list[str], changed: dict[str, str], printed: str, folder: str, began: str) -> int | None:
-    """On the node: to its end, or until Ray interrupts it, which it may do again while the command is ended."""
-    started = None
+    """On the node: to its end, or until Ray interrupts it, which it may do again while the command is ended. It does so
+    as Ctrl-C would, which a cluster ignores that was started in the background; tasks have the main thread.
+    """
+    before, started = signal.signal(signal.SIGINT, signal.default_int_handler), None
     try:
         started = Local().start(words, {**os.environ, **changed}, printed=Path(printed), folder=Path(folder))
         Path(began).touch()
@@ -99,11 +101,11 @@ def _run(words: list[str], changed: dict[str, str], printed: str, folder: str, b
             pass
         return status
     finally:
-        interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the main thread, where Ray runs tasks
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         with contextlib.suppress(OSError):
             if started is not None:
                 started.end()
-        signal.signal(signal.SIGINT, interrupted)
+        signal.signal(signal.SIGINT, before or signal.default_int_handler)
 
 
 def _ray() -> Any:
