@@ -46,10 +46,11 @@ def spoilt(x):
         other[:8].fill_(float("nan"))
         return over.reshape(x.shape)
     if KIND == "freed":
+        alike = [x[:3].clone() for _ in range(8)]  # freed first: glibc keeps seven of a size as they are
         held = x[:3].clone()  # so small that nothing else takes its place; glibc writes into the first 16 bytes
         view = (ctypes.c_float * 128).from_address(held.data_ptr() + 256)
         rest = x[2:]
-        del held
+        del alike, held
         return torch.cat([torch.frombuffer(view, dtype=torch.float32).reshape(2, 64), rest])
     if KIND == "empty":
         filled = torch.empty_like(x)
