@@ -15,6 +15,8 @@ from trueline.analyze.samples.consumed import Samples, Tally, first_equal
 from trueline.analyze.samples.declared import Declared
 from trueline.analyze.samples.repeats_in_epoch import RANK_SHARE, TOTAL_SHARE
 from trueline.analyze.stats.tails import ALARM_LEVEL, log_e_process
+from trueline.schema.errors import CannotTell
+from trueline.schema.text.words import counted
 
 COVERAGE_SHARE = 1 - TOTAL_SHARE - RANK_SHARE
 """What ``analyze/samples/repeats_in_epoch.py`` leaves of ``ALARM_LEVEL``."""
@@ -149,11 +151,15 @@ def draws_with_replacement(samples: Samples, declared: Declared) -> bool:
     return repeats >= float(np.sum(drawn * (drawn - 1.0) / (2 * np.maximum(length, 1)))) / 2
 
 
-def nothing_returns(samples: Samples) -> bool:
-    """Whether later epochs hold no sample of earlier ones: augmentation, or a stream; digests then tell nothing."""
-    if samples.num_blocks < 2 or not samples.block_known:
-        return False
-    return bool(np.all(samples.block[samples.first_in_run] == samples.block))
+def require_returns(samples: Samples) -> None:
+    """Raise ``CannotTell`` where later epochs hold no sample of earlier ones: digests then tell nothing."""
+    known = samples.num_blocks > 1 and samples.block_known
+    if known and np.all(samples.block[samples.first_in_run] == samples.block):
+        raise CannotTell(
+            f"none of the samples came again in {counted(samples.num_blocks, 'epoch')}: they are changed on the fly or "
+            "streamed, and digests do not show who consumed which",
+            reason="undecidable",
+        )
 
 
 def rows_are_distinct(samples: Samples, dataset_len: int) -> bool:

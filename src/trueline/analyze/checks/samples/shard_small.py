@@ -56,8 +56,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from trueline.analyze.compared_ranks import Bools, Ints
+from trueline.analyze.compared_ranks import Ints
 from trueline.analyze.samples.consumed import Samples, consumed_samples
+from trueline.analyze.samples.coverage import require_returns
 from trueline.analyze.samples.fresh import FreshSamples
 from trueline.analyze.stats.tails import ALARM_LEVEL
 from trueline.schema.finding import Finding
@@ -74,12 +75,17 @@ TIMES_FEWER = 8
 
 
 def check(run: Run) -> list[Finding]:
-    """A Finding for each declared group of ranks; raises ``CannotTell`` where fewer than two left digests."""
+    """A Finding for each declared group of ranks; raises ``CannotTell`` where fewer than two left digests, or nothing
+    that is read comes again.
+    """
     samples = consumed_samples(run)
     by_rank = _of_workers(samples)
     groups = run.manifest.plan.get("worker_groups") or [samples.ranks]
     found = [_judge(samples, by_rank, [n for n, rank in enumerate(samples.ranks) if rank in group]) for group in groups]
-    return [finding for finding in found if finding is not None]
+    findings = [finding for finding in found if finding is not None]
+    if not findings:
+        require_returns(samples)
+    return findings
 
 
 def _of_workers(samples: Samples) -> list[Ints]:
@@ -90,28 +96,24 @@ def _of_workers(samples: Samples) -> list[Ints]:
 
 
 def _judge(samples: Samples, slots_of: Sequence[Ints], group: Sequence[int]) -> Finding | None:
-    group = [n for n in group if len(slots_of[n])]
-    different_N = np.array([len(np.unique(samples.digest[slots_of[n]])) for n in group], dtype=np.int64)
-    drawn_N = np.array([len(slots_of[n]) for n in group], dtype=np.int64)
-    if len(group) < 2:
+    different = {n: len(np.unique(samples.digest[slots_of[n]])) for n in group if len(slots_of[n])}
+    if len(different) < 2:
         return None
-    small_N: Bools = TIMES_FEWER * different_N <= np.median(different_N)
-    small_N &= np.array([not _holds_one(samples, slots_of[n]) for n in group])
-    if not small_N.any():
+    few = {n for n, number in different.items() if TIMES_FEWER * number <= np.median([*different.values()])}
+    small = [n for n in different if n in few and not _holds_one(samples, slots_of[n])]
+    others = [number for n, number in different.items() if n not in few]
+    if not small:
         return None
-    others_N = different_N[~small_N]
-    fewest = int(others_N.min())
-    log_p = [log_chance(int(n), int(d), fewest) for n, d in zip(drawn_N[small_N], different_N[small_N], strict=True)]
-    if max(log_p) + math.log(len(group)) > math.log(ALARM_LEVEL):
+    log_p = max(log_chance(len(slots_of[n]), different[n], min(others)) for n in small)
+    if log_p + math.log(len(different)) > math.log(ALARM_LEVEL):
         return None
-    small = [n for n, is_small in zip(group, small_N, strict=True) if is_small]
     ranks = tuple(samples.ranks[n] for n in small)
-    worst = int(np.argmin(different_N))
     slots = np.concatenate([slots_of[n] for n in small])
     first = int(samples.step[slots].min())
-    most = int(different_N[small_N].max())
-    times = int(drawn_N[worst]) // int(different_N[worst])
-    low, high = int(others_N.min()), int(others_N.max())
+    most = max(different[n] for n in small)
+    worst = min(small, key=lambda n: different[n])
+    times = len(slots_of[worst]) // different[worst]
+    low, high = min(others), max(others)
     span = f"{low:,}" if low == high else f"{low:,} to {high:,}"
     verb = "has" if len(ranks) == 1 else "have each"
     return Finding(
@@ -124,10 +126,10 @@ def _judge(samples: Samples, slots_of: Sequence[Ints], group: Sequence[int]) -> 
         step_first=first,
         step_last=int(samples.step[slots].max()),
         measured=float(most),
-        expected=float(fewest),
+        expected=float(low),
         unit="different samples",
         false_alarm_rate=ALARM_LEVEL,
-        evidence={"kind": "few", "different": dict(zip(map(str, ranks), different_N[small_N].tolist(), strict=True))},
+        evidence={"kind": "few", "different": {str(samples.ranks[n]): different[n] for n in small}},
         next=(
             f"Print the number of samples, or files, that {ranks_text(ranks)} can read, beside the others'; give "
             "each rank one of every world_size samples, or use a DistributedSampler over all of them.",

@@ -7,6 +7,7 @@ import pytest
 from tests.synthetic_runs import write_run
 
 from trueline.analyze.checks.samples.shard_small import check, log_chance
+from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 
 
@@ -47,6 +48,11 @@ def test_two_small_shards_of_five_are_named_together(tmp_path):
     assert found.evidence["different"] == {"1": 5, "3": 3}
 
 
+def test_a_rank_that_holds_a_batch_is_no_measure_of_the_others(tmp_path):
+    (found,) = findings(tmp_path, (200, 1, 200, 4, 200))
+    assert (found.ranks, found.expected) == ((3,), pytest.approx(140, abs=20))
+
+
 @pytest.mark.parametrize(
     ("pools", "how", "why"),
     [
@@ -59,6 +65,14 @@ def test_two_small_shards_of_five_are_named_together(tmp_path):
 )
 def test_what_may_well_be_is_left_alone(tmp_path, pools, how, why):
     assert findings(tmp_path, pools, **how) == [], why
+
+
+def test_samples_that_never_come_again_cannot_tell(tmp_path):
+    def change(step, rank, row):
+        row |= {"epoch": step // 20, "sample_digests": [4 * step + rank + 1]}
+
+    with pytest.raises(CannotTell, match="none of the samples came again in 3 epochs"):
+        check(Run(write_run(tmp_path / "run", num_steps=60, change=change)))
 
 
 def test_ranks_that_are_meant_to_differ_are_compared_among_themselves(tmp_path):
