@@ -214,10 +214,11 @@ def _judged(run: Run, checks: Sequence[Check], known: Followed, num_steps: int) 
     first = next((each.num_steps for each in live.values()), num_steps)
     kept_to = min(_kept_to(run), num_steps)
     needs = {"param_digests"}.union(*(each.needs for each in checks if _name(each) in live))
-    last = [step for each in live.values() for step in each.last[:1]]
+    part_ends = run.part_ends()
+    stretches = list(_stretches(run, part_ends, first, kept_to, num_steps))
     alike, read = known.alike, None
-    for (begin, end), loaded in _loaded(run, list(_stretches(run, first, kept_to, num_steps)), last, needs):
-        last = [step for each in live.values() for step in each.last[:1]]
+    for (begin, end), loaded in _loaded(run, part_ends, stretches, _first_needed(live), needs):
+        last = _first_needed(live)
         read = _read(run, begin, last, [loaded] if read is None else [read, loaded])
         stretch, reached = _stretch(run, read, begin, end, last)
         alike |= digests_alike(stretch.part)
@@ -239,14 +240,28 @@ def _judged(run: Run, checks: Sequence[Check], known: Followed, num_steps: int) 
     return told, Followed(settled, alike)
 
 
+def _first_needed(live: Mapping[str, Silent]) -> list[int]:
+    """The first step that is measured before a stretch and that a check needs for it, of each that needs one."""
+    return [step for each in live.values() for step in each.last[:1]]
+
+
+def _low(run: Run, begin: int, last: Sequence[int]) -> int:
+    """The first step that is read for a stretch from the ``begin``-th on."""
+    return min([int(run.steps[max(begin - AROUND, 0)]), *last])
+
+
 def _loaded(
-    run: Run, stretches: Sequence[tuple[int, int]], last: Sequence[int], needs: Collection[str]
+    run: Run,
+    part_ends: NDArray[np.int64],
+    stretches: Sequence[tuple[int, int]],
+    last: Sequence[int],
+    needs: Collection[str],
 ) -> Iterator[tuple[tuple[int, int], Run]]:
     """Each stretch with the steps that are read for it and were not for one before it, with what they ``needs``, which
     is read while the stretch before is judged: to at least ``AROUND`` steps after it, and where a part ends. Those of
     the first begin with the first of ``last``.
     """
-    steps, part_ends = run.steps, run.part_ends()
+    steps = run.steps
 
     def load(low: int, high: int) -> Run:
         part = run.between(low, high + 1)
@@ -255,7 +270,7 @@ def _loaded(
 
     with ThreadPoolExecutor(1) as reader:
         ahead: list[tuple[tuple[int, int], Future[Run]]] = []
-        low = min([int(steps[max(stretches[0][0] - AROUND, 0)]), *last]) if stretches else 0
+        low = _low(run, stretches[0][0], last) if stretches else 0
         for begin, end in stretches:
             high = int(steps[min(end + AROUND, len(steps)) - 1])
             ends = part_ends[(part_ends >= high) & (part_ends < high + STRETCH)]
@@ -271,9 +286,8 @@ def _loaded(
 
 def _read(run: Run, begin: int, last: Sequence[int], loaded: Sequence[Run]) -> Run:
     """The steps from the first of ``last`` and ``AROUND`` before the ``begin``-th on, of which all is ``loaded``."""
-    low = min([int(run.steps[max(begin - AROUND, 0)]), *last])
     parts = [part for part in loaded if len(part.steps)]
-    read = run.between(low, int(parts[-1].steps[-1]) + 1)
+    read = run.between(_low(run, begin, last), int(parts[-1].steps[-1]) + 1)
     read.take_loaded(parts)
     return read
 
@@ -288,9 +302,8 @@ def _stretch(run: Run, read: Run, begin: int, end: int, last: Sequence[int]) -> 
         read.between(int(steps[first]), int(steps[at_last]) + 1) for first, at_last in ((begin, end - 1), (low, high))
     )
     reached = min([int(steps[begin]), *last])
-    return Stretch(run, part, around), part if reached == steps[begin] else read.between(
-        reached, int(steps[end - 1]) + 1
-    )
+    wider = part if reached == steps[begin] else read.between(reached, int(steps[end - 1]) + 1)
+    return Stretch(run, part, around), wider
 
 
 def _kept_to(run: Run) -> int:
@@ -322,15 +335,17 @@ def _said(run: Run, check: Check, known: Silent) -> list[Finding] | None:
     return check.follows.said(run, known.carried)
 
 
-def _stretches(run: Run, first: int, kept_to: int, num_steps: int) -> Iterable[tuple[int, int]]:
+def _stretches(
+    run: Run, part_ends: NDArray[np.int64], first: int, kept_to: int, num_steps: int
+) -> Iterable[tuple[int, int]]:
     """From the first step that is not judged to the last of ``num_steps``, in pieces that end where something is
     kept, and if they can where what is around them ends with a part.
     """
-    part_ends = np.searchsorted(run.steps, run.part_ends(), side="right") - AROUND
-    good_ends = np.unique(part_ends // STRETCH * STRETCH)
-    begin = first
+    in_front = np.searchsorted(run.steps, part_ends, side="right") - AROUND
+    good_ends = np.unique(in_front // STRETCH * STRETCH)
+    begin, together = first, _together(run)
     while begin < num_steps:
-        end = min(begin + _together(run), kept_to) if begin < kept_to else num_steps
+        end = min(begin + together, kept_to) if begin < kept_to else num_steps
         good = good_ends[(good_ends > begin) & (good_ends < end)]
         end = int(good[-1]) if end < kept_to and len(good) else end
         yield begin, end

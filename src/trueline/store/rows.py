@@ -57,6 +57,10 @@ def require_column(column: str, columns: Sequence[str]) -> None:
         raise RunError(f"'{column}' is not a column of a Run. {hint}Columns: {', '.join(columns)}.")
 
 
+KEYS = ("step", "rank")
+"""The columns that say which row it is."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepsInARow:
     """The keys of ``num`` rows of one rank whose steps follow one another, as those of nearly all parts do: a hundred

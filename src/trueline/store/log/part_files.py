@@ -26,7 +26,7 @@ from trueline.store.log.listing import names_in
 from trueline.store.log.merge import rows_within
 from trueline.store.log.parts import DamagedPart, decode_and_name, footer_crc, read_columns
 from trueline.store.migrate import to_current
-from trueline.store.rows import WORKER_SCHEMA, StepsInARow
+from trueline.store.rows import KEYS, WORKER_SCHEMA, StepsInARow
 
 VERSION = 1
 """Of what is kept of parts; another one is not read."""
@@ -73,7 +73,7 @@ class PartFiles:
         default_factory=dict[frozenset[str], frozenset[str]], repr=False, compare=False
     )
     """The distinct ones of these: parts that hold the same share one."""
-    _kept: dict[PartName, Keys] = field(default_factory=dict[PartName, "Keys"], repr=False, compare=False)
+    _kept: dict[PartName, Keys] = field(default_factory=dict[PartName, Keys], repr=False, compare=False)
 
     def keys(self, parts: Sequence[PartName], names: Sequence[str]) -> Iterator[Keys | Problem]:
         """Step and rank of the rows of each part, or what is wrong with it, once its columns ``names`` were read to see
@@ -93,7 +93,7 @@ class PartFiles:
             rows = self._first(names, part)
             if isinstance(rows, Problem):
                 return rows
-            self._kept[part] = StepsInARow.of(rows) or rows.select(["step", "rank"])
+            self._kept[part] = StepsInARow.of(rows) or rows.select(KEYS)
         return self._kept[part]
 
     def _first(self, names: Sequence[str], part: PartName) -> pa.Table | Problem:

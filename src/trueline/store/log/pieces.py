@@ -24,11 +24,8 @@ from trueline.store.log.listing import list_parts, name_missing_parts, read_jour
 from trueline.store.log.part_files import Keys, PartFiles, at_once
 from trueline.store.migrate import to_current
 from trueline.store.records.arrays import empty_table, from_numpy, to_numpy
-from trueline.store.rows import SCALAR_NAMES, WORKER_SCHEMA, GridOrder, MergeOrder, StepsInARow, merge_batches
+from trueline.store.rows import KEYS, SCALAR_NAMES, WORKER_SCHEMA, GridOrder, MergeOrder, StepsInARow, merge_batches
 from trueline.store.timeline import Timeline
-
-KEYS = ("step", "rank")
-"""The columns that say which row it is."""
 
 MAX_VALUES = 2**31 - 1
 """Values that all lists of a column can have together: Arrow's list offsets are int32."""
