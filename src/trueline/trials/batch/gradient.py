@@ -92,17 +92,29 @@ class _Seen:
     measured: float
     said: float
     size: float
-    noise: float
+    loss_noise: float
+    weight_noise: float
     bend: float
 
     @property
+    def noise(self) -> float:
+        return self.loss_noise + self.weight_noise
+
+    @property
     def tolerance(self) -> float:
-        return self.noise + BENDS * self.bend
+        return self.tolerance_at(1.0)
+
+    def tolerance_at(self, factor: float) -> float:
+        """How far the slope may be from ``factor`` times what the gradient says. Weights are rounded where they move,
+        by a share of the loss's own slope: of a gradient that is too long by some factor, that share is too.
+        """
+        return self.loss_noise + factor * self.weight_noise + BENDS * self.bend
 
     def differs(self, factor: float = 1.0) -> bool | None:
         """Whether the slope is not ``factor`` times what the gradient says; None where that cannot be told."""
-        apart = abs(self.measured - factor * self.said) > self.tolerance
-        return None if self.tolerance > COARSE * max(factor * self.size, abs(self.measured)) else apart
+        tolerance = self.tolerance_at(factor)
+        apart = abs(self.measured - factor * self.said) > tolerance
+        return None if tolerance > COARSE * max(factor * self.size, abs(self.measured)) else apart
 
     def share(self, of: float) -> str:
         return f"{of / max(self.size, abs(self.measured)):.1e}"
@@ -128,7 +140,7 @@ def judge_gradient(base: FirstStep, nudged: FirstStep, moved: Moved) -> Judged:
         if not differs:
             held.append(f"{whole.share(abs(whole.measured - whole.said))} {direction} it")
         elif (factor := looked.common_factor()) is not None:
-            says = f"it is {1 / factor:.4g} times that of the losses' mean over ranks, in all parameters alike."
+            says = f"it is {factor} times that of the losses' mean over ranks, in all parameters alike."
             return Judged("gradient", True, f"gradient: {says}", _FACTOR_HINTS)
         else:
             says = _broken(slopes.names, *looked.narrowed(), whole, direction)
@@ -138,6 +150,18 @@ def judge_gradient(base: FirstStep, nudged: FirstStep, moved: Moved) -> Judged:
         return Judged("gradient", True, f"gradient: {says}")
     why = "bends or jumps too much as they move" if bends else "is rounded too coarsely"
     return Judged("gradient", None, f"gradient: the slope along the weights cannot be told, as the loss {why}.")
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """What the gradient is of the loss's own, and by which share of it (0-1) the measurement may be off."""
+
+    times: float
+    off_rel: float
+
+    def __str__(self) -> str:
+        # the last digits hang on the order in which a processor adds
+        return f"{self.times:.4g} (to within {self.off_rel:.2g} of it)"
 
 
 class _Looked:
@@ -157,9 +181,9 @@ class _Looked:
             seen = self._at_three(0, len(self._slopes.names))
         return seen
 
-    def common_factor(self) -> float | None:
-        """What the slope is of what the gradient says, where that is one number for the first half of all parameters
-        and for the second.
+    def common_factor(self) -> _Factor | None:
+        """What the gradient is of the slope, where that is one number for the first half of all parameters and for the
+        second.
         """
         every = len(self._slopes.names)
         halves = [self._at_two(first, end) for first, end in ((0, every // 2), (every // 2, every))]
@@ -168,7 +192,8 @@ class _Looked:
         factor = sum(each.said * each.measured for each in halves) / sum(each.said**2 for each in halves)
         if factor <= 0 or FACTORS[0] < factor < FACTORS[1] or any(each.differs(factor) for each in halves):
             return None
-        return factor
+        off = sum(abs(half.said) * half.tolerance_at(factor) for half in halves) / sum(half.said**2 for half in halves)
+        return _Factor(1 / factor, off / factor)
 
     def narrowed(self) -> tuple[int, int]:
         """From which to before which parameter it differs: by halves, the later of which is looked at, as what is wrong
@@ -204,8 +229,9 @@ class _Looked:
         size = float(np.linalg.norm(self._slopes.size_P[first:end]))
         of_loss = self._rounding * float(np.abs(self._base.losses).sum()) / len(self._base.facts)
         of_weights = LIMIT * self._unit * size  # a weight that is moved is rounded
-        noise = (of_loss + of_weights) / (self._step / 4)
-        return _Seen(measured, said, size if self._direction == "across" else said, noise, bend)
+        shortest = self._step / 4
+        size = size if self._direction == "across" else said
+        return _Seen(measured, said, size, of_loss / shortest, of_weights / shortest, bend)
 
     def _ends(self, step: float, first: int, end: int) -> tuple[float, float]:
         """How much more the loss is ahead and back than where the weights are."""
