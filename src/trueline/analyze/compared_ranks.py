@@ -58,7 +58,7 @@ def several_workers(run: Run) -> list[int]:
     raise CannotTell(
         f"it compares ranks whose gradients are averaged, and of the {run.world_size} ranks of this job only one "
         f"worker of such a group, rank {ranks[0]}, is known and left data",
-        reason="one-worker",
+        reason="one-worker" if len(run.ranks) == run.world_size else "no-data",
     )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from trueline.analyze.incidents import Incident
 from trueline.schema.finding import WATCH_DEGRADED, Finding
-from trueline.schema.judged import QUESTIONS, Asked, Judged, Verdict
-from trueline.schema.text.words import counted, listed
+from trueline.schema.judged import FEWEST_STEPS_OF_ONE, TOPICS, Asked, Judged, Verdict
+from trueline.schema.text.words import by_reason, counted, listed
 
 
 def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judged: Judged, where: str = "") -> Verdict:
@@ -21,13 +21,14 @@ def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judge
         rest = f"{'; ' if where else ': '}{counted(num_grave, 'finding')}{several}"
         return Verdict("out" if first.severity == "error" else "suspect", where, rest)
     if not judged.enough:
-        return Verdict("unknown", "", f": {_lack(judged)}")
+        return Verdict("unknown", "", _lack(judged))
     stops = [finding for finding in findings if finding.code == WATCH_DEGRADED]
     early = next((finding for finding in stops if not _in_the_second_half(finding, judged)), None)
     if early is not None:
         return Verdict("unknown", "", f": {early.claim[:1].lower()}{early.claim[1:].rstrip('.')}")
-    stopped = f"; watching stopped in part at step {stops[0].step_first}" if stops else ""
-    return Verdict("clear", "", f"{_scope(judged)}{_left_open(judged)}{stopped}")
+    alone = ". Comparisons between ranks do not apply" if judged.world_size == 1 and judged.num_steps else ""
+    stopped = f". Watching stopped in part at step {stops[0].step_first}" if stops else ""
+    return Verdict("clear", "", f"{_scope(judged)}{alone}{_left_open(judged)}{stopped}")
 
 
 def _in_the_second_half(finding: Finding, judged: Judged) -> bool:
@@ -39,43 +40,55 @@ def _in_the_second_half(finding: Finding, judged: Judged) -> bool:
 
 
 def _scope(judged: Judged) -> str:
-    """`` in 150 steps of 4 ranks``, `` so far in`` them where the Run was not closed; nothing for records alone."""
+    """`` in 150 steps of 4 ranks``, ``of one process``, `` so far in`` them where the Run was not closed; nothing for
+    records alone.
+    """
     if not judged.num_steps:
         return ""
     so_far = " so far" if judged.unclosed else ""
     left_out = f"{len(judged.ranks)} of {judged.world_size} ranks"
     ranks = counted(judged.world_size, "rank") if len(judged.ranks) == judged.world_size else left_out
+    ranks = "one process" if judged.world_size == 1 else ranks
     return f"{so_far} in {counted(judged.num_steps, 'step')} of {ranks}"
 
 
 def _left_open(judged: Judged) -> str:
-    partly, still = judged.of("partly"), judged.of("open")
-    in_part = f"; judged in part: {_questions(partly)}" if partly else ""
-    return in_part + (f"; could not be judged: {_questions(still)}" if still else "")
+    """``. Not tested: token order (no token stands twice in a row). Partly: data sharding (…)``: what and why."""
+    untested, partly = _topics(judged.of("open")), _topics(judged.of("partly"))
+    return (f". Not tested: {untested}" if untested else "") + (f". Partly: {partly}" if partly else "")
+
+
+def _topics(questions: Sequence[Asked]) -> str:
+    """What was asked, and in brackets why there is no answer; what has one reason together."""
+    pairs = [(TOPICS[asked.question], _why(asked)) for asked in questions]
+    return "; ".join(f"{', '.join(topics)} ({why})" if why else ", ".join(topics) for topics, why in by_reason(pairs))
+
+
+def _why(asked: Asked) -> str:
+    """Why most checks of the question have no answer, up to where the reason begins to list examples."""
+    whys = [entry.why for entry in asked.checks_not_run if entry.lacks]
+    return max(whys, key=whys.count).split(": ")[0] if whys else ""
 
 
 def _lack(judged: Judged) -> str:
+    """Why nothing can be told, as it stands behind ``Cannot tell``."""
     if judged.failed:
         looks = "looks" if len(judged.failed) == 1 else "look"
         return (
-            f"{listed(judged.failed)} could not be run, and nobody looked at what it {looks} for; the other checks "
+            f": {listed(judged.failed)} could not be run, and nobody looked at what it {looks} for; the other checks "
             f"found nothing{_scope(judged)}"
         )
     if judged.of("open", among=("reference",)):
-        return "it could not be compared with the reference"
+        return ": it could not be compared with the reference"
     if not judged.num_steps:
         for asked in judged.of("partly", among=("rollouts",)):
             ran, all_of = len(asked.checks_run), len(asked.checks_run) + len(asked.checks_not_run)
-            return f"{ran} of {all_of} checks of rollouts had what they need; these found nothing"
-        return "no step was recorded"
-    if judged.world_size == 1:
-        seen = judged.of("judged", among=("nonfinite", "jumps", "rollouts"))
-        alone = f"; looked at and without a finding: {_questions(seen)}" if seen else ""
-        return f"there is one rank, so none could be compared with another{alone}"
-    if len(judged.ranks) < 2:
-        return f"no two of {judged.world_size} ranks could be compared with each other"
-    return f"could not be judged: {_questions(judged.of('open'))}"
-
-
-def _questions(questions: Sequence[Asked]) -> str:
-    return listed([QUESTIONS[asked.question] for asked in questions])
+            return f": {ran} of {all_of} checks of rollouts had what they need; these found nothing"
+        return ": no step was recorded"
+    if judged.world_size == 1 and judged.num_steps < FEWEST_STEPS_OF_ONE:
+        steps = counted(judged.num_steps, "step")
+        verb = "is" if judged.num_steps == 1 else "are"
+        return f": {steps} of one process {verb} too few; it takes {FEWEST_STEPS_OF_ONE}"
+    if judged.world_size > 1 and len(judged.ranks) < 2:
+        return f": no two of {judged.world_size} ranks could be compared with each other"
+    return f". Not tested: {_topics(judged.of('open', among=judged.main))}"

@@ -52,12 +52,38 @@ QUESTIONS: dict[Question, str] = {
     "reference": "where it differs from the reference",
     "other": "what checks of other packages ask",
 }
-"""Each in words that follow "could not be judged:"."""
+"""Each as a question of the page."""
+TOPICS: dict[Question, str] = {
+    "data": "data sharding",
+    "repeats": "repeated samples",
+    "replicas": "averaging of gradients, equal replicas",
+    "workers": "one rank against the others",
+    "nonfinite": "NaN and infinity",
+    "jumps": "jumps of loss and gradients",
+    "streams": "random streams",
+    "configuration": "settings",
+    "start": "initial weights",
+    "updates": "updates of the optimizer",
+    "weights": "weights of tokens",
+    "loss": "arguments of the loss",
+    "mask": "causal mask and labels",
+    "order": "token order",
+    "batch": "samples leaking into each other",
+    "recorded": "overflow in recorded steps",
+    "rollouts": "rollout engine against trainer",
+    "reference": "the reference",
+    "other": "checks of other packages",
+}
+"""Each in words that follow "Not tested:"."""
 
 BETWEEN_RANKS: tuple[Question, ...] = ("data", "replicas", "workers")
 """Answered by comparing ranks with each other."""
 _MAIN: tuple[Question, ...] = (*BETWEEN_RANKS, "nonfinite")
-"""The questions for every training."""
+"""The questions for every training of several ranks."""
+_MAIN_OF_ONE: tuple[Question, ...] = ("nonfinite", "jumps", "updates")
+"""The questions for every training of one process."""
+FEWEST_STEPS_OF_ONE = 8
+"""Of one process: no step has another rank's beside it to be compared with, and most checks take as many."""
 
 Reason = Literal[
     "no-data",
@@ -70,11 +96,11 @@ Reason = Literal[
     "not-recorded",
 ]
 """Why a check has no answer: its data were not measured; were measured at too few steps; there is no second rank to
-compare with; the data do not determine the answer; cannot be read; the check itself failed. The last two are no
-shortcoming: such a training cannot have what it looks for, or it needs recorded steps, which the Plan did not ask for,
-or optimizer steps, of which the Run has none.
+compare with; the data do not determine the answer; cannot be read; the check itself failed. Having one worker and the
+last two are no shortcoming: such a training cannot have what it looks for, or it needs recorded steps, which the Plan
+did not ask for, or optimizer steps, of which the Run has none.
 """
-_NO_LACK: tuple[Reason, ...] = ("by-design", "not-recorded")
+_NO_LACK: tuple[Reason, ...] = ("one-worker", "by-design", "not-recorded")
 
 State = Literal["judged", "partly", "open", "not-applicable"]
 
@@ -148,21 +174,35 @@ class Judged:
         return tuple(entry.check for of in self.questions for entry in of.checks_not_run if entry.reason == "failed")
 
     @property
+    def main(self) -> tuple[Question, ...]:
+        """The questions for every training of so many ranks."""
+        return _MAIN_OF_ONE if self.world_size == 1 else _MAIN
+
+    @property
     def enough(self) -> bool:
         """Whether "nothing found" means "no fault found".
 
         That takes checks of which none failed, and ranks that were compared with each other, and at most one of the
-        four main questions that apply left open. For one rank a comparison with a reference is enough, or one of its
-        rollouts with training; for a Run of recorded steps alone, one with a reference.
+        four main questions that apply left open. Of one process there is nothing to compare: then it takes
+        ``FEWEST_STEPS_OF_ONE`` steps, and two of the three questions that apply to it. Otherwise a comparison with a
+        reference is enough, or one of its rollouts with training; for a Run of recorded steps alone, one with a
+        reference.
         """
         if self.failed or self.of("open", among=("reference",)):
             return False
         if (self.world_size == 1 or not self.num_steps) and self.of("judged", among=("rollouts",)):
             return True
-        if self.world_size == 1 or not self.num_steps:
-            return bool(self.of("judged", among=("reference",)))
-        settled = self.of("judged", "partly", "not-applicable", among=_MAIN)
-        return bool(self.of("judged", "partly", among=BETWEEN_RANKS)) and len(_MAIN) - len(settled) <= 1
+        if (self.world_size == 1 or not self.num_steps) and self.of("judged", among=("reference",)):
+            return True
+        if not self.num_steps:
+            return False
+        settled = self.of("judged", "partly", "not-applicable", among=self.main)
+        is_looked_at = (
+            self.num_steps >= FEWEST_STEPS_OF_ONE
+            if self.world_size == 1
+            else bool(self.of("judged", "partly", among=BETWEEN_RANKS))
+        )
+        return is_looked_at and len(self.main) - len(settled) <= 1
 
     def to_json(self) -> dict[str, Any]:
         """The document of the outside contract."""

@@ -121,7 +121,7 @@ def test_a_watch_that_stopped_early_cannot_tell():
 def test_a_watch_that_stopped_late_says_when():
     late = report_of(stopped_at(140))
     assert late.exit_code == 0
-    assert late.verdict.line.endswith("; watching stopped in part at step 140.")
+    assert late.verdict.line.endswith(". Watching stopped in part at step 140.")
 
 
 def test_information_is_no_fault():
@@ -133,8 +133,7 @@ def test_clean_run_says_what_was_checked_and_what_was_not():
     said = of()
 
     assert said.verdict.line == (
-        "No fault found in 150 steps of 4 ranks; could not be judged: whether gradients are averaged and replicas stay "
-        "equal."
+        "No fault found in 150 steps of 4 ranks. Not tested: averaging of gradients, equal replicas (no digests)."
     )
     assert "None of them judges whether one rank’s loss" in said.what
     assert said.checked == "3 checks over steps 0–149 on 4 ranks: shard-overlap, worker-nonfinite and worker-silent."
@@ -178,18 +177,62 @@ def test_what_cannot_be_in_a_training_is_no_lack():
 
 
 def test_a_question_of_which_most_checks_lacked_something_is_judged_in_part():
-    lacking = tuple(NotRun(code, "", "too-few-steps") for code in "abc")
+    lacking = tuple(NotRun(code, "three steps: it takes ten", "too-few-steps") for code in "abc")
     assert Asked("workers", ("x",), lacking).state == "partly"
     assert Asked("workers", ("x", "y", "z"), lacking).state == "judged"
     assert Asked("workers", ("x",), (NotRun("a", "", "by-design"), NotRun("b", "", "not-recorded"))).state == "judged"
     judged = replace(judged_of(ALL_RAN), questions=(Asked("workers", ("x",), lacking), *judged_of(ALL_RAN).questions))
     line = CheckReport("exp", (), judged).verdict.line
-    assert line.startswith("No fault found in 10 steps of 4 ranks; judged in part: whether losses and gradients of one")
+    assert line == "No fault found in 10 steps of 4 ranks. Partly: one rank against the others (three steps)."
 
 
-@pytest.mark.parametrize("reason", ["no-data", "too-few-steps", "one-worker", "undecidable", "damaged", "failed"])
+@pytest.mark.parametrize("reason", ["no-data", "too-few-steps", "undecidable", "damaged", "failed"])
 def test_a_lack_leaves_a_question_open(reason):
     assert [each.question for each in judged_of({"data": reason, "recorded": "not-recorded"}).of("open")] == ["data"]
+
+
+OF_ONE: dict[Question, str] = {"data": "one-worker", "nonfinite": "ran", "jumps": "too-few-steps", "updates": "ran"}
+
+
+def test_one_process_is_judged_by_what_applies_to_it_and_comparisons_do_not():
+    alone = replace(judged_of(OF_ONE | {"jumps": "ran"}, world_size=1), num_steps=60)
+    assert (CheckReport("exp", (), alone).exit_code, CheckReport("exp", (), alone).verdict.line) == (
+        0,
+        "No fault found in 60 steps of one process. Comparisons between ranks do not apply.",
+    )
+    short = replace(judged_of(OF_ONE, world_size=1), num_steps=20)
+    assert CheckReport("exp", (), short).verdict.line.endswith("do not apply. Not tested: jumps of loss and gradients.")
+
+
+def test_one_process_of_too_few_steps_or_questions_cannot_be_told():
+    few = replace(judged_of(OF_ONE, world_size=1), num_steps=7)
+    assert (CheckReport("exp", (), few).exit_code, CheckReport("exp", (), few).verdict.line) == (
+        3,
+        "Cannot tell: 7 steps of one process are too few; it takes 8.",
+    )
+    blind = replace(judged_of(OF_ONE | {"updates": "no-data"}, world_size=1), num_steps=60)
+    line = "Cannot tell. Not tested: jumps of loss and gradients, updates of the optimizer."
+    assert (CheckReport("exp", (), blind).exit_code, CheckReport("exp", (), blind).verdict.line) == (3, line)
+
+
+def test_a_rank_that_is_lost_is_not_one_process():
+    lost = replace(judged_of(OF_ONE | {"jumps": "ran"}, world_size=2), ranks=(0,), num_steps=60)
+    assert CheckReport("exp", (), lost).exit_code == 3
+
+
+def test_questions_that_lack_the_same_thing_are_told_together():
+    judged = judged_of(ALL_RAN | {"order": "undecidable", "mask": "undecidable", "batch": "no-data"})
+    whys = {"order": "no token stands twice in a row", "mask": "no token stands twice in a row", "batch": "one row"}
+    told = tuple(
+        Asked(asked.question, (), (replace(asked.checks_not_run[0], why=whys[asked.question]),))
+        if asked.question in whys
+        else asked
+        for asked in judged.questions
+    )
+    assert CheckReport("exp", (), replace(judged, questions=told)).verdict.line == (
+        "No fault found in 10 steps of 4 ranks. Not tested: token order, causal mask and labels (no token stands twice "
+        "in a row); samples leaking into each other (one row)."
+    )
 
 
 def test_a_reference_that_was_given_is_compared_with_or_nothing_can_be_told():

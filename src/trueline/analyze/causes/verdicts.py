@@ -124,7 +124,7 @@ def _verdicts(
     chances = posterior(causes, signs, telling)
     first = leading(chances, APART)
     answer = by_slug.get(first[0])
-    lacking = [entry for entry in report.checks_not_run if entry.lacks and entry.reason != "one-worker"]
+    lacking = [entry for entry in report.checks_not_run if entry.lacks]
     untold, others = ([], []) if answer is None else _would_be_told(lacking, causes, signs, telling, answer)
     among = [slug for slug in (*first, *others) if slug != UNKNOWN]
     if answer is None or _is_not_shown(answer, signs, telling, lacking) or (untold and len(among) < 2):
