@@ -43,6 +43,35 @@ def test_a_step_that_begins_with_used_gradients(tmp_path, none):
     assert set(finding.evidence["names"]) == {name for name, _ in mlp().named_parameters()}
 
 
+@pytest.mark.parametrize(
+    ("spared", "steps"),
+    [(range(21, 45, 2), list(range(21, 45, 2))), (range(26, 45, 5), [26, 31, 36, 41]), ((29,), [29])],
+)
+@pytest.mark.parametrize("none", [True, False])
+def test_gradients_that_are_not_cleared_now_and_then_between_samples(tmp_path, none, spared, steps):
+    def forgetful(step, model, optimizer):
+        if step not in spared:
+            optimizer.zero_grad(set_to_none=none)
+        loss_of(model).backward()
+        optimizer.step()
+
+    (finding,) = watched(tmp_path / "run", forgetful, steps=45)
+    looked = trueline.open_run(tmp_path / "run").lists("kept_gradients")
+    assert [step for (step, _), kept in sorted(looked.items()) if len(kept)] == steps
+    assert (finding.step_first, finding.step_last, finding.severity) == (steps[0], steps[-1], "error")
+
+
+def test_gradients_that_are_cleared_behind_the_back_of_torch_are_looked_at_three_times_between_samples(tmp_path):
+    def unseen(step, model, optimizer):
+        for param in model.parameters():
+            if param.grad is not None:
+                param.grad.data.zero_()
+        loss_of(model).backward()
+        optimizer.step()
+
+    assert watched(tmp_path / "run", unseen, steps=60) == []
+
+
 def test_a_part_that_is_not_cleared_is_named(tmp_path):
     def partly(step, model, optimizer):
         loss_of(model).backward()

@@ -49,7 +49,8 @@ What it may miss
 ----------------
 Gradients that frameworks keep elsewhere than in `.grad` (DeepSpeed, Megatron's `main_grad`), for which it cannot tell;
 gradients of another loss that are added after `zero_grad`; those of optimizers of one model that take turns; elements
-and steps that were not sampled; passes after the eighth of a step, and gaps after the second.
+that were not sampled; a part of the parameters, between samples; passes after the eighth of a step, and gaps after the
+second.
 
 Example
 -------
@@ -145,10 +146,10 @@ def check(run: Run) -> list[Finding]:
             reason="no-data" if seen else "not-recorded",
         )
     kept = {key: positions for key, positions in looked.items() if len(positions)}
-    return [*([_of_kept(run, kept, looked)] if kept else []), *_between(run, between), *_left_over(run)]
+    return [*([_of_kept(run, kept)] if kept else []), *_between(run, between), *_left_over(run)]
 
 
-def _of_kept(run: Run, kept: Mapping[tuple[int, int], np.ndarray], looked: Mapping[tuple[int, int], object]) -> Finding:
+def _of_kept(run: Run, kept: Mapping[tuple[int, int], np.ndarray]) -> Finding:
     steps, ranks = sorted({step for step, _ in kept}), tuple(sorted({rank for _, rank in kept}))
     names = _names(run, kept)
     of_first = _names(run, {key: places for key, places in kept.items() if key[0] == steps[0]})
@@ -157,7 +158,7 @@ def _of_kept(run: Run, kept: Mapping[tuple[int, int], np.ndarray], looked: Mappi
         severity="error",
         claim=f"The gradient{'' if len(names) == 1 else 's'} of {named_some(names)} that an update had used "
         f"{'was' if len(names) == 1 else 'were'} still there on {ranks_text(ranks)} when the backward passes of "
-        f"{steps_text(steps, among=sorted({step for step, _ in looked}))} began, and were added to.",
+        f"{steps_text(steps)} began, and were added to.",
         ranks=ranks,
         step_first=steps[0],
         step_last=steps[-1],

@@ -14,11 +14,26 @@ from trueline.capture.model import patches
 from trueline.capture.model.layout import Layout
 from trueline.capture.model.untraced import in_backward
 from trueline.capture.probes.around_update.sampling import NowAndThen, Waiting
-from trueline.capture.probes.around_update.update_slices import NUM_SLICES, Gathered, Place, num_slices, places_of
+from trueline.capture.probes.around_update.update_slices import (
+    NUM_SLICES,
+    Gathered,
+    Place,
+    num_slices,
+    place_in,
+    places_of,
+)
 from trueline.capture.probes.base import Moment, Step
 
 MAX_LOOKS = 8
 """Backward passes of a step before which gradients are looked at: later ones of long accumulations tell no more."""
+
+NUM_MARKED = 4
+"""Parameters whose gradients are marked at every update, at equal distances, the last one among them: two attributes
+of each are read, and nothing on a device."""
+
+MAX_CLEARED_UNSEEN = 3
+"""Steps at which marked gradients were cleared though no write was counted (``.grad.data.zero_()``), after which no
+more are marked: a look at each step would cost more than it tells."""
 
 
 @dataclass(eq=False)
@@ -51,11 +66,24 @@ class _Sample:
     looks: list[tuple[Sequence[_Kept], Gathered]] = field(default_factory=list[tuple[Sequence[_Kept], Gathered]])
     alive: list[_Kept] = field(default_factory=list[_Kept])
     versions: Sequence[int] = ()
+    by_mark: bool = False
+
+
+@dataclass(eq=False)
+class _Marks:
+    """Gradients as the update before a step left them: ``versions`` count how often each was written to until then."""
+
+    kept: list[_Kept]
+    versions: list[int]
+    optimizer: Any
 
 
 class KeptGradientProbe:
     """Copies sampled elements of the gradients that an update leaves, and again when the backward passes of the next
     step begin, by listening to ``backward``. Gradients that are dropped (``set_to_none``) cost nothing more.
+
+    Between samples, a few gradients are marked: one that is the same tensor when backward begins, and that nothing has
+    written to since the update, was not cleared, and is looked at as a sample is.
     """
 
     name = "kept gradients"
@@ -67,27 +95,43 @@ class KeptGradientProbe:
         self._times = NowAndThen()
         self._sample: _Sample | None = None
         self._waiting = Waiting[_Sample]()
+        self._step: Step | None = None
+        self._marks: _Marks | None = None
+        self._places: list[Place] = []
+        self._marked_of: Layout | None = None
+        self._marked_by: Any = None
+        self._num_cleared_unseen = 0
         patches.backward.add(self._before_backward)
         patches.backward.add(self._after_backward, after=True)
 
     def detach(self) -> None:
         """Stop listening."""
-        self._sample = None
+        self._sample = self._marks = self._step = self._marked_of = self._marked_by = None
+        self._places = []
         patches.backward.remove(self._before_backward)
         patches.backward.remove(self._after_backward)
 
     def begin(self, step: Step) -> bool:
-        """In the first steps, then now and then, and in the step after each of these."""
+        """Wherever an update before it was seen: in the first steps, then now and then, a sample is taken, and its
+        gradients are looked at in the step after it; in all others those that were marked.
+        """
         if self._sample is not None and (not step.watched or self._sample.step != step.number):
             self._sample = None
         self._keeps = self._times.due(step)
-        return self._keeps or self._sample is not None
+        before, self._step = self._step, step if step.watched else None
+        self._marks = None
+        if self._sample is None and before is not None and before.number + 1 == step.number and self._step is not None:
+            self._marks = self._mark(before)
+        return self._keeps or self._sample is not None or self._marks is not None
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
         """Copies of the elements, of this step; then of what its update leaves, for the next."""
         if moment == "updated":
             self._sample = self._of_update(step) if self._keeps else None
             return {}
+        marks, self._marks = self._marks, None
+        if marks is not None and marks.optimizer is not step.optimizer:
+            self._sample = None
         sample, self._sample = self._sample, None
         if sample is None or not sample.looks:
             return {}
@@ -120,6 +164,9 @@ class KeptGradientProbe:
                     same = values.equal(left[one]) if number == 0 else True
                     if not (same and bool(values.any())):
                         alive.discard(one)
+        if sample.by_mark and not alive:
+            self._num_cleared_unseen += 1
+            return {}
         return {"kept_gradients": sorted(sample.positions[id(one.place.param)] for one in alive)}
 
     def _of_update(self, step: Step) -> _Sample | None:
@@ -142,7 +189,47 @@ class KeptGradientProbe:
         left.copy()
         return _Sample(step.number + 1, layout.index_of, kept, left, alive=list(kept))
 
+    def _mark(self, before: Step) -> _Marks | None:
+        """The gradients that the update of the step ``before`` has left, of a few parameters that it was of."""
+        optimizer, layout = before.optimizer, before.layout
+        if optimizer is None or not before.gradients_known or self._num_cleared_unseen >= MAX_CLEARED_UNSEEN:
+            return None
+        if layout is not self._marked_of or optimizer is not self._marked_by:
+            self._marked_of, self._marked_by = layout, optimizer
+            held = {id(param) for group in optimizer.param_groups for param in group["params"]}
+            params = [param for param in layout.params if id(param) in held]
+            some = params[:: -max(1, len(params) // NUM_MARKED)][:NUM_MARKED]
+            chance = random.Random(before.number)
+            self._places = [place for param in some if (place := place_in(param, layout, chance)) is not None]
+        kept = [_Kept(place, id(place.param.grad)) for place in self._places if _is_trained(place, layout)]
+        return _Marks(kept, [_version(one) for one in kept], optimizer) if kept else None
+
+    def _look_at_marked(self) -> None:
+        """Make a sample of the marked gradients, if any is there as the update has left it."""
+        marks, step = self._marks, self._step
+        if marks is None or not marks.kept or step is None:
+            return
+        same = [
+            one
+            for one, version in zip(marks.kept, marks.versions, strict=True)
+            if one.there is not None and _version(one) == version
+        ]
+        marks.kept = []
+        left, kept = Gathered(), list[_Kept]()
+        for one in same:
+            view = _view(one.place, one.there)
+            if view is not None:
+                left.add(view)
+                kept.append(one)
+        if kept:
+            left.copy()
+            index_of = step.layout.index_of
+            self._sample = _Sample(step.number, index_of, kept, left, alive=list(kept), by_mark=True)
+
     def _before_backward(self, *args: Any, **kwargs: Any) -> None:
+        if self._marks is not None and not in_backward():
+            with self._guard(self.name):
+                self._look_at_marked()
         sample = self._sample
         if sample is None or in_backward() or not (sample.alive or not sample.looks):
             return
