@@ -33,7 +33,29 @@ def test_a_remedy_recovers_a_job_partly_or_has_no_effect(left, sham, verdict):
 def test_where_the_sham_does_as_much_it_is_not_the_remedy():
     draw = np.random.default_rng(1)
     found = [effect_of(*drawn(draw, left=0.0, sham=0.0, spread=0.05), good_varies=True).verdict for _ in range(40)]
-    assert not {*found} & {"recovers", "partly"}, found
+    assert {*found} == {"undecided"}, "what a sham does as well is no reason to take the remedy out again"
+
+
+def test_half_a_cure_of_a_small_gap_is_never_no_effect():
+    """A quarter of what is wrong matters: before, 15 % of such jobs were told that there is no effect."""
+    draw = np.random.default_rng(4)
+    verdicts = [effect_of(*drawn(draw, gap=3.0, left=0.5, spread=1.0), good_varies=True).verdict for _ in range(400)]
+    assert verdicts.count("no effect") <= 12, {verdict: verdicts.count(verdict) for verdict in verdicts}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_remedy_of_a_loss_that_explodes_recovers_it(seed):
+    """Base is 5e4 to 1e16 above the good run, and 0.6 to 0.9 with the remedy: what a mean and Student's t lose."""
+    draw = np.random.default_rng(seed)
+    base = 10 ** draw.uniform(np.log10(5e4), 16, 8)
+    remedy, sham = draw.uniform(0.6, 0.9, 8), 10 ** draw.uniform(np.log10(5e4), 16, 8)
+    measure = Measure(0, 3, 2.3, 2.3)
+    wrong = [[measure.above(np.full(4, 2.3 + gap)) for gap in arm] for arm in (base, remedy, sham)]
+    assert effect_of(*wrong, good_varies=True).verdict == "recovers"
+
+
+def test_a_small_difference_of_losses_counts_as_it_is():
+    assert Measure(0, 3, 2.0, 2.0).above(np.array([2.1, 1.9, 2.2])) == pytest.approx(0.2 / 3, rel=0.01)
 
 
 def test_a_sham_that_does_harm_makes_no_remedy_of_what_does_nothing():
@@ -93,6 +115,16 @@ def test_the_module_of_the_sham_is_of_the_same_class_and_size_and_apart():
     assert others_like(["a.0"], named) == ["head"]
     assert others_like(["a", "c"], named) == ["b", "head"]
     assert others_like(["a"], {"a": named["a"], "a.0": named["a.0"]}) == []
+
+
+def test_the_sham_holds_no_tensor_of_the_remedys_module():
+    """A head that is tied to its embedding would be clipped by a sham as by the remedy."""
+    model = nn.ModuleDict({"embed": nn.Embedding(9, 8), "body": nn.Linear(8, 8), "head": nn.Linear(8, 9, bias=False)})
+    model["head"].weight = model["embed"].weight
+    named = {name: module for name, module in model.named_modules() if name}
+    assert others_like(["embed"], named) == ["body"]
+    model["head"].weight = nn.Parameter(model["embed"].weight.detach())  # another object, the same memory
+    assert others_like(["embed"], named) == ["body"]
 
 
 def trial_of(tmp_path, engine, *, kind="fp32:x", pairs=6):

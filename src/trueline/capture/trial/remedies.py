@@ -9,7 +9,7 @@ kind        what
 ==========  ================================================================================================
 
 The sham does the same to another module: of the same class and as near in size as there is, neither inside the first
-nor around it, nor one that was chosen before.
+nor around it, with no tensor of it, nor one that was chosen before.
 """
 
 from __future__ import annotations
@@ -81,9 +81,13 @@ class Remedy:
 
 def others_like(found: Sequence[str], named: dict[str, nn.Module]) -> list[str]:
     """For each of the modules ``found`` another one: of the same class if there is any, nearest in its number of
-    elements, the first of these; neither inside of any that was found nor around it. Fewer where there are no more.
+    elements, the first of these; neither inside of any that was found nor around it, nor with a tensor of it. Fewer
+    where there are no more.
     """
     chosen: list[str] = []
+    # a head that is tied to its embedding would do to the embedding what the remedy does
+    treated = {storage for name in found for storage in _storages(named[name])}
+    named = {name: module for name, module in named.items() if name in found or not treated & _storages(module)}
     for name in found:
         free = [other for other in named if not any(_related(other, each) for each in (*found, *chosen))]
         free = [other for other in free if _size(named[other])]
@@ -160,6 +164,18 @@ def _plain(name: str) -> str:
 
 def _related(one: str, other: str) -> bool:
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+
+
+def _storages(module: nn.Module) -> set[int]:
+    """What its parameters lie in; on the meta device, or where a wrapper has none, the tensors themselves."""
+    return {_storage(param) for param in module.parameters()}
+
+
+def _storage(param: nn.Parameter) -> int:
+    try:
+        return param.untyped_storage().data_ptr() or id(param)
+    except (RuntimeError, NotImplementedError):
+        return id(param)
 
 
 def _size(module: nn.Module) -> int:

@@ -20,7 +20,8 @@ Floats = NDArray[np.float64]
 Verdict = Literal["recovers", "partly", "no effect", "undecided"]
 
 LEFT = 0.25
-"""Of what is wrong, the share that a remedy may leave and still recover the job, and that may go by itself."""
+"""Of what is wrong, the share that a remedy may leave and still recover the job; less than that, taken away, is no
+effect that matters."""
 GAP_PART = 5.0
 """The error of taking what seeds do for a gap is that of the trial by this."""
 
@@ -40,8 +41,8 @@ class Interval:
 
 @dataclass(frozen=True)
 class Effect:
-    """``verdict``, with why; ``left`` is the share of what is wrong that the remedy leaves, ``sham_left`` the sham,
-    ``beyond_sham`` by how much the remedy leaves more than the sham; None where what is wrong is not beyond 0.
+    """``verdict``, with why; ``left`` is the share of what is wrong that the remedy leaves, ``sham_left`` the sham;
+    None where what is wrong is not beyond 0.
     ``sign_p`` is the larger of the two-sided probabilities of the exact sign tests against base and sham: a sham may do
     harm, and any change may do good.
     """
@@ -66,31 +67,39 @@ def effect_of(
     sign_p = max(sign_test(remedy, sham), sign_test(remedy, base))
     is_better = sign_p <= error and max(np.sign(remedy - sham).sum(), np.sign(remedy - base).sum()) < 0
     if good_varies and not is_better and not _is_a_gap(base, error / GAP_PART):
-        why = "The job as it is, is no worse than the good run by more than seeds make, and no better with the remedy"
-        return Effect("no effect", why, sign_p)
+        return _of_no_gap(base, remedy, error, sign_p)
     left, sham_left = ratio(remedy, base, error), ratio(sham, base, error)
-    beyond = ratio(remedy - sham, base, error)
-    if left is None or sham_left is None or beyond is None:
+    if left is None or sham_left is None:
         return Effect("undecided", "What is wrong with the job as it is varies too much", sign_p)
-    verdict, why = _judged(left, beyond, is_better)
+    verdict, why = _judged(left, sham_left, is_better)
     return Effect(verdict, why, sign_p, left, sham_left)
 
 
-def _judged(left: Interval, beyond: Interval, is_better: bool) -> tuple[Verdict, str]:
+def _judged(left: Interval, sham_left: Interval, is_better: bool) -> tuple[Verdict, str]:
     if is_better and left.high < LEFT:
         return "recovers", "The remedy leaves next to nothing of it, and the sham does not"
     if is_better and left.high < 1:
         return "partly", "The remedy leaves a part of it, less than the sham"
-    if not is_better and min(_most(beyond, 0.0), _most(left, 1.0)) < LEFT:
-        return "no effect", "The remedy leaves as much of it as the job as it is, or as the sham, which cannot cure"
     if is_better:
         return "undecided", "The remedy leaves less than the sham, but perhaps as much as the job as it is"
-    return "undecided", "The remedy may or may not leave less than the sham"
+    if left.low > 1 - LEFT:
+        return "no effect", f"The remedy leaves as much of it as the job as it is: that it takes {LEFT:.0%} is excluded"
+    if left.high < 1 and sham_left.high < 1:
+        # two changes at different places that both help say nothing about either place
+        return "undecided", "The remedy leaves less than the job as it is, and so does the sham, which cannot cure"
+    return "undecided", f"The remedy may take {LEFT:.0%} of it or more, and may take nothing"
 
 
-def _most(interval: Interval, centre: float) -> float:
-    """The largest distance of the interval from ``centre``."""
-    return max(abs(interval.low - centre), abs(interval.high - centre))
+def _of_no_gap(base: Floats, remedy: Floats, error: float, sign_p: float) -> Effect:
+    """Where seeds explain what is wrong there is no share of it to speak of; an effect that matters is then one that
+    would be seen among seeds.
+    """
+    gain, num = base - remedy, len(base)
+    most = float(gain.mean()) + t_quantile(1 - error, num - 1) * float(gain.std(ddof=1)) / math.sqrt(num)
+    says = "The job as it is, is no worse than the good run by more than seeds make"
+    if most < float(base.std(ddof=1)) * math.sqrt(1 + 1 / num) or not gain.any():
+        return Effect("no effect", f"{says}, and no better with the remedy", sign_p)
+    return Effect("undecided", f"{says}, and the remedy may do as much as they", sign_p)
 
 
 def sign_test(one_K: Floats, other_K: Floats) -> float:

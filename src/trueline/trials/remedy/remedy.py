@@ -5,8 +5,8 @@ The rule, fixed before the first run. ``pairs`` times the job runs as it is (``b
 one number (``Measure``). The remedy *recovers* the job where the share of it that is left is below a quarter (Fieller's
 interval of the ratio of means), does so *partly* where that is below 1, and in both cases only where it is better than
 base and than the sham by exact sign tests: a sham may do harm, and any change may do good. It has *no effect* where it
-leaves as much as base or the sham, to within a quarter, or where base is no worse than the good run by more than seeds
-make and the remedy is not better.
+is excluded that it takes a quarter of what is wrong; or where base is no worse than the good run by more than seeds
+make and it is excluded that the remedy does as much as they. All else is undecided.
 """
 
 from __future__ import annotations

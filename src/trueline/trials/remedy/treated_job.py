@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trueline.capture.child_env import CHANGES, environment
 from trueline.schema.errors import InputError, RunError
@@ -86,36 +87,41 @@ class Treatment:
 
 @dataclass(frozen=True)
 class Measure:
-    """What is wrong with a run over steps ``first`` to ``last``: how far its mean loss is above ``good``; or, where
-    that is None, the share of steps at which a loss or gradient is not finite or an update is left out.
+    """What is wrong with a run over steps ``first`` to ``last``: how far its loss is above ``good``; or, where that is
+    None, the share of steps at which a loss or gradient is not finite or an update is left out.
+
+    A loss counts as ``scale`` * asinh((loss - good) / ``scale``): the difference itself up to about ``scale``, the
+    size of the good run's loss, and its logarithm beyond. A loss that explodes would else be all that a mean and its
+    interval hold, and losses of 10^4 and 10^16 are as wrong as each other.
     """
 
     first: int
     last: int
     good: float | None
+    scale: float = 1.0
 
     def __str__(self) -> str:
         """In words."""
         what = "share of steps with a loss or gradient that is not finite, or without an update"
-        what = what if self.good is None else "mean loss above that of the good run"
-        return f"{what}, steps {self.first} to {self.last}"
+        above = f"loss above that of the good run (logarithmic beyond {self.scale:.3g})"
+        return f"{what if self.good is None else above}, steps {self.first} to {self.last}"
 
     def of(self, run: Run) -> float:
         """Raises ``RunError`` where the run does not have these steps."""
-        chosen = (run.steps >= self.first) & (run.steps <= self.last)
-        if not run.steps.size or run.steps[-1] < self.last:
-            raise RunError(f"it ended before step {self.last}: ask for fewer with --steps")
-        loss_TN, is_known_TN = run.pivot("loss")
-        loss_TN, is_known_TN = loss_TN[chosen], is_known_TN[chosen]
+        loss_TN, is_known_TN = self._losses(run)
         bad_TN = is_known_TN & ~np.isfinite(loss_TN)
         if self.good is None:
             for column in ("grad_nonfinite", "update_left_out"):
                 values_TN, _ = run.pivot(column)
-                bad_TN |= values_TN[chosen] > 0
+                bad_TN |= values_TN[self._chosen(run)] > 0
             return float(bad_TN.any(1).mean())
-        if not is_known_TN.any():
-            raise RunError("it has no loss: hand it over with watch.loss")
-        return NOT_FINITE if bad_TN.any() else float(loss_TN[is_known_TN].mean()) - self.good
+        if bad_TN.any():
+            return NOT_FINITE
+        return self.above(loss_TN[is_known_TN])
+
+    def above(self, losses: NDArray[np.float64]) -> float:
+        """How far finite losses are above the good run's, as a mean over them; ``good`` is not None."""
+        return float((self.scale * np.arcsinh((losses - (self.good or 0.0)) / self.scale)).mean())
 
     @classmethod
     def between(cls, run: Run, ref: Run | None, steps: int | None) -> Measure:
@@ -133,7 +139,24 @@ class Measure:
         if last < 1:
             raise InputError(f"Run '{ref.path}' has fewer than two steps. Name one that trained as long.")
         half = cls((last + 1) // 2, last, 0.0)
-        return cls(half.first, half.last, half.of(ref))
+        loss_TN, is_known_TN = half._losses(ref)
+        losses = loss_TN[is_known_TN]
+        if not np.isfinite(losses).all():
+            raise InputError(f"Run '{ref.path}' has a loss that is not finite. Name one that is as it should be.")
+        size = float(np.abs(losses).mean())
+        return cls(half.first, half.last, float(losses.mean()), size if size > 0 else 1.0)
+
+    def _chosen(self, run: Run) -> NDArray[np.bool_]:
+        return (run.steps >= self.first) & (run.steps <= self.last)
+
+    def _losses(self, run: Run) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Losses [T, N] at the measure's steps, and where there is any. Raises ``RunError`` without such steps."""
+        if not run.steps.size or run.steps[-1] < self.last:
+            raise RunError(f"it ended before step {self.last}: ask for fewer with --steps")
+        loss_TN, is_known_TN = (values[self._chosen(run)] for values in run.pivot("loss"))
+        if self.good is not None and not is_known_TN.any():
+            raise RunError("it has no loss: hand it over with watch.loss")
+        return loss_TN, is_known_TN
 
 
 @dataclass(frozen=True)
