@@ -103,13 +103,14 @@ def _print_answer(answer: TrialAnswer, means: Mapping[Any, str]) -> None:
     console = Console()
     console.print(f"{answer.answer.capitalize()}: {means[answer.answer]}.", style="bold", highlight=False)
     lines = [Text(line) for line in answer.says] + [Text.assemble(("next: ", "green"), line) for line in answer.next]
-    if answer.credible and answer.answer != "confirmed":
+    if len(answer.credible) > 1 and answer.answer == "undecided":  # a clear answer has said what is left
         lines.append(Text(f"Left: {', '.join(answer.credible[:8])}{' …' if len(answer.credible) > 8 else ''}"))
     if answer.rate is not None:
         rate = answer.rate
         often = f"{rate.showed} of {rate.runs} runs, so in at least {rate.at_least:.0%} (95 % confidence)"
-        needed = f"it takes {rate.clean_runs} runs without it in a row to say, with an error of 1 %, that it is gone"
-        lines.append(Text(f"The job as it is shows it in {often}: {needed}."))
+        clean = "1 run" if rate.clean_runs == 1 else f"{rate.clean_runs} runs in a row"
+        gone = f"To see by yourself that a change cures it, with an error of 1 %: {clean} without it."
+        lines.append(Text(f"The job as it is shows it in {often}. {gone}"))
     for line in lines:
         console.print(Padding(line, (0, 0, 0, 2)))
     arms = "; ".join(f"{arm.name} ({arm.showed} of {arm.runs})" for arm in answer.arms[:6])

@@ -281,7 +281,12 @@ def prepared(asked: Asked, **more: Any) -> Prepared:
 
 def _sequential(asked: Asked, trial: Sequential, plan: Sequence[str], usual: str) -> Prepared:
     """A trial that stops once it knows."""
-    return Prepared(trial, plan, f"about {usual} where every run shows it, at most {asked.most}", trial.runs)
+    most = int(usual.split()[-1])
+    if most > asked.most:
+        takes = f"at most {asked.most}, which may not be enough: about {usual} where every run shows it (--runs {most})"
+    else:
+        takes = f"about {usual} where every run shows it, at most {asked.most}"
+    return Prepared(trial, plan, takes, trial.runs)
 
 
 def _found(asked: Asked) -> str:

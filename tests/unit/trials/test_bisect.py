@@ -59,7 +59,7 @@ def test_ends_that_are_not_what_they_should_be_are_undecided(tmp_path):
     always, _ = tried(tmp_path / "b", 9, 0)
     assert "good end, v0 subject, shows it too" in always.says[0]
     broken, _ = tried(tmp_path / "c", 9, 4, broken=(8,))
-    assert "does not run: it ended with status 125" in broken.says[0]
+    assert broken.says[0] == "The bad end, v8 subject, comes to no outcome: it ended with status 125."
     few, _ = tried(tmp_path / "d", 65, 40, most=7)
     assert (few.answer, few.exit_code) == ("undecided", 3)
 

@@ -52,7 +52,8 @@ class BisectTrial:
             self._endpoints()
             self._search()
         except JobFails as fails:
-            return self._answered("undecided", [f"An end of the line does not run: {fails.why}."], fails.then)
+            end = f"The {fails.arm} end, {self.says(0 if fails.arm == GOOD else self.size - 1)},"
+            return self._answered("undecided", [f"{end} comes to no outcome: {fails.why}."], fails.then)
         except Undecided as why:
             return self._answered("undecided", [why.says], why.then)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -67,8 +68,11 @@ class Asked:
         if not self.timeout > 0:
             raise InputError(f"--timeout is {self.timeout:g}; give a number of seconds above 0.")
         if not self.words:
-            usual = VERBS[self.verb].command(self.verb, "RUN").replace("COMMAND", "torchrun train.py")
-            raise InputError(f"No command was given. Put it behind --, for example: {usual}.")
+            usual = VERBS[self.verb].command(self.verb, shlex.quote(self.run) if self.run else "RUN")
+            launch = "torchrun --nproc-per-node 2 train.py"
+            if self.engine.partition(":")[0] == "torchrun":  # which puts itself in front
+                usual, launch = usual.replace(" -- ", f" --engine {shlex.quote(self.engine)} -- "), "python train.py"
+            raise InputError(f"No command was given. Put it behind --, for example: {usual.replace('COMMAND', launch)}")
         engine = engine_named(self.engine)
         if isinstance(engine, Local) and shutil.which(self.command[0]) is None:
             raise InputError(
@@ -84,8 +88,8 @@ class Asked:
     def says(self) -> list[str]:
         """What is looked for and what each run is, in words."""
         seconds = self.job.seconds
-        took = [] if seconds is None else [f"The steps of RUN took {seconds:.0f} s, without the start of the job."]
-        return [*self.job.plan_says(), *took]
+        took = f"The steps of {self.run} took {seconds:.0f} s, without the start of the job." if seconds else ""
+        return [*self.job.plan_says(), *filter(None, [took])]
 
     def runs_for_finding(self, **more: Any) -> Runs:
         """The runs of a trial about a finding; ``more`` is what else it is asked."""
@@ -97,7 +101,7 @@ class Asked:
         """Those of ``runner``; ``more`` is what decides about the trial besides the command and the seed."""
         asked = {"command": list(self.command), "seed": self.seed, **more}
         asked |= {} if isinstance(self.plain_job.engine, Local) else {"engine": self.engine}
-        return Runs(self.verb, self.folder, runner, asked, most, keeps_all=self.keep)
+        return Runs(self.verb, self.folder, runner, asked, most, keeps_all=self.keep, about=self.run)
 
 
 class Trial(Protocol):

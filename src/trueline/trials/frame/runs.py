@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +27,7 @@ from trueline.trials.frame.trial import SCHEMA, Arm, TrialAnswer, Undecided
 FILE = "trial.json"
 FAILURES = 3
 """Runs of an arm, none of which tells anything, after which the job is not run any more."""
+_RUN = re.compile(r"\bRUN\b")
 
 
 @dataclass(frozen=True)
@@ -60,18 +63,19 @@ class OutOfRuns(Undecided):
 
 
 class JobFails(Undecided):
-    """The job does not come to an outcome: ``why``, of its last run."""
+    """The job does not come to an outcome in ``arm``: ``why``, of its last run, and what to do."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(f"The job comes to no outcome: {why}.", "Run the command by itself.")
-        self.why = why
+    def __init__(self, why: str, *then: str, arm: str = "") -> None:
+        super().__init__(f"The job comes to no outcome: {why}.", *then)
+        self.why, self.arm = why, arm
 
 
 @dataclass
 class Runs:
     """Runs ``runner`` at most ``most`` times, in ``folder``. ``asked`` is what decides about the trial: only a trial
     that was asked the same goes on with what is there. ``progress`` is told what is run now and the number of runs. The
-    rule needs outcomes only, so of runs alike what the first left is kept, unless ``keeps_all``.
+    rule needs outcomes only, so of runs alike what the first left is kept, unless ``keeps_all``. ``about`` is the path
+    of the Run that a trial is about: commands of an answer that say RUN mean that one.
     """
 
     trial: str
@@ -81,6 +85,7 @@ class Runs:
     most: int = 200
     progress: Callable[[str, int], None] = lambda arm, runs: None
     keeps_all: bool = False
+    about: str = ""
     log: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     _known: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     _begun: bool = False
@@ -122,7 +127,10 @@ class Runs:
     def _require_told(self, arm: str) -> None:
         told = [each["showed"] is not None for each in self.log if each["arm"] == arm]
         if len(told) >= FAILURES and not any(told):
-            raise JobFails(next(each["why"] for each in reversed(self.log) if each["arm"] == arm))
+            last = next(each for each in reversed(self.log) if each["arm"] == arm)
+            command = shlex.join(self.asked.get("command", ()))
+            then = last.get("then") or f"See what it prints by itself{f': {command}' if command else ''}."
+            raise JobFails(last["why"], then, arm=arm)
 
     def outcomes(self, ways: Sequence[Way], *, at_once: int) -> list[bool | None]:
         """Those of several runs, ``at_once`` of which take place together; else as ``outcome`` of each. Where it is
@@ -175,7 +183,9 @@ class Runs:
         return next((entry["why"] for entry in reversed(self.log) if entry["showed"] is None), "")
 
     def end(self, answer: TrialAnswer) -> TrialAnswer:
-        """Write the answer."""
+        """Write the answer, with commands that can be run as they are."""
+        if self.about:
+            answer = replace(answer, next=tuple(_RUN.sub(shlex.quote(self.about), line) for line in answer.next))
         self._write(answer.to_json())
         return answer
 

@@ -17,13 +17,14 @@ LEAST_PART = 0.5
 @dataclass(frozen=True)
 class Outcome:
     """Of one run: whether it ``showed`` the finding (None: it tells nothing, and ``why``), what it ``measured``, and
-    the codes of all errors and warnings in it.
+    the codes of all errors and warnings in it. ``then`` is what to do about ``why``, where that is known.
     """
 
     showed: bool | None
     why: str = ""
     measured: float | None = None
     codes: tuple[str, ...] = ()
+    then: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,10 @@ def outcome_of(path: str, wanted: Wanted, *, ended: str = "", last_step: int | N
         report = check(run)
     except (CannotTell, RunError) as error:
         return Outcome(None, ended or str(error))
-    codes = tuple(sorted({each.code for each in report.findings if each.severity != "info"}))
-    shown = [each for each in report.findings if wanted.is_shown_by(each)]
+    # a run goes on for some updates until its last step is on disk: what begins in these is no finding of that step
+    findings = [each for each in report.findings if last_step is None or (each.step_first or 0) <= last_step]
+    codes = tuple(sorted({each.code for each in findings if each.severity != "info"}))
+    shown = [each for each in findings if wanted.is_shown_by(each)]
     if shown:
         most = max((each.measured for each in shown if each.measured is not None), default=None)
         return Outcome(True, measured=most, codes=codes)
@@ -111,8 +114,9 @@ def outcome_of(path: str, wanted: Wanted, *, ended: str = "", last_step: int | N
         return Outcome(None, _why_not(report, wanted.code), codes=codes)
     reached = int(run.steps[-1]) if run.steps.size else -1
     if last_step is not None and reached < last_step:
-        return Outcome(None, f"it ended after step {reached}, and step {last_step} is needed", codes=codes)
-    others = [each.measured for each in report.findings if each.code == wanted.code and each.measured is not None]
+        why = f"it ended after step {reached}, and step {last_step} is needed"
+        return Outcome(None, why, codes=codes, then=f"Ask for no more steps than it makes: --steps {reached + 1}.")
+    others = [each.measured for each in findings if each.code == wanted.code and each.measured is not None]
     return Outcome(False, measured=max(others, default=None), codes=codes)
 
 

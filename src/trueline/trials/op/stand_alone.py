@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +39,19 @@ class OpAnswer:
         return self.answer.to_json() | own
 
 
-def prove_op(run: Run, site: str, *, device: str, out: Path, overwrite: bool = False, seed: int = 0) -> OpAnswer:
-    """Judge the call at ``site`` on ``device``, and write it to ``out``. Raises ``SiteError`` and ``InputError`` for a
-    site where no operation was recorded, or a place that cannot be written to.
+def prove_op(
+    run: Run,
+    site: str,
+    *,
+    device: str,
+    out: Path,
+    overwrite: bool = False,
+    seed: int = 0,
+    modules: Sequence[str] = (),
+) -> OpAnswer:
+    """Judge the call at ``site`` on ``device``, and write it to ``out``; ``modules`` were imported for its operator,
+    and who calls it again needs them. Raises ``SiteError`` and ``InputError`` for a site where no operation was
+    recorded, or a place that cannot be written to.
     """
     call = call_at(run, site)
     require_free(out, overwrite=overwrite)
@@ -55,7 +66,8 @@ def prove_op(run: Run, site: str, *, device: str, out: Path, overwrite: bool = F
     answer: Answer = "confirmed" if "beyond" in verdicts else "undecided"
     if verdicts and all(each == "within" for each in verdicts):
         answer = "excluded"
-    runs = f"python {out / FILES[0]}" + (f" --device {device}" if device != "cpu" else "")
+    options = [*(("--device", device) if device != "cpu" else ()), *(f"--import={module}" for module in modules)]
+    runs = shlex.join(["python", os.fspath(out / FILES[0]), *options])
     next_ = (f"{runs} asks it again, with torch alone: copy the folder to another machine, and name its --device.",)
     if answer == "confirmed":
         next_ = (f"{runs} proves it again, with torch alone: send the folder to whoever maintains the kernel.",)

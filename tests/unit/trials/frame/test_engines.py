@@ -121,6 +121,11 @@ def test_torchrun_is_put_in_front_of_the_command_and_of_no_other_engine():
     assert isinstance(engine_named("torchrun:--nproc-per-node 2"), Local)
 
 
+def test_a_launcher_within_torchrun_is_refused():
+    with pytest.raises(InputError, match="starts ranks itself, and so does the command: '/opt/bin/torchrun'"):
+        launched("torchrun:--nproc-per-node=2", ["/opt/bin/torchrun", "--nproc-per-node", "2", "train.py"])
+
+
 def test_what_an_engine_does_not_know_is_one_sentence(slurm, tmp_path):
     for text, told in (
         ("kubernetes", "--engine is 'kubernetes'; give one of local, torchrun, ray, slurm"),

@@ -80,9 +80,11 @@ def test_of_runs_alike_one_is_kept(tmp_path):
 def test_a_job_that_never_tells_anything_and_one_without_end_are_stopped(tmp_path):
     runs = runs_of(tmp_path / "a", Scripted(None, None, None))
     assert [runs.outcome(Way("base")) for _ in range(2)] == [None, None]
-    with pytest.raises(JobFails, match="ended with status 1"):
+    with pytest.raises(JobFails, match="ended with status 1") as fails:
         runs.outcome(Way("base"))
     assert runs.counts("base") == Counts()
+    assert fails.value.arm == "base"
+    assert fails.value.then[0].startswith("See what it prints by itself")
 
     few = runs_of(tmp_path / "b", Scripted(True, True), most=1)
     few.outcome(Way("base"))
@@ -90,6 +92,16 @@ def test_a_job_that_never_tells_anything_and_one_without_end_are_stopped(tmp_pat
         few.outcome(Way("base"))
     more = runs_of(tmp_path / "b", Scripted(True), most=2)
     assert [more.outcome(Way("base")) for _ in range(2)] == [True, True], "more runs go on with what there is"
+
+
+def test_the_commands_of_an_answer_can_be_run_as_they_are(tmp_path):
+    answer = TrialAnswer("knobs", "?", "excluded", (), (), next=("Look: trueline trial precheck RUN",))
+    ended = runs_of(tmp_path / "t", Scripted(), about="runs/my job").end(answer)
+    assert ended.next == ("Look: trueline trial precheck 'runs/my job'",)
+    failing = runs_of(tmp_path / "f", Scripted(None, None, None), asked={"command": ["python", "my job.py"]})
+    with pytest.raises(JobFails) as fails:
+        [failing.outcome(Way("good")) for _ in range(3)]
+    assert fails.value.then == ("See what it prints by itself: python 'my job.py'.",)
 
 
 class Together:

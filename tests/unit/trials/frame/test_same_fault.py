@@ -8,7 +8,7 @@ from tests.synthetic_runs import write_run
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
-from trueline.trials.frame.same_fault import Wanted, outcome_of, wanted_of
+from trueline.trials.frame.same_fault import Outcome, Wanted, outcome_of, wanted_of
 
 FOUND = Finding(
     "worker-loss-outlier", "warning", "Rank 2.", ranks=(2,), sites=("3.0/r2/loss/loss#0:out0",), measured=4.0,
@@ -61,8 +61,17 @@ def test_silence_is_no_health(tmp_path):
     assert outcome_of(clean, wanted, last_step=39).showed is False
     early = outcome_of(clean, wanted, last_step=60)
     assert (early.showed, early.why) == (None, "it ended after step 39, and step 60 is needed")
+    assert early.then == "Ask for no more steps than it makes: --steps 40."
     assert outcome_of(clean, wanted, ended="it ended with status 1").showed is None
     unjudged = outcome_of(clean, replace(wanted, code="clip-differs"))
     assert unjudged.showed is None
     assert "could not be judged: no call of clip_grad_norm_" in unjudged.why
     assert outcome_of(str(tmp_path / "none"), wanted).showed is None
+
+
+def test_what_begins_after_the_last_step_of_a_run_is_not_of_it(tmp_path):
+    """A run goes on for three updates, until its last step is on disk."""
+    wanted = Wanted.of(FOUND, num_ranks=4)
+    run = str(write_run(tmp_path / "late", findings=(replace(FOUND, step_first=38),), num_steps=40))
+    assert outcome_of(run, wanted, last_step=38).showed is True
+    assert outcome_of(run, wanted, last_step=36) == Outcome(False)

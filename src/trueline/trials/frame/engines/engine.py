@@ -58,10 +58,17 @@ def engine_named(text: str) -> Engine:
 
 
 def launched(text: str, words: Sequence[str]) -> tuple[str, ...]:
-    """``words``, with torchrun in front where that is the engine: on a port of its own, so that runs do not meet."""
+    """``words``, with torchrun in front where that is the engine: on a port of its own, so that runs do not meet.
+    Raises ``InputError`` for a command that starts ranks itself.
+    """
     name, _, options = text.partition(":")
     if name != "torchrun" or not words:
         return tuple(words)
+    if Path(words[0]).name in ("torchrun", "accelerate", "deepspeed", "srun", "mpirun"):
+        raise InputError(
+            f"--engine torchrun starts ranks itself, and so does the command: '{words[0]}'. Leave out --engine, or "
+            f"give {Path(words[0]).name}'s options to it, as torchrun:--nproc-per-node=2, and the script behind --."
+        )
     return ("torchrun", "--standalone", *_words(options), "--no-python", *words)
 
 
