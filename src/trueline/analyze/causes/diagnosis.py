@@ -61,5 +61,14 @@ def diagnose(
     are folders of trials about it, whose answers count. Raises ``RunError`` where there is no Run to read,
     ``InputError`` where there is no trial.
     """
-    answered = [sign for sign in map(read_trial, trials) if sign is not None]
-    return Diagnosis(replace(check(run, ref=ref), trials=tuple(answered)))
+    answers = [(os.fspath(folder), read_trial(folder)) for folder in trials]
+    report = check(run, ref=ref)
+    codes = {report.findings[place].code for incident in report.incidents for place in incident.findings}
+    notes = [
+        f"The trial in {folder} counts for nothing here: "
+        + ("it has no answer that tells causes apart." if sign is None else f"it is about {sign.code}, not found here.")
+        for folder, sign in answers
+        if sign is None or (sign.code and sign.code not in codes)
+    ]
+    signs = tuple(sign for _, sign in answers if sign is not None)
+    return Diagnosis(replace(report, trials=signs, notes=(*report.notes, *notes)))

@@ -25,12 +25,31 @@ LEAST_NATS = 0.02
 """Expected drop of doubt below which no trial is proposed."""
 
 
+DECISIVE = frozenset({"trial-sync:ordering", "trial-sync:memory", "trial-sync:filling"})
+"""What no cause has that does not state it: of a mistake in the script the trial says ``neither``."""
+
+
 @dataclass(frozen=True)
 class TrialSign:
-    """The answer of a trial about the finding ``code`` ('': about the whole job), as a sign."""
+    """The answer of a trial about the finding ``code`` ('': about the whole job), as a sign; ``says`` is the answer in
+    words, and ``next`` what the trial said is to be done.
+    """
 
     code: str
     sign: str
+    says: str = ""
+    next: tuple[str, ...] = ()
+
+    @property
+    def topic(self) -> str:
+        """What the signs of all answers of that trial begin with."""
+        return self.sign.partition(":")[0] + ":"
+
+    @property
+    def text(self) -> str:
+        """The trial and its answer, for the screen."""
+        verb, _, answer = self.sign.removeprefix(PREFIX).partition(":")
+        return f"trial {verb} answered '{answer}'{f': {self.says}' if self.says else ''}"
 
 
 @dataclass(frozen=True)
@@ -54,11 +73,15 @@ def read_trial(folder: str | os.PathLike[str]) -> TrialSign | None:
         raise InputError(f"'{path}' cannot be read as a trial: {error}. Give the --out of a trial.") from None
     if document.get("answer") not in ("confirmed", "excluded"):
         return None
-    credible = [str(each) for each in cast(Sequence[Any], document.get("credible") or [])]
+    credible, says, following = (
+        [str(line) for line in cast(Sequence[Any], document.get(key) or [])] for key in ("credible", "says", "next")
+    )
+    sign = f"{verb}:{credible[0]}" if len(credible) == 1 else None
     if "code" not in asked:
         sign = _of_job(verb, credible, asked)
-        return None if sign is None else TrialSign("", PREFIX + sign)
-    return TrialSign(str(asked["code"]), f"{PREFIX}{verb}:{credible[0]}") if len(credible) == 1 else None
+    if sign is None:
+        return None
+    return TrialSign(str(asked.get("code", "")), PREFIX + sign, says[0] if says else "", tuple(following))
 
 
 def _of_job(verb: str, credible: Sequence[str], asked: Mapping[str, Any]) -> str | None:

@@ -12,7 +12,7 @@ from trueline.analyze.causes.cause import Cause
 from trueline.analyze.causes.library import known_causes
 from trueline.analyze.causes.posterior import UNKNOWN, exclusions, explained_by, hints, leading, posterior
 from trueline.analyze.causes.signs import Signs, signs_of
-from trueline.analyze.causes.trial_signs import PREFIX, Proposed, proposed
+from trueline.analyze.causes.trial_signs import DECISIVE, PREFIX, Proposed, TrialSign, proposed
 from trueline.analyze.incidents import EXPLAINS, Incident
 from trueline.schema.judged import NotRun
 from trueline.schema.text.words import capitalized
@@ -43,7 +43,7 @@ class Verdict:
     what was looked at), suspected (first, but less likely), undecided (one of ``among``, which what was looked at
     cannot tell apart, or none that is known), excluded (an exact check contradicts it). ``because`` and ``against`` are
     codes of findings or, of those against, of checks that found nothing; ``missing`` what nobody looked at that would
-    tell.
+    tell; ``trials`` what trials about it answered, in words.
     """
 
     cause: str
@@ -56,6 +56,7 @@ class Verdict:
     against: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     next: tuple[str, ...] = ()
+    trials: tuple[str, ...] = ()
 
     @property
     def known(self) -> bool:
@@ -72,7 +73,8 @@ class Verdict:
         """The answer in a line: the cause, and how surely."""
         if not self.known:
             near = f"; nearest: {', '.join(self.among)}" if self.among else ""
-            return f"Cause unknown: none of the known ones explains these findings together{near}"
+            says = self.says.replace("No known cause", "none of the known ones")
+            return f"Cause unknown: {says}{near}"
         word = f"Cause {self.strength}" if self.standing == "undecided" else f"{capitalized(self.strength)} cause"
         return f"{word}: {self.says} ({self.cause})"
 
@@ -100,6 +102,7 @@ class Verdict:
             "against": list(self.against),
             "missing": list(self.missing),
             "next": list(self.next),
+            "trials": list(self.trials),
         }
 
 
@@ -127,9 +130,15 @@ def _verdicts(
     lacking = [entry for entry in report.checks_not_run if entry.lacks]
     untold, others = ([], []) if answer is None else _would_be_told(lacking, causes, signs, telling, answer)
     among = [slug for slug in (*first, *others) if slug != UNKNOWN]
+    answers = _answers_about(report, incident)
+    if answer is not None and any(trial.sign in DECISIVE and trial.sign not in answer.shows for trial in answers):
+        return [
+            _unknown(report, place, incident, among, chances, untold, answers),
+            *_excluded(place, incident, signs, causes, report),
+        ]
     if answer is None or _is_not_shown(answer, signs, telling, lacking) or (untold and len(among) < 2):
         return [
-            _unknown(report, place, incident, among, chances, untold),
+            _unknown(report, place, incident, among, chances, untold, answers),
             *_excluded(place, incident, signs, causes, report),
         ]
     tied = [by_slug[slug] for slug in among]
@@ -153,6 +162,7 @@ def _verdicts(
             tied if len(tied) > 1 else [],
             untold,
             trial,
+            answers,
         )
         for cause in tied
     ]
@@ -206,6 +216,7 @@ def _verdict(
     tied: Sequence[Cause],
     untold: Sequence[NotRun],
     trial: Proposed | None,
+    answers: Sequence[TrialSign],
 ) -> Verdict:
     found = [report.findings[each].code for each in incident.findings]
     because = [code for code in found if code in cause.shows or explained_by(cause, code, signs)]
@@ -228,7 +239,20 @@ def _verdict(
         against=tuple(dict.fromkeys([*unlike, *lacking])),
         missing=tuple(f"{code}: {why}" for code, why in missing),
         next=tuple(dict.fromkeys([*lacking_data, *settles, *_trying(report, trial), *report.advice(incident)])),
+        trials=tuple(_said_of(answer, tied or [cause]) for answer in answers),
     )
+
+
+def _answers_about(report: CheckReport, incident: Incident) -> list[TrialSign]:
+    """What trials answered about ``incident`` or about the whole job."""
+    codes = {report.findings[place].code for place in incident.findings}
+    return [trial for trial in report.trials if not trial.code or trial.code in codes]
+
+
+def _said_of(answer: TrialSign, causes: Sequence[Cause]) -> str:
+    """The answer, and that it tells none of ``causes`` from another where none of them states an answer of that."""
+    stated = any(sign.startswith(answer.topic) for cause in causes for sign in (*cause.shows, *cause.excludes))
+    return answer.text if stated else f"{answer.text} This speaks neither for nor against the cause named here."
 
 
 def _trying(report: CheckReport, trial: Proposed | None) -> list[str]:
@@ -248,18 +272,32 @@ def _unknown(
     near: Sequence[str],
     chances: Mapping[str, float],
     untold: Sequence[NotRun],
+    answers: Sequence[TrialSign],
 ) -> Verdict:
+    decisive = [trial for trial in answers if trial.sign in DECISIVE]
+    says = "No known cause explains these findings together"
+    if decisive:
+        says = f"{decisive[0].text.rstrip('.')}; no known cause explains that with these findings"
     found = tuple(dict.fromkeys(report.findings[each].code for each in incident.findings))
     return Verdict(
         cause=UNKNOWN,
         standing="undecided",
         incident=place,
-        says="No known cause explains these findings together",
+        says=says,
         probability=chances[UNKNOWN],
         among=tuple(near),
         because=found,
         missing=tuple(f"{entry.check}: {entry.why}" for entry in untold),
-        next=(*(f"{capitalized(entry.why)}." for entry in untold), *report.advice(incident)),
+        next=tuple(
+            dict.fromkeys(
+                [
+                    *(line for trial in decisive for line in trial.next),
+                    *(f"{capitalized(entry.why)}." for entry in untold),
+                    *report.advice(incident),
+                ]
+            )
+        ),
+        trials=tuple(trial.text for trial in answers),
     )
 
 

@@ -63,6 +63,7 @@ def _print_incident(console: Console, diagnosis: Diagnosis, place: int, incident
     from rich.text import Text
 
     from trueline.render.cause_words import excluded_because, speaking_against, speaking_for
+    from trueline.schema.text.words import capitalized
 
     answer, *others = diagnosis.of(place)
     findings = [diagnosis.report.findings[each] for each in incident.findings]
@@ -73,6 +74,7 @@ def _print_incident(console: Console, diagnosis: Diagnosis, place: int, incident
         *_labelled("against", speaking_against(findings, answer)),
         *_labelled("or", [f"{each.says} ({each.cause})" for each in others if each.standing != "excluded"]),
         *_labelled("not", [excluded_because(findings, each) for each in others if each.standing == "excluded"]),
+        *_labelled("trial", [capitalized(line) for line in answer.trials]),
         *_labelled("missing", answer.missing),
         *_labelled("next", answer.next),
     ]

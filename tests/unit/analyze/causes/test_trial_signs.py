@@ -20,9 +20,10 @@ WRONG_GRADIENT = Finding(
 )  # fmt: skip
 
 
-def written(folder, verb="knobs", credible=("fused-optimizer",), answer="confirmed", code="param-frozen"):
+def written(folder, verb="knobs", credible=("fused-optimizer",), answer="confirmed", code="param-frozen", says=()):
     folder.mkdir()
     document = {"trial": verb, "answer": answer, "credible": list(credible), "asked": {"code": code}}
+    document |= {"says": list(says), "next": ["Wait for it."]}
     (folder / "trial.json").write_text(json.dumps(document))
     return folder
 
@@ -46,6 +47,37 @@ def test_only_a_trial_confirms_a_cause_and_until_then_one_is_proposed(tmp_path):
 
     against = diagnose(run, trials=[written(tmp_path / "other", credible=("torch-compile",))])
     assert against.verdicts[0].probability < before.verdicts[0].probability
+
+
+def test_a_race_that_a_trial_confirms_takes_the_place_of_a_cause_that_would_stay(tmp_path):
+    """Of a mistake in the script the trial says that it stays; the cause of before is not named any more."""
+    run = write_run(tmp_path / "run", num_ranks=1, findings=(FROZEN,))
+    before = diagnose(run).verdicts[0]
+    for answer in ("ordering", "memory"):
+        trial = written(tmp_path / answer, verb="sync", credible=(answer,), says=("It is gone when waited for.",))
+        after = diagnose(run, trials=[trial]).verdicts[0]
+        assert after.cause == "unknown"
+        assert before.cause in after.among
+        assert f"trial sync answered '{answer}': It is gone when waited for" in after.headline
+        assert after.next[0] == "Wait for it."
+        assert after.to_json()["trials"] == [f"trial sync answered '{answer}': It is gone when waited for."]
+
+
+def test_an_answer_that_tells_nothing_of_the_cause_is_shown_and_said_to(tmp_path):
+    run = write_run(tmp_path / "run", num_ranks=1, findings=(FROZEN,))
+    trial = written(tmp_path / "trial", verb="phases", credible=("code",), says=("It stays everywhere.",))
+    verdict = diagnose(run, trials=[trial]).verdicts[0]
+    assert verdict.cause == diagnose(run).verdicts[0].cause
+    assert verdict.trials[0].startswith("trial phases answered 'code': It stays everywhere. This speaks neither for")
+
+
+def test_a_trial_that_counts_for_nothing_is_named(tmp_path):
+    run = write_run(tmp_path / "run", num_ranks=1, findings=(FROZEN,))
+    undecided = written(tmp_path / "open", answer="undecided")
+    other = written(tmp_path / "other", code="replica-drift")
+    notes = diagnose(run, trials=[undecided, other]).to_json()["notes"]
+    assert f"The trial in {undecided} counts for nothing here: it has no answer that tells causes apart." in notes
+    assert f"The trial in {other} counts for nothing here: it is about replica-drift, not found here." in notes
 
 
 @pytest.mark.parametrize("more", [{"answer": "undecided"}, {"credible": ("a", "b")}, {"code": "replica-drift"}])

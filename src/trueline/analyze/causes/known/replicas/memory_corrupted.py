@@ -20,6 +20,7 @@ CAUSE = Cause(
         "worker-nonfinite": "often",
         "minority-rank": "often",
         "trial-vote:device": "mostly",
+        "trial-sync:memory": "often",
     },
     needs=("replica-drift",),
     excludes=("gradient-not-reduced", "reduction-mismatch", "updates-apart", "rank-config-differs"),

@@ -14,6 +14,7 @@ CAUSE = Cause(
     shows={
         "corruption-pattern": "always",
         "first-divergence": "often",
+        "trial-sync:memory": "often",
     },
     needs=("corruption-pattern",),
     settles="Run again with CUDA_LAUNCH_BLOCKING=1, and without the caching allocator "
