@@ -18,6 +18,8 @@ from torch import nn
 
 import trueline
 from trueline.capture.probes.around_update import sampling
+from trueline.capture.probes.base import Probe
+from trueline.capture.step.probing import Probing
 from trueline.capture.step.working_parts import WorkingParts
 
 TENSORS, WIDTH, CLASSES = 150, 361, 32
@@ -92,25 +94,32 @@ def timed() -> Iterator[defaultdict[str, float]]:
     now: defaultdict[str, float] = defaultdict(float)
     inside: set[str] = set()
 
-    def counting(plain: Callable[..., Any], name_of: Callable[[Any], str]) -> Callable[..., Any]:
-        @contextlib.contextmanager
-        def around(self: Any, of: Any) -> Iterator[None]:
-            name = name_of(of)
-            outermost = name not in inside
-            inside.add(name)
-            begin = time.process_time()
-            try:
-                with plain(self, of):
-                    yield
-            finally:
-                if outermost:
-                    now[name] += time.process_time() - begin
-                    inside.discard(name)
+    @contextlib.contextmanager
+    def within(name: str) -> Iterator[None]:
+        outermost = name not in inside
+        inside.add(name)
+        begin = time.process_time()
+        try:
+            yield
+        finally:
+            if outermost:
+                now[name] += time.process_time() - begin
+                inside.discard(name)
 
-        return around
+    guarded = WorkingParts.guarded
 
-    with (
-        patch.object(WorkingParts, "guarded", counting(WorkingParts.guarded, str)),
-        patch.object(WorkingParts, "losing", counting(WorkingParts.losing, str)),
-    ):
+    @contextlib.contextmanager
+    def around(self: WorkingParts, part: str) -> Iterator[None]:
+        with within(part), guarded(self, part):
+            yield
+
+    def counting(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(self: Probing, probe: Probe, *args: Any) -> Any:
+            with within(probe.name):
+                return plain(self, probe, *args)
+
+        return asked
+
+    methods = {name: counting(getattr(Probing, name)) for name in ("_begins", "_take", "_columns_of")}
+    with patch.object(WorkingParts, "guarded", around), patch.multiple(Probing, **methods):
         yield now

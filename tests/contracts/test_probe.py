@@ -26,6 +26,7 @@ class UpdateProbe:
 
     name = "update law"
     moments = ("output", "update", "gradients", "updated", "closed")
+    between = moments
 
     def __init__(self, failing=""):
         self.failing, self.seen, self.unwatched = failing, [], 0

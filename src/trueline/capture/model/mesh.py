@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
+import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -171,11 +173,12 @@ def _is_along(description: str) -> bool:
 def _along_in_meshes() -> set[tuple[str, tuple[int, ...]]]:
     """Name and ranks of axes that hold all ranks, for which torch takes the default group."""
     kind: Any = getattr(sys.modules.get("torch.distributed.device_mesh"), "DeviceMesh", ())
-    meshes = [each for each in gc.get_objects() if type(each) is kind and each.mesh_dim_names]
+    held = gc.get_objects()  # a million, of which one by one would take longer than all else that begins a Run
+    meshes = itertools.compress(held, map(operator.is_, map(type, held), itertools.repeat(kind)))
     return {
         (name, on_device_mesh(mesh).group(name))
         for mesh in meshes
-        for name in mesh.mesh_dim_names
+        for name in mesh.mesh_dim_names or ()
         if name in ALONG_SEQUENCES and mesh.size(mesh.mesh_dim_names.index(name)) == dist.get_world_size()
     }
 

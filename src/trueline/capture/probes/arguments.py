@@ -52,6 +52,7 @@ class ArgumentProbe:
 
     name = "arguments"
     moments = ("batch", "output", "gradients")
+    between = None
 
     def __init__(self, passes: Contributions) -> None:
         self._passes = passes

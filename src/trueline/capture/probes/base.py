@@ -59,10 +59,19 @@ class Step:
 class Probe(Protocol):
     """Measures one thing. ``name`` is what a Finding calls it when it fails: it is then not asked again, and the others
     are. Nothing in it may wait, or change what is trained.
+
+    Most steps are not sampled, and what is asked in these is paid all the time: ``between`` are the ``moments`` at
+    which it is asked there, None for a probe of sampled steps alone. That is not even begun in others, but for the
+    first after one in which it was due, where it forgets.
     """
 
     name: str
     moments: Collection[Moment]
+
+    @property
+    def between(self) -> Collection[Moment] | None:
+        """Of ``moments``, those of a step that is not sampled."""
+        ...
 
     def begin(self, step: Step) -> bool:
         """Forget the step before; whether to be asked in this one. After a failure this is called once more, with a
@@ -84,7 +93,7 @@ class Probe(Protocol):
 
 
 class FactProbe:
-    """A Probe that is asked in every step, and whose tensors, if any, are no columns."""
+    """A Probe that is asked in every step for which it has a moment, and whose tensors, if any, are no columns."""
 
     def begin(self, step: Step) -> bool:
         """True: nothing is kept of a step."""

@@ -47,6 +47,7 @@ class BatchProbe:
 
     name = "batch"
     moments = ("batch", "update", "gradients")
+    between = ("batch", "gradients")
 
     def __init__(self, passes: Contributions) -> None:
         self._passes = passes

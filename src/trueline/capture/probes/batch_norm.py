@@ -67,6 +67,7 @@ class BatchNormProbe:
 
     name = "batch normalisation"
     moments = ("forward", "gradients")
+    between = None
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard

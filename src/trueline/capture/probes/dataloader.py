@@ -32,7 +32,7 @@ class EpochProbe(FactProbe):
     """
 
     name = "data loader"
-    moments = ("forward", "update", "updated")
+    moments: tuple[Moment, ...] = ("forward", "update", "updated")
 
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {}
@@ -41,6 +41,11 @@ class EpochProbe(FactProbe):
         self._last: DataLoader[Any] | None = None
         self._count: dict[int, int] = {}
         patches.loader_iter.add(self._at_iter)
+
+    @property
+    def between(self) -> tuple[Moment, ...]:
+        """The end of the step alone, once the training loader is known."""
+        return self.moments if self._dataset is None else self.moments[-1:]
 
     def detach(self) -> None:
         """Stop listening."""

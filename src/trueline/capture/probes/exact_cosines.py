@@ -32,6 +32,7 @@ class ExactCosineProbe(FactProbe):
 
     name = "exact cosines"
     moments = ("gradients",)
+    between = None
 
     def __init__(self, gradients: GradientProbe, team: Team) -> None:
         self._gradients = gradients

@@ -58,6 +58,7 @@ class GradientProbe:
 
     name = "gradients"
     moments = ("update", "gradients")
+    between = ("update",)
 
     def __init__(self, adapter: Adapter, guard: Guard) -> None:
         self.active = self.wants_reduced = self.exact = False

@@ -19,6 +19,7 @@ class InitialValueProbe:
 
     name = "initial values"
     moments = ("update",)
+    between = None
 
     def begin(self, step: Step) -> bool:
         """In the first step alone."""

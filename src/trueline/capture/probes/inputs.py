@@ -47,6 +47,7 @@ class InputProbe(BackwardProbe):
 
     name = "inputs"
     moments = ("output", "gradients")
+    between = None
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
         """``input_facts`` and, int64 [M, K * F], ``read_values`` and ``target_values``; absent where there are none."""

@@ -71,6 +71,7 @@ class OtherModelProbe:
 
     name = "other models"
     moments = ("batch", "output", "update", "gradients")
+    between = None
 
     def __init__(self, guard: Guard, model: nn.Module) -> None:
         self._guard, self._model = guard, model

@@ -92,6 +92,7 @@ class OwnDrawProbe(FactProbe):
 
     name = "own draws"
     moments = ("output", "update")
+    between = None
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard

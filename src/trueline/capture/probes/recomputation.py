@@ -83,6 +83,7 @@ class RecomputationProbe:
 
     name = "recomputation"
     moments = ("forward", "gradients")
+    between = None
 
     def __init__(self, guard: Guard, passes: Contributions) -> None:
         self._guard, self._passes = guard, passes

@@ -23,6 +23,7 @@ class ReplicaProbe:
 
     name = "replicas"
     moments = ("forward", "update", "closed")
+    between = moments
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

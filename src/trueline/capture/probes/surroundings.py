@@ -39,6 +39,11 @@ class SurroundingsProbe(FactProbe):
         self._goes_round = goes_round
         self._before = 0
 
+    @property
+    def between(self) -> tuple[Moment, ...]:
+        """What one call may show in any step: that it goes around the wrapper; the rest is known of sampled steps."""
+        return self.moments if self._looks_left > 0 else () if self._goes_round is None else ("forward",)
+
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
         """No columns."""
         if moment == "forward":
@@ -95,6 +100,7 @@ class ModeProbe(FactProbe):
 
     name = "mode"
     moments = ("forward", "gradients")
+    between = None
 
     def __init__(self, notes: list[str], passes: Contributions) -> None:
         self._notes = notes
@@ -151,6 +157,11 @@ class AveragingProbe(FactProbe):
                 )
                 patched.add(self._at_average)
 
+    @property
+    def between(self) -> tuple[Moment, ...]:
+        """All, where there is an averager to be called."""
+        return self.moments if any(module in sys.modules for module, _ in _AVERAGERS) else ()
+
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
         """No columns."""
         step.facts["local_updates"] = self._averager or ("the plan" if step.plan.local_updates else "")
@@ -172,6 +183,7 @@ class StreamProbe(FactProbe):
 
     name = "random streams"
     moments = ("forward", "update")
+    between = ("update",)
 
     def __init__(self) -> None:
         self._begun: list[int] = []
@@ -261,6 +273,7 @@ class OptimizerProbe(FactProbe):
 
     name = "optimizer"
     moments = ("update",)
+    between = moments
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
         """``hyper_parameters``."""

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trueline.capture.probes.base import Moment, Probe, Step
+from trueline.capture.probes.base import FactProbe, Moment, Probe, Step
 from trueline.capture.step.working_parts import WorkingParts
 from trueline.schema.columns.workers import WORKER_COLUMNS
 
-_COLUMNS = {column.name for column in WORKER_COLUMNS}
+_COLUMNS = frozenset(column.name for column in WORKER_COLUMNS)
 
 
 class Probing:
-    """Collects what ``probes`` measure in a step: ``row`` has the columns that need no copy to the host."""
+    """Collects what ``probes`` measure in a step: ``row`` has the columns that need no copy to the host. Which of them
+    are asked at which moment is worked out once a step; a moment that none wants costs nothing. Call all of it inside
+    of ``WorkingParts.timed``.
+    """
 
     def __init__(self, probes: Sequence[Probe], parts: WorkingParts) -> None:
-        self._probes = probes
+        self._probes = list(probes)
+        self._lively = [probe for probe in probes if probe.between is not None]
         self._parts = parts
+        self._wanted: Sequence[tuple[Probe, Collection[Moment]]] = ()
+        self._at: dict[Moment, list[Probe]] = {}
+        self._resting: list[Probe] = []
         parts.let_go = self._let_go
 
     def begin(self, step: Step) -> None:
@@ -28,26 +35,42 @@ class Probing:
         self._step = step
         self.row: dict[str, Any] = {"step": step.number}
         self._taken: dict[str, Tensor] = {}
-        with self._parts.timed():
-            self.due = [probe for probe in self._probes if self._parts.works(probe.name) and self._begins(probe)]
+        if step.sampled:
+            wanted = [(probe, probe.moments) for probe in self._probes if self._begins(probe)]
+            self._resting = [probe for probe, _ in wanted if probe.between is None]
+        else:
+            resting, self._resting = self._resting, []
+            for probe in resting:
+                self._begins(probe)
+            wanted = [(probe, probe.between or ()) for probe in self._lively if self._begins(probe)]
+        if wanted != self._wanted:
+            self._wanted, self._at = wanted, {}
+            for probe, moments in wanted:
+                for moment in moments:
+                    self._at.setdefault(moment, []).append(probe)
+
+    @property
+    def due(self) -> list[Probe]:
+        """The probes that are asked in this step."""
+        return [probe for probe, _ in self._wanted]
 
     def ask(self, moment: Moment, **brings: Any) -> None:
         """Set these fields of the step, and take what probes measure at ``moment``."""
-        for name, value in brings.items():
-            setattr(self._step, name, value)
-        with self._parts.timed(), torch.no_grad():
-            for probe in self.due:
-                if moment in probe.moments:
+        step = self._step
+        vars(step).update(brings)
+        if probes := self._at.get(moment):
+            with torch.no_grad():
+                for probe in probes:
                     self._taken |= self._take(probe, moment)
         # They are large, and must not be kept alive.
-        self._step.args, self._step.kwargs, self._step.output = (), {}, None
+        step.args, step.kwargs, step.output = (), {}, None
 
-    def ask_last(self) -> dict[str, Tensor]:
-        """The tensors that all probes take as watching ends; ``due`` are then the probes that took any."""
+    def ask_last(self) -> tuple[list[Probe], dict[str, Tensor]]:
+        """The tensors that all probes take as watching ends, and the probes that took any."""
         with torch.no_grad():
             asked = [(probe, self._take(probe, "closed")) for probe in self._probes if "closed" in probe.moments]
-        self.due = [probe for probe, tensors in asked if tensors]
-        return {name: tensor for _, tensors in asked for name, tensor in tensors.items()}
+        taken = {name: tensor for _, tensors in asked for name, tensor in tensors.items()}
+        return [probe for probe, tensors in asked if tensors], taken
 
     def hand_over(self) -> dict[str, Tensor]:
         """The tensors that were taken since the last call."""
@@ -56,38 +79,57 @@ class Probing:
 
     def columns(self, probes: Iterable[Probe], host: Mapping[str, Tensor], step: Step, row: dict[str, Any]) -> None:
         """Add to ``row`` of ``step`` the columns that ``probes`` make of the tensors on the ``host``."""
-        with self._parts.timed():
-            for probe in (each for each in probes if self._parts.works(each.name)):
-                with self._parts.losing(probe.name):
-                    row |= _known(probe.columns(host, step, row))
+        for probe in probes:
+            if type(probe).columns is not FactProbe.columns and self._parts.works(probe.name):
+                row |= self._columns_of(probe, host, step, row)
 
     def _begins(self, probe: Probe) -> bool:
-        with self._parts.losing(probe.name):
+        if type(probe).begin is FactProbe.begin:
+            return True
+        try:
             return probe.begin(self._step)
+        except Exception as error:
+            self._parts.end(probe.name, error)
         return False
 
     def _take(self, probe: Probe, moment: Moment) -> dict[str, Tensor]:
-        if self._parts.works(probe.name):
-            with self._parts.losing(probe.name):
-                found = probe.take(moment, self._step)
-                if not found:
-                    return {}
-                tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
-                self.row |= _known({name: value for name, value in found.items() if name not in tensors})
-                return tensors
+        tensors: dict[str, Tensor] = {}
+        if not self._parts.works(probe.name):
+            return tensors
+        try:
+            if found := probe.take(moment, self._step):
+                row: dict[str, Any] = {}
+                for name, value in found.items():
+                    (tensors if isinstance(value, Tensor) else row)[name] = value
+                self.row |= _known(row)
+        except Exception as error:
+            self._parts.end(probe.name, error)
+            return {}
+        return tensors
+
+    def _columns_of(
+        self, probe: Probe, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        try:
+            return _known(probe.columns(host, step, row))
+        except Exception as error:
+            self._parts.end(probe.name, error)
         return {}
 
     def _let_go(self, part: str) -> None:
         """Make a probe that has failed measure nothing from now on."""
-        for probe in self._probes:
-            if probe.name == part:
-                probe.begin(Step(self._step.number, self._step.layout, self._step.plan, {}))
+        failed = [probe for probe in self._probes if probe.name == part]
+        self._probes = [probe for probe in self._probes if probe.name != part]
+        self._lively = [probe for probe in self._lively if probe.name != part]
+        for probe in failed:
+            probe.begin(Step(self._step.number, self._step.layout, self._step.plan, {}))
 
 
 def _known(found: Mapping[str, Any]) -> Mapping[str, Any]:
     """``found``, if all of it are columns of the workers table; else raises KeyError, where a Sink would refuse the
     whole row.
     """
-    if unknown := found.keys() - _COLUMNS:
-        raise KeyError(f"{', '.join(sorted(unknown))}: no column of trueline.schema.columns.workers")
+    if not _COLUMNS.issuperset(found):
+        unknown = ", ".join(sorted(found.keys() - _COLUMNS))
+        raise KeyError(f"{unknown}: no column of trueline.schema.columns.workers")
     return found

@@ -77,23 +77,21 @@ class Recorder:
 
     def at_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A batch was given by hand, or is read by the forward pass that begins."""
-        with self.parts.guarded("passes"):
-            self.contributions.forward_begins()
-        self._probing.ask("batch", args=args, kwargs=kwargs)
+        with self.parts.timed():
+            self.parts.attempt("passes", self.contributions.forward_begins)
+            self._probing.ask("batch", args=args, kwargs=kwargs)
 
     def at_forward(self, module: nn.Module) -> None:
         """A training forward pass begins."""
-        with self.parts.guarded("passes"):
-            goes_round = getattr(self._adapter, "goes_round", None)
-            self._passes.at_forward(self.model, around=goes_round is not None and goes_round() is True)
-        self._probing.ask("forward", module=module)
+        with self.parts.timed():
+            self.parts.attempt("passes", self._count_forward)
+            self._probing.ask("forward", module=module)
 
     def at_output(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """The forward pass has returned ``output``."""
-        with self.parts.guarded("passes"):
-            self._passes.at_output(output)
-            self.contributions.at_output(output)
-        self._probing.ask("output", args=args, kwargs=kwargs, output=output)
+        with self.parts.timed():
+            self.parts.attempt("passes", self._count_output, output)
+            self._probing.ask("output", args=args, kwargs=kwargs, output=output)
 
     def before_update(self, optimizer: torch.optim.Optimizer, *, gradients_ready: bool) -> None:
         """Just before the optimizer changes anything. With a closure the gradients come later: see ``after_update``."""
@@ -101,15 +99,14 @@ class Recorder:
         self.parts.session.begin_update(optimizer, gradients_ready=gradients_ready)
         if not self._step.watched:
             return
-        with self.parts.guarded("passes"):
-            self.contributions.begin_update(optimizer)
-        with self.parts.guarded("parameters"):
-            self._parameters.look(self._now)
-        self._probing.ask("update", optimizer=optimizer)
-        with self.parts.guarded("environment"):
-            self._description.update(self._parameters, self._step)
-        if gradients_ready:
-            self._gather()
+        attempt = self.parts.attempt
+        with self.parts.timed():
+            attempt("passes", self.contributions.begin_update, optimizer)
+            attempt("parameters", self._parameters.look, self._now)
+            self._probing.ask("update", optimizer=optimizer)
+            attempt("environment", self._description.update, self._parameters, self._step)
+            if gradients_ready:
+                self._gather()
 
     def after_update(self, *, seen: bool = True) -> None:
         """The update is done: the step ends, its row is written, the next step begins. Not ``seen`` where the update is
@@ -117,17 +114,18 @@ class Recorder:
         """
         self._updating = False
         self.parts.session.close_step()
-        if self._step.watched:
-            if self._record is None:
-                self._gather(seen=seen)
-            self._end_row()
-        elif self._next.schedule.beats(self._now):
-            self._step.sampled = True
-            self._backlog.add(StepRecord(self._step, {}, HostCopy({}), BEAT // 2, passes=self._passes.count, beat=True))
-        self._now += 1
-        self.safe_sink.step = self._now
-        with self.parts.guarded("exchange"):
-            self.drain()
+        with self.parts.timed():
+            if self._step.watched:
+                if self._record is None:
+                    self._gather(seen=seen)
+                self._end_row()
+            elif self._next.schedule.beats(self._now):
+                self._step.sampled = True
+                beat = StepRecord(self._step, {}, HostCopy({}), BEAT // 2, passes=self._passes.count, beat=True)
+                self._backlog.add(beat)
+            self._now += 1
+            self.safe_sink.step = self._now
+            self.parts.attempt("exchange", self.drain)
         self._open()
 
     def follow(self, before: Callable[[Any], None], after: Callable[[], None]) -> Any:
@@ -176,14 +174,23 @@ class Recorder:
         self.parts.close()
         self._adapter.detach()
 
+    def _count_forward(self) -> None:
+        goes_round = getattr(self._adapter, "goes_round", None)
+        self._passes.at_forward(self.model, around=goes_round is not None and goes_round() is True)
+
+    def _count_output(self, output: Any) -> None:
+        self._passes.at_output(output)
+        self.contributions.at_output(output)
+
     # -- one step --------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
         self._record: StepRecord | None = None
-        self._await_decision()
-        self._step = self._next.decide(self._now)
-        self.contributions.begin(self.layout.params)
-        self._probing.begin(self._step)
+        with self.parts.timed():
+            self._await_decision()
+            self._step = self._next.decide(self._now)
+            self.contributions.begin(self.layout.params)
+            self._probing.begin(self._step)
         self.parts.session.open_step(self._now, sampled=self._step.sampled)
 
     def _await_decision(self) -> None:
@@ -197,12 +204,10 @@ class Recorder:
                 self.drain(patience_s=exchange.PATIENCE_S, decides_at=self._now)
 
     def _gather(self, *, seen: bool = True) -> None:
-        counted, copy = CountedPasses(), HostCopy({})
-        with self.parts.guarded("passes"):
-            counted = self.contributions.counted()
+        attempt = self.parts.attempt
+        counted = attempt("passes", self.contributions.counted) or CountedPasses()
         self._probing.ask("gradients", gradients_known=seen, counted=counted)
-        with self.parts.guarded("row"):
-            copy = HostCopy(self._probing.hand_over() | counted.result())
+        copy = attempt("row", HostCopy, self._probing.hand_over() | counted.result()) or HostCopy({})
         self._record = StepRecord(
             self._step,
             self._probing.row,
@@ -219,8 +224,8 @@ class Recorder:
     def _end_row(self) -> None:
         self._probing.ask("updated")
         if self._record is not None:
-            with self.parts.guarded("row"):
-                self._record.copy.add(self._probing.hand_over())
+            if tensors := self._probing.hand_over():
+                self.parts.attempt("row", self._record.copy.add, tensors)
             self._record.row |= self.parts.time.end_step(sampled=self._step.sampled)
             self._record.row |= {"time_ns": time.time_ns(), "passes": self._passes.clock()}
             self._backlog.add(self._record)
@@ -245,8 +250,9 @@ class Recorder:
         last, schedule = self._now - 1, self._next.schedule
         if self._updating or last < schedule.first or not schedule.within(last):
             return
-        copy = HostCopy(self._probing.ask_last())
+        probes, tensors = self._probing.ask_last()
+        copy = HostCopy(tensors)
         if copy.host and copy.arrives(within_s=exchange.PATIENCE_S):
             row: dict[str, Any] = {"step": last}
-            self._probing.columns(self._probing.due, copy.host, self._step, row)
+            self._probing.columns(probes, copy.host, self._step, row)
             self.safe_sink.write(row)

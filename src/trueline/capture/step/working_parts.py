@@ -4,10 +4,11 @@ never training.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from threading import get_ident
+from typing import ParamSpec, TypeVar
 
 from torch import nn
 
@@ -18,6 +19,9 @@ from trueline.capture.step.exchange import Team
 from trueline.capture.step.own_time import OwnTime
 from trueline.schema.files.start import Start
 from trueline.schema.plan import Plan
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -77,56 +81,50 @@ class WorkingParts:
         """
         return _Ours(self, "")
 
-    def losing(self, part: str) -> AbstractContextManager[None]:
-        """As ``guarded``, where the time is counted already."""
-        return _Losing(self, part)
+    def attempt(self, part: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """What ``call`` returns; an exception ends ``part``, and is None. For what is timed already."""
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:
+            self.end(part, error)
+        return None
 
     def close(self) -> None:
         """Watching of the model has ended."""
         _here.remove(self)
 
 
-class _Losing:
-    """Ends ``part``, if it has a name, where the code inside raises. A class, as every step enters about a hundred: a
-    generator of ``contextlib`` takes several times as long.
+class _Ours:
+    """Times what is Trueline's in the outermost of a thread, and has nothing of it recorded; where the code inside
+    raises, ends ``part``, if it has a name. A class, as every step enters several: a generator of ``contextlib`` takes
+    several times as long.
     """
 
-    __slots__ = ("_part", "_parts")
+    __slots__ = ("_begin", "_part", "_parts", "_sessions", "_thread")
 
     def __init__(self, parts: WorkingParts, part: str) -> None:
         self._parts, self._part = parts, part
 
     def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not self._part or not isinstance(error, Exception):
-            return False
-        self._parts.end(self._part, error)
-        return True
-
-
-class _Ours(_Losing):
-    """The same of what is Trueline's: its time is counted in the outermost of a thread, and nothing recorded."""
-
-    __slots__ = ("_begin", "_sessions", "_thread")
-
-    def __enter__(self) -> None:
-        parts, self._thread = self._parts, threading.get_ident()
-        self._sessions: list[AnySession] | None = None
-        if self._thread in parts._inside:
+        parts, thread = self._parts, get_ident()
+        self._thread = None
+        if thread in parts._inside:
             return
-        parts._inside.add(self._thread)
+        parts._inside.add(thread)
+        self._thread = thread
         self._begin = parts.time.cpu_s()
-        self._sessions = [each.session for each in _here]
+        self._sessions = [each.session for each in _here if type(each.session) is not Idle]
         for session in self._sessions:
             session.pause()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         try:
-            return super().__exit__(kind, error, trace)
+            if error is None or not self._part or not isinstance(error, Exception):
+                return False
+            self._parts.end(self._part, error)
+            return True
         finally:
-            if self._sessions is not None:
+            if self._thread is not None:
                 for session in self._sessions:
                     session.resume()
                 self._parts._inside.discard(self._thread)

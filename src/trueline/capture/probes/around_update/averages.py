@@ -149,6 +149,7 @@ class AverageProbe:
 
     name = "averages"
     moments = ("update", "updated")
+    between = moments
 
     def __init__(self, guard: Guard, model: nn.Module, averages: Sequence[Average]) -> None:
         self._guard, self._model, self._declared = guard, model, averages

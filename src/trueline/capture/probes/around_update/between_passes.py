@@ -54,6 +54,7 @@ class BetweenPassesProbe:
 
     name = "gradients between passes"
     moments = ("gradients",)
+    between = moments
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard

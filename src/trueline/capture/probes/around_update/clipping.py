@@ -61,6 +61,7 @@ class ClippingProbe:
 
     name = "clipping"
     moments = ("gradients",)
+    between = moments
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard

@@ -88,6 +88,7 @@ class KeptGradientProbe:
 
     name = "kept gradients"
     moments = ("gradients", "updated")
+    between = moments
 
     def __init__(self, guard: Guard, *, rank: int) -> None:
         self._guard = guard

@@ -20,6 +20,7 @@ class ScheduleProbe(FactProbe):
 
     name = "schedules"
     moments = ("forward", "update")
+    between = moments
 
     def __init__(self) -> None:
         self._calls: weakref.WeakKeyDictionary[LRScheduler, int] = weakref.WeakKeyDictionary()

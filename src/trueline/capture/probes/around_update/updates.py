@@ -33,6 +33,7 @@ class UpdateProbe:
 
     name = "updates"
     moments = ("update", "updated")
+    between = None
 
     def __init__(self, guard: Guard, *, rank: int) -> None:
         self._guard = guard

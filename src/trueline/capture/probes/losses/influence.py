@@ -50,6 +50,7 @@ class InfluenceProbe:
 
     name = "influence"
     moments = ("forward", "output", "gradients")
+    between = moments
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard

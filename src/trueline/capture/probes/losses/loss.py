@@ -49,6 +49,7 @@ class LossProbe:
 
     name = "loss"
     moments = ("output", "update", "gradients")
+    between = ("output", "gradients")
 
     def __init__(
         self,

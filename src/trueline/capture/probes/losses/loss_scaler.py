@@ -37,6 +37,11 @@ class LossScalerProbe(FactProbe):
         patches.scaler_step.add(self._before_step)
         patches.scaler_step.add(self._after_step, after=True)
 
+    @property
+    def between(self) -> tuple[Moment, ...]:
+        """All, where there is a scaler."""
+        return () if self._scaler is None else self.moments
+
     def detach(self) -> None:
         """Stop listening."""
         self._hook.remove()

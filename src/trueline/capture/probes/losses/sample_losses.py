@@ -50,6 +50,7 @@ class SampleLossProbe:
 
     name = "losses of samples"
     moments = ("output", "gradients")
+    between = moments
 
     def __init__(self, notes: list[str], loss: LossProbe | None = None, passes: Contributions | None = None) -> None:
         self._notes = notes
@@ -63,7 +64,7 @@ class SampleLossProbe:
         """Forget the step before; look at this one if it is one of the first, or its sketch is kept."""
         self._active = (step.keeps_sketch or 0 <= step.age < STEPS_AT_START) and bool(self._readings)
         self._seen = []
-        return step.watched
+        return step.watched and self._active
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
         """What ``columns`` needs of the step (see ``result``)."""

@@ -33,6 +33,7 @@ class TargetPlaceProbe(BackwardProbe):
 
     name = "places of targets"
     moments = ("batch", "output", "gradients")
+    between = None
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
         """``target_places``, int64 [M, 2 x places], of the passes whose targets could be compared, and

@@ -41,6 +41,7 @@ class TokenWeightProbe:
 
     name = "token weights"
     moments = ("gradients",)
+    between = None
 
     def __init__(self, guard: Guard, passes: Contributions) -> None:
         self._guard, self._passes = guard, passes
