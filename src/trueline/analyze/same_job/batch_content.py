@@ -25,9 +25,10 @@ IGNORED = -100
 """``ignore_index`` of torch's cross-entropy, by which labels are left out of the loss."""
 
 
-def compare_content(one: Run, other: Run) -> list[Difference] | None:
+def compare_content(one: Run, other: Run, *, same_inputs: bool | None) -> list[Difference] | None:
     """What differs in the integers that the first recorded forward pass was given; None where the Runs did not store
-    these at a step that both recorded.
+    these at a step that both recorded. ``same_inputs``: whether digests of their first samples agree, None where there
+    are none.
     """
     if not one.has_records or not other.has_records:
         return None
@@ -37,7 +38,7 @@ def compare_content(one: Run, other: Run) -> list[Difference] | None:
     mine, theirs = (_given(run, common[0]) for run in (one, other))
     if not set(mine) & set(theirs):
         return None
-    return list(content_differences(mine, theirs, step=common[0]))
+    return list(content_differences(mine, theirs, step=common[0], same_inputs=same_inputs))
 
 
 def _given(run: Run, step: int) -> dict[str, Ints]:
@@ -57,18 +58,25 @@ def _given(run: Run, step: int) -> dict[str, Ints]:
     return found
 
 
-def content_differences(mine: Mapping[str, Ints], theirs: Mapping[str, Ints], *, step: int) -> Iterator[Difference]:
-    """What differs in batches [B, T] by slot: one difference for the inputs, one for the labels."""
+def content_differences(
+    mine: Mapping[str, Ints], theirs: Mapping[str, Ints], *, step: int, same_inputs: bool | None = None
+) -> Iterator[Difference]:
+    """What differs in batches [B, T] by slot: one difference for the inputs, one for the labels. Of inputs that are
+    known to differ labels say nothing.
+    """
     tokens = next((slot for slot in _TOKENS if slot in mine and slot in theirs), None)
     if tokens is not None and not np.array_equal(mine[tokens], theirs[tokens]):
         yield _of_tokens(mine[tokens], theirs[tokens], (mine.get(_MASK), theirs.get(_MASK)), step)
         return
+    if tokens is None and same_inputs is False:
+        return
+    of_same = " of the same tokens" if tokens is not None else " of the same samples" if same_inputs else ""
     if _MASK in mine and _MASK in theirs and not np.array_equal(mine[_MASK], theirs[_MASK]):
         seen = [f"{counted(int(np.sum(side[_MASK] != 0)), 'token')} seen" for side in (mine, theirs)]
-        yield _difference("attention-mask", f"attention mask of the same tokens in step {step}", seen[0], seen[1], 92)
+        yield _difference("attention-mask", f"attention mask{of_same} in step {step}", seen[0], seen[1], 92)
     labels = next((slot for slot in _LABELS if slot in mine and slot in theirs), None)
     if labels is not None and not np.array_equal(mine[labels], theirs[labels]):
-        yield _of_labels(mine[labels], theirs[labels], step)
+        yield _of_labels(mine[labels], theirs[labels], step, of_same)
 
 
 def _of_tokens(a_BT: Ints, b_BT: Ints, masks: tuple[Ints | None, Ints | None], step: int) -> Difference:
@@ -124,13 +132,11 @@ def _without_padding(tokens_BT: Ints, side: str) -> Iterator[Ints]:
             yield row_T[int(kept[0]) :] if side == "left" else row_T[: int(kept[-1]) + 1]
 
 
-def _of_labels(a_BT: Ints, b_BT: Ints, step: int) -> Difference:
+def _of_labels(a_BT: Ints, b_BT: Ints, step: int, of_same: str) -> Difference:
     ignored = [int(np.sum(side == IGNORED)) for side in (a_BT, b_BT)]
     if ignored[0] != ignored[1]:
         texts = [f"{counted(each, 'label')} ignored" for each in ignored]
-        return _difference(
-            "label-mask", f"mask of the labels of the same inputs in step {step}", texts[0], texts[1], 93
-        )
+        return _difference("label-mask", f"mask of the labels{of_same} in step {step}", texts[0], texts[1], 93)
     if a_BT.shape != b_BT.shape:
         shapes = (str(list(a_BT.shape)), str(list(b_BT.shape)))
         return _difference("label-shape", f"shape of the labels in step {step}", *shapes, 92)

@@ -34,6 +34,8 @@ _TOKENIZER = {
     "chat_template": 88,
 }
 _STREAMS = {"rng_python": "Python's random", "rng_numpy": "NumPy's generator", "rng_torch": "torch's generator"}
+BEFORE = "drawn from before the first update alone"
+"""Of a stream that does not move while the job is watched: it matters by what was drawn before, weights and samples."""
 
 
 def compare_data(one: Job, other: Job) -> tuple[list[Difference], int]:
@@ -47,10 +49,12 @@ def compare_data(one: Job, other: Job) -> tuple[list[Difference], int]:
         compared += len(set(one.env.data) & set(other.env.data))
         found += _declared(one.env.data, other.env.data)
     if one.run is not None and other.run is not None and divided_alike(one.run, other.run):
-        batches = list(_batches(one.run, other.run))
+        inputs = _first_digests(one.run, other.run, "sample_digests")
+        alike = None if inputs is None else bool(np.array_equal(*inputs[1:]))
+        batches = list(_batches(one.run, other.run, inputs))
         compared += len(batches)
         found += [each for each in batches if each is not None]
-        content = compare_content(one.run, other.run)
+        content = compare_content(one.run, other.run, same_inputs=alike)
         compared += content is not None
         found += content or []
     if one.run is not None and other.run is not None:
@@ -112,11 +116,10 @@ def _declared(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Diff
         )
 
 
-def _batches(one: Run, other: Run) -> Iterator[Difference | None]:
+def _batches(one: Run, other: Run, inputs: tuple[int, Any, Any] | None) -> Iterator[Difference | None]:
     """Whether the first update that both Runs have descended the same samples, in the same order, with the same labels;
     None where they agree.
     """
-    inputs = _first_digests(one, other, "sample_digests")
     if inputs is None:
         return
     step, mine, theirs = inputs
@@ -126,11 +129,11 @@ def _batches(one: Run, other: Run) -> Iterator[Difference | None]:
     if not shared and cast_otherwise(one, other):  # see ``not_compared``
         return
     if not np.array_equal(np.sort(mine), np.sort(theirs)):
-        run, ref = counted(mine.size, "sample"), f"{counted(theirs.size, 'sample')}, of which {shared} are the same"
         sampled = bool(one.kept("rollouts")) and bool(other.kept("rollouts"))
         says = f"what {'was sampled for ' * sampled}the update of step {step}{' descends' * (not sampled)}"
+        run = f"{shared or 'none'} of {counted(mine.size, 'sample')} in common"
         likely = 30 if sampled else 94  # the policy wrote it: what made it write something else comes first
-        yield Difference("dataset-differs", "data", "first-batch", says, run, ref, likely, "start")
+        yield Difference("dataset-differs", "data", "first-batch", says, run, AS_IN_REF, likely, "start")
         return
     yield None
     if not np.array_equal(mine, theirs):
@@ -165,20 +168,41 @@ def _first_digests(one: Run, other: Run, column: str) -> tuple[int, Any, Any] | 
 
 
 def _streams(one: Run, other: Run) -> Iterator[Difference | None]:
-    """Whether random streams are at the same place before the first update of which both Runs have their states."""
-    for column, says in _STREAMS.items():
-        sides: list[dict[int, int]] = []
-        for run in (one, other):
-            values, measured = run.digests(column)
-            steps = run.steps.tolist()
-            sides.append({steps[t]: int(values[t, 0]) for t in range(len(steps)) if measured.size and measured[t, 0]})
+    """Whether random streams are at the same place before the first update of which both Runs have their states; of
+    those that a job draws from.
+    """
+    for place, (column, says) in enumerate(_STREAMS.items()):
+        looks = [run.digests(column) for run in (one, other)]
+        sides = [_first_rank(run, *look) for run, look in zip((one, other), looks, strict=True)]
         common = sorted(set(sides[0]) & set(sides[1]))
         if not common:
             continue
-        a, b = (side[common[0]] for side in sides)
-        state = f"state of {says} before the update of step {common[0]}"
-        yield (
-            None
-            if a == b
-            else Difference("rng-differs", "random", column, state, f"{a:016x}", f"{b:016x}", 46, "start")
-        )
+        first = common[0]
+        if sides[0][first] == sides[1][first]:
+            yield None
+            continue
+        moves = any(_moves(*look) for look in looks)
+        if not moves and not any(_used(run, place, first) for run in (one, other)):
+            yield None
+            continue
+        state, note = f"state of {says} before the update of step {first}", "" if moves else BEFORE
+        yield Difference("rng-differs", "random", column, state, "another one", AS_IN_REF, 46, "start", note=note)
+
+
+def _first_rank(run: Run, values_TN: Any, measured_TN: Any) -> dict[int, int]:
+    """The values of the first rank by step."""
+    rows = np.flatnonzero(measured_TN[:, 0]) if measured_TN.size else ()
+    return {int(run.steps[t]): int(values_TN[t, 0]) for t in rows}
+
+
+def _moves(digests_TN: Any, measured_TN: Any) -> bool:
+    """Whether a stream is in another state at a later look, on any rank."""
+    return any(len(np.unique(digests_TN[measured_TN[:, n], n])) > 1 for n in range(digests_TN.shape[1]))
+
+
+def _used(run: Run, place: int, step: int) -> bool:
+    """Whether somebody drew from the stream since it was seeded, as of the update of ``step``; True where that is not
+    known, as of Runs of an older version.
+    """
+    streams = _first_rank(run, *run.pivot("rng_used")).get(step)
+    return streams is None or bool(streams >> place & 1)

@@ -23,6 +23,8 @@ from trueline.analyze.same_job.vocabulary import PLAIN, Term, fits, vocabulary, 
 
 _UNKNOWN_OPTION = 42
 """How likely an option explains anything of which nothing is known but that it is not one that cannot."""
+_MODEL_OPTION = 64
+"""The same of an option of the model's own configuration, most of which say what it computes."""
 _DERIVED_RTOL = 1e-6
 _COUNTED = {
     "global-batch": "global_batch",
@@ -174,8 +176,10 @@ def _unknown(one: Settings, other: Settings) -> Iterator[Difference]:
         if _agree(a, b) or is_harmless_option(name):
             continue
         (run, run_where), (ref, ref_where) = (_shown(each) for each in (a, b))
+        of_model = "model.config" in (run_where, ref_where)
         yield Difference(
-            "config-differs", "other", name, name, run, ref, _UNKNOWN_OPTION, "start", run_where, ref_where,
+            "config-differs", "other", name, name, run, ref, _MODEL_OPTION if of_model else _UNKNOWN_OPTION, "start",
+            run_where, ref_where,
             note="not in the vocabulary: what it does is not known",
         )  # fmt: skip
 

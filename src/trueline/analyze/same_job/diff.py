@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import numpy as np
-
 from trueline.analyze.same_job.alignment import unaligned
-from trueline.analyze.same_job.compare_data import compare_data, not_compared
+from trueline.analyze.same_job.compare_data import BEFORE, compare_data, not_compared
 from trueline.analyze.same_job.compare_environment import compare_environment
-from trueline.analyze.same_job.compare_model import compare_model
+from trueline.analyze.same_job.compare_model import compare_model, prefix_between
 from trueline.analyze.same_job.compare_settings import compare_settings, one_sided, told
+from trueline.analyze.same_job.curves import Curves, curves_of
 from trueline.analyze.same_job.derived import Derived, derive
-from trueline.analyze.same_job.difference import AS_IN_REF, TELLING, UNSET, Difference, divided_alike
+from trueline.analyze.same_job.difference import TELLING, UNSET, Difference, divided_alike
 from trueline.analyze.same_job.settings import Settings, settings_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
@@ -34,17 +32,22 @@ _CANNOT_EXPLAIN = 0.2
 @dataclass(frozen=True)
 class JobDiff(Shown):
     """What differs between two jobs: ``differences``, the most likely to explain other numbers first. ``compared``
-    counts the facts that both have, by kind; ``began`` is when the losses of two Runs part: "at the first loss",
-    "later", "never", or "" where that is not known; ``settings`` are both jobs' in the words of the vocabulary.
+    counts the facts that both have, by kind; ``curves`` says where losses and learning rates of two Runs part;
+    ``settings`` are both jobs' in the words of the vocabulary.
     """
 
     run: str
     ref: str
     differences: tuple[Difference, ...]
     compared: Mapping[str, int]
-    began: str
+    curves: Curves
     notes: tuple[str, ...]
     settings: tuple[Mapping[str, str], Mapping[str, str]]
+
+    @property
+    def began(self) -> str:
+        """When the losses of two Runs part: "at the first loss", "later", "never", or "" where that is not known."""
+        return self.curves.began
 
     @property
     def telling(self) -> tuple[Difference, ...]:
@@ -58,17 +61,27 @@ class JobDiff(Shown):
 
     @property
     def headline(self) -> str:
-        """All of it in one sentence."""
+        """All of it, where losses and learning rates part first."""
+        return " ".join(capitalized(f"{part}.") for part in (self.curves.line, self._differing) if part)
+
+    @property
+    def _differing(self) -> str:
         total = sum(self.compared.values())
         if not self.differences:
             lacking = "" if self.compared["settings"] else "; settings could not be compared: pass configurations, too"
-            return f"Nothing that can change numbers differs in {counted(total, 'fact')} that both have{lacking}."
+            if self.curves.loss is not None:
+                todo = "`trueline compare` says where they part, once both are recorded with `--plan mix`"
+                return f"None of {counted(total, 'fact')} that both have explains it{lacking}: {todo}"
+            return f"Nothing that can change numbers differs in {counted(total, 'fact')} that both have{lacking}"
         first = capitalized(self.differences[0].line)
         small = len(self.differences) - len(self.telling)
+        if self.curves.as_if_same:
+            says = f"The losses are the same at all {self.curves.steps:,} steps that both have"
+            return f"{says}, and nothing explains other numbers up to there: {counted(small, 'difference')}. {first}"
         others = f"; {small} more explain rounding only" if small and self.telling else ""
         if not self.telling:
-            return f"Only what explains differences of the size of rounding: {counted(small, 'difference')}. {first}."
-        return f"{counted(len(self.telling), 'difference')} that can explain other numbers{others}. {first}."
+            return f"Only what explains differences of the size of rounding: {counted(small, 'difference')}. {first}"
+        return f"{counted(len(self.telling), 'difference')} that can explain other numbers{others}. {first}"
 
     def findings(self) -> list[Finding]:
         """One finding for each code: its most telling difference in the claim, all of them as evidence."""
@@ -125,13 +138,14 @@ def diff(run: str | os.PathLike[str] | Run | Job, ref: str | os.PathLike[str] | 
             f"{_has(other, theirs)}. Pass two of one kind: `trueline env collect OUT --config FILE` has both."
         )
     found += [each for part, _ in parts.values() for each in part]
-    began = _began(one.run, other.run)
+    curves = curves_of(one.run, other.run)
+    found += _rates(curves, found)
     return JobDiff(
         run=one.name,
         ref=other.name,
-        differences=tuple(sorted((_weighed(each, began) for each in found), key=_order)),
+        differences=tuple(sorted((_weighed(each, curves) for each in _without_idle(found)), key=_order)),
         compared=compared,
-        began=began,
+        curves=curves,
         notes=tuple(_notes(one, other, mine, theirs)),
         settings=(told(mine), told(theirs)),
     )
@@ -171,30 +185,34 @@ def _world_of(environ: Mapping[str, str] | None) -> int | None:
     return int(given) if given.isdigit() and int(given) > 0 else None
 
 
-def _began(one: Run | None, other: Run | None) -> str:
-    """When the mean losses of two Runs part, in the words of ``JobDiff.began``."""
-    if one is None or other is None:
-        return ""
-    sides: list[dict[int, float]] = []
-    for run in (one, other):
-        losses_TN, measured_TN = run.pivot("loss")
-        whole = [t for t in range(len(run.steps)) if measured_TN[t].any()]
-        sides.append({int(run.steps[t]): float(cast(Any, np.mean(losses_TN[t][measured_TN[t]]))) for t in whole})
-    common = sorted(set(sides[0]) & set(sides[1]))
-    if not common:
-        return ""
-    apart = [step for step in common if not math.isclose(sides[0][step], sides[1][step], rel_tol=1e-5)]
-    return "never" if not apart else "at the first loss" if apart[0] == common[0] else "later"
+def _rates(curves: Curves, found: Sequence[Difference]) -> list[Difference]:
+    """That the learning rates that were recorded part, where nothing else that differs says so."""
+    if curves.rate is None or any(each.topic == "optimizer" and each.likely >= TELLING for each in found):
+        return []
+    says, values = f"learning rate of step {curves.rate.step:,}", (curves.rate.run, curves.rate.ref)
+    run, ref = (f"{value:.6g}" for value in values)
+    return [Difference("config-differs", "optimizer", "learning-rate-curve", says, run, ref, 70, "update")]
 
 
-def _weighed(each: Difference, began: str) -> Difference:
-    """The difference with how likely it explains what is at hand: an update cannot change the loss before it, and what
-    changes the first loss is unlikely where that agrees.
+def _without_idle(found: Sequence[Difference]) -> list[Difference]:
+    """Without random streams that do not move while the jobs are watched, but where something differs that may have
+    been drawn from them before.
     """
+    drawn = any(each.code == "weight-differs" or each.name in ("first-batch", "order", "labels") for each in found)
+    return [each for each in found if each.note != BEFORE or drawn]
+
+
+def _weighed(each: Difference, curves: Curves) -> Difference:
+    """The difference with how likely it explains what is at hand: an update cannot change the loss before it, what
+    changes the first loss is unlikely where that agrees, and equal losses take no explanation.
+    """
+    began = curves.began
+    if curves.as_if_same:
+        return replace(each, likely=min(each.likely, TELLING - 1), note=each.note or "the losses are the same")
     if began == "at the first loss" and each.starts == "update":
         note = "cannot explain the first loss, which differs"
-    elif began == "later" and each.starts == "start" and each.likely >= TELLING:
-        note = "the first loss agrees"
+    elif began in ("later", "never") and each.starts == "start" and each.likely >= TELLING:
+        note = "the first loss agrees" if began == "later" else "the losses agree"
     else:
         return each
     return replace(
@@ -222,6 +240,8 @@ def _notes(one: Job, other: Job, mine: Settings, theirs: Settings) -> list[str]:
         )
     elif one.run is not None and other.run is not None:
         notes += not_compared(one.run, other.run)
+    if one.env is not None and other.env is not None and (prefix := prefix_between(one.env, other.env)):
+        notes.append(f"Names of parameters are compared without '{prefix}', which stands in front of them in one job.")
     recorded = all(job.run is not None and bool(job.run.kept("rollouts")) for job in (one, other))
     notes += unaligned(one.configs, other.configs, rollouts=recorded)
     return list(dict.fromkeys(notes))
@@ -240,14 +260,15 @@ def _finding(code: str, group: Sequence[Difference]) -> Finding:
     worst = group[0]
     more = f"; and {len(group) - 1} more" if len(group) > 1 else ""
     where = f" ({worst.run_where})" if worst.run_where else ""
-    told_of = "compared with the reference" if worst.ref == AS_IN_REF else AS_IN_REF
     lacking = worst.ref if worst.ref != UNSET else "leave it out"
     is_set = worst.run_where or worst.ref_where
     todo = f"Set {worst.says} as in the reference ({lacking})" if is_set else f"Make both jobs agree in {worst.says}"
+    if worst.topic == "random":
+        todo = "Call trueline.seed_all with the same seed in both jobs, before the model is made"
     return Finding(
         code=code,
         severity="warning" if any(each.severity == "warning" for each in group) else "info",
-        claim=f"{capitalized(worst.line)} {told_of}{where}{more}.",
+        claim=f"{capitalized(worst.claim)}{where}{more}.",
         measured=float(len(group)),
         expected=0.0,
         unit="differences",

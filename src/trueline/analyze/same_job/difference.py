@@ -15,6 +15,8 @@ TELLING = 40
 """From here on a difference is a warning: it changes the loss or the update itself. What is below (order of sums,
 kernels, libraries below the framework) is information, and explains differences of the size of rounding only."""
 UNSET = "not set"
+NONE = "none"
+"""What a model has of what the other one has, and it has not."""
 AS_IN_REF = "as in the reference"
 """The value of the reference, where it is not of a kind that can be written."""
 
@@ -68,8 +70,21 @@ class Difference:
 
     @property
     def line(self) -> str:
-        """The difference in part of a sentence."""
-        return f"{self.says}: {self.run}" if self.ref == AS_IN_REF else f"{self.says} is {self.run} and not {self.ref}"
+        """The difference in part of a sentence; of a model names are listed, without a verb."""
+        if self.ref == AS_IN_REF:
+            return f"{self.says}: {self.run}"
+        if self.topic == "model":
+            return f"{self.says}: {self.run}, and {self.ref} in the reference"
+        if UNSET in (self.run, self.ref):
+            sides = ("not set", f"is {self.ref}") if self.run == UNSET else (self.run, "is not set")
+            return f"{self.says} is {sides[0]}, and {sides[1]} in the reference"
+        return f"{self.says} is {self.run} and not {self.ref}"
+
+    @property
+    def claim(self) -> str:
+        """The difference in a sentence of its own, up to its full stop, that names the reference."""
+        told = "" if self.line.endswith("in the reference") else AS_IN_REF
+        return f"{self.line} {'compared with the reference' if self.ref == AS_IN_REF else told}".strip()
 
     def to_json(self) -> dict[str, Any]:
         """The document of the outside contract."""

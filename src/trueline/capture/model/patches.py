@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from trueline.capture.model.untraced import skipped, untraced
 
@@ -122,6 +123,8 @@ average = PatchedCall(torch.optim.swa_utils.AveragedModel, "update_parameters")
 schedules = tuple(PatchedCall(of, "step") for of in (LRScheduler, CosineAnnealingWarmRestarts, ReduceLROnPlateau))
 """The ``step`` of every scheduler of torch; those that hold others (chained, in sequence) call that of these."""
 loader_iter = PatchedCall(DataLoader, "__iter__")
+loader_iterator = PatchedCall(_BaseDataLoaderIter, "__init__")
+"""Calls of ``(iterator, loader)``, as an iterator over a loader is made."""
 destroy_groups = PatchedCall(torch.distributed, "destroy_process_group")
 seeds = (PatchedCall(torch, "manual_seed"), PatchedCall(torch.random, "manual_seed"))
 """Two names of one function, which seeds the global generators of host and devices."""

@@ -7,6 +7,7 @@ each rank fills as it goes, so it shows nothing.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,8 +28,8 @@ class EpochProbe(FactProbe):
     """The column ``epoch``, how often the training data was iterated before, and the fact ``data``, which describes the
     loader that did it.
 
-    The training loader is the one iterated last before the first training step; loaders over the same dataset object
-    count as the same (people build one per epoch), others (evaluation) do not.
+    The training loader is the one iterated last before the first training step of those that are not at their end by
+    then, as an evaluation is; loaders over the same dataset object count as the same (people build one per epoch).
     """
 
     name = "data loader"
@@ -40,6 +41,8 @@ class EpochProbe(FactProbe):
         self._dataset: Any = None
         self._last: DataLoader[Any] | None = None
         self._count: dict[int, int] = {}
+        self._open: list[tuple[weakref.ref[Any], DataLoader[Any]]] = []
+        patches.loader_iterator.add(self._at_iterator)
         patches.loader_iter.add(self._at_iter)
 
     @property
@@ -50,10 +53,11 @@ class EpochProbe(FactProbe):
     def detach(self) -> None:
         """Stop listening."""
         patches.loader_iter.remove(self._at_iter)
+        patches.loader_iterator.remove(self._at_iterator)
 
     def follow(self, earlier: EpochProbe) -> None:
         """Go on from what one has seen that has listened since before watching began."""
-        vars(self).update(vars(earlier) | {"_count": dict(earlier._count)})
+        vars(self).update(vars(earlier) | {"_count": dict(earlier._count), "_open": list(earlier._open)})
 
     def take(self, moment: Moment, step: Step) -> dict[str, int | None]:
         """The column, as the step ends."""
@@ -66,9 +70,18 @@ class EpochProbe(FactProbe):
     def at_training_step(self) -> None:
         """A training forward pass begins: the loader iterated last, if none is known yet, is the training loader."""
         if self._dataset is None and self._last is not None:
-            self._dataset = self._last.dataset
+            # the iterator of a `for` goes as it ends; that of the batches that are trained on is still there
+            going = [loader for iterator, loader in self._open if iterator() is not None]
+            loader = going[-1] if going else self._last
+            self._open = []
+            self._dataset = loader.dataset
             self.epoch = self._count[id(self._dataset)] - 1
-            self.facts = describe_loader(self._last)
+            self.facts = describe_loader(loader)
+
+    def _at_iterator(self, iterator: Any, loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
+        self._open = [pair for pair in self._open if pair[0]() is not None]
+        if self._dataset is None:
+            self._open.append((weakref.ref(iterator), loader))
 
     def _at_iter(self, loader: DataLoader[Any]) -> None:
         key = id(loader.dataset)

@@ -239,29 +239,47 @@ def torch_states(device: torch.device) -> list[int]:
     return [_hash(torch.get_rng_state().numpy().data), _device(device) or 0]
 
 
+_WORDS = 624
+"""Of the state of an MT19937. One that was seeded is at its end, NumPy's own at import one before it, and makes the
+next ones with the first draw (randomkit, CPython's ``_random``). torch counts from 0.
+"""
+_NEXT = slice(16, 24)
+"""Bytes of the state of torch's generator of the host (``CPUGeneratorImplStateLegacy``) that hold its place."""
+_OFFSET = slice(8, 16)
+"""Bytes of the state of its Philox of a device that hold the offset, 0 as it was seeded."""
+
+
 def rng_digests(device: torch.device) -> dict[str, int | None]:
-    """uint64 digest of each stream's state, keyed by its workers column; None for a stream that does not exist here."""
+    """uint64 digest of each stream's state, keyed by its workers column; None for a stream that does not exist here.
+    And ``rng_used``.
+    """
+    numpy: Any = sys.modules.get("numpy")
+    python, host, on_device = random.getstate(), torch.get_rng_state().numpy().tobytes(), _device_state(device)
+    digest, used = None, False
+    if numpy is not None:
+        name, keys, position, has_gauss, cached = numpy.random.get_state()
+        digest = _hash(keys.tobytes() + repr((name, position, has_gauss, cached)).encode())
+        used = position < _WORDS - 1 or bool(has_gauss)
+    touched = (python[1][-1] != _WORDS, used, any(host[_NEXT]), on_device is not None and any(on_device[_OFFSET]))
     return {
-        "rng_python": _hash(repr(random.getstate()).encode()),
-        "rng_numpy": _numpy(),
-        "rng_torch": _hash(torch.get_rng_state().numpy().tobytes()),
-        "rng_device": _device(device),
+        "rng_python": _hash(repr(python).encode()),
+        "rng_numpy": digest,
+        "rng_torch": _hash(host),
+        "rng_device": None if on_device is None else _hash(on_device),
+        "rng_used": sum(1 << place for place, one in enumerate(touched) if one),
     }
 
 
-def _numpy() -> int | None:
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is None:
-        return None
-    name, keys, position, has_gauss, cached = numpy.random.get_state()
-    return _hash(keys.tobytes() + repr((name, position, has_gauss, cached)).encode())
-
-
 def _device(device: torch.device) -> int | None:
+    state = _device_state(device)
+    return None if state is None else _hash(state)
+
+
+def _device_state(device: torch.device) -> bytes | None:
     module = getattr(torch, device.type, None)
     if device.type == "cpu" or not hasattr(module, "get_rng_state"):
         return None
-    return _hash(module.get_rng_state(device).numpy().tobytes())  # type: ignore[union-attr]
+    return module.get_rng_state(device).numpy().tobytes()  # type: ignore[union-attr]
 
 
 def _hash(content: bytes | memoryview) -> int:

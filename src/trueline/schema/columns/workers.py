@@ -111,6 +111,12 @@ WORKER_COLUMNS: tuple[Column, ...] = (
     Column("rng_torch", "uint64", "", "Digest of the state of torch's CPU generator."),
     Column("rng_device", "uint64", "", "Digest of the state of the device generator."),
     Column(
+        "rng_used",
+        "int32",
+        "",
+        "Bits 1, 2, 4 and 8: which of those four streams somebody drew from since it was seeded last, or may have.",
+    ),
+    Column(
         "rng_drawn",
         "list<uint64>",
         "",

@@ -35,8 +35,9 @@ def milliseconds(seconds: float) -> str:
 
 
 def capitalized(sentence: str) -> str:
-    """The sentence with its first letter, and nothing else, in upper case."""
-    return sentence[:1].upper() + sentence[1:]
+    """The sentence with its first letter, and nothing else, in upper case; a name of code in front stays as it is."""
+    is_code = any(sign in sentence.partition(" ")[0] for sign in "_=./")
+    return sentence if is_code else sentence[:1].upper() + sentence[1:]
 
 
 def ranges(numbers: Iterable[int], *, among: Iterable[int] | None = None, dash: str = "-") -> list[str]:

@@ -57,3 +57,17 @@ def test_labels_of_the_same_tokens():
     sides = [{"input_ids": ROWS, "labels": each} for each in (masked, labels, shifted)]
     assert differences(sides[0], sides[1]) == [("label-mask", "4 labels ignored", "0 labels ignored")]
     assert differences(sides[2], sides[1]) == [("first-label", "0", "5")]
+
+
+def test_labels_are_of_the_same_inputs_where_these_are_known_to_be_the_same():
+    labels = [ROWS.copy(), np.where(np.arange(6) < 2, IGNORED, ROWS)]
+    sides = [{"labels": each} for each in labels]  # inputs of floating point, which are not stored
+    says = {
+        same: [each.says for each in content_differences(*sides, step=0, same_inputs=same)]
+        for same in (True, None, False)
+    }
+    assert says == {
+        True: ["mask of the labels of the same samples in step 0"],
+        None: ["mask of the labels in step 0"],
+        False: [],
+    }

@@ -175,7 +175,7 @@ def test_two_runs_of_one_job_do_not_differ(tmp_path):
 
 
 def changed_run(tmp_path, change):
-    """A Run whose rows ``change`` has changed, and one without."""
+    """A Run whose rows ``change`` has changed, and its losses with them, and one without."""
     rows = healthy_rows(2, 4)
     for row in rows.values():
         row["sample_digests"] = [1, 2, 3]
@@ -185,6 +185,8 @@ def changed_run(tmp_path, change):
         copied = {key: dict(row) for key, row in rows.items()}
         if name == "run":
             change(copied)
+            for row in copied.values():
+                row["loss"] *= 1.5
         sides.append(write_run(tmp_path / name, copied))
     return diff(*sides)
 
@@ -244,6 +246,129 @@ def test_the_same_samples_in_another_order_are_rounding(tmp_path):
     assert result.exit_code == 0
 
 
+def two_runs(tmp_path, change, *, part=0, envs=None):
+    """Two Runs of which ``change`` has changed the rows of the first; losses part at step ``part``, None: nowhere."""
+    sides = []
+    for name in ("run", "ref"):
+        rows = {key: row | {"rng_used": 0} for key, row in healthy_rows(2, 4).items()}
+        if name == "run":
+            for (step, _), row in rows.items():
+                change(step, row)
+                row["loss"] += part is not None and step >= part
+        sides.append(write_run(tmp_path / name, rows, envs=None if envs is None else envs[name]))
+    return diff(*sides)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"rng_numpy": lambda step: 7}, []),  # seeded otherwise, and never drawn from
+        ({"rng_numpy": lambda step: 7, "rng_used": lambda step: 2}, []),  # drawn from before, which changed nothing
+        (
+            {"rng_numpy": lambda step: 7, "rng_used": lambda step: 2, "param_digests": lambda step: [9, 9, 9, 9]},
+            ["first-weights", "rng_numpy"],
+        ),
+        ({"rng_numpy": lambda step: 7, "param_digests": lambda step: [9, 9, 9, 9]}, ["first-weights"]),
+        ({"rng_torch": lambda step: 7 + step}, ["rng_torch"]),  # it moves
+    ],
+)
+def test_a_random_stream_is_named_where_the_job_draws_from_it(tmp_path, changes, named):
+    result = two_runs(tmp_path, lambda step, row: row.update({name: of(step) for name, of in changes.items()}))
+    assert names(result) == named
+    assert result.exit_code == bool(named)
+
+
+def test_where_losses_are_the_same_nothing_explains_other_numbers(tmp_path):
+    changed = {"class": "AdamW", "groups": [{"weight_decay": 0.5, "num_params": 4}]}
+    envs = {name: {rank: rank_env(rank, 2) for rank in range(2)} for name in ("run", "ref")}
+    envs["run"] = {rank: rank_env(rank, 2, optimizer=changed) for rank in range(2)}
+    result = two_runs(tmp_path / "same", lambda step, row: row.update(rng_torch=7 + step), part=None, envs=envs)
+    assert set(names(result)) == {"weight-decay", "rng_torch"}
+    assert (result.telling, result.exit_code) == ((), 0)
+    assert result.headline.startswith("The losses are the same at all 4 steps that both have")
+    assert "can explain" not in result.headline
+    assert not [each for each in trueline.check(result.run, ref=result.ref).findings if each.severity == "warning"]
+    apart = two_runs(tmp_path / "apart", lambda step, row: row.update(rng_torch=7 + step), part=1, envs=envs)
+    assert apart.exit_code == 1
+
+
+def test_losses_and_rates_that_part_are_said_first(tmp_path):
+    def halved(step, row):
+        row["lr"] = [5e-4 if step >= 1 else 1e-3]
+
+    result = two_runs(tmp_path, halved, part=2)
+    losses, rates = result.headline.partition(" and the learning rates part at step 1 (0.0005, and 0.001 in the")[::2]
+    assert losses.startswith("The losses part at step 2 (")
+    assert rates
+    assert names(result) == ["learning-rate-curve"]
+    assert result.exit_code == 1
+
+
+def test_losses_that_part_without_a_reason_are_no_silence(tmp_path):
+    result = two_runs(tmp_path, lambda step, row: None)
+    assert result.headline.startswith("The losses part at step 0 (")
+    assert "Nothing that can change numbers" not in result.headline
+
+
+def test_no_sentence_says_that_a_thing_is_itself_or_has_no_subject(tmp_path):
+    facts = [
+        JobFacts(
+            modules=[{"name": "", "kind": root}, {"name": "h.*", "kind": "Linear"}, {"name": "h.*", "kind": second}],
+            tied=tied,
+        )
+        for root, second, tied in (("GPT", "Linear", []), ("Net", "Identity", [["embed", "head"]]))
+    ]
+    changed = {
+        "run": {"facts": facts[0], "frozen": ["a", "b"], "buffers": ["x"]},
+        "ref": {"facts": facts[1], "frozen": ["a", "c"], "buffers": []},
+    }
+    envs = {name: {rank: rank_env(rank, 2, **changed[name]) for rank in range(2)} for name in changed}
+    result = two_runs(tmp_path, lambda step, row: row.update(sample_digests=[step + 1] * 3), envs=envs)
+    lines = {each.name: each.line for each in result.differences}
+    assert lines["modules"] == "class of the model: GPT, and Net in the reference"
+    assert lines["tied"] == "tied parameters: none, and embed = head in the reference"
+    assert lines["buffers"] == "buffers that one model has alone: x, and none in the reference"
+    for each in result.differences:
+        assert each.run != each.ref
+        assert "not not" not in each.claim
+        assert "  " not in each.claim
+
+
+def test_models_without_a_common_name_are_told_apart_by_their_names(tmp_path):
+    envs = {
+        name: {rank: rank_env(rank, 2, params=[f"{front}.{k}" for k in range(4)], groups=[]) for rank in range(2)}
+        for name, front in (("run", "a"), ("ref", "b"))
+    }
+    (only,) = two_runs(tmp_path, lambda step, row: None, envs=envs).differences
+    assert only.line == (
+        "names of parameters (0 of 4 and 4 in common): a.0, a.1, a.2 and 1 more, and b.0, b.1, b.2 and 1 more in the "
+        "reference"
+    )
+
+
+def test_a_backbone_that_is_watched_in_place_of_its_model_has_the_same_parameters(tmp_path):
+    params = {"run": ["layers.0.w", "layers.1.w", "norm.w", "embed.w"]}
+    params["ref"] = [f"model.{name}" for name in params["run"]]
+    envs = {
+        name: {rank: rank_env(rank, 2, params=names_, groups=[]) for rank in range(2)}
+        for name, names_ in params.items()
+    }
+    result = two_runs(tmp_path, lambda step, row: None, envs=envs)
+    assert names(result) == []
+    assert any("without 'model.'" in note for note in result.notes)
+
+
+def test_what_one_job_does_not_set_is_said_as_that(tmp_path):
+    base = json.dumps({"lr": 1e-4})
+    for mine, theirs, line in (
+        (json.dumps({"lr": 1e-4, "frobnicate": True}), base, "frobnicate is True, and is not set in the reference"),
+        (base, json.dumps({"lr": 1e-4, "frobnicate": True}), "frobnicate is not set, and is True in the reference"),
+    ):
+        result = diff(written(tmp_path, "a.json", mine), written(tmp_path, "b.json", theirs))
+        assert result.headline.endswith(f"F{line[1:]}.")
+        assert result.findings()[0].claim.count("reference") == 1
+
+
 def test_a_difference_of_the_update_cannot_explain_the_first_loss(tmp_path):
     """Where losses part at the first step, the learning rate ranks below the data."""
     sides = []
@@ -262,18 +387,27 @@ def test_a_difference_of_the_update_cannot_explain_the_first_loss(tmp_path):
 
 def test_findings_of_the_jobs_stand_beside_those_of_values(tmp_path):
     """`check --ref` and `diagnose --ref` name the configuration, or the environment, as a cause."""
-    for changed, code, cause in (
-        ({"versions": {"python": "3.11.9", "torch": "2.12.0"}}, "package-differs", "environment-differs-between-runs"),
+    for changed, code, cause, part in (
+        (
+            {"versions": {"python": "3.11.9", "torch": "2.12.0"}},
+            "package-differs",
+            "environment-differs-between-runs",
+            0,
+        ),
         (
             {"optimizer": {"class": "AdamW", "groups": [{"weight_decay": 0.5, "num_params": 4}]}},
             "config-differs",
             "configuration-differs-between-runs",
+            1,
         ),
     ):
         runs = [
             write_run(
                 tmp_path / code / name,
-                healthy_rows(2, 4),
+                {
+                    key: row | {"loss": row["loss"] + (name == "run" and key[0] >= part)}
+                    for key, row in healthy_rows(2, 4).items()
+                },
                 envs={rank: rank_env(rank, 2, **(changed if name == "run" else {})) for rank in range(2)},
             )
             for name in ("run", "ref")

@@ -151,6 +151,17 @@ def test_epochs_are_those_of_the_training_data():
     assert seen == [0] * 4 + [1] * 4 + [2] * 4
 
 
+def test_the_training_loader_is_the_one_whose_batches_are_still_to_come():
+    """An evaluation that ran since the iterator was made is over, and is not what is trained on."""
+    probe = EpochProbe()
+    batches = iter(DataLoader(TensorDataset(torch.arange(4))))
+    list(DataLoader(TensorDataset(torch.arange(2))))
+    next(batches)
+    probe.at_training_step()
+    probe.detach()
+    assert (probe.facts["dataset_len"], probe.epoch) == (4, 0)
+
+
 # -- losses
 
 
@@ -228,6 +239,17 @@ def test_reading_the_streams_draws_nothing_and_sees_every_draw():
     after = rng_digests(cpu)
     assert all(after[name] != first[name] for name in ("rng_python", "rng_numpy", "rng_torch"))
     assert after["rng_device"] is None
+
+
+def test_a_stream_counts_as_used_once_somebody_drew_from_it_since_it_was_seeded():
+    draws = (random.random, np.random.rand, lambda: torch.rand(1))
+    for place, draw in enumerate(draws):
+        random.seed(3)
+        np.random.seed(3)
+        torch.manual_seed(3)
+        assert rng_digests(torch.device("cpu"))["rng_used"] == 0
+        draw()
+        assert rng_digests(torch.device("cpu"))["rng_used"] == 1 << place
 
 
 def test_any_hyper_parameter_changes_the_digest():
