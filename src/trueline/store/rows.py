@@ -6,9 +6,10 @@ T pieces, R merged rows, one for each (step, rank).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,8 @@ from trueline.schema.columns.records import RECORD_COLUMNS
 from trueline.schema.columns.rollouts import TABLE_COLUMNS, TableName
 from trueline.schema.columns.workers import WORKER_COLUMNS
 from trueline.schema.errors import RunError
-from trueline.store.records.arrays import contiguous, empty, from_numpy, taken, to_numpy
+from trueline.store.log.short_rows import Row
+from trueline.store.records.arrays import contiguous, empty, from_numpy, from_values, taken, to_numpy
 
 _ARROW_TYPES: dict[str, pa.DataType] = {
     "int64": pa.int64(),
@@ -191,14 +193,20 @@ class GridOrder(MergeOrder):
         return np.tile(self._ranks_N, self._num)
 
 
-def merge_batches(batches: list[pa.RecordBatch]) -> pa.Table:
-    """The merged rows of record batches, oldest first, of which each may have other columns; at least one batch.
+def merge_batches(batches: Sequence[Row]) -> pa.Table:
+    """The merged rows of record batches and of rows as they are (under ``WORKER_SCHEMA``, without null), oldest first,
+    of which each may have other columns; at least one.
 
     As ``MergeOrder``, without ``pyarrow.compute``: every rank that is watched would hold 9 MiB more for it.
     """
-    rows: dict[tuple[int, int], dict[str, pa.Array]] = {}
+    rows: dict[tuple[int, int], dict[str, Any]] = {}
     types: dict[str, pa.DataType] = {}
     for batch in batches:
+        if isinstance(batch, Mapping):
+            if not batch.keys() <= types.keys():
+                types = {name: WORKER_SCHEMA.field(name).type for name in batch} | types
+            rows.setdefault((batch["step"], batch["rank"]), {}).update(batch)
+            continue
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         if not columns.keys() <= types.keys():
             types = {name: column.type for name, column in columns.items()} | types
@@ -209,6 +217,12 @@ def merge_batches(batches: list[pa.RecordBatch]) -> pa.Table:
                 if not value.null_count:
                     row[name] = value
     in_order = [rows[key] for key in sorted(rows)]
-    absent = {name: pa.nulls(1, dtype) for name, dtype in types.items()}
-    merged = {name: pa.concat_arrays([row.get(name, absent[name]) for row in in_order]) for name in types}
-    return pa.table(merged)
+    return pa.table({name: _column([row.get(name) for row in in_order], kind) for name, kind in types.items()})
+
+
+def _column(values_R: list[Any], kind: pa.DataType) -> pa.Array:
+    """[R] a column of values that are arrays of one each, or plain; None for null."""
+    if all(value is None or isinstance(value, pa.Array) for value in values_R):
+        absent = pa.nulls(1, kind)
+        return pa.concat_arrays([absent if value is None else value for value in values_R])
+    return from_values([value[0].as_py() if isinstance(value, pa.Array) else value for value in values_R], kind)

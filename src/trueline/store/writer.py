@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import itertools
+import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -214,7 +216,9 @@ class RunWriter:
         replace_file(os.path.join(self.path, file_names.MANIFEST), documents.encode(manifest.model_dump()))
 
     def _write_row(self, record: Mapping[str, Any]) -> None:
-        row = {name: value for name, value in record.items() if value is not None}
+        row = dict(record)
+        if any(map(operator.is_, row.values(), itertools.repeat(None))):
+            row = {name: value for name, value in row.items() if value is not None}
         if "step" not in row:
             raise InputError(f"A workers row needs 'step', got only {', '.join(row) or 'nothing'}.")
         row["rank"] = self._rank

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
@@ -17,6 +18,7 @@ from trueline.store.file_names import PartName
 from trueline.store.log.durable import append, make_folder, replace_file
 from trueline.store.log.journal import JournalContent, read_journal
 from trueline.store.log.parts import DamagedPart, decode_part, encode_part
+from trueline.store.log.short_rows import Row
 from trueline.store.records.step_parts import encode_records
 from trueline.store.rows import RECORD_SCHEMA, TABLE_SCHEMAS, WORKER_SCHEMA, merge_batches
 from trueline.store.table_rows import encode_table
@@ -29,7 +31,7 @@ class RankJournal:
     name: str
     folder: str
     schema: pa.Schema
-    encode: Callable[[list[pa.RecordBatch]], bytes]
+    encode: Callable[[list[Any]], bytes]
 
 
 def journals_of(rank: int) -> tuple[RankJournal, ...]:
@@ -45,7 +47,7 @@ def journals_of(rank: int) -> tuple[RankJournal, ...]:
     )
 
 
-def encode_rows(batches: list[pa.RecordBatch]) -> bytes:
+def encode_rows(batches: Sequence[Row]) -> bytes:
     """The part of the ``workers`` table that these are."""
     return encode_part(merge_batches(batches))
 

@@ -24,6 +24,7 @@ from trueline.schema.errors import InputError
 from trueline.schema.text.reading import why
 from trueline.store.file_names import INTERRUPTED, PARTS_PER_ATTEMPT, PartName, Problem
 from trueline.store.log.durable import append, open_replacement
+from trueline.store.log.short_rows import Row, ShortRows
 from trueline.store.records.arrays import from_values
 
 _FILE_MAGIC = b"TLJ1"
@@ -46,12 +47,24 @@ class FrameCodec:
         self.seed: int = zlib.crc32(self.schema_bytes)
         self._mask_bytes = (len(schema) + 7) // 8
         self._layouts: dict[tuple[str, ...], tuple[pa.Schema, bytes]] = {}
+        self._short_rows: dict[tuple[str, ...], ShortRows] = {}
 
-    def encode(self, record: Mapping[str, Any]) -> tuple[pa.RecordBatch, bytes]:
-        """One row as a record batch of the columns it has, and the frame that holds it.
+    def encode(self, record: Mapping[str, Any]) -> tuple[Row, bytes]:
+        """One row, as it is or as a record batch of the columns it has, and the frame that holds it.
 
         Raises ``InputError`` for a column that does not exist, or a value that does not fit its type.
         """
+        columns = tuple(record)
+        short = self._short_rows.get(columns)
+        if short is not None and (message := short.message(record)) is not None:
+            return record, self._framed(message, len(message), short.mask)
+        batch, frame = self._encode_by_arrow(record)
+        if short is None:
+            schema, mask = self._layout(columns)
+            self._short_rows[columns] = ShortRows(schema, mask)
+        return batch, frame
+
+    def _encode_by_arrow(self, record: Mapping[str, Any]) -> tuple[pa.RecordBatch, bytes]:
         schema, mask = self._layout(tuple(record))
         try:
             batch = pa.RecordBatch.from_arrays(
@@ -81,7 +94,10 @@ class FrameCodec:
 
     def _frame(self, batch: pa.RecordBatch, mask: bytes) -> bytes:
         message = batch.serialize()
-        body = _RAW_LENGTH.pack(message.size) + mask + _ZSTD.compress(message, asbytes=True)
+        return self._framed(message, message.size, mask)
+
+    def _framed(self, message: bytes | pa.Buffer, size_bytes: int, mask: bytes) -> bytes:
+        body = _RAW_LENGTH.pack(size_bytes) + mask + _ZSTD.compress(message, asbytes=True)
         return _FRAME_HEADER.pack(_FRAME_MAGIC, len(body), zlib.crc32(body, self.seed)) + body
 
     def _layout(self, columns: tuple[str, ...]) -> tuple[pa.Schema, bytes]:

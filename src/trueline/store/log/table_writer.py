@@ -13,13 +13,13 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import pyarrow as pa
+from typing import Any
 
 from trueline.store.file_names import PartName
 from trueline.store.log.durable import put_file, sync
 from trueline.store.log.journal import FrameCodec, JournalWriter, raw_bytes
 from trueline.store.log.merge import PartMerger
+from trueline.store.log.short_rows import Row
 
 SEAL_STEPS = 100
 SEAL_S = 30.0
@@ -48,7 +48,7 @@ class TableWriter:
         parts_path: str,
         rank: int,
         codec: FrameCodec,
-        encode: Callable[[list[pa.RecordBatch]], bytes],
+        encode: Callable[[list[Any]], bytes],
         seal_after: SealAfter,
         sequence: int = 0,
         before_seal: Callable[[], None] = lambda: None,
@@ -68,7 +68,7 @@ class TableWriter:
         self._restart_journal()
         sync(os.path.dirname(journal_path))  # a Run whose journals are gone looks as if its job had ended
 
-    def add(self, step: int, batch: pa.RecordBatch, frame: bytes) -> None:
+    def add(self, step: int, batch: Row, frame: bytes) -> None:
         """Take rows of ``step``: once this returns, a SIGKILL does not lose them; where it raises, they may be lost."""
         if self._journal is None:
             self._restart_journal()
@@ -129,7 +129,7 @@ class TableWriter:
             self._journal = None
 
     def _forget_rows(self) -> None:
-        self._batches: list[pa.RecordBatch] = []
+        self._batches: list[Row] = []
         self._steps: set[int] = set()
         self._size_bytes = 0
         self._seal_at_steps = self._seal_after.steps

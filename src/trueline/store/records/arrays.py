@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 Column = Any
 """A ``pyarrow.Array`` or ``ChunkedArray``; pyarrow declares no types."""
 
-_LETTERS = {
+LETTERS = {
     pa.int32(): "i",
     pa.int64(): "q",
     pa.uint64(): "Q",
@@ -67,7 +67,7 @@ def _matrix(values: pa.Array) -> NDArray[Any] | None:
     if not pa.types.is_list(values.type) or values.null_count or not len(values):
         return None
     elements, lengths_N = values.flatten(), to_numpy(values.value_lengths())
-    if elements.null_count or elements.type not in _LETTERS or np.any(lengths_N != lengths_N[0]):
+    if elements.null_count or elements.type not in LETTERS or np.any(lengths_N != lengths_N[0]):
         return None
     return to_numpy(elements).reshape(len(values), -1) if lengths_N[0] else None
 
@@ -86,8 +86,8 @@ def to_numpy(values: Column, absent: Any = None) -> NDArray[Any]:
         bits = np.frombuffer(whole.buffers()[1] or b"", np.uint8)
         return np.unpackbits(bits, count=last, bitorder="little")[first:].astype(np.bool_)
     if not len(whole):
-        return np.empty(0, _LETTERS[whole.type])
-    numbers_N = np.frombuffer(whole.buffers()[1], _LETTERS[whole.type], count=last)[first:]
+        return np.empty(0, LETTERS[whole.type])
+    numbers_N = np.frombuffer(whole.buffers()[1], LETTERS[whole.type], count=last)[first:]
     if absent is None or not whole.null_count:
         return numbers_N
     return np.where(to_numpy(whole.is_valid()), numbers_N, np.array(absent, numbers_N.dtype))
@@ -114,7 +114,7 @@ def empty_table(schema: pa.Schema) -> pa.Table:
 
 
 def _numbers(values: Sequence[Any], kind: pa.DataType, absent_N: NDArray[np.bool_] | None) -> pa.Array:
-    letter = _LETTERS[kind]
+    letter = LETTERS[kind]
     if isinstance(values, np.ndarray):
         casting = "same_kind" if pa.types.is_floating(kind) else "safe"
         if values.ndim == 1 and np.can_cast(values.dtype, np.dtype(letter), casting):

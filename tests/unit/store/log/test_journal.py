@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trueline.schema.errors import InputError
 from trueline.store.log.journal import FrameCodec, JournalWriter, read_journal
-from trueline.store.rows import WORKER_SCHEMA
+from trueline.store.rows import WORKER_SCHEMA, merge_batches
 
 NUM_FRAMES = 5
 
@@ -130,6 +130,61 @@ def test_a_journal_of_other_columns_is_read_under_its_own(tmp_path):
     writer.close()
     content = read_journal((tmp_path / "j").read_bytes(), WORKER_SCHEMA)
     assert content.batches[0].to_pylist() == [{"rank": 0, "weight": 0.5, "step": 1}]
+
+
+def short(step, **more):
+    """The row of a step that only has a loss and digests, and a schedule or two."""
+    rows = {"step": step, "rank": 3, "loss": step / 7, "own_s": float("nan"), "time_ns": 1700000000000000000 + step}
+    digests = [2**64 - 1 - step, step, 2**63]
+    return rows | {"num_micro": 1, "sample_digests": digests, "lr": [0.5, step], "schedule_epochs": [], **more}
+
+
+def test_the_frame_of_a_short_row_is_the_one_that_arrow_makes():
+    codec = FrameCodec(WORKER_SCHEMA)
+    rows = [short(step, **more) for step in range(4) for more in ({}, {"tokens": 8}, {"part_losses": [0.1] * step})]
+    for row in rows + rows:
+        assert codec.encode(row)[1] == FrameCodec(WORKER_SCHEMA).encode(row)[1]
+    assert isinstance(codec.encode(rows[0])[0], dict), "made without Arrow"
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"rank": 2**31}, "Column 'rank' of a workers row takes int32, got 2147483648"),
+        ({"loss": "high"}, "Column 'loss' of a workers row takes double, got 'high'"),
+        ({"sample_digests": [-1, 2, 3]}, "Column 'sample_digests' of a workers row takes list"),
+        ({"lr": [[1.0], 2.0]}, "Column 'lr' of a workers row takes list"),
+        ({"time_ns": 0.5}, "Column 'time_ns' of a workers row takes int64, got 0.5"),
+    ],
+)
+def test_a_short_row_that_does_not_fit_is_refused_like_any(value, words):
+    codec = FrameCodec(WORKER_SCHEMA)
+    for step in range(3):
+        codec.encode(short(step))
+    with pytest.raises(InputError, match=words):
+        codec.encode(short(4, **value))
+    assert isinstance(codec.encode(short(5))[0], dict)
+
+
+@pytest.mark.parametrize("more", [{"num_micro": 2.0}, {"lr": np.ones(2)}, {"lr": [1.0] * 1000}, {"own_draws": "[]"}])
+def test_what_only_arrow_takes_is_left_to_it(more):
+    codec = FrameCodec(WORKER_SCHEMA)
+    for step in range(2):
+        codec.encode(short(step))
+        assert codec.encode(short(step, **more))[1] == FrameCodec(WORKER_SCHEMA).encode(short(step, **more))[1]
+
+
+def test_short_rows_and_batches_merge_as_batches_do():
+    codec = FrameCodec(WORKER_SCHEMA)
+    rows = [short(step) for step in range(3)] + [{"step": 1, "rank": 3, "cosine_mean": 0.5}, short(1, loss=9.0)]
+    rows += [short(2, grad_norm=1.0, param_grad_norms=np.ones(2)), {"step": 2, "rank": 3, "own_draws": "[]"}]
+    pieces = [codec.encode(row)[0] for row in rows + rows]
+    assert {type(piece) for piece in pieces} == {dict, pa.RecordBatch}
+    merged = merge_batches(pieces)
+    expected = merge_batches([FrameCodec(WORKER_SCHEMA).encode(row)[0] for row in rows + rows])
+    for name in expected.column_names:
+        assert str(merged[name].to_pylist()) == str(expected[name].to_pylist()), "NaN is equal here"
+        assert merged.schema.field(name).type == WORKER_SCHEMA.field(name).type
 
 
 @pytest.mark.parametrize(
