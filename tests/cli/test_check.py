@@ -1,6 +1,7 @@
 """`trueline check`: exit codes, one JSON document, readable text."""
 
 import json
+import os
 import subprocess
 import sys
 from xml.etree import ElementTree
@@ -50,6 +51,33 @@ def test_nothing_found_is_exit_code_0(runs):
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("No fault found in 10 steps of 2 ranks. ")
     assert "Partly: " in done.stdout.splitlines()[0]
+
+
+def test_what_a_program_reads_is_neither_wrapped_nor_padded(runs):
+    code = "from trueline.cli.main import main; main()"
+    environ = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    command = [sys.executable, "-c", code, "check", str(runs / "faulty"), "--all"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=False, env=environ).stdout.splitlines()
+    assert all(line == line.rstrip() for line in lines)
+    assert max(map(len, lines)) > 200
+    assert any(line.startswith(("  rng-streams, ", "  rng-streams: ")) for line in lines)
+    environ["COLUMNS"] = "70"  # somebody says how wide
+    lines = subprocess.run(command, capture_output=True, text=True, check=False, env=environ).stdout.splitlines()
+    assert all(line == line.rstrip() and len(line) <= 70 for line in lines[1:])
+
+
+def test_a_program_gets_the_status_the_actions_and_names_of_findings(trueline, runs):
+    first, again = (json.loads(trueline("check", runs / "faulty", "--json").stdout) for _ in range(2))
+    assert (first["status"], first["exit_code"]) == ("fault", 1)
+    ids = [finding["id"] for finding in first["findings"]]
+    assert len(set(ids)) == len(ids)
+    assert ids == [finding["id"] for finding in again["findings"]]
+    (record,) = [action for action in first["actions"] if "Record step 3" in action["say"]]
+    assert "`trueline run --plan mix --set steps=3:4 -- COMMAND`" in record["say"]
+    assert record["argv"] is None  # the Run does not have the command
+    healthy = json.loads(trueline("check", runs / "healthy", "--json").stdout)
+    assert (healthy["status"], healthy["exit_code"], healthy["cause"]) == ("fine", 0, None)
+    assert (healthy["confirm"], healthy["facts"]) == ([], [])
 
 
 def test_github_gets_one_annotation_a_finding_and_one_of_the_verdict(trueline, runs):

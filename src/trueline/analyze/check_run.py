@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from trueline.analyze.actions import Action, Commands, actions_of
 from trueline.analyze.causes.signs import context_of
 from trueline.analyze.causes.trial_signs import TrialSign
 from trueline.analyze.causes.verdicts import Verdict as CauseVerdict
@@ -50,6 +51,8 @@ class CheckReport(Shown):
     """What nobody looked at though it can be, each with the command that looks."""
     trials: tuple[TrialSign, ...] = ()
     """What trials answered about its findings."""
+    job: tuple[str, ...] = ()
+    """The whole command that was watched, where it is known."""
 
     @property
     def checks_run(self) -> tuple[str, ...]:
@@ -103,6 +106,25 @@ class CheckReport(Shown):
         """What to do where nothing was found."""
         return () if self.incidents else self.unlooked
 
+    @property
+    def commands(self) -> Commands:
+        """What fills commands in."""
+        return Commands(self.run, self.job)
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """What to do next about all incidents, the gravest first; where nothing was found, what looks further."""
+        return actions_of([line for incident in self.incidents for line in self.advice(incident)] or self.next)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Of each finding a name that it has whenever this Run is checked: its code, ranks, and what it is about."""
+        names = [finding.id for finding in self.findings]
+        return tuple(
+            name if names.index(name) == place else f"{name}.{names[: place + 1].count(name)}"
+            for place, name in enumerate(names)
+        )
+
     @cached_property
     def worth_knowing(self) -> tuple[Finding, ...]:
         """Findings of severity info: first those that speak for a cause that is named, then those about some ranks
@@ -153,10 +175,18 @@ class CheckReport(Shown):
         return {
             "schema": SCHEMA,
             "run": self.run,
+            "status": self.verdict.for_programs,
+            "exit_code": self.exit_code,
             "verdict": self.verdict.line,
+            "cause": self.cause(0).cause if self.incidents and self.cause(0).is_likely else None,
+            "actions": [action.to_json() for action in self.actions],
+            "confirm": [],
+            "facts": [],
             "judged": self.judged.to_json(),
             "incidents": [incident.to_json() for incident in self.incidents],
-            "findings": [finding.to_json() for finding in self.findings],
+            "findings": [
+                {"id": name} | finding.to_json() for name, finding in zip(self.ids, self.findings, strict=True)
+            ],
             "checks_run": list(self.checks_run),
             "checks_not_run": [entry.to_json() for entry in self.checks_not_run],
             "next": list(self.next),
@@ -246,13 +276,16 @@ def check(
             continue
         findings += [replace(finding, claim=f"Model {name}: {finding.claim}") for finding in report.findings]
         notes += [f"Model {name}: {line}" for line in (report.verdict.line, *report.notes)]
+    commands = Commands(os.fspath(opened.path), tuple(opened.manifest.argv))
+    findings = [replace(finding, next=tuple(map(commands.filled, finding.next))) for finding in findings]
     own = CheckReport(
-        run=os.fspath(opened.path),
+        run=commands.run,
         findings=tuple(sorted(findings, key=by_weight)),
         judged=_judged(opened, asked_of(codes, not_run, question_of)),
         notes=tuple(notes),
         context=context_of(opened) if any(each.severity != "info" for each in findings) else frozenset(),
-        unlooked=unlooked(opened, not_run),
+        unlooked=tuple(map(commands.filled, unlooked(opened, not_run))),
+        job=commands.job,
     )
     return _with_groups(own, [check(path, engine=engine) for path in opened.groups])
 

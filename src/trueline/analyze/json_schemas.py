@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
+from trueline.analyze.actions import Action
 from trueline.analyze.causes.verdicts import Verdict
 from trueline.analyze.incidents import Incident
 from trueline.schema.errors import InputError
@@ -48,7 +49,13 @@ class CheckDocument(TypedDict):
 
     schema: Literal[1]
     run: str
+    status: Literal["fault", "confirm", "fine", "cannot-tell"]
+    exit_code: Literal[0, 1, 3]
     verdict: str
+    cause: str | None
+    actions: list[Action]
+    confirm: list[Finding]
+    facts: list[dict[str, Any]]
     judged: JudgedDocument
     incidents: list[Incident]
     findings: list[Finding]
@@ -90,8 +97,16 @@ def _live_line() -> dict[str, Any]:
     return {"oneOf": [numbers, finding], "title": "LiveLine", "description": "A line of the sink `jsonl`."}
 
 
+def _with_ids(made: dict[str, Any]) -> dict[str, Any]:
+    """Findings of a whole Run have a name each."""
+    finding = made["$defs"]["Finding"]
+    finding["properties"] = {"id": {"type": "string"}} | finding["properties"]
+    finding["required"] = ["id", *finding["required"]]
+    return made
+
+
 _MADE: dict[str, Callable[[], dict[str, Any]]] = {
-    "check": lambda: TypeAdapter(CheckDocument).json_schema(mode="serialization"),
+    "check": lambda: _with_ids(TypeAdapter(CheckDocument).json_schema(mode="serialization")),
     "diagnose": lambda: TypeAdapter(DiagnoseDocument).json_schema(mode="serialization"),
     "live": _live_line,
     "plan": Plan.model_json_schema,

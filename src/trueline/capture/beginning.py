@@ -15,6 +15,7 @@ from torch import nn
 from trueline.capture.adapters import choose_adapter
 from trueline.capture.adapters.base import Adapter, uncompiled
 from trueline.capture.adapters.sharded import SamePart, ShardedAdapter, StagesAdapter
+from trueline.capture.child_env import command_given
 from trueline.capture.job.safe_sink import SafeSink
 from trueline.capture.model.layout import watched_parameters
 from trueline.capture.model.mesh import replicas
@@ -183,6 +184,7 @@ def _manifest(adapter: Adapter, team: Team, *, job: Job, start: Start, version: 
         adapter=adapter.name,
         model=model,
         command=list(sys.argv),
+        argv=command_given(),
         plan=job.plan,
         attempts=[Attempt(step=start.step, started_at=now, updates=job.updates, plan=job.plan, id=start_id())],
         notes=list(adapter.notes),

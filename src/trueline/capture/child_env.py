@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
 RUN, PLAN, OVERWRITE, RESUME = "TRUELINE_RUN", "TRUELINE_PLAN", "TRUELINE_OVERWRITE", "TRUELINE_RESUME"
@@ -12,21 +13,30 @@ TRIAL = "TRUELINE_TRIAL"
 """What `trueline trial` asks of the first step (JSON); in place of a Run."""
 CHANGES = "TRUELINE_CHANGES"
 """What `trueline trial` changes in a job that is watched (JSON, the arguments of ``capture.trial.changes.Changes``)."""
+ARGV = "TRUELINE_ARGV"
+"""The command that `trueline run` was given (JSON)."""
 UNSEEN = "TRUELINE_UNSEEN"
 """The file in which a process says why it was not watched, for the last line of the command."""
 
 
 def environment(
-    *, out: str, plan: dict[str, Any], overwrite: bool, base: dict[str, str], resume: bool = False
+    *,
+    out: str,
+    plan: dict[str, Any],
+    overwrite: bool,
+    base: dict[str, str],
+    resume: bool = False,
+    argv: Sequence[str] = (),
 ) -> dict[str, str]:
-    """``base`` with what a process needs to attach itself: the Run, the Plan as JSON, and our sitecustomize on
-    PYTHONPATH.
+    """``base`` with what a process needs to attach itself: the Run, the Plan as JSON, the command ``argv``, and our
+    sitecustomize on PYTHONPATH.
     """
     return _attaching(base) | {
         RUN: os.path.abspath(out),
         PLAN: json.dumps(plan),
         OVERWRITE: "1" if overwrite else "",
         RESUME: "1" if resume else "",
+        ARGV: json.dumps(list(argv)),
     }
 
 
@@ -48,6 +58,11 @@ def settings() -> dict[str, Any]:
         "overwrite": bool(os.environ.get(OVERWRITE)),
         "resume": bool(os.environ.get(RESUME)),
     }
+
+
+def command_given() -> list[str]:
+    """The command that `trueline run` was given; nothing where this process was not started by it."""
+    return json.loads(os.environ.get(ARGV) or "[]")
 
 
 def tell_unseen(why: str) -> None:

@@ -60,7 +60,7 @@ def print_screen(
     """Print at most ``MAX_LINES`` lines on a terminal, else whole ones, or with ``every_row`` every row as well;
     ``written`` are files to name.
     """
-    width = min(console.width, MAX_WIDTH) if console.is_terminal else MAX_WIDTH
+    width = min(console.width, MAX_WIDTH) if console.is_terminal else max(console.width, MAX_WIDTH)
     blocks = _blocks(console, comparison, story, written, width)
     if every_row:
         lines = [*_joined(blocks, width), _as_text(""), *_all_rows(comparison.rows)]

@@ -13,8 +13,9 @@ GROUPS = ("trueline.checks", "trueline.adapters", "trueline.sinks")
 
 def command(as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False) -> None:
     """List the installed checks, adapters and sinks, Trueline's own and other packages'."""
-    from rich.console import Console
     from rich.table import Table
+
+    from trueline.cli.lines import screen
 
     rows = [
         {"role": group.partition(".")[2], "name": entry.name, "module": entry.value, "package": _package(entry)}
@@ -27,7 +28,7 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="One JSON docum
     table = Table("role", "name", "module", "package")
     for row in rows:
         table.add_row(row["role"], row["name"], row["module"], row["package"])
-    Console().print(table)
+    screen().print(table)
 
 
 def _package(entry: importlib.metadata.EntryPoint) -> str:

@@ -39,10 +39,11 @@ def print_records(console: Console, records: dict[str, Any]) -> None:
 
 def print_sites(rows: list[dict[str, Any]]) -> None:
     """Print what ``list_sites`` gives, two lines a row; a call stack once for the rows that follow each other on it."""
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console()
+    from trueline.cli.lines import screen
+
+    console = screen()
     shown: list[str] = []
     for row in rows[:MAX_ROWS]:
         site, what = Text(row["site"], style="bold"), Text("  ".join(_facts(row)))

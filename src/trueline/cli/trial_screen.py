@@ -96,11 +96,12 @@ def _interrupt(number: int, frame: Any) -> None:
 
 def _print_answer(answer: TrialAnswer, means: Mapping[Any, str]) -> None:
     """What it says, what to do, and the runs behind it."""
-    from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
 
-    console = Console()
+    from trueline.cli.lines import screen
+
+    console = screen()
     console.print(f"{answer.answer.capitalize()}: {means[answer.answer]}.", style="bold", highlight=False)
     lines = [Text(line) for line in answer.says] + [Text.assemble(("next: ", "green"), line) for line in answer.next]
     if len(answer.credible) > 1 and answer.answer == "undecided":  # a clear answer has said what is left
@@ -120,9 +121,9 @@ def _print_answer(answer: TrialAnswer, means: Mapping[Any, str]) -> None:
 
 
 def _print_plan(prepared: Prepared) -> None:
-    from rich.console import Console
+    from trueline.cli.lines import screen
 
-    console = Console()
+    console = screen()
     for line in prepared.plan:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(f"Runs: {prepared.takes}.", highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -48,6 +49,12 @@ class Finding:
     false_alarm_rate: float | None = None
     evidence: Mapping[str, Any] = field(default_factory=lambda: cast(dict[str, Any], {}))
     next: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """A name that stays the same while the Run grows: the code, and a digest of ranks, kind and first step."""
+        about = repr((self.ranks, self.evidence.get("kind"), self.step_first))
+        return f"{self.code}.{hashlib.blake2s(about.encode(), digest_size=4).hexdigest()}"
 
     def to_json(self) -> dict[str, Any]:
         """The document of the outside contract: plain lists, dicts, numbers and strings."""

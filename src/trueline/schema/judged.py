@@ -263,6 +263,8 @@ WORDS: dict[Status, str] = {
     "unknown": "Cannot tell",
 }
 """The gravest first."""
+FOR_PROGRAMS: dict[Status, str] = {"out": "fault", "suspect": "fault", "clear": "fine", "unknown": "cannot-tell"}
+"""The status in documents."""
 EXIT_CODES: dict[Status, int] = {"out": 1, "suspect": 1, "clear": 0, "unknown": 3}
 
 
@@ -278,6 +280,11 @@ class Verdict:
     def word(self) -> str:
         """The status as a reader sees it."""
         return WORDS[self.status]
+
+    @property
+    def for_programs(self) -> str:
+        """The status in documents."""
+        return FOR_PROGRAMS[self.status]
 
     @property
     def line(self) -> str:

@@ -67,7 +67,11 @@ class Plan(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     preset: Preset = Field(default="workers", description="what the other keys start from")
-    steps: tuple[int, int | None] = Field(default=(0, None), description="first step, and the one after the last")
+    steps: tuple[int, int | None] = Field(
+        default=(0, None),
+        description="FIRST:END, the first step and the one after the last, or one step; or a list of both",
+        json_schema_extra={"type": ["string", "array"]},
+    )
     every: int | None = Field(
         default=None,
         ge=1,
@@ -179,6 +183,15 @@ class Plan(BaseModel):
         """Whether this global rank takes part in recording."""
         return self.records and (self.ranks is None or rank in self.ranks)
 
+    @field_validator("steps", mode="before")
+    @classmethod
+    def _from_text(cls, steps: Any) -> Any:
+        """First step and end of ``120:123``, of ``120:``, or of one step."""
+        if not isinstance(steps, str):
+            return steps
+        first, colon, end = steps.partition(":")
+        return [first or 0, end or None] if colon else [steps, _after(steps)]
+
     @field_validator("steps")
     @classmethod
     def _ascending(cls, steps: tuple[int, int | None]) -> tuple[int, int | None]:
@@ -284,6 +297,14 @@ class Plan(BaseModel):
                 raise PlanError(f"Unknown key '{key}' in {where}: {hint}Valid keys are {', '.join(valid)}.") from None
             why = first["msg"].lower().removeprefix("value error, ")
             raise PlanError(f"Key '{key}' in {where} has the value {shown(first['input'])}: {why}.") from None
+
+
+_DIGITS = 19
+"""Fewer make an int64; Python refuses to read thousands."""
+
+
+def _after(step: str) -> int | str:
+    return int(step) + 1 if step.isdecimal() and len(step) < _DIGITS else step
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -44,6 +44,6 @@ VERBS: Mapping[str, Verb] = {
     "remedy": Verb(lacks=frozenset({"code"}), also="--remedy REMEDY"),
     "vote": Verb(False, frozenset({"code"}), steps=20, usual=27, answers=4, also="--devices NAME,…"),
     "repeat": Verb(False, frozenset({"code", "error", "runs"}), steps=2, usual=4, answers=3),
-    "modules": Verb(False, frozenset({"code", "error", "runs", "steps"}), most=2, also="--ref RUN"),
+    "modules": Verb(False, frozenset({"code", "error", "runs", "steps"}), most=2, also="--ref REF"),
     "batch": Verb(False, frozenset({"code", "error", "runs", "steps", "out", "keep"})),
 }

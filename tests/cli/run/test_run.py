@@ -210,6 +210,19 @@ def test_a_model_that_compiled_code_alone_calls_is_told_with_what_to_do(tmp_path
     assert "leave its call, loss.backward() and optimizer.step() outside" in done.stderr
 
 
+def test_the_run_has_the_whole_command_and_the_keys_that_were_set(tmp_path):
+    (tmp_path / "train.py").write_text(COMPILED.replace("torch.compile", "(lambda f, backend: f)"), encoding="utf-8")
+    words = [sys.executable, "train.py", "--name", "a b", "--token", "hf_abcdefghijklmnop1234"]
+    done = call(
+        [TRUELINE, "run", "--out", "run", "--set", "every=7", "--set", "names=we*,bias", "--", *words], tmp_path
+    )
+    assert "trueline: watched " in done.stderr, done.stderr
+    manifest = trueline.open_run(tmp_path / "run").manifest
+    assert manifest.argv == [*words[:-1], "<redacted>"]
+    assert manifest.command == ["train.py", *manifest.argv[2:]]
+    assert (manifest.plan["every"], manifest.plan["names"]) == (7, ["we*", "bias"])
+
+
 def test_a_signal_reaches_the_program(tmp_path):
     program = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
     program += "print('ready', flush=True)\ntime.sleep(60)\n"
@@ -248,6 +261,8 @@ def test_killed_training_leaves_a_readable_run(script, tmp_path, python):
     ("words", "says"),
     [
         ([], "No command was given"),
+        (["--set", "stepz=3", "--", "python", "-V"], "did you mean 'steps'?"),
+        (["--set", "steps=20:19", "--", "python", "-V"], "no step lies from 20"),
         (["--", "no-such-program"], "'no-such-program' is not a program"),
         (["--", "python", "missing.py"], "'missing.py' does not exist"),
         (["--plan", "nonsense", "--", "python", "-V"], "neither a preset"),

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from trueline.analyze.actions import record_step
 from trueline.analyze.causes.cause import Cause
 from trueline.analyze.causes.library import known_causes
 from trueline.analyze.causes.posterior import UNKNOWN, exclusions, explained_by, hints, leading, posterior
@@ -27,6 +28,8 @@ SUPPORTED = 0.85
 """Least probability of a cause that is called supported."""
 APART = 3.0
 """Causes less than this many times less probable than the first are named together with it."""
+_RECORD, _UNRECORDED = "trueline run --plan mix", "o step was recorded, as"
+"""Words of advice that records a step, and of a reason that no step was."""
 _MAX_LIKELY = 4
 """Causes among which the first is still worth a line beside a finding."""
 _MAX_SETTLED = 3
@@ -238,7 +241,7 @@ def _verdict(
         because=tuple(dict.fromkeys([*because, *weak])),
         against=tuple(dict.fromkeys([*unlike, *lacking])),
         missing=tuple(f"{code}: {why}" for code, why in missing),
-        next=tuple(dict.fromkeys([*lacking_data, *settles, *_trying(report, trial), *report.advice(incident)])),
+        next=_next(report, incident, [*lacking_data, *settles, *_trying(trial)]),
         trials=tuple(_said_of(answer, tied or [cause]) for answer in answers),
     )
 
@@ -255,13 +258,23 @@ def _said_of(answer: TrialSign, causes: Sequence[Cause]) -> str:
     return answer.text if stated else f"{answer.text} This speaks neither for nor against the cause named here."
 
 
-def _trying(report: CheckReport, trial: Proposed | None) -> list[str]:
+def _next(report: CheckReport, incident: Incident, lines: Sequence[str]) -> tuple[str, ...]:
+    """``lines`` and then the advice on ``incident``, each once, with commands as they can be run; where no step was
+    recorded, the command that records the first one of the incident.
+    """
+    advice = report.advice(incident)
+    kept = [line for line in lines if _UNRECORDED not in line]
+    if len(kept) < len(lines) and not any(_RECORD in line for line in advice):
+        kept.insert(0, f"Record a step: {record_step(incident.step_first or 0)}")
+    return tuple(dict.fromkeys([*map(report.commands.filled, kept), *advice]))
+
+
+def _trying(trial: Proposed | None) -> list[str]:
     """The command of the trial that would tell most."""
     if trial is None:
         return []
     return [
-        f"Or let runs tell: {VERBS[trial.verb].command(trial.verb, report.run)} (about {trial.runs} runs where each "
-        "shows it)."
+        f"Or let runs tell, about {trial.runs} where each shows it: `{VERBS[trial.verb].command(trial.verb, 'RUN')}`"
     ]
 
 
@@ -288,14 +301,10 @@ def _unknown(
         among=tuple(near),
         because=found,
         missing=tuple(f"{entry.check}: {entry.why}" for entry in untold),
-        next=tuple(
-            dict.fromkeys(
-                [
-                    *(line for trial in decisive for line in trial.next),
-                    *(f"{capitalized(entry.why)}." for entry in untold),
-                    *report.advice(incident),
-                ]
-            )
+        next=_next(
+            report,
+            incident,
+            [*(line for trial in decisive for line in trial.next), *(f"{capitalized(entry.why)}." for entry in untold)],
         ),
         trials=tuple(trial.text for trial in answers),
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from trueline.analyze.actions import Commands, record_step
 from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
 from trueline.analyze.compare.match.align import Alignment, align
 from trueline.analyze.compare.match.fused_modules import Fusion
@@ -131,9 +132,8 @@ def _common_steps(run: Run, ref: Run, steps: Collection[int] | None) -> list[int
             damage = damaged_records(one)
             if damage:
                 raise CannotTell(f"No recorded step of {name} '{one.path}' can be read: {damage}. {COPY_AGAIN}")
-            raise CannotTell(
-                f"No step was recorded in {name} '{one.path}'. Record some with `trueline run --plan mix -- COMMAND`."
-            )
+            again = Commands(one.path, tuple(one.manifest.argv)).filled(record_step(0))
+            raise CannotTell(f"No step was recorded in {name} '{one.path}'. Record one: {again}")
     recorded = [int(step) for step in run.record_steps if step in set(ref.record_steps.tolist())]
     wanted = recorded if steps is None else [step for step in recorded if step in steps]
     if not wanted:

@@ -12,7 +12,7 @@ from trueline.store.reader import Run
 
 _SIZES = {"within": "as much as another order of the same sums explains"}
 _NEXT = (
-    "Name all such operations, and how often they differ: trueline trial repeat --in-place -- COMMAND.",
+    "Name all such operations, and how often they differ: `trueline trial repeat --in-place -- COMMAND`",
     "trueline.seed_all(1234, deterministic=True) chooses deterministic forms where there are any.",
 )
 

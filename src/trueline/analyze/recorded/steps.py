@@ -28,7 +28,7 @@ def require_statistics(run: Run) -> None:
         if damage:
             raise CannotTell(f"no recorded step can be read: {damage}", reason="damaged")
         raise CannotTell(
-            "no step was recorded; record some with `trueline run --plan mix -- COMMAND`",
+            "no step was recorded, as `--plan mix` does",
             reason="no-data" if _asked_to_record(run) else "not-recorded",
         )
     for steps in chunks(run.record_steps.tolist()):

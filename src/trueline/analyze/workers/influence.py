@@ -24,10 +24,10 @@ from trueline.store.reader import Run
 
 SHARED = "what all ranks share (mask, order, batch, padding)"
 
-_TRIAL = "`trueline trial batch -- COMMAND` looks at "
+_TRIAL = "`trueline trial batch -- COMMAND`"
 _OF_GRADIENT = (
-    "`trueline trial batch --law gradient -- COMMAND` looks whether the gradient is that of the loss; its other laws "
-    "take batches of a torch DataLoader, and none was seen in this Run."
+    "whether the gradient is that of the loss (other laws take batches of a torch DataLoader, and none was seen): "
+    "`trueline trial batch --law gradient -- COMMAND`"
 )
 
 _OTHERS = (NO_LOGITS, NOT_NEXT, NO_TOKENS, NOT_MIXED)
@@ -64,16 +64,16 @@ def unlooked(run: Run, not_run: Sequence[NotRun]) -> tuple[str, ...]:
         return ()
     has_loader = any(env.data for env in run.env.values())
     if len(left_out) < 2:
-        further = f"{_TRIAL}how it goes by the batch." if has_loader else _OF_GRADIENT
-        return (f"If the loss is worse than it should be all the same, {further}",)
+        further = f"how it goes by the batch: {_TRIAL}" if has_loader else _OF_GRADIENT
+        return (f"If the loss is worse than it should be all the same, look {further}",)
     if any(entry.reason != "not-recorded" for entry in left_out):
         why = next(entry.why for entry in left_out if entry.reason != "not-recorded")
-        further = f"{_TRIAL}batch and padding." if has_loader else _OF_GRADIENT
-        return (f"Not looked at: {SHARED}: {why}. {further}",)
+        further = f"at batch and padding: {_TRIAL}" if has_loader else _OF_GRADIENT
+        return (f"Not looked at: {SHARED}: {why}. Look {further}",)
     plans = [run.manifest.plan, *(revision.plan for revision in run.manifest.plans)]
     if any(plan.get("preset") == "laws" or plan.get("influence") is not None for plan in plans):
         return (f"Not looked at: {SHARED}: no backward pass was seen at the step that the plan names.",)
-    return (f"Not looked at: {SHARED}. `trueline run --plan laws -- COMMAND` looks.",)
+    return (f"Not looked at: {SHARED}. To look: `trueline run --plan laws -- COMMAND`",)
 
 
 def leak_finding(

@@ -40,10 +40,9 @@ def command(
 
     Exit code 0: no fault found, and enough was judged; 1: errors or warnings found; 2: no Run to read; 3: cannot tell.
     """
-    from rich.console import Console
-
     from trueline.analyze.check_run import check
     from trueline.cli.json_document import print_document
+    from trueline.cli.lines import screen
     from trueline.cli.waiting import waiting
     from trueline.render.ci.github import annotations
     from trueline.render.ci.junit import junit
@@ -60,7 +59,7 @@ def command(
     elif format == "junit":
         print(junit(report))
     else:
-        print_report(Console(), report, every=every)
+        print_report(screen(), report, every=every)
     raise typer.Exit(report.exit_code)
 
 
@@ -71,9 +70,11 @@ def print_report(console: Console, report: CheckReport, *, every: bool = False) 
     from rich.padding import Padding
     from rich.text import Text
 
+    from trueline.cli.lines import print_advice
+
     console.print(report.verdict.line, style="bold", markup=False, highlight=False, soft_wrap=True)
     for line in report.next:
-        console.print(line, markup=False, highlight=False)
+        print_advice(console, Text(line), indent=0)
     console.print()
     for place, incident in enumerate(report.incidents, start=1):
         _print_incident(console, report, incident, f"{place}. " if len(report.incidents) > 1 else "")
@@ -88,13 +89,14 @@ def print_report(console: Console, report: CheckReport, *, every: bool = False) 
         if lines:
             console.print(f"{title}:", style="bold")
             for line in lines:
-                console.print(Padding(Text(line), (0, 0, 0, 2)))
+                console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
             console.print()
 
 
 def _print_incident(console: Console, report: CheckReport, incident: Incident, number: str) -> None:
-    from rich.padding import Padding
     from rich.text import Text
+
+    from trueline.cli.lines import print_advice
 
     first, *others = (report.findings[place] for place in incident.findings)
     console.print(Text.assemble((number, "bold"), _head(first)))
@@ -107,7 +109,7 @@ def _print_incident(console: Console, report: CheckReport, incident: Incident, n
     if first.code in report.checks_run:
         lines.append(Text.assemble(("more: ", "green"), f"trueline explain {first.code}"))
     for line in lines:
-        console.print(Padding(line, (0, 0, 0, 2)))
+        print_advice(console, line)
     console.print()
 
 

@@ -44,10 +44,9 @@ def command(
     Exit code 0: the same, or rounding explains all of it; 1: different; 2: no Runs to compare; 3: what was recorded
     does not suffice to tell.
     """
-    from rich.console import Console
-
     from trueline.cli.compare_screen import print_screen
     from trueline.cli.json_document import print_document
+    from trueline.cli.lines import screen
 
     targets = _targets(csv, xlsx, html, overwrite=overwrite)
     opened = _open(run), _open(ref)
@@ -58,7 +57,7 @@ def command(
     if json:
         print_document({**result.to_json(), "verdict": story.headline, "written": written})
     else:
-        print_screen(Console(), result, story, written=written, every_row=all)
+        print_screen(screen(), result, story, written=written, every_row=all)
     raise typer.Exit(result.exit_code)
 
 
@@ -108,14 +107,14 @@ def _names(given: str | None) -> NameMap | None:
 
 
 def _compared(run: Run, ref: Run, asked: dict[str, Any]) -> Comparison:
-    from rich.console import Console
     from rich.progress import Progress
 
     from trueline.analyze.compare.compare import compare
+    from trueline.cli.lines import screen
     from trueline.cli.waiting import on_terminal
 
     given = {name: value for name, value in asked.items() if value}
-    console = Console(stderr=True)
+    console = screen(stderr=True)
     with Progress(console=console, transient=True, disable=not on_terminal()) as progress:
         task = progress.add_task("Comparing steps", total=None)
 

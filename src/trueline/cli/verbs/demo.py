@@ -44,6 +44,7 @@ def command(
     from rich.console import Console
 
     from trueline.cli.json_document import print_document
+    from trueline.cli.lines import screen
     from trueline.demo.fine_tune import Options
     from trueline.demo.run import run
     from trueline.demo.screen import progress_bars, summary
@@ -63,7 +64,7 @@ def command(
     if json:
         print_document(outcome.document)
     else:
-        Console().print(summary(outcome.settings, out=out, page=Path(outcome.document["report"])))
+        screen().print(summary(outcome.settings, out=out, page=Path(outcome.document["report"])))
 
 
 def _read_and_report(runs: Sequence[Path], page: Path) -> Sequence[RunResults]:

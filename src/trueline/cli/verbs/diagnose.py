@@ -31,10 +31,9 @@ def command(
 
     Exit code as of `trueline check`: 0 no fault found, and enough was judged; 1 found; 2 no Run to read; 3 cannot tell.
     """
-    from rich.console import Console
-
     from trueline.analyze.causes.diagnosis import diagnose
     from trueline.cli.json_document import print_document
+    from trueline.cli.lines import screen
     from trueline.cli.waiting import waiting
 
     with waiting(f"Diagnosing {run}"):
@@ -42,15 +41,19 @@ def command(
     if json:
         print_document(diagnosis.to_json())
     else:
-        _print(Console(), diagnosis)
+        _print(screen(), diagnosis)
     raise typer.Exit(diagnosis.exit_code)
 
 
 def _print(console: Console, diagnosis: Diagnosis) -> None:
+    from rich.text import Text
+
+    from trueline.cli.lines import print_advice
+
     report = diagnosis.report
     console.print(report.verdict.line, style="bold", markup=False, highlight=False, soft_wrap=True)
     for line in report.next:
-        console.print(line, markup=False, highlight=False)
+        print_advice(console, Text(line), indent=0)
     console.print()
     for place, incident in enumerate(report.incidents):
         _print_incident(console, diagnosis, place, incident)
@@ -59,9 +62,9 @@ def _print(console: Console, diagnosis: Diagnosis) -> None:
 
 
 def _print_incident(console: Console, diagnosis: Diagnosis, place: int, incident: Incident) -> None:
-    from rich.padding import Padding
     from rich.text import Text
 
+    from trueline.cli.lines import print_advice
     from trueline.render.cause_words import excluded_because, speaking_against, speaking_for
     from trueline.schema.text.words import capitalized
 
@@ -81,7 +84,7 @@ def _print_incident(console: Console, diagnosis: Diagnosis, place: int, incident
     if answer.known:
         lines += _labelled("more", [f"trueline explain {answer.cause}"])
     for line in lines:
-        console.print(Padding(line, (0, 0, 0, 2)))
+        print_advice(console, line)
     console.print()
 
 

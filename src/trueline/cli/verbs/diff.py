@@ -39,10 +39,9 @@ def command(
     What cannot matter (order, hosts, paths, ports, ranks) is left out. Exit code 0: nothing, or only what explains
     rounding; 1: something that can explain other numbers; 2: nothing to compare there; 3: nothing in common.
     """
-    from rich.console import Console
-
     from trueline.analyze.same_job.diff import diff
     from trueline.cli.json_document import print_document
+    from trueline.cli.lines import screen
     from trueline.render.job_diff import write_html, write_xlsx
     from trueline.render.output import writable_target
 
@@ -61,7 +60,7 @@ def command(
     if json:
         print_document({**found.to_json(), "written": written})
     else:
-        _print(Console(), found, written, every=all)
+        _print(screen(), found, written, every=all)
     raise typer.Exit(found.exit_code)
 
 

@@ -80,13 +80,13 @@ def _print_document(scores: Sequence[Score]) -> None:
 
 
 def _print_table(scores: Sequence[Score]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from trueline.cli.lines import screen
     from trueline.testing.gallery import summary
 
-    console = Console()
+    console = screen()
     table = Table(
         "entry", "what", "found", "at its place", "delay", "cause", "healthy run", box=None, header_style="bold"
     )

@@ -91,9 +91,9 @@ def _list_sites(run: Run, site: str, step: int | None, rank: int | None, *, stac
 
 def _print_rows(names: list[str], rows: list[tuple[Any, ...]]) -> None:
     """As a table where it fits; else, of few rows, each as a block of lines, and of many those columns that fit."""
-    from rich.console import Console
+    from trueline.cli.lines import screen
 
-    console = Console()
+    console = screen()
     widths = [_width(name, [row[place] for row in rows]) for place, name in enumerate(names)]
     fitting = _fitting(widths, console.width)
     if fitting == len(names):
@@ -153,11 +153,10 @@ def _print_table(console: Console, names: list[str], rows: list[tuple[Any, ...]]
 
 
 def _print_summary(summary: dict[str, Any]) -> None:
-    from rich.console import Console
-
+    from trueline.cli.lines import screen
     from trueline.cli.record_tables import print_records
 
-    console = Console()
+    console = screen()
     _print_head(console, summary)
     _print_ranks(console, summary["ranks"])
     _print_columns(console, summary["columns"])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trueline.cli.options import Json
+from trueline.cli.plan_keys import key_and_value
 
 if TYPE_CHECKING:
     from trueline.schema.plan import Plan
@@ -41,55 +42,9 @@ def command(
     opened = Run(run)
     path = plan_path(os.fspath(opened.path))
     if changes:
-        change_plan(opened, dict(_split(change) for change in changes), by="--set")
+        change_plan(opened, dict(map(key_and_value, changes)), by="--set")
     document = _document(opened, path)
     print_document(document) if json else _print(document)
-
-
-def _split(change: str) -> tuple[str, Any]:
-    """Key and value of ``KEY=VALUE``: lists have commas, ``steps`` is FIRST:END or one step, and nothing is the
-    default. Anything may also be written as JSON.
-    """
-    from trueline.schema.errors import PlanError
-    from trueline.schema.plan import Plan
-    from trueline.schema.text.documents import parsed
-    from trueline.schema.text.reading import shortened
-
-    key, given, text = change.partition("=")
-    key = key.strip()
-    if not given:
-        raise PlanError(f"'--set {shortened(change)}' has no '='. Write KEY=VALUE, for example --set preset=mix.")
-    text = text.strip()
-    field = Plan.model_fields.get(key)
-    if field is None:
-        return key, text  # named as unknown when the Plan is validated
-    if not text:
-        return key, field.default
-    if text[0] in "[{":
-        try:
-            return key, parsed(text)
-        except ValueError as error:
-            given = shortened(change)
-            raise PlanError(f"'--set {given}' cannot be parsed: {error}. Write {key}=a,b or a JSON list.") from None
-    if key == "steps":
-        first, colon, end = text.partition(":")
-        return key, [first or 0, end or None] if colon else [text, _after(text)]
-    return key, [part.strip() for part in text.split(",")] if _is_list(key) else text
-
-
-_DIGITS = 19
-"""Fewer make an int64; Python refuses to read thousands."""
-
-
-def _after(step: str) -> int | str:
-    return int(step) + 1 if step.isdecimal() and len(step) < _DIGITS else step
-
-
-def _is_list(key: str) -> bool:
-    from trueline.schema.plan import Plan
-
-    schema = Plan.model_json_schema()["properties"][key]
-    return any(kind.get("type") == "array" for kind in schema.get("anyOf", [schema]))
 
 
 def _document(run: Run, path: str) -> dict[str, Any]:
@@ -130,10 +85,10 @@ def _asked(in_force: Plan, path: str) -> tuple[dict[str, Any], str | None]:
 
 
 def _print(document: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from trueline.cli.lines import screen
     from trueline.schema.plan import LIVE, Plan
 
     default = Plan().model_dump(mode="json")
@@ -143,7 +98,7 @@ def _print(document: dict[str, Any]) -> None:
         asked = _text(document["asked"][key], key) if key in document["asked"] else ""
         cells = (_text(value, key), "" if same else _text(default[key], key), asked)
         table.add_row(key, *map(Text, cells), "yes" if key in LIVE else "", style=None if same else "bold")
-    console = Console()
+    console = screen()
     console.print(f"Plan of {document['run']}", style="bold", markup=False, highlight=False)
     console.print(table)
     for line in _story(document):

@@ -24,6 +24,14 @@ def command(
     plan: Annotated[
         str | None, typer.Option(help="A preset (workers, laws, modules, ops, mix, monitor), or a TOML or JSON file.")
     ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Set a key of the plan, such as steps=19:20; may be given again. KEY= is its default.",
+            metavar="KEY=VALUE",
+        ),
+    ] = None,
     ref: Annotated[
         str | None,
         typer.Option(help="When the command has ended, check the Run and compare it with this one.", metavar="RUN"),
@@ -61,6 +69,7 @@ def command(
     was watched. Then run: trueline check RUN. With --ref the checks run at once and print to standard error.
 
     Example: trueline run --out runs/a -- torchrun --nproc-per-node 8 train.py --lr 1e-4
+    Example: trueline run --plan mix --set steps=19:20 --out runs/b -- torchrun --nproc-per-node 8 train.py
     """
     from trueline.capture.child_env import environment
     from trueline.cli.foreground import threads_without_signals
@@ -74,20 +83,28 @@ def command(
         raise InputError(f"'{words[0]}' is not a program on PATH. Give the command as you would without trueline.")
     _require_script(words)
     with threads_without_signals():
-        chosen = _with_sinks(Plan.load(plan), sink, on_finding)
+        chosen = _with_sinks(_with_keys(Plan.load(plan), changes), sink, on_finding)
         if ref is not None:
             _require_reference(ref, out)
         _require_place(out, overwrite=overwrite, resume=resume)
         if collect is not None:
             _require_destination(collect, out)
     asked = chosen.model_dump(mode="json")
-    ours = environment(out=out, plan=asked, overwrite=overwrite, resume=resume, base=dict(os.environ))
+    ours = environment(out=out, plan=asked, overwrite=overwrite, resume=resume, argv=words, base=dict(os.environ))
     if sys.stderr.isatty():
         print(f"trueline: watching; afterwards: trueline check {out}", file=sys.stderr, flush=True)
     try:
         _run_and_tell(program, words, ours, out=out, ref=ref, destination=collect)
     except OSError as error:
         raise InputError(f"'{program}' cannot be started: {error}. Try it without trueline.") from None
+
+
+def _with_keys(plan: Plan, changes: list[str] | None) -> Plan:
+    """The Plan with the keys that ``--set`` names. Raises ``PlanError``."""
+    from trueline.cli.plan_keys import key_and_value
+    from trueline.schema.plan import Plan
+
+    return Plan.load(plan.model_dump() | dict(map(key_and_value, changes))) if changes else plan
 
 
 def _with_sinks(plan: Plan, sinks: list[str] | None, on_finding: str | None) -> Plan:
@@ -130,9 +147,8 @@ def _run_and_tell(
 
 
 def _judge(out: str, ref: str, *, before: Stamps) -> None:
-    from rich.console import Console
-
     from trueline.analyze.check_run import check
+    from trueline.cli.lines import screen
     from trueline.cli.run_end import written
     from trueline.cli.verbs.check import print_report
     from trueline.schema.errors import TruelineError
@@ -142,7 +158,7 @@ def _judge(out: str, ref: str, *, before: Stamps) -> None:
         print(f"trueline: the command wrote no Run at '{out}', so nothing was checked.", file=sys.stderr)
         return
     try:
-        print_report(Console(stderr=True), check(places[-1], ref=ref))
+        print_report(screen(stderr=True), check(places[-1], ref=ref))
     except TruelineError as error:
         print(f"trueline: {error}", file=sys.stderr)
 

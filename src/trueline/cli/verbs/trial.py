@@ -121,14 +121,14 @@ def _question(run: str | None, given: dict[str, Any], **asked: Any) -> SumSetup:
 
 
 def _measured(setup: SumSetup) -> list[OrderNoise]:
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from trueline.cli.lines import screen
     from trueline.cli.waiting import on_terminal
     from trueline.trials.noise import measure, num_pieces
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
+    console = screen(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not on_terminal()) as progress:
         task = progress.add_task("Adding up gradients", total=num_pieces(setup))
         return measure(setup, progress=lambda: progress.advance(task))
@@ -162,10 +162,11 @@ def _document(
 def _print(
     setup: SumSetup, measured: list[OrderNoise], *, difference: float | None, answer: OrderJudgement | None
 ) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    from trueline.cli.lines import screen
+
+    console = screen()
     console.print(_asked(setup), highlight=False, soft_wrap=True)
     table = Table(box=None, header_style="bold")
     table.add_column("order")

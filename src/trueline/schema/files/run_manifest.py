@@ -83,7 +83,11 @@ class Manifest(BaseModel):
     )
     adapter: str = Field(default="", description="ddp, fsdp1, fsdp2, sharded, manual or single")
     model: str = Field(default="", description="what the model is called; further models have Runs under models/")
-    command: list[str] = Field(default_factory=list)
+    command: list[str] = Field(default_factory=list, description="the words of the process that trains: sys.argv")
+    argv: list[str] = Field(
+        default_factory=list,
+        description="the whole command that `trueline run` was given, with its launcher; empty where there was none",
+    )
     plan: dict[str, Any] = Field(default_factory=dict, description="as the job started")
     plans: list[PlanRevision] = Field(default_factory=list[PlanRevision], description="what followed it, in order")
     notes: list[str] = Field(default_factory=list, description="what could not be watched, and why; one line each")
@@ -107,7 +111,7 @@ class Manifest(BaseModel):
     _no_secrets = field_validator("source")(redacted)
     _no_secrets_said = field_validator("notes")(redacted_notes)
 
-    @field_validator("command")
+    @field_validator("command", "argv")
     @classmethod
     def _without_secrets(cls, command: list[str]) -> list[str]:
         """Of a Run that is written as of one that is read: older versions kept all words."""

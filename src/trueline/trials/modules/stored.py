@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from trueline.analyze.actions import Commands, record_step
 from trueline.schema.errors import CannotTell, InputError, RunError
 from trueline.store.reader import Run
 
@@ -32,8 +33,8 @@ def step_stored(run: Run, step: int | None) -> int:
             f"{', '.join(map(str, steps)) or 'no step'}."
         )
     raise CannotTell(
-        f"Run '{run.path}' stored no values of modules. Record a step of the job that is as it should be with a plan "
-        'of preset = "mix" (or "modules"), depth = "tensor" and steps = [0, 1].'
+        f"Run '{run.path}' stored no values of modules. Record a step of the job that is as it should be: "
+        + Commands(run.path, tuple(run.manifest.argv)).filled(record_step(0, "--set depth=tensor"))
     )
 
 

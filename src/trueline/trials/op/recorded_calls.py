@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trueline.analyze.actions import Commands, record_step
 from trueline.analyze.recorded.step_values import is_returned
 from trueline.schema.errors import CannotTell, InputError
 from trueline.schema.site import Site
@@ -166,8 +167,8 @@ def op_steps(run: Run, step: int | None, rank: int | None) -> Iterator[tuple[int
             return
     asked = "" if step is None and rank is None else " there"
     raise CannotTell(
-        f"No operation was recorded{asked} in '{run.path}'. Record a step with `trueline run --plan mix -- COMMAND`, "
-        'with depth = "tensor" to keep the inputs.'
+        f"No operation was recorded{asked} in '{run.path}'. Record a step with its inputs: "
+        + Commands(run.path, tuple(run.manifest.argv)).filled(record_step(0, "--set depth=tensor"))
     )
 
 

@@ -253,7 +253,7 @@ def test_a_cause_names_codes_and_kinds_that_there_are(cause):
         topic, _, kind = sign.partition("/")
         assert ":" in sign or topic in CODES, sign
         assert all(each in kinds for each in kind.split("|") if each), sign
-    assert cause.settles.endswith(".")
+    assert cause.settles.endswith((".", "-- COMMAND`"))
     assert cause.says[0].isupper()
 
 

@@ -124,7 +124,9 @@ def test_a_vote_speaks_for_causes_that_a_device_brings_and_is_proposed_until_the
     before, after = (diagnose(run, trials=trials).verdicts[0] for trials in ([], [trial]))
     assert before.cause == after.cause == "gradient-wrong-on-rank"
     assert after.probability > before.probability
-    assert any("trueline trial vote --devices NAME,… -- COMMAND (about 27 runs" in line for line in before.next)
+    assert any(
+        "about 27 where" in line and "`trueline trial vote --devices NAME,… -- COMMAND`" in line for line in before.next
+    )
 
 
 def test_the_trial_that_tells_causes_apart_is_proposed_and_none_where_none_does():

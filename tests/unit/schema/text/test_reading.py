@@ -15,8 +15,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from trueline.analyze.compare.match.names import NameMap
+from trueline.cli.plan_keys import key_and_value
 from trueline.cli.verbs.import_ import measure
-from trueline.cli.verbs.plan import _split
 from trueline.compat.msprobe.config import read_config, settings_of
 from trueline.schema.errors import InputError, PlanError, RunError
 from trueline.schema.files.tolerance import Tolerance
@@ -87,7 +87,7 @@ def test_texts_of_any_length_and_values_of_any_kind(tmp_path):
         NameMap.load(path)
     for change in (f"steps={DIGITS}", f"every={DIGITS}", f"every=[{DIGITS}]", f"ranks={DEEP}"):
         with pytest.raises(PlanError):
-            Plan().revised(dict([_split(change)]), "--set")
+            Plan().revised(dict([key_and_value(change)]), "--set")
 
 
 @pytest.mark.parametrize("text", [DEEP, f'{{"task": {DEEP}', f'{{"step": [{DIGITS}]}}', '{"step": ["0-999999999"]}'])

@@ -68,6 +68,7 @@ from functools import partial
 
 import numpy as np
 
+from trueline.analyze.actions import record_step
 from trueline.analyze.compared_ranks import Floats, sites_of
 from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.stats.peaks_over_threshold import (
@@ -241,8 +242,8 @@ def _finding(
         },
         next=(
             f"Look at the samples of step {steps[0]}: a rare token, a very short or a repeated sequence?",
-            f"Record that step again from a checkpoint before it (`trueline run --plan mix`, steps = [{steps[0]}]): "
-            "the first gradient that is large, in the order of backward, is where it comes from.",
+            "Record that step again, from a checkpoint before it: the first gradient that is large, in the order of "
+            f"backward, is where it comes from: {record_step(steps[0])}",
         ),
     )
 

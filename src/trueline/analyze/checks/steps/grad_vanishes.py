@@ -66,6 +66,7 @@ from typing import Any
 
 import numpy as np
 
+from trueline.analyze.actions import record_step
 from trueline.analyze.compared_ranks import Floats, sites_of
 from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.analyze.stats.peaks_over_threshold import (
@@ -246,7 +247,7 @@ def _finding(
         next=(
             f"Look at what {names[0]} gives to the layers after it at step {steps[0]}: zeros, a saturated activation, "
             "an empty mask, a detached value?",
-            f"Record that step from a checkpoint before it (`trueline run --plan mix`, steps = [{steps[0]}]): the "
-            "first gradient that is small, in the order of backward, is where it is lost.",
+            "Record that step again, from a checkpoint before it: the first gradient that is small, in the order of "
+            f"backward, is where it is lost: {record_step(steps[0])}",
         ),
     )

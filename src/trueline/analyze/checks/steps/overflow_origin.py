@@ -71,10 +71,12 @@ scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trueline.analyze.actions import record_step
 from trueline.analyze.compared_ranks import MAX_SITES
 from trueline.analyze.recorded.nonfinite_advice import FaultyCall, backward_advice, forward_advice
 from trueline.analyze.recorded.nonfinite_origin import NonfiniteFlow, Origin
@@ -368,9 +370,8 @@ def _last_finite(run: Run, found: _Found) -> int | None:
 
 def _next(found: _Found) -> tuple[str, ...]:
     origin, site = found.origin, found.value.site
-    values = (
-        f'Record the values around it: `trueline run --plan FILE` with preset = "mix", depth = "tensor", '
-        f'steps = [{site.step}, {site.step + 1}], names = ["{site.name}*"].'
+    values = "Record the values around it: " + record_step(
+        site.step, f"--set depth=tensor --set {shlex.quote(f'names={site.name}*')}"
     )
     if origin.kind == "param":
         return ("Load an earlier checkpoint and look for the step that wrote the value: an update, a file, or memory.",)
@@ -380,7 +381,7 @@ def _next(found: _Found) -> tuple[str, ...]:
             values,
         )
     if origin.kind in ("given", "unseen gradient"):
-        return ('Record all names with preset = "mix", so that what made the value is seen.',)
+        return (f"Record all names, so that what made the value is seen: {record_step(site.step)}",)
     if origin.kind in ("received", "reduced"):
         return ("Look at the largest finite values that ranks sent: their sum may not fit into the dtype.",)
     call = _faulty_call(found)

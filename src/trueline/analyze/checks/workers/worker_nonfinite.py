@@ -58,6 +58,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from trueline.analyze.actions import record_step
 from trueline.analyze.compared_ranks import (
     MAX_SITES,
     Bools,
@@ -166,6 +167,7 @@ def _advice(run: Run, step: int, named: Sequence[int], *, everyone: bool) -> tup
             f"The weights of {ranks_text(spoilt)} were not finite before step {step}: its samples are not the reason. "
             "Look at the update before it (clipping by a norm of 0, a gradient that was reduced or divided to NaN), "
             "and go on from a checkpoint that is finite.",
+            *_recording(run, max(step - 1, 0), what="the update that wrote them"),
         )
     if other:
         return (
@@ -173,10 +175,18 @@ def _advice(run: Run, step: int, named: Sequence[int], *, everyone: bool) -> tup
             "what wrote to them (an update, a checkpoint, memory) before its samples.",
         )
     return (
+        *_recording(run, step, what="the call that made the first such value"),
         f"Look at the samples that rank {named[0]} read at step {step} (sample_digests), and at its labels: a mean "
         "over no label is 0/0. If its weights are NaN already, the samples are not the reason.",
         "If all ranks are named, look at the step before: learning rate, overflow in a low-precision dtype.",
     )
+
+
+def _recording(run: Run, step: int, *, what: str) -> tuple[str, ...]:
+    """How to find ``what`` made the value, unless the step is recorded already."""
+    if run.has_records and step in run.record_steps:
+        return ()
+    return (f"Record step {step}, so that {what} is named: {record_step(step)}",)
 
 
 def _weights_spoilt(run: Run, step: int, rank: int) -> bool:

@@ -320,7 +320,7 @@ def test_a_gradient_scaler_may_halve_all_that_it_starts_with_and_no_more(tmp_pat
 
 
 def test_without_records_it_cannot_tell_and_says_what_to_do(tmp_path):
-    with pytest.raises(CannotTell, match="no step was recorded; record some with `trueline run --plan mix"):
+    with pytest.raises(CannotTell, match="no step was recorded, as `--plan mix` does"):
         overflow_origin.check(recorded(tmp_path, Attention(), steps=1, preset="workers"))
 
 

@@ -1,6 +1,7 @@
 """worker-nonfinite: the first step and rank with NaN or infinity before any reduction."""
 
 import math
+import re
 
 import pytest
 from tests.unit.healthy_run import healthy_rows, rank_env, write_run
@@ -62,13 +63,15 @@ def test_a_rank_whose_weights_were_spoilt_before_is_not_told_to_look_at_its_samp
         for (step, _), row in rows.items():
             row |= {"param_digests": None} if step > 2 else {}
     (finding,) = worker_nonfinite.check(write_run(tmp_path, rows))
-    assert finding.next[0].startswith(
+    assert finding.next[known_by == "nothing"].startswith(
         {
             "update": "The weights of rank 1 were not finite before step 4: its samples are not the reason.",
             "digest": "By digest rank 1 held other parameters than its replicas by step 4 already",
             "nothing": "Look at the samples that rank 1 read at step 4",
         }[known_by]
     )
+    recorded = {"update": ["steps=3:4"], "digest": [], "nothing": ["steps=4:5"]}[known_by]
+    assert re.findall(r"--set (steps=\S+) -- COMMAND", " ".join(finding.next)) == recorded
 
 
 def test_one_process_alone_is_judged(tmp_path):

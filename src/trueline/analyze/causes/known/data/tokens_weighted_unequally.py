@@ -21,6 +21,6 @@ CAUSE = Cause(
     },
     needs=("token-imbalance", "token-weights-differ"),
     settles="Divide the sum of losses by the number of tokens of all ranks and micro-batches (HF Trainer: "
-    "average_tokens_across_devices=True), and compare the first steps. What each loss is a mean over, "
-    "trueline trial batch --law halves -- COMMAND says.",
+    "average_tokens_across_devices=True), and compare the first steps. What each loss is a mean over: "
+    "`trueline trial batch --law halves -- COMMAND`",
 )

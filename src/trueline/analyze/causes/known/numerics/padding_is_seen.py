@@ -13,5 +13,5 @@ CAUSE = Cause(
     shows={"batch-leak": "always", "batch-leak/padding|padding-alone": "always"},
     needs=("batch-leak",),
     settles="Run the model on a row with more padding: what it returns at the other positions must stay. Or try the "
-    "job: trueline trial batch --law padding -- COMMAND.",
+    "job: `trueline trial batch --law padding -- COMMAND`",
 )

@@ -15,5 +15,5 @@ CAUSE = Cause(
     shows={"batch-leak": "always", "batch-leak/rows|edges": "always"},
     needs=("batch-leak",),
     settles="Run the model on one row alone: it must return what it returns for that row in the batch. Or try the job: "
-    "trueline trial batch --law permute,halves -- COMMAND.",
+    "`trueline trial batch --law permute,halves -- COMMAND`",
 )

@@ -13,5 +13,5 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={"nondeterministic-op": "always", "trial-repeat:call": "always"},
     needs=("nondeterministic-op",),
-    settles="Run `trueline trial repeat --in-place -- COMMAND`: it calls the operation again on the same inputs.",
+    settles="Call the operation again on the same inputs: `trueline trial repeat --in-place -- COMMAND`",
 )

@@ -18,6 +18,6 @@ CAUSE = Cause(
     },
     needs=("param-frozen",),
     excludes=("param-frozen/not-moved",),
-    settles="trueline trial batch --law gradient -- COMMAND: if the gradient is wrong there, it is cut off on the way "
-    "(detach, no_grad, a checkpoint); else the loss does not depend on this part.",
+    settles="Measure its gradient: if it is wrong, it is cut off on the way (detach, no_grad, a checkpoint); else the "
+    "loss does not depend on this part: `trueline trial batch --law gradient -- COMMAND`",
 )

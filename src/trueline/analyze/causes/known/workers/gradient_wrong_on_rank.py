@@ -21,6 +21,6 @@ CAUSE = Cause(
     needs=("worker-direction-outlier", "worker-grad-norm-outlier"),
     excludes=("worker-loss-outlier", "worker-scale"),
     settles="Give this rank's batch to another rank, and run both on the same weights: if the gradients differ, "
-    "it is the rank (its device, libraries or code). trueline trial batch --law gradient -- COMMAND says whether a "
-    "backward is wrong.",
+    "it is the rank (its device, libraries or code). Whether a backward is wrong: `trueline trial batch --law "
+    "gradient -- COMMAND`",
 )

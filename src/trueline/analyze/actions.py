@@ -1,0 +1,113 @@
+"""What to do next, as commands that run as they are printed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trueline.schema.text.secrets import HIDDEN
+from trueline.schema.trial_verbs import VERBS
+
+_COMMAND = re.compile(r"`(trueline [^`]+)`")
+_TO_FILL_IN = re.compile(r"COMMAND|RUN|REF|REV|REMEDY|NAME,…|FILE|DIR|CODE")
+"""Words that stand for what only a person knows."""
+_STARTS_A_JOB = ("run", "trial")
+_READS_A_RUN = ("op", "precheck", "noise")
+"""Verbs of ``trueline trial`` that start no job."""
+
+
+def record_step(step: int, options: str = "") -> str:
+    """The command that records one step of the job, for advice."""
+    return f"`trueline run --plan mix {f'{options} ' if options else ''}--set steps={step}:{step + 1} -- COMMAND`"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing to do: what to ``say`` of it, the words of its command (None where a person must act), whether that
+    runs the job again, and about what it costs.
+    """
+
+    say: str
+    argv: tuple[str, ...] | None = None
+    runs_job: bool = False
+    cost: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of the outside contract."""
+        argv = None if self.argv is None else list(self.argv)
+        return {"say": self.say, "argv": argv, "runs_job": self.runs_job, "cost": self.cost}
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """Puts the path of a Run, and the words of its job (none: not known), where advice has ``RUN`` and ``COMMAND``."""
+
+    run: str
+    job: tuple[str, ...] = ()
+
+    def filled(self, line: str) -> str:
+        """``line`` with the commands between its backticks as they can be run."""
+        return _COMMAND.sub(lambda found: f"`{self._command(found[1])}`", line)
+
+    def _command(self, text: str) -> str:
+        words = [shlex.quote(self.run) if word == "RUN" else word for word in text.split(" ")]
+        if words[-1] != "COMMAND" or not self.job:
+            return " ".join(words)
+        options = words[2:-2]  # trueline run OPTIONS -- COMMAND
+        if words[1] == "run" and "--out" not in options:
+            options += ["--out", shlex.quote(self._beside(options))]
+        return " ".join([*words[:2], *options, "--", shlex.join(self.job)])
+
+    def _beside(self, options: Sequence[str]) -> str:
+        """A place for the next Run next to this one: ``runs/latest-mix-19``."""
+        plan = [after for before, after in itertools.pairwise(options) if before == "--plan"]
+        steps = [word.removeprefix("steps=").partition(":")[0] for word in options if word.startswith("steps=")]
+        place = self.run.rstrip("/") if "://" not in self.run else f"runs/{self.run.rstrip('/').rpartition('/')[2]}"
+        what = "-".join(["", *plan, *steps])
+        name = place if place.endswith(what) else place + what
+        taken = (str(number) for number in range(2, 100) if not os.path.exists(f"{name}-{number}"))
+        return f"{name}-{next(taken, 'next')}" if os.path.exists(name) else name
+
+
+def actions_of(lines: Iterable[str]) -> tuple[Action, ...]:
+    """What each line of advice asks for, in order, each command and each sentence once."""
+    return tuple(dict.fromkeys(map(_action, lines)))
+
+
+def _action(line: str) -> Action:
+    found = _COMMAND.search(line)
+    if found is None:
+        return Action(line)
+    try:
+        argv = tuple(shlex.split(found[1]))
+    except ValueError:
+        return Action(line)
+    if any(_TO_FILL_IN.fullmatch(word) or HIDDEN in word for word in argv):
+        return Action(line)
+    runs_job = argv[1] in _STARTS_A_JOB and argv[2] not in _READS_A_RUN
+    return Action(line, argv, runs_job, _cost(argv) if runs_job else "reads the Run")
+
+
+def _cost(argv: Sequence[str]) -> str:
+    if argv[1] == "run":
+        return "the job once"
+    if argv[2] == "batch":
+        return "about 20 times the job up to its first update"
+    usual = VERBS[argv[2]].usual if argv[2] in VERBS else 0
+    return f"about {usual} times the job" if usual else "the job several times"
+
+
+def in_pieces(line: str) -> tuple[str, str, str]:
+    """What of ``line`` is before a command that starts a job, that command, and what is behind it; the line, "" and ""
+    where it has none. Such a command is long, and is copied: it stands on a line of its own.
+    """
+    found = _COMMAND.search(line)
+    if found is None or " -- " not in found[1]:
+        return line, "", ""
+    behind = line[found.end() :].lstrip(".:, ")
+    return line[: found.start()].rstrip(), found[1], behind

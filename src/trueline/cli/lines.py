@@ -1,0 +1,57 @@
+"""Where verbs print: wrapped to a terminal, and neither wrapped nor padded where a program or a file reads."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import IO, TYPE_CHECKING, Any
+
+from trueline.analyze.actions import in_pieces
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+_ENDLESS = 1 << 15
+"""Columns of what is no terminal: more than a line has."""
+_PADDING = re.compile(r"[ \t]+(?=\n)")
+
+
+class _Unpadded:
+    """A stream without the spaces with which lines are filled up."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(_PADDING.sub("", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def screen(*, stderr: bool = False) -> Console:
+    """Prints to a terminal as wide as it is; elsewhere a sentence is a line, unless ``COLUMNS`` says how wide."""
+    from rich.console import Console
+
+    on_terminal = Console(stderr=stderr)
+    if on_terminal.is_terminal:
+        return on_terminal
+    stream: Any = _Unpadded(sys.stderr if stderr else sys.stdout)
+    return Console(file=stream, width=None if os.environ.get("COLUMNS", "").isdecimal() else _ENDLESS)
+
+
+def print_advice(console: Console, line: Text, *, indent: int = 2) -> None:
+    """Print ``line``; a command in it that starts a job stands whole on a line of its own, so that it can be copied."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    before, command, behind = in_pieces(line.plain)
+    if not command:
+        console.print(Padding(line, (0, 0, 0, indent), expand=False))
+        return
+    console.print(Padding(line[: len(before)], (0, 0, 0, indent), expand=False))
+    console.print(Text(" " * (indent + 2) + command), soft_wrap=True)
+    if behind:
+        console.print(Padding(Text(behind), (0, 0, 0, indent), expand=False))
