@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 
+from trueline.schema.finding import LEAST_PROBABILITY
+
 ABSENT = "–"
 """What stands where nothing was measured."""
 
@@ -57,6 +59,8 @@ def false_alarm(rate: float | None) -> str:
         return "not stated"
     if not 0 < rate < 1:
         return "none: exact" if rate == 0 else number(rate, 3)
+    if rate <= LEAST_PROBABILITY:
+        return f"< {number(LEAST_PROBABILITY)}"
     unit = 10.0 ** (math.floor(math.log10(rate)) - 1)
     return f"≤ {number(math.ceil(rate / unit * (1 - 1e-9)) * unit, 3)}"
 

@@ -25,6 +25,10 @@ LIVE_CODES = {
 """What is reported while the job runs, by no check: what each code means."""
 
 
+LEAST_PROBABILITY = 1e-300
+"""A bound on a probability that is smaller is stated as this: 0.0 is kept for evidence that is a contradiction."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What was measured, where, and what was expected there.

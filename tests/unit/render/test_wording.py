@@ -5,6 +5,7 @@ import math
 import pytest
 
 from trueline.render.wording import false_alarm, number, reading, seconds_words, steps_words, visible
+from trueline.schema.finding import LEAST_PROBABILITY
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,11 @@ def test_false_alarm_bound_is_never_rounded_down(rate: float) -> None:
 
     assert rate <= shown * (1 + 1e-9)
     assert shown <= 1.11 * rate
+
+
+def test_a_bound_that_is_smaller_than_any_number_is_no_contradiction() -> None:
+    assert false_alarm(LEAST_PROBABILITY) == "< 1e−300"
+    assert false_alarm(1e-299) == "≤ 1e−299"
 
 
 def test_exact_contradiction_has_no_false_alarms_and_an_unknown_rate_says_so() -> None:

@@ -22,6 +22,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from trueline.analyze.stats.tails import probability
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -146,7 +148,7 @@ def false_alarm_rate(log_height: float, *, num_steps: int, weight: float) -> flo
     """Bound on the probability that ``num_steps`` healthy steps lift any detector of the family so far above its share:
     T / (m * weight), at most 1.
     """
-    return min(1.0, math.exp(min(math.log(max(num_steps, 1)) - log_height - math.log(weight), 0.0)))
+    return probability(math.log(max(num_steps, 1)) - log_height - math.log(weight))
 
 
 def medians(values: Floats) -> Floats:

@@ -10,6 +10,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from trueline.schema.finding import LEAST_PROBABILITY
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -28,6 +30,11 @@ whether there is one, and so may be larger than ``ALARM_LEVEL``."""
 ODDS: tuple[float, ...] = (3.0, 10.0, 100.0, 1e4)
 """Alternatives that a test martingale is averaged over: how many times larger than by chance the odds of an event
 are. Any fixed choice gives a valid test; a wide one costs ln 4 = 1.4 nats and has power from mild to total faults."""
+
+
+def probability(log_p: float) -> float:
+    """exp(log_p), from ``LEAST_PROBABILITY`` to 1: a bound that does not underflow to an exact 0."""
+    return math.exp(min(max(log_p, math.log(LEAST_PROBABILITY)), 0.0))
 
 
 def log_e_process(hits_M: Ints, trials_M: Ints, chance_M: Floats, block_M: Ints) -> Floats:

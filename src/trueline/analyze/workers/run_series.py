@@ -5,6 +5,7 @@ T steps, N workers, G parameter groups, P parameters. NaN is not measured, not f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,6 +15,7 @@ from trueline.analyze.compared_ranks import Bools, Floats, Ints, columns_of, dat
 from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.stats.memoize import memoized
 from trueline.analyze.stats.peaks_over_threshold import LEVEL_STEPS, Spike
+from trueline.analyze.stats.tails import probability
 from trueline.schema.errors import CannotTell, RunError
 from trueline.store.reader import Run
 
@@ -174,7 +176,7 @@ def false_alarm_rate(log_p: float, kind: str, *, among: int, num_steps: int) -> 
     """Bound on the probability that ``num_steps`` healthy steps of the run show any series of the family as far beyond
     its share.
     """
-    return float(min(1.0, np.exp(log_p) * max(num_steps, 1) * max(among, 1) / SHARES[kind]))
+    return probability(log_p + math.log(max(num_steps, 1) * max(among, 1) / SHARES[kind]))
 
 
 def logs(values: Floats) -> Floats:

@@ -15,6 +15,7 @@ from trueline.analyze.stats.exchangeability import (
     log_threshold,
     scores,
 )
+from trueline.analyze.workers import run_series
 
 
 def _normal(steps: int, workers: int) -> np.ndarray:
@@ -98,3 +99,10 @@ def test_heights_in_pieces_equal_heights_at_once():
     z = scores(values)
     whole = log_detector(log_e_values(z, allowance_TN=0.1))
     np.testing.assert_array_equal(log_heights(z, allowance_TN=0.1), whole)
+
+
+def test_a_rate_too_small_for_a_float_is_a_bound_and_no_contradiction():
+    """0.0 would say that a healthy Run cannot have it at all."""
+    assert 0 < false_alarm_rate(915.0, num_steps=100, weight=1.0) <= 1e-299
+    assert run_series.false_alarm_rate(-2000.0, "loss", among=1, num_steps=100) > 0
+    assert run_series.false_alarm_rate(-math.inf, "loss", among=1, num_steps=100) > 0

@@ -73,7 +73,6 @@ loader = DataLoader(dataset, batch_size=16, sampler=sampler)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -83,7 +82,7 @@ from trueline.analyze.samples.consumed import Samples, consumed_samples
 from trueline.analyze.samples.declared import SPLIT_STREAM, Declared, declared_sampling
 from trueline.analyze.samples.fresh import FreshSamples
 from trueline.analyze.samples.repeats_in_step import Duplicates, find_duplicates, judged_slots, shared_in_step
-from trueline.analyze.stats.tails import ALARM_LEVEL
+from trueline.analyze.stats.tails import ALARM_LEVEL, probability
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.site import Site
@@ -160,7 +159,7 @@ def _finding(samples: Samples, found: Duplicates, declared: Declared, *, alone: 
             "groups": groups,
             "samples_shared": found.shared,
             "samples_consumed": found.consumed,
-            "chance_bound": math.exp(-found.log_e),
+            "chance_bound": probability(-found.log_e),
         },
         next=(SEEDED_AGAIN,) if found.kept else _same_part(groups) if in_part else _advice(declared),
     )

@@ -77,7 +77,6 @@ sampler = DistributedSampler(dataset, seed=args.seed)  # one order, cut into par
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
@@ -102,7 +101,7 @@ from trueline.analyze.samples.coverage import (
 from trueline.analyze.samples.declared import SPLIT_STREAM, Declared, declared_sampling
 from trueline.analyze.samples.fresh import FreshSamples
 from trueline.analyze.samples.repeats_in_epoch import Repeats, SeenOnce, find_overlap, named_workers, repeats_of
-from trueline.analyze.stats.tails import ALARM_LEVEL
+from trueline.analyze.stats.tails import ALARM_LEVEL, probability
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.site import Site
 from trueline.schema.text.words import counted, listed, ranks_text
@@ -226,7 +225,7 @@ def _unlikely(evidence: _Evidence, events: Ints, *, log_e: float) -> Finding:
         expected=chance,
         unit="fraction of repeats that are between workers",
         false_alarm_rate=None if by_design else ALARM_LEVEL,
-        more={"chance_bound": math.exp(-log_e)},
+        more={"chance_bound": probability(-log_e)},
     )
 
 
@@ -341,7 +340,7 @@ def _own_rows_in_part(evidence: _Evidence, returns: Returns) -> Finding | None:
         claim=f"Every worker reads one of {len(samples.ranks)} parts of the rows that it declares, and they are rows "
         f"of its own: {stayed} samples that came again in another order came to the worker that had "
         f"them, while an epoch brought {fresh:,} that no earlier one held.",
-        more={"samples_fresh": fresh, "samples_returned": len(returns.stays), "chance_bound": math.exp(-log_e)},
+        more={"samples_fresh": fresh, "samples_returned": len(returns.stays), "chance_bound": probability(-log_e)},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from trueline.analyze.compare.judge.values.block_pattern import (
 from trueline.analyze.compare.judge.values.value_judgement import Compared
 from trueline.analyze.compare.result import command_for
 from trueline.analyze.recorded.step_values import Value
+from trueline.analyze.stats.tails import probability
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import counted
@@ -96,7 +98,7 @@ def _finding(step: Step, found: Sequence[tuple[Compared, BlockPattern]], bits: f
         measured=float(sum(last - first for first, last in pattern.runs)),
         expected=0.0,
         unit="elements",
-        false_alarm_rate=2.0**-bits,
+        false_alarm_rate=probability(-bits * math.log(2)),
         evidence={
             "runs": [list(each) for each in pattern.runs],
             "multiples_of": pattern.block,

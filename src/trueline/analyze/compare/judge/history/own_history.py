@@ -41,6 +41,7 @@ from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.values.value_judgement import Compared
 from trueline.analyze.compare.op_names import function_of, op_class_of
 from trueline.analyze.stats.peaks_over_threshold import log_tail, tail_size
+from trueline.analyze.stats.tails import probability
 
 Floats = NDArray[np.float64]
 Key = tuple[int, str, str, int, str, bool]
@@ -118,7 +119,7 @@ def history_outliers(steps: Sequence[Step]) -> list[HistoryOutlier]:
         replace(outlier, false_alarm_rate=rate)
         for of_pass, found in tested.items()
         for log_p, outlier in found
-        if (rate := len(tested) * counts[of_pass] * math.exp(log_p)) < FALSE_ALARMS
+        if (rate := len(tested) * counts[of_pass] * probability(log_p)) < FALSE_ALARMS
     ]
     return sorted(outliers, key=lambda each: (steps[each.at].step, each.place, each.at))
 
