@@ -7,18 +7,28 @@ off. All of that is in torch's core: asking for it does not import ``torch._dyna
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._C._dynamo import eval_frame as _dynamo
 from torch.jit import ScriptModule
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trueline.capture.model.layout import unwrap
+from trueline.schema.errors import TruelineError
+
+_log = logging.getLogger("trueline")
+
+num_dispatch_modes = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined]
+_FunctionsUnseen = torch._C.DisableTorchFunction
+are_functions_unseen: Callable[[], bool] = getattr(torch._C, "_is_torch_function_all_disabled", lambda: False)
+"""Whether no mode of functions sees what runs now, as in an ``Unseen`` block."""
 
 
 def skipped(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,12 +42,36 @@ def skipped(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+class Unseen:
+    """A block that no mode of torch sees, whoever put it on: counters of calls or flops, a default device, a log.
+    Tensors of a class with a ``__torch_function__`` are plain ones inside.
+    """
+
+    __slots__ = ("_dispatch", "_functions")
+
+    def __enter__(self) -> None:
+        self._functions, self._dispatch = _FunctionsUnseen(), None
+        self._functions.__enter__()
+        if num_dispatch_modes():
+            self._dispatch = _disable_current_modes()
+            self._dispatch.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        if self._dispatch is not None:
+            self._dispatch.__exit__(None, None, None)
+        self._functions.__exit__(*raised)
+
+
 @skipped
 def untraced(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What ``call`` returns, run with dynamo turned off in this thread."""
+    """What ``call`` returns, run with dynamo and all modes turned off in this thread."""
     before = _dynamo.set_eval_frame(None)
     try:
-        return call(*args, **kwargs)
+        if num_dispatch_modes():
+            with Unseen():
+                return call(*args, **kwargs)
+        with _FunctionsUnseen():
+            return call(*args, **kwargs)
     finally:
         _dynamo.set_eval_frame(before)
 
@@ -49,6 +83,8 @@ class Hook:
 
     A hook that is registered ``with_kwargs`` and is taken off while torch goes through the hooks of its module (a step
     that ends then, by a forward pass, takes its own off) is still called, but without them: that is not passed on.
+
+    What ``call`` raises by mistake is logged, and it is not called again. What Trueline raises on purpose goes on.
     """
 
     def __init__(self, call: Callable[..., Any] | None = None, *, num_args: int = 0) -> None:
@@ -57,35 +93,22 @@ class Hook:
     @skipped
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call through."""
-        if self.call is None or len(args) < self._num_args or torch.compiler.is_compiling() or asks_itself():
+        if self.call is None or len(args) < self._num_args or torch.compiler.is_compiling():
             return None
-        return untraced(self.call, *args, **kwargs)
+        try:
+            return untraced(self.call, *args, **kwargs)
+        except TruelineError:
+            raise
+        except Exception:
+            self.call = None
+            _log.exception("trueline: a hook failed and was dropped")
+        return None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
         return Hook()
 
     def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
         return (Hook, ())
-
-
-_asking: list[None] = []
-"""One for each question of ours that autograd is answering, in whatever thread: it waits for the answer."""
-
-
-def asks_itself() -> bool:
-    """Whether autograd runs a backward pass that Trueline asked for: its hooks take nothing of it."""
-    return bool(_asking)
-
-
-def gradients_of(outputs: Sequence[Tensor], inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients of a weighted sum of ``outputs`` with respect to ``inputs``, None where there is none: the graph
-    and every ``.grad`` stay as they are, and neither a recorded step nor a probe takes note.
-    """
-    _asking.append(None)
-    try:
-        return list(torch.autograd.grad(outputs, inputs, weights, retain_graph=True, allow_unused=True))
-    finally:
-        _asking.pop()
 
 
 def in_backward() -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trueline.capture.model.layout import clean_name, unwrap
-from trueline.capture.model.untraced import Hook, asks_itself, compiled_in_place
+from trueline.capture.model.untraced import Hook, compiled_in_place
 from trueline.capture.record.calls import Call
 
 
@@ -136,8 +136,7 @@ class _Arrived:
         self.tensor, self.version = weakref.ref(x), x._version
 
     def __call__(self, gradient: Tensor | None) -> None:
-        if not asks_itself():
-            self.hooks._arrived(self.places, gradient)
+        self.hooks._arrived(self.places, gradient)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[[Tensor], None]:
         return _silent

@@ -14,6 +14,7 @@ from torch import nn
 
 from trueline.capture.adapters.base import Adapter
 from trueline.capture.job.safe_sink import SafeSink
+from trueline.capture.model.untraced import Unseen, are_functions_unseen, num_dispatch_modes
 from trueline.capture.record.make_session import AnySession, Idle
 from trueline.capture.step.exchange import Team
 from trueline.capture.step.own_time import OwnTime
@@ -95,12 +96,12 @@ class WorkingParts:
 
 
 class _Ours:
-    """Times what is Trueline's in the outermost of a thread, and has nothing of it recorded; where the code inside
-    raises, ends ``part``, if it has a name. A class, as every step enters several: a generator of ``contextlib`` takes
-    several times as long.
+    """Times what is Trueline's in the outermost of a thread, and lets no session and no mode see it; where the code
+    inside raises, ends ``part``, if it has a name. A class, as every step enters several: a generator of ``contextlib``
+    takes several times as long.
     """
 
-    __slots__ = ("_begin", "_part", "_parts", "_sessions", "_thread")
+    __slots__ = ("_begin", "_part", "_parts", "_sessions", "_thread", "_unseen")
 
     def __init__(self, parts: WorkingParts, part: str) -> None:
         self._parts, self._part = parts, part
@@ -116,6 +117,10 @@ class _Ours:
         self._sessions = [each.session for each in _here if type(each.session) is not Idle]
         for session in self._sessions:
             session.pause()
+        self._unseen = None
+        if not are_functions_unseen() or num_dispatch_modes():
+            self._unseen = Unseen()
+            self._unseen.__enter__()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         try:
@@ -125,6 +130,8 @@ class _Ours:
             return True
         finally:
             if self._thread is not None:
+                if self._unseen is not None:
+                    self._unseen.__exit__(None, None, None)
                 for session in self._sessions:
                     session.resume()
                 self._parts._inside.discard(self._thread)

@@ -33,11 +33,11 @@ from torch.utils.data import dataloader
 
 from trueline.capture.child_env import TRIAL
 from trueline.capture.model import patches
+from trueline.capture.model.graph import nodes_below
 from trueline.capture.model.layout import local
 from trueline.capture.model.untraced import Hook, in_backward
 from trueline.capture.model.world import own_rank, world_size
 from trueline.capture.probes.losses.descent import roots_of
-from trueline.capture.probes.losses.rows import nodes_below
 from trueline.capture.seeding import seed_all
 from trueline.capture.trial.changed_batches import Unchangeable, changed, leaves, rows_of, what_counts
 from trueline.capture.trial.moved_weights import Trained, signs_of, still_rows

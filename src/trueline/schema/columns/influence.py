@@ -13,7 +13,8 @@ DOUBTS: tuple[str, ...] = (
     "the model returned no logits of the shape [batch, positions, classes] with a gradient",
     "no cross-entropy of torch was seen below the loss, or checkpointing keeps its targets",
     "targets are not the next tokens of what an embedding read (another objective, or targets that are not seen)",
-    "parts of the model have a backward pass of their own, or are recomputed, and a second one might change them",
+    "parts of the model have a backward pass of their own, are recomputed or have lent out memory, and a second one "
+    "might change them",
     "gradients are not finite, or nothing reaches the embedding",
     "the model's inputs are not all seen, have no first dimension in common (as graphs), or have one row",
     "no output of the model has a gradient and a row for each sample (samples may be in another place than the first "

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trueline.capture.model.graph import is_hooked
 from trueline.capture.model.untraced import Hook
 
 MAX_NODES = 64
@@ -24,9 +25,6 @@ LINEAR = re.compile(
     "Slice|Select|IndexSelect|MaskedSelect|MaskedFill|Where|Stack|Cat|Split|Permute|Transpose|T|AsStrided|_DDPSink"
 )
 """Operations whose result is a multiple of, or a sum over, what needs a gradient."""
-
-_unknown = object()
-"""Of versions of torch that do not say whether hooks keep a saved tensor: to read it may run a forward pass again."""
 
 SINK = "_DDPSink"
 """What DDP passes all outputs of a model through, each to the one in its place."""
@@ -167,11 +165,6 @@ def first_position(node: Any) -> int | None:
 def operation_of(node: Any) -> str:
     """The name of the operation of a node of the graph, as ``LogSoftmax``."""
     return node.name().rstrip("0123456789").removesuffix("Backward")
-
-
-def is_hooked(saved: Any) -> bool:
-    """Whether hooks keep this saved tensor: to read it may run a forward pass again."""
-    return getattr(saved, "unpack_hook", _unknown) is not None
 
 
 def ignored_index(node: Any) -> int:

@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
 
 from trueline.capture.adapters.base import Guard
 from trueline.capture.model import patches
+from trueline.capture.model.graph import can_be_asked, gradients_of
 from trueline.capture.model.outputs import differentiable
-from trueline.capture.model.untraced import Hook, compiled_in_place, gradients_of, in_backward
+from trueline.capture.model.untraced import Hook, compiled_in_place, in_backward
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.losses import cross_entropy, descent
 from trueline.capture.probes.losses.order import OrderReader
-from trueline.capture.probes.losses.rows import RowReader, nodes_below
+from trueline.capture.probes.losses.rows import RowReader
 from trueline.schema.columns.influence import (
     COMPILED,
     NO_LOGITS,
@@ -33,9 +33,6 @@ from trueline.schema.columns.influence import (
     SHARDED,
 )
 
-MAX_NODES = 100_000
-"""Operations of the graph that are looked at before it is used once more."""
-
 
 class InfluenceProbe:
     """At the step that the plan names keeps embeddings and logits from the forward to the backward pass, and there
@@ -43,9 +40,9 @@ class InfluenceProbe:
     for some rows, with respect to what its first modules made of the others (``rows``), and of the first layer that
     mixes positions with respect to equal tokens (``order``).
 
-    Only ``torch.autograd.grad`` up to the embeddings: no ``.grad`` is touched, and no hook of a parameter, such as
-    DDP's, is called; a recorded step has nothing of it. Where the graph has parts that could notice (code of its own,
-    recomputation, gathering), nothing is done. It waits for the device, once.
+    The operations of the graph are called one by one (``graph``): no ``.grad`` is touched, and no hook of anybody's is
+    called. Where the graph has parts that could notice (code of its own, recomputation, gathering), nothing is done. It
+    waits for the device, once.
     """
 
     name = "influence"
@@ -122,7 +119,7 @@ class InfluenceProbe:
         self._order = OrderReader(module)
         for part in module.modules():
             if next(part.children(), None) is None:
-                self._hooks.append(part.register_forward_hook(Hook(self._at_module), with_kwargs=True))
+                self._hooks.append(part.register_forward_hook(Hook(self._at_module, num_args=4), with_kwargs=True))
 
     def _at_module(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self._reader is None or self._order is None or in_backward():
@@ -150,9 +147,9 @@ class InfluenceProbe:
             roots = descent.roots_of(tensors)
             try:
                 if roots and self._reader is not None and self._order is not None:
-                    usable = _can_go_twice(self._reader.outputs)
+                    usable = can_be_asked(self._reader.outputs)
                     self._of_order = self._order.judged(
-                        self._embedded, usable=_can_go_twice(self._order.outputs), placed=self._positions is not None
+                        self._embedded, usable=can_be_asked(self._order.outputs), placed=self._positions is not None
                     )
                     row = self._looked(roots)
                     self._of_rows = self._reader.judged(in_order=row[0] == 0, usable=usable)
@@ -205,7 +202,7 @@ def _next_tokens(ids_BT: Tensor, target: Tensor, ignored: int) -> Tensor | None:
 
 def _measured(logits: Tensor, embedded: Tensor, counts_BT: Tensor, positions: Any) -> list[float]:
     """The row of a pass whose target counts at these positions."""
-    if not _can_go_twice([logits]):
+    if not can_be_asked([logits]):
         return _row(OWN_BACKWARD)
     place_T = torch.arange(counts_BT.shape[1], device=counts_BT.device)
     nth_BT = counts_BT.cumsum(1)
@@ -245,17 +242,3 @@ def _gradient(logits_BTV: Tensor, embedded_BTD: Tensor, of_BT: Tensor) -> Tensor
     weights_V = torch.arange(logits_BTV.shape[-1], device=logits_BTV.device).cos().to(logits_BTV.dtype)
     (gradient,) = gradients_of([logits_BTV], [embedded_BTD], [of_BT[..., None] * weights_V])
     return of_BT * 0.0 if gradient is None else gradient.detach().abs().amax(-1).double()
-
-
-def _can_go_twice(roots: list[Tensor]) -> bool:
-    """Whether all of the graph is torch's own and what it keeps for backward is kept as it is."""
-    for number, node in enumerate(nodes_below(roots)):
-        if number >= MAX_NODES or isinstance(node, BackwardCFunction) or type(node).__name__ == "CppFunction":
-            return False
-        for name in dir(type(node)):
-            if name.startswith("_raw_saved_"):
-                kept = getattr(node, name)
-                for each in kept if isinstance(kept, (tuple, list)) else (kept,):
-                    if each is not None and cross_entropy.is_hooked(each):
-                        return False
-    return True

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trueline.capture.model.graph import is_hooked
 from trueline.capture.probes.losses.attached_targets import attached_target
 from trueline.capture.probes.losses.cross_entropy import (
     LINEAR,
@@ -21,7 +22,6 @@ from trueline.capture.probes.losses.cross_entropy import (
     SINK,
     first_position,
     ignored_index,
-    is_hooked,
     operation_of,
 )
 from trueline.schema.columns.input_values import InputFact

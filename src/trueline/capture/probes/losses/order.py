@@ -14,7 +14,7 @@ from dataclasses import astuple
 import torch
 from torch import Tensor, nn
 
-from trueline.capture.model.untraced import gradients_of
+from trueline.capture.model.graph import gradients_of
 from trueline.schema.columns.influence import (
     DROPS,
     NO_PAIRS,

@@ -7,7 +7,7 @@ graphs are, N rows of all together, G samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, replace
 from typing import Any
 
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
+from trueline.capture.model.graph import gradients_of, nodes_below
 from trueline.capture.model.outputs import differentiable
-from trueline.capture.model.untraced import gradients_of
 from trueline.capture.probes.arguments import named_arguments
 from trueline.capture.probes.batch import token_ids
 from trueline.schema.columns.influence import (
@@ -247,18 +247,6 @@ def _tells(name: str, x: Tensor) -> bool:
     """Whether it is a condition of samples, and differs between them."""
     beside = any(word in name.lower() for word in BESIDE)
     return not beside and x.dtype != torch.bool and bool((x != x[0]).any())
-
-
-def nodes_below(roots: Iterable[Tensor]) -> Iterator[Any]:
-    """The operations that ``roots`` were made by."""
-    ahead: list[Any] = [root.grad_fn for root in roots]
-    seen = set[Any]()
-    while ahead:
-        node: Any = ahead.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            yield node
-            ahead.extend(below for below, _ in node.next_functions)
 
 
 def _chosen(rows: int) -> slice:

@@ -157,3 +157,45 @@ def test_a_step_that_the_plan_names_takes_the_place_of_that_of_preset_laws():
     assert [age for age in range(30) if Plan(preset="laws", influence=3).looks_at(age, age=age)] == [3]
     assert [age for age in range(30) if Plan(preset="laws").looks_at(500 + age, age=age)] == [LAWS_AGE]
     assert not any(Plan().looks_at(age, age=age) for age in range(30))
+
+
+def parts_called_one_by_one():
+    parts = nn.ModuleDict({"embed": nn.Embedding(64, 8), "head": nn.Linear(8, 64)})
+    return parts, lambda ids: parts["head"](parts["embed"](ids))
+
+
+def an_embedding():
+    embed = nn.Embedding(64, 64)
+    return embed, embed
+
+
+def hooked_activations():
+    """Hooks on what a part returns, which draw, count and retain."""
+    model = nn.Sequential(nn.Embedding(64, 8), nn.Tanh(), nn.Linear(8, 64))
+
+    def on_output(module, args, output):
+        output.retain_grad()
+        output.register_hook(lambda g: g + 0.01 * torch.randn_like(g))
+
+    model[1].register_forward_hook(on_output)
+    return model, model
+
+
+@pytest.mark.parametrize("make", [parts_called_one_by_one, an_embedding, hooked_activations])
+def test_preset_laws_changes_no_training_of_any_shape(tmp_path, make):
+    weights = []
+    for out in (None, tmp_path / "run"):
+        torch.manual_seed(1)
+        model, call = make()
+        updates = torch.optim.SGD(model.parameters(), lr=0.1)
+        watch = None if out is None else trueline.watch(model, updates, out=out, plan={"preset": "laws"})
+        for _ in range(STEPS):
+            ids = torch.randint(64, (4, 12))
+            functional.cross_entropy(call(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
+            updates.step()
+            updates.zero_grad()
+        if watch is not None:
+            watch.close()
+        weights.append([param.detach().clone() for param in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+    assert "failed" not in str(trueline.open_run(tmp_path / "run").manifest)

@@ -1,0 +1,133 @@
+"""The graph of a forward pass, asked without the engine of autograd.
+
+The engine calls what is hooked to tensors and nodes, whoever hooked it: noise that a script draws there, counters,
+gathering of parameters. It also fills ``.grad`` of tensors that retain it. So nodes are called here one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import get_gradient_edge
+
+MAX_NODES = 20_000
+"""Operations of a graph that is asked, each of which is called from Python."""
+
+_UNKNOWN = object()
+"""Of versions of torch that do not say whether hooks keep a saved tensor."""
+
+
+def nodes_below(roots: Iterable[Tensor]) -> Iterator[Any]:
+    """The operations that ``roots`` were made by."""
+    ahead: list[Any] = [root.grad_fn for root in roots]
+    seen = set[Any]()
+    while ahead:
+        node: Any = ahead.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            ahead.extend(below for below, _ in node.next_functions)
+
+
+def is_hooked(saved: Any) -> bool:
+    """Whether hooks keep this saved tensor: to read it may run a forward pass again."""
+    return getattr(saved, "unpack_hook", _UNKNOWN) is not None
+
+
+def can_be_asked(roots: Iterable[Tensor]) -> bool:
+    """Whether all operations below ``roots`` are torch's own, and what they keep for backward is there, as it was, and
+    is read by no hook. A library that shards may have freed the memory of parameters until backward begins, and to
+    read it then ends the process.
+    """
+    for number, node in enumerate(nodes_below(roots)):
+        if number >= MAX_NODES or isinstance(node, BackwardCFunction) or type(node).__name__ == "CppFunction":
+            return False
+        for name in _kept_by(type(node)):
+            raw = getattr(node, f"_raw_saved_{name}")
+            if any(one is not None and is_hooked(one) for one in (raw if isinstance(raw, (tuple, list)) else (raw,))):
+                return False
+            try:
+                kept = getattr(node, f"_saved_{name}")
+            except RuntimeError:  # changed in place, or freed: backward will raise, too
+                return False
+            if not all(one is None or _is_there(one) for one in (kept if isinstance(kept, (tuple, list)) else (kept,))):
+                return False
+    return True
+
+
+@cache
+def _kept_by(kind: type) -> tuple[str, ...]:
+    prefix = "_raw_saved_"
+    return tuple(name.removeprefix(prefix) for name in dir(kind) if name.startswith(prefix))
+
+
+def _is_there(x: Tensor) -> bool:
+    if type(x) not in (Tensor, nn.Parameter) or x.layout != torch.strided:
+        return False
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    needed = (x.storage_offset() + last + 1) * x.element_size() if x.numel() else 0
+    return x.untyped_storage().nbytes() >= needed
+
+
+def gradients_of(outputs: Sequence[Tensor], inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients of a weighted sum of ``outputs``, whose graph ``can_be_asked``, with respect to ``inputs``, None
+    where there is none. No hook is called, and the graph and every ``.grad`` stay as they are.
+    """
+    edges = [tuple(get_gradient_edge(each)[:2]) for each in inputs]
+    asked, slots = {node for node, _ in edges}, set(edges)
+    roots = [tuple(get_gradient_edge(each)[:2]) for each in outputs]
+    found: dict[Any, Tensor] = {}
+    arrived: dict[Any, list[Tensor | None]] = {}
+    with torch.no_grad():
+        for root, weight in zip(roots, weights, strict=True):
+            _add(arrived, root, weight)
+        for node, leads in _in_order([node for node, _ in roots], asked):
+            gradients = arrived.pop(node, None)
+            if gradients is None:
+                continue
+            found |= {(node, slot): x for slot, x in enumerate(gradients) if x is not None and (node, slot) in slots}
+            if leads:
+                below = node(*gradients)
+                for edge, x in zip(node.next_functions, below if isinstance(below, tuple) else (below,), strict=True):
+                    if edge[0] in leads and x is not None:
+                        _add(arrived, edge, x)
+    return [found.get(edge) for edge in edges]
+
+
+def _in_order(roots: Sequence[Any], asked: set[Any]) -> list[tuple[Any, set[Any]]]:
+    """The operations below ``roots`` by which ``asked`` are reached, each after all that need it, and with those below
+    it by which they are.
+    """
+    after: list[tuple[Any, set[Any]]] = []
+    reaches: dict[Any, bool] = {}
+    ahead = [(node, False) for node in roots]
+    while ahead:
+        node, is_done = ahead.pop()
+        if is_done:
+            leads = {below for below, _ in node.next_functions if below is not None and reaches[below]}
+            reaches[node] = bool(leads) or node in asked
+            after += [(node, leads)] if reaches[node] else []
+        elif node not in reaches:
+            reaches[node] = False
+            ahead.append((node, True))
+            ahead += [(below, False) for below, _ in node.next_functions if below is not None and below not in reaches]
+    return after[::-1]
+
+
+def _add(arrived: dict[Any, list[Tensor | None]], edge: tuple[Any, int], x: Tensor) -> None:
+    """Add a gradient to those that have arrived at an operation, in the form of what it returned, as the engine does:
+    of what was broadcast it is the sum.
+    """
+    node, slot = edge
+    form = node._input_metadata[slot]
+    shape = tuple(form.shape)
+    x = x if tuple(x.shape) == shape else x.sum_to_size(shape)
+    x = x if x.dtype == form.dtype else x.to(form.dtype)
+    slots = arrived.setdefault(node, [None] * len(node._input_metadata))
+    before = slots[slot]
+    slots[slot] = x if before is None else before + x
