@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from trueline.schema.site import SITE_FORM
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.text import Text
 
     from trueline.analyze.compare.result import ComparedRow, Comparison
+    from trueline.cli.screen import Console
     from trueline.render.comparison.compare_rows import RelevantRow
     from trueline.render.comparison.compare_story import Story
 
@@ -214,9 +214,9 @@ def _as_text(text: str, bold: int = 0, *, style: str = "") -> Text:
     """``text`` as a terminal may safely print it; its first ``bold`` characters are bold."""
     from rich.text import Text
 
-    from trueline.render.wording import visible
+    from trueline.render.wording import one_line
 
-    shown = Text(str(visible(text)).replace("−", "-"), style=style, end="")
+    shown = Text(one_line(text).replace("−", "-"), style=style, end="")
     if bold:
         shown.stylize("bold", 0, bold)
     return shown

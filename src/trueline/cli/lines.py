@@ -10,8 +10,9 @@ from typing import IO, TYPE_CHECKING, Any
 from trueline.analyze.actions import in_pieces
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.text import Text
+
+    from trueline.cli.screen import Console
 
 _ENDLESS = 1 << 15
 """Columns of what is no terminal: more than a line has."""
@@ -33,7 +34,7 @@ class _Unpadded:
 
 def screen(*, stderr: bool = False) -> Console:
     """Prints to a terminal as wide as it is; elsewhere a sentence is a line, unless ``COLUMNS`` says how wide."""
-    from rich.console import Console
+    from trueline.cli.screen import Console
 
     on_terminal = Console(stderr=stderr)
     if on_terminal.is_terminal:

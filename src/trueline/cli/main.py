@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from trueline.cli import plugins
+from trueline.cli.log import guarded
 from trueline.cli.verbs import (
     calibrate,
     check,
@@ -30,6 +31,7 @@ from trueline.cli.verbs import (
     verify,
     view,
 )
+from trueline.render.wording import visible
 from trueline.schema.errors import CannotTell, TruelineError
 
 app = typer.Typer(
@@ -83,11 +85,12 @@ def options(
 
 def main() -> None:
     """Run the command line; a TruelineError becomes one sentence on standard error and exit code 2 (3: cannot tell)."""
+    sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
     try:
         app(prog_name="trueline")
     except CannotTell as error:
-        print(f"trueline: {error}", file=sys.stderr)
+        print(visible(f"trueline: {error}"), file=sys.stderr)
         sys.exit(3)
     except TruelineError as error:
-        print(f"trueline: {error}", file=sys.stderr)
+        print(visible(f"trueline: {error}"), file=sys.stderr)
         sys.exit(2)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trueline.schema.site import SITE_FORM
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from trueline.cli.screen import Console
 
 MAX_MODULES = 40
 MAX_ROWS = 500

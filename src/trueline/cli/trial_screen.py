@@ -49,8 +49,7 @@ def _running(told: Told, words: Sequence[str]) -> Iterator[None]:
     import signal
     import sys
 
-    from rich.console import Console
-
+    from trueline.cli.screen import Console
     from trueline.cli.waiting import on_terminal
     from trueline.schema.errors import InputError
     from trueline.schema.text.words import counted

@@ -16,8 +16,9 @@ EVERY_S = 30.0
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
     """Show ``what`` on standard error while the block runs; yields a function that replaces the text."""
     if on_terminal():
-        from rich.console import Console
         from rich.markup import escape
+
+        from trueline.cli.screen import Console
 
         with Console(stderr=True).status(escape(what)) as status:
             yield lambda text: status.update(escape(text))

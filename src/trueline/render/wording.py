@@ -10,7 +10,8 @@ from trueline.schema.finding import LEAST_PROBABILITY
 ABSENT = "–"
 """What stands where nothing was measured."""
 
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that steer a terminal, change the direction of text, or end a line without being seen to."""
 
 
 def visible(value: object) -> object:
@@ -18,9 +19,14 @@ def visible(value: object) -> object:
 
     A file name or a flag of a Run may hold any of them; escaping alone would leave a text that reads backwards.
     """
-    if isinstance(value, str) and _UNPRINTABLE.search(value):
-        return type(value)(_UNPRINTABLE.sub("\ufffd", value))
+    if isinstance(value, str) and UNPRINTABLE.search(value):
+        return type(value)(UNPRINTABLE.sub("\ufffd", value))
     return value
+
+
+def one_line(text: str) -> str:
+    """A name, or what else has no lines, as ``visible`` makes it, and in one line."""
+    return str(visible(text)).replace("\n", "\ufffd").replace("\t", " ")
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -34,6 +34,7 @@ from trueline.render.comparison.compare_growth import steps_lines
 from trueline.render.comparison.compare_rows import COLUMNS, most_relevant
 from trueline.render.comparison.compare_story import judged_text, size_text, story_of, times_text
 from trueline.render.comparison.compare_xlsx import COLOURS, write_xlsx
+from trueline.render.wording import visible
 from trueline.schema.columns.records import StackRecord
 from trueline.schema.errors import InputError
 from trueline.store.reader import Run
@@ -439,7 +440,7 @@ def test_csv_has_every_row_in_full_precision(tmp_path: Path) -> None:
         for name in ("times", "measured", "expected"):
             value = getattr(judged, name)
             assert line[name] == "" if value is None else float(line[name]) == value or math.isnan(value)
-    assert read[-1]["note"] == 'a, "b"\nnext ?'
+    assert read[-1]["note"] == 'a, "b"\nnext \ufffd'
     assert read[-1]["times"] == "inf"
     assert read[-1]["shape"] == "scalar"
     assert json.loads(read[-1]["details"], parse_constant=pytest.fail) == {
@@ -461,7 +462,8 @@ def test_csv_is_what_the_standard_library_writes(tmp_path: Path) -> None:
     with (tmp_path / "other.csv").open("w", newline="", encoding="utf-8", errors="replace") as file:
         writer = csv.writer(file)
         writer.writerow([column.name for column in COLUMNS])
-        writer.writerows([column.cell(row) for column in COLUMNS] for row in rows)
+        cells = [[visible(column.cell(row)) for column in COLUMNS] for row in rows]
+        writer.writerows([f"'{cell}" if cell == "=1+1" else cell for cell in row] for row in cells)
     assert (tmp_path / "rows.csv").read_bytes() == (tmp_path / "other.csv").read_bytes()
 
 

@@ -9,8 +9,7 @@ import typer
 from trueline.cli.options import Json, Names, Ranks, Steps
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from trueline.cli.screen import Console
     from trueline.schema.files.tolerance import Tolerance
 
 _SHOWN = 12
@@ -35,11 +34,10 @@ def command(
 
     Exit code 0: the tolerance was written; 2: Runs that cannot be read or do not belong together; 3: nothing measured.
     """
-    from rich.console import Console
-
     from trueline.analyze.compare.calibrate import calibrate
     from trueline.analyze.compare.match.names import NameMap
     from trueline.cli.json_document import print_document
+    from trueline.cli.screen import Console
     from trueline.cli.waiting import waiting
     from trueline.render.output import writable_target
 

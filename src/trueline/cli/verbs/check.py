@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -10,11 +11,11 @@ from trueline.cli.options import Json, Ref
 from trueline.schema.site import SITE_FORM
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.text import Text
 
     from trueline.analyze.check_run import CheckReport
     from trueline.analyze.incidents import Incident
+    from trueline.cli.screen import Console
     from trueline.schema.finding import Finding
 
 _COLOURS = {"error": "red", "warning": "yellow", "info": "blue"}
@@ -43,6 +44,7 @@ def command(
     from trueline.analyze.check_run import check
     from trueline.cli.json_document import print_document
     from trueline.cli.lines import screen
+    from trueline.cli.log import print_commands
     from trueline.cli.waiting import waiting
     from trueline.render.ci.github import annotations
     from trueline.render.ci.junit import junit
@@ -55,7 +57,7 @@ def command(
     if json:
         print_document(report.to_json())
     elif format == "github":
-        print(annotations(report))
+        print_commands(annotations(report), sys.stdout)
     elif format == "junit":
         print(junit(report))
     else:

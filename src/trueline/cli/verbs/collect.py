@@ -29,9 +29,8 @@ def command(
     Exit code 0: all ranks are there; 1: some are missing, or rows of one are damaged or missing; 2: nothing could be
     collected.
     """
-    from rich.console import Console
-
     from trueline.cli.json_document import print_document
+    from trueline.cli.screen import Console
     from trueline.cli.waiting import waiting
     from trueline.schema.errors import InputError, RunError
     from trueline.schema.text.reading import why

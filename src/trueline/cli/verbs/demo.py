@@ -41,10 +41,9 @@ def command(
 
     Exits with 0 when the demo ran, whatever it found, and with 2 where an input cannot be used or a worker died.
     """
-    from rich.console import Console
-
     from trueline.cli.json_document import print_document
     from trueline.cli.lines import screen
+    from trueline.cli.screen import Console
     from trueline.demo.fine_tune import Options
     from trueline.demo.run import run
     from trueline.demo.screen import progress_bars, summary

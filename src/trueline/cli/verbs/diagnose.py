@@ -9,11 +9,11 @@ import typer
 from trueline.cli.options import Json, Ref
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.text import Text
 
     from trueline.analyze.causes.diagnosis import Diagnosis
     from trueline.analyze.incidents import Incident
+    from trueline.cli.screen import Console
 
 
 def command(

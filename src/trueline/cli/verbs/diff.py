@@ -9,11 +9,11 @@ import typer
 from trueline.cli.options import Json
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.text import Text
 
     from trueline.analyze.same_job.diff import JobDiff
     from trueline.analyze.same_job.difference import Difference
+    from trueline.cli.screen import Console
 
 _MAX_LINES = 30
 _WIDTH = 100
@@ -67,8 +67,10 @@ def command(
 def _print(console: Console, found: JobDiff, written: list[str], *, every: bool) -> None:
     from rich.text import Text
 
+    from trueline.render.wording import one_line
+
     style = "bold yellow" if found.telling else "bold green"
-    lines = [Text(found.headline, style=style), Text("")]
+    lines = [Text(one_line(found.headline), style=style), Text("")]
     shown = found.differences if every else found.differences[:_MAX_LINES]
     width = max((len(each.says) for each in shown), default=0)
     lines += [_line(each, min(width, 58)) for each in shown]
@@ -76,7 +78,7 @@ def _print(console: Console, found: JobDiff, written: list[str], *, every: bool)
         lines.append(Text(f"and {len(found.differences) - len(shown)} that are less likely: --all", style="dim"))
     if shown:
         lines.append(Text(""))
-    lines += [Text(line, style="dim") for line in _about(found)]
+    lines += [Text(one_line(line), style="dim") for line in _about(found)]
     lines += [Text(f"Written: {path}") for path in written]
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
@@ -85,7 +87,7 @@ def _print(console: Console, found: JobDiff, written: list[str], *, every: bool)
 def _line(each: Difference, width: int) -> Text:
     from rich.text import Text
 
-    from trueline.render.wording import visible
+    from trueline.render.wording import one_line
     from trueline.schema.text.words import clipped
 
     both = f"{clipped(each.run, 40)} | {clipped(each.ref, 40)}"
@@ -93,7 +95,7 @@ def _line(each: Difference, width: int) -> Text:
     tail = f"   ({where})" if where else ""
     note = f"   {each.note}" if each.note else ""
     text = Text(f"{each.likely:>3}  {each.code:<18}", style=_STYLES[each.severity])
-    return text.append(str(visible(f"{each.says:<{width}}  {both}{tail}{note}")), style="")
+    return text.append(one_line(f"{each.says:<{width}}  {both}{tail}{note}"), style="")
 
 
 def _about(found: JobDiff) -> list[str]:

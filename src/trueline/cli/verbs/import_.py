@@ -112,9 +112,8 @@ def rl(
 
     Example: trueline import rl logs/exp_001 runs/rollouts
     """
-    from rich.console import Console
-
     from trueline.cli.json_document import print_document
+    from trueline.cli.screen import Console
     from trueline.rl.batch import rows_of
     from trueline.schema.files.run_manifest import SCHEMA_VERSION
     from trueline.schema.text.words import counted
@@ -164,9 +163,8 @@ def _reading(source: str) -> Any:
 
 
 def _tell(path: str, *, json: bool) -> None:
-    from rich.console import Console
-
     from trueline.cli.json_document import print_document
+    from trueline.cli.screen import Console
     from trueline.schema.files.run_manifest import SCHEMA_VERSION
     from trueline.schema.text.words import counted
     from trueline.store.reader import Run

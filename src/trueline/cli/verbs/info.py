@@ -9,8 +9,7 @@ import typer
 from trueline.cli.options import Json
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from trueline.cli.screen import Console
     from trueline.store.reader import Run
 
 FEW_ROWS = 3

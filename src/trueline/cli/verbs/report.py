@@ -26,9 +26,8 @@ def command(
     Verdict, incidents with evidence for and against, ranks over steps, dispersion, cosines, settings. The exit code is
     0 once the file is written, whatever is found: `trueline check` is the one that judges with its exit code.
     """
-    from rich.console import Console
-
     from trueline.cli.json_document import print_document
+    from trueline.cli.screen import Console
 
     target, watched, _, shared = written(runs, out, "report", overwrite=overwrite)
     judged = [(each.name, each.require_results().report) for each in watched]

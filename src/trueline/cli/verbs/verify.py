@@ -17,9 +17,8 @@ def command(
 
     Exit code 0: whole; 1: damaged, or something is missing; 2: no Run.
     """
-    from rich.console import Console
-
     from trueline.cli.json_document import print_document
+    from trueline.cli.screen import Console
     from trueline.cli.waiting import waiting
     from trueline.store.verify import verify
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trueline.render.wording import visible
 from trueline.schema.text.words import ranks_text
 
 if TYPE_CHECKING:
@@ -37,4 +38,4 @@ def _line(kind: str, title: str, text: str) -> str:
 
 
 def _escaped(text: str, replacements: dict[str, str]) -> str:
-    return text.translate(str.maketrans(replacements))
+    return str(visible(text)).translate(str.maketrans(replacements))

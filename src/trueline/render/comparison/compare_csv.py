@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -9,14 +10,19 @@ from pathlib import Path
 from trueline.analyze.compare.result import ComparedRow
 from trueline.render.comparison.compare_rows import COLUMNS, RowColumn
 from trueline.render.output import replacing
+from trueline.render.wording import visible
 
+_COMPUTED = tuple("=+-@|\uff1d\uff0b\uff0d\uff20")
+"""First characters of what a spreadsheet takes for a formula (OWASP, CSV injection), also of full width."""
+_NUMBER = re.compile(r"[-+]?(?:[\d.,]+(?:e[-+]?\d+)?|inf|nan)", re.IGNORECASE)
 _ROWS = 8192
 """Rows of which the text is in memory at once."""
 
 
 def write_csv(target: Path, rows: Sequence[ComparedRow]) -> None:
     """Write a header and one line a row to ``target`` (UTF-8, RFC 4180): numbers in full precision, nothing where
-    something was not measured, ``nan`` and ``inf`` by name. Raises ``InputError`` where it cannot be written.
+    something was not measured, ``nan`` and ``inf`` by name. A text that a spreadsheet would compute has an apostrophe
+    in front. Raises ``InputError`` where it cannot be written.
     """
     # A name of a Run may hold what UTF-8 has no form for; it becomes a question mark.
     opening = {"mode": "w", "encoding": "utf-8", "errors": "replace", "newline": ""}
@@ -39,8 +45,16 @@ def _texts(column: RowColumn, rows: Sequence[ComparedRow]) -> list[str]:
     keys = shared if column.text is None else list(map(id, shared))
     distinct = dict(zip(keys, shared, strict=True))
     cells = distinct.values() if column.text is None else map(column.text, distinct.values())
-    texts = dict(zip(distinct, _quoted(["" if cell is None else str(cell) for cell in cells]), strict=True))
+    texts = dict(zip(distinct, _quoted(["" if cell is None else _harmless(cell) for cell in cells]), strict=True))
     return list(map(texts.__getitem__, keys))
+
+
+def _harmless(cell: object) -> str:
+    """A number as it is; a text as what it reads, for spreadsheets and terminals, too."""
+    if not isinstance(cell, str):
+        return str(cell)
+    text = str(visible(cell))
+    return f"'{text}" if text.lstrip()[:1] in _COMPUTED and text.strip() and not _NUMBER.fullmatch(text) else text
 
 
 def _quoted(texts: list[str]) -> list[str]:

@@ -94,10 +94,10 @@ _MEANS_DEVICES = {
 
 def end(found: OpAnswer | Precheck, means: Mapping[str, str], *, json: bool, written: Sequence[str]) -> NoReturn:
     """Print the answer of a trial that runs no job, and what was ``written``, and leave with its exit code."""
-    from rich.console import Console
     from rich.text import Text
 
     from trueline.cli.json_document import print_document
+    from trueline.cli.screen import Console
 
     answer = found.answer
     if json:

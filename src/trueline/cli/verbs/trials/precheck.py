@@ -59,9 +59,9 @@ _MEANS = {
 
 
 def _checked(run: Run, **asked: object) -> Precheck:
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from trueline.cli.screen import Console
     from trueline.cli.waiting import on_terminal
     from trueline.trials.op.precheck import precheck
 
