@@ -199,7 +199,10 @@ class RowReader:
         tables = [(rows, rows * more) for more in (1, ranks)]
         if self._sample_of is not None and output.dim() and len(output) == int(self._sample_of.max()) + 1:
             return True
-        return output.dim() > 0 and output.shape[0] == rows and tuple(output.shape) not in tables
+        if output.dim() == 0 or output.shape[0] != rows:
+            return False
+        # as many features as there are rows are no table: their width is that of a parameter
+        return tuple(output.shape) not in tables or _is_as_wide_as_a_parameter(output)
 
     def _rows_of(self, read: Tensor, made: Tensor) -> Tensor | None:
         """The row of the inputs that each place of what a module made is of, as ``_places``."""
@@ -247,6 +250,42 @@ def _tells(name: str, x: Tensor) -> bool:
     """Whether it is a condition of samples, and differs between them."""
     beside = any(word in name.lower() for word in BESIDE)
     return not beside and x.dtype != torch.bool and bool((x != x[0]).any())
+
+
+def _is_as_wide_as_a_parameter(output: Tensor) -> bool:
+    """Whether the width of ``output`` comes from a parameter, as of a linear layer, along each way that it was made;
+    not where two tensors that both depend on data make it, as in a table of pairs.
+    """
+    ahead: list[Any] = [output.grad_fn]
+    seen = set[Any]()
+    while ahead:
+        node: Any = ahead.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        below = [next_node for next_node, _ in node.next_functions if next_node is not None]
+        parameters = [leaf for each in below if (leaf := _leaf_of(each)) is not None]
+        features = {*_shape_of(node)[1:]}  # of this operation: the output may be a part of what it made
+        if any(features.intersection(leaf.shape) for leaf in parameters):
+            continue
+        data = [each for each in below if _leaf_of(each) is None]
+        if not data or (len(data) > 1 and "Cat" not in node.name() and len({*map(_shape_of, (node, *data))}) > 1):
+            return False
+        ahead += data
+    return True
+
+
+def _leaf_of(node: Any) -> Tensor | None:
+    """The leaf of the graph that ``node`` is a view or a transposition of; None where it depends on more than that."""
+    while len(node.next_functions) == 1 and node.next_functions[0][0] is not None:
+        node = node.next_functions[0][0]
+    return getattr(node, "variable", None)
+
+
+def _shape_of(node: Any) -> tuple[int, ...]:
+    """Of what the operation of ``node`` returned first."""
+    made = getattr(node, "_input_metadata", ())
+    return tuple(made[0].shape) if made else ()
 
 
 def _chosen(rows: int) -> slice:

@@ -289,3 +289,65 @@ def test_without_an_output_of_rows_it_is_said_so_and_a_lost_condition_is_found_a
     assert [each.evidence["kind"] for each in report.findings if each.code == "input-constant"] == ["lost"]
     (why,) = [each.why for each in report.checks_not_run if each.check == "batch-leak"]
     assert "a row for each sample" in why
+
+
+class AsWide(Reader):
+    """Returns as many features as the batch has rows, from a layer that is ``wide`` and what is ``behind`` it."""
+
+    def __init__(self, within, wide, behind):
+        super().__init__(within)
+        self.head, self.behind = nn.Linear(WIDTH, wide), behind
+
+    def forward(self, x):
+        return self.behind(super().forward(x))
+
+
+class Joined(nn.Module):
+    """A half of what it reads with a residual connection, in two parts that are put together again."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.again = nn.LayerNorm(BATCH), nn.Linear(BATCH, BATCH)
+
+    def forward(self, x):
+        first, _ = x.split(BATCH, -1)
+        return torch.cat([(first + self.again(self.norm(first))).relu()[:, :2], first[:, 2:]], 1)
+
+
+WIDE = {
+    "linear": lambda: (BATCH, nn.Identity()),
+    "normalised": lambda: (BATCH, nn.Sequential(nn.LayerNorm(BATCH), nn.Tanh())),
+    "split and joined": lambda: (2 * BATCH, Joined()),
+}
+
+
+@pytest.mark.parametrize("wide", WIDE.values(), ids=WIDE)
+@pytest.mark.parametrize(
+    ("within", "found"),
+    [(lambda x: x, []), (MIXING["mean over the batch"], [("warning", "rows")])],
+    ids=["sound", "mixed"],
+)
+def test_an_output_as_wide_as_the_batch_is_no_table_of_pairs(tmp_path, wide, within, found):
+    trained(tmp_path / "run", AsWide(within, *wide()))
+    assert judged(tmp_path / "run") == (found, [])
+
+
+PAIRS = {
+    "product": lambda x: x @ x.flip(1).T,
+    "scaled and normalised": lambda x: (functional.normalize(x, dim=1) @ functional.normalize(x, dim=1).T * 5).softmax(
+        1
+    ),
+    "distance": lambda x: (x[:, None] - x[None]).square().sum(-1),
+}
+
+
+@pytest.mark.parametrize("pairs", PAIRS.values(), ids=PAIRS)
+def test_a_table_of_pairs_mixes_rows_by_design(tmp_path, pairs):
+    class Contrastive(Reader):
+        def forward(self, x):
+            return pairs(super().forward(x))
+
+    trained(tmp_path / "run", Contrastive())
+    findings, (why,) = judged(tmp_path / "run")
+    assert findings == []
+    assert "a row for each sample" in why
