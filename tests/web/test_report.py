@@ -84,6 +84,26 @@ def test_findings_of_one_fault_are_one_incident_with_its_advice_once(tmp_path: P
     ]
 
 
+def test_an_incident_accuses_whom_its_findings_name_and_has_their_word_on_settings(tmp_path: Path) -> None:
+    differs = Finding("rank-config-differs", "error", "20 modules evaluate on rank 0, 0 on 1.", (0, 1), 5, 39)
+    louder = Finding("worker-grad-norm-outlier", "warning", "Its gradient is 3 times.", (0,), 5, 30)
+    run = write_run(tmp_path / "exp", num_ranks=2, findings=(differs, louder))
+    answers = answers_of(report_on(tmp_path, run))
+    (line,) = answers["api/runs/0/triage"]["incidents"]
+    assert (line["where"], line["ranks"]) == ("rank 0 (against rank 1), since step 5", "rank 0")
+    assert (line["lasts"], line["until"]) == (True, "until the end")
+    incident = answers["api/runs/0/incidents/1"]
+    assert (incident["ranks"], incident["settings"]) == ([0], [differs.claim])
+    assert answers["api/runs/0/settings"]["found"] == [differs.claim]
+
+
+def test_a_fault_that_is_over_says_since_when(tmp_path: Path) -> None:
+    short = Finding("worker-grad-norm-outlier", "warning", "Its gradient is 3 times.", (0,), 5, 30)
+    answers = answers_of(report_on(tmp_path, write_run(tmp_path / "exp", findings=(short,))))
+    (line,) = answers["api/runs/0/triage"]["incidents"]
+    assert (line["lasts"], line["until"]) == (False, "over since step 31")
+
+
 def test_a_clean_run_says_what_was_checked_and_a_short_one_that_its_workers_were_not_judged(tmp_path: Path) -> None:
     triage = answers_of(report_on(tmp_path, write_run(tmp_path / "exp")))["api/runs/0/triage"]
     assert triage["what"] == "The checks that ran found no fault."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,8 @@ def test_incidents_are_muted_and_filtered_by_the_url_alone(served: Served) -> No
 def test_an_incident_gives_its_command_to_copy_and_leads_to_the_recorded_call(served: Served) -> None:
     with opened(served, "run=0&screen=incident&n=1", "document.querySelector('.settles')") as page:
         commands = page.evaluate("[...document.querySelectorAll('.command code')].map((each) => each.textContent)")
-        assert "trueline info RUN --sql 'select 1'" in commands
+        (reads,) = [each for each in commands if each.endswith("--sql 'select 1'")]
+        assert Path(shlex.split(reads)[2]).is_dir()
         assert page.evaluate("document.querySelectorAll('.command .copy').length") == len(commands)
         page.evaluate("document.querySelector('main a[href*=\"screen=step\"]').click()")
         page.until("document.querySelector('.row.call')")

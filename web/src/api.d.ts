@@ -784,8 +784,8 @@ export interface components {
         };
         /**
          * IncidentLine
-         * @description One incident in a line. ``key`` stays the same while the Run grows; ``ongoing`` says that a finding of it lasts
-         *     to the last step that was judged.
+         * @description One incident in a line. ``key`` stays the same while the Run grows; ``lasts`` says that a finding of it is still
+         *     so at the last look, and ``until`` the same in words.
          */
         IncidentLine: {
             /** Code */
@@ -794,14 +794,14 @@ export interface components {
             false_alarms: string;
             /** Key */
             key: string;
+            /** Lasts */
+            lasts: boolean;
             /** Likely */
             likely: string;
             /** Num Findings */
             num_findings: number;
             /** Number */
             number: number;
-            /** Ongoing */
-            ongoing: boolean;
             /** Ranks */
             ranks: string;
             /**
@@ -816,16 +816,19 @@ export interface components {
             sparkline: components["schemas"]["Sparkline"] | null;
             /** Title */
             title: string;
+            /** Until */
+            until: string;
             /** Where */
             where: string;
         };
         /**
          * IncidentView
-         * @description All of the screen. ``signal`` is what to draw, over steps ``draw_first`` to ``draw_last``; ``supports`` and
-         *     ``contradicts`` are evidence for and against the cause, ``alternatives`` causes as likely, ``excluded`` such as an
-         *     exact check contradicts, ``missing`` what nobody looked at that would tell. ``record`` is a command that records
-         *     further steps, and ``record_refused`` why it cannot be asked for from here; ``intended`` is what says that these
-         *     ranks are meant to differ.
+         * @description All of the screen. ``ranks`` are those that its findings tell from others. ``signal`` is what to draw, over steps
+         *     ``draw_first`` to ``draw_last``; ``supports`` and ``contradicts`` are evidence for and against the cause,
+         *     ``alternatives`` causes as likely, ``excluded`` such as an exact check contradicts, ``missing`` what nobody looked
+         *     at that would tell. ``record`` is a command that records further steps, and ``record_refused`` why it cannot be
+         *     asked for from here; ``intended`` is what says that these ranks are meant to differ. ``settings`` are findings of it
+         *     about what ranks are set to.
          */
         IncidentView: {
             /** Alternatives */
@@ -873,6 +876,8 @@ export interface components {
             recorded: components["schemas"]["RecordedPlace"][];
             /** Samples */
             samples: components["schemas"]["SampleView"][];
+            /** Settings */
+            settings: string[];
             /**
              * Severity
              * @enum {string}
@@ -1164,13 +1169,15 @@ export interface components {
         };
         /**
          * Settings
-         * @description ``missing`` says that no rank left a description of itself.
+         * @description ``missing`` says that no rank left a description of itself, ``found`` what findings say of settings.
          */
         Settings: {
             /** By Nature */
             by_nature: components["schemas"]["Differing"][];
             /** Common */
             common: components["schemas"]["Section"][];
+            /** Found */
+            found: string[];
             /** Missing */
             missing: boolean;
             /** Within */

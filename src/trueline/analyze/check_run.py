@@ -97,9 +97,21 @@ class CheckReport(Shown):
 
     def where(self, incident: int) -> str:
         """``rank 2, since step 32`` of the incident at a place in ``incidents``."""
-        first, ranks = self.began(incident), self.incidents[incident].ranks
+        first, ranks = self.began(incident), self.accused(incident)
         who = "the others" if any(_learns_alone(each, ranks) for each in self.findings) else ""
-        return whose_text(ranks, first.step_first, self.judged.world_size, or_who=who, interval=between(first))
+        against = tuple(rank for rank in self.incidents[incident].ranks if rank not in ranks)
+        return whose_text(
+            ranks, first.step_first, self.judged.world_size, or_who=who, against=against, interval=between(first)
+        )
+
+    def accused(self, incident: int) -> tuple[int, ...]:
+        """The ranks that findings of an incident tell from others: all that those name which name some and not all;
+        where none does, or they name all together, those of the telling one.
+        """
+        one = self.incidents[incident]
+        named = [set(self.findings[place].ranks) for place in one.findings]
+        some = set[int]().union(*(ranks for ranks in named if len(ranks) < self.judged.world_size))
+        return tuple(sorted(some)) if 0 < len(some) < self.judged.world_size else one.ranks
 
     @property
     def next(self) -> tuple[str, ...]:

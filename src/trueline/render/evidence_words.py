@@ -51,7 +51,7 @@ _LABELS: dict[str, str] = {
     "hooks": "communication hooks",
 }
 """Of other keys the underscores go, and ``num_`` at their beginning."""
-_ELSEWHERE = frozenset({"interval", "interval_of", "crossed_step", "growth", "kind"})
+_ELSEWHERE = frozenset({"interval", "interval_of", "crossed_step", "growth", "kind", "ongoing"})
 """What other columns and the claim show."""
 
 

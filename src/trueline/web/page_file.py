@@ -152,7 +152,7 @@ def _matrix_steps(watched: WatchedRun) -> list[int]:
 
 def _incidents(watched: WatchedRun) -> list[tuple[int, ...]]:
     report = watched.judgement.report
-    return [] if report is None else [incident.ranks for incident in report.incidents]
+    return [] if report is None else [report.accused(place) for place in range(len(report.incidents))]
 
 
 def _key(path: str, asked: dict[str, str]) -> str:

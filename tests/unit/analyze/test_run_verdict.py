@@ -99,6 +99,19 @@ def test_what_the_cause_does_not_explain_dates_nothing():
     assert report.verdict.line.startswith("Fault found: rank 2, since step 60")
 
 
+def test_the_accused_are_all_whom_findings_tell_from_others():
+    differs = Finding("rank-config-differs", "error", "20 modules evaluate on rank 0 and 0 on 1.", (0, 1), 5)
+    louder = Finding("worker-grad-norm-outlier", "warning", "Its gradient is 3 times.", (0,), 5)
+    report = report_of(differs, louder, ranks=2)
+    assert [incident.findings for incident in report.incidents] == [(0, 1)]
+    assert (report.incidents[0].ranks, report.accused(0)) == ((0, 1), (0,))
+    assert report.verdict.line == "Fault found: rank 0 (against rank 1), since step 5; 2 findings."
+    drifts = replace(louder, code="replica-drift", ranks=(2,))
+    assert report_of(replace(differs, ranks=(0, 2)), drifts).accused(0) == (0, 2)
+    both = report_of(differs, replace(louder, ranks=(0, 1)), ranks=2)
+    assert both.verdict.line == "Fault found: ranks 0 and 1, since step 5; 2 findings."
+
+
 def test_what_concerns_all_ranks_or_none_says_so():
     everyone = Finding("x", "error", "All are.", (0, 1, 2, 3), 3)
     nobody = Finding("x", "error", "Something is.")

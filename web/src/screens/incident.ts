@@ -74,14 +74,15 @@ function parts(data: View, series: SeriesData | null, lines: Lines, ask: Ask, se
     data.recorded.length ? h("section", null, h("h2", null, "Recorded"), h("ul", { class: "notes" }, ...data.recorded.map((each) => h("li", null, h("a", { href: link({ run: state().run ?? "", screen: "step", step: String(each.step), rank: String(each.rank), at: each.name }) }, h("code", null, each.site)))))) : document.createTextNode(""),
     data.samples.length ? h("section", null, h("h2", null, `Samples of step ${data.step_first}`), ...data.samples.map(samples)) : document.createTextNode(""),
     h("section", null, h("h2", null, "Ranks that are set otherwise"),
-      data.differing.length ? differing(data.differing) : h("p", { class: "quiet" }, "All ranks have the same settings, versions and flags."),
+      ...data.settings.map((claim) => h("p", null, claim)),
+      data.differing.length ? differing(data.differing) : data.settings.length ? null : h("p", { class: "quiet" }, "All ranks have the same settings, versions and flags."),
       data.num_differing > data.differing.length ? h("p", { class: "quiet" }, `${data.num_differing - data.differing.length} more differ.`) : null),
   ];
 }
 
 function chart(data: View, series: SeriesData, lines: Lines): HTMLElement {
   const { head } = series;
-  const accused = data.ranks.length && data.ranks.length < head.num_ranks ? `The coloured line is ${data.ranks.length > 1 ? "of the accused ranks" : `rank ${data.ranks[0]}`}` : "No rank stands out";
+  const accused = data.ranks.length && data.ranks.length < head.num_ranks ? `The coloured line is ${data.ranks.length > 1 ? "of the accused ranks" : `rank ${data.ranks[0]}`}` : head.num_ranks > 1 ? "No finding tells one rank from the others" : "There is one rank";
   return h("figure", { class: "chart" },
     h("figcaption", null, h("b", null, head.title), h("span", { class: "quiet" }, ` ${accused}; the band reaches from the lowest to the highest rank, its inner part holds the middle half, dashed is the median.`, head.hidden ? ` Hidden: ${head.hidden}.` : "")),
     lines.element,

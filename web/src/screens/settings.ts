@@ -30,7 +30,8 @@ function parts(data: Schemas["Settings"]): Node[] {
   return [
     h("h1", null, "Settings"),
     h("section", null, h("h2", null, "Differs between ranks"),
-      data.within.length ? h("p", { class: "lead" }, "Ranks of one Run should agree in these unless you chose otherwise.") : h("p", { class: "nothing" }, "All ranks have the same settings, versions and flags."),
+      ...data.found.map((claim) => h("p", null, claim)),
+      data.within.length ? h("p", { class: "lead" }, "Ranks of one Run should agree in these unless you chose otherwise.") : data.found.length ? null : h("p", { class: "nothing" }, "All ranks have the same settings, versions and flags."),
       differing(data.within),
       data.by_nature.length ? h("details", null, h("summary", null, `Different by nature: ${data.by_nature.map((each) => each.key).join(", ")}`), differing(data.by_nature)) : null),
     h("section", null, h("h2", null, "The same on all ranks"),

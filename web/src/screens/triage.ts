@@ -20,7 +20,7 @@ export function triage(context: Context): Screen {
   const rest = h("div", null);
   const search = h("input", { type: "search", placeholder: "rank, check, words", "aria-label": "Search incidents" });
   const which = h("select", { "aria-label": "Which incidents" },
-    h("option", { value: "" }, "all"), h("option", { value: "ongoing" }, "ongoing"), h("option", { value: "ended" }, "ended"), h("option", { value: "muted" }, "muted"));
+    h("option", { value: "" }, "all"), h("option", { value: "ongoing" }, "still so at the last look"), h("option", { value: "ended" }, "over"), h("option", { value: "muted" }, "muted"));
   filter.append(h("label", null, "Show ", which), h("label", null, "with ", search));
   which.addEventListener("change", () => change({ show: which.value, line: "" }));
   search.addEventListener("input", () => change({ find: search.value, line: "" }, true));
@@ -73,8 +73,8 @@ export function triage(context: Context): Screen {
 function wanted(incident: Incident, now: State, muted: Set<string>): boolean {
   const show = now.show ?? "";
   if (show === "muted" ? !muted.has(incident.key) : muted.has(incident.key)) return false;
-  if (show === "ongoing" && !incident.ongoing) return false;
-  if (show === "ended" && incident.ongoing) return false;
+  if (show === "ongoing" && !incident.lasts) return false;
+  if (show === "ended" && incident.lasts) return false;
   const words = `${incident.title} ${incident.code} ${incident.where} ${incident.likely}`.toLowerCase();
   return words.includes((now.find ?? "").toLowerCase());
 }
@@ -104,7 +104,7 @@ function verdict(data: Schemas["Triage"]): Node[] {
 function line(incident: Incident, selected: boolean, muted: boolean, open: () => void, _: Set<string>): HTMLElement {
   const to = link({ ...state(), screen: "incident", n: String(incident.number) });
   return h("li", { class: `incident${selected ? " selected" : ""}`, onclick: (event: MouseEvent) => { if (!(event.target as Element).closest("a, button")) open(); } },
-    h("div", { class: "who" }, severity(incident.severity), h("b", null, incident.where || "all ranks"), h("small", null, incident.ongoing ? "ongoing" : "ended")),
+    h("div", { class: "who" }, severity(incident.severity), h("b", null, incident.where || "all ranks"), h("small", null, incident.until)),
     h("div", { class: "claim" }, h("a", { href: to }, incident.title), incident.likely ? h("p", { class: "quiet" }, incident.likely) : null,
       h("p", { class: "small quiet" }, h("code", null, incident.code), ` · ${counted(incident.num_findings, "finding")} · false alarms ${incident.false_alarms}`)),
     h("div", { class: "spark" }, incident.sparkline ? [sparkline(incident.sparkline, `${incident.signal} over steps: the accused against the others`), h("small", null, incident.signal.replaceAll("_", " "))] : h("small", null, "no number over steps")),

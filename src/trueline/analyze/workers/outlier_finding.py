@@ -130,6 +130,7 @@ def common(series: WorkerSeries, outlier: Outlier, interval: tuple[float, float]
             "growth": [[int(series.steps[at]), height] for at, height in outlier.growth],
             "crossed_step": int(series.steps[outlier.crossed]),
             "onset_interval": list(onset_interval(series, outlier)),
+            "ongoing": outlier.ongoing,
             "num_compared": len(outlier.workers) + len(outlier.others),
             "undecided": outlier.undecided,
             "decided_by": outlier.decided_by,

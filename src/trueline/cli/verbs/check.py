@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -151,5 +152,8 @@ def _not_checked(report: CheckReport, *, every: bool) -> list[str]:
     lines = [f"{', '.join(checks)}: {why}" for checks, why in by_reason((entry.check, entry.why) for entry in told)]
     if more := len(report.checks_not_run) - len(told):
         verb = "does not apply here, or looks" if more == 1 else "do not apply here, or look"
-        lines.append(f"{counted(more, 'check')} {verb} at what was not recorded (`trueline check RUN --all` says why).")
+        lines.append(
+            f"{counted(more, 'check')} {verb} at what was not recorded "
+            f"(`trueline check {shlex.quote(report.run)} --all` says why)."
+        )
     return lines

@@ -76,7 +76,7 @@ def _what(report: CheckReport) -> str:
         return "This Run holds no rows, so there is nothing to check or draw."
     if report.verdict.status == "unknown":
         return "The reasons are listed below."
-    judged = judges_workers(report.checks_run)
+    judged = report.judged.world_size == 1 or judges_workers(report.checks_run)
     return f"The checks that ran found no fault.{'' if judged else _LIMIT}"
 
 

@@ -4,11 +4,14 @@ the others, and what settles it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trueline.analyze.actions import record_step
+from trueline.analyze.registry import installed_checks
 from trueline.render.cause_words import excluded_because, speaking_against, speaking_for
 from trueline.render.report.environment_table import Differing, environment
 from trueline.render.report.finding_row import FindingRow, finding_row
@@ -71,11 +74,12 @@ class EvidenceGrowth:
 
 @dataclass(frozen=True, slots=True)
 class IncidentView:
-    """All of the screen. ``signal`` is what to draw, over steps ``draw_first`` to ``draw_last``; ``supports`` and
-    ``contradicts`` are evidence for and against the cause, ``alternatives`` causes as likely, ``excluded`` such as an
-    exact check contradicts, ``missing`` what nobody looked at that would tell. ``record`` is a command that records
-    further steps, and ``record_refused`` why it cannot be asked for from here; ``intended`` is what says that these
-    ranks are meant to differ.
+    """All of the screen. ``ranks`` are those that its findings tell from others. ``signal`` is what to draw, over steps
+    ``draw_first`` to ``draw_last``; ``supports`` and ``contradicts`` are evidence for and against the cause,
+    ``alternatives`` causes as likely, ``excluded`` such as an exact check contradicts, ``missing`` what nobody looked
+    at that would tell. ``record`` is a command that records further steps, and ``record_refused`` why it cannot be
+    asked for from here; ``intended`` is what says that these ranks are meant to differ. ``settings`` are findings of it
+    about what ranks are set to.
     """
 
     number: int
@@ -102,6 +106,7 @@ class IncidentView:
     draw_first: int | None
     draw_last: int | None
     growth: EvidenceGrowth | None
+    settings: tuple[str, ...]
     differing: tuple[Differing, ...]
     num_differing: int
     recorded: tuple[RecordedPlace, ...]
@@ -122,6 +127,7 @@ def incident_of(watched: WatchedRun, number: int) -> IncidentView:
     incident = report.incidents[number - 1]
     findings = [report.findings[each] for each in incident.findings]
     answer, *others = [verdict for verdict in report.causes if verdict.incident == number - 1]
+    accused = report.accused(number - 1)
     differing = _differing(watched)
     draw_first, draw_last = _drawn(watched, incident, report)
     return IncidentView(
@@ -131,7 +137,7 @@ def incident_of(watched: WatchedRun, number: int) -> IncidentView:
         severity=incident.severity,
         claim=incident.title,
         where=report.where(number - 1),
-        ranks=incident.ranks,
+        ranks=accused,
         step_first=incident.step_first,
         headline=answer.headline,
         cause=answer.cause,
@@ -157,13 +163,14 @@ def incident_of(watched: WatchedRun, number: int) -> IncidentView:
         draw_first=draw_first,
         draw_last=draw_last,
         growth=next((grown for grown in map(_growth, findings) if grown is not None), None),
+        settings=about_settings(findings),
         differing=differing[:_MAX_DIFFERING],
         num_differing=len(differing),
-        samples=_samples(watched, incident.ranks, incident.step_first),
+        samples=_samples(watched, accused, incident.step_first),
         recorded=_recorded(watched, [site for finding in findings for site in finding.sites]),
         record=_record_command(watched),
-        record_refused=_record_refused(watched),
-        intended=_intended(watched, incident.ranks),
+        record_refused=_record_refused(watched, report, incident),
+        intended=_intended(watched, accused),
     )
 
 
@@ -193,11 +200,12 @@ def _record_command(watched: WatchedRun) -> str:
     return f"trueline plan {watched.run.path} --set preset=mix --set steps={asked.first}:{asked.end}"
 
 
-def _record_refused(watched: WatchedRun) -> str:
+def _record_refused(watched: WatchedRun, report: CheckReport, incident: Incident) -> str:
     if watched.gone:
         return "The Run can no longer be read."
     if not watched.run.unclosed:
-        return "The job has ended, so it records no further step: start it again with `trueline run --plan mix`."
+        again = report.commands.filled(record_step(incident.step_first or 0))
+        return f"The job has ended, so it records no further step. Start it again: {again}"
     return ""
 
 
@@ -231,6 +239,12 @@ def _growth(finding: Finding) -> EvidenceGrowth | None:
         return None
     crossed = finding.evidence.get("crossed_step")
     return EvidenceGrowth(finding.code, tuple((step, height) for step, height in points), threshold, crossed)
+
+
+def about_settings(findings: Iterable[Finding]) -> tuple[str, ...]:
+    """What findings say of how ranks are set: such differences come and go, and no environment has them."""
+    codes = {check.code for check in installed_checks() if check.question == "configuration"}
+    return tuple(finding.claim for finding in findings if finding.code in codes and finding.severity != "info")
 
 
 def _differing(watched: WatchedRun) -> tuple[Differing, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trueline.render.report.environment_table import Differing, environment
+from trueline.web.views.incident import about_settings
 from trueline.web.watched_run import WatchedRun
 
 
@@ -18,16 +19,19 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``missing`` says that no rank left a description of itself."""
+    """``missing`` says that no rank left a description of itself, ``found`` what findings say of settings."""
 
     common: tuple[Section, ...]
     within: tuple[Differing, ...]
     by_nature: tuple[Differing, ...]
     missing: bool
+    found: tuple[str, ...]
 
 
 def settings_of(watched: WatchedRun) -> Settings:
     """All facts of the ranks of a Run."""
     found = environment(watched.run.manifest, watched.run.env)
     common = tuple(Section(name, facts) for name, facts in found.common)
-    return Settings(common, found.within, found.by_nature, missing=not watched.run.env)
+    report = watched.judgement.report
+    claims = about_settings(() if report is None else report.findings)
+    return Settings(common, found.within, found.by_nature, missing=not watched.run.env, found=claims)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from trueline.analyze.lasting import over_since
 from trueline.render.report.glance import GLANCE, glance
 from trueline.render.report.page_summary import summary
 from trueline.render.wording import false_alarm
 from trueline.schema.errors import RunError
-from trueline.schema.finding import Severity
+from trueline.schema.finding import Finding, Severity
 from trueline.schema.judged import QUESTIONS, State, Status
 from trueline.schema.text.words import ranks_text
 from trueline.store.reader import Run
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class IncidentLine:
-    """One incident in a line. ``key`` stays the same while the Run grows; ``ongoing`` says that a finding of it lasts
-    to the last step that was judged.
+    """One incident in a line. ``key`` stays the same while the Run grows; ``lasts`` says that a finding of it is still
+    so at the last look, and ``until`` the same in words.
     """
 
     number: int
@@ -38,7 +39,8 @@ class IncidentLine:
     false_alarms: str
     likely: str
     num_findings: int
-    ongoing: bool
+    lasts: bool
+    until: str
     signal: str
     sparkline: Sparkline | None
 
@@ -157,24 +159,42 @@ def _lines(watched: WatchedRun, report: CheckReport) -> list[IncidentLine]:
 def _line(watched: WatchedRun, report: CheckReport, place: int, incident: Incident) -> IncidentLine:
     telling = report.findings[incident.findings[0]]
     likely = report.cause(place)
-    last = None if report.judged.steps is None else report.judged.steps[1]
-    ends = [report.findings[each].step_last for each in incident.findings]
+    over = _over_since(watched, [report.findings[each] for each in incident.findings])
+    accused = report.accused(place)
     return IncidentLine(
         number=place + 1,
         key=key_of(telling.code, incident),
         severity=incident.severity,
         title=incident.title,
         code=telling.code,
-        ranks=ranks_text(incident.ranks, all_ranks=watched.run.ranks, dash="–"),
+        ranks=ranks_text(accused, all_ranks=watched.run.ranks, dash="–"),
         since="" if (began := report.began(place).step_first) is None else str(began),
         where=report.where(place),
         false_alarms=false_alarm(telling.false_alarm_rate),
         likely=likely.shortly if likely.is_likely else "",
         num_findings=len(incident.findings),
-        ongoing=last is not None and last in ends,
+        lasts=over is None,
+        until=_until(watched, over, report.judged.steps),
         signal=signal_of(telling.code),
-        sparkline=_sparkline(watched, signal_of(telling.code), incident.ranks),
+        sparkline=_sparkline(watched, signal_of(telling.code), accused),
     )
+
+
+def _over_since(watched: WatchedRun, findings: list[Finding]) -> int | None:
+    try:
+        with watched.reading():
+            return over_since(watched.run, findings)
+    except RunError:
+        return None
+
+
+def _until(watched: WatchedRun, over: int | None, steps: tuple[int, int] | None) -> str:
+    """``still so at step 217, the last judged``, ``until the end``, ``over since step 85``."""
+    if over is not None:
+        return f"over since step {over}"
+    if steps is None:
+        return ""
+    return f"still so at step {steps[1]}, the last judged" if watched.live else "until the end"
 
 
 def _sparkline(watched: WatchedRun, signal: str, ranks: tuple[int, ...]) -> Sparkline | None:
