@@ -160,6 +160,7 @@ _CAUSES: dict[str, str] = {
     "V1.elsewhere": "reduced-gradient-misplaced",
     "V1.from-first": "other-operation-reduced",
     "V1.not-copied": "no-all-reduce",
+    "V2": "gradient-changed-before-reduction",
     "W1": "tokens-weighted-unequally",
     "W2": "loss-not-divided",
     "W2.collapsed": "scale-never-fits",

@@ -1,9 +1,10 @@
 """A plain module whose gradients the user averages: hooks that run when a gradient has accumulated, before any
-reduction.
+reduction, and a look at what is then given into one.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trueline.capture.adapters.base import Guard, HookingAdapter, Reduction, uncompiled
+from trueline.capture.model import patches
 from trueline.capture.model.layout import local
 from trueline.capture.model.mesh import workers_in
-from trueline.capture.model.untraced import Hook
+from trueline.capture.model.untraced import Hook, in_backward
 from trueline.capture.model.world import world_size
 from trueline.capture.probes.gradients import GradientProbe
 
@@ -57,6 +59,69 @@ def first_hook(param: Tensor, look: Callable[[Tensor], None]) -> Any:
     return handle
 
 
+class EnteringGradients:
+    """Shows ``probe`` the gradients that the user's code gives into a reduction after a backward pass: themselves, or
+    copies, one by one or flat, in the order of the parameters. What is neither is not seen.
+    """
+
+    def __init__(self, probe: GradientProbe, guard: Guard) -> None:
+        self._probe = probe
+        self._guard = guard
+        self._thread = threading.get_ident()
+        self._waiting: list[tuple[Tensor, Tensor]] | None = None
+        patches.backward.add(self._at_backward)
+        for call in patches.reductions:
+            call.add(self._at_reduction)
+
+    def remove(self) -> None:
+        """Stop looking."""
+        self._waiting = None
+        patches.backward.remove(self._at_backward)
+        for call in patches.reductions:
+            call.remove(self._at_reduction)
+
+    def _at_backward(self, *args: Any, **kwargs: Any) -> None:
+        if not in_backward():
+            self._waiting = None
+
+    def _at_reduction(self, group: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        probe = self._probe
+        if not (probe.active and probe.has_local) or in_backward() or threading.get_ident() != self._thread:
+            return
+        with self._guard("gradients"), torch.no_grad():
+            if group.size() == 1:
+                return
+            if self._waiting is None:
+                params = probe.layout.params
+                self._waiting = [(param, local(param.grad)) for param in params if param.grad is not None]
+            for x in (tensors,) if isinstance(tensors, Tensor) else tensors:
+                if x.is_floating_point() and x.layout == torch.strided and (pairs := self._about(x)):
+                    probe.see("entered", pairs)
+
+    def _about(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The parameters whose gradients ``x`` holds, of those that wait, with their parts of it; they wait no more."""
+        waiting = self._waiting or []
+        place = next((n for n, (_, grad) in enumerate(waiting) if _is_of(grad, x)), None)
+        if place is not None:
+            param, _ = waiting.pop(place)
+            return [(param, x)]
+        num = left = 0
+        while num < len(waiting) and left < x.numel():
+            left += waiting[num][1].numel()
+            num += 1
+        if left != x.numel() or not x.is_contiguous():
+            return []
+        parts = x.reshape(-1).split([grad.numel() for _, grad in waiting[:num]])
+        pairs = [(param, part) for (param, _), part in zip(waiting[:num], parts, strict=True)]
+        del waiting[:num]
+        return pairs
+
+
+def _is_of(grad: Tensor, x: Tensor) -> bool:
+    """Whether ``x`` is this gradient, whatever view of it."""
+    return grad is x or (grad.data_ptr() == x.data_ptr() and grad.numel() == x.numel() > 0)
+
+
 class ManualAdapter(HookingAdapter):
     """Watches a module whose gradients are averaged by the user's own code between backward and the update."""
 
@@ -68,9 +133,9 @@ class ManualAdapter(HookingAdapter):
         self.reduces_by_hand = True
 
     def attach(self, probe: GradientProbe, guard: Guard) -> None:
-        """Let accumulation hooks report to ``probe``."""
+        """Let accumulation hooks, and calls that reduce, report to ``probe``."""
         self.detach()
-        self.handles = watch_accumulation(probe, guard, due=lambda: True)
+        self.handles = [*watch_accumulation(probe, guard, due=lambda: True), EnteringGradients(probe, guard)]
 
     def reduction(self) -> Reduction:
         """Unknown code; one rounding a worker and two for scaling, in the coarsest gradient dtype."""

@@ -159,3 +159,11 @@ norms = (
 
 optimizer_init = PatchedCall(torch.optim.Optimizer, "__init__")
 ddp_init = PatchedCall(torch.nn.parallel.DistributedDataParallel, "__init__")
+reductions = tuple(
+    PatchedCall(torch.distributed.ProcessGroup, name)
+    for name in ("allreduce", "reduce", "allreduce_coalesced")
+    if torch.distributed.is_available()
+)
+"""Calls of ``(group, tensors, options)`` by which Python code adds tensors up over ranks, whatever name it has for the
+function of ``torch.distributed`` that it calls.
+"""

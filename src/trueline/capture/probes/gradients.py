@@ -1,7 +1,8 @@
-"""What the gradient hooks see: a squared norm and a sketch per parameter, in three phases of one step.
+"""What the gradient hooks see: a squared norm and a sketch per parameter, in four phases of one step.
 
-``local`` is the worker's own gradient before any reduction, ``reduced`` what the reduction returned, ``used`` what
-the optimizer is about to receive. Hooks call ``see``; nothing here synchronises or communicates.
+``local`` is the worker's own gradient before any reduction, ``entered`` what the user's own code gives into one,
+``reduced`` what the reduction returned, ``used`` what the optimizer is about to receive. Hooks call ``see``; nothing
+here synchronises or communicates.
 
 Letters: P parameters, G groups, k sketch length, W shards.
 """
@@ -22,8 +23,8 @@ from trueline.capture.probes.base import Moment, Step
 from trueline.capture.step.own_columns import MISSING, gradient_columns
 from trueline.tensor.sketch import Measured
 
-Phase = Literal["local", "reduced", "used"]
-PHASES: tuple[Phase, ...] = ("local", "reduced", "used")
+Phase = Literal["local", "entered", "reduced", "used"]
+PHASES: tuple[Phase, ...] = ("local", "entered", "reduced", "used")
 
 
 @dataclass

@@ -44,7 +44,28 @@ def gradient_columns(host: Mapping[str, Tensor], layout: Layout) -> dict[str, An
             norms = np.array(out.get(column, [MISSING] * len(layout.names)))
             norms[list(layout.whole)] = _roots(host[f"{phase}_whole_norm2"].numpy())
             out[column] = norms.tolist()
-    return out
+    return out | _entered(host, layout)
+
+
+def _entered(host: Mapping[str, Tensor], layout: Layout) -> dict[str, Any]:
+    """``group_entered_factor`` and ``group_entered_residual``, [G] each: what this worker gave into a reduction of the
+    user's own against what backward had left; None where not all of a group was seen on its way, or backward left none.
+    """
+    if "entered_sketch" not in host or "local_sketch" not in host:
+        return {}
+    shape = (len(layout.groups), layout.k)
+    local, entered = (host[f"{phase}_sketch"].numpy().reshape(shape) for phase in ("local", "entered"))
+    apart_P = (host["local_norm2"].numpy() == MISSING) != (host["entered_norm2"].numpy() == MISSING)
+    partly = np.bincount(layout.group_index, apart_P, minlength=shape[0]) > 0
+    with np.errstate(invalid="ignore", divide="ignore"):
+        square = np.sum(local**2, axis=1)
+        factor = np.sum(entered * local, axis=1) / square
+        residual = np.sqrt(np.sum((entered - factor[:, None] * local) ** 2, axis=1) / square)
+    known = np.isfinite(residual) & ~partly
+    return {
+        f"group_entered_{name}": [float(value) if there else None for value, there in zip(values, known, strict=True)]
+        for name, values in (("factor", factor), ("residual", residual))
+    }
 
 
 def digest_columns(host: Mapping[str, Tensor], *names: str) -> dict[str, list[int]]:

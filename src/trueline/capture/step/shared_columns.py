@@ -251,6 +251,10 @@ def reduction(
                 factor = np.array(against["group_reduce_factor"])[:, None]
                 unscaled = np.divide(reduced, factor, out=np.zeros_like(reduced), where=factor != 0)
                 out["group_reduce_shape_residual"] = _relative(unscaled - mean, mean_norm)
+            if not _within(out.get("group_reduce_shape_residual"), out["group_reduce_floor"]):
+                scaled = not sharded and own.reduced is None
+                if workers > 2 or not scaled:  # of two, either explains all
+                    out |= _with_own_scaled(reduced, mean, own.local / workers, mean_norm, scaled=scaled)
     if own.used is not None and not sharded:
         out |= _used(own, sums, reference=mean if reference is None and not seen else reference)
     return out
@@ -290,6 +294,28 @@ def _against_mean(reduced: Array, mean: Array, mean_norm: Array) -> dict[str, li
         "group_reduce_factor": factor.tolist(),
         "group_reduce_shape_residual": _relative(reduced - factor[:, None] * mean, mean_norm),
     }
+
+
+def _with_own_scaled(
+    reduced: Array, mean: Array, share: Array, mean_norm: Array, *, scaled: bool
+) -> dict[str, list[float | None]]:
+    """The columns of what is left of ``reduced`` if this worker's ``share`` of the mean counted another number of times
+    than once; ``scaled`` where the user may have multiplied all of it, too. [G, k] each, ``mean_norm`` [G].
+    """
+    factors: list[float | None] = []
+    residuals: list[float | None] = []
+    for target, whole, part, norm in zip(reduced, mean, share, mean_norm, strict=True):
+        base = np.stack([whole, part], axis=1) if scaled else part[:, None]
+        wanted = target if scaled else target - whole
+        solved, _, rank, _ = np.linalg.lstsq(base, wanted, rcond=1e-6)
+        unit = float(solved[0]) if scaled else 1.0
+        if rank < base.shape[1] or unit == 0 or norm == 0:
+            factors.append(None)
+            residuals.append(None)
+            continue
+        factors.append(1 + float(solved[-1]) / unit)
+        residuals.append(float(np.linalg.norm(wanted - base @ solved)) / abs(unit) / float(norm))
+    return {"group_reduce_own_factor": factors, "group_reduce_own_residual": residuals}
 
 
 def _used(own: Own, sums: Sums, *, reference: Array | None) -> dict[str, object]:

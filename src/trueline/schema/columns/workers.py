@@ -156,6 +156,29 @@ WORKER_COLUMNS: tuple[Column, ...] = (
     Column("cosine_se", "float64", "cosine", "Standard error that sketching gives `cosine_mean`."),
     Column("group_cosine_others", "list<float64>", "cosine", "[G] cosine to the mean of the others, per group."),
     Column(
+        "group_entered_factor",
+        "list<float64>",
+        "",
+        "[G] least-squares factor c of entered = c * local: what this worker gave into a reduction by hand, and what "
+        "backward had left.",
+    ),
+    Column(
+        "group_entered_residual",
+        "list<float64>",
+        "rel",
+        "[G] |sketch(entered) - c * sketch(local)| over the norm of the local one: 0 where that is all.",
+    ),
+    Column(
+        "group_reduce_own_factor",
+        "list<float64>",
+        "",
+        "[G] where the result is not the mean, by what this worker's gradient would have to be multiplied for it to be "
+        "(0: it did not count).",
+    ),
+    Column(
+        "group_reduce_own_residual", "list<float64>", "rel", "[G] the residual left where that is taken into account."
+    ),
+    Column(
         "group_reduce_residual",
         "list<float64>",
         "rel",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -70,6 +71,32 @@ def test_a_healthy_reduction_has_no_residual():
     assert max(row["group_reduce_residual"]) < min(row["group_reduce_floor"])
     assert max(row["group_used_residual"]) < min(row["group_used_floor"])
     assert row["group_reduce_factor"] == pytest.approx([1.0] * G)
+
+
+@pytest.mark.parametrize("clipped", [None, 0.3])
+@pytest.mark.parametrize("counts", [0.0, 0.4])
+def test_a_gradient_that_did_not_count_shows_on_its_rank_alone(clipped, counts):
+    g = random(4)
+    given = g.copy()
+    given[2, 1] *= counts
+    arrived = [given.mean(axis=0)] * 4 if clipped is None else [None] * 4
+    owns, sums = team(g, reduced=[given.mean(axis=0)] * 4, used=[given.mean(axis=0) * (clipped or 1)] * 4)
+    owns = [dataclasses.replace(own, reduced=reduced) for own, reduced in zip(owns, arrived, strict=True)]
+    rows = [columns(own, sums) for own in owns]
+    left = [row["group_reduce_own_residual"][1] <= row["group_reduce_floor"][1] for row in rows]
+    assert left == [False, False, True, False]
+    assert rows[2]["group_reduce_own_factor"][1] == pytest.approx(counts)
+
+
+def test_two_ranks_of_which_either_may_not_have_counted_name_none():
+    g = random(2)
+    owns, sums = team(g, reduced=[g[0]] * 2)
+    assert "group_reduce_own_factor" not in columns(dataclasses.replace(owns[1], reduced=None), sums)
+
+
+def test_a_healthy_reduction_needs_no_look_at_what_did_not_count():
+    owns, sums = team(random(4))
+    assert "group_reduce_own_factor" not in columns(owns[0], sums)
 
 
 def test_a_zeroed_result_shows_on_its_rank_and_group_alone():

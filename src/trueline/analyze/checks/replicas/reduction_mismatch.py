@@ -29,6 +29,14 @@ done to all: the factor between the two (`group_used_factor`, of one rank's own 
 where no residual remains without it (`group_used_shape_residual`) on any of them. A rank that differs in all groups is
 an error, in some a warning. Of parameters that ranks hold whole while others are sharded, the norms must be equal.
 
+What goes in is looked at, too. Where a script reduces by hand, what each rank gives into an all-reduce is compared with
+what backward left it (`group_entered_factor`, `group_entered_residual`, from the rank's own sketches, equal to the bit
+where nothing was done), and ranks that changed it are named where half of all ranks, or more, did not: one that clips
+by a norm of its own, zeroes, or flips a bit. What all ranks do is left alone, as are factors that are the tokens of a
+rank over those of the others, or any that half of all ranks have had. Elsewhere the result tells: where it is the mean
+if one rank's gradient counts nothing (`group_reduce_own_factor` is 0, and `group_reduce_own_residual` below the floor,
+on that rank alone), that rank is named.
+
 Where the reduction is not the framework's own, less is certain. Of a hook that is known to be lossy, only the agreement
 of replicas is judged. A hook of the user's own is an error if replicas disagree or the mean is scaled, and otherwise a
 warning if the difference exceeds what sending gradients in bfloat16 explains. In a hand-written loop the
@@ -85,7 +93,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -117,11 +125,16 @@ NEEDS: tuple[str, ...] = (
     "group_reduce_floor",
     "group_reduce_factor",
     "group_reduce_shape_residual",
+    "group_reduce_own_factor",
+    "group_reduce_own_residual",
+    "group_entered_factor",
+    "group_entered_residual",
     "group_used_residual",
     "group_used_floor",
     "group_used_factor",
     "group_used_shape_residual",
     "used_param_norms",
+    "tokens",
 )
 
 
@@ -161,7 +174,17 @@ _NEAR = 1e-3
 """Relative distance within which a fitted factor of float32 gradients is the number that it is taken for."""
 
 Kind = Literal[
-    "scaled", "not-the-mean", "replicas-apart", "divided-again", "scaled-apart", "one-ranks", "misplaced", "multiplied"
+    "scaled",
+    "not-the-mean",
+    "replicas-apart",
+    "divided-again",
+    "scaled-apart",
+    "one-ranks",
+    "misplaced",
+    "multiplied",
+    "lost-before",
+    "changed-before",
+    "scaled-before",
 ]
 
 
@@ -187,9 +210,12 @@ def check(run: Run) -> list[Finding]:
         require_equal_replicas(run)  # else DDP still averages every gradient
     reductions = reductions_of(run, "group_reduce_residual", "group_used_residual")
     with np.errstate(invalid="ignore", divide="ignore"):
-        cases = [*_wrong_results(reductions), _disagreement(reductions), _divided_again(reductions)]
+        before = _changed_before(reductions)
+        named = any_over(np.any([case.at for case in before], axis=0), 1)[:, None, :]
+        cases = [*before, *_wrong_results(reductions), _disagreement(reductions), _divided_again(reductions)]
         if not reductions.in_shards:
             cases += [_of_one_rank(reductions), _misplaced(reductions), _multiplied(reductions)]
+        cases[len(before) :] = [replace(case, at=case.at & ~named) for case in cases[len(before) :]]
         if reductions.in_shards:
             cases += _scaled_apart(reductions)
         if reductions.replicated_P.any():
@@ -202,6 +228,83 @@ def check(run: Run) -> list[Finding]:
             reason="by-design",
         )
     return findings
+
+
+def _changed_before(reductions: Reductions) -> list[_Case]:
+    """Where ranks gave something else into a reduction than backward had left them, and the others, half of all or
+    more, what it had: seen on its way, or told by what came out, which is the mean if one rank's gradient counts
+    nothing.
+    """
+    floor = np.fmax(reductions.groups("group_reduce_floor"), EQUAL)
+    factor, left = reductions.groups("group_entered_factor"), reductions.groups("group_entered_residual")
+    usual, same = _usual(factor, left, floor)
+    odd = ~np.isnan(left) & ~same & (2 * np.count_nonzero(same, axis=1, keepdims=True) >= len(reductions.ranks))
+    plain = ~np.isnan(left) & (left <= floor)
+    lost, scaled = odd & plain & (np.abs(factor) <= floor), odd & plain & (np.abs(factor) > floor)
+    ever_N = np.any(plain & ~same, axis=(0, 2))
+    few = 2 * np.count_nonzero(ever_N) <= len(reductions.ranks)  # else ranks weigh as they are meant to
+    factor = factor / usual
+    scaled &= few & ~_as_tokens(reductions, factor)
+    own, own_left = reductions.groups("group_reduce_own_factor"), reductions.groups("group_reduce_own_residual")
+    unheard = (own_left <= floor) & (np.abs(own) <= floor)
+    if any(env.reduce_lossy for env in _envs(reductions)):
+        unheard = np.zeros_like(unheard)
+    lost |= unheard & (np.count_nonzero(unheard, axis=1, keepdims=True) == 1) & ~any_over(odd, 1)[:, None, :]
+    none, times = np.zeros_like(factor), "times what backward had left"
+    changed = "|given - left by backward| over the norm of the latter"
+    return [
+        _Case(
+            "lost-before",
+            "error",
+            "counted nothing in the reduction, though backward had left one,",
+            lost,
+            none,
+            np.ones_like(factor),
+            times,
+        ),
+        _Case(
+            "scaled-before",
+            "warning",
+            "was multiplied between backward and the reduction, and that of other ranks was not,",
+            scaled,
+            factor,
+            np.ones_like(factor),
+            times,
+        ),
+        _Case(
+            "changed-before",
+            "error",
+            "was changed between backward and the reduction, and that of other ranks was not,",
+            odd & ~plain,
+            left,
+            floor,
+            changed,
+        ),
+    ]
+
+
+def _usual(factor: Floats, left: Floats, floor: Floats) -> tuple[Floats, Bools]:
+    """[T, 1, G] the factor that what half of all ranks, or more, gave into a reduction has, 1 where there is none such,
+    and [T, N, G] which ranks' have it: 1, 1/N (those that divide first), or the median.
+    """
+    num = factor.shape[1]
+    known = np.where(np.any(~np.isnan(factor), axis=1, keepdims=True), factor, 0.0)
+    usual: Floats = np.ones_like(factor[:, :1])
+    same: Bools = np.zeros(factor.shape, dtype=np.bool_)
+    for candidate in (1.0, 1 / num, np.nanmedian(known, axis=1, keepdims=True)):
+        near: Bools = (left <= floor) & (np.abs(factor - candidate) <= floor * np.abs(candidate)) & (factor != 0)
+        better: Bools = ~any_over(same, 1)[:, None, :] & (2 * np.count_nonzero(near, axis=1, keepdims=True) >= num)
+        usual, same = np.where(better, candidate, usual), np.where(better, near, same)
+    return usual, same
+
+
+def _as_tokens(reductions: Reductions, factor: Floats) -> Bools:
+    """[T, N, G] whether a rank's factor is its tokens over those of the other ranks: weights, that are meant to be."""
+    rows = np.searchsorted(reductions.run.steps, reductions.steps)
+    tokens_TN, known_TN = (part[rows] for part in numbers(reductions.run, "tokens", reductions.ranks))
+    tokens_TN = np.where(known_TN, tokens_TN, np.nan)
+    most_T1 = np.nanmax(np.where(known_TN.any(axis=1, keepdims=True), tokens_TN, 1.0), axis=1, keepdims=True)
+    return np.abs(factor - (tokens_TN / most_T1)[:, :, None]) <= _NEAR
 
 
 def _wrong_results(reductions: Reductions) -> list[_Case]:
