@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, cast
 
 HIDDEN = "<redacted>"
@@ -48,11 +49,13 @@ NAMES: frozenset[str] = frozenset({
 })  # fmt: skip
 
 _ALWAYS = (
-    r"pass_?(?:word|wd|phrase|code)s?|pwd|secrets?|credentials?|creds|api[_-]?keys?|access[_-]?keys?|private[_-]?keys?"
+    r"pass_?(?:word|wd|phrase|code|key)s?|pwd|pw|psw|psk|secrets?|credentials?|creds|api[_-]?keys?|access[_-]?keys?|private[_-]?keys?"
     r"|secret[_-]?keys?|account[_-]?keys?|auth[_-]?tokens?|access[_-]?tokens?|bearer|cookies?|dsn|webhooks?|jwt"
     r"|connection[_-]?string|x-amz-(?:signature|credential|security-token)"
 )
 """Ends of names whose values are secret whatever they look like."""
+_SHORT = r"pins?|log_?ins?|otp|totp|mfa"
+"""Ends of names whose values are, but for switches, counts and paths: ``pin`` memory, ``bash --login x.sh``."""
 _OFTEN = r"tokens?|keys?|auth|authorization|pass|session|license|sig|signature"
 """Ends of names whose values are, but for numbers and ``<pad>``, and where the word before is of text or of data."""
 _OF_DATA = frozenset({
@@ -64,11 +67,21 @@ _OF_DATA = frozenset({
 })  # fmt: skip
 """Words in front of one of those: ``pad_token``, ``text_key``."""
 
+_ENDING = re.compile(r"(?:_?\d+|_(?:value|str|text|b64|base64|plain|raw|old|new|env))+$")
+"""What may stand behind the end of such a name: ``password2``, ``token_value``."""
+_SWITCH = re.compile(r"true|false|none|null|yes|no|on|off|\d{0,2}", re.IGNORECASE)
+_PRECISION = re.compile(r"(?:bf|fp|tf|nf|u?int|float|amp)_?\d+\w*(?:-\w+)?|\d+-\w+", re.IGNORECASE)
+_PATH = re.compile(r"[/\\:]|\.\w+$")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _GLUED = re.compile(
     r"(?:api|hf|my|auth|access|wandb|hub|user|db|openai|github|gitlab|git|aws|s3)(?:token|key|pass|pwd)$"
 )
 _HARMLESS = re.compile(r"[+-]?[\d.,_e-]{1,7}|true|false|none|null|yes|no|<[^<>]+>|\[\w+\]|", re.IGNORECASE)
+_RANDOM = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*\d)[A-Za-z0-9!@#$%^&*?~+]{8,}")
+"""A value of a variable that is no setting of one."""
+_IS_PROSE = re.compile(
+    r"(?:not?|none|never|empty|missing|required|needed|asked|set|unset|wrong|invalid|a|the|for|in)[.,;]?"
+)
 _PLAIN = re.compile(r"[A-Za-z]?[^A-Z\d]*")
 _MADE = re.compile(
     r"(?<![A-Za-z0-9])(?=[A-Za-z]*\d)(?=\d*[A-Za-z])"
@@ -91,14 +104,32 @@ _AUTHORIZATION = re.compile(r"(?P<kind>authorization\s*[:=]\s*(?:bearer|basic|to
 _PRIVATE = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)", re.DOTALL)
 _VALUE = r"(?P<value>\"[^\"]*\"|'[^']*'|[^\s'\"&;,{}\[\]]+)"
 _PAIRS = tuple(
-    re.compile(rf"(?<![\w.\-])(?P<name>[\w.\-]*(?i:{_ALWAYS}|{_OFTEN}))(?P<sign>[\"']?\s*{sign}\s*){_VALUE}")
+    re.compile(
+        rf"(?<![\w.\-])(?P<name>[\w.\-]*(?i:{_ALWAYS}|{_SHORT}|{_OFTEN})(?:_?\d+|_(?:value|str|text|b64|base64|plain|raw|old|new|env))*)(?P<sign>[\"']?\s*{sign}\s*){_VALUE}"
+    )
     for sign in (r":(?!//)", "=")
 )
 _SPACED = re.compile(
     r"(?P<name>--?[A-Za-z][\w.\-]*)(?P<sign>\s+)(?P<value>\"[^\"]*\"|'[^']*'|[^\s'\"&;,\-][^\s'\"&;,]*)"
 )
 _WITH_USER = frozenset({"-u", "--user", "--userpwd", "--proxy-user"})
+_USER_KEYS = frozenset(option.lstrip("-").replace("-", "_") for option in _WITH_USER)
 _WITH_P = frozenset({"sshpass", "mysql", "mysqldump", "mariadb", "smbclient", "redis-cli"})
+_P_IS_PLACE = frozenset({"srun", "sbatch", "salloc", "mkdir", "conda", "mamba", "tmux"})
+"""To these ``-p`` is a partition, or a place."""
+_AS_USER = re.compile(
+    r"(?P<front>(?<!\S)(?:-u\s*|--(?:user|userpwd|proxy-user)[= ]\s*)[\"']?[\w.@\-]+):(?!//)(?P<value>[^\s'\":]+)"
+)
+_AFTER_P = re.compile(r"(?P<front>(?<!\S)-p(?P<gap>\s*))(?P<value>[^\s'\"\-][^\s'\"]*)")
+_TOLD = re.compile(
+    rf"(?P<name>(?<![\w.\-])[\w.\-]*(?i:{_ALWAYS}|{_SHORT}|{_OFTEN}))(?P<sign>\s+(?:(?:is|was|be|to|of|for|->|=>)\s+)?){_VALUE}"
+)
+"""Said in free text: ``the password is x``, ``log in with pw x``."""
+_LEAST_BARE, _BARE_CHANGES = 20, 0.5
+"""A word that stands for itself is taken for a secret from so many letters and digits on, where the kind of character
+(upper, lower, digit) changes at such a share of them: 0.62 of drawn ones, a third of names such as
+``DeepseekV3ForCausalLM``."""
+_BARE = re.compile(rf"(?<![A-Za-z0-9_/.=+\-])[A-Za-z0-9]{{{_LEAST_BARE},}}(?![A-Za-z0-9_/.=+\-])")
 
 
 def sorted_out(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str], int]:
@@ -110,7 +141,7 @@ def sorted_out(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str], i
         if _is_secret(name, value):
             secret.append(name)
         elif name.upper() in NAMES or name.upper().startswith(FAMILIES):
-            kept[name] = redacted_text(value)
+            kept[name] = HIDDEN if _RANDOM.fullmatch(value) else redacted_text(value)
         else:
             others += 1
     return kept, secret, others
@@ -122,12 +153,15 @@ def redacted_words(words: Sequence[str]) -> list[str]:
     program = words[0].rsplit("/", 1)[-1] if words else ""
     for number, word in enumerate(words):
         option = words[number - 1] if number else ""
+        user = re.fullmatch(r"(-u|--(?:user|userpwd|proxy-user)=)([\w.@\-]+):(?!//)(.+)", word)
         if option.startswith("-") and not word.startswith("--") and _belongs(option, word, program):
             found.append(HIDDEN)
         elif option in _WITH_USER and ":" in word:
             found.append(f"{word.partition(':')[0]}:{HIDDEN}")
+        elif user is not None:
+            found.append(f"{user[1]}{user[2]}:{HIDDEN}")
         else:
-            program = word.rsplit("/", 1)[-1] if word.rsplit("/", 1)[-1] in _WITH_P else program
+            program = word.rsplit("/", 1)[-1] if word.rsplit("/", 1)[-1] in _WITH_P | _P_IS_PLACE else program
             joined = program in _WITH_P and re.fullmatch(r"-p.+", word)
             found.append(f"-p{HIDDEN}" if joined else redacted_text(word))
     return found
@@ -139,8 +173,34 @@ def redacted(value: Any) -> Any:
         return redacted_text(value)
     if isinstance(value, Mapping):
         items = cast(Mapping[str, Any], value).items()
-        return {key: HIDDEN if isinstance(one, str) and _is_secret(key, one) else redacted(one) for key, one in items}
-    return [redacted(inner) for inner in cast(list[Any], value)] if isinstance(value, list) else value
+        return {key: _under(key, one) for key, one in items}
+    if not isinstance(value, list):
+        return value
+    items = cast(list[Any], value)
+    if all(isinstance(item, str) for item in items) and any(item.startswith("-") for item in items):
+        return redacted_words(items)
+    return [redacted(item) for item in items]
+
+
+def _under(key: str, value: Any) -> Any:
+    """What stands under a key, as an option of this name would have it."""
+    if isinstance(value, Mapping | list) and _ends_in(key, _ALWAYS):
+        return _hidden(cast(Any, value))
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return redacted(value)
+    text = str(value)
+    if key in _USER_KEYS and re.fullmatch(r"[\w.@\-]+:(?!//).+", text):
+        return f"{text.partition(':')[0]}:{HIDDEN}"
+    return HIDDEN if _is_secret(key, text) or (key == "p" and _is_random(text)) else redacted(value)
+
+
+def _hidden(value: Any) -> Any:
+    """A value, however deep, of which no text is shown."""
+    if isinstance(value, Mapping):
+        return {key: _hidden(item) for key, item in cast(Mapping[str, Any], value).items()}
+    if isinstance(value, list):
+        return [_hidden(item) for item in cast(list[Any], value)]
+    return value if value is None or isinstance(value, bool) else HIDDEN
 
 
 def redacted_notes(notes: list[str]) -> list[str]:
@@ -157,7 +217,11 @@ def redacted_text(text: str, *, is_prose: bool = False) -> str:
     text = _TOKEN.sub(HIDDEN, text)
     for pattern in (_HEADER, *_PAIRS, _SPACED):
         text = pattern.sub(partial(_hide, is_prose=is_prose or pattern is _HEADER), text)
-    return text
+    text = _TOLD.sub(partial(_hide_told, is_prose=is_prose), text)
+    if is_prose:
+        return text
+    text = _AFTER_P.sub(_hide_after_p, _AS_USER.sub(rf"\g<front>:{HIDDEN}", text))
+    return _BARE.sub(lambda found: HIDDEN if _is_drawn(found[0]) else found[0], text)
 
 
 def without_credentials(text: str) -> str:
@@ -172,11 +236,33 @@ def _hide(found: re.Match[str], *, is_prose: bool) -> str:
     is_query = found.string[found.start() - 1 : found.start()] in ("?", "&")
     is_quoted = sign[0] in "\"'" or found["value"] != value
     is_said = not is_quoted and (sign.strip() == ":" or (sign.strip() != sign and (is_prose or "=" in sign)))
-    if re.search(rf"(?:^|_)(?:{_ALWAYS})$", _plain(name)):
+    if _ends_in(name, _ALWAYS):
         secret = not (is_prose and is_said and _PLAIN.fullmatch(value))
     else:
         secret = _is_secret(name, value) and (is_query or not (is_prose or is_said) or _is_made(value))
     return f"{found['name']}{sign}{HIDDEN}" if secret and value and HIDDEN not in value else found[0]
+
+
+def _hide_told(found: re.Match[str], *, is_prose: bool) -> str:
+    """Of free text: what follows the name of a secret, where that is said or the value is no word."""
+    value, is_said = found["value"].strip("'\""), bool(found["sign"].strip())
+    always = _ends_in(found["name"], _ALWAYS)
+    if not always:
+        secret = _is_made(value)
+    elif is_said and not is_prose:
+        secret = _IS_PROSE.fullmatch(value) is None
+    else:
+        secret = _is_random(value)
+    hides = secret and HIDDEN not in found[0] and not found["name"].startswith("-")
+    return f"{found['name']}{found['sign']}{HIDDEN}" if hides else found[0]
+
+
+def _hide_after_p(found: re.Match[str]) -> str:
+    programs = {word.rsplit("/", 1)[-1] for word in found.string[: found.start()].split()}
+    secret = bool(programs & _WITH_P) or (
+        bool(found["gap"]) and not programs & _P_IS_PLACE and _is_random(found["value"])
+    )
+    return f"{found['front']}{HIDDEN}" if secret and HIDDEN not in found["value"] else found[0]
 
 
 def _belongs(option: str, word: str, program: str) -> bool:
@@ -184,7 +270,7 @@ def _belongs(option: str, word: str, program: str) -> bool:
     if "=" in option or (word.startswith("-") and len(word) < 8):
         return False
     if option == "-p":
-        return program in _WITH_P or _is_random(word)
+        return program in _WITH_P or (program not in _P_IS_PLACE and _is_random(word))
     return _is_secret(option.lstrip("-"), word)
 
 
@@ -198,8 +284,12 @@ def _is_secret(name: str, value: str) -> bool:
     plain = _plain(name)
     if not value:
         return False
-    if re.search(rf"(?:^|_)(?:{_ALWAYS})$", plain) or _GLUED.search(plain):
+    if _ends_in(name, _ALWAYS) or _GLUED.search(plain):
         return True
+    if _ends_in(name, _SHORT):
+        return _SWITCH.fullmatch(value) is None and re.search(r"\.\w+$", value) is None
+    if (ending := _ENDING.sub("", plain)) != plain and re.search(rf"(?:^|_)(?:{_OFTEN})$", ending):
+        return _is_made(value)
     *before, last = plain.split("_")
     if not re.fullmatch(_OFTEN, last) or (before and before[-1] in _OF_DATA):
         return False
@@ -211,7 +301,20 @@ def _is_made(value: str) -> bool:
     return _MADE.search(value) is not None
 
 
+def _ends_in(name: str, ends: str) -> bool:
+    """Whether a name, without a number and the like behind it, ends in one of these words."""
+    plain = _plain(name)
+    return any(re.search(rf"(?:^|_)(?:{ends})$", each) for each in (plain, _ENDING.sub("", plain)))
+
+
 def _is_random(word: str) -> bool:
     """Whether a word looks like a password, and not like a port, a path, a precision or a name."""
-    kinds = (str.islower, str.isupper, str.isdigit)
-    return len(word) >= 8 and all(any(map(kind, word)) for kind in kinds) and not re.search(r"[/\\:]|\.\w+$", word)
+    kinds = (any(map(str.isalpha, word)), any(map(str.isdigit, word)), re.search(r"[!@#$%^&*?~+]", word) is not None)
+    return len(word) >= 6 and sum(kinds) > 1 and not _PATH.search(word) and not _PRECISION.fullmatch(word)
+
+
+def _is_drawn(word: str) -> bool:
+    """Whether letters and digits of a word were drawn, by how often their kind changes."""
+    kinds = ["".join(map(str, (letter.islower(), letter.isdigit()))) for letter in word]
+    changes = sum(one != other for one, other in pairwise(kinds))
+    return len(set(kinds)) == 3 and changes > _BARE_CHANGES * (len(word) - 1)

@@ -13,6 +13,7 @@ from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.schema.text.secrets import (
     HIDDEN,
     redacted,
+    redacted_notes,
     redacted_text,
     redacted_words,
     sorted_out,
@@ -197,3 +198,81 @@ def test_credentials_of_a_url_are_in_no_message():
     with pytest.raises(RunError) as caught:
         Run(f"nothing://u:{S}@host/run")
     assert S not in str(caught.value)
+
+
+PLANTED = (
+    ("words", ["x.py", "-p", "tr0ub4dor"], "tr0ub4dor"),
+    ("configuration", {"p": "tr0ub4dor"}, "tr0ub4dor"),
+    ("configuration", {"pw": "letmein"}, "letmein"),
+    ("configuration", {"db_pw": "letmein"}, "letmein"),
+    ("configuration", {"login": "anna:letmein"}, "letmein"),
+    ("configuration", {"pin": 4711}, "4711"),
+    ("configuration", {"pin": "0815"}, "0815"),
+    ("words", ["x.py", "--pin", "4711"], "4711"),
+    ("words", ["x.py", "--pw=letmein"], "letmein"),
+    ("words", ["x.py", "--login", "letmein"], "letmein"),
+    ("words", ["curl", "-uanna:letmein", "https://h/x"], "letmein"),
+    ("words", ["bash", "-c", "curl -u anna:letmein https://h/x"], "letmein"),
+    ("words", ["curl", "--user=anna:letmein"], "letmein"),
+    ("configuration", {"u": "anna:letmein"}, "letmein"),
+    ("configuration", {"user": "anna:letmein9"}, "letmein9"),
+    ("environment", ("NCCL_PW", "letmein"), "letmein"),
+    ("environment", ("OMP_PIN", "4711"), "4711"),
+    ("environment", ("NCCL_COMMENT", "the password is letmein"), "letmein"),
+    ("environment", ("OMP_NOTE", "tr0ub4dorX"), "tr0ub4dorX"),
+    ("environment", ("NCCL_X", "q8Zr4TnB7vKx2LmW9cYd"), "q8Zr4TnB7vKx2LmW9cYd"),
+    ("configuration", {"comment": "my password is letmein, do not tell"}, "letmein"),
+    ("configuration", {"description": "log in with pw letmein7"}, "letmein7"),
+    ("words", ["x.py", "--note", "password is letmein"], "letmein"),
+    ("configuration", {"notes": "token q8Zr4TnB7vKx2LmW9cYd"}, "q8Zr4TnB7vKx2LmW9cYd"),
+    ("configuration", {"text": "q8Zr4TnB7vKx2LmW9cYd"}, "q8Zr4TnB7vKx2LmW9cYd"),
+    ("words", ["x.py", "q8Zr4TnB7vKx2LmW9cYd"], "q8Zr4TnB7vKx2LmW9cYd"),
+    ("configuration", {"passwords": ["letmein"]}, "letmein"),
+    ("configuration", {"credentials": {"name": "anna", "value": "letmein"}}, "letmein"),
+    ("configuration", {"password": 123456}, "123456"),
+    ("configuration", {"secret": {"a": {"b": "letmein"}}}, "letmein"),
+    ("configuration", {"password2": "letmein"}, "letmein"),
+    ("configuration", {"passwd_old": "letmein"}, "letmein"),
+    ("configuration", {"otp": "493027"}, "493027"),
+    ("words", ["x.py", "--psk", "letmein"], "letmein"),
+    ("configuration", {"passcode": "letmein"}, "letmein"),
+    ("configuration", {"pass_key": "letmein"}, "letmein"),
+    ("text", "PW=letmein python x.py", "letmein"),
+    ("text", "mysql -u anna -pletmein7 db", "letmein7"),
+    ("text", "sshpass -p letmein ssh h", "letmein"),
+    ("text", "export DB_LOGIN='anna/letmein'", "letmein"),
+    ("note", "Could not log in: password is letMein7", "letMein7"),
+    ("configuration", {"args": ["--pw", "letmein"]}, "letmein"),
+    ("configuration", {"cmd": "train.py --pin 4711"}, "4711"),
+    ("configuration", {"wifi": {"psk": "letmein"}}, "letmein"),
+    ("environment", ("TORCH_LOGIN", "letmein"), "letmein"),
+    ("configuration", {"user": "anna", "pass": "letmein"}, "letmein"),
+    ("text", "wget --user anna --password letmein https://h", "letmein"),
+)
+"""Door, what is planted, and what may not be seen of it."""
+DOORS = {
+    "words": redacted_words,
+    "configuration": redacted,
+    "environment": lambda pair: sorted_out(dict([pair]))[0],
+    "text": redacted_text,
+    "note": lambda note: redacted_notes([note]),
+}
+
+
+@pytest.mark.parametrize(("door", "planted", "secret"), PLANTED)
+def test_one_rule_hides_secrets_at_every_door(door, planted, secret):
+    assert secret not in json.dumps(DOORS[door](planted))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "bash --login train.sh", "train.py --pin_memory true --pin 1", "srun -p gpu2023b train.py", "mkdir -p ckpt2024",
+        "torchrun -p 29500 t.py", "x.py --run_name Llama3Dot1Nemotron70BInstruct --cls DeepseekV3ForCausalLM",
+        "x.py --revision 3f2a9c0d1e5b3f2a9c0d1e5b3f2a9c0d1e5b", "the login node is gpu01 of cluster", "-p bf16-mixed",
+    ],
+)  # fmt: skip
+def test_what_only_looks_like_a_door_stays(words):
+    assert redacted_text(words) == words
+    assert redacted_words(words.split()) == words.split()
+    assert redacted({"args": words}) == {"args": words}
