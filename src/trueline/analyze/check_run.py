@@ -21,6 +21,7 @@ from trueline.analyze.rank_endings import ends_of
 from trueline.analyze.registry import Check, installed_checks
 from trueline.analyze.rollouts.rows import left_out
 from trueline.analyze.run_verdict import verdict_of
+from trueline.analyze.watching_cost import watching_cost
 from trueline.analyze.workers.influence import unlooked
 from trueline.analyze.workers.iterations import may_part, parting_of
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
@@ -275,6 +276,8 @@ def check(
             findings += said
             codes.append(each.code)
     notes = [*ends_of(opened, part=parting is not None), *opened.problems, *opened.manifest.notes, *left_out(opened)]
+    if (cost := watching_cost(opened)) is not None and cost.is_over:
+        notes.append(f"watching took {cost.words}.")
     if reference is not None:
         said, judged, lacking = _beside(opened, reference)
         findings, codes, not_run = [*findings, *said], [*codes, *judged], [*not_run, *lacking]

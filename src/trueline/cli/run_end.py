@@ -93,6 +93,7 @@ def _run(place: str) -> str:
 
 
 def _model(run: Run) -> str:
+    from trueline.analyze.watching_cost import watching_cost
     from trueline.store.reader import Run
 
     groups = [run, *map(Run, run.groups)]
@@ -100,4 +101,6 @@ def _model(run: Run) -> str:
     how += f" in {counted(len(groups), 'group')}" if len(groups) > 1 else ""
     sampled = int(run.pivot("grad_norm")[1].any(axis=1).sum()) if len(run.steps) else 0
     gradients = f"gradients at {sampled}" if sampled else "no gradients"
-    return f"{run.manifest.model or 'a model'} ({how}): {counted(len(run.steps), 'step')}, {gradients}"
+    cost = watching_cost(run)
+    took = f"; watching took {cost.words}" if cost is not None and cost.is_over else ""
+    return f"{run.manifest.model or 'a model'} ({how}): {counted(len(run.steps), 'step')}, {gradients}{took}"

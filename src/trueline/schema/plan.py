@@ -46,6 +46,12 @@ of a residual block, of an adapter) until the one after, and so on, while a warm
 and a gradient scaler leaves out the first few updates. The longest of these takes fewer than ten steps.
 """
 
+EARLY_STEPS = 300
+"""The first steps of a job, in which checks need more samples than the budget of time allows (``capture/step``)."""
+
+SHORT_S = 0.05
+"""Steps shorter than this are of small models: what watching takes of them (benchmarks/overhead) is a large share."""
+
 FALSE_ALARMS = 0.1
 """Expected false alarms per 10,000 healthy steps unless a plan asks for others (docs/decisions/0003)."""
 

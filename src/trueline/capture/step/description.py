@@ -16,11 +16,9 @@ from trueline.capture.record.stacks import is_users
 from trueline.capture.step.schedule import MAX_INTERVAL, Decision
 from trueline.capture.step.working_parts import Watching
 from trueline.schema.files.run_manifest import ParamLists, PlanRevision, RankEnv, with_interval
-from trueline.schema.plan import Plan
+from trueline.schema.plan import SHORT_S, Plan
 from trueline.schema.text.words import milliseconds
 
-_SHORT_S = 0.05
-"""Steps shorter than this are of small models: what watching takes of them (benchmarks/overhead) is a large share."""
 _FACTS_S = 5.0
 """How long closing waits for facts of the job that are still collected: a Run of few steps is to have them, too."""
 
@@ -33,6 +31,7 @@ class Description:
         self._watching, self._adapter = watching, watching.adapter
         self.env = RankEnv(rank=watching.team.rank, world_size=watching.team.size)
         self._known: object = None
+        self._shown: object = None
         self._interval: tuple[int, bool] | None = None
         self._layout: Layout | None = None
         self._lists: list[ParamLists] = []
@@ -40,10 +39,15 @@ class Description:
 
     def update(self, parameters: Parameters, step: Step) -> None:
         """Send the description of this step, if anything has changed. Hyper-parameters that change at every step
-        (schedules) are columns of the row and do not count as a change.
+        (schedules) are columns of the row and do not count as a change. How gradients are reduced, and what a thread
+        finds out of the job, is asked at sampled steps.
         """
-        reduction = self._adapter.reduction()
         layout, notes = parameters.layout, tuple(self._adapter.notes)
+        shown = (layout.digest, step.facts, notes, len(parameters.changes))
+        if not step.sampled and shown == self._shown:
+            return
+        self._shown = (*shown[:1], dict(step.facts), *shown[2:])
+        reduction = self._adapter.reduction()
         facts = self._facts and self._facts.now()
         now = (reduction, dict(step.facts), notes, len(parameters.changes), facts is not None)
         if self._layout is not None and layout.digest == self._layout.digest and now == self._known:
@@ -106,6 +110,8 @@ class Description:
         why, cost = "the smallest interval within the budget", _cost(decision)
         if early:
             why = f"the budget asks for every {decision.asked}, and checks need more in the first steps; {cost}"
+        elif decision.floor:
+            why = f"no interval keeps the budget, as steps that are not sampled take more; {cost}"
         elif interval == MAX_INTERVAL:
             why = f"the budget asks for fewer; {cost}"
         self._send(notes=with_interval(self.manifest.notes, interval, step=step, why=why))
@@ -117,6 +123,6 @@ class Description:
 
 
 def _cost(decision: Decision) -> str:
-    short = f", as steps take {milliseconds(decision.step_s)} only" if decision.step_s < _SHORT_S else ""
+    short = f", as steps take {milliseconds(decision.step_s)} only" if decision.step_s < SHORT_S else ""
     share = f"{decision.cost_s / decision.step_s:.1%} of step time"
     return f"watching takes {milliseconds(decision.cost_s)} of a step on average ({share}{short})"

@@ -8,16 +8,17 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from trueline.schema.plan import Plan
+from trueline.schema.plan import EARLY_STEPS, Plan
 
 ALLOWANCE_S = 2.0
 """Time that watching may use for sampling every step before the budget applies: most faults show at the start, short
 runs are sampled completely, and in a run of five minutes it is less than 1 %.
 """
 
-EARLY_STEPS, EARLY_INTERVAL = 300, 4
-"""The first steps of a job are sampled at least so often, at any cost: a fault that begins in the middle of them needs
-these 75 samples, as two workers can be distinguished after 29 at best (threshold e^20 of bets that win 2 at most).
+EARLY_INTERVAL = 4
+"""The first ``EARLY_STEPS`` of a job are sampled at least so often, at any cost: a fault that begins in the middle of
+them needs these 75 samples, as two workers can be distinguished after 29 at best (threshold e^20 of bets that win 2 at
+most).
 """
 
 MAX_INTERVAL = 100
@@ -47,13 +48,14 @@ LOOKS_AGAIN = 8
 @dataclass(frozen=True)
 class Decision:
     """The interval to follow, the one that the budget asks for by itself, the seconds that watching takes of a step at
-    the first, on average, and those of a step.
+    the first, on average, those of a step, and whether steps that are not sampled cost more than the budget already.
     """
 
     interval: int
     asked: int
     cost_s: float
     step_s: float
+    floor: bool = False
 
 
 class Schedule:
@@ -166,7 +168,7 @@ class Schedule:
         holds_from = step + 2 * interval
         wanted = min(asked, EARLY_INTERVAL) if holds_from < self.first + EARLY_STEPS else asked
         self._changes.append((holds_from, wanted))
-        return Decision(wanted, asked, plain + (sampled - plain) / wanted, step_s)
+        return Decision(wanted, asked, plain + (sampled - plain) / wanted, step_s, floor=room <= 0)
 
 
 class Recheck:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trueline.analyze.watching_cost import watching_cost
 from trueline.render.wording import seconds_words
-from trueline.schema.text.words import counted, milliseconds
+from trueline.schema.text.words import counted
 
 if TYPE_CHECKING:
     from trueline.store.reader import Run
@@ -20,8 +21,7 @@ GLANCE = ("Workers", "Steps", "Watched as", "Gradient signals", "Step time", "Co
 def glance(run: Run) -> tuple[str, ...]:
     """The facts of ``run`` that ``GLANCE`` names."""
     step_s_TN, timed_TN = run.pivot("step_s")
-    own_s_TN, own_TN = run.pivot("own_s")
-    both_TN = timed_TN & own_TN & (np.nan_to_num(step_s_TN) > 0)
+    cost = watching_cost(run)
     _, sampled_TN = run.pivot("grad_norm")
     sampled_T = run.steps[sampled_TN.any(axis=1)]
     gaps = np.diff(sampled_T)
@@ -35,10 +35,7 @@ def glance(run: Run) -> tuple[str, ...]:
         run.manifest.adapter or "not stated",
         every,
         seconds_words(float(np.median(step_s_TN[timed_TN]))) if timed_TN.any() else "not measured",
-        f"{100 * float(np.median(own_s_TN[both_TN] / step_s_TN[both_TN])):.2g} % of step time, "
-        f"{milliseconds(float(np.median(own_s_TN[both_TN])))} of each"
-        if both_TN.any()
-        else "not measured",
+        "not measured" if cost is None else cost.words,
         _moment(run.manifest.started_at),
     )
 

@@ -7,9 +7,10 @@ import pytest
 
 from trueline.capture.step.description import Description
 from trueline.capture.step.exchange import Team
-from trueline.capture.step.schedule import MAX_INTERVAL, Decision
+from trueline.capture.step.schedule import ALLOWANCE_S, MAX_INTERVAL, Decision, Schedule
 from trueline.schema.files.run_manifest import Manifest
 from trueline.schema.files.start import FIRST
+from trueline.schema.plan import EARLY_STEPS, Plan
 from trueline.tensor.digest import digest_rows
 
 
@@ -50,3 +51,17 @@ def test_what_watching_takes_is_said_in_milliseconds_and_of_short_steps_that_the
     description.note_interval(Decision(MAX_INTERVAL, MAX_INTERVAL, cost_s, step_s), step=9)
     note = f"gradients are sampled every 100 steps since about step 9: the budget asks for fewer; {says}."
     assert description.manifest.notes == [note]
+
+
+def test_a_floor_that_no_interval_reaches_is_said_as_such():
+    safe_sink = SimpleNamespace(describe=lambda manifest, env: None)
+    start = SimpleNamespace(manifest=Manifest(world_size=1))
+    team = Team(ranks=(0,), rank=0, group=None)
+    description = Description(SimpleNamespace(start=start, adapter=None, team=team, safe_sink=safe_sink))
+    schedule = Schedule(Plan(budget=0.01))
+    schedule.spent(plain_s=0.0029, sampled_s=ALLOWANCE_S, step_s=0.076)
+    description.note_interval(schedule.decide(EARLY_STEPS, interval=1), step=EARLY_STEPS)
+    assert (
+        "no interval keeps the budget, as steps that are not sampled take more; watching"
+        in description.manifest.notes[0]
+    )

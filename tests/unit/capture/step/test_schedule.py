@@ -12,7 +12,6 @@ from trueline.capture.step.schedule import (
     ALLOWANCE_S,
     DIGESTED_FIRST,
     EARLY_INTERVAL,
-    EARLY_STEPS,
     LOOKS_AGAIN,
     MAX_INTERVAL,
     REDUCED_EVERY,
@@ -20,7 +19,7 @@ from trueline.capture.step.schedule import (
     Recheck,
     Schedule,
 )
-from trueline.schema.plan import Plan
+from trueline.schema.plan import EARLY_STEPS, Plan
 
 
 def test_a_fixed_interval_is_kept():
