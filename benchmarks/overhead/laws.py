@@ -7,7 +7,7 @@ import copy
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,6 +19,7 @@ from torch import nn
 import trueline
 from trueline.capture.probes.around_update import sampling
 from trueline.capture.probes.base import Probe
+from trueline.capture.step import recorder
 from trueline.capture.step.probing import Probing
 from trueline.capture.step.working_parts import WorkingParts
 
@@ -113,13 +114,21 @@ def timed() -> Iterator[defaultdict[str, float]]:
         with within(part), guarded(self, part):
             yield
 
-    def counting(plain: Callable[..., Any]) -> Callable[..., Any]:
-        def asked(self: Probing, probe: Probe, *args: Any) -> Any:
-            with within(probe.name):
-                return plain(self, probe, *args)
+    class Timed(Probing):
+        """Probing that times what each probe does."""
+
+        def __init__(self, probes: Sequence[Probe], parts: WorkingParts) -> None:
+            for probe in probes:
+                for method in ("begin", "take", "columns"):
+                    setattr(probe, method, counting(probe.name, getattr(probe, method)))
+            super().__init__(probes, parts)
+
+    def counting(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(*args: Any) -> Any:
+            with within(name):
+                return plain(*args)
 
         return asked
 
-    methods = {name: counting(getattr(Probing, name)) for name in ("_begins", "_take", "_columns_of")}
-    with patch.object(WorkingParts, "guarded", around), patch.multiple(Probing, **methods):
+    with patch.object(WorkingParts, "guarded", around), patch.object(recorder, "Probing", Timed):
         yield now

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import hashlib
+import itertools
 import math
 import operator
 import sys
@@ -67,7 +68,9 @@ class Layout:
     whole: tuple[int, ...] = ()
     gone: nn.Parameter | None = None
     index_of: dict[int, int] = field(default_factory=dict[int, int])
-    tables: tuple[tuple[dict[str, Any], tuple[Any, ...]], ...] = ()
+    tables: tuple[dict[str, Any], ...] = ()
+    held: tuple[Any, ...] = ()
+    lengths: tuple[int, ...] = ()
     facts: tuple[Any, ...] = ()
 
     @property
@@ -82,13 +85,13 @@ class Layout:
 
     def fits(self) -> bool:
         """Whether the model still has exactly these parameters, trained and frozen as they were (people replace them
-        after wrapping). ``tables`` are the modules' own of their children and parameters, and what each held: looking
-        there takes a tenth of the time of walking through ``model.parameters()``.
+        after wrapping). ``tables`` are the modules' own of their children and parameters, ``held`` what is in them one
+        after the other: looking there, in no loop of Python's, takes a hundredth of the time of walking through
+        ``model.parameters()``, and is done at every step.
         """
-        same = all(
-            len(table) == len(held) and all(map(operator.is_, table.values(), held)) for table, held in self.tables
-        )
-        return same and self._facts() == self.facts
+        if tuple(map(len, self.tables)) != self.lengths:
+            return False
+        return all(map(operator.is_, _inside(self.tables), self.held)) and self._facts() == self.facts
 
     def held_by(self, model: nn.Module) -> Layout:
         """The same Layout over the parameters that ``model`` holds now under these names."""
@@ -104,17 +107,19 @@ class Layout:
             frozen=tuple((name, held.get(name, gone)) for name, _ in self.frozen),
             gone=gone,
             index_of={id(param): index for index, param in enumerate(params) if param is not gone},
-            tables=tuple(
-                (table, tuple(table.values()))
-                for module in model.modules()
-                for table in (module._modules, module._parameters)
-            ),
         )
-        return replace(made, facts=made._facts())
+        tables = tuple(table for module in model.modules() for table in (module._modules, module._parameters))
+        held_by = {"tables": tables, "held": tuple(_inside(tables)), "lengths": tuple(map(len, tables))}
+        return replace(made, facts=made._facts(), **held_by)
 
     def _facts(self) -> tuple[Any, ...]:
-        every = [*self.params, *(param for _, param in self.frozen)]
-        return [param.requires_grad for param in every], [param.dtype for param in every]
+        frozen = map(operator.itemgetter(1), self.frozen)
+        return tuple(map(operator.attrgetter("requires_grad", "dtype"), itertools.chain(self.params, frozen)))
+
+
+def _inside(tables: Sequence[dict[str, Any]]) -> Iterator[Any]:
+    """What is in the tables, one after the other."""
+    return itertools.chain.from_iterable(map(dict.values, tables))
 
 
 @functools.lru_cache(maxsize=2**16)  # a recorded step asks for the name of every module and parameter

@@ -4,6 +4,7 @@ random streams of the process, and the optimizer's hyper-parameters.
 
 from __future__ import annotations
 
+import operator
 import random
 import sys
 from collections.abc import Callable, Container, Iterable
@@ -308,9 +309,11 @@ def hyper_parameters(optimizer: torch.optim.Optimizer, held: Container[int]) -> 
         plain = {key: plain_value(value) for key, value in group.items() if key != "params"}
         rate = plain.get("lr")
         rates.append(float(rate) if isinstance(rate, (int, float)) else float("nan"))
-        facts.append((num_params(group, held), sorted(plain.items(), key=lambda item: item[0])))
+        facts.append((num_params(group, held), sorted(plain.items(), key=_key)))
     return {"lr": rates, "optimizer_digest": xxhash.xxh3_64_intdigest(repr(facts).encode())}
 
+
+_key = operator.itemgetter(0)
 
 _COUNTING = (
     *(torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),

@@ -61,16 +61,23 @@ class Probing:
         if probes := self._at.get(moment):
             with torch.no_grad():
                 for probe in probes:
-                    self._taken |= self._take(probe, moment)
+                    try:
+                        if found := probe.take(moment, step):
+                            self._put(found)
+                    except Exception as error:
+                        self._parts.end(probe.name, error)
         # They are large, and must not be kept alive.
         step.args, step.kwargs, step.output = (), {}, None
 
-    def ask_last(self) -> tuple[list[Probe], dict[str, Tensor]]:
-        """The tensors that all probes take as watching ends, and the probes that took any."""
+    def ask_last(self) -> list[Probe]:
+        """Take what all probes measure as watching ends; those that took anything."""
+        took: list[Probe] = []
         with torch.no_grad():
-            asked = [(probe, self._take(probe, "closed")) for probe in self._probes if "closed" in probe.moments]
-        taken = {name: tensor for _, tensors in asked for name, tensor in tensors.items()}
-        return [probe for probe, tensors in asked if tensors], taken
+            for probe in (probe for probe in self._probes if "closed" in probe.moments):
+                if found := self._parts.attempt(probe.name, probe.take, "closed", self._step):
+                    self._parts.attempt(probe.name, self._put, found)
+                    took.append(probe)
+        return took
 
     def hand_over(self) -> dict[str, Tensor]:
         """The tensors that were taken since the last call."""
@@ -92,20 +99,11 @@ class Probing:
             self._parts.end(probe.name, error)
         return False
 
-    def _take(self, probe: Probe, moment: Moment) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = {}
-        if not self._parts.works(probe.name):
-            return tensors
-        try:
-            if found := probe.take(moment, self._step):
-                row: dict[str, Any] = {}
-                for name, value in found.items():
-                    (tensors if isinstance(value, Tensor) else row)[name] = value
-                self.row |= _known(row)
-        except Exception as error:
-            self._parts.end(probe.name, error)
-            return {}
-        return tensors
+    def _put(self, found: Mapping[str, Any]) -> None:
+        tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        self._taken |= tensors
+        if len(tensors) < len(found):
+            self.row |= _known({name: value for name, value in found.items() if name not in tensors})
 
     def _columns_of(
         self, probe: Probe, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]
@@ -121,6 +119,7 @@ class Probing:
         failed = [probe for probe in self._probes if probe.name == part]
         self._probes = [probe for probe in self._probes if probe.name != part]
         self._lively = [probe for probe in self._lively if probe.name != part]
+        self._at = {moment: [one for one in probes if one.name != part] for moment, probes in self._at.items()}
         for probe in failed:
             probe.begin(Step(self._step.number, self._step.layout, self._step.plan, {}))
 

@@ -51,7 +51,9 @@ class Recorder:
         self._backlog = Backlog()
         self._updating = False
         self._now = self.safe_sink.step = self.first_step = watching.start.step
-        self._open()
+        with self.parts.timed():
+            self._decide()
+        self.parts.session.open_step(self._now, sampled=self._step.sampled)
 
     @property
     def layout(self) -> Layout:
@@ -126,7 +128,8 @@ class Recorder:
             self._now += 1
             self.safe_sink.step = self._now
             self.parts.attempt("exchange", self.drain)
-        self._open()
+            self._decide()
+        self.parts.session.open_step(self._now, sampled=self._step.sampled)
 
     def follow(self, before: Callable[[Any], None], after: Callable[[], None]) -> Any:
         """The handle of the adapter's ``follow``; None where updates are those of optimizers of torch."""
@@ -184,14 +187,12 @@ class Recorder:
 
     # -- one step --------------------------------------------------------------------------------------------------
 
-    def _open(self) -> None:
+    def _decide(self) -> None:
         self._record: StepRecord | None = None
-        with self.parts.timed():
-            self._await_decision()
-            self._step = self._next.decide(self._now)
-            self.contributions.begin(self.layout.params)
-            self._probing.begin(self._step)
-        self.parts.session.open_step(self._now, sampled=self._step.sampled)
+        self._await_decision()
+        self._step = self._next.decide(self._now)
+        self.contributions.begin(self.layout.params)
+        self._probing.begin(self._step)
 
     def _await_decision(self) -> None:
         """Read every sum that may change the interval or the Plan from this step on, so that all ranks decide alike.
@@ -250,8 +251,8 @@ class Recorder:
         last, schedule = self._now - 1, self._next.schedule
         if self._updating or last < schedule.first or not schedule.within(last):
             return
-        probes, tensors = self._probing.ask_last()
-        copy = HostCopy(tensors)
+        probes = self._probing.ask_last()
+        copy = HostCopy(self._probing.hand_over())
         if copy.host and copy.arrives(within_s=exchange.PATIENCE_S):
             row: dict[str, Any] = {"step": last}
             self._probing.columns(probes, copy.host, self._step, row)

@@ -68,6 +68,7 @@ class Updates:
         self._has_own = False
         self._has_gradient = False
         self._fed = True
+        self._under_way = self._nested = False
         self._since_end: set[tuple[int, ...]] = set()
         self._ends: weakref.ref[Optimizer] | None = None
         self._versions: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
@@ -116,16 +117,22 @@ class Updates:
         optimizer = next(iter([*self._on_the_stack()][::-1]), None)
         if optimizer is not None:
             self._ends = weakref.ref(optimizer)
+            self._under_way = self._nested = True
         return optimizer
 
     def begin(self, optimizer: Optimizer, *, has_closure: bool) -> bool:
         """Whether the update that ``optimizer`` is about to make ends the step. Call it from a hook of torch's.
 
         Whether it is nested in another update (an optimizer's step may call that of its base class, which has hooks of
-        its own) is read from the call stack, which is right also after an update that raised.
+        its own) is read from the call stack, which is right also after an update that raised; that is walked only where
+        an update has begun and none has ended since.
         """
-        if not self._counts(optimizer) or len([*self._on_the_stack()]) > 1:
+        if not self._counts(optimizer):
             return False
+        self._nested = self._under_way and len([*self._on_the_stack()]) > 1
+        if self._nested:
+            return False
+        self._under_way = True
         of = tuple(id(param) for group in optimizer.param_groups for param in group["params"][:1])
         if not (self._fed or has_closure or of in self._since_end):
             self._since_end.add(of)
@@ -136,8 +143,11 @@ class Updates:
 
     def end(self, optimizer: Optimizer) -> bool:
         """Whether the update that ``optimizer`` has just made ended the step."""
-        if self._ends is None or self._ends() is not optimizer or len([*self._on_the_stack()]) > 1:
+        if self._ends is None or self._ends() is not optimizer:
             return False
+        if self._nested and len([*self._on_the_stack()]) > 1:
+            return False
+        self._under_way = self._nested = False
         self._ends = None
         self.unseen()
         self.ended_any = True
