@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from trueline.analyze.incidents import Incident
 from trueline.schema.finding import WATCH_DEGRADED, Finding
 from trueline.schema.judged import FEWEST_STEPS_OF_ONE, TOPICS, Asked, Judged, Verdict
 from trueline.schema.text.words import by_reason, counted, listed
+
+TO_CONFIRM = frozenset(
+    (
+        "token-weights-differ",
+        "loss-scale-wrong",
+        "loss-misapplied",
+        "labels-misplaced",
+        "grad-accumulates",
+        "batch-zero",
+    )
+)
+"""Checks whose findings of severity info are no fact about the job alone: it may be meant, and seldom is."""
+
+
+def to_confirm(findings: Sequence[Finding]) -> list[Finding]:
+    """Those that a person is to confirm, though they are no fault by themselves."""
+    return [finding for finding in findings if finding.severity == "info" and finding.code in TO_CONFIRM]
 
 
 def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judged: Judged, where: str = "") -> Verdict:
@@ -28,7 +46,16 @@ def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judge
         return Verdict("unknown", "", f": {early.claim[:1].lower()}{early.claim[1:].rstrip('.')}")
     alone = ". Comparisons between ranks do not apply" if judged.world_size == 1 and judged.num_steps else ""
     stopped = f". Watching stopped in part at step {stops[0].step_first}" if stops else ""
-    return Verdict("clear", "", f"{_scope(judged)}{alone}{_left_open(judged)}{stopped}")
+    return Verdict("clear", "", f"{_scope(judged)}{_confirm(findings)}{alone}{_left_open(judged)}{stopped}")
+
+
+def _confirm(findings: Sequence[Finding]) -> str:
+    """``; 1 thing to confirm: a token in …``: of each what it claims, without its reason."""
+    claims = [
+        re.sub(r"^(Model \S+: )?(.*?)(: .*|\.)?$", r"\1\2", each.claim, flags=re.S) for each in to_confirm(findings)
+    ]
+    texts = list(dict.fromkeys(f"{claim[:1].lower()}{claim[1:]}" for claim in claims))
+    return f"; {counted(len(texts), 'thing')} to confirm: {'; '.join(texts)}" if texts else ""
 
 
 def _in_the_second_half(finding: Finding, judged: Judged) -> bool:

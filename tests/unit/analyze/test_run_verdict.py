@@ -46,6 +46,18 @@ def test_errors_say_who_since_when_and_what_to_do():
     assert said.next == ("Broadcast.", "Set one seed.")
 
 
+def test_what_is_to_be_confirmed_stands_in_the_verdict_and_what_is_known_does_not():
+    weights = Finding(
+        "token-weights-differ", "info", "A token weighs 2 times one of rank 1 at step 3: means.", (0, 1), 3
+    )
+    said = of(STREAMS, weights, replace(weights, code="loss-misapplied", claim="Model critic: Two losses."))
+    assert said.verdict.status == "clear"
+    assert "; 2 things to confirm: a token weighs 2 times one of rank 1 at step 3; model critic: Two losses." in (
+        said.verdict.line
+    )
+    assert "to confirm" not in of(STREAMS).verdict.line
+
+
 def test_warnings_alone_are_only_probable():
     assert of(SEED, STREAMS).verdict.line == "Probable fault: rank 0, since step 0; 1 finding."
 

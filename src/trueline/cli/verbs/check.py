@@ -73,6 +73,7 @@ def print_report(console: Console, report: CheckReport, *, every: bool = False) 
     from rich.padding import Padding
     from rich.text import Text
 
+    from trueline.analyze.run_verdict import to_confirm
     from trueline.cli.lines import print_advice
 
     console.print(report.verdict.line, style="bold", markup=False, highlight=False, soft_wrap=True)
@@ -83,10 +84,13 @@ def print_report(console: Console, report: CheckReport, *, every: bool = False) 
         _print_incident(console, report, incident, f"{place}. " if len(report.incidents) > 1 else "")
     if any(report.findings[incident.findings[0]].sites for incident in report.incidents):
         console.print(f"Sites: {SITE_FORM}\n", style="dim", markup=False, highlight=False)
-    known = [f"{finding.code}: {finding.claim}" for finding in report.worth_knowing]
+    confirm = to_confirm(report.worth_knowing)
+    known = [finding for finding in report.worth_knowing if finding not in confirm]
+    said = [[f"{finding.code}: {finding.claim}" for finding in findings] for findings in (confirm, known)]
     for title, lines in (
+        ("To confirm", said[0]),
         ("About this Run", report.notes),
-        ("Worth knowing", known),
+        ("Worth knowing", said[1]),
         ("Not checked", _not_checked(report, every=every)),
     ):
         if lines:

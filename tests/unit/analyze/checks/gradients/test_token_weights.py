@@ -62,6 +62,29 @@ def test_means_of_micro_batches_are_a_warning(tmp_path):
     assert "each micro-batch's loss is a mean over its own tokens, which are" in finding.claim
 
 
+def by_pairs(counts):
+    pairs = counts.reshape(2, -1)
+    return (2 / pairs.sum(axis=1)).repeat(2)[:, None] * np.ones_like(counts)
+
+
+def test_tokens_that_are_counted_over_pairs_of_ranks_are_to_be_confirmed(tmp_path):
+    run = run_of(tmp_path / "run", by_pairs, num_ranks=4, num_micro=1, spread=(90, 110))
+    finding = findings(run)["token-weights-differ"]
+    assert (finding.severity, finding.evidence["groups"]) == ("info", [[0, 1], [2, 3]])
+    line = trueline.check(run).verdict.line
+    assert line.startswith("No fault found in 8 steps of 4 ranks; 1 thing to confirm: a token on ranks")
+    assert finding.claim.endswith(
+        "losses are divided by the tokens of ranks 0 and 1, of ranks 2 and 3, each by themselves, and not by those of "
+        "all ranks."
+    )
+
+
+def test_weights_of_pairs_that_do_not_come_from_their_counts_are_the_scripts_own(tmp_path):
+    weigh = lambda counts: np.array([1, 1, 3, 3])[:, None] * fair(counts)  # noqa: E731
+    run = run_of(tmp_path / "run", weigh, num_ranks=4, num_micro=1)
+    assert "token-weights-differ" not in findings(run)
+
+
 @pytest.mark.parametrize(
     ("share", "begun", "kind"), [(1 / 4, 4, "cleared-early"), (1 / 4, 1, "sum"), (1 / 4, 3, "sum"), (1.0, 4, None)]
 )
