@@ -26,3 +26,28 @@ def test_fact_that_one_rank_lacks_differs() -> None:
 
 def test_run_without_any_environment_has_no_facts() -> None:
     assert environment(Manifest(), {}) == Environment((), (), ())
+
+
+GROUPS = [
+    {"lr": 2e-4, "betas": [0.9, 0.999], "weight_decay": 0.1},
+    {"lr": 2e-4, "betas": [0.9, 0.999], "weight_decay": 0.0},
+]
+
+
+def of_optimizer(**changed: object) -> RankEnv:
+    groups = [{**group, **(changed if place == 1 else {})} for place, group in enumerate(GROUPS)]
+    return env(1, optimizer={"class": "AdamW", "groups": groups})
+
+
+def test_what_a_scheduler_moves_is_not_compared_at_moments_that_ranks_chose() -> None:
+    ranks = {0: env(0, optimizer={"class": "AdamW", "groups": GROUPS}), 1: of_optimizer(lr=1e-4, betas=[0.85, 0.999])}
+    found = environment(Manifest(world_size=2), ranks)
+    assert found.within == ()
+    assert ("groups.1.weight_decay", "0.0") in dict(found.common)["optimizer"]
+
+
+def test_of_an_optimizer_only_the_leaf_that_differs_is_shown() -> None:
+    ranks = {0: env(0, optimizer={"class": "AdamW", "groups": GROUPS}), 1: of_optimizer(lr=1e-4, weight_decay=0.5)}
+    found = environment(Manifest(world_size=2), ranks)
+    assert found.within == (Differing("optimizer.groups.1.weight_decay", (("rank 0", "0.0"), ("rank 1", "0.5"))),)
+    assert environment(Manifest(world_size=2), ranks, optimizer_alike=True).within == ()

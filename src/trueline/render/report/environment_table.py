@@ -13,6 +13,9 @@ from trueline.schema.text.words import clipped, counted, ranks_text
 _MAX_VALUE = 300
 """Characters of a value that are shown."""
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "CUDA_VISIBLE_DEVICES")
+MOVED = ("lr", "momentum", "betas")
+"""Hyper-parameters that schedulers of torch move (CyclicLR, OneCycleLR). Ranks write what they are at moments of their
+own."""
 _OWN_BY_NATURE = frozenset(
     ["pid", "hostname", "device", "data.sampler_rank", "run.command", *(f"environ.{name}" for name in _RANK_VARIABLES)]
 )
@@ -38,8 +41,11 @@ class Environment:
     by_nature: tuple[Differing, ...]
 
 
-def environment(manifest: Manifest, envs: Mapping[int, RankEnv]) -> Environment:
-    """The facts of all ranks of a Run, sorted into what is common and what is not."""
+def environment(manifest: Manifest, envs: Mapping[int, RankEnv], *, optimizer_alike: bool = False) -> Environment:
+    """The facts of all ranks of a Run, sorted into what is common and what is not. Ranks wrote them at moments of their
+    own, so that what changes in training is not said to differ: of an optimizer that is ``optimizer_alike`` at all
+    steps no setting, else none that a scheduler moves.
+    """
     facts: dict[str, dict[int, str]] = {}
     shared = _flat({"run": _run_facts(manifest)})
     for rank in sorted(envs):
@@ -50,11 +56,14 @@ def environment(manifest: Manifest, envs: Mapping[int, RankEnv]) -> Environment:
     by_nature: list[Differing] = []
     for key, values in facts.items():
         complete = {rank: values.get(rank, "(absent)") for rank in sorted(envs)}
+        moves = key.startswith("optimizer.") and (optimizer_alike or key.rpartition(".")[2] in MOVED)
+        if moves and len(set(complete.values())) > 1:
+            continue
         if len(set(complete.values())) == 1:
             section, _, name = key.partition(".") if "." in key else ("rank", "", key)
             common.setdefault(section, []).append((name, next(iter(complete.values()))))
         else:
-            (by_nature if key in _OWN_BY_NATURE else within).append(Differing(key, _holders(complete)))
+            (by_nature if key in _OWN_BY_NATURE else within).append(Differing(key, holders(complete)))
     sections = tuple((section, tuple(pairs)) for section, pairs in common.items())
     return Environment(sections, tuple(within), tuple(by_nature))
 
@@ -110,10 +119,12 @@ def _left_out(env: RankEnv) -> dict[str, str]:
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested facts as ``a.b`` → text; empty ones are left out."""
+    """Nested facts as ``a.b`` → text, tables in a list as ``a.0.b``; empty ones are left out."""
     flat: dict[str, str] = {}
     for key, value in facts.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
+            flat |= _flat({str(place): entry for place, entry in enumerate(value)}, f"{prefix}{key}.")
+        elif isinstance(value, Mapping):
             flat |= _flat(value, f"{prefix}{key}.")
         elif value is not None and value != "" and value != []:
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
@@ -121,7 +132,7 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _holders(values: Mapping[int, str]) -> tuple[tuple[str, str], ...]:
+def holders(values: Mapping[int, str]) -> tuple[tuple[str, str], ...]:
     """(ranks, value) for each distinct value."""
     by_value: dict[str, list[int]] = {}
     for rank, value in values.items():

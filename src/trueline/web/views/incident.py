@@ -5,21 +5,25 @@ the others, and what settles it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trueline.analyze.actions import record_step
+from trueline.analyze.checks.replicas.rank_config_differs import rates_apart
+from trueline.analyze.compared_ranks import differs
 from trueline.analyze.registry import installed_checks
 from trueline.render.cause_words import excluded_because, speaking_against, speaking_for
-from trueline.render.report.environment_table import Differing, environment
+from trueline.render.report.environment_table import Differing, Environment, environment, holders
 from trueline.render.report.finding_row import FindingRow, finding_row
 from trueline.render.wording import number
 from trueline.schema.errors import InputError, SiteError
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.site import SITE_FORM, Site
 from trueline.schema.text.words import ranks_text
+from trueline.store.reader import Run
 from trueline.web.views.sparkline import signal_of
 from trueline.web.views.triage import key_of
 from trueline.web.watched_run import WatchedRun
@@ -249,7 +253,27 @@ def about_settings(findings: Iterable[Finding]) -> tuple[str, ...]:
 
 def _differing(watched: WatchedRun) -> tuple[Differing, ...]:
     """What ranks are told apart by, and should not be, with who has which value."""
-    return environment(watched.run.manifest, watched.run.env).within
+    return environment_of(watched.run).within
+
+
+def environment_of(run: Run) -> Environment:
+    """What the ranks of a Run are, and in what they differ; hyper-parameters of the optimizer by what they were at the
+    same steps.
+    """
+    digests, measured = run.digests("optimizer_digest")
+    apart = bool(digests.size) and bool(differs(digests, measured).any())
+    found = environment(run.manifest, run.env, optimizer_alike=bool(measured.any()) and not apart)
+    step = rates_apart(run) if apart else None
+    if step is None:
+        return found
+    rates = {rank: rates.tolist() for (_, rank), rates in sorted(run.lists("lr", steps=[step]).items())}
+    of_group = zip_longest(*rates.values(), fillvalue="(absent)")
+    rows = [
+        Differing(f"lr of group {group} at step {step}", holders(dict(zip(rates, map(str, values), strict=True))))
+        for group, values in enumerate(of_group)
+        if len(set(values)) > 1
+    ]
+    return replace(found, within=(*rows, *found.within))
 
 
 def _drawn(watched: WatchedRun, incident: Incident, report: CheckReport) -> tuple[int | None, int | None]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trueline.render.report.environment_table import Differing, environment
-from trueline.web.views.incident import about_settings
+from trueline.render.report.environment_table import Differing
+from trueline.web.views.incident import about_settings, environment_of
 from trueline.web.watched_run import WatchedRun
 
 
@@ -30,7 +30,7 @@ class Settings:
 
 def settings_of(watched: WatchedRun) -> Settings:
     """All facts of the ranks of a Run."""
-    found = environment(watched.run.manifest, watched.run.env)
+    found = environment_of(watched.run)
     common = tuple(Section(name, facts) for name, facts in found.common)
     report = watched.judgement.report
     claims = about_settings(() if report is None else report.findings)

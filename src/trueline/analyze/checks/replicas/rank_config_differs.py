@@ -77,6 +77,8 @@ from trueline.schema.text.words import capitalized, listed, named_some, ranks_te
 from trueline.store.reader import Run
 
 CODE = "rank-config-differs"
+MOVED = ("momentum", "betas")
+"""Hyper-parameters that schedulers of torch move, beside the rate (CyclicLR, OneCycleLR)."""
 QUESTION = "configuration"
 NEEDS: tuple[str, ...] = ("lr", "optimizer_digest")
 
@@ -192,10 +194,18 @@ def _optimizer(run: Run, ranks: Sequence[int], env: Mapping[int, RankEnv]) -> Fi
     row = int(np.searchsorted(run.steps, first))
     of_step = {rank: int(digests[row, column]) for rank, column in zip(replicas, chosen.tolist(), strict=True)}
     entries = [_Difference("lr", rates[first])] if first in rates else []
-    entries += _differences({rank: _flat(env[rank].optimizer) for rank in replicas})
+    static = _differences({rank: _flat(env[rank].optimizer) for rank in replicas})
+    # each rank wrote those at a moment of its own: they count where nothing else says what differs at one step
+    lasting = [entry for entry in static if entry.name.rpartition(".")[2] not in MOVED]
+    entries += lasting if entries or lasting else static
     entries = list({entry.name: entry for entry in reversed(entries)}.values())[::-1]
     odd = odd_ranks(rates[first]) if first in rates else odd_ranks(of_step)
     return _finding("error", "optimizer", entries, odd, among=replicas, step_first=first, step_last=steps[-1])
+
+
+def rates_apart(run: Run) -> int | None:
+    """The first step at which learning rates differ between ranks; None where they do at none."""
+    return min(_rates_by_step(run, data_parallel_ranks(run)), default=None)
 
 
 def _rates_by_step(run: Run, ranks: Sequence[int]) -> dict[int, dict[int, str]]:
