@@ -17,6 +17,7 @@ from trueline.analyze.compared_ranks import data_parallel_ranks
 from trueline.analyze.engines import Engine, Views, judged_on, not_run_of
 from trueline.analyze.following import further, keep, known_of
 from trueline.analyze.incidents import Incident, advice_of, began, between, incidents_of, is_explained
+from trueline.analyze.no_update import together
 from trueline.analyze.rank_endings import ends_of
 from trueline.analyze.registry import Check, installed_checks
 from trueline.analyze.rollouts.rows import left_out
@@ -256,7 +257,7 @@ def check(
     """
     opened = run if isinstance(run, Run) else Run(run, parts=known_parts(run))
     reference = ref if ref is None or isinstance(ref, Run) else Run(ref)
-    findings: list[Finding] = list(opened.live_findings)
+    findings = together(opened.live_findings)
     codes: list[str] = []
     not_run: list[NotRun] = []
     question_of: dict[str, Question] = dict.fromkeys({**COMPARE_CODES, **JOB_CODES}, "reference")

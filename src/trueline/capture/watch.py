@@ -172,6 +172,8 @@ class Watch:
                     f": a GradScaler left out all {left_out} updates, as gradients were not finite" if left_out else ""
                 )
                 _log.warning("trueline: no optimizer step seen%s, so the Run at '%s' has no steps.", why, self.run_path)
+                if raised is None and not left_out:
+                    self._recorder.note_no_update()
             self._recorder.close(raised)
             self._probes.detach()
             self._recorder.team.give_back()

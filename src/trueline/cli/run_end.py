@@ -9,8 +9,9 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trueline.analyze.no_update import together
 from trueline.capture.child_env import place_of_restart
-from trueline.schema.finding import WATCH_DEGRADED
+from trueline.schema.finding import NO_UPDATE, WATCH_DEGRADED
 from trueline.schema.text.words import counted
 
 if TYPE_CHECKING:
@@ -88,6 +89,10 @@ def _run(place: str) -> str:
         stopped = next((finding.claim for finding in run.live_findings if finding.code == WATCH_DEGRADED), "")
         if stopped:
             return f"NOTHING WAS RECORDED: {stopped} {next_}"
+        untrained = [finding for finding in together(run.live_findings) if finding.code == NO_UPDATE]
+        if untrained:
+            how = ", ".join([counted(run.world_size, "rank"), *filter(None, [run.manifest.adapter])])
+            return f"NO OPTIMIZER STEP SEEN: {untrained[0].claim.rstrip('.')} ({how}). {next_}"
         return f"NO OPTIMIZER STEP SEEN, so the Run is empty: {'; '.join(lines)}. {next_}"
     return f"watched {'; '.join(lines)}. {next_}"
 

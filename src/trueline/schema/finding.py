@@ -14,6 +14,7 @@ WATCH_DEGRADED = "watch-degraded"
 """The code of what is wrong with the record and not with training: severity info, and less could be judged."""
 PLAN_REFUSED = "plan-refused"
 RECORDING_STARTED = "recording-started"
+NO_UPDATE = "no-update"
 LIVE_CODES = {
     WATCH_DEGRADED: "A part of watching failed on a rank and was taken off; training goes on without it.\n\n"
     "Written while the job runs. What was not watched from there on is not judged: report the error that it names.",
@@ -21,6 +22,10 @@ LIVE_CODES = {
     "Written while the job runs; the Plan in force stays.",
     RECORDING_STARTED: "What the Plan's `when` waited for was detected, and recording began.\n\n"
     "Written while the job runs.",
+    NO_UPDATE: "Backward passes were made, and no update: `optimizer.step()` was not called, so nothing is trained.\n\n"
+    "Written as the job ends, unless an exception ended it or a GradScaler left out its updates. Some elements of some "
+    "parameters are looked at as watching begins and as it ends: where they have changed, something else updates, and "
+    "nothing is said.",
 }
 """What is reported while the job runs, by no check: what each code means."""
 

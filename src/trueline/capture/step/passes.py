@@ -99,7 +99,8 @@ class CountedPasses:
 
 class Contributions:
     """Follows the passes of one model. ``latest`` is its last forward pass in this step, None without; ``begun`` is the
-    backward pass that ``torch.autograd.backward`` was called for last, None where that cannot count.
+    backward pass that ``torch.autograd.backward`` was called for last, None where that cannot count; ``num_reached``
+    is how many of this step have come through the model.
     """
 
     def __init__(self) -> None:
@@ -115,7 +116,7 @@ class Contributions:
             self._params = params
             self._trained.clear()
         self.latest: Pass | None = None
-        self._num_begun = self._calls = 0
+        self._num_begun = self._calls = self.num_reached = 0
         self._under_way: Pass | None = None
         self._there: list[tuple[Tensor, int]] = []
         self._zeroed: list[tuple[int, Tensor | None]] = []
@@ -181,6 +182,7 @@ class Contributions:
             if one is not None and not in_backward():
                 self._under_way = None
                 if one.reached or not self._hooked:
+                    self.num_reached += 1
                     self._there = [(param, id(param.grad)) for param in self._looked_at() if param.grad is not None]
 
     def _came_back(self, one: Pass, gradient: Tensor) -> None:

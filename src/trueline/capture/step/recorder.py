@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from trueline.capture.model.host_copy import HostCopy
-from trueline.capture.model.layout import ALIKE, Layout, make_layout
+from trueline.capture.model.layout import ALIKE, Layout, make_layout, unwrap
 from trueline.capture.model.parameters import Parameters
 from trueline.capture.probes.base import Probe
 from trueline.capture.step import exchange
@@ -28,6 +28,7 @@ from trueline.capture.step.passes import Contributions, CountedPasses, ReducedPa
 from trueline.capture.step.probing import Probing
 from trueline.capture.step.schedule import BEAT
 from trueline.capture.step.shared_sum import SUMMED, SharedSum
+from trueline.capture.step.untrained import FEWEST_PASSES, Untrained, class_name, no_update
 from trueline.capture.step.working_parts import Watching
 from trueline.schema.plan import Plan
 
@@ -54,6 +55,7 @@ class Recorder:
         with self.parts.timed():
             self._decide()
         self.parts.session.open_step(self._now, sampled=self._step.sampled)
+        self._untrained = self.parts.attempt("weights", Untrained, self.layout.params)
 
     @property
     def layout(self) -> Layout:
@@ -151,6 +153,18 @@ class Recorder:
         with self.parts.guarded("exchange"):
             self.drain(patience_s=exchange.PATIENCE_S)
         self.parts.end("exchange")
+
+    def note_no_update(self) -> None:
+        """Leave a Finding that backward passes were made and no update, unless weights have changed all the same."""
+        num_passes = self.contributions.num_reached
+        if num_passes < FEWEST_PASSES or self._untrained is None:
+            return
+        with self.parts.guarded("close"):
+            same = self._untrained.same(self.layout.params)
+            if same is not False:
+                self._description.update(self._parameters, self._step)
+                model = class_name(unwrap(self.model))
+                self.safe_sink.write(no_update(model, num_passes, rank=self.team.rank, same=same))
 
     def close(self, raised: BaseException | None = None) -> None:
         """Write the remaining rows, and that ``raised`` ended the training; close the Sink and restore the model."""

@@ -150,9 +150,11 @@ def _not_checked(report: CheckReport, *, every: bool) -> list[str]:
     """A line for each reason, with all checks that did not run for it; unless ``every`` is asked for, one for all that
     do not apply.
     """
+    from trueline.schema.finding import NO_UPDATE
     from trueline.schema.text.words import by_reason, counted
 
-    told = [entry for entry in report.checks_not_run if every or entry.lacks]
+    untrained = any(finding.code == NO_UPDATE for finding in report.findings)
+    told = [entry for entry in report.checks_not_run if every or (entry.lacks and not untrained)]
     lines = [f"{', '.join(checks)}: {why}" for checks, why in by_reason((entry.check, entry.why) for entry in told)]
     if more := len(report.checks_not_run) - len(told):
         verb = "does not apply here, or looks" if more == 1 else "do not apply here, or look"
