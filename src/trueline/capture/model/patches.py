@@ -46,11 +46,11 @@ def calling(call: Function) -> Callable[[Function], Function]:
 
 class Patch:
     """One attribute of a class or module that is replaced while it is on, by what ``make`` makes of it: one frame, so
-    that tracebacks of the user's code have no more.
+    that tracebacks of the user's code have no more. ``also`` holds the same object by the same name.
     """
 
-    def __init__(self, owner: Any, name: str, make: Callable[[Function], Function]) -> None:
-        self._owner = owner
+    def __init__(self, owner: Any, name: str, make: Callable[[Function], Function], also: Any = None) -> None:
+        self._owner, self._also = owner, also
         self._name = name
         self._make = make
         self._original: Any = None
@@ -66,20 +66,24 @@ class Patch:
 
         self._original, self._put = vars(self._owner).get(self._name, original), wrapped
         setattr(self._owner, self._name, wrapped)
+        if getattr(self._also, self._name, None) is original:
+            setattr(self._also, self._name, wrapped)
 
     def remove(self) -> None:
         """Put the original back, if nobody patched over ours."""
         if self._put is not None and getattr(self._owner, self._name) is self._put:
             setattr(self._owner, self._name, self._original)
+            if getattr(self._also, self._name, None) is self._put:
+                setattr(self._also, self._name, self._original)
             self._original = self._put = None
 
 
 class PatchedCall:
     """One attribute of a class or module, wrapped so that listeners are called with its arguments, before or after."""
 
-    def __init__(self, owner: Any, name: str) -> None:
+    def __init__(self, owner: Any, name: str, *, also: Any = None) -> None:
         self._name = name
-        self._patch = Patch(owner, name, self._notifying)
+        self._patch = Patch(owner, name, self._notifying, also)
         self._before: list[Callable[..., None]] = []
         self._after: list[Callable[..., None]] = []
 
@@ -126,10 +130,10 @@ loader_iter = PatchedCall(DataLoader, "__iter__")
 loader_iterator = PatchedCall(_BaseDataLoaderIter, "__init__")
 """Calls of ``(iterator, loader)``, as an iterator over a loader is made."""
 destroy_groups = PatchedCall(torch.distributed, "destroy_process_group")
-seeds = (PatchedCall(torch, "manual_seed"), PatchedCall(torch.random, "manual_seed"))
-"""Two names of one function, which seeds the global generators of host and devices."""
-rng_sets = (PatchedCall(torch, "set_rng_state"), PatchedCall(torch.random, "set_rng_state"))
-"""Likewise; ``torch.random.fork_rng`` ends with it."""
+seed = PatchedCall(torch, "manual_seed", also=torch.random)
+"""What seeds the global generators of host and devices."""
+rng_set = PatchedCall(torch, "set_rng_state", also=torch.random)
+"""``torch.random.fork_rng`` ends with it."""
 module_call = PatchedCall(torch.nn.Module, "__call__")
 _deepspeeds: list[PatchedCall] = []
 

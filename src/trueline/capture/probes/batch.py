@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from trueline.capture.model.contents import Walk, elements, is_tensor
 from trueline.capture.model.layout import local
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.step.own_columns import digest_columns
@@ -196,11 +197,10 @@ def _tokens(first: Tensor, targets: list[Tensor], mask: Tensor | None) -> tuple[
 
 
 def _tensors(inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    if len(inputs) == 1 and not isinstance(inputs[0], Tensor):
-        inputs = inputs[0] if isinstance(inputs[0], (tuple, list)) else inputs
-    if len(inputs) == 2 and not named and all(isinstance(x, Tensor) for x in inputs):
-        yield "", inputs[0]
-        yield "targets", inputs[1]
+    pair = inputs if len(inputs) != 1 else tuple(itertools.islice(elements(inputs[0]), 3))
+    if len(pair) == 2 and not named and all(map(is_tensor, pair)):
+        yield "", pair[0]
+        yield "targets", pair[1]
         return
     for value in inputs:
         yield from tensors_inside("", value)
@@ -208,18 +208,6 @@ def _tensors(inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Iterator[tupl
         yield from tensors_inside(name, value)
 
 
-def tensors_inside(name: str, value: Any, *, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+def tensors_inside(name: str, value: Any) -> Iterable[tuple[str, Tensor]]:
     """The tensors in ``value``, with the names that mappings and dataclasses give them, else ``name``."""
-    if isinstance(value, Tensor):
-        yield name, value
-    elif depth >= 3:
-        return
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from tensors_inside(str(key), inner, depth=depth + 1)
-    elif isinstance(value, (tuple, list)):
-        for field, inner in zip(getattr(value, "_fields", itertools.repeat(name)), value, strict=False):
-            yield from tensors_inside(field, inner, depth=depth + 1)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from tensors_inside(field.name, getattr(value, field.name), depth=depth + 1)
+    return ((name, value),) if is_tensor(value) else Walk().tensors(name, value)

@@ -8,7 +8,6 @@ each rank fills as it goes, so it shows nothing.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import xxhash
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from trueline.capture.model import patches
+from trueline.capture.model.contents import MAX_DEPTH, elements
 from trueline.capture.probes.base import FactProbe, Moment, Step
 from trueline.tensor.memory import bits_of
 
@@ -154,7 +154,9 @@ def _rows(dataset: Any) -> Any:
     return None
 
 
-def _content(value: Any) -> bytes | None:
+def _content(value: Any, depth: int = 0) -> bytes | None:
+    if depth > MAX_DEPTH:
+        return None
     if isinstance(value, torch.Tensor):
         dense = value.detach().cpu().contiguous()
         return bits_of(dense, np.dtype(np.uint8)).tobytes() if dense.numel() else b""
@@ -162,9 +164,9 @@ def _content(value: Any) -> bytes | None:
         return None if value.dtype == object else np.ascontiguousarray(value).tobytes()
     if isinstance(value, (str, int, float, bool, bytes, np.generic)):
         return repr(value).encode()
-    if isinstance(value, Mapping):
-        value = [item for pair in value.items() for item in pair]
-    if isinstance(value, (list, tuple)):
-        parts = [_content(item) for item in value]
+    if issubclass(type(value), dict):
+        value = [item for pair in dict.items(value) for item in pair]
+    if issubclass(type(value), (list, tuple)):
+        parts = [_content(item, depth + 1) for item in elements(value)]
         return None if any(part is None for part in parts) else b",".join(part or b"" for part in parts)
     return None

@@ -18,6 +18,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from trueline.capture.adapters.base import Guard
+from trueline.capture.model.contents import Walk, is_tensor
 from trueline.capture.model.layout import Layout
 from trueline.capture.model.untraced import Hook, in_backward
 from trueline.capture.probes.around_update.sampling import EARLY, NowAndThen, Waiting
@@ -190,7 +191,7 @@ class RecomputationProbe:
         is_replica = getattr(module, "_is_replica", False)  # a thread of nn.DataParallel
         if is_replica or len(self._values) >= MAX_VALUES * (3 if thread else 1):
             return
-        with self._guard(self.name), torch._C._DisableTorchDispatch():  # that of selective checkpointing caches calls
+        with self._guard(self.name):
             x = _first_of(held)
             elements = None if x is None or not x.numel() else _some(x, at)
             if x is not None and elements is not None and len(elements) >= LEAST:
@@ -205,17 +206,13 @@ def _iterates(module: nn.Module) -> bool:
     return isinstance(module, _SpectralNorm) or any(isinstance(hook, SpectralNorm) for hook in hooks)
 
 
-def _first_of(held: Any, depth: int = 0) -> Tensor | None:
+def _first_of(held: Any) -> Tensor | None:
     """The first plain tensor of numbers in what a module takes or returns."""
-    if isinstance(held, Tensor):
+    if is_tensor(held):
         x = getattr(held, "_local_tensor", held)
         plain = type(x) in (Tensor, nn.Parameter) and x.layout is torch.strided and not x.is_meta
         return x.detach() if plain and x.dtype in _FORMATS and not _functorch_wrapped(x) else None
-    if isinstance(held, Mapping):
-        held = list(held.values())
-    if depth < 3 and isinstance(held, (tuple, list)):
-        return next((x for each in held if (x := _first_of(each, depth + 1)) is not None), None)
-    return None
+    return next((x for _, each in Walk().tensors("", held) if (x := _first_of(each)) is not None), None)
 
 
 def _some(x: Tensor, at: float) -> Tensor:

@@ -191,10 +191,8 @@ class StreamProbe(FactProbe):
         self._seeded: list[int] = [0, 0]
         self._looks = False
         self._device = torch.device("cpu")
-        for patched in patches.seeds:
-            patched.add(self._at_seed, after=True)
-        for patched in patches.rng_sets:
-            patched.add(self._at_set, after=True)
+        patches.seed.add(self._at_seed, after=True)
+        patches.rng_set.add(self._at_set, after=True)
 
     def begin(self, step: Step) -> bool:
         """In every step that is watched."""
@@ -216,10 +214,8 @@ class StreamProbe(FactProbe):
 
     def detach(self) -> None:
         """Stop listening."""
-        for patched in patches.seeds:
-            patched.remove(self._at_seed)
-        for patched in patches.rng_sets:
-            patched.remove(self._at_set)
+        patches.seed.remove(self._at_seed)
+        patches.rng_set.remove(self._at_set)
 
     def _states(self) -> list[int]:
         return torch_states(self._device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trueline.capture.model.contents import MAX_DEPTH, MAX_LENGTH, MAX_VALUES, PLAIN, Walk, elements, is_tensor, slot_of
+
 Slots = Sequence[tuple[str, Tensor]]
 
-MAX_DEPTH = 4
-"""Levels of nested containers that are searched for tensors; deeper ones are described by their type."""
+MAX_KEY = 64
+"""Elements of a list in a call whose description is kept."""
 
 MAX_KNOWN = 4096
 """Descriptions in the cache; it is cleared when it holds more."""
@@ -30,9 +32,9 @@ def inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Slots:
     """(slot, tensor) of everything a call was given: ``in0``, ``in1.2`` in a list, the name of a kwarg."""
     found: Slots = []
     for index, value in enumerate(args):
-        _open(f"in{index}", value, found, 1)
+        _open(f"in{index}", value, found)
     for name, value in kwargs.items():
-        _open(name, value, found, 1)
+        _open(name, value, found)
     return found
 
 
@@ -46,17 +48,17 @@ def written(slots: Slots, *, in_place: bool) -> Slots:
 
 def outputs(result: Any) -> Slots:
     """(slot, tensor) of everything a call returned: ``out0``, ``out1``, ``out.logits``, ``out0.2``."""
-    if isinstance(result, Tensor):
+    if is_tensor(result):
         return [(_OUT[0], result)]
     found: Slots = []
-    if isinstance(result, (tuple, list)):
-        for index, value in enumerate(result):
-            if isinstance(value, Tensor):
+    if issubclass(type(result), (tuple, list)):
+        for index, value in enumerate(itertools.islice(elements(result), MAX_LENGTH)):
+            if is_tensor(value):
                 found.append((_OUT[index] if index < 64 else f"out{index}", value))
-            elif value is not None:
-                _open(f"out{index}", value, found, 1)
+            elif type(value) not in PLAIN:
+                _open(f"out{index}", value, found)
     elif type(result) not in _SCALARS:
-        _open("out", result, found, 0)
+        _open("out", result, found)
     return found
 
 
@@ -91,35 +93,36 @@ class Described:
 
 def _take(value: Any, slot: str, found: Slots, key: list[Any]) -> None:
     """Add the tensors in one argument, and what its description depends on: 1, 1.0 and True are different."""
-    if isinstance(value, Tensor):
+    if is_tensor(value):
         found.append((slot, value))
         key.append(Tensor)
     elif (kind := type(value)) in _SCALARS:
         key += (kind, value)
     else:
         key.append(_key(value))
-        _open(slot, value, found, 1)
+        _open(slot, value, found)
 
 
 def described(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """JSON of a call's arguments, ``{"args": [...], "kwargs": {...}}``; a tensor stands as ``{"in": slot}``, an object
     without a JSON form as ``{"type": ...}``.
     """
+    form = _Plain().of
     plain = {
-        "args": [_plain(value, f"in{index}", 0) for index, value in enumerate(args)],
-        "kwargs": {name: _plain(value, name, 0) for name, value in kwargs.items()},
+        "args": [form(value, f"in{index}") for index, value in enumerate(args)],
+        "kwargs": {name: form(value, name) for name, value in kwargs.items()},
     }
     return _json(plain)
 
 
 def _key(value: Any) -> Any:
     """The part of an argument that its description depends on; 1, 1.0 and True are different."""
-    if isinstance(value, Tensor):
+    if is_tensor(value):
         return Tensor
     kind = type(value)
     if kind in _SCALARS:
         return (kind, value)
-    if kind in (tuple, list):
+    if kind in (tuple, list) and len(value) <= MAX_KEY:
         return (kind, tuple(map(_key, value)))
     if kind is slice:
         return (kind, _key(value.start), _key(value.stop), _key(value.step))
@@ -131,43 +134,45 @@ def _key(value: Any) -> Any:
 _SCALARS = frozenset({int, float, bool, str, type(None), complex, torch.dtype, torch.device, torch.Size})
 
 
-def _open(slot: str, value: Any, found: Slots, depth: int) -> None:
-    if isinstance(value, Tensor):
-        found.append((slot, value))
-    elif depth >= MAX_DEPTH:
-        return
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            _open(f"{slot}.{_part(key)}", inner, found, depth + 1)
-    elif isinstance(value, (tuple, list)):
-        for index, inner in enumerate(value):
-            if type(inner) not in _SCALARS:
-                _open(f"{slot}.{index}", inner, found, depth + 1)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            _open(f"{slot}.{field.name}", getattr(value, field.name, None), found, depth + 1)
+def _open(slot: str, value: Any, found: list[tuple[str, Tensor]]) -> None:
+    found += Walk(paths=True).tensors(slot, value)
 
 
-def _part(key: Any) -> str:
-    """A mapping's key as part of a slot, which has letters, digits, ``_`` and ``.`` only."""
-    return "".join(letter if letter.isalnum() else "_" for letter in str(key))
+class _Plain:
+    """JSON forms of values, of which ``MAX_VALUES`` are looked at together."""
+
+    def __init__(self) -> None:
+        self._left = MAX_VALUES
+
+    def of(self, value: Any, slot: str, depth: int = 0) -> Any:
+        """The JSON form of ``value``."""
+        kind = type(value)
+        self._left -= 1
+        if is_tensor(value):
+            return {"in": slot}
+        if value is None or issubclass(kind, (bool, int, float)):
+            return _number(value)
+        if issubclass(kind, str):
+            return str.__getitem__(value, slice(MAX_TEXT))
+        if kind in (torch.dtype, torch.device, torch.memory_format, torch.layout):
+            return str(value)
+        if value is Ellipsis:
+            return {"type": "Ellipsis"}
+        if depth < MAX_DEPTH and self._left > 0:
+            if kind is slice:
+                return {"slice": [self.of(part, slot, depth + 1) for part in (value.start, value.stop, value.step)]}
+            if issubclass(kind, dict):
+                pairs = [(_text(key), inner) for key, inner in itertools.islice(dict.items(value), MAX_TEXT)]
+                return {name: self.of(inner, f"{slot}.{slot_of(name)}", depth + 1) for name, inner in pairs}
+            if issubclass(kind, (tuple, list)):
+                several = enumerate(itertools.islice(elements(value), MAX_TEXT))
+                return [self.of(inner, f"{slot}.{index}", depth + 1) for index, inner in several]
+        return {"type": f"{kind.__module__}.{kind.__qualname__}"}
 
 
-def _plain(value: Any, slot: str, depth: int) -> Any:
-    if isinstance(value, Tensor):
-        return {"in": slot}
-    if value is None or isinstance(value, (bool, int, float)):
-        return value if value == value and value not in (float("inf"), float("-inf")) else str(value)
-    if isinstance(value, str):
-        return value[:MAX_TEXT]
-    if isinstance(value, (torch.dtype, torch.device, torch.memory_format, torch.layout)):
-        return str(value)
-    if depth < MAX_DEPTH and isinstance(value, slice):
-        return {"slice": [_plain(part, slot, depth + 1) for part in (value.start, value.stop, value.step)]}
-    if value is Ellipsis:
-        return {"type": "Ellipsis"}
-    if depth < MAX_DEPTH and isinstance(value, Mapping):
-        return {str(key): _plain(inner, f"{slot}.{_part(key)}", depth + 1) for key, inner in value.items()}
-    if depth < MAX_DEPTH and isinstance(value, (tuple, list)):
-        return [_plain(inner, f"{slot}.{index}", depth + 1) for index, inner in enumerate(value[:MAX_TEXT])]
-    return {"type": f"{type(value).__module__}.{type(value).__qualname__}"}
+def _text(key: Any) -> str:
+    return str(key) if type(key) in PLAIN else type(key).__name__
+
+
+def _number(value: bool | int | float | None) -> bool | int | float | str | None:
+    return value if value == value and value not in (float("inf"), float("-inf")) else str(value)

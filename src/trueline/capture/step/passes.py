@@ -253,7 +253,10 @@ class Contributions:
 
     def _any_of(self, inputs: Any) -> bool:
         mine = {id(param) for param in self._params}
-        return any(id(one) in mine for one in ((inputs,) if isinstance(inputs, Tensor) else tuple(inputs)))
+        several = (inputs,) if isinstance(inputs, Tensor) else inputs
+        if not isinstance(several, (list, tuple)):  # an iterator, which torch can use up only once
+            return True
+        return any(id(one) in mine for one in several)
 
 
 def _few(params: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -2,6 +2,7 @@
 
 import traceback
 import warnings
+from types import SimpleNamespace
 
 from trueline.capture.model.patches import Patch, PatchedCall, calling, unseen
 
@@ -59,3 +60,20 @@ def test_a_traceback_has_one_frame_of_ours_which_says_what_it_is():
     caller, ours, raised = frames()
     assert [caller.filename, raised.filename] == [frame.filename for frame in unpatched] == [__file__] * 2
     assert ours.filename.startswith("<trueline only passes the call on")
+
+
+def test_two_names_of_one_function_stay_two_names_of_one():
+    def draw():
+        return 4
+
+    one, other, third = SimpleNamespace(draw=draw), SimpleNamespace(draw=draw), SimpleNamespace(draw=len)
+    heard = []
+    for also in (other, third):
+        patched = PatchedCall(one, "draw", also=also)
+        patched.add(lambda: heard.append(None))
+        assert one.draw is not draw
+        assert (one.draw is other.draw, third.draw) == (also is other, len)
+        assert one.draw() == other.draw() == 4
+        patched.remove(patched._before[0])
+        assert one.draw is other.draw is draw
+    assert len(heard) == 3

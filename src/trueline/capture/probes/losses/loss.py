@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trueline.capture.adapters.base import Guard
 from trueline.capture.model import patches
-from trueline.capture.model.outputs import field_of
+from trueline.capture.model.contents import stored
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.batch import IGNORE_INDEX
 from trueline.capture.probes.losses.descent import losses_in, row_of
@@ -187,7 +187,7 @@ def _returned(output: Any, kwargs: Mapping[str, Any], *, shifted: bool) -> Tenso
     Hugging Face's models divide by the tokens of all ranks, which they are passed, and those of TRL return the
     logarithms of their tokens' probabilities.
     """
-    loss = field_of(output, "loss")
+    loss = stored(output, "loss")
     is_loss = isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point()
     value = loss.detach().to(torch.float64, copy=True).reshape(()) if is_loss else None
     sums = _token_sum(output, kwargs, value, shifted=shifted)
@@ -202,12 +202,12 @@ def _token_sum(
     output: Any, kwargs: Mapping[str, Any], loss: Tensor | None, *, shifted: bool
 ) -> tuple[Tensor, Tensor] | None:
     """The sum over the tokens of a batch that its loss is made from, and their number, both float64 []."""
-    log_probs, mask = field_of(output, "log_probs"), field_of(output, "label_mask")
+    log_probs, mask = stored(output, "log_probs"), stored(output, "label_mask")
     if isinstance(log_probs, Tensor) and isinstance(mask, Tensor):
         total = -log_probs.detach().sum(dtype=torch.float64)
         return total, mask.sum().to(total)
     items, labels = kwargs.get("num_items_in_batch"), kwargs.get("shift_labels", kwargs.get("labels"))
-    if loss is None or items is None or not isinstance(labels, Tensor) or field_of(output, "aux_loss") is not None:
+    if loss is None or items is None or not isinstance(labels, Tensor) or stored(output, "aux_loss") is not None:
         return None
     follow = shifted and "shift_labels" not in kwargs
     return loss * items, ((labels[..., 1:] if follow else labels) != IGNORE_INDEX).sum().to(loss)

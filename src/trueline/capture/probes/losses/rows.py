@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
+from trueline.capture.model.contents import Walk, is_tensor
 from trueline.capture.model.graph import gradients_of, nodes_below
 from trueline.capture.model.outputs import differentiable
 from trueline.capture.probes.arguments import named_arguments
@@ -40,8 +41,6 @@ _SAMPLE_OF = ("batch", "batch_idx", "batch_index", "graph_ids", "segment_ids", "
 _BORDERS = ("ptr", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "offsets")
 """Names of vectors [G + 1] of where each sample begins, and the last one ends."""
 
-_PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device)
-
 
 class RowReader:
     """What one forward pass of ``module`` reads, what reads it first, and what it returns.
@@ -62,7 +61,7 @@ class RowReader:
 
     def at_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """A module without parts has returned: it is kept if gradients come to its output, and to nothing it read."""
-        read = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+        read = [each for each in (*args, *kwargs.values()) if is_tensor(each)]
         if not read or any(each.grad_fn is not None for each in read):
             return
         first = output[0] if isinstance(output, tuple) and output else output
@@ -298,18 +297,11 @@ def _chosen(rows: int) -> slice:
 
 def _inputs_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
     """The tensors that a forward pass reads with the names of its arguments; none where there may be more."""
-    ahead, found = list(named_arguments(module, args, kwargs).items()), list[tuple[str, Tensor]]()
-    while ahead:
-        name, value = ahead.pop(0)
-        if isinstance(value, Tensor):
-            found.append((name, value))
-        elif isinstance(value, Mapping):
-            ahead.extend((str(key), inner) for key, inner in value.items())
-        elif isinstance(value, (list, tuple)):
-            ahead.extend((name, inner) for inner in value)
-        elif not isinstance(value, _PLAIN):
-            return []
-    return found
+    walk = Walk()
+    found = [
+        pair for name, value in named_arguments(module, args, kwargs).items() for pair in walk.tensors(name, value)
+    ]
+    return found if walk.is_complete else []
 
 
 def _num_rows(inputs: list[tuple[str, Tensor]]) -> int:

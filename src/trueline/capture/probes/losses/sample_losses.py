@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.capture.model.outputs import field_of
+from trueline.capture.model.contents import stored
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.losses.loss import LossProbe
 from trueline.capture.step.passes import Contributions, CountedPasses, Pass
@@ -80,8 +80,8 @@ class SampleLossProbe:
             return
         one = self._contributions.now()
         self._seen.append((one, None))
-        given = kwargs if "labels" in kwargs else next((x for x in args if isinstance(x, Mapping)), kwargs)
-        logits, loss, labels = field_of(output, "logits"), field_of(output, "loss"), given.get("labels")
+        given = kwargs if "labels" in kwargs else next((x for x in args if stored(x, "labels") is not None), kwargs)
+        logits, loss, labels = stored(output, "logits"), stored(output, "loss"), stored(given, "labels")
         if not _fit(logits, labels, loss):
             return
         if labels.dim() == 1 and "next" in self._readings:
@@ -90,7 +90,7 @@ class SampleLossProbe:
             return
         try:
             found = _look(
-                logits, labels, loss, next_=self._readings[0] == "next", items=given.get("num_items_in_batch")
+                logits, labels, loss, next_=self._readings[0] == "next", items=stored(given, "num_items_in_batch")
             )
             self._seen[-1] = (one, found)
         except Exception:
