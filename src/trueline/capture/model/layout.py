@@ -119,7 +119,7 @@ class Layout:
 
 def _inside(tables: Sequence[dict[str, Any]]) -> Iterator[Any]:
     """What is in the tables, one after the other."""
-    return itertools.chain.from_iterable(map(dict.values, tables))
+    return itertools.chain.from_iterable(map(operator.methodcaller("values"), tables))
 
 
 @functools.lru_cache(maxsize=2**16)  # a recorded step asks for the name of every module and parameter

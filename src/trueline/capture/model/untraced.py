@@ -95,16 +95,13 @@ class Hook:
         """Call through."""
         if self.call is None or len(args) < self._num_args or torch.compiler.is_compiling():
             return None
-        before = _dynamo.set_eval_frame(None)  # as in untraced, whose frame is left out: hooks are called all the time
         try:
-            return self.call(*args, **kwargs)
+            return untraced(self.call, *args, **kwargs)
         except TruelineError:
             raise
         except Exception:
             self.call = None
             _log.exception("trueline: a hook failed and was dropped")
-        finally:
-            _dynamo.set_eval_frame(before)
         return None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
