@@ -237,9 +237,7 @@ class Watch:
         self._stop_if_asked()
         if module.training:
             self.updates.saw_forward()
-        if not self._batch_given:
-            self._recorder.at_batch(args, kwargs)
-        self._recorder.at_forward(module)
+        self._recorder.at_forward(module, None if self._batch_given else (args, kwargs))
 
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if torch.is_grad_enabled():

@@ -144,13 +144,12 @@ def num_params(group: Mapping[str, Any], held: Container[int]) -> int | None:
     return len(group["params"]) if any(id(param) in held for param in group["params"]) else None
 
 
-_PLAIN = frozenset((bool, int, float, str, type(None)))
+PLAIN = frozenset((bool, int, float, str, type(None)))
+"""What JSON holds as it is: nearly all hyper-parameters, which are looked at in every step."""
 
 
 def plain_value(value: Any) -> Any:
     """The value as JSON can hold it; a host scalar tensor as its number, any other object as its type's name."""
-    if type(value) in _PLAIN:  # nearly all, and every hyper-parameter of each step is asked for
-        return value
     if isinstance(value, torch.Tensor):
         return value.item() if value.device.type == "cpu" and value.numel() == 1 else f"tensor on {value.device.type}"
     if isinstance(value, (list, tuple)):

@@ -65,14 +65,12 @@ class BatchProbe:
         steps ``batch_features``, float64 [M, features]; absent where there are none.
         """
         if moment == "gradients":
-            batches = self._batches
-            rows = {
-                "sample_digests": [(one, batch.samples) for one, batch in batches if batch.samples is not None],
-                "target_digests": [(one, batch.targets) for one, batch in batches if batch.targets is not None],
-                "tokens": [(one, batch.tokens.reshape(1)) for one, batch in batches if batch.tokens is not None],
-                "batch_features": self._features,
-            }
-            return {key: value for name, taken in rows.items() for key, value in step.counted.take(name, taken).items()}
+            batches, take = self._batches, step.counted.take
+            samples = [(one, batch.samples) for one, batch in batches if batch.samples is not None]
+            targets = [(one, batch.targets) for one, batch in batches if batch.targets is not None]
+            tokens = [(one, batch.tokens.reshape(1)) for one, batch in batches if batch.tokens is not None]
+            taken = take("sample_digests", samples) | take("target_digests", targets) | take("tokens", tokens)
+            return taken | take("batch_features", self._features) if self._features else taken
         if moment == "update" and self._batches:
             step.facts["token_source"] = self._batches[0][1].token_source or step.facts.get("token_source", "")
         elif moment == "batch" and not self._passes.is_over:

@@ -62,7 +62,7 @@ class EpochProbe(FactProbe):
     def take(self, moment: Moment, step: Step) -> dict[str, int | None]:
         """The column, as the step ends."""
         if moment == "updated":
-            return {"epoch": self.epoch}
+            return {} if self.epoch is None else {"epoch": self.epoch}
         self.at_training_step()
         step.facts["data"] = self.facts
         return {}

@@ -59,13 +59,18 @@ class GradientProbe:
 
     name = "gradients"
     moments = ("update", "gradients")
-    between = ("update",)
 
     def __init__(self, adapter: Adapter, guard: Guard) -> None:
         self.active = self.wants_reduced = self.exact = False
+        self.waiting: Callable[[], Iterable[Tensor]] | None = None
         self._adapter = adapter
         self._guard = guard
         self._forget()
+
+    @property
+    def between(self) -> tuple[Moment, ...]:
+        """The update, where the framework may hold gradients back."""
+        return () if self.waiting is None else ("update",)
 
     def begin(self, step: Step) -> bool:
         """Forget the step before; measure in this one if it is sampled, by the Layout that is now in force."""
@@ -98,7 +103,7 @@ class GradientProbe:
         """
         self.alone = False
         """Whether nothing reduces, so that what the optimizer receives is the worker's own gradient."""
-        self.waiting: Callable[[], Iterable[Tensor]] | None = None
+        self.waiting = None
         """The parameters for which the framework holds a gradient that is not reduced yet; None where it keeps none."""
         self.received: Callable[[], None] | None = None
         """Shows what came of the reduction, where that is not in ``.grad``, just before an update."""

@@ -14,7 +14,7 @@ import torch
 import xxhash
 from torch import nn
 
-from trueline.capture.job.environment import autocast_state, num_params, plain_value
+from trueline.capture.job.environment import PLAIN, autocast_state, num_params, plain_value
 from trueline.capture.model import patches
 from trueline.capture.model.layout import Layout
 from trueline.capture.model.patches import PatchedCall
@@ -302,7 +302,11 @@ def hyper_parameters(optimizer: torch.optim.Optimizer, held: Container[int]) -> 
     rates: list[float] = []
     facts: list[object] = [type(optimizer).__name__]
     for group in optimizer.param_groups:
-        plain = {key: plain_value(value) for key, value in group.items() if key != "params"}
+        plain = {
+            key: value if type(value) in PLAIN else plain_value(value)
+            for key, value in group.items()
+            if key != "params"
+        }
         rate = plain.get("lr")
         rates.append(float(rate) if isinstance(rate, (int, float)) else float("nan"))
         facts.append((num_params(group, held), sorted(plain.items(), key=_key)))

@@ -76,6 +76,10 @@ class CountedPasses:
         mine = [(one.at, tensor) for one, tensor in rows if self.counts(one, backward=backward)]
         if not mine:
             return {}
+        if len(mine) == 1:  # as in most steps
+            ((at, tensor),) = mine
+            self.at[name] = np.full(len(tensor), at)
+            return {name: tensor}
         self.at[name] = np.repeat([at for at, _ in mine], [len(tensor) for _, tensor in mine])
         return {name: torch.cat([tensor for _, tensor in mine])}
 

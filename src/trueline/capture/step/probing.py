@@ -27,6 +27,8 @@ class Probing:
         self._parts = parts
         self._wanted: Sequence[tuple[Probe, Collection[Moment]]] = ()
         self._at: dict[Moment, list[Probe]] = {}
+        self.due: list[Probe] = []
+        """The probes of this step that may make columns of what is copied to the host."""
         self._resting: list[Probe] = []
         parts.let_go = self._let_go
 
@@ -45,14 +47,10 @@ class Probing:
             wanted = [(probe, probe.between or ()) for probe in self._lively if self._begins(probe)]
         if wanted != self._wanted:
             self._wanted, self._at = wanted, {}
+            self.due = [probe for probe, _ in wanted if type(probe).columns is not FactProbe.columns]
             for probe, moments in wanted:
                 for moment in moments:
                     self._at.setdefault(moment, []).append(probe)
-
-    @property
-    def due(self) -> list[Probe]:
-        """The probes that are asked in this step."""
-        return [probe for probe, _ in self._wanted]
 
     def ask(self, moment: Moment, **brings: Any) -> None:
         """Set these fields of the step, and take what probes measure at ``moment``."""
@@ -87,8 +85,8 @@ class Probing:
     def columns(self, probes: Iterable[Probe], host: Mapping[str, Tensor], step: Step, row: dict[str, Any]) -> None:
         """Add to ``row`` of ``step`` the columns that ``probes`` make of the tensors on the ``host``."""
         for probe in probes:
-            if type(probe).columns is not FactProbe.columns and self._parts.works(probe.name):
-                row |= self._columns_of(probe, host, step, row)
+            if self._parts.works(probe.name) and (found := self._columns_of(probe, host, step, row)):
+                row |= found
 
     def _begins(self, probe: Probe) -> bool:
         if type(probe).begin is FactProbe.begin:
@@ -100,16 +98,25 @@ class Probing:
         return False
 
     def _put(self, found: Mapping[str, Any]) -> None:
-        tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
-        self._taken |= tensors
-        if len(tensors) < len(found):
-            self.row |= _known({name: value for name, value in found.items() if name not in tensors})
+        taken, row = self._taken, self.row
+        for name, value in found.items():
+            if isinstance(value, Tensor):
+                taken[name] = value
+            else:
+                row[name] = value
+        if unknown := row.keys() - _COLUMNS:
+            for name in unknown:
+                del row[name]
+            raise _no_column(unknown)
 
     def _columns_of(
         self, probe: Probe, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         try:
-            return _known(probe.columns(host, step, row))
+            found = probe.columns(host, step, row)
+            if not _COLUMNS.issuperset(found):
+                raise _no_column(found.keys() - _COLUMNS)
+            return found
         except Exception as error:
             self._parts.end(probe.name, error)
         return {}
@@ -124,11 +131,6 @@ class Probing:
             probe.begin(Step(self._step.number, self._step.layout, self._step.plan, {}))
 
 
-def _known(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``found``, if all of it are columns of the workers table; else raises KeyError, where a Sink would refuse the
-    whole row.
-    """
-    if not _COLUMNS.issuperset(found):
-        unknown = ", ".join(sorted(found.keys() - _COLUMNS))
-        raise KeyError(f"{unknown}: no column of trueline.schema.columns.workers")
-    return found
+def _no_column(unknown: Collection[str]) -> KeyError:
+    """What is raised for columns that a Sink would refuse the whole row for."""
+    return KeyError(f"{', '.join(sorted(unknown))}: no column of trueline.schema.columns.workers")

@@ -85,9 +85,11 @@ class Recorder:
             self.parts.attempt("passes", self.contributions.forward_begins)
             self._probing.ask("batch", args=args, kwargs=kwargs)
 
-    def at_forward(self, module: nn.Module) -> None:
-        """A training forward pass begins."""
+    def at_forward(self, module: nn.Module, batch: tuple[tuple[Any, ...], dict[str, Any]] | None) -> None:
+        """A training forward pass begins, on this ``batch`` unless that was given by hand."""
         with self.parts.timed():
+            if batch is not None:
+                self.at_batch(*batch)
             self.parts.attempt("passes", self._count_forward)
             self._probing.ask("forward", module=module)
 
@@ -241,8 +243,9 @@ class Recorder:
         if self._record is not None:
             if tensors := self._probing.hand_over():
                 self.parts.attempt("row", self._record.copy.add, tensors)
-            self._record.row |= self.parts.time.end_step(sampled=self._step.sampled)
-            self._record.row |= {"time_ns": time.time_ns(), "passes": self._passes.clock()}
+            row = self._record.row
+            row |= self.parts.time.end_step(sampled=self._step.sampled)
+            row["time_ns"], row["passes"] = time.time_ns(), self._passes.clock()
             self._backlog.add(self._record)
 
     # -- writing ---------------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ otherwise Arrow makes them all.
 
 from __future__ import annotations
 
+import itertools
+import operator
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -29,6 +31,10 @@ _HEAD = struct.Struct("<Ii")
 """What a message begins with: -1, and how long its metadata are."""
 
 
+def _nothing(row: Mapping[str, Any]) -> tuple[()]:
+    return ()
+
+
 class ShortRows:
     """The messages of rows with the columns of ``schema``; ``mask`` says which these are."""
 
@@ -36,8 +42,15 @@ class ShortRows:
         self.mask = mask
         self._schema = schema
         self._forms: dict[tuple[int, ...], tuple[bytes, Callable[..., bytes]] | None] = {}
-        self._columns = [(field.name, pa.types.is_list(field.type)) for field in schema]
-        self._fits = not any(pa.types.is_string(field.type) for field in schema)
+        self._fits = len(schema) > 1 and not any(pa.types.is_string(field.type) for field in schema)
+        self._runs: list[tuple[str, Callable[[Any], Any]]] = []
+        """Columns next to each other that are numbers, to be taken together, and lists, by name."""
+        for is_list, fields in itertools.groupby(schema, lambda field: pa.types.is_list(field.type)):
+            names = [field.name for field in fields]
+            if is_list:
+                self._runs += [(name, _nothing) for name in names]
+            else:
+                self._runs.append(("", operator.itemgetter(*names, names[0])))  # of one name it would make no tuple
 
     def message(self, row: Mapping[str, Any]) -> bytes | None:
         """The message; None where Arrow has to make it, and where a value does not fit its column."""
@@ -45,15 +58,17 @@ class ShortRows:
             return None
         numbers: list[Any] = []
         lengths: list[int] = []
-        for name, is_list in self._columns:
-            value = row[name]
-            if is_list:
-                if type(value) is not list or len(value) > MOST_NUMBERS:
-                    return None
-                lengths.append(len(value))
-                numbers += (0, len(value), *value)
-            else:
-                numbers.append(value)
+        for name, take in self._runs:
+            if not name:
+                numbers += take(row)[:-1]
+                continue
+            values = row[name]
+            length = len(values)
+            if type(values) is not list or length > MOST_NUMBERS:
+                return None
+            lengths.append(length)
+            numbers += (0, length)
+            numbers += values
         key = tuple(lengths)
         form = self._forms[key] if key in self._forms else self._learn(key, row, numbers)
         if form is None:
