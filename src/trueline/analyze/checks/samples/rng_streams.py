@@ -15,12 +15,14 @@ loss falls all the same.
 
 How it decides
 --------------
-By 64-bit digests of the state of each stream, compared between workers step by step. The finding is an info that states
-the facts. Where the plan declares `rng = "equal"` or `"different"` and a stream that was drawn from contradicts it,
-the finding is a warning. It is also a warning where a stream that is drawn from differed at all steps before the job
-was restarted, and is equal on all workers at the first step after: all ranks loaded the checkpoint of one, or all used
-one seed. A stream whose state never changes was not drawn from and contradicts nothing. States are exact; a
-collision has a probability of 2^-64 a pair.
+By 64-bit digests of the state of each stream, compared between workers step by step. Streams that are equal, or
+different, from the first step to the last are nothing to report: either may be wanted. Where the plan declares
+`rng = "equal"` or `"different"` and a stream that was drawn from contradicts it, the finding is a warning. Where
+nothing is declared, and a stream of torch that is drawn from becomes equal on all workers, or ceases to be, while the
+job runs, that is for information: somebody seeds, or one rank draws by itself. It is also a warning where a stream
+that is drawn from differed at all steps before the job was restarted, and is equal on all workers at the first step
+after: all ranks loaded the checkpoint of one, or all used one seed. A stream whose state never changes was not drawn
+from and contradicts nothing. States are exact; a collision has a probability of 2^-64 a pair.
 
 A stream of torch begins again where the first forward pass of three sampled steps or more of one start of the job
 begins in one state, from which each of these steps drew; or, at whatever step, where `torch.manual_seed` left one state
@@ -45,7 +47,7 @@ and permutations. Two streams with one seed that were drawn from a different num
 
 Example
 -------
-The workers' random streams have equal states of python and torch and different states of numpy.
+The workers' random streams have different states of torch, and the plan declares equal ones.
 
 Wrong and right
 ---------------
@@ -84,6 +86,8 @@ CODE = "rng-streams"
 QUESTION = "streams"
 EVERY = 0.75
 """Share of the steps between the first and the last that draw from one state from which on it is said of every step."""
+OF_MODELS = ("torch", "device")
+"""Streams that dropout and noise are drawn from; from the others loggers draw, too."""
 STREAMS: tuple[str, ...] = ("python", "numpy", "torch", "device")
 NEEDS: tuple[str, ...] = ("rng_python", "rng_numpy", "rng_torch", "rng_device", "rng_drawn", "own_draws")
 
@@ -149,7 +153,7 @@ FOLLOWS = _SoFar()
 
 
 def check(run: Run) -> list[Finding]:
-    """An info on all streams, or a warning where they contradict the plan, and one of what begins again; raises
+    """A warning where streams contradict the plan, or begin again, an info where they part while the job runs; raises
     ``CannotTell`` without digests.
     """
     again = streams_again(run)
@@ -172,7 +176,10 @@ def _judge(run: Run, every: Sequence[_Stream]) -> list[Finding]:
     wrong = [stream for stream in streams if declared is not None and stream.used and stream.state != declared]
     merged = [stream for stream in streams if declared != "equal" and stream.used and stream.merged]
     found = [_merged(ranks, merged)] if merged else []
-    return [*found, _finding(ranks, streams, wrong, declared)]
+    parted = [stream for stream in streams if stream.used and stream.name in OF_MODELS and _changes(stream)]
+    if not wrong and (declared is not None or merged or not parted):
+        return found
+    return [*found, _finding(ranks, streams, wrong, declared) if wrong else _parted(ranks, parted)]
 
 
 def _again(run: Run, name: str, again: Mapping[int, Sequence[int]]) -> Finding:
@@ -302,16 +309,37 @@ def _merges(steps: NDArray[np.int64], equal: Bools, restarts: Sequence[int]) -> 
     return tuple(found)
 
 
-def _finding(ranks: Sequence[int], streams: list[_Stream], wrong: list[_Stream], declared: object) -> Finding:
-    shown = wrong or streams
-    first = min(int(stream.steps[0]) for stream in shown)
+def _parted(ranks: Sequence[int], streams: list[_Stream]) -> Finding:
+    """Streams that become equal on all workers, or cease to be, while the job runs."""
+    first = min(streams, key=lambda stream: _changes(stream)["changes_at"])
+    step, names = _changes(first)["changes_at"], listed([stream.name for stream in streams])
+    now = "different" if first.equal[0] else "equal"
     return Finding(
         code=CODE,
-        severity="warning" if wrong else "info",
-        claim=f"{_claim(shown)}{f', and the plan declares {declared} ones' if wrong else ''}.",
+        severity="info",
+        claim=f"The workers' random streams of {names}, which are drawn from, become {now} at step {step}.",
         ranks=tuple(ranks),
-        step_first=min(_contradiction_step(stream, declared) for stream in wrong) if wrong else first,
-        step_last=max(int(stream.steps[-1]) for stream in shown),
+        step_first=step,
+        step_last=max(int(stream.steps[-1]) for stream in streams),
+        measured=float(len(streams)),
+        expected=None,
+        unit="streams that change between equal and different",
+        false_alarm_rate=0.0,
+        evidence={stream.name: {"state": stream.state, "used": True, **_changes(stream)} for stream in streams},
+        next=(
+            "Declare what you want with rng = 'equal' or 'different' in the plan, and this check will hold you to it.",
+        ),
+    )
+
+
+def _finding(ranks: Sequence[int], streams: list[_Stream], wrong: list[_Stream], declared: object) -> Finding:
+    return Finding(
+        code=CODE,
+        severity="warning",
+        claim=f"{_claim(wrong)}, and the plan declares {declared} ones.",
+        ranks=tuple(ranks),
+        step_first=min(_contradiction_step(stream, declared) for stream in wrong),
+        step_last=max(int(stream.steps[-1]) for stream in wrong),
         measured=float(sum(stream.state == "equal" for stream in streams)),
         expected=None,
         unit="streams that are equal on all workers",
@@ -320,10 +348,6 @@ def _finding(ranks: Sequence[int], streams: list[_Stream], wrong: list[_Stream],
         next=(
             "Seed every rank with seed + rank for different streams, with the same seed for equal ones, after the "
             "process group is up.",
-        )
-        if wrong
-        else (
-            "Declare what you want with rng = 'equal' or 'different' in the plan, and this check will hold you to it.",
         ),
     )
 

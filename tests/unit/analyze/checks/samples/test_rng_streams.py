@@ -7,15 +7,25 @@ from trueline.analyze.checks.samples import rng_streams
 from trueline.schema.errors import CannotTell
 
 
-def test_it_says_what_is_equal(tmp_path):
-    (finding,) = rng_streams.check(write_run(tmp_path, healthy_rows(3, 4)))
+def test_streams_that_stay_as_they_are_are_nothing_to_report(tmp_path):
+    """Nearly every job has one seed on all ranks, or one for each: only who declared one of them is contradicted."""
+    assert rng_streams.check(write_run(tmp_path / "different", healthy_rows(3, 4))) == []
+    rows = healthy_rows(3, 4)
+    for (step, _), row in rows.items():
+        row["rng_torch"] = step
+    assert rng_streams.check(write_run(tmp_path / "equal", rows)) == []
 
-    assert finding.severity == "info"
-    assert finding.claim == (
-        "The workers' random streams have equal states of python and numpy and different states of torch."
-    )
-    assert finding.evidence["torch"] == {"state": "different", "used": True}
-    assert finding.evidence["python"] == {"state": "equal", "used": False}
+
+def test_a_stream_that_is_drawn_from_and_parts_while_the_job_runs_is_an_info(tmp_path):
+    rows = healthy_rows(2, 6)
+    for (step, rank), row in rows.items():
+        row["rng_torch"] = step if step < 3 else 10 * step + rank
+        row["rng_python"] = 7 * step + (rank if step > 1 else 0)  # a logger of rank 0 draws
+    (finding,) = rng_streams.check(write_run(tmp_path, rows))
+
+    assert (finding.severity, finding.step_first) == ("info", 3)
+    assert finding.claim == "The workers' random streams of torch, which are drawn from, become different at step 3."
+    assert finding.evidence == {"torch": {"state": "mixed", "used": True, "changes_at": 3}}
 
 
 def test_equal_streams_that_were_declared_different_are_a_warning(tmp_path):
@@ -31,8 +41,10 @@ def test_equal_streams_that_were_declared_different_are_a_warning(tmp_path):
 
 
 def test_streams_that_nobody_draws_from_contradict_nothing(tmp_path):
-    (finding,) = rng_streams.check(write_run(tmp_path, healthy_rows(2, 4), plan={"rng": "different"}))
-    assert finding.severity == "info"
+    rows = healthy_rows(2, 4)
+    for row in rows.values():
+        row["rng_torch"] = 1
+    assert rng_streams.check(write_run(tmp_path, rows, plan={"rng": "different"})) == []
 
 
 def test_streams_that_part_name_the_step(tmp_path):
@@ -46,12 +58,11 @@ def test_streams_that_part_name_the_step(tmp_path):
     assert "sometimes equal states of torch" in finding.claim
 
 
-def test_declared_equal_and_equal_is_an_info(tmp_path):
+def test_declared_equal_and_equal_is_nothing_to_report(tmp_path):
     rows = healthy_rows(2, 4)
     for (step, _), row in rows.items():
         row["rng_torch"] = step
-    (finding,) = rng_streams.check(write_run(tmp_path, rows, plan={"rng": "equal"}))
-    assert finding.severity == "info"
+    assert rng_streams.check(write_run(tmp_path, rows, plan={"rng": "equal"})) == []
 
 
 @pytest.mark.parametrize(
