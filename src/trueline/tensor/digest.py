@@ -69,6 +69,18 @@ def digest_rows(x_BX: Tensor, keep_BT: Tensor | None = None) -> Tensor:
     return _by_position(x_BX.reshape(rows, -1))
 
 
+def digest_of_zeros(x_BX: Tensor) -> int:
+    """What ``digest_rows`` returns, without a mask, for a row of ``x_BX`` whose elements are all zero; computed on the
+    host, also of a tensor elsewhere.
+    """
+    zeros_1X = torch.zeros((1, *x_BX.shape[1:]), dtype=x_BX.dtype)
+    if x_BX.device.type == "cpu":
+        return int(digest_rows(zeros_1X))
+    if x_BX.dim() == 2 and not x_BX.dtype.is_floating_point and not x_BX.dtype.is_complex:
+        return int(_without_trailing_run(_as_int64(zeros_1X)))
+    return int(_by_position(zeros_1X.reshape(1, -1)))
+
+
 def combine(first_B: Tensor, second_B: Tensor) -> Tensor:
     """int64 [B] digest of the ordered pair."""
     return _mix(first_B * _K1 + second_B)

@@ -44,6 +44,7 @@ _CAUSES: dict[str, str] = {
     "D7": "tokens-weighted-unequally",
     "D8": "stream-read-by-each-loader-worker",
     "D9": "shard-too-small",
+    "D10": "copy-lost",
     "E1": "average-of-other-weights",
     "E1.bf16": "average-lost-in-rounding",
     "E1.found": "average-lost-in-rounding",

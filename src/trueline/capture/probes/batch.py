@@ -19,7 +19,7 @@ from trueline.capture.probes.base import Moment, Step
 from trueline.capture.step.own_columns import digest_columns
 from trueline.capture.step.passes import Contributions, Pass
 from trueline.schema.columns.batch_features import FEATURES, TARGETS
-from trueline.tensor.digest import combine, digest_rows
+from trueline.tensor.digest import combine, digest_of_zeros, digest_rows, unsigned
 
 MASKS = ("attention_mask", "mask", "padding_mask")
 POSITIONS = ("position_ids", "token_type_ids", "cache_position", "inputs_embeds_mask")
@@ -27,6 +27,10 @@ LOOKED_AT = 16384
 """Elements of a tensor that features are of, at equal distances: their shares are known to a hundredth."""
 HASHES = (0x9E3779B1, 0x85EBCA77)
 """Odd 32-bit factors (those of xxHash): the top bit of a product puts a whole number into one half or the other."""
+MAX_SHAPES = 8
+"""Shapes of a sample of which it is worked out what all zeros have for a digest, once each."""
+LEAST_ELEMENTS = 8
+"""Elements of a sample from which on all of them are zero by more than chance."""
 IGNORE_INDEX = -100
 """What torch's cross entropy and Hugging Face leave out of the loss by default."""
 
@@ -34,17 +38,21 @@ IGNORE_INDEX = -100
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """int64 [B] digests on the batch's device; ``tokens`` float64 []. ``samples`` is None where the model is called on
-    what autograd has computed, which is no data, ``targets`` where no labels were seen.
+    what autograd has computed, which is no data, ``targets`` where no labels were seen. ``read`` is what the digests of
+    samples are of, where that is one tensor and no mask leaves any of it out.
     """
 
     samples: Tensor | None
     targets: Tensor | None
     tokens: Tensor | None
     token_source: str
+    read: Tensor | None = None
 
 
 class BatchProbe:
-    """Digests the samples of a step's micro-batches; the fact ``token_source`` is how their tokens were counted."""
+    """Digests the samples of a step's micro-batches. The fact ``token_source`` is how their tokens were counted,
+    ``zero_samples`` are the digests of samples of nothing but zeros.
+    """
 
     name = "batch"
     moments = ("batch", "update", "gradients")
@@ -54,6 +62,7 @@ class BatchProbe:
         self._passes = passes
         self._batches: list[tuple[Pass, Batch]] = []
         self._features: list[tuple[Pass, Tensor]] = []
+        self._zeros: dict[tuple[Any, ...], int] = {}
 
     def begin(self, step: Step) -> bool:
         """Forget the step before."""
@@ -76,6 +85,8 @@ class BatchProbe:
         elif moment == "batch" and not self._passes.is_over:
             batch = read_batch(*step.args, **step.kwargs)
             self._batches += [] if batch is None else [(self._passes.now(), batch)]
+            if batch is not None and batch.read is not None:
+                self._know_zeros(batch.read, step)
             features = read_features(*step.args, **step.kwargs) if step.sampled else None
             self._features += [] if features is None else [(self._passes.now(), features[None])]
         return {}
@@ -88,6 +99,13 @@ class BatchProbe:
         if "batch_features" in host:
             columns["batch_features"] = host["batch_features"].mean(0).tolist()
         return columns
+
+    def _know_zeros(self, read: Tensor, step: Step) -> None:
+        kind = (read.shape[1:], read.dtype, read.device.type)
+        if kind in self._zeros or len(self._zeros) >= MAX_SHAPES or read.shape[1:].numel() < LEAST_ELEMENTS:
+            return
+        self._zeros[kind] = unsigned(digest_of_zeros(read))
+        step.facts["zero_samples"] = sorted({*step.facts.get("zero_samples", ()), self._zeros[kind]})
 
 
 def read_batch(*inputs: Any, **named: Any) -> Batch | None:
@@ -106,7 +124,9 @@ def read_batch(*inputs: Any, **named: Any) -> Batch | None:
     samples = _digest(data, mask) if data else None
     tokens, source = _tokens(content[0][1], targets, mask)
     target_digests = _digest([("", x) for x in targets], mask) if targets else None
-    return Batch(samples=samples, targets=target_digests, tokens=tokens, token_source=source)
+    plain = len(data) == 1 and (mask is None or mask.shape != data[0][1].shape)
+    read = data[0][1] if plain else None
+    return Batch(samples=samples, targets=target_digests, tokens=tokens, token_source=source, read=read)
 
 
 def read_features(*inputs: Any, **named: Any) -> Tensor | None:

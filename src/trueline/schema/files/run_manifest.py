@@ -248,6 +248,9 @@ class RankEnv(BaseModel):
         "'the plan'; '' where they should be equal at every step",
     )
     token_source: str = ""
+    zero_samples: list[int] = Field(
+        default_factory=list[int], description="digests (`sample_digests`) of samples all of whose elements are zero"
+    )
     arguments: list[list[str]] = Field(
         default_factory=list[list[str]],
         description="names of tensors that the model was called on, once for each way: what is read first, the labels, "

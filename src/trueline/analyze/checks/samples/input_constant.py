@@ -1,11 +1,12 @@
-"""What the model is given for each sample is one number for all, or noise that never changes, while its data do.
+"""What the model is given for each sample is one number for all, noise that never changes, or nothing but zeros.
 
 What it finds
 -------------
 A condition that carries nothing: a timestep, class or noise level, one number a sample, that is the same for every
 sample at every step. Positions that are all equal. Noise to be predicted, or to be added, that comes again bit by bit
 at every step, as of a generator that is seeded anew. Labels of a classifier that are all of one class. All ranks share
-such a fault, so that comparing them shows nothing.
+such a fault, so that comparing them shows nothing. And single batches, or samples, of nothing but zeros: a copy to the
+device, or between processes, that was lost or not waited for.
 
 Why it matters
 --------------
@@ -31,6 +32,12 @@ the model changes from step to step: what is trained on one batch throughout is 
   information, as data that somebody draws once and trains on in full batches look alike. Grids, fixed features and
   targets of zeros are no such noise.
 - Targets of a `cross_entropy` with 3 classes or more whose logits a layer returns, that are all one class: a warning.
+- A batch whose samples are all zeros, at any step, while other batches are not: a warning, where such batches are
+  seldom (1 %, or one). Samples of zeros at rate p make one of N batches of B of nothing else with a probability of
+  N p^B at most, which must be below 1e-6.
+- A sample of zeros among others, where batches that have one are as seldom, and at most a thousandth of the elements of
+  others are zeros: data without zeros have no such sample. Left alone are samples of zeros at the end of a batch, which
+  fill it up, data with many zeros (one-hot, masks, drawings on black), samples of fewer than 8 numbers.
 
 There is no chance in equality: 8 steps of two classes in batches of 4 are all alike with a probability of 2^-31, and
 independent noise never comes again.
@@ -40,7 +47,8 @@ What it may miss
 Targets that a script subtracts itself; noise that is mixed into the data before the model sees it and is not the
 target (`rng-streams` sees a global generator that begins again); conditions that are scalars, embedded before the
 model is called, lost within it where `--plan laws` does not look, or differ between steps and not between samples;
-faults that begin after the first steps.
+faults that begin after the first steps, but for zeros. Zeros in one of several inputs, or beside a mask of padding, are
+seen where steps are sampled and where they are a whole batch.
 
 Example
 -------
@@ -68,17 +76,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from trueline.analyze.compared_ranks import MAX_SITES
+from trueline.analyze.samples.zero_samples import ZeroSamples, zero_samples
 from trueline.schema.columns.influence import BESIDE, RowInfluence
 from trueline.schema.columns.input_values import InputFact, InputValue, input_values
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.site import Site
-from trueline.schema.text.words import counted, ranks_text
+from trueline.schema.text.words import counted, ranks_text, steps_text
 from trueline.store.reader import Run
 
 CODE = "input-constant"
 QUESTION = "loss"
-NEEDS: tuple[str, ...] = ("input_facts", "input_values", "row_influence")
+NEEDS: tuple[str, ...] = ("input_facts", "input_values", "row_influence", "sample_digests", "batch_features")
 ACROSS_RANKS = False
 
 MIN_STEPS = 8
@@ -103,7 +112,7 @@ class _Constant(NamedTuple):
 
 def check(run: Run) -> list[Finding]:
     """A Finding for each constant; raises ``CannotTell`` where no inputs were seen, or nothing else changes."""
-    lost = _lost(run)
+    lost = [*_lost(run), *_zeros(run)]
     try:
         return [*lost, *_constant(run)]
     except CannotTell:
@@ -141,6 +150,48 @@ def _lost(run: Run) -> list[Finding]:
             next=(hint + "a cast, an integer division or a constant in its place makes them equal.",),
         )
     ]
+
+
+def _zeros(run: Run) -> list[Finding]:
+    """A Finding for batches, and one for samples, of nothing but zeros."""
+    return [_of_zeros(run, each) for each in zero_samples(run)]
+
+
+def _of_zeros(run: Run, zeros: ZeroSamples) -> Finding:
+    steps, ranks = sorted({step for step, _ in zeros.counts}), tuple(sorted({rank for _, rank in zeros.counts}))
+    (step, rank), (count, size) = min(zeros.counts.items())
+    total = sum(count for count, _ in zeros.counts.values())
+    at = f"{steps_text(steps)} of {ranks_text(ranks, all_ranks=run.ranks)}"
+    what = (
+        f"All {counted(count, 'sample')} that the model reads at {at}"
+        if zeros.whole and len(zeros.counts) == 1
+        else f"All samples that the model reads at {at}"
+        if zeros.whole
+        else f"{count} of {size} samples that the model reads at {at}"
+        if len(zeros.counts) == 1
+        else f"{total} of the samples that the model reads at {at}"
+    )
+    verb = "is" if not zeros.whole and total == 1 else "are"
+    rest = "and those of other batches are not" if zeros.whole else "in data that have hardly any otherwise"
+    return Finding(
+        code=CODE,
+        severity="warning",
+        claim=f"{what} {verb} nothing but zeros, {rest}.",
+        ranks=ranks,
+        step_first=steps[0],
+        step_last=steps[-1],
+        sites=tuple(str(Site(step, 0, rank, "batch", "samples")) for step, rank in sorted(zeros.counts))[:MAX_SITES],
+        measured=float(total),
+        expected=0.0,
+        unit=f"samples of zeros, of {zeros.num_samples}",
+        false_alarm_rate=zeros.chance,
+        evidence={"kind": "zeros", "whole": zeros.whole, "num_steps": len(steps)},
+        next=(
+            f"Print what the loader of rank {rank} returns for step {step}, and what reaches the model: if only the "
+            "latter is zeros, a copy was lost or not waited for (non_blocking, a side stream, a reused buffer).",
+            "If these samples are zeros in the data, leave them out.",
+        ),
+    )
 
 
 def _constant(run: Run) -> list[Finding]:
