@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from trueline.cli import plugins
+from trueline.cli.help_texts import readable
 from trueline.cli.log import guarded
 from trueline.cli.verbs import (
     calibrate,
@@ -40,30 +41,21 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for verb in (
-    demo,
-    run,
-    check,
-    diagnose,
-    explain,
-    compare,
-    diff,
-    calibrate,
-    report,
-    view,
-    info,
-    verify,
-    collect,
-    plan,
-    gallery,
-    plugins,
-    schema,
-):
-    app.command(verb.__name__.rsplit(".", 1)[-1], **getattr(verb, "SETTINGS", {}))(verb.command)
-app.add_typer(import_.app, name="import")
-app.add_typer(export.app, name="export")
-app.add_typer(env.app, name="env")
-app.add_typer(trial.app, name="trial")
+_WATCH, _READ, _COMPARE = "Watch a job", "Read a Run", "Compare jobs"
+_PROVE, _FILES, _BUILD = "Prove a cause", "Other tools' files", "For developers"
+for panel, verbs in {
+    _WATCH: (demo, run, plan, collect),
+    _READ: (check, diagnose, view, report, info, explain, verify),
+    _COMPARE: (compare, diff, calibrate),
+    _BUILD: (gallery, plugins, schema),
+}.items():
+    for verb in verbs:
+        settings = getattr(verb, "SETTINGS", {})
+        app.command(verb.__name__.rsplit(".", 1)[-1], rich_help_panel=panel, **settings)(verb.command)
+app.add_typer(env.app, name="env", rich_help_panel=_COMPARE)
+app.add_typer(trial.app, name="trial", rich_help_panel=_PROVE)
+app.add_typer(import_.app, name="import", rich_help_panel=_FILES)
+app.add_typer(export.app, name="export", rich_help_panel=_FILES)
 
 
 def _version(asked: bool) -> None:
@@ -87,7 +79,7 @@ def main() -> None:
     """Run the command line; a TruelineError becomes one sentence on standard error and exit code 2 (3: cannot tell)."""
     sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
     try:
-        app(prog_name="trueline")
+        readable(typer.main.get_command(app))(prog_name="trueline")
     except CannotTell as error:
         print(visible(f"trueline: {error}"), file=sys.stderr)
         sys.exit(3)

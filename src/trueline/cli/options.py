@@ -6,6 +6,10 @@ from typing import Annotated
 
 import typer
 
+LATEST = "runs/latest"
+"""Where `trueline run` writes unless it is told otherwise, and where a Run is read that is not named."""
+RunPath = Annotated[str, typer.Argument(help="The Run's directory.", metavar="RUN")]
+RunPaths = Annotated[list[str] | None, typer.Argument(help=f"Directories of Runs, by default {LATEST}.", metavar="RUN")]
 Names = Annotated[
     str | None,
     typer.Option(

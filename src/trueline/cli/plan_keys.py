@@ -37,4 +37,5 @@ def _is_list(key: str) -> bool:
     from trueline.schema.plan import Plan
 
     schema = Plan.model_json_schema()["properties"][key]
-    return any(kind.get("type") == "array" for kind in schema.get("anyOf", [schema]))
+    kinds = {kind.get("type") for kind in schema.get("anyOf", [schema])}
+    return "array" in kinds and "string" not in kinds

@@ -56,6 +56,12 @@ FALSE_ALARMS = 0.1
 """Expected false alarms per 10,000 healthy steps unless a plan asks for others (docs/decisions/0003)."""
 
 
+def _or_text(schema: dict[str, Any]) -> None:
+    """Let the value of a key also be a text."""
+    pair = {name: schema.pop(name) for name in ("type", "prefixItems", "minItems", "maxItems")}
+    schema["anyOf"] = [{"type": "string"}, pair]
+
+
 class Plan(BaseModel):
     """Which steps and ranks are watched, how deeply, and what it may cost.
 
@@ -76,7 +82,7 @@ class Plan(BaseModel):
     steps: tuple[int, int | None] = Field(
         default=(0, None),
         description="FIRST:END, the first step and the one after the last, or one step; or a list of both",
-        json_schema_extra={"type": ["string", "array"]},
+        json_schema_extra=_or_text,
     )
     every: int | None = Field(
         default=None,

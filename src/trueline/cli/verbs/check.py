@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from trueline.cli.options import Json, Ref
+from trueline.cli.options import LATEST, Json, Ref, RunPath
 from trueline.schema.site import SITE_FORM
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "blue"}
 
 
 def command(
-    run: Annotated[str, typer.Argument(help="The Run's directory.", metavar="RUN")],
+    run: RunPath = LATEST,
     ref: Ref = None,
     format: Annotated[
         Literal["github", "junit"] | None,

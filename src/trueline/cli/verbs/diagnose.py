@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trueline.cli.options import Json, Ref
+from trueline.cli.options import LATEST, Json, Ref, RunPath
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    run: Annotated[str, typer.Argument(help="The Run's directory.", metavar="RUN")],
+    run: RunPath = LATEST,
     ref: Ref = None,
     trial: Annotated[
         list[str] | None,

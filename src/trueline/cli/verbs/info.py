@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trueline.cli.options import Json
+from trueline.cli.options import LATEST, Json, RunPath
 
 if TYPE_CHECKING:
     from trueline.cli.screen import Console
@@ -20,7 +20,7 @@ WIDEST = 40
 
 
 def command(
-    run: Annotated[str, typer.Argument(help="The Run's directory.", metavar="RUN")],
+    run: RunPath = LATEST,
     sql: Annotated[
         str | None,
         typer.Option(help="Ask with DuckDB's SQL; tables: `workers`, one row per step and rank, `records`."),

@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trueline.cli.options import Json
+from trueline.cli.options import LATEST, Json, RunPaths
 
 if TYPE_CHECKING:
     from trueline.web.watched_run import WatchedRun
 
 
 def command(
-    runs: Annotated[
-        list[str], typer.Argument(help="Directories of Runs, in the order they are to stand in.", metavar="RUN…")
-    ],
     out: Annotated[str, typer.Option("-o", "--out", help="The HTML file to write.", metavar="FILE.html")],
+    runs: RunPaths = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE.html if it is there already.")] = False,
     json: Json = False,
 ) -> None:
@@ -29,7 +27,7 @@ def command(
     from trueline.cli.json_document import print_document
     from trueline.cli.screen import Console
 
-    target, watched, _, shared = written(runs, out, "report", overwrite=overwrite)
+    target, watched, _, shared = written(runs or [LATEST], out, "report", overwrite=overwrite)
     judged = [(each.name, each.require_results().report) for each in watched]
     if json:
         runs_json = [{"name": name, "status": report.verdict.status, **report.to_json()} for name, report in judged]

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trueline.cli.options import LATEST
+
 if TYPE_CHECKING:
     from trueline.cli.run_end import Stamps
     from trueline.schema.plan import Plan
@@ -20,7 +22,7 @@ SETTINGS = {"context_settings": {"ignore_unknown_options": True, "allow_interspe
 
 def command(
     words: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The training command.")] = None,
-    out: Annotated[str, typer.Option(help="Directory of the Run; must be new, except with --resume.")] = "runs/latest",
+    out: Annotated[str, typer.Option(help="Directory of the Run; must be new, except with --resume.")] = LATEST,
     plan: Annotated[
         str | None, typer.Option(help="A preset (workers, laws, modules, ops, mix, monitor), or a TOML or JSON file.")
     ] = None,

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from trueline.cli.options import Ref
+from trueline.cli.options import LATEST, Ref, RunPaths
 
 if TYPE_CHECKING:
     from trueline.web.serve import Address
 
 
 def command(
-    runs: Annotated[list[str], typer.Argument(help="Directories of Runs.", metavar="RUN…")],
+    runs: RunPaths = None,
     ref: Ref = None,
     host: Annotated[
         str, typer.Option(help="Address to listen at; any but this machine's own needs a token of your own.")
@@ -40,12 +40,13 @@ def command(
     from trueline.web.required import require_packages
 
     require_packages()
+    shown = runs or [LATEST]
     from trueline.web.serve import serve
 
     before = signal.signal(signal.SIGTERM, _leave)  # ends what was started, as Ctrl-C does
     with ExitStack() as ending, ExitStack() as reading:
         ending.callback(signal.signal, signal.SIGTERM, before)
-        reading.enter_context(waiting(f"Reading {', '.join(runs)}"))
+        reading.enter_context(waiting(f"Reading {', '.join(shown)}"))
 
         def tell(address: Address) -> None:
             reading.close()
@@ -54,7 +55,7 @@ def command(
             print(f"Open {address.url} in a browser. Ctrl-C ends it.", flush=True)
 
         try:
-            serve(runs, ref=ref, host=host, port=port, token=token, ready=tell)
+            serve(shown, ref=ref, host=host, port=port, token=token, ready=tell)
         except KeyboardInterrupt:
             return
 
