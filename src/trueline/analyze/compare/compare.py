@@ -14,7 +14,7 @@ from itertools import chain
 from trueline.analyze.compare.arrange import Arrangement, arrange
 from trueline.analyze.compare.expect.rounding import coarser
 from trueline.analyze.compare.judge.consequence import with_consequences, without_harmless
-from trueline.analyze.compare.judge.first_cause import conclude, in_causal_order
+from trueline.analyze.compare.judge.first_cause import Conclusion, conclude, in_causal_order
 from trueline.analyze.compare.judge.history.loss_gap import judge_losses, loss_curve
 from trueline.analyze.compare.judge.history.over_time import late_fault
 from trueline.analyze.compare.judge.step import Step, value_of
@@ -75,34 +75,36 @@ def compare(
     """
     mine, theirs = (each if isinstance(each, Run) else Run(each) for each in (run, ref))
     arrangements = arrange(mine, theirs, steps=steps, ranks=ranks, names=names)
-    detailed = arrangements if steps is not None else steps_in_detail(mine, theirs, arrangements)
+    recorded = arrangements if steps is None else arrange(mine, theirs, ranks=ranks, names=names)
+    detailed = steps_in_detail(mine, theirs, recorded) if steps is None else with_steps_before(arrangements, recorded)
     measure = measure_with(max_bytes, fingerprints=mine.manifest.fingerprint == theirs.manifest.fingerprint)
     judged: list[Step] = []
     for done, each in enumerate(detailed):
         if progress is not None:
             progress(done, len(detailed))
-        moved = update_distance(mine, theirs, each.step - arrangements[0].step)
+        moved = update_distance(mine, theirs, each.step - recorded[0].step)
         step = _judged((mine, theirs), each, judged, measure=measure, tolerance=tolerance, moved=moved)
         judged.append(step)
     found = conclude(mine, theirs, judged, late_fault(judged))
     loss_findings, loss_notes = _losses(mine, theirs, tolerance, found.findings) if steps is None else ([], [])
-    rows_of = [[_row_of(step, compared) for compared in step.rows] for step in found.steps]
+    shown = [step for step in found.steps if steps is None or step.step in steps]
+    rows_of = [[_row_of(step, compared) for compared in step.rows] for step in shown]
     rows = list(chain.from_iterable(rows_of))
     judged_of = judged_share(found.steps)
     # "Rounding explains it" is no answer where too little was judged.
     told = [each for each in found.findings if not (judged_of.lacking and each.code == "explained-by-rounding")]
-    extra = [*written_over(found.steps, max_bytes=max_bytes), *not_repeating(rows, mine, theirs)]
+    extra = [*written_over(shown, max_bytes=max_bytes), *not_repeating(rows, mine, theirs)]
     return Comparison(
         run=mine.path,
         ref=theirs.path,
         findings=tuple(in_causal_order([*told, *extra, *loss_findings])),
         rows=rows,
-        steps=_finished(_summaries(arrangements, zip(found.steps, rows_of, strict=True)), mine, theirs),
+        steps=_finished(_summaries(arrangements, zip(shown, rows_of, strict=True)), mine, theirs),
         first=None if found.first is None else _described(_row_of(*found.first), found.first[1], max_bytes),
         missing=_missing(rows),
-        notes=(*loss_notes, *_remarks(found.steps), *_notes(mine, theirs, arrangements, len(detailed))),
+        notes=(*loss_notes, *_remarks(shown), *_notes(mine, theirs, arrangements, len(shown)), *_before(found, shown)),
         judged=judged_of,
-        one_sided=one_sided_calls(found.steps, rows),
+        one_sided=one_sided_calls(shown, rows),
     )
 
 
@@ -164,6 +166,23 @@ def steps_in_detail(mine: Run, theirs: Run, arrangements: Sequence[Arrangement])
     rest = differing[STEPS_IN_DETAIL:]
     gap = max(-(-len(rest) // STEPS_IN_DETAIL), 1)
     return [*differing[:STEPS_IN_DETAIL], *rest[gap - 1 :: gap]]
+
+
+def with_steps_before(chosen: Sequence[Arrangement], recorded: Sequence[Arrangement]) -> list[Arrangement]:
+    """``chosen`` ones, and before them the first of ``recorded`` and the one just before each: what these left decides
+    what may differ at a step, whether they are asked for or not.
+    """
+    steps = {each.step for each in chosen}
+    needed = steps | {step - 1 for step in steps} | ({recorded[0].step} if max(steps) > recorded[0].step else set())
+    return [each for each in recorded if each.step in needed]
+
+
+def _before(found: Conclusion, shown: Sequence[Step]) -> list[str]:
+    """Where the difference begins at a step before those that were chosen."""
+    begin = min((step.step for step in shown), default=0)
+    if found.first is None or found.first[0].step >= begin:
+        return []
+    return [f"The difference begins at step {found.first[0].step}, before the steps that were chosen."]
 
 
 def update_distance(mine: Run, theirs: Run, num_steps: int) -> float | None:

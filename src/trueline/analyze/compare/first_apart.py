@@ -33,14 +33,24 @@ def first_apart(rows: Iterable[ComparedRow]) -> Part | None:
     assert first.site is not None
     site = Site.parse(first.site)
     call = (site.step, site.rank, site.phase, site.name, site.call)
-    given = [row for row in apart if row is not first and row.site is not None and _call(row.site) == call]
-    is_given = _is_given(first.site) or any(_is_given(row.site) for row in given if row.site is not None)
+    # What could not be compared may be what differs.
+    unlike = [row.site for row in every if row is not first and row.site is not None and row.judgement != "equal"]
+    is_given = _is_given(first.site) or any(_is_given(each) and _call(each) == call for each in unlike)
+    is_given |= any(_is_weight_of(each, site) for each in unlike)
     role: Literal["made", "given"] = "given" if is_given else "made"
     return Part(first.site, first.api, role, first.judgement, first.measured)
 
 
 def _differs(row: ComparedRow) -> bool:
-    return row.judgement != "equal" and bool(row.measured)
+    """Whether bits differ, also where that is too little for statistics to have a size of it."""
+    return row.judgement not in ("equal", "not-comparable") or bool(row.measured)
+
+
+def _is_weight_of(site: str, call: Site) -> bool:
+    """Whether a parameter at the same step is of the module that is called."""
+    each = Site.parse(site)
+    same = (each.step, each.rank, each.phase) == (call.step, call.rank, "param")
+    return same and each.name.startswith(f"{call.name}.")
 
 
 def _call(site: str) -> tuple[object, ...]:

@@ -246,3 +246,22 @@ def test_garbage_collection_is_as_before_after_a_comparison(reference: Path, tmp
     with pytest.raises(RunError):
         compare(reference, tmp_path / "gone")
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["another kernel", "another order of a sum"])
+def test_a_chosen_step_has_the_verdict_of_all_steps(reference: Path, tmp_path: Path, *, threads: bool) -> None:
+    """What an update before left of parameters is no difference before any update, whether its step is asked for."""
+    change = in_halves if threads else (lambda model: model.double().float())
+    inside = None if threads else torch.backends.mkldnn.flags(enabled=False)
+    run = record(tmp_path / "run", change=change, inside=inside)
+    whole, last = compare(run, reference), compare(run, reference, steps=[1])
+    assert (whole.exit_code, last.exit_code) == (0, 0)
+    assert {row.step for row in last.rows} == {each.step for each in last.steps} == {1}
+    assert [row for row in whole.rows if row.step == 1] == list(last.rows)
+
+
+def test_a_fault_that_begins_before_the_chosen_step_is_told_with_its_step(reference: Path, tmp_path: Path) -> None:
+    run = record(tmp_path / "run", change=tanh)
+    found = compare(run, reference, steps=[1])
+    assert (found.exit_code, found.findings[0].step_first) == (1, 0)
+    assert "The difference begins at step 0, before the steps that were chosen." in found.notes

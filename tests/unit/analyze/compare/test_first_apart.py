@@ -41,3 +41,19 @@ def test_a_call_whose_inputs_come_later_in_the_order_is_not_blamed_either():
     rows = [row("0.0/r0/fwd/a#0:out0", 0, "beyond", 0.5), row("0.0/r0/fwd/a#0:in0", 1, "beyond", 0.5)]
     assert first_apart(rows) == Part("0.0/r0/fwd/a#0:out0", "f", "given", "beyond", 0.5)
     assert first_apart([row("0.0/r0/fwd/a#0:out0", 0, "not-comparable", None)]) is None
+
+
+@pytest.mark.parametrize(
+    "unlike",
+    [
+        row("0.0/r0/fwd/b#0:in0", 2, "within", 0.0),  # other bits, of which statistics have no size
+        row("0.0/r0/fwd/b#0:in1", 2, "not-comparable", None),
+        row("0.0/r0/param/b.weight#0:value", 9, "within", 1e-9),
+    ],
+    ids=["bits alone", "cannot be compared", "weight"],
+)
+def test_a_call_is_not_blamed_whose_inputs_are_not_known_to_be_the_same(unlike):
+    rows = [row("0.0/r0/fwd/a#0:out0", 0), row("0.0/r0/fwd/b#0:out0", 3, "within", 1e-7), unlike]
+    found = first_apart(rows)
+    assert found is not None
+    assert found.role == "given"

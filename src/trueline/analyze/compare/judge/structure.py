@@ -181,8 +181,8 @@ class Structure:
             come = [each for each in (own, origin.get(mine.root)) if each is not None]
             if key in taken and (not mine.returned or mine.index == mine.root):
                 come.append(taken[key])
-            if not come and seam is None and not _agrees(row):
-                off.add(mine.root)
+            if not come and seam is None and not _agrees(row) and mine.index == mine.root:
+                off.add(mine.root)  # a tensor that was seen before may agree there, and differ as only one run wrote
             if not come or (_agrees(row) and (mine.returned or own is None)):
                 continue
             first = min(come, key=_place)
