@@ -15,7 +15,7 @@ from trueline.analyze.compare.arrange import Arrangement, arrange
 from trueline.analyze.compare.expect.rounding import coarser
 from trueline.analyze.compare.judge.consequence import with_consequences, without_harmless
 from trueline.analyze.compare.judge.first_cause import Conclusion, conclude, in_causal_order
-from trueline.analyze.compare.judge.history.loss_gap import judge_losses, loss_curve
+from trueline.analyze.compare.judge.history.loss_gap import judge_losses, loss_curve, losses_by_rank
 from trueline.analyze.compare.judge.history.over_time import late_fault
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.values.difference import describe_difference
@@ -86,7 +86,8 @@ def compare(
         step = _judged((mine, theirs), each, judged, measure=measure, tolerance=tolerance, moved=moved)
         judged.append(step)
     found = conclude(mine, theirs, judged, late_fault(judged))
-    loss_findings, loss_notes = _losses(mine, theirs, tolerance, found.findings) if steps is None else ([], [])
+    scale = judged[0].alignment.loss_scale
+    loss_findings, loss_notes = _losses(mine, theirs, tolerance, found.findings, scale) if steps is None else ([], [])
     shown = [step for step in found.steps if steps is None or step.step in steps]
     rows_of = [[_row_of(step, compared) for compared in step.rows] for step in shown]
     rows = list(chain.from_iterable(rows_of))
@@ -99,7 +100,9 @@ def compare(
         ref=theirs.path,
         findings=tuple(in_causal_order([*told, *extra, *loss_findings])),
         rows=rows,
-        steps=_finished(_summaries(arrangements, zip(shown, rows_of, strict=True)), mine, theirs),
+        steps=_with_losses(
+            _finished(_summaries(arrangements, zip(shown, rows_of, strict=True)), mine, theirs), mine, theirs, scale
+        ),
         first=None if found.first is None else _described(_row_of(*found.first), found.first[1], max_bytes),
         missing=_missing(rows),
         notes=(*loss_notes, *_remarks(shown), *_notes(mine, theirs, arrangements, len(shown)), *_before(found, shown)),
@@ -145,11 +148,28 @@ def _moves_apart(step: Step) -> bool:
 
 
 def _losses(
-    mine: Run, theirs: Run, tolerance: Tolerance | None, findings: Sequence[Finding]
+    mine: Run, theirs: Run, tolerance: Tolerance | None, findings: Sequence[Finding], scale: float
 ) -> tuple[list[Finding], list[str]]:
-    """Findings and notes on the losses of all steps, whether or not these were recorded value by value."""
+    """Findings and notes on the losses of all steps, whether or not these were recorded value by value; the run's have
+    the ``scale`` of the loss, over that of the reference, that the update undoes.
+    """
     has_errors = any(finding.severity == "error" for finding in findings)
-    return judge_losses(loss_curve(mine), loss_curve(theirs), tolerance, has_errors=has_errors)
+    run = {step: loss / scale for step, loss in loss_curve(mine).items()}
+    return judge_losses(run, loss_curve(theirs), tolerance, has_errors=has_errors)
+
+
+def _with_losses(summaries: Sequence[StepSummary], mine: Run, theirs: Run, scale: float) -> list[StepSummary]:
+    """``summaries`` with the difference of the losses that both runs recorded, where they did."""
+    steps = {each.step for each in summaries}
+    run, ref = losses_by_rank(mine, steps), losses_by_rank(theirs, steps)
+    found: list[StepSummary] = []
+    for each in summaries:
+        one, other = run.get((each.step, each.rank)), ref.get((each.step, each.rank))
+        if one is not None and other is not None and other != 0:
+            found.append(replace(each, loss_rel=abs(one / scale - other) / abs(other)))
+        else:
+            found.append(each)
+    return found
 
 
 def steps_in_detail(mine: Run, theirs: Run, arrangements: Sequence[Arrangement]) -> list[Arrangement]:
@@ -173,7 +193,9 @@ def with_steps_before(chosen: Sequence[Arrangement], recorded: Sequence[Arrangem
     what may differ at a step, whether they are asked for or not.
     """
     steps = {each.step for each in chosen}
-    needed = steps | {step - 1 for step in steps} | ({recorded[0].step} if max(steps) > recorded[0].step else set())
+    needed = {*steps, *(step - 1 for step in steps)}
+    if max(steps) > recorded[0].step:
+        needed.add(recorded[0].step)
     return [each for each in recorded if each.step in needed]
 
 

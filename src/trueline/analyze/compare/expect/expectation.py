@@ -254,6 +254,15 @@ class Expected:
         call = self._calls.get(key)
         return tuple(call.taken) if call is not None else ()
 
+    def decides(self, key: CallKey | None) -> bool:
+        """Whether a call passes gradients by a decision (the sign of a number, the largest of several), on numbers that
+        differ by rounding.
+        """
+        call = None if key is None else self._calls.get((key[0], "fwd", key[2], key[3]))
+        if call is None or function_of(call.api) not in _DECIDING:
+            return False
+        return any(each.operand.rel > 0 for each in self._all(call.taken))
+
     # -- by origin ---------------------------------------------------------------------------------------------------
 
     def _of_param(self, value: Value, twin: Value | None, out: Operand, dtype: str) -> Expectation:
@@ -579,6 +588,13 @@ class Expected:
     def _all(self, roots: Sequence[int]) -> list[_Known]:
         return [self._known[root] for root in roots]
 
+
+_DECISIONS = (
+    "relu relu6 leaky_relu hardtanh clamp abs max amax min amin maximum minimum topk sort median kthvalue max_pool1d "
+    "max_pool2d max_pool3d"
+)
+_DECIDING = frozenset(_DECISIONS.split())
+"""Functions whose backward passes a gradient on or not, or to one element of several."""
 
 _NOISE_FRAC = 0.1
 """Of what compiled code rounds of the largest gradient: a norm below it is taken for noise. With 1, two thirds of the

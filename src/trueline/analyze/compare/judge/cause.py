@@ -14,6 +14,7 @@ from trueline.analyze.compare.judge.values.argument_differences import (
 )
 from trueline.analyze.compare.judge.values.value_judgement import Compared
 from trueline.analyze.compare.op_names import RANDOM, function_of
+from trueline.analyze.recorded.step_values import spot_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Cause:
     could not be compared.
     """
 
-    reason: Literal["random", "parameters", "arguments", "received", "backward", "computation"]
+    reason: Literal["random", "parameters", "arguments", "user", "received", "backward", "computation"]
     different: str = ""
     by_statistics: bool = False
     unknown: tuple[str, ...] = ()
@@ -34,13 +35,18 @@ def cause_of(step: Step, row: Compared) -> Cause:
     """What differs in the inputs of the call of a value, or that nothing does."""
     value = value_of(row)
     if function_of(value.api) in RANDOM:
-        return Cause("random", _draws_before(step, row))
+        different = differing_arguments(step, row)
+        called = f": its arguments differ, {arguments_in_words(different)}" if different else ""
+        return Cause("random", called or _draws_before(step, row))
     names = _differing_params(step, row)
     if names:
         return Cause("parameters", ", ".join(names[:2]))
     different = differing_arguments(step, row)
     if different:
         return Cause("arguments", arguments_in_words(different))
+    user = _called_otherwise(step, row) if value.site.phase == "bwd" and value.returned else ""
+    if user:
+        return Cause("user", user)
     inputs = _inputs(step, row)
     backward = "received" if value.returned else "backward"
     return Cause(
@@ -56,6 +62,7 @@ def in_words(cause: Cause, *, agree: str = "its inputs agree") -> str:
         "random": f"it draws random numbers, and the two runs draw different ones{cause.different}.",
         "parameters": f"{agree}, but its weight {cause.different} does not.",
         "arguments": f"{agree}, but its arguments do not: {cause.different}.",
+        "user": f"it comes back from {cause.different}.",
         "received": _changed_on_its_way(cause),
         "backward": _computes_otherwise(cause, "incoming gradient and its forward inputs", "backward computation"),
         "computation": _computes_otherwise(cause, "inputs and arguments", "computation"),
@@ -129,3 +136,22 @@ def differing_arguments(step: Step, row: Compared) -> Arguments:
     if mine is None or theirs is None:
         return {}
     return different_arguments(mine, theirs)
+
+
+def _called_otherwise(step: Step, row: Compared) -> str:
+    """The call, with its line and its arguments, that takes the value whose gradient ``row`` is and is called with
+    other arguments in the reference; '' where there is none.
+    """
+    spot = spot_of(value_of(row))
+    forward = [value for value in step.alignment.mine.values if value.site.phase == "fwd"]
+    root = next((value.root for value in forward if spot_of(value) == spot), None)
+    for mine, theirs in step.calls.values():
+        if mine is None or theirs is None or mine.phase != "fwd" or mine.first.kind != "op":
+            continue
+        if root is not None and root in {value.root for value in mine.ins}:
+            different = different_arguments(mine, theirs)
+            at = step.frame(mine.first)
+            if different:
+                words = arguments_in_words(different)
+                return f"{mine.first.api}{f' ({at})' if at else ''}, whose arguments are not the same: {words}"
+    return ""

@@ -8,14 +8,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, coarser
 from trueline.analyze.compare.judge.cause import Cause, cause_of, differing_arguments, in_words
 from trueline.analyze.compare.judge.cut_gradients import CutGradient, calls_behind, cut_gradient, own_backward
+from trueline.analyze.compare.judge.functions_of_one_run import functions_of_one_run
+from trueline.analyze.compare.judge.history.loss_gap import FIRST_STEP, loss_ratio
 from trueline.analyze.compare.judge.history.over_time import LateFault, execution_order
+from trueline.analyze.compare.judge.inserted_calls import inserted_calls
 from trueline.analyze.compare.judge.settings import SettingsDifference, differing_settings, setting_of
 from trueline.analyze.compare.judge.step import Step, value_of
 from trueline.analyze.compare.judge.structure import Cause as StructureCause
-from trueline.analyze.compare.judge.structure import Structure, innermost
+from trueline.analyze.compare.judge.structure import Structure, calls_alone, innermost
 from trueline.analyze.compare.judge.structure_text import difference_in_words, the_runs_part
+from trueline.analyze.compare.judge.ties import BrokenTie, broken_tie
 from trueline.analyze.compare.judge.unrecorded_code import (
     call_around,
     is_of_modules,
@@ -31,11 +36,15 @@ from trueline.analyze.compare.judge.values.argument_differences import (
     is_word,
     shown_arguments,
 )
-from trueline.analyze.compare.judge.values.precision import DtypesPart, dtypes_part
+from trueline.analyze.compare.judge.values.precision import DtypesPart, dtypes_part, update_part
 from trueline.analyze.compare.judge.values.value_judgement import LIMIT, NONFINITE, Compared
+from trueline.analyze.compare.match.graph_diff import GraphDifference
+from trueline.analyze.compare.op_names import function_of
 from trueline.analyze.compare.result import command_for
 from trueline.analyze.recorded.step_values import Call, Value
+from trueline.analyze.updates.clipping import calls_at
 from trueline.schema.finding import SEVERITIES, Finding
+from trueline.schema.site import Site
 from trueline.schema.text.words import capitalized, counted, named_some
 from trueline.store.reader import Run
 
@@ -75,6 +84,19 @@ def conclude(mine: Run, theirs: Run, steps: Sequence[Step], late: LateFault | No
         leads = first is None or execution_order(part.step, part.row) <= begins
         findings = [_precision_differs(part, found=findings if leads else ()), *findings]
         first = (part.step, part.row) if leads else first
+    updated = update_part(steps) if part is None else None
+    if updated is not None:
+        findings = [_update_precision_differs(updated), *findings]
+        leads = first is None or execution_order(updated.step, updated.row) <= begins
+        first = (updated.step, updated.row) if leads else first
+    tie = broken_tie(steps)
+    if tie is not None and (first is None or execution_order(tie.step, tie.row) <= execution_order(*first)):
+        findings = [_tie_differs(tie), *(each for each in findings if not _is_of_tie(each, tie))]
+        first = tie.step, tie.row
+    if all(each.code != "structure-differs" for each in findings):
+        inserted = _calls_inserted(steps)
+        findings += [] if inserted is None else [inserted[0]]
+        first = first or (None if inserted is None else inserted[1])
     if not findings:
         findings += _explained(steps)
     findings += [
@@ -240,7 +262,8 @@ def _gradients_cut(step: Step, cut: CutGradient) -> Finding:
         if is_of_modules(step) and value_of(cut.row).kind == "module":
             claim += f" They end in code of {value_of(cut.row).site.name} that was not recorded."
     else:
-        claim += f"The values agree, and gradients do not, first {value_of(cut.after).site}."
+        agree = _loss_in_words(step) or "The values agree, and gradients do not. "
+        claim += f"{agree}The first gradient that differs is {value_of(cut.after).site}."
         calls = (*cut.difference.mine, *cut.difference.theirs)
         if cut.after.unmatched and value_of(cut.after).returned:
             claim += own_backward(step, frozenset(call.module for call in calls))
@@ -280,6 +303,8 @@ def _input_differs(found: Sequence[First]) -> Finding:
     step, first = found[0]
     value = value_of(first)
     command = command_for(step.run.path, value.site)
+    if value.site.phase == "opt":
+        return _state_differs(step, first)
     inside = _is_inside(step, value)
     if not inside:
         claim = f"The value {value.site}, which no recorded call computed, differs from the reference {_by(first)}."
@@ -296,6 +321,22 @@ def _input_differs(found: Sequence[First]) -> Finding:
     claim = f"{capitalized(taken)}, differs from the reference {_by(first)}; no recorded call computed it."
     load = "Load the same checkpoint into both runs, and compare how the module makes what it does not load."
     return _finding("weight-differs", "error", claim, found[:1], next=(load, command))
+
+
+def _state_differs(step: Step, first: Compared) -> Finding:
+    """The finding on a state that the optimizer of one run had before the first update that was compared."""
+    value = value_of(first)
+    sums = [None if side is None or side.stats is None else side.stats.sum for side in (first.mine, first.theirs)]
+    is_count = value.numel == 1 and value.dtype in UNIT_ROUNDOFF and function_of(value.api) == "add"
+    numbers = f": {sums[0]:.6g} in RUN and {sums[1]:.6g} in REF" if value.numel == 1 and None not in sums else ""
+    what = "the number of updates so far" if is_count else "a state"
+    claim = (
+        f"The optimizers begin with different states, of which no recorded call made any: first {value.site}, {what}, "
+        f"differs {_by(first)}{numbers}."
+    )
+    load = "Load the optimizer's state in both runs, or in neither."
+    next = (load, command_for(step.run.path, value.site))
+    return _finding("optimizer-differs", "error", claim, [(step, first)], next=next)
 
 
 def _is_inside(step: Step, value: Value) -> bool:
@@ -363,11 +404,34 @@ def _wiring_differs(steps: Sequence[Step], *, before: First | None) -> tuple[Fin
     where = f"{value.site} ({value.api or value.kind}{', ' + at if at else ''})"
     claim = f"{where} takes different inputs than in the reference: the two models connect their calls differently."
     compare = "Compare the forward methods of both models at this call."
+    if value.site.phase in ("grad", "opt"):
+        return _updates_differ(step, first), (step, first)
     if value.site.phase == "bwd":
         claim = f"In the backward pass {where} differs from the reference {_by(first)}: it is made of other gradients."
         compare = "Compare what both models do backwards at this line: autograd functions of your own, hooks, detach."
     next = (compare, command_for(step.run.path, value.site))
     return _finding("structure-differs", "error", claim, [(step, first)], next=next), (step, first)
+
+
+def _updates_differ(step: Step, first: Compared) -> Finding:
+    """The finding on calls between the backward pass and the end of the update that only one run makes."""
+    value = value_of(first)
+    clips = [len(calls_at(run, step.step, step.rank)) for run in (step.run, step.ref or step.run)]
+    alone = calls_alone(step, value.site.phase)
+    words = difference_in_words(step, alone) if alone.mine or alone.theirs else "the same calls take other values"
+    if value.site.phase == "opt":
+        code, same = "optimizer-differs", "Build both optimizers from one configuration."
+        claim = f"The optimizers compute differently: {words}. First {value.site} differs {_by(first)}."
+    else:
+        code, same = "structure-differs", "Do the same to the gradients in both runs before the update."
+        what = "what is done to gradients before the update is not the same"
+        if bool(clips[0]) != bool(clips[1]):
+            what = f"only {'RUN' if clips[0] else 'REF'} clips gradients"
+        claim = (
+            f"All that the backward pass computes agrees, and {what}: {words}. First {value.site} differs {_by(first)}."
+        )
+    next = (same, command_for(step.run.path, value.site))
+    return _finding(code, "error", claim, [(step, first)], evidence={"difference": words}, next=next)
 
 
 def _gradients_turn(step: Step, first: Compared, *, alone: bool) -> Finding | None:
@@ -378,13 +442,35 @@ def _gradients_turn(step: Step, first: Compared, *, alone: bool) -> Finding | No
     behind = calls_behind(step, first) if value.site.phase == "bwd" else None
     if behind is None:
         return None
+    loss = _loss_in_words(step) if alone else ""
+    if loss:
+        behind = _with_functions_of_one_run(step, *behind)
     words = difference_in_words(step, behind[0])
-    differ = _GRADIENTS_ALONE if alone else "Gradients before them differ, first"
+    differ = _GRADIENTS_ALONE if alone and not loss else f"{loss}Gradients before them differ, first"
     own = own_backward(step, frozenset(call.module for call in (*behind[0].mine, *behind[0].theirs)))
     claim = f"{the_runs_part(behind[0], words)} {differ} {value.site} {_by(first)}.{own}"
     next = ("Compare the code of both runs at these lines.", command_for(step.run.path, value.site))
     evidence = {"difference": words, "after": str(value.site)}
     return _finding("structure-differs", "error", claim, [(step, behind[1])], evidence=evidence, next=next)
+
+
+def _with_functions_of_one_run(
+    step: Step, difference: GraphDifference, row: Compared
+) -> tuple[GraphDifference, Compared]:
+    """The difference to name where the losses part though no value that both runs have does, and the row to show."""
+    own = functions_of_one_run(step)
+    calls = [*own.mine, *own.theirs]
+    if not calls:
+        return difference, row
+    return own, next(each for each in step.rows if calls[0].first in (each.mine, each.theirs))
+
+
+def _loss_in_words(step: Step) -> str:
+    """``The recorded loss is 2.308 times that of REF. `` where it is another one than rounding makes; else ''."""
+    ratio = None if step.ref is None else loss_ratio(step.run, step.ref, step.step, step.rank)
+    if ratio is None or abs(ratio / step.alignment.loss_scale - 1) <= FIRST_STEP:
+        return ""
+    return f"The recorded loss is {ratio:.4g} times that of REF. "
 
 
 _GRADIENTS_ALONE = "What the model returns agrees, and gradients before these calls do not, first"
@@ -398,8 +484,12 @@ def _update_differs(found: Sequence[First]) -> Finding:
     step, first = found[0]
     why = in_words(cause_of(step, first))
     claim = f"The update differs from the reference at {value_of(first).site} {_by(first)}; {why}"
+    settings = None if step.ref is None else differing_settings(step.run, step.ref)
     setting = setting_of(
-        value_of(first).site.name, differing_arguments(step, first), on_param=_takes_parameter(step, first)
+        value_of(first).site.name,
+        differing_arguments(step, first),
+        on_param=_takes_parameter(step, first),
+        apart=None if settings is None else settings.settings,
     )
     if setting:
         claim = f"{claim[:-1]}: {setting}."
@@ -421,7 +511,8 @@ def _with_settings(
     if settings.only_class and of_update is None:
         claim = f"The optimizers are of different classes: {settings.in_words()}; what they compute agrees."
         return [*findings, Finding("optimizer-differs", "info", claim)]
-    claim = f"The optimizers are set differently: {settings.in_words()}."
+    what = "Gradients are clipped" if settings.only_clipping else "The optimizers are set"
+    claim = f"{what} differently: {settings.in_words()}."
     for side, names in _updated_in_one(steps).items() if settings.of_count else ():
         claim += f" Only {side} updates {named_some(names)}."
     if not caused:
@@ -432,8 +523,17 @@ def _with_settings(
         claim,
         step_first=settings.since,
         evidence={"settings": {name: list(pair) for name, pair in settings.settings.items()}},
-        next=("Build both optimizers from one configuration, and compare their param_groups.",),
+        next=(
+            "Clip by the same norm in both."
+            if settings.only_clipping
+            else "Build both optimizers from one configuration, and compare their param_groups.",
+        ),
     )
+    if caused and settings.only_clipping and first is not None and value_of(first[1]).site.phase == "grad":
+        return [
+            replace(own, sites=(str(value_of(first[1]).site),)),
+            *(each for each in findings if each.code != _FIRST),
+        ]
     if not caused or of_update is None:
         return [own, *findings]
     shown = replace(
@@ -443,6 +543,9 @@ def _with_settings(
         next=tuple(dict.fromkeys((*own.next, *of_update.next[1:]))),
     )
     return [shown, *(each for each in findings if each is not of_update)]
+
+
+_FIRST = "first-divergence"
 
 
 def _updated_in_one(steps: Sequence[Step]) -> Mapping[str, list[str]]:
@@ -647,6 +750,67 @@ def _dtype_differs(steps: Sequence[Step]) -> list[Finding]:
     return [_finding("dtype-differs", "info", claim, [])]
 
 
+def _update_precision_differs(part: DtypesPart) -> Finding:
+    """The finding on an update in another precision than in the reference, where the forward pass is in one."""
+    value = value_of(part.row)
+    coarse = coarser(part.dtype, part.ref_dtype)
+    side = "RUN" if coarse == part.dtype else "REF"
+    claim = (
+        f"Weights or states of the optimizer are {part.dtype} in RUN and {part.ref_dtype} in REF, and both compute the "
+        f"forward pass in one precision: {side} loses what an update changes of a {coarse} number by less than "
+        f"{UNIT_ROUNDOFF[coarse]:.1g} of it. First at {value.site} ({value.api or value.kind})."
+    )
+    keep = "Keep weights and states of the optimizer in one precision: float32, with autocast or master weights."
+    next = (keep, command_for(part.step.run.path, value.site))
+    evidence = {"dtypes": [part.dtype, part.ref_dtype]}
+    return _finding("dtype-differs", "error", claim, [(part.step, part.row)], evidence=evidence, next=next)
+
+
+def _tie_differs(tie: BrokenTie) -> Finding:
+    """The finding on parameters that are one tensor in one run alone."""
+    one, other = ("RUN", "REF") if tie.of_run else ("REF", "RUN")
+    at = tie.step.frame(value_of(tie.row))
+    claim = (
+        f"{named_some(tie.names)} are one tensor in {one}, and parameters of their own in {other}: the tie is "
+        f"{'only there' if tie.of_run else 'lost'}, and each gets the gradient of its own use alone. "
+        f"{value_of(tie.row).site} takes it{f' ({at})' if at else ''}."
+    )
+    keep = f"Tie them in {other} too, after the model is made and its weights are loaded, or in neither."
+    next = (keep, command_for(tie.step.run.path, value_of(tie.row).site))
+    evidence = {"parameters": list(tie.names)}
+    return _finding("structure-differs", "error", claim, [(tie.step, tie.row)], evidence=evidence, next=next)
+
+
+def _is_of_tie(finding: Finding, tie: BrokenTie) -> bool:
+    """Whether a finding is on the gradient of a parameter of the tie, which has other terms."""
+    names = [Site.parse(site).name for site in finding.sites]
+    return finding.code == _FIRST and any(name in tie.names for name in names)
+
+
+def _calls_inserted(steps: Sequence[Step]) -> tuple[Finding, First] | None:
+    """The finding on calls of one run that change nothing of these steps."""
+    for step in steps:
+        difference = inserted_calls(step)
+        if difference is None:
+            continue
+        words = difference_in_words(step, difference)
+        claim = (
+            f"{the_runs_part(difference, words)} With the numbers of these steps the values after it agree, up to "
+            "rounding; with others they need not."
+        )
+        calls = innermost([*difference.mine, *difference.theirs])
+        row = next(row for row in step.rows if calls[0].first in (row.mine, row.theirs))
+        next_ = ("Compare the code of both runs at these lines.", command_for(step.run.path, value_of(row).site))
+        evidence = {
+            "difference": words,
+            "only in RUN": _sites(difference.mine),
+            "only in REF": _sites(difference.theirs),
+        }
+        finding = _finding("structure-differs", "warning", claim, [(step, row)], evidence=evidence, next=next_)
+        return finding, (step, row)
+    return None
+
+
 def _precision_differs(part: DtypesPart, *, found: Sequence[Finding]) -> Finding:
     """The finding on the first place of another precision; it leads what was ``found`` after it."""
     value, at = value_of(part.row), part.step.frame(value_of(part.row))
@@ -710,6 +874,8 @@ def _finding(
 
 def _next(step: Step, row: Compared, cause: Cause) -> tuple[str, ...]:
     seen = command_for(step.run.path, value_of(row).site)
+    if cause.reason == "random" and differing_arguments(step, row):
+        return (_DO["arguments"], seen)
     if cause.reason == "random" and cause.different:
         return ("Draw as often in both runs, or give what draws in one alone a torch.Generator of its own.", seen)
     if cause.reason in _DO:
@@ -750,9 +916,10 @@ _ROUGHLY = 0.05
 """Up to which a factor is called -1."""
 
 _DO = {
-    "random": "Seed both runs equally and turn dropout off: trueline.seed_all(1234, dropout=False).",
+    "random": "Seed both runs equally, with trueline.seed_all(1234), and draw as often before this call in both.",
     "parameters": "Load the same checkpoint into both runs, then compare again.",
     "arguments": "Make the arguments the same, then compare again.",
+    "user": "Make the arguments the same, then compare again.",
     "received": "Look for register_hook, or an autograd function of your own, on this tensor in either run.",
 }
 

@@ -47,6 +47,11 @@ class SettingsDifference:
         return set(self.settings) == {CLASS}
 
     @property
+    def only_clipping(self) -> bool:
+        """Whether nothing but the norm differs by which gradients are clipped."""
+        return set(self.settings) == {_CLIP}
+
+    @property
     def of_count(self) -> bool:
         """Whether the numbers of parameters differ."""
         return any(name.endswith(f".{_COUNT}") for name in self.settings)
@@ -193,6 +198,11 @@ class _Use:
     formula: str
     inverse: Callable[[float], float] | None = None
 
+    @property
+    def counts_updates(self) -> bool:
+        """Whether the argument also depends on how many updates there were."""
+        return "step" in self.formula
+
 
 def _same(x: float) -> float:
     return x
@@ -251,10 +261,13 @@ _USES: Mapping[str, Sequence[_Use]] = {
 which its lists of tensors follow."""
 
 
-def setting_of(name: str, arguments: Arguments, *, on_param: bool) -> str:
+def setting_of(
+    name: str, arguments: Arguments, *, on_param: bool, apart: Mapping[str, tuple[str, str]] | None = None
+) -> str:
     """The setting that makes the ``arguments`` of a call of an update differ, as a text; '' where that is not known.
 
-    ``name`` is that of the call (``AdamW.addcmul_``), ``on_param`` whether it takes a parameter first.
+    ``name`` is that of the call (``AdamW.addcmul_``), ``on_param`` whether it takes a parameter first. ``apart`` are
+    settings that are known to differ: where those of the argument do not, it is the number of updates in it.
     """
     optimizer, _, function = name.rpartition(".")
     numbers = [pair for pair in (_numbers(*pair) for pair in arguments.values()) if pair is not None]
@@ -263,6 +276,8 @@ def setting_of(name: str, arguments: Arguments, *, on_param: bool) -> str:
     use = next((use for use in _USES.get(optimizer, ()) if _is_at(use, function, on_param)), None)
     if use is None:
         return ""
+    if use.counts_updates and not any(_group_and_name(path)[1] in use.setting for path in apart or {}):
+        return f"the number of updates so far, as the settings agree (the argument is {use.formula})"
     text = f"the setting {use.setting}"
     if use.inverse is not None:
         one, other = (f"{use.inverse(each):.6g}" for each in numbers[0])

@@ -246,6 +246,18 @@ class Structure:
         return next(row for row, side in sides if side is not None and side.index == value.index)
 
 
+def calls_alone(step: Step, phase: str) -> GraphDifference:
+    """All calls of a ``phase`` that only one run makes."""
+    mine, theirs = (
+        [call for call in calls if call is not None and call.phase == phase and call.first.kind != "param"]
+        for calls in (
+            [mine for mine, theirs in step.alignment.calls if theirs is None],
+            [theirs for mine, theirs in step.alignment.calls if mine is None],
+        )
+    )
+    return GraphDifference(mine, theirs)
+
+
 def innermost(calls: Sequence[Call]) -> list[Call]:
     """Calls without those of modules, where there are others."""
     return [call for call in calls if call.first.kind == "op"] or list(calls)

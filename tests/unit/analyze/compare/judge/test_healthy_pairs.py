@@ -5,6 +5,7 @@ Letters: B batch, L positions, D width.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,20 +30,23 @@ def record(
     dtype: torch.dtype = torch.float32,
     loss_of: LossOf = lambda y: y.square().mean(),
     begin: Callable[[nn.Module, Tensor], Any] = lambda model, x: None,
-    clip: bool = False,
+    clip: float = 0.0,
+    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    prepare: Callable[[torch.optim.Optimizer], Any] = lambda optimizer: None,
 ) -> Path:
     """Two steps of AdamW on one batch."""
     torch.manual_seed(0)
     model, x_BLD = made().to(dtype), torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
     torch.manual_seed(2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
-    watch = trueline.watch(model, optimizer, out=out, plan={"preset": "mix", "depth": "stats"})
+    prepare(optimizer)
+    watch = trueline.watch(model, optimizer, out=out, plan={"preset": "mix", "depth": "stats", "stacks": True})
     for _ in range(2):
-        with watch.step():
+        with watch.step(), around():
             begin(model, x_BLD)
             loss_of(model(x_BLD).float()).backward()
             if clip:
-                nn.utils.clip_grad_norm_(model.parameters(), 1e-2)
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
             optimizer.zero_grad()
     watch.close()
@@ -162,7 +166,7 @@ def test_a_wrong_backward_of_calls_that_one_run_makes_is_found(
     def made(middle: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
         return lambda: nn.Sequential(*(with_part(middle)() for _ in range(blocks)))
 
-    found = compared(tmp_path, made(lambda x: Own.apply(x, power)), made(torch.tanh), clip=True)
+    found = compared(tmp_path, made(lambda x: Own.apply(x, power)), made(torch.tanh), clip=1e-2)
     assert found.exit_code == exit_code
     if exit_code:
         assert "only in RUN: `mul`" in found.findings[0].claim
@@ -313,6 +317,44 @@ def test_addends_in_another_order_are_no_fault_unless_their_places_stay(
     assert found.exit_code == exit_code
 
 
+class Turned(nn.Module):
+    """A decision at a number that is 0 where a sum is taken at once, and more than 0 where it is taken in halves."""
+
+    def __init__(self, decide: Callable[[Tensor], Tensor], *, in_halves: bool, scale: float = 1.0) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 512), nn.Linear(512, 8)
+        self.decide, self.in_halves, self.scale = decide, in_halves, scale
+        x_BLD = torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            at_once, halves = (self.centred(self.first(x_BLD), in_halves=each) for each in (False, True))
+        self.at = at_once[halves > at_once][0]
+
+    @staticmethod
+    def centred(x: Tensor, *, in_halves: bool) -> Tensor:
+        parts = x.unflatten(-1, (2, -1)).sum(-1) if in_halves else x
+        return x - 0.37 * parts.sum(-1, keepdim=True)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        y = self.decide(self.centred(self.first(x_BLD), in_halves=self.in_halves) - self.at)
+        if self.scale != 1.0:
+            y.register_hook(lambda gradient: gradient * self.scale)
+        return self.last(y)
+
+
+@pytest.mark.parametrize("decide", [torch.relu, lambda x: torch.maximum(x, 0 * x)])
+@pytest.mark.parametrize(("scale", "exit_code"), [(1.0, 0), (0.8, 1)])
+def test_a_decision_that_rounding_turns_for_one_number_is_no_fault(
+    tmp_path: Path, decide: Callable[[Tensor], Tensor], scale: float, exit_code: int
+) -> None:
+    run, ref = (
+        lambda halves=halves, factor=factor: Turned(decide, in_halves=halves, scale=factor)
+        for halves, factor in ((True, scale), (False, 1.0))
+    )
+    found = compared(tmp_path, run, ref)
+    assert found.exit_code == exit_code
+    assert (scale == 1.0) == any(row.note.startswith("a decision that rounding turned") for row in found.rows)
+
+
 # Masks
 
 
@@ -413,7 +455,7 @@ class Around(nn.Module):
 def test_a_split_linear_is_no_fault_unless_a_part_is_wrong(
     tmp_path: Path, names: str, scale: float, exit_code: int
 ) -> None:
-    found = compared(tmp_path, lambda: Around(lambda: Split(scale)), lambda: Around(Merged), names=names, clip=True)
+    found = compared(tmp_path, lambda: Around(lambda: Split(scale)), lambda: Around(Merged), names=names, clip=1e-2)
     assert found.exit_code == exit_code
 
 

@@ -19,7 +19,7 @@ Letters: R calibrated runs, T steps, n runs in all.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,6 +71,26 @@ def loss_curve(run: Run) -> dict[int, float]:
         return {}
     loss_T = numbers(run, "loss", ranks)[0].mean(axis=1)
     return {int(step): float(loss) for step, loss in zip(run.steps, loss_T, strict=True) if math.isfinite(loss)}
+
+
+def losses_by_rank(run: Run, steps: Collection[int]) -> dict[tuple[int, int | None], float]:
+    """The recorded loss at ``steps`` by step and rank, and by step and None the mean of workers."""
+    if not len(run.steps) or not run.ranks:
+        return {}
+    means = loss_curve(run)
+    found: dict[tuple[int, int | None], float] = {(step, None): means[step] for step in steps if step in means}
+    values_TN, measured_TN = numbers(run, "loss", run.ranks)
+    for at in np.flatnonzero(np.isin(run.steps, list(steps))).tolist():
+        for rank, loss, known in zip(run.ranks, values_TN[at], measured_TN[at], strict=True):
+            if known and math.isfinite(loss):
+                found[int(run.steps[at]), rank] = float(loss)
+    return found
+
+
+def loss_ratio(run: Run, ref: Run, step: int, rank: int | None) -> float | None:
+    """The recorded loss of the run over that of the reference; None where either has none, or the latter is 0."""
+    one, other = (losses_by_rank(each, [step]).get((step, rank)) for each in (run, ref))
+    return one / other if one is not None and other else None
 
 
 def judge_losses(

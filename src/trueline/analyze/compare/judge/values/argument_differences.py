@@ -86,17 +86,24 @@ def different_arguments(mine: Call, theirs: Call) -> Arguments:
 
 def shown_arguments(different: Arguments) -> dict[str, tuple[str, str]]:
     """Arguments that differ, as texts for people."""
-    return {name: (mine or _NOT_GIVEN, theirs or _NOT_GIVEN) for name, (mine, theirs) in different.items()}
+    return {name: (_shown(mine), _shown(theirs)) for name, (mine, theirs) in different.items()}
+
+
+def _shown(argument: Argument) -> str:
+    return _NOT_GIVEN if argument is None else _TENSOR if argument.startswith('{"in": ') else argument
 
 
 def arguments_in_words(different: Arguments) -> str:
     """Arguments that differ, in words."""
     return "; ".join(
-        f"{name} is {mine} and not {theirs}" for name, (mine, theirs) in shown_arguments(different).items()
+        f"{name} is {mine} and not {theirs}"
+        if None not in different[name]
+        else f"{name} is {mine} in RUN and {theirs} in REF"
+        for name, (mine, theirs) in shown_arguments(different).items()
     )
 
 
-_NOT_GIVEN = "not given"
+_NOT_GIVEN, _TENSOR = "not given", "a tensor"
 _DTYPES_AND_DEVICES = ('"torch.', '"cpu', '"cuda', '"npu', '"xpu', '"hpu', '"mps', '"meta')
 
 

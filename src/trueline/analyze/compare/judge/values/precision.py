@@ -44,6 +44,35 @@ def dtypes_part(steps: Sequence[Step]) -> DtypesPart | None:
     return min(found, key=lambda each: (each.row.place, each.step.rank or 0), default=None)
 
 
+def update_part(steps: Sequence[Step]) -> DtypesPart | None:
+    """The first value of an update that is of another precision at the first of ``steps``, where the forward pass is of
+    one: states or weights that only one run keeps in 16 bits. None where there is none, or where the matrix products
+    differ as well, as the whole run is then in another precision by choice.
+    """
+    at = min((step.step for step in steps), default=None)
+    found = [each for step in steps if step.step == at and (each := _update_of(step)) is not None]
+    return min(found, key=lambda each: (each.row.place, each.step.rank or 0), default=None)
+
+
+_FEW_OF_UPDATE = 0.25
+"""Share of the values of an update that are of another precision, from which on it is not that of one scalar."""
+
+
+def _update_of(step: Step) -> DtypesPart | None:
+    pairs = [(row, mine, theirs) for row in step.rows if (mine := _float(row.mine)) and (theirs := _float(row.theirs))]
+    products = [mine == theirs for row, mine, theirs in pairs if _is_product(row)]
+    updates = [
+        (row, mine, theirs)
+        for row, mine, theirs in pairs
+        if value_of(row).site.phase == "opt" and value_of(row).kind == "op" and value_of(row).numel > 1
+        if not value_of(row).function.endswith("_like")
+    ]
+    apart = [each for each in updates if each[1] != each[2]]
+    if not products or 2 * sum(products) <= len(products) or len(apart) <= _FEW_OF_UPDATE * len(updates):
+        return None
+    return DtypesPart(step, *apart[0])
+
+
 def _first_of(step: Step) -> DtypesPart | None:
     if all(map(_is_alike, step.rows)) or _is_chosen(step.rows) or any(map(_is_compiled_model, step.rows)):
         return None

@@ -7,6 +7,7 @@ differences are passed on. See ``expectation`` for what rounding explains.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -57,6 +58,8 @@ ALIASED = "the gradient of a tensor that has more uses than in the other run"
 DRAWN = "random numbers of another dtype, of which torch draws others from the same seed"
 
 MADE_COARSELY = "made in another dtype by code that was not recorded"
+
+TURNED = "a decision that rounding turned for a few numbers, of which each gradient goes elsewhere"
 
 LEFT_BY_UPDATE = "left by the updates before this step"
 
@@ -193,6 +196,7 @@ class Divergence:
         self._incomparable_calls: set[CallKey] = set()
         """Calls that took such values, or different ones than in the reference: their results are not compared."""
         aliased = () if alignment.connects_alike else (*_aliased_in_one(alignment), *_apart_in_one(alignment))
+        self._given_in_one = _given_in_one(alignment, of_run=self._run_is_guide)
         self._aliased = {spot_of(mine if self._run_is_guide else theirs) for mine, theirs in aliased}
         self.rows = list(self._run(guide, alignment))
 
@@ -286,7 +290,8 @@ class Divergence:
 
     def _note_inputs(self, value: Value) -> None:
         """Mark the call that takes a value without a comparable twin."""
-        if self.expected.is_taken(value) and value.dtype.startswith(("float", "bfloat", "complex")):
+        of_one = value.root in self._given_in_one.get(key_of(value), ())
+        if self.expected.is_taken(value) and not of_one and value.dtype.startswith(("float", "bfloat", "complex")):
             self._incomparable_calls.add(key_of(value))
 
     def _learn(self, value: Value, twin: Value | None, expectation: Expectation, outcome: _Outcome | None) -> None:
@@ -391,7 +396,7 @@ class Divergence:
         if judgement == "beyond" and expectation.origin == "given" and PART in value.flags | twin.flags:
             own = replace(expectation, rel=max(expectation.rel, distance.rel or 0.0))
             return _Outcome("within", distance, own, "compared as part of the whole that the map makes of it")
-        excused = self._excused_by_dtype(value, twin, expectation, distance) if judgement == "beyond" else None
+        excused = self._excused(value, twin, expectation, distance) if judgement == "beyond" else None
         if excused is not None:
             return excused
         if judgement != "within" and expectation.origin == "given" and _written_over(value):
@@ -437,9 +442,16 @@ class Divergence:
             return False
         micro, _, name, number = expectation.call
         keys = expectation.call, (micro, "fwd", name, number)
-        return any(key in self._incomparable_calls for key in keys) or any(
-            s in self._without_twin for s in expectation.sources
-        )
+        sources = self._without_twin.intersection(expectation.sources).difference(self._given_in_one.get(keys[1], ()))
+        return any(key in self._incomparable_calls for key in keys) or bool(sources)
+
+    def _excused(self, value: Value, twin: Value, expectation: Expectation, distance: Distance) -> _Outcome | None:
+        """The outcome for a value beyond rounding where a decision that rounding turned, or its dtype, explains it."""
+        deciding = value.site.phase == "bwd" and self.expected.decides(expectation.call)
+        if deciding and _is_turned(*self._sides(value, twin), distance):
+            turned = replace(expectation, rel=max(expectation.rel, distance.rel or 0.0))
+            return _Outcome("within", distance, turned, TURNED)
+        return self._excused_by_dtype(value, twin, expectation, distance)
 
     def _excused_by_dtype(
         self, value: Value, twin: Value, expectation: Expectation, distance: Distance
@@ -504,6 +516,44 @@ class Divergence:
         return "beyond"
 
 
+def _is_turned(mine: Value, theirs: Value, distance: Distance) -> bool:
+    """Whether gradients differ as they do where few numbers got theirs in one run alone, or in another place: as many
+    zeros more or less, and norms and sums no farther apart than these numbers explain.
+    """
+    one, other = mine.stats, theirs.stats
+    largest = max(mine.largest or 0.0, theirs.largest or 0.0)
+    if one is None or other is None or distance.rel is None or distance.nonfinite_differ or not largest:
+        return False
+    num = abs(one.zero - other.zero)
+    if num > max(_FEW_TURNED, _FEW_TURNED_FRAC * one.numel) or not (num or distance.reordered):
+        return False
+    num += 1  # two may turn in opposite ways
+    sums = abs((one.sum or 0.0) - (other.sum or 0.0)) <= 2 * num * largest
+    squares = abs((one.sum_sq or 0.0) - (other.sum_sq or 0.0)) <= num * largest**2
+    return sums and squares and distance.rel * other.norm <= 3 * math.sqrt(2 * num) * largest
+
+
+_FEW_TURNED, _FEW_TURNED_FRAC = 4, 1e-3
+"""Decisions that rounding turns: at most so many, or of the numbers as many as have a part in 1,000 of the usual size.
+"""
+
+
+def _given_in_one(alignment: Alignment, *, of_run: bool) -> dict[CallKey, set[int]]:
+    """Roots, of the run or (False) of the reference, of tensors that only one run gives to a call of a function which
+    both make, as a mask: then it is the call that differs.
+    """
+    found: dict[CallKey, set[int]] = {}
+    for mine, theirs in alignment.calls:
+        if mine is None or theirs is None or mine.phase != "fwd" or mine.first.kind != "op":
+            continue
+        one, other = (mine, theirs) if of_run else (theirs, mine)
+        slots = {value.site.slot for value in other.ins}
+        roots = {value.root for value in one.ins if value.site.slot not in slots}
+        if roots:
+            found[one.key] = roots
+    return found
+
+
 def _is_carried(distance: Distance, expectation: Expectation) -> bool:
     """Whether a difference that rounding might explain is rather that of inputs which the runs make in different ways:
     as a ratio it is nearer to what these amount to than to rounding.
@@ -514,10 +564,17 @@ def _is_carried(distance: Distance, expectation: Expectation) -> bool:
 
 def _aliased_in_one(alignment: Alignment) -> Iterator[tuple[Value, Value]]:
     """Values of the forward pass whose gradients have other terms than in the other run: of a tensor that was seen
-    before in one run only, as where a cast finds the dtype that it is to make, or a hook returns a view. Gradients are
-    those of the tensor, with all of its uses.
+    before in one run only, as where a cast finds the dtype that it is to make, or a hook returns a view; or that is
+    another one, with fewer uses, as what a copy returned. Gradients are those of the tensor, with all of its uses.
     """
     forward = _pairs(alignment, "fwd")
+    alike = {
+        (mine.root, theirs.root) for mine, theirs in forward if (mine.index, theirs.index) == (mine.root, theirs.root)
+    }
+    uses, ref_uses = (_uses(side) for side in alignment.sides)
+    for mine, theirs in forward:
+        if (mine.root, theirs.root) not in alike and uses[mine.root] != ref_uses[theirs.root] and not mine.returned:
+            yield mine, theirs
     apart = {
         (mine.root, theirs.root)
         for mine, theirs in forward
@@ -526,6 +583,14 @@ def _aliased_in_one(alignment: Alignment) -> Iterator[tuple[Value, Value]]:
     for mine, theirs in forward if apart else ():
         if (mine.root, theirs.root) in apart:
             yield mine, theirs
+
+
+def _uses(side: StepValues) -> Counter[int]:
+    """How many calls of functions take each tensor in the forward pass, by root."""
+    taken = {
+        (key_of(each), each.site.slot): each.root for each in side.values if each.kind == "op" and not each.returned
+    }
+    return Counter(root for (key, _), root in taken.items() if key[1] == "fwd")
 
 
 def _apart_in_one(alignment: Alignment) -> Iterator[tuple[Value, Value]]:
