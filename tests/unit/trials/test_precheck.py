@@ -147,3 +147,59 @@ def test_bad_input_is_one_sentence(tmp_path, monkeypatch, capsys):
         assert (code, err.count("\n")) == (2, 1), words
     code, _, err = in_process.trueline(monkeypatch, capsys, "trial", "precheck", run, "--step", 7)
     assert (code, "No operation was recorded" in err) == (3, True)
+
+
+@pytest.fixture(scope="module")
+def own_operator():
+    """A sum over rows of one's own, twice what it should be in every dtype."""
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x.cumsum(0)
+
+    made = torch.library.custom_op("trueline_test::doubled", doubled, mutates_args=())
+    made.register_autograd(lambda ctx, gradient: 2 * gradient.flip(0).cumsum(0).flip(0))
+    return made
+
+
+def test_an_operator_of_ones_own_that_torch_has_no_other_form_of_cannot_be_told(
+    tmp_path, monkeypatch, capsys, own_operator
+):
+    run = recorded(tmp_path / "run", lambda x, w: own_operator(x @ w), *LAYER[1:])
+    code, out, _ = in_process.trueline(monkeypatch, capsys, "trial", "precheck", run, "--device", "cpu", "--json")
+    found = json.loads(out)
+    (own,) = [each for each in found["operations"] if "doubled" in each["api"]]
+    assert (code, found["answer"], own["outcome"]) == (3, "undecided", "cannot tell")
+    assert {each["lacks"] for each in own["outputs"].values()} == {"truth"}
+    (told,) = [each for each in found["says"] if each.startswith("cannot tell: ") and "doubled" in each]
+    assert "nothing independent says what is right" in told
+    assert "softmax" in {each["api"].rpartition(".")[2] for each in found["operations"] if each["outcome"] == "within"}
+
+
+def test_an_operator_of_ones_own_that_is_off_in_one_dtype_is_inaccurate(tmp_path, own_operator):
+    run = recorded(tmp_path / "run", lambda x, w: own_operator(x @ w))
+    with Wrong("doubled", lambda made, *_: made * 1.01):
+        found = precheck(trueline.open_run(run), device="cpu")
+    assert any("doubled" in each.api and each.outcome == "beyond" for each in found.operations)
+
+
+ROWS = 4096
+
+
+def normed(x, w):
+    return F.layer_norm(x * w[0], (8,), w[1], w[2])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "depth", "answer"),
+    [(torch.bfloat16, "stats", "undecided"), (torch.float32, "stats", "excluded")],
+    ids=["16 bits, drawn", "32 bits, drawn"],
+)
+def test_sums_of_many_rows_in_16_bits_are_not_excluded_by_rows_that_are_drawn(tmp_path, dtype, depth, answer):
+    """On a CPU torch 2.13 adds up the gradients of a LayerNorm's weight in bfloat16."""
+    run = recorded(tmp_path / "run", normed, rows=ROWS, width=8, dtype=dtype, depth=depth)
+    found = precheck(trueline.open_run(run), device="cpu")
+    assert found.answer.answer == answer
+    if answer == "undecided":
+        assert "layer_norm" in of(found, "cannot tell")
+        assert any("where their rows repeat" in each for each in found.answer.says)
+        assert any('depth = "tensor"' in each for each in found.answer.next)

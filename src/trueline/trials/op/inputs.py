@@ -52,6 +52,25 @@ def inputs_of(run: Run, call: RecordedCall, *, backward: bool, seed: int = 0) ->
     return Inputs(tensors, tuple(drawn))
 
 
+def repeating(inputs: Inputs, *, indices: bool) -> Inputs:
+    """The same with three of four rows of what was drawn like the first one, and (``indices``) as many integers: no
+    statistic shows whether rows repeat, and what adds up many that do rounds otherwise.
+    """
+    tensors = {slot: _repeated(x, indices) if slot in inputs.drawn else x for slot, x in inputs.tensors.items()}
+    return Inputs({slot: laid_out(x, inputs.tensors[slot].stride()) for slot, x in tensors.items()}, inputs.drawn)
+
+
+def _repeated(x: Tensor, indices: bool) -> Tensor:
+    if x.is_floating_point() and x.dim() > 1:
+        rows = x.reshape(-1, x.shape[-1]).clone()
+    elif indices and x.dtype in (torch.int32, torch.int64):
+        rows = x.reshape(-1).clone()
+    else:
+        return x
+    kept = torch.arange(len(rows)) % 4 == 3
+    return torch.where(kept.view(-1, *[1] * (rows.dim() - 1)), rows, rows[:1]).view(x.shape)
+
+
 def stored_output(run: Run, call: RecordedCall, slot: str) -> Tensor | None:
     """What the call returned, None where that was not stored."""
     return _stored(run, call.outputs[slot]) if slot in call.outputs else None

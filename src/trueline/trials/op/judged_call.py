@@ -8,16 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trueline.analyze.compare.op_names import function_of
 from trueline.capture.record.buffer import UNFILLED
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 from trueline.trials.op import proof, recalled
-from trueline.trials.op.inputs import Inputs, inputs_of, stored_output
+from trueline.trials.op.inputs import Inputs, inputs_of, repeating, stored_output
 from trueline.trials.op.law import expected_rel
 from trueline.trials.op.recorded_calls import RecordedCall
 
 SCHEMA = 1
 """Version of ``expected.json``; raised when a key changes meaning."""
+
+_WRITING = frozenset({"scatter", "index_copy", "setitem", "index_put", "masked_scatter", "put"})
+"""Functions of which a place that is named twice may hold either number."""
 
 _AUTOCAST = (None, "bfloat16", "float16")
 
@@ -31,6 +35,12 @@ class JudgedCall:
     inputs: Inputs
     exact: dict[str, Tensor]
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether it makes fewer numbers of more, as a sum over rows does, forward or backward."""
+        most = max((x.numel() for x in self.inputs.tensors.values()), default=0)
+        return not self.call.in_place and any(0 < x.numel() < most for x in self.exact.values())
+
     def on(self, device: str, benchmark: Any = None) -> dict[str, dict[str, Any]]:
         """Its outputs as ``proof.proved`` judges them on a device. Raises ``CannotTell`` where it cannot be called."""
         try:
@@ -39,11 +49,15 @@ class JudgedCall:
             raise CannotTell(_clause(why)) from None
 
 
-def judged_call(run: Run, call: RecordedCall, *, seed: int = 0) -> JudgedCall:
-    """``call`` with its inputs, made ready to be judged. Raises ``CannotTell`` with the reason why it cannot be."""
+def judged_call(run: Run, call: RecordedCall, *, seed: int = 0, repeated: bool = False) -> JudgedCall:
+    """``call`` with its inputs, made ready to be judged; ``repeated``: with drawn ones whose rows repeat. Raises
+    ``CannotTell`` with the reason why it cannot be.
+    """
     _require_alone(call)
     backward = _has_backward(call)
     inputs = inputs_of(run, call, backward=backward, seed=seed)
+    if repeated:
+        inputs = repeating(inputs, indices=function_of(call.api) not in _WRITING)
     if not inputs.tensors:
         raise CannotTell("it takes no tensor")
     args, kwargs = call.arguments()

@@ -116,6 +116,13 @@ class Rounded(TorchDispatchMode):
         return x.to(self._dtype).double()
 
 
+def has_decomposition(path: str) -> bool:
+    """Whether torch knows another form of the operator at ``path``."""
+    packet = function_named(path)
+    overloads = [getattr(packet, each) for each in packet.overloads()] if hasattr(packet, "overloads") else [packet]
+    return any(each in _decompositions() for each in overloads)
+
+
 @functools.cache
 def _decompositions() -> Mapping[Any, Callable[..., Any]]:
     try:
