@@ -28,6 +28,36 @@ class _Memory:
         }
 
 
+def is_held(x: Tensor) -> bool:
+    """Whether memory holds all elements of a strided ``x``: not where its storage was resized (FSDP frees parameters
+    that it had gathered), nor for a zero that torch makes without any.
+    """
+    num = x.numel()
+    if num == 0:
+        return True
+    if x.data_ptr() == 0:
+        return False
+    last = num - 1 if x.is_contiguous() else sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    return x.untyped_storage().nbytes() >= (x.storage_offset() + last + 1) * x.element_size()
+
+
+def is_readable(x: Tensor) -> bool:
+    """Whether ``x`` has bits of its own in memory, at strides: not a sparse, nested, meta or functional tensor, one
+    that wraps others, or one whose memory was freed.
+    """
+    dispatch = getattr(type(x), "__torch_dispatch__", None)
+    wraps = dispatch is not None and dispatch is not Tensor.__torch_dispatch__
+    return not (
+        wraps
+        or x.is_nested
+        or x.layout is not torch.strided
+        or x.is_meta
+        or torch._C._functorch.is_functorch_wrapped_tensor(x)  # type: ignore[attr-defined]
+        or torch._is_functional_tensor(x)
+        or not is_held(x)
+    )
+
+
 def alias(x: Tensor) -> Tensor:
     """A tensor with the dtype, shape, strides and memory of ``x``, a detached CPU tensor, and a storage of its own.
 

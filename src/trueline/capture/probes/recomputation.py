@@ -27,6 +27,7 @@ from trueline.capture.probes.base import Moment, Step
 from trueline.capture.record.hooks import eager_modules
 from trueline.capture.step.passes import Contributions
 from trueline.schema.columns.recomputation import UNITS, Apart, Recomputed, rounding_explains
+from trueline.tensor.memory import is_readable
 
 NUM_MODULES, LENGTH, LEAST = 16, 64, 8
 """Modules a sample, in rotation over those that are recomputed; neighbouring elements of each value, and the least."""
@@ -47,7 +48,6 @@ RARELY = 8
 """Where nothing was recomputed, one in so many samples looks whether something is by now."""
 
 _FORMATS = frozenset(getattr(torch, name) for name in UNITS)
-_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]
 
 
 class _Seen(NamedTuple):
@@ -210,8 +210,8 @@ def _first_of(held: Any) -> Tensor | None:
     """The first plain tensor of numbers in what a module takes or returns."""
     if is_tensor(held):
         x = getattr(held, "_local_tensor", held)
-        plain = type(x) in (Tensor, nn.Parameter) and x.layout is torch.strided and not x.is_meta
-        return x.detach() if plain and x.dtype in _FORMATS and not _functorch_wrapped(x) else None
+        plain = type(x) in (Tensor, nn.Parameter) and x.dtype in _FORMATS
+        return x.detach() if plain and is_readable(x) else None
     return next((x for _, each in Walk().tensors("", held) if (x := _first_of(each)) is not None), None)
 
 

@@ -28,6 +28,8 @@ from trueline.schema.plan import Plan
 from trueline.schema.roles import Record
 from trueline.tensor import measure
 from trueline.tensor.device_pass import stats_and_fingerprint
+from trueline.tensor.lanes import MEASURABLE
+from trueline.tensor.memory import is_held
 
 _MEASURED_FIRST = 2_048
 
@@ -88,7 +90,8 @@ class StepBuffer:
     def changed(self, slots: Slots) -> None:
         """Measure these values again when they are next seen: what changes them leaves their version as it was."""
         for _, x in slots:
-            address = x.untyped_storage()._cdata
+            held = _in_memory(x)
+            address = None if held is None else held.untyped_storage()._cdata
             if address in self._storages:
                 self._storages[address] += 1
 
@@ -123,7 +126,7 @@ class StepBuffer:
         """
         phase, measures = phase or call.phase, self._measures and note is None
         for slot, x in slots:
-            if type(x) not in PLAIN or x.layout is not _STRIDED or x.is_meta or _functorch_wrapped(x):
+            if not _is_plain(x) or x.dtype not in MEASURABLE or x.is_meta or not is_held(x):
                 self._see_wrapped(call, phase, slot, x, note)
                 continue
             same_as = numel = None
@@ -147,7 +150,7 @@ class StepBuffer:
                 # An in-place change of a DTensor does not change the version of its local tensor.
                 key = (*key, None if x.is_inference() else x._version)
             same_as = self._measure_once(local, key, call, phase, slot, whole=seen.whole)
-        shape = x.shape if local is None else local.shape
+        shape = _shape(x if local is None else local)
         strides = None if local is None else _strides(local)
         self._rows.add((call, phase, slot, x.dtype, shape, numel, flags, seen.mesh, why, strides), same_as=same_as)
 
@@ -260,11 +263,8 @@ class StepBuffer:
 
     def address_of(self, x: Tensor) -> int | None:
         """The address of the storage; None for a tensor that has none of its own."""
-        if type(x) not in PLAIN:
-            x = getattr(x, "_local_tensor", x)
-        if type(x) not in PLAIN or x.layout is not _STRIDED or _functorch_wrapped(x):
-            return None
-        return self._storage_of(x)[0]
+        held = _in_memory(x)
+        return None if held is None else self._storage_of(held)[0]
 
     def _measure(self, x: Tensor, whole: Mapping[str, Any]) -> None:
         """Measure a value for the row that is next. ``whole`` says of what it is a shard."""
@@ -315,9 +315,27 @@ class StepBuffer:
         self._rows.stored(row, record.key)
 
 
+def _is_plain(x: Tensor) -> bool:
+    """Whether the elements of ``x`` lie in a storage of its own, at strides."""
+    return type(x) in PLAIN and x.layout is _STRIDED and not x.is_nested and not _functorch_wrapped(x)
+
+
+def _in_memory(x: Tensor) -> Tensor | None:
+    """``x``, or the shard of a DTensor; None for one that has no storage of its own."""
+    x = x if type(x) in PLAIN else getattr(x, "_local_tensor", x)
+    return x if _is_plain(x) else None
+
+
+def _shape(x: Tensor) -> torch.Size:
+    """Of a nested tensor, whose parts have shapes of their own, or one with symbols for sizes: no dimension."""
+    if x.is_nested:
+        return torch.Size()
+    return x.shape if all(type(size) is int for size in x.shape) else torch.Size()
+
+
 def _strides(x: Tensor) -> tuple[int, ...] | None:
     """In elements; None for a value that lies in memory row by row, or has no strides."""
-    return None if x.layout is not _STRIDED or x.is_contiguous() else x.stride()
+    return None if x.layout is not _STRIDED or x.is_nested or x.is_contiguous() else x.stride()
 
 
 @dataclass(eq=False)

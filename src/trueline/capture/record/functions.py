@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._device import DeviceContext
 
 from trueline.capture.dropout import NoDropout
-from trueline.capture.model.patches import Patch, calling
+from trueline.capture.model.patches import Patch, calling, unseen
 from trueline.capture.model.untraced import in_backward
+from trueline.capture.record.callers import called_below, called_by
 
 SILENT = frozenset(
     {
@@ -52,6 +55,16 @@ _CUTTING = frozenset({"getitem", "narrow", "select", "split", "chunk", "unbind"}
 """What takes a part of a buffer, also of one that nothing has filled yet."""
 
 
+_FUNCTION = types.FunctionType
+_BUILT = frozenset(
+    (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType)
+)
+_OPERATORS = frozenset((torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+
+_ASKS_MODES = torch.overrides.handle_torch_function.__code__
+"""What a function of torch that is written in Python calls before it does anything else."""
+
+
 class Function:
     """One function of torch. ``name`` is '' where it is not recorded; functional collectives are not, because
     ``Collectives`` records what they send.
@@ -60,21 +73,54 @@ class Function:
     __slots__ = ("api", "cuts", "flags", "name", "uninitialised")
 
     def __init__(self, func: Callable[..., Any]) -> None:
-        name = getattr(func, "__name__", "") or type(func).__name__
+        plain = _is_torchs(func) or type(func) is _FUNCTION
+        name, module = (
+            (getattr(func, "__name__", ""), getattr(func, "__module__", "")) if plain else ("", type(func).__module__)
+        )
+        name = name if type(name) is str and name else type(func).__name__
         namespace = ""
-        if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        if type(func) in _OPERATORS:
             namespace, name = str(func).split(".")[:2]
         hidden = name in SILENT or name.startswith(("_record_function", "_set_grad", "is_"))
         name = name.strip("_") + "_" * (name.endswith("_") and not name.endswith("__"))
         self.name = "" if hidden or namespace == "_c10d_functional" else name
-        self.api = (resolve_name(func) or f"{getattr(func, '__module__', '')}.{name}") if self.name else ""
+        self.api = ((resolve_name(func) if plain else None) or f"{module}.{name}") if self.name else ""
         self.flags = "inplace" if name.endswith("_") or name in _IN_PLACE else ""
         self.cuts = name in _CUTTING
         self.uninitialised = name.removeprefix("new_") in ("empty", "empty_like", "empty_strided", "empty_permuted")
 
 
+def _is_torchs(func: Callable[..., Any]) -> bool:
+    """Whether ``func`` is torch's own, or Python's: not what somebody has put in its place, nor a callable whose hash
+    and attributes would run code of the user's.
+    """
+    kind = type(func)
+    if kind is _FUNCTION:
+        return str(func.__globals__.get("__name__", "")).startswith("torch")
+    return kind in _BUILT or kind.__module__.startswith("torch")
+
+
+def _replaced(func: Callable[..., Any], asking: FrameType | None) -> Callable[..., Any]:
+    """What a mode is asked about, where ``func`` was put in its place.
+
+    Torch looks functions up by their names to ask a mode, and finds what a script has put there: ``Tensor.backward`` of
+    the user's, say, which has called torch's and would run twice. ``asking`` is the frame of that, where it is written
+    in Python.
+    """
+    if asking is None:
+        own = vars(torch._C.TensorBase)
+        names = (name for name, value in vars(Tensor).items() if value is func and name in own)
+        name = next(names, None)
+        return func if name is None else own[name]
+    code = asking.f_code
+    if getattr(func, "__code__", None) is code:
+        return func
+    cells = tuple(types.CellType(asking.f_locals[name]) for name in code.co_freevars)
+    return _FUNCTION(code, asking.f_globals, None, None, cells)
+
+
 class FunctionCalls(TorchFunctionMode):
-    """Hands every call to ``record(function, call, args, kwargs)``, which must return what ``call()`` returns."""
+    """Hands every call to ``record(function, call, args, kwargs, frame)``, which must return what ``call()`` does."""
 
     def __init__(self, record: Callable[..., Any]) -> None:
         super().__init__()
@@ -86,19 +132,30 @@ class FunctionCalls(TorchFunctionMode):
     ) -> Any:
         """Called by torch instead of ``func``."""
         kwargs = kwargs or {}
-        function = self._known.get(func)
-        if function is None:
-            function = self._known[func] = Function(func)
-        if not function.name or is_tracing():
-            return func(*args, **kwargs)
         frame = sys._getframe(1)
+        asking = frame.f_back if frame.f_code is _ASKS_MODES else None
+        caller, called = frame, called_by
+        if asking is not None:
+            caller, called = asking.f_back or asking, called_below
+        try:
+            if _is_torchs(func):
+                function = self._known.get(func)
+                if function is None:
+                    function = self._known[func] = Function(func)
+            else:
+                func = _replaced(func, asking)
+                function = Function(func)
+        except Exception:  # a callable of the user's that is like no function
+            return called(caller, func, args, kwargs)
+        if not function.name or is_tracing():
+            return called(caller, func, args, kwargs)
         if in_backward() and _is_inside(frame):
-            return func(*args, **kwargs)
-        while (caller := frame.f_globals.get("__name__", "")) in _WITHIN and frame.f_back is not None:
+            return called(caller, func, args, kwargs)
+        while (name := frame.f_globals.get("__name__", "")) in _WITHIN and frame.f_back is not None:
             frame = frame.f_back
-        if caller.startswith(_PLUMBING):
-            return func(*args, **kwargs)
-        return self._record(function, func, args, kwargs, frame)
+        if name.startswith(_PLUMBING):
+            return called(caller, func, args, kwargs)
+        return self._record(function, lambda: called(caller, func, args, kwargs), args, kwargs, frame)
 
     def is_on(self) -> bool:
         """Whether it is on the stack of modes of this thread."""
@@ -153,6 +210,7 @@ class BackwardCalls:
         """Put the original back."""
         self._patch.remove()
 
+    @unseen
     def _run(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         outermost = not in_backward()
         try:

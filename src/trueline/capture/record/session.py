@@ -352,7 +352,7 @@ class Session:
     def _function(
         self,
         function: Function,
-        func: Callable[..., Any],
+        run: Callable[[], Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         frame: FrameType,
@@ -362,8 +362,8 @@ class Session:
             or self._is_unseen()
             or (begun := self._begin_function(function, args, kwargs, frame)) is None
         ):
-            return func(*args, **kwargs)
-        result = func(*args, **kwargs)
+            return run()
+        result = run()
         call, waits, written, parts = begun
         if self._open:
             given = written if result is None else result

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from trueline.capture.model.patches import UNSEEN
+from trueline.capture.record.callers import STANDS_IN
 from trueline.schema.columns.records import StackRecord
 
 MAX_FRAMES = 32
@@ -67,7 +68,7 @@ class Stacks:
         return stack
 
     def _meet(self, code: CodeType) -> None:
-        shown = _is_shown(code.co_filename)
+        shown = _is_shown(code.co_filename) and code.co_qualname != STANDS_IN
         self._codes[id(code)] = code if shown else None
         if not shown:
             self._left_out.append(code)

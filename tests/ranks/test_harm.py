@@ -1,0 +1,36 @@
+"""Jobs run to the same end, and print the same, watched or not: bits of weights are among what they print."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from benchmarks.harm.kinds import KINDS
+from benchmarks.harm.running import Both, Job, serve
+
+from trueline.testing import ranks
+
+Runs = Callable[[Job], Both]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """What becomes of a job, by itself and watched, in forks of one process."""
+    context = ranks._context()
+    ours, theirs = context.Pipe()
+    server = context.Process(target=serve, args=(theirs, tmp_path_factory.mktemp("harm") / "job"))
+    server.start()
+    theirs.close()
+
+    def run(job: Job) -> Both:
+        ours.send(job)
+        return ours.recv()
+
+    yield run
+    ours.close()
+    server.join()
+
+
+@pytest.mark.parametrize(("name", "preset"), [(name, each) for name, kind in KINDS.items() for each in kind.presets])
+def test_a_job_is_not_changed_by_being_watched(runs: Runs, name: str, preset: str):
+    ran = runs(Job(KINDS[name].source, preset=preset))
+    assert ran.harm == ""
+    assert ran.bare.status == (0,)
