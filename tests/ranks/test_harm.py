@@ -34,3 +34,4 @@ def test_a_job_is_not_changed_by_being_watched(runs: Runs, name: str, preset: st
     ran = runs(Job(KINDS[name].source, preset=preset))
     assert ran.harm == ""
     assert ran.bare.status == (0,)
+    assert "not watching" not in "".join(ran.watched.errors)

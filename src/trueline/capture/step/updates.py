@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -97,9 +98,11 @@ class Updates:
             param = next((param for group in optimizer.param_groups for param in group["params"]), None)
             if param is None:
                 continue
-            before = self._versions.get(optimizer, param._version)
-            self._versions[optimizer] = param._version
-            if before != param._version and self._fed and is_compiled(param, update=True):
+            with torch._C.DisableTorchFunction():  # a mode of the user's may count what is read
+                version = param._version
+            before = self._versions.get(optimizer, version)
+            self._versions[optimizer] = version
+            if before != version and self._fed and is_compiled(param, update=True):
                 ended = optimizer
         if ended is not None:
             self.ended_any = True
