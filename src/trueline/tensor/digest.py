@@ -13,7 +13,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from trueline.tensor.memory import bits_of, is_readable
+from trueline.tensor.memory import bits_of
 
 _K1 = -7046029254386353131  # 2⁶⁴/φ rounded to odd, as int64: Knuth's multiplicative hash (TAOCP 3, 6.4)
 _K2 = -4417276706812531889  # an odd constant of xxHash64 (PRIME64_2, as int64), as second lane
@@ -39,8 +39,7 @@ def digest_tensor(x: Tensor) -> Tensor:
 
 
 def digest_each(every: Sequence[Tensor | None], device: torch.device) -> Tensor:
-    """int64 [N] digests of N tensors (``digest_tensor``) on ``device``, 0 where there is none or it is not readable."""
-    every = [x if x is not None and is_readable(x) else None for x in every]
+    """int64 [N] digests of N tensors (``digest_tensor``) on ``device``, 0 where there is none."""
     if all(x is None or x.device.type == "cpu" for x in every):
         return torch.tensor([0 if x is None else _of_bytes(x.detach()) for x in every], dtype=torch.int64).to(device)
     nothing = torch.zeros((), dtype=torch.int64, device=device)

@@ -11,6 +11,7 @@ from trueline.capture.model.layout import Layout, local, named_buffers, unwrap
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.step.own_columns import digest_columns
 from trueline.tensor.digest import digest_each
+from trueline.tensor.memory import is_readable
 
 
 class ReplicaProbe:
@@ -61,8 +62,11 @@ def param_digests(layout: Layout) -> Tensor:
 
 
 def buffer_digests(model: nn.Module) -> tuple[list[str], Tensor | None]:
-    """Names and int64 [B] digests of the registered buffers; None without buffers."""
+    """Names and int64 [B] digests of the registered buffers, but for those that have no bits of their own; None without
+    buffers.
+    """
     pairs = [(name, local(buffer)) for name, buffer in named_buffers(model)]
+    pairs = [(name, buffer) for name, buffer in pairs if is_readable(buffer)]
     if not pairs:
         return [], None
     return [name for name, _ in pairs], digest_each([buffer for _, buffer in pairs], pairs[0][1].device)
