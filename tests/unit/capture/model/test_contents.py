@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from tests.interpreter import counted
 
+import trueline
 from trueline.capture.model.contents import MAX_LENGTH, Walk, stored
 from trueline.capture.model.outputs import differentiable
 from trueline.capture.probes.batch import read_batch
@@ -137,3 +139,30 @@ def test_a_field_is_what_an_output_itself_holds():
 def test_the_description_of_a_call_is_bounded():
     text = Described()(([[[[1] * 500] * 500] * 500] * 500, list(range(10**6))), {})[1]
     assert len(text) < 100_000
+
+
+class Metadata(torch.nn.Module):
+    """Reads numbers beside its input, and returns them."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 2)
+
+    def forward(self, x, numbers):
+        return {"y": self.linear(x), "numbers": numbers}
+
+
+@pytest.mark.parametrize("preset", ["workers", "mix"])
+def test_a_hundred_thousand_numbers_cost_a_step_as_much_as_a_thousand(tmp_path, preset):
+    """Instructions of the interpreter in Trueline's own functions."""
+    spent = {}
+    for length in (MAX_LENGTH, 100_000):
+        model = Metadata()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        watch = trueline.watch(model, optimizer, out=tmp_path / str(length), plan={"preset": preset})
+        with counted() as work:
+            model(torch.ones(2, 3), [0] * length)["y"].sum().backward()
+            optimizer.step()
+        watch.close()
+        spent[length] = work.instructions
+    assert spent[100_000] < 1.2 * spent[MAX_LENGTH]
