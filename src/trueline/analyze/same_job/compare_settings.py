@@ -126,7 +126,8 @@ def _stated(term: Term, one: Settings, other: Settings) -> list[Difference] | No
         return None
     a, b = one.get(term.slug), other.get(term.slug)
     if a is not None and b is not None:
-        if term.within and a.framework != b.framework and PLAIN not in (a.framework, b.framework):
+        families = {vocabulary().includes.get(each.framework, each.framework) for each in (a, b)}
+        if term.within and len(families) > 1 and PLAIN not in families:
             return None
         return [] if same(a, b) else [_difference(term, a.text, b.text, _where(a), _where(b))]
     given, lacking = (a, other) if a is not None else (b, one)

@@ -16,6 +16,7 @@ from trueline.analyze.same_job.curves import Curves, curves_of
 from trueline.analyze.same_job.derived import Derived, derive
 from trueline.analyze.same_job.difference import TELLING, UNSET, Difference, divided_alike
 from trueline.analyze.same_job.settings import Settings, settings_of
+from trueline.analyze.same_job.vocabulary import vocabulary
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.text.shown import Shown
@@ -230,6 +231,9 @@ def _notes(one: Job, other: Job, mine: Settings, theirs: Settings) -> list[str]:
     alone = one_sided(mine, theirs)
     if alone:
         notes.append(f"One configuration alone tells {named_some(alone)}: not compared.")
+    automatic = sorted(vocabulary().terms[slug].says for slug in mine.automatic | theirs.automatic)
+    if automatic:
+        notes.append(f"Left to `auto`, and not compared: {named_some(automatic)}.")
     for job, each in ((one, mine), (other, theirs)):
         if not each.terms and not each.others:
             notes.append(f"{job.name} has no configuration: settings were not compared.")

@@ -38,7 +38,9 @@ class Settings:
     terms: dict[str, Setting] = field(default_factory=dict[str, Setting])
     others: dict[str, tuple[Any, str]] = field(default_factory=dict[str, tuple[Any, str]])
     unknown: set[str] = field(default_factory=set[str])
-    """Terms whose values take a shell, or another file, to be known."""
+    """Terms whose values take a shell, another file, or what fills in an ``auto``, to be known."""
+    automatic: set[str] = field(default_factory=set[str])
+    """Terms that a configuration leaves to what fills in an ``auto``, as a trainer does for DeepSpeed."""
     frameworks: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list[str])
 
@@ -46,6 +48,8 @@ class Settings:
         """The setting of a term, or what the job's framework does where it is not set; None where nobody says."""
         if slug in self.terms:
             return self.terms[slug]
+        if slug in self.unknown:
+            return None
         term = vocabulary().terms[slug]
         for framework in self.frameworks:
             if framework in term.defaults and self.covers(term, framework):
@@ -79,7 +83,8 @@ def settings_of(sources: Mapping[str, Mapping[str, Any]]) -> Settings:
         if framework not in frameworks:
             frameworks.append(framework)
         _take(found, options, framework, where)
-    return replace(found, frameworks=tuple(frameworks))
+    left = found.automatic - found.terms.keys()
+    return replace(found, frameworks=tuple(frameworks), unknown=found.unknown | left, automatic=left)
 
 
 def framework_of(options: Mapping[str, Any]) -> str:
@@ -115,8 +120,11 @@ def _last_part(option: str) -> str:
 
 def _apply(found: Settings, rule: Rule, value: Any, framework: str, where: str) -> bool:
     """Whether the option says something of the term."""
-    if value is None or value == _AUTO:
+    if value is None:
         return False
+    if value == _AUTO:
+        found.automatic.add(rule.term.slug)
+        return True
     if is_open(value.rpartition("/")[2] if rule.term.kind == "path" and isinstance(value, str) else value):
         found.unknown.add(rule.term.slug)
         return True
@@ -191,8 +199,8 @@ def is_off(value: Any) -> bool:
 
 
 def is_open(value: Any) -> bool:
-    """Whether a value takes a shell, or another file, to be known."""
-    return isinstance(value, str) and ("$" in value or "`" in value)
+    """Whether a value takes a shell, another file, or what fills in an ``auto``, to be known."""
+    return isinstance(value, str) and ("$" in value or "`" in value or value == _AUTO)
 
 
 def written(value: Any) -> str:

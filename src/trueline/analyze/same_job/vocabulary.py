@@ -52,11 +52,14 @@ class Rule:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Terms by slug; rules by framework and option; values that mean the same, as ``framework:value`` or ``value``."""
+    """Terms by slug; rules by framework and option; values that mean the same, as ``framework:value`` or ``value``; the
+    framework whose options a framework ``includes``.
+    """
 
     terms: Mapping[str, Term]
     rules: Mapping[str, Mapping[str, tuple[Rule, ...]]]
     values: Mapping[str, Mapping[str, str]]
+    includes: Mapping[str, str]
 
     def same_value(self, slug: str, text: str, framework: str) -> str:
         """The word for a value of a term that several frameworks write differently."""
@@ -81,9 +84,8 @@ def vocabulary() -> Vocabulary:
             options = _options(entry, name) + (_options(entry, includes[name]) if name in includes else [])
             for place, option in enumerate(options):
                 _add(rules[name], option, terms[slug], place)
-    return Vocabulary(
-        terms, {name: {option: tuple(each) for option, each in found.items()} for name, found in rules.items()}, values
-    )
+    by_option = {name: {option: tuple(each) for option, each in found.items()} for name, found in rules.items()}
+    return Vocabulary(terms, by_option, values, includes)
 
 
 def _term(slug: str, entry: Mapping[str, Any]) -> Term:

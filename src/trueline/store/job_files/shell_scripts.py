@@ -10,8 +10,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+_DECLARES = r"(?:export|(?:declare|typeset|local|readonly)(?:\s+-\w+)*)\s+"
+_ARRAY = re.compile(rf"\s*(?:{_DECLARES})?\w+\+?=\(")
+_WHOLE_ARRAY = re.compile(r'"\$\{(\w+\[@\])\}"')
+"""An array of which each element is a word."""
 _ASSIGNED = re.compile(
-    r"(?P<export>(?:export|declare\s+-x|readonly|local)\s+)?(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=(?P<value>.*)",
+    rf"(?P<export>{_DECLARES})?(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=(?P<value>.*)",
     re.DOTALL,
 )
 _VARIABLE = re.compile(
@@ -44,7 +48,10 @@ def read_script(text: str) -> Script:
     for line in _statements(text):
         word = line.split(maxsplit=1)[0]
         if word in ("if", "elif"):
-            holds = _holds(_filled(line.removeprefix(word), script.variables))
+            condition = line.removeprefix(word).strip()
+            holds = _holds(_filled(condition, script.variables))
+            if not any(skipping) and not condition.startswith(("[", "((", "test ")):
+                _take(condition.removeprefix("!").strip(), script)  # a program that is started, and asked how it ended
             if holds is None:
                 script.notes.append(f"the condition '{line}' was taken to hold")
             if word == "if":
@@ -64,6 +71,7 @@ def _statements(text: str) -> list[str]:
     """Commands and assignments, each whole, without comments."""
     joined = re.sub(r"\\\s*\n", " ", "\n".join(map(_without_comment, text.splitlines())))
     joined = re.sub(r";\s*(then|do)\b", "\n", joined)
+    joined = re.sub(r"(?m)(?:;\s*|^\s*)(else|fi|done)\b(?!=)", r"\n\1\n", joined)
     found: list[str] = []
     open_text = ""
     for line in joined.splitlines():
@@ -96,15 +104,20 @@ def _is_open(text: str) -> bool:
     plain = re.sub(r"'[^']*'|\"(?:\\.|[^\"\\])*\"", "", text)
     if plain.count('"') % 2 or plain.count("'") % 2:
         return True
-    return bool(re.match(r"\s*(?:export\s+)?\w+\+?=\(", plain)) and plain.count("(") > plain.count(")")
+    return bool(_ARRAY.match(plain)) and plain.count("(") > plain.count(")")
 
 
 def _take(line: str, script: Script) -> None:
     found = _ASSIGNED.fullmatch(line)
     if found is not None and not _starts_program(line, script.variables):
         value = found["value"].strip()
-        value = " ".join(_words(value[1:-1])) if value.startswith("(") and value.endswith(")") else _unquoted(value)
-        value = _filled(value, script.variables)
+        if value.startswith("(") and value.endswith(")"):
+            words = _words(_filled(value[1:-1], script.variables))
+            value, whole = " ".join(words), f"{found['name']}[@]"
+            before = script.variables.get(whole, "") if found["more"] else ""
+            script.variables[whole] = f"{before} {shlex.join(words)}".strip()
+        else:
+            value = _filled(_unquoted(value), script.variables)
         before = script.variables.get(found["name"], "") if found["more"] else ""
         joined = f"{before} {value}".strip() if found["value"].strip().startswith("(") else before + value
         script.variables[found["name"]] = joined
@@ -140,6 +153,7 @@ def _unquoted(value: str) -> str:
 
 def _filled(text: str, variables: Mapping[str, str]) -> str:
     """The text with the values of variables that are known, and sums of numbers worked out."""
+    text = _WHOLE_ARRAY.sub(lambda found: variables.get(found[1], found[0]), text)
     for _ in range(_MAX_PASSES):
         before = text
         text = _VARIABLE.sub(lambda found: _value(found, variables), text)

@@ -292,6 +292,39 @@ def test_where_losses_are_the_same_nothing_explains_other_numbers(tmp_path):
     assert apart.exit_code == 1
 
 
+def of_files(tmp_path, mine, theirs, kind="yaml"):
+    return diff(written(tmp_path, f"a.{kind}", mine), written(tmp_path, f"b.{kind}", theirs))
+
+
+def test_what_is_left_to_auto_is_no_default(tmp_path):
+    asked = '{"bf16": {"enabled": %s}, "zero_optimization": {"stage": 2}}'
+    result = of_files(tmp_path, asked % "true", asked % '"auto"', "json")
+    assert (names(result), result.exit_code) == ([], 0)
+    assert result.notes == ("Left to `auto`, and not compared: precision of computation.",)
+    trainer = {"bf16": True, "learning_rate": 1e-4, "deepspeed": {"bf16": {"enabled": "auto"}}}
+    assert (
+        diff(
+            written(tmp_path, "c/a.json", json.dumps(trainer)), written(tmp_path, "d/a.json", json.dumps(trainer))
+        ).notes
+        == ()
+    )
+
+
+def test_adapters_of_one_job_are_a_difference(tmp_path):
+    full = "model_name_or_path: Qwen/Qwen2.5-7B\nlearning_rate: 1.0e-5\noptim: adamw_torch\n"
+    result = of_files(tmp_path, full + "use_peft: true\nlora_r: 16\n", full)
+    assert names(result)[0] == "adapters"
+    assert result.headline.endswith("What is trained (adapters): lora, and full in the reference.")
+    assert names(of_files(tmp_path, full + "use_peft: false\n", full)) == []
+
+
+def test_model_and_data_of_frameworks_that_share_their_names_come_first(tmp_path):
+    trainer = "model_name_or_path: a/Mistral-7B\nlearning_rate: 2.0e-05\ndataset_name: a/chat\nmax_seq_length: 2048\n"
+    factory = "model_name_or_path: b/Qwen3-4B\nlearning_rate: 1.0e-05\ndataset: alpaca\ncutoff_len: 2048\nstage: sft\n"
+    result = of_files(tmp_path, trainer, factory + "finetuning_type: full\ntemplate: qwen3\n")
+    assert names(result) == ["model", "dataset", "learning-rate"]
+
+
 def test_losses_and_rates_that_part_are_said_first(tmp_path):
     def halved(step, row):
         row["lr"] = [5e-4 if step >= 1 else 1e-3]

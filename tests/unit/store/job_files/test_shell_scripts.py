@@ -87,3 +87,39 @@ def test_negative_numbers_are_values():
 
 def test_a_value_is_read_as_what_it_writes():
     assert [read_value(text) for text in ("1", "1.0", "1e-4", "True", "none", "'x'")] == [1, 1.0, 1e-4, True, None, "x"]
+
+
+@pytest.mark.parametrize("use", [None, "0"])
+def test_arguments_in_arrays_whose_launcher_an_if_chooses(use):
+    given = "" if use is None else f"USE_UV={use}\n"
+    script = (
+        given
+        + """
+    LAUNCH=(python3)
+    if [ "${USE_UV:-1}" != 0 ]; then
+        LAUNCH=(uv run --frozen python3)
+    fi
+    ACTOR=(
+        actor.optim.lr=1e-6
+        "trainer.name=two words"
+    )
+    declare -a MORE=(trainer.steps=10)
+    "${LAUNCH[@]}" -m trainer.main_ppo \\
+        "${ACTOR[@]}" "${MORE[@]}"
+    """
+    )
+    found = options(script)
+    assert (found["actor.optim.lr"], found["trainer.name"], found["trainer.steps"]) == (1e-6, "two words", 10)
+    assert ("frozen" in found) == (use is None)
+
+
+def test_a_program_that_an_if_starts_and_conditions_in_one_line():
+    script = """
+    A=1
+    if [ "$A" = 2 ]; then ARGS=(--lr 2); else ARGS=(--lr 3); fi
+    if ! torchrun train.py "${ARGS[@]}" --wd 4; then
+        echo failed
+        exit 1
+    fi
+    """
+    assert options(script) == {"lr": 3, "wd": 4}
