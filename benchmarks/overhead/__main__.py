@@ -5,9 +5,9 @@
 Steps: one process group trains one copy of a model per mode, and every round takes one step of every mode in rotating
 order, between barriers, so that whatever else the machine does hits all modes alike. A mode's ratio is the median
 over rounds of its step time over the unmonitored step time of the same round; likewise of CPU time, which other work on
-the machine disturbs less. On 2 cores that do nothing else all parts take about 10 minutes, but for the instructions:
-these are counted only where they are named (`--part instructions --keep`), need valgrind and a C compiler, and take
-about 20 minutes more.
+the machine disturbs less. On 2 cores that do nothing else all parts take about 10 minutes, but for two that are
+measured only where they are named: the first 300 steps and 700 later ones (`--ranks 2 --part beginning --keep`, about
+5 minutes), and instructions (`--part instructions --keep`), which need valgrind and a C compiler and take about 20.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from benchmarks.overhead import growth, instructions, laws, memory, reading, samples, steps
+from benchmarks.overhead import beginning, growth, instructions, laws, memory, reading, samples, steps
 from benchmarks.page import arguments, facts, head
 
 HERE = Path(__file__).parent
 PARTS = {"steps": steps, "reading": reading, "laws": laws, "memory": memory, "samples": samples, "growth": growth}
-NAMED = {"instructions": instructions}
+NAMED = {"beginning": beginning, "instructions": instructions}
 """Parts that take long: they run only where they are named, and a page that is written anew keeps their sections."""
 
 
@@ -47,7 +47,8 @@ def main() -> None:
     page = HERE / "README.md"
     if set(chosen.part or PARTS) == set(PARTS):
         kept = [f"## {one}" for one in page.read_text(encoding="utf-8").rstrip("\n").split("\n\n## ")[1:]]
-        sections += [one for one in kept if one.startswith(f"## {instructions.TITLE}\n")]
+        titles = tuple(f"## {part.TITLE}\n" for part in NAMED.values())
+        sections += [one for one in kept if one.startswith(titles)]
         text = [head("What watching costs", command=_command(chosen)), *sections]
         page.write_text("\n\n".join(text) + "\n", encoding="utf-8")
     elif chosen.keep:

@@ -8,11 +8,16 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from trueline.schema.plan import EARLY_STEPS, Plan
+from trueline.schema.plan import EARLY_STEPS, SHORT_S, Plan
 
 ALLOWANCE_S = 2.0
 """Time that watching may use for sampling every step before the budget applies: most faults show at the start, short
 runs are sampled completely, and in a run of five minutes it is less than 1 %.
+"""
+
+DENSE, EARLY_FRAC = 64, 0.01
+"""Of steps that are not short (``SHORT_S``), so many are sampled at least before the interval may grow, and then until
+watching has used this share of the time of ``EARLY_STEPS``, so that these together stay near 1.02 times as long.
 """
 
 EARLY_INTERVAL = 4
@@ -159,9 +164,13 @@ class Schedule:
 
         None where the Plan fixes it. Must be called for the same steps, with the same history, on all ranks.
         """
-        if self._plan.every is not None or self._total_s < ALLOWANCE_S:
+        if self._plan.every is not None:
             return None
-        sampled, step_s = statistics.median(self._sampled), statistics.median(self._times)
+        step_s = statistics.median(self._times) if self._times else 0.0
+        spread = step - self.first >= DENSE and step_s >= SHORT_S
+        if self._total_s < (min(ALLOWANCE_S, EARLY_FRAC * EARLY_STEPS * step_s) if spread else ALLOWANCE_S):
+            return None
+        sampled = statistics.median(self._sampled)
         plain = statistics.median(self._plain) if self._plain else 0.0  # no step was left out yet, which would show it
         room = self._plan.budget * step_s - plain
         asked = MAX_INTERVAL if room <= 0 else min(max(math.ceil((sampled - plain) / room), 1), MAX_INTERVAL)

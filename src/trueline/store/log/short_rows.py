@@ -22,8 +22,8 @@ from trueline.store.records.arrays import LETTERS, from_values
 Row: TypeAlias = "pa.RecordBatch | Mapping[str, Any]"
 """Rows of a journal: a batch, or one row as it was given, of which nobody may change anything any more."""
 
-MOST_NUMBERS = 64
-"""Numbers of a list: Arrow is as fast with longer ones."""
+MOST_NUMBERS = 256
+"""Numbers of a list: Arrow is as fast with longer ones, and holds them in less memory until the part is sealed."""
 MOST_FORMS = 64
 """Forms of rows with the same columns, as where a list grows at every step; others are left to Arrow."""
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from trueline.capture.step import schedule as schedule_module
 from trueline.capture.step.schedule import (
     ALLOWANCE_S,
+    DENSE,
     DIGESTED_FIRST,
     EARLY_INTERVAL,
     LOOKS_AGAIN,
@@ -52,6 +53,20 @@ def run(schedule, *, sampled_s, plain_s, step_s, steps):
 def test_without_an_interval_every_step_is_sampled_while_the_allowance_lasts():
     taken = run(Schedule(Plan()), sampled_s=ALLOWANCE_S / 50, plain_s=0.0, step_s=0.1, steps=45)
     assert taken == list(range(45))
+
+
+def test_the_first_steps_of_a_larger_model_together_cost_two_percent_more():
+    """A sampled step costs 4 % of 76 ms, another one 0.3 ms."""
+    sampled_s, plain_s, step_s = 0.04 * 0.076, 0.0003, 0.076
+    taken = run(Schedule(Plan()), sampled_s=sampled_s, plain_s=plain_s, step_s=step_s, steps=EARLY_STEPS)
+    assert taken[:DENSE] == list(range(DENSE))
+    cost_s = len(taken) * sampled_s + (EARLY_STEPS - len(taken)) * plain_s
+    assert cost_s / (EARLY_STEPS * step_s) <= 0.0215
+
+
+def test_short_steps_are_all_sampled_while_the_allowance_lasts():
+    taken = run(Schedule(Plan()), sampled_s=0.003, plain_s=0.0003, step_s=0.004, steps=EARLY_STEPS)
+    assert taken == list(range(EARLY_STEPS))
 
 
 def test_then_the_interval_keeps_the_cost_within_the_budget():
