@@ -26,6 +26,10 @@ _SUM = re.compile(r"\$\(\((?P<sum>[^()$]*(?:\([^()$]*\)[^()$]*)*)\)\)")
 _PROGRAMS = frozenset(
     {"python", "python3", "torchrun", "deepspeed", "accelerate", "srun", "msrun", "mpirun", "mpiexec", "bash"}
 )
+_ENVIRONMENTS = frozenset({"uv", "poetry", "pixi", "pdm", "hatch", "conda", "mamba", "env", "nohup", "exec"})
+"""What starts a program in an environment, with options of its own in front."""
+_AHEAD = 8
+"""Words of a command in which its program stands."""
 _PROGRAM = re.compile(r"python[\d.]*|.*-cli|.*\.py")
 _TEST = re.compile(r"(?P<one>\S*)\s+(?P<how>==|=|!=|-eq|-ne|-gt|-ge|-lt|-le)\s+(?P<other>\S*)")
 _MAX_PASSES = 20
@@ -78,7 +82,8 @@ def _statements(text: str) -> list[str]:
         open_text = f"{open_text}\n{line}" if open_text else line
         if _is_open(open_text):
             continue
-        for part in [open_text] if _ASSIGNED.match(open_text.strip()) else re.split(r";(?![^\[]*\]\])|&&", open_text):
+        whole = _ASSIGNED.match(open_text.strip()) or re.match(r"\s*(?:if|elif)\b", open_text)
+        for part in [open_text] if whole else re.split(r";(?![^\[]*\]\])|&&", open_text):
             stripped = part.strip()
             if stripped and stripped not in ("then", "do", "done", "{", "}"):
                 found.append(stripped)
@@ -128,15 +133,22 @@ def _take(line: str, script: Script) -> None:
     while words and (own := re.fullmatch(r"([A-Za-z_]\w*)=(\S*)", words[0])):
         script.exported[own[1]] = own[2]
         words = words[1:]
-    if any(word.rsplit("/", 1)[-1] in _PROGRAMS or _PROGRAM.fullmatch(word) for word in words[:8]):
+    programs = [place for place, word in enumerate(words) if _is_program(word)]
+    if programs and words[0] in _ENVIRONMENTS:
+        script.commands.append(words[programs[0] :])  # options in front are of the environment that it runs in
+    elif programs and programs[0] < _AHEAD:
         script.commands.append(words)
+
+
+def _is_program(word: str) -> bool:
+    return word.rsplit("/", 1)[-1] in _PROGRAMS or bool(_PROGRAM.fullmatch(word))
 
 
 def _starts_program(line: str, variables: Mapping[str, str]) -> bool:
     """Whether variables are set for one command only: ``A=1 torchrun …``."""
     words = _words(_filled(line, variables))
     rest = [word for word in words if not re.fullmatch(r"[A-Za-z_]\w*=\S*", word)]
-    return "=(" not in line and bool(rest) and (rest[0] in _PROGRAMS or bool(_PROGRAM.fullmatch(rest[0])))
+    return "=(" not in line and bool(rest) and _is_program(rest[0])
 
 
 def _words(text: str) -> list[str]:
