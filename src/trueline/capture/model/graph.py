@@ -47,6 +47,8 @@ def can_be_asked(roots: Iterable[Tensor]) -> bool:
     for number, node in enumerate(nodes_below(roots)):
         if number >= MAX_NODES or isinstance(node, BackwardCFunction) or type(node).__name__ == "CppFunction":
             return False
+        if not hasattr(node, "_input_metadata"):  # in a torch that does not say what forms gradients have
+            return False
         for name in _kept_by(type(node)):
             raw = getattr(node, f"_raw_saved_{name}")
             if any(one is not None and is_hooked(one) for one in (raw if isinstance(raw, (tuple, list)) else (raw,))):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -101,7 +102,8 @@ class Hook:
             raise
         except Exception:
             self.call = None
-            _log.exception("trueline: a hook failed and was dropped")
+            with suppress(Exception):  # handlers and filters are the script's
+                _log.exception("trueline: a hook failed and was dropped")
         return None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:

@@ -1,5 +1,6 @@
 """What torch calls of ours: unseen by anybody's mode, and its mistakes stay ours."""
 
+import logging
 from collections import Counter
 from typing import ClassVar
 
@@ -80,6 +81,20 @@ def test_a_mistake_of_ours_in_a_hook_never_reaches_training(caplog):
     linear.register_forward_hook(Hook(mistaken))
     assert [linear(torch.ones(1, 2)).shape for _ in range(3)] == [(1, 2)] * 3
     assert len(calls) == len(caplog.records) == 1
+
+
+def test_nor_does_a_filter_of_the_log_that_raises_over_it():
+    def refusing(record):
+        raise ZeroDivisionError
+
+    log = logging.getLogger("trueline")
+    log.addFilter(refusing)
+    try:
+        linear = nn.Linear(2, 2)
+        linear.register_forward_hook(Hook(lambda *args: 1 / 0))
+        assert linear(torch.ones(1, 2)).shape == (1, 2)
+    finally:
+        log.removeFilter(refusing)
 
 
 def test_what_is_raised_on_purpose_goes_on_through_a_hook():
