@@ -71,7 +71,7 @@ def _loss(steps: Sequence[StepSummary]) -> str:
 
 
 def _whose(steps: Sequence[StepSummary], *, differs: bool = True) -> str:
-    """The loss that ``loss_rel`` is about: the last number that the forward pass of a rank returned."""
+    """The loss that ``loss_rel`` is about: the recorded one, else the last number that a forward pass returned."""
     ranks = {each.rank for each in steps if each.loss_rel is not None}
     if len(ranks) > 1:
         return f"The recorded loss of {'the rank where it differs most' if differs else 'every rank'}"
