@@ -7,7 +7,8 @@ What a file is, is seen from what it holds:
 - JSON lines, or the ``log_history`` of a ``trainer_state.json``, of means a step (verl's file logger: ``step``,
   ``data``; TRL; OpenRLHF);
 - a file of ``torch.save`` or safetensors with tensors of a batch (the tensors of verl's ``DataProto``, OpenRLHF's
-  experiences, TRL's inputs), or with a list of ``samples`` (slime's ``--save-debug-rollout-data``).
+  experiences, TRL's inputs), or with a list of ``samples`` (slime's ``--save-debug-train-data``; what that lacks of the
+  engine's is in the file of the same name of ``--save-debug-rollout-data``, in the folder ``rollout_data`` beside it).
 
 Nothing in a file is executed: a pickled object, as of ``DataProto.save_to_disk``, is refused.
 """
@@ -61,6 +62,8 @@ MEANS: Mapping[str, tuple[str, ...]] = {
 
 _MOST_STEPS = 2**53
 """From here on floats skip whole numbers."""
+_TRAINED, _SAMPLED = "train_data", "rollout_data"
+"""Folders of slime's ``--dump-details``, which hold files of the same names."""
 _STEP = re.compile(r"(\d+)\D*$")
 
 
@@ -97,8 +100,10 @@ def _paths(source: str) -> list[str]:
         raise InputError(f"'{source}' does not exist. Pass a log (.jsonl, .json) or a dump (.pt, .safetensors).")
     if not os.path.isdir(source):
         return [source]
-    names = [name for name in os.listdir(source) if name.endswith((".jsonl", ".json", ".pt", ".pth", ".safetensors"))]
-    return [os.path.join(source, name) for name in sorted(names, key=lambda name: (_step_in(name) or 0, name))]
+    trained = os.path.join(source, _TRAINED)  # slime's --dump-details
+    folder = trained if os.path.isdir(trained) else source
+    names = [name for name in os.listdir(folder) if name.endswith((".jsonl", ".json", ".pt", ".pth", ".safetensors"))]
+    return [os.path.join(folder, name) for name in sorted(names, key=lambda name: (_step_in(name) or 0, name))]
 
 
 def _step_in(path: str) -> int | None:
@@ -125,9 +130,9 @@ def _tables(path: str, rows_of: RowsOf, notes: list[str]) -> Iterator[TableRows]
             yield from filter(None, found)
         return
     held = _held(path)
-    samples = held.get("samples")
-    if isinstance(samples, Sequence) and samples and all(isinstance(one, Mapping) for one in samples):
-        given = _of_slime(samples)
+    samples = _samples_in(held)
+    if samples:
+        given = _of_slime(samples, _sampled_for(path, samples))
         step = int(held.get("rollout_id", step))
     else:
         given = _of_batch(held)
@@ -185,19 +190,54 @@ def _of_nemo_rl(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return given
 
 
-def _of_slime(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _samples_in(held: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The samples of a dump of slime; of an older one, which has a list for each column, made of these."""
+    samples, columns = held.get("samples"), held.get("rollout_data")
+    if isinstance(columns, Mapping) and isinstance(columns.get("response_lengths"), Sequence):
+        num = len(columns["response_lengths"])
+        whole = {name: each for name, each in columns.items() if isinstance(each, Sequence) and len(each) == num}
+        return [{name: each[place] for name, each in whole.items()} for place in range(num)]
+    if isinstance(samples, Sequence) and all(isinstance(one, Mapping) for one in samples):
+        return samples
+    return ()
+
+
+def _sampled_for(path: str, samples: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Of each sample that was trained on, what the engine left of it: itself, or what stands at its place in the file
+    of the same name in the folder beside.
+    """
+    folder, name = os.path.split(path)
+    beside = os.path.join(os.path.dirname(folder), _SAMPLED, name)
+    lacking = all(one.get("rollout_log_probs") is None for one in samples)
+    if not lacking or os.path.basename(folder) != _TRAINED or not os.path.isfile(beside):
+        return samples
+    sampled = _samples_in(_held(beside))
+    places = [one.get("rollout_position", place) for place, one in enumerate(samples)]
+    known = all(isinstance(place, int) and 0 <= place < len(sampled) for place in places)
+    return [sampled[place] for place in places] if known else samples
+
+
+def _of_slime(samples: Sequence[Mapping[str, Any]], sampled: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The columns of samples, as both dumps name them, with log-probabilities of the engine from ``sampled``."""
     given: dict[str, Any] = {
         name: [] for name in ("response_ids", "prompt_ids", "mask", "logp_rollout", "logp_train", "reward")
     }
-    for one in samples:
-        ids, length = np.ravel(np.asarray(one.get("tokens") or [])), int(one.get("response_length") or 0)
+    for one, engine in zip(samples, sampled, strict=True):
+        ids = np.ravel(np.asarray(_first(one, "tokens", default=[])))
+        length = int(_first(one, "response_length", "response_lengths", default=0))
         given["response_ids"].append(ids[len(ids) - length :])
         given["prompt_ids"].append(ids[: len(ids) - length])
-        given["mask"].append(one.get("loss_mask") or np.ones(length, int))
-        given["logp_rollout"].append(one.get("rollout_log_probs"))
+        given["mask"].append(_first(one, "loss_mask", "loss_masks", default=np.ones(length, int)))
+        given["logp_rollout"].append(engine.get("rollout_log_probs"))
         given["logp_train"].append(one.get("log_probs"))
-        given["reward"].append(_number(one.get("reward")))
+        given["reward"].append(_number(_first(one, "reward", "rewards", default=None)))
     return given if any(one is not None for one in given["logp_train"]) else {}
+
+
+def _first(one: Mapping[str, Any], *names: str, default: Any) -> Any:
+    """The value under the first of ``names`` that has one, and some of it."""
+    values = (one.get(name) for name in names)
+    return next((value for value in values if value is not None and np.size(value)), default)
 
 
 def _of_batch(held: Mapping[str, Any]) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def _starts_program(line: str, variables: Mapping[str, str]) -> bool:
     """Whether variables are set for one command only: ``A=1 torchrun …``."""
     words = _words(_filled(line, variables))
     rest = [word for word in words if not re.fullmatch(r"[A-Za-z_]\w*=\S*", word)]
-    return "=(" not in line and bool(rest) and _is_program(rest[0])
+    return "=(" not in line and bool(rest) and (rest[0] in _ENVIRONMENTS or _is_program(rest[0]))
 
 
 def _words(text: str) -> list[str]:

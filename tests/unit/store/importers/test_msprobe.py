@@ -329,6 +329,18 @@ def test_a_job_without_ranks_is_rank_0(dump, tmp_path):
     assert imported(dump.parents[1], tmp_path / "run").record_ranks == [0]
 
 
+def test_stacks_that_an_older_version_wrote_for_each_entry_are_the_same(dump, tmp_path):
+    whole = imported(dump.parents[1], tmp_path / "run").records().to_pylist()
+    stacks = json.loads((dump / "stack.json").read_text())
+    (dump / "stack.json").write_text(json.dumps({name: frames for names, frames in stacks.values() for name in names}))
+    older = imported(dump.parents[1], tmp_path / "older").records().to_pylist()
+    sites = [
+        {(row["phase"], row["name"], row["slot"], row["stack"] is None) for row in rows} for rows in (whole, older)
+    ]
+    assert sites[0] == sites[1]
+    assert not all(row["stack"] is None for row in older)
+
+
 def test_without_construct_json_calls_have_no_module(dump, tmp_path):
     (dump / "construct.json").write_text("{}")
     (dump / "stack.json").unlink()

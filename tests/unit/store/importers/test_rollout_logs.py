@@ -137,3 +137,46 @@ def test_what_holds_nothing_of_rollouts_is_said_so(tmp_path: Path) -> None:
         import_rollouts(str(tmp_path / "none"), str(tmp_path / "run"), rows_of, version="0")
     with pytest.raises(RunError):
         trueline.open_run(tmp_path / "run")
+
+
+def of_slime(*, with_engine: bool, older: bool = False) -> dict[str, object]:
+    """A dump as slime writes what it trained on: a list of samples in the order of the rollout, or columns."""
+    columns: dict[str, list[object]] = {
+        "tokens": [torch.tensor([9, 8, 1, 2]), torch.tensor([7, 3, 4, 5])],
+        "response_lengths": [2, 3],
+        "total_lengths": [4, 4],
+        "loss_masks": [torch.tensor([1, 1]), torch.tensor([1, 0, 1])],
+        "log_probs": [torch.tensor([-0.1, -0.2]), torch.tensor([-0.3, -0.4, -0.5])],
+        "rewards": [1.0, 0.0],
+    }
+    if with_engine:
+        columns["rollout_log_probs"] = [torch.tensor([-0.1, -0.25]), torch.tensor([-0.3, -0.4, -0.6])]
+    if older:
+        return {"rollout_id": 3, "rank": 0, "rollout_data": columns}
+    samples = [{name: values[place] for name, values in columns.items()} for place in range(2)]
+    placed = [one | {"rollout_position": 1 - place} for place, one in enumerate(samples)]
+    return {"format_version": 2, "rollout_id": 3, "samples": placed}
+
+
+@pytest.mark.parametrize("kind", ["whole", "older", "beside"])
+def test_what_slime_trained_on_is_read_in_each_of_its_forms(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "dump" / "train_data").mkdir(parents=True)
+    (tmp_path / "dump" / "rollout_data").mkdir()
+    dump = of_slime(with_engine=kind != "beside", older=kind == "older")
+    torch.save(dump, tmp_path / "dump" / "train_data" / "3.pt")
+    sampled = [
+        {"index": 1, "tokens": [7, 3, 4, 5], "response_length": 3, "loss_mask": None, "status": "completed"},
+        {"index": 0, "tokens": [9, 8, 1, 2], "response_length": 2, "loss_mask": None, "status": "completed"},
+    ]
+    for one, values in zip(sampled, ([-0.3, -0.4, -0.6], [-0.1, -0.25]), strict=True):
+        one["rollout_log_probs"] = values
+    torch.save({"rollout_id": 3, "samples": sampled}, tmp_path / "dump" / "rollout_data" / "3.pt")
+    rows = _imported(tmp_path / "dump", tmp_path)
+    assert [row["step"] for row in rows] == [3, 3]
+    by_length = {len(row["response_ids"]): row for row in rows}
+    assert (by_length[2]["prompt_ids"], by_length[3]["prompt_ids"]) == ([9, 8], [7])
+    assert (by_length[2]["mask"], by_length[3]["mask"]) == ([1, 1], [1, 0, 1])
+    assert by_length[2]["logp_rollout"] == pytest.approx([-0.1, -0.25])
+    assert by_length[3]["logp_rollout"] == pytest.approx([-0.3, -0.4, -0.6])
+    assert by_length[3]["logp_train"] == pytest.approx([-0.3, -0.4, -0.5])
+    assert [by_length[length]["reward"] for length in (2, 3)] == [1.0, 0.0]

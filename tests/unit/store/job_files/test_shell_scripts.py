@@ -104,7 +104,7 @@ def test_arguments_in_arrays_whose_launcher_an_if_chooses(use):
         "trainer.name=two words"
     )
     declare -a MORE=(trainer.steps=10)
-    "${LAUNCH[@]}" -m trainer.main_ppo \\
+    UNBUFFERED=1 "${LAUNCH[@]}" -m trainer.main_ppo \\
         "${ACTOR[@]}" "${MORE[@]}"
     """
     )

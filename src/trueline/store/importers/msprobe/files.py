@@ -83,8 +83,14 @@ def read_json(folder: str, name: str) -> dict[str, Any]:
 
 
 def read_stacks(dump: RankDump) -> Iterator[tuple[list[str], list[str]]]:
-    """(entries, frames) of every call stack; none where msProbe kept none. Raises ``InputError`` for a damaged file."""
-    for pair in read_json(dump.path, STACK_FILE).values():
+    """(entries, frames) of every call stack; none where msProbe kept none. Raises ``InputError`` for a damaged file.
+
+    A stack stands once, with the entries that share it; older versions wrote it for each entry, under its name.
+    """
+    for name, pair in read_json(dump.path, STACK_FILE).items():
+        if isinstance(pair, list) and all(isinstance(frame, str) for frame in pair):
+            yield [name], pair
+            continue
         lists = isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, list) for part in pair)
         if not lists or not all(isinstance(text, str) for part in pair for text in part):
             path = os.path.join(dump.path, STACK_FILE)
