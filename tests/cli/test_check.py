@@ -170,6 +170,8 @@ def test_json_is_one_document_of_the_contract(trueline, runs):
     assert set(document["incidents"][0]) == {"ranks", "step_first", "severity", "findings", "title"}
     assert [finding["code"] for finding in document["findings"]][:2] == ["duplicate-data", "worker-nonfinite"]
     assert set(document["findings"][0]) == {
+        "id",
+        "where",
         "code",
         "severity",
         "claim",

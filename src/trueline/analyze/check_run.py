@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,7 @@ from trueline.analyze.registry import Check, installed_checks
 from trueline.analyze.rollouts.rows import left_out
 from trueline.analyze.run_verdict import verdict_of
 from trueline.analyze.watching_cost import watching_cost
+from trueline.analyze.where import Machines, machine_text, machines_of, where_of
 from trueline.analyze.workers.influence import unlooked
 from trueline.analyze.workers.iterations import may_part, parting_of
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
@@ -55,6 +56,7 @@ class CheckReport(Shown):
     """What trials answered about its findings."""
     job: tuple[str, ...] = ()
     """The whole command that was watched, where it is known."""
+    machines: Machines = field(default_factory=dict[int, tuple[str, str]])
 
     @property
     def checks_run(self) -> tuple[str, ...]:
@@ -103,7 +105,13 @@ class CheckReport(Shown):
         who = "the others" if any(_learns_alone(each, ranks) for each in self.findings) else ""
         against = tuple(rank for rank in self.incidents[incident].ranks if rank not in ranks)
         return whose_text(
-            ranks, first.step_first, self.judged.world_size, or_who=who, against=against, interval=between(first)
+            ranks,
+            first.step_first,
+            self.judged.world_size,
+            or_who=who,
+            against=against,
+            interval=between(first),
+            machine=machine_text(ranks, self.machines),
         )
 
     def accused(self, incident: int) -> tuple[int, ...]:
@@ -293,7 +301,15 @@ def check(
         findings += [replace(finding, claim=f"Model {name}: {finding.claim}") for finding in report.findings]
         notes += [f"Model {name}: {line}" for line in (report.verdict.line, *report.notes)]
     commands = Commands(os.fspath(opened.path), tuple(opened.manifest.argv))
-    findings = [replace(finding, next=tuple(map(commands.filled, finding.next))) for finding in findings]
+    calls = {each.code: each.calls for each in checks}
+    findings = [
+        replace(
+            finding,
+            next=tuple(map(commands.filled, finding.next)),
+            where=where_of(finding, opened, calls.get(finding.code, {})),
+        )
+        for finding in findings
+    ]
     own = CheckReport(
         run=commands.run,
         findings=tuple(sorted(findings, key=by_weight)),
@@ -302,6 +318,7 @@ def check(
         context=context_of(opened) if any(each.severity != "info" for each in findings) else frozenset(),
         unlooked=tuple(map(commands.filled, unlooked(opened, not_run))),
         job=commands.job,
+        machines=machines_of(opened),
     )
     return _with_groups(own, [check(path, engine=engine) for path in opened.groups])
 

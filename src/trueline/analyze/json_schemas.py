@@ -94,7 +94,8 @@ def _live_line() -> dict[str, Any]:
     head: dict[str, Any] = {"schema": {"const": 1}, "kind": {"const": "finding"}}
     finding["properties"] = head | finding["properties"]
     finding["required"] = [*head, *finding["required"]]
-    return {"oneOf": [numbers, finding], "title": "LiveLine", "description": "A line of the sink `jsonl`."}
+    parts = {"$defs": finding.pop("$defs")}  # references are from the root of a document
+    return parts | {"oneOf": [numbers, finding], "title": "LiveLine", "description": "A line of the sink `jsonl`."}
 
 
 def _with_ids(made: dict[str, Any]) -> dict[str, Any]:

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 
 from trueline.analyze import checks
 from trueline.analyze.follows import Adding, ByStep
+from trueline.analyze.where import Calls
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
 from trueline.schema.judged import QUESTIONS, Question
@@ -28,7 +29,7 @@ class Check:
     answer, and whether it holds ranks against each other (the module's ``ACROSS_RANKS``, by default yes): then it is
     not shown steps that are not the same iteration on all of them. ``follows`` says how little it needs for a step, or
     what it carries from step to step (the module's ``FOLLOWS``); None: it may need all there are. ``manual`` is all
-    that it says of itself.
+    that it says of itself, and ``calls`` the kinds of call of the script that its findings are about (``CALLS``).
     """
 
     code: str
@@ -39,6 +40,7 @@ class Check:
     across_ranks: bool = True
     manual: str = ""
     follows: ByStep | Adding | None = None
+    calls: Calls = field(default_factory=dict[str, Sequence[str]])
 
 
 def installed_checks() -> list[Check]:
@@ -97,4 +99,5 @@ def _checked(module: ModuleType) -> Check:
         getattr(module, "ACROSS_RANKS", True),
         manual,
         getattr(module, "FOLLOWS", None),
+        getattr(module, "CALLS", {}),
     )

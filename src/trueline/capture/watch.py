@@ -24,6 +24,7 @@ from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.untraced import Hook, forward_module
 from trueline.capture.probes.around_update.averages import declared_averages
 from trueline.capture.probes.surroundings import updates_made
+from trueline.capture.step.call_sites import KINDS, call_sites
 from trueline.capture.step.updates import Updates, closure_of
 from trueline.schema.errors import CaptureError, TrainingStopped
 from trueline.schema.plan import Plan
@@ -79,6 +80,7 @@ class Watch:
         self._batch_given = False
         self.updates = Updates(optimizers, watched=lambda key: key in self._recorder.layout.index_of)
         self._handles = self._hook(model)
+        call_sites.listen(*KINDS)
         self._closed = False
         self._after_close: list[Callable[[], None]] = []
         patches.destroy_groups.add(self._before_destroy)

@@ -35,6 +35,28 @@ LEAST_PROBABILITY = 1e-300
 
 
 @dataclass(frozen=True, slots=True)
+class Where:
+    """Of the script the ``file`` and ``line`` to look at, and the ``rank`` with its ``host`` and ``device``; None where
+    that is unknown, or where several ranks differ in it.
+    """
+
+    file: str | None = None
+    line: int | None = None
+    host: str | None = None
+    rank: int | None = None
+    device: str | None = None
+
+    @property
+    def code_line(self) -> str:
+        """``train.py:24``, or ''."""
+        return "" if self.file is None else f"{self.file}:{self.line}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of the outside contract."""
+        return {"file": self.file, "line": self.line, "host": self.host, "rank": self.rank, "device": self.device}
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """What was measured, where, and what was expected there.
 
@@ -58,6 +80,7 @@ class Finding:
     false_alarm_rate: float | None = None
     evidence: Mapping[str, Any] = field(default_factory=lambda: cast(dict[str, Any], {}))
     next: tuple[str, ...] = ()
+    where: Where = Where()
 
     @property
     def id(self) -> str:
@@ -81,6 +104,7 @@ class Finding:
             "false_alarm_rate": self.false_alarm_rate,
             "evidence": dict(self.evidence),
             "next": list(self.next),
+            "where": self.where.to_json(),
         }
 
     @classmethod

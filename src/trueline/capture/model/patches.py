@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LRScheduler, ReduceLROnPlateau
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from trueline.capture.model.untraced import skipped, untraced
@@ -162,6 +162,10 @@ norms = (
 """Calls of ``(tensors, norm_type)`` that compute the norm for these."""
 
 optimizer_init = PatchedCall(torch.optim.Optimizer, "__init__")
+loader_init = PatchedCall(DataLoader, "__init__")
+sampler_init = PatchedCall(DistributedSampler, "__init__")
+zero_grads = (PatchedCall(torch.optim.Optimizer, "zero_grad"), PatchedCall(torch.nn.Module, "zero_grad"))
+module_eval = PatchedCall(torch.nn.Module, "eval")
 ddp_init = PatchedCall(torch.nn.parallel.DistributedDataParallel, "__init__")
 reductions = tuple(
     PatchedCall(torch.distributed.ProcessGroup, name)

@@ -13,6 +13,7 @@ from trueline.capture.model.layout import Layout
 from trueline.capture.model.parameters import Parameters
 from trueline.capture.probes.base import Step
 from trueline.capture.record.stacks import is_users
+from trueline.capture.step.call_sites import call_sites
 from trueline.capture.step.schedule import MAX_INTERVAL, Decision
 from trueline.capture.step.working_parts import Watching
 from trueline.schema.files.run_manifest import ParamLists, PlanRevision, RankEnv, with_interval
@@ -49,7 +50,7 @@ class Description:
         self._shown = (*shown[:1], dict(step.facts), *shown[2:])
         reduction = self._adapter.reduction()
         facts = self._facts and self._facts.now()
-        now = (reduction, dict(step.facts), notes, len(parameters.changes), facts is not None)
+        now = (reduction, dict(step.facts), notes, len(parameters.changes), facts is not None, call_sites.lines)
         if self._layout is not None and layout.digest == self._layout.digest and now == self._known:
             return
         if self._layout is None:
@@ -74,6 +75,7 @@ class Description:
                 "optimizer": describe_optimizer(step.optimizer, layout.index_of),
                 "notes": list(notes),
                 "facts": facts,
+                "call_sites": call_sites.lines,
             }
         )
         self._send(notes=list(dict.fromkeys([*(self.manifest.notes if self.manifest else ()), *notes])))

@@ -22,6 +22,7 @@ from trueline.capture.model.parameters import Parameters
 from trueline.capture.probes.base import Probe
 from trueline.capture.step import exchange
 from trueline.capture.step.backlog import Backlog, StepRecord
+from trueline.capture.step.call_sites import call_sites
 from trueline.capture.step.description import Description
 from trueline.capture.step.next_step import NextStep
 from trueline.capture.step.passes import Contributions, CountedPasses, ReducedPasses
@@ -102,6 +103,7 @@ class Recorder:
     def before_update(self, optimizer: torch.optim.Optimizer, *, gradients_ready: bool) -> None:
         """Just before the optimizer changes anything. With a closure the gradients come later: see ``after_update``."""
         self._updating = True
+        self.parts.attempt("call sites", call_sites.note, "step")
         self.parts.session.begin_update(optimizer, gradients_ready=gradients_ready)
         if not self._step.watched:
             return

@@ -141,6 +141,8 @@ def _numbers(finding: Finding) -> list[str]:
         expected = "" if finding.expected is None else f", expected {finding.expected:.4g}"
         chance = f"; chance of a false alarm at most {finding.false_alarm_rate:.1g}" if finding.false_alarm_rate else ""
         lines.append(f"{finding.unit}: {finding.measured:.4g}{expected}{chance}")
+    if finding.where.code_line:
+        lines.append(f"in {finding.where.code_line}")
     if finding.sites:
         lines.append("at " + ", ".join(finding.sites[:3]) + (" ..." if len(finding.sites) > 3 else ""))
     return lines

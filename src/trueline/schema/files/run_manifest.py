@@ -207,6 +207,11 @@ class RankEnv(BaseModel):
         description="copies that this rank and others have, with which it holds one model together",
     )
     buffers: list[str] = Field(default_factory=list)
+    call_sites: dict[str, list[str]] = Field(
+        default_factory=dict[str, list[str]],
+        description="file:line of the script where it calls backward, zero_grad, step, clip_grad_norm_, eval, a "
+        "scheduler, or makes a DataLoader, a DistributedSampler or an optimizer",
+    )
     raised: str = Field(default="", description="the exception that ended the training, and where it was raised")
     raised_ns: int = Field(default=0, description="when, in nanoseconds since 1970 by this rank's clock")
     apart: list[ParamState] = Field(

@@ -99,13 +99,15 @@ def whose_text(
     or_who: str = "",
     against: Sequence[int] = (),
     interval: tuple[int, int] | None = None,
+    machine: str = "",
 ) -> str:
     """``rank 2, since step 32``; ``all 4 ranks`` where nobody of more than two is left out; "" where neither is
     known. ``or_who`` are those that it may be instead, ``against`` the ranks that it was compared with,
-    ``interval`` as in ``since_text``.
+    ``interval`` as in ``since_text``, ``machine`` where these ranks run.
     """
     since = "" if step is None else since_text(step, interval or (step, step))
     who = ranks_text(ranks, all_ranks=ranks if len(ranks) == world_size else ())
+    who += f" {machine}" if who and machine else ""
     who += f" or {or_who}" if who and or_who else ""
     who += f" (against {ranks_text(against)})" if who and against else ""
     return ", ".join(part for part in (who, since) if part)

@@ -98,6 +98,7 @@ _CLAIMS = {
 """What calls at another place did, by kind."""
 
 CODE = "clip-differs"
+CALLS = {"": ("clip_grad_norm_",)}
 QUESTION = "updates"
 NEEDS: tuple[str, ...] = ("clip_facts", "clip_values", "grad_norm")
 ACROSS_RANKS = False

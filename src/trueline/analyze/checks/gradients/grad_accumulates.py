@@ -95,6 +95,7 @@ from trueline.schema.text.words import named_some, ranks_text, steps_text
 from trueline.store.reader import Run
 
 CODE = "grad-accumulates"
+CALLS = {"": ("zero_grad",)}
 QUESTION = "updates"
 NEEDS: tuple[str, ...] = ("kept_gradients", "changed_between", "clip_facts", "clip_values", "num_micro", "epoch")
 ACROSS_RANKS = False

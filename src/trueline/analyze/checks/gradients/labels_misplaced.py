@@ -56,6 +56,7 @@ from trueline.schema.text.words import ranks_text
 from trueline.store.reader import Run
 
 CODE = "labels-misplaced"
+CALLS = {"": ("backward",)}
 QUESTION = "mask"
 NEEDS: tuple[str, ...] = ("target_places",)
 ACROSS_RANKS = False

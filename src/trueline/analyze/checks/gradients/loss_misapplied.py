@@ -74,6 +74,7 @@ from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
 CODE = "loss-misapplied"
+CALLS = {"": ("backward",)}
 QUESTION = "loss"
 NEEDS: tuple[str, ...] = ("loss_inputs",)
 ACROSS_RANKS = False

@@ -97,6 +97,7 @@ from trueline.schema.text.words import ranks_text, steps_text
 from trueline.store.reader import Run
 
 CODE = "loss-scale-wrong"
+CALLS = {"": ("backward",), "cleared-early": ("zero_grad",)}
 QUESTION = "weights"
 NEEDS: tuple[str, ...] = (
     "token_weights",

@@ -70,6 +70,7 @@ from trueline.schema.text.words import ranks_text, steps_text
 from trueline.store.reader import Run
 
 CODE = "norm-misreported"
+CALLS = {"": ("clip_grad_norm_",)}
 QUESTION = "updates"
 NEEDS: tuple[str, ...] = ("clip_facts", "clip_values")
 ACROSS_RANKS = False

@@ -73,6 +73,7 @@ from trueline.schema.text.words import listed, ranks_text
 from trueline.store.reader import Run
 
 CODE = "token-weights-differ"
+CALLS = {"": ("backward",)}
 QUESTION = "weights"
 NEEDS: tuple[str, ...] = ("token_weights",)
 

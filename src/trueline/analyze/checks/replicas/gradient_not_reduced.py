@@ -72,6 +72,7 @@ from trueline.schema.text.words import capitalized, named_some, ranks_text, step
 from trueline.store.reader import Run
 
 CODE = "gradient-not-reduced"
+CALLS = {"": ("backward",)}
 QUESTION = "replicas"
 NEEDS: tuple[str, ...] = (
     "group_used_residual",

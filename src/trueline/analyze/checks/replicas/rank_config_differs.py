@@ -79,6 +79,7 @@ from trueline.store.reader import Run
 CODE = "rank-config-differs"
 MOVED = ("momentum", "betas")
 """Hyper-parameters that schedulers of torch move, beside the rate (CyclicLR, OneCycleLR)."""
+CALLS = {"mode": ("eval",), "optimizer": ("optimizer",)}
 QUESTION = "configuration"
 NEEDS: tuple[str, ...] = ("lr", "optimizer_digest")
 

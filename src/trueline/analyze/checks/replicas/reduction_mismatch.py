@@ -119,6 +119,7 @@ from trueline.schema.text.words import counted, named_some, ranks_text, steps_te
 from trueline.store.reader import Run
 
 CODE = "reduction-mismatch"
+CALLS = {"": ("backward",)}
 QUESTION = "replicas"
 NEEDS: tuple[str, ...] = (
     "group_reduce_residual",

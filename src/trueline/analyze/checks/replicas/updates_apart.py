@@ -62,6 +62,7 @@ from trueline.schema.text.words import capitalized, ranks_text
 from trueline.store.reader import Run
 
 CODE = "updates-apart"
+CALLS = {"": ("step",)}
 NEEDS: tuple[str, ...] = ("passes",)
 QUESTION = "configuration"
 ACROSS_RANKS = False

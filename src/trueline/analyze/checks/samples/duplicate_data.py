@@ -90,6 +90,7 @@ from trueline.schema.text.words import capitalized, listed, ranks_text, steps_te
 from trueline.store.reader import Run
 
 CODE = "duplicate-data"
+CALLS = {"": ("DistributedSampler", "DataLoader")}
 QUESTION = "data"
 FOLLOWS = FreshSamples()
 NEEDS: tuple[str, ...] = ("sample_digests",)

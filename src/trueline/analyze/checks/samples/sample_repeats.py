@@ -102,6 +102,7 @@ from trueline.schema.text.words import capitalized, counted, ranks_text
 from trueline.store.reader import Run
 
 CODE = "sample-repeats"
+CALLS = {"": ("DistributedSampler", "DataLoader")}
 FOLLOWS = FreshSamples()
 NEEDS: tuple[str, ...] = ("sample_digests", "target_digests", "epoch", "num_micro")
 QUESTION = "repeats"

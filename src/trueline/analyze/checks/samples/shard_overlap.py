@@ -108,6 +108,7 @@ from trueline.schema.text.words import counted, listed, ranks_text
 from trueline.store.reader import Run
 
 CODE = "shard-overlap"
+CALLS = {"": ("DistributedSampler", "DataLoader")}
 QUESTION = "data"
 FOLLOWS = FreshSamples()
 NEEDS: tuple[str, ...] = ("sample_digests", "epoch")

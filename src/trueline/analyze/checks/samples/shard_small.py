@@ -66,6 +66,7 @@ from trueline.schema.text.words import capitalized, counted, ranks_text
 from trueline.store.reader import Run
 
 CODE = "shard-small"
+CALLS = {"": ("DistributedSampler", "DataLoader")}
 QUESTION = "data"
 FOLLOWS = FreshSamples()
 NEEDS: tuple[str, ...] = ("sample_digests", "epoch")

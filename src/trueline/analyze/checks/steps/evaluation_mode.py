@@ -58,6 +58,7 @@ from trueline.schema.text.words import counted, ranks_text
 from trueline.store.reader import Run
 
 CODE = "evaluation-mode"
+CALLS = {"": ("eval",)}
 QUESTION = "configuration"
 NEEDS: tuple[str, ...] = ("evaluates",)
 ACROSS_RANKS = False

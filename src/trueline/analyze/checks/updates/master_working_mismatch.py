@@ -63,6 +63,7 @@ from trueline.schema.text.words import named_some, ranks_text, steps_text
 from trueline.store.reader import Run
 
 CODE = "master-working-mismatch"
+CALLS = {"": ("step",)}
 QUESTION = "updates"
 NEEDS: tuple[str, ...] = ("update_facts", "update_values")
 ACROSS_RANKS = False

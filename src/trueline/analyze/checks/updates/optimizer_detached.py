@@ -61,6 +61,7 @@ from trueline.schema.text.words import listed, named_some, ranks_text, steps_tex
 from trueline.store.reader import Run
 
 CODE = "optimizer-detached"
+CALLS = {"": ("optimizer", "step")}
 QUESTION = "updates"
 NEEDS: tuple[str, ...] = ("update_facts", "param_digests")
 ACROSS_RANKS = False

@@ -66,6 +66,7 @@ from trueline.schema.text.words import listed, named_some, ranks_text, steps_tex
 from trueline.store.reader import Run
 
 CODE = "optimizer-state-stale"
+CALLS = {"": ("step",)}
 QUESTION = "updates"
 NEEDS: tuple[str, ...] = ("update_facts", "update_values")
 ACROSS_RANKS = False

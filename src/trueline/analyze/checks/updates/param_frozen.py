@@ -70,6 +70,7 @@ from trueline.schema.text.words import capitalized, counted, named_some, ranks_t
 from trueline.store.reader import Run
 
 CODE = "param-frozen"
+CALLS = {"": ("step",)}
 QUESTION = "updates"
 NEEDS: tuple[str, ...] = ("update_facts", "update_values", "param_digests", "param_grad_norms")
 ACROSS_RANKS = False

@@ -60,6 +60,7 @@ from trueline.schema.text.words import capitalized, named_some, ranks_text, step
 from trueline.store.reader import Run
 
 CODE = "param-moves-without-gradient"
+CALLS = {"": ("step",)}
 QUESTION = "updates"
 NEEDS: tuple[str, ...] = ("update_facts", "update_values")
 ACROSS_RANKS = False

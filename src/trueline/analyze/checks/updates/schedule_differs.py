@@ -86,6 +86,7 @@ from trueline.schema.text.words import counted, ranks_text
 from trueline.store.reader import Run
 
 CODE = "schedule-differs"
+CALLS = {"": ("scheduler",)}
 QUESTION = "updates"
 NEEDS: tuple[str, ...] = ("lr", "schedule_calls", "schedule_epochs", "schedule_rates")
 ACROSS_RANKS = False

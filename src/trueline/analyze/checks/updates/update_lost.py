@@ -58,6 +58,7 @@ from trueline.schema.text.words import listed
 from trueline.store.reader import Run
 
 CODE = "update-lost"
+CALLS = {"": ("step",)}
 QUESTION = "updates"
 NEEDS: tuple[str, ...] = ("update_facts", "update_values")
 ACROSS_RANKS = False

@@ -66,6 +66,7 @@ from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
 CODE = "update-magnitude"
+CALLS = {"": ("step",)}
 QUESTION = "updates"
 NEEDS: tuple[str, ...] = ("update_facts", "update_values")
 ACROSS_RANKS = False

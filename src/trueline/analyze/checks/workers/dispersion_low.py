@@ -108,6 +108,7 @@ from trueline.schema.text.words import capitalized, ranks_text, since_text
 from trueline.store.reader import Run
 
 CODE = "dispersion-low"
+CALLS = {"": ("DistributedSampler", "DataLoader")}
 QUESTION = "workers"
 NEEDS: tuple[str, ...] = (
     "loss",

@@ -70,6 +70,7 @@ from trueline.schema.text.words import of_ranks
 from trueline.store.reader import Run
 
 CODE = "worker-scale"
+CALLS = {"": ("backward",)}
 QUESTION = "workers"
 NEEDS: tuple[str, ...] = (
     "grad_norm",
