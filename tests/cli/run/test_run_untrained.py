@@ -9,7 +9,7 @@ from trueline.analyze.check_run import check
 from trueline.cli.run_end import watched
 
 SCRIPT = """
-import sys, torch, torch.distributed as dist
+import sys, torch, torch.distributed as dist, torch.distributed.fsdp
 from torch import nn
 kind, update = sys.argv[1:]
 if kind != "single":
@@ -22,6 +22,8 @@ if kind == "ddp":
 if kind == "fsdp":
     from torch.distributed.fsdp import fully_shard
     net = fully_shard(model)
+if kind == "fsdp1":
+    net = torch.distributed.fsdp.FullyShardedDataParallel(model, device_id=torch.device("cpu"))
 optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
 for _ in range(1 if update == "once" else 6):
     optimizer.zero_grad()
@@ -46,7 +48,9 @@ def run_of(tmp_path, kind, update):
     return str(tmp_path / "run")
 
 
-@pytest.mark.parametrize(("kind", "where"), [("single", ""), ("ddp", " on 2 ranks"), ("fsdp", " on 2 ranks")])
+@pytest.mark.parametrize(
+    ("kind", "where"), [("single", ""), ("ddp", " on 2 ranks"), ("fsdp", " on 2 ranks"), ("fsdp1", " on 2 ranks")]
+)
 def test_an_update_that_is_never_made_is_an_error_with_what_to_do(tmp_path, kind, where):
     out = run_of(tmp_path, kind, "never")
     report = check(out)

@@ -51,8 +51,8 @@ def _sample(param: Tensor) -> Tensor | None:
 
 
 def class_name(model: nn.Module) -> str:
-    """The name of its class; ``Linear`` where FSDP2 has made an ``FSDPLinear`` of it."""
-    made = type(model)
+    """The name of its class; ``Linear`` also within FSDP1, or where FSDP2 has made an ``FSDPLinear`` of it."""
+    made = type(getattr(model, "_fsdp_wrapped_module", model))
     return (
         made.__bases__[-1].__name__ if len(made.__bases__) > 1 and made.__name__.startswith("FSDP") else made.__name__
     )

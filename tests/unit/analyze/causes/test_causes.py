@@ -16,12 +16,12 @@ from trueline.analyze.causes.verdicts import verdicts_of
 from trueline.analyze.check_run import COMPARE_CODES, JOB_CODES, TRIAL_CODES, CheckReport
 from trueline.analyze.registry import installed_checks
 from trueline.schema.errors import RunError
-from trueline.schema.finding import Finding
+from trueline.schema.finding import NO_UPDATE, Finding
 from trueline.schema.judged import Asked, Judged, NotRun
 from trueline.store.reader import Run
 
 CAUSES = {cause.slug: cause for cause in known_causes()}
-CODES = {check.code for check in installed_checks()} | {*COMPARE_CODES, *JOB_CODES, *TRIAL_CODES}
+CODES = {check.code for check in installed_checks()} | {*COMPARE_CODES, *JOB_CODES, *TRIAL_CODES, NO_UPDATE}
 
 
 def finding(code, ranks=(2,), step=32, severity="error", **evidence):
