@@ -161,3 +161,92 @@ def test_parts_of_one_model_read_the_same_batches_on_purpose(two, tmp_path, kind
         assert [(one.code, one.severity) for one in (found, *others)] == [("replica-drift", "info")]
         assert (f"{began_equal} began equal on all of them" in found.claim) == (began_equal is not None)
         assert any("column-parallel" in advice for advice in found.next) == (began_equal is not None)
+
+
+def train_masters(rank, world, out, kind):
+    """``healthy``: an optimizer of copies in float64; ``drift``: rank 1 changes its norm from step 2 on."""
+    import trueline
+
+    torch.manual_seed(0)
+    model = TwoLayers("healthy")
+    masters = [nn.Parameter(param.detach().double()) for param in model.parameters()]
+    optimizer = torch.optim.AdamW(masters, lr=1e-2)
+    with trueline.watch(model, optimizer, out=out, plan={"every": 1, "params_every": 1}):
+        for step in range(STEPS):
+            generator = torch.Generator().manual_seed(100 * step)
+            x, y = torch.randn(8, 20, generator=generator), torch.randint(0, 6, (8,), generator=generator)
+            nn.functional.cross_entropy(model(x), y).backward()
+            for param, master in zip(model.parameters(), masters, strict=True):
+                master.grad, param.grad = param.grad.double(), None
+            if kind == "drift" and rank == 1 and step >= 2:
+                masters[0].grad *= -1
+            optimizer.step()
+            with torch.no_grad():
+                for param, master in zip(model.parameters(), masters, strict=True):
+                    param.copy_(master)
+
+
+@pytest.mark.parametrize(("kind", "severities"), [("healthy", ["info"]), ("drift", ["error", "info"])])
+def test_parts_whose_optimizer_holds_copies_are_no_replicas_and_their_norms_are(two, tmp_path, kind, severities):
+    import trueline
+
+    out = str(tmp_path / "run")
+    two.run(train_masters, out, kind)
+    result = trueline.check(out)
+    found = [finding for finding in result.findings if finding.code != "rng-streams"]
+    assert [(finding.code, finding.severity) for finding in found] == [("replica-drift", each) for each in severities]
+    if kind == "drift":
+        assert (found[0].step_first, found[0].evidence["names"]) == (3, ["norm.weight"])
+
+
+class Experts(nn.Module):
+    """An expert of each rank's own, to which all ranks send a part of their rows, behind a layer that all have."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.shared = nn.Linear(20, 20)
+        self.expert = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 6))
+        for param in self.expert.parameters():
+            nn.init.normal_(param, std=0.1 * 3**rank, generator=torch.Generator().manual_seed(rank))
+
+    def forward(self, x):
+        return Exchanged.apply(self.expert(Exchanged.apply(torch.tanh(self.shared(x)))))
+
+
+class Exchanged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        out = torch.empty_like(x)
+        dist.all_to_all_single(out, x.contiguous())
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return Exchanged.forward(ctx, gradient)
+
+
+def train_experts(rank, world, out):
+    import trueline
+
+    torch.manual_seed(0)
+    model = Experts(rank)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with trueline.watch(model, optimizer, out=out, plan={"every": 1, "params_every": 1}):
+        for step in range(40):
+            generator = torch.Generator().manual_seed(100 * step + rank)
+            x, y = torch.randn(12, 20, generator=generator), torch.randint(0, 6, (12,), generator=generator)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            for param in model.shared.parameters():
+                dist.all_reduce(param.grad)
+                param.grad /= world
+            optimizer.step()
+
+
+def test_gradients_of_experts_by_hand_are_not_compared_as_if_they_were_copies(three, tmp_path):
+    import trueline
+
+    out = str(tmp_path / "run")
+    three.run(train_experts, out)
+    result = trueline.check(out)
+    assert {finding.code for finding in result.findings if finding.severity != "info"} == set()

@@ -17,6 +17,10 @@ EQUAL = 1e-6
 """Relative difference of two norms up to which they are one: equal gradients, added up in float64, differ by 1e-15."""
 
 
+FIRST_STEPS = 8
+"""Steps whose samples show whether ranks read the same ones."""
+
+
 def param_names(env: RankEnv) -> list[str]:
     """The names behind ``param_digests``."""
     return [*env.params, *env.frozen]
@@ -35,6 +39,10 @@ def held_by_one(run: Run) -> frozenset[str]:
     if not differ or any(run.env[rank].whole != env.whole for rank in ranks):
         return frozenset()
     doubt = [(at, name) for at, name in enumerate(env.params) if name in _in_doubt(env)]
+    if _updates_others(run, ranks):
+        sets = _with_equal_losses(run)
+        parts = {name for at, name in doubt if sets and all(_never_alike(run, ranks, at) for ranks in sets)}
+        return frozenset(parts) if any(differ.get(name) for name in parts) else frozenset()
     unreduced = {name for at, name in doubt if _never_reduced(run, ranks, at)}
     own = frozenset(name for name in unreduced if differ.get(name))
     if own and _with_equal_losses(run):
@@ -86,20 +94,25 @@ def sharers(run: Run, names: Collection[str]) -> list[tuple[int, ...]]:
 @memoized
 def parts_of_one_model(run: Run) -> tuple[tuple[int, ...], ...]:
     """Sets of ranks that compute one loss together from a batch that all of them read, each with parameters of its own:
-    tensor parallelism by hand. Their losses are equal to the last bit at every step, as of replicas with equal batches,
-    and parameters are not, so that what they exchange within the forward pass has made them so.
+    tensor parallelism by hand. Their losses are equal to the last bit, as of replicas with equal batches, and
+    parameters are not, so that what they exchange within the forward pass has made them so.
     """
     return _with_equal_losses(run) if held_by_one(run) else ()
 
 
 def _with_equal_losses(run: Run) -> tuple[tuple[int, ...], ...]:
-    """Sets of ranks that exchange tensors in the forward pass and have equal losses wherever they are known."""
+    """Sets of ranks that exchange tensors in the forward pass and have equal losses wherever they are known; or at the
+    first step that has any, if they read the same samples then and after: copies that drift apart end it later.
+    """
     losses_TN, measured_TN = run.pivot("loss")
+    digests = run.lists("sample_digests", steps=run.steps[:FIRST_STEPS].tolist())
     by_losses: defaultdict[bytes, list[int]] = defaultdict(list)
     for column, rank in enumerate(run.ranks):
         known_T = measured_TN[:, column]
         if known_T.sum() > 1 and rank in run.env and run.env[rank].talks_in_forward:
-            by_losses[known_T.tobytes() + losses_TN[known_T, column].tobytes()].append(rank)
+            read = b"".join(digests[key].tobytes() for key in sorted(digests) if key[1] == rank)
+            losses = losses_TN[known_T, column]
+            by_losses[known_T.tobytes() + (read + losses[:1].tobytes() if read else losses.tobytes())].append(rank)
     return tuple(tuple(each) for each in by_losses.values() if len(each) > 1)
 
 
@@ -112,10 +125,23 @@ def _in_doubt(env: RankEnv) -> list[str]:
     return env.params if env.talks_in_forward else env.whole
 
 
-def _never_reduced(run: Run, ranks: list[int], index: int) -> bool:
-    """Whether gradients of the parameter at ``index`` were seen, and never had the same norm on all of ``ranks``."""
-    norms = run.lists("used_param_norms")
+def _updates_others(run: Run, ranks: Sequence[int]) -> bool:
+    """Whether the optimizer holds none of the gradients that backward leaves, as where it updates float32 copies."""
+    norms = run.lists("used_param_norms", ranks=ranks)
+    return bool(run.lists("param_grad_norms", ranks=ranks)) and not any((row > 0).any() for row in norms.values())
+
+
+def _never_alike(run: Run, ranks: Sequence[int], index: int, *, column: str = "param_grad_norms") -> bool:
+    """Whether there were gradients of the parameter at ``index``, and never of the same norm on all of ``ranks``: of
+    ranks that compute one loss together, backward leaves equal ones of parameters that all of them hold.
+    """
+    norms = run.lists(column, ranks=ranks)
     steps = sorted({step for step, _ in norms})
     rows = [[norms[step, rank][index] for rank in ranks] for step in steps if all((step, r) in norms for r in ranks)]
     seen = [row for row in rows if max(row) > 0]
     return bool(seen) and all(max(row) - min(row) > EQUAL * max(row) for row in seen)
+
+
+def _never_reduced(run: Run, ranks: list[int], index: int) -> bool:
+    """Whether gradients of the parameter at ``index`` were seen, and never had the same norm on all of ``ranks``."""
+    return _never_alike(run, ranks, index, column="used_param_norms")

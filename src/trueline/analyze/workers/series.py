@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from trueline.analyze.compared_ranks import Bools, Floats, Ints, columns_of, numbers, several_workers
+from trueline.analyze.parameters.whole_parameters import held_by_one, sharers
 from trueline.analyze.samples.consumed import Samples, consumed_samples, first_within, repeated_slots
 from trueline.analyze.stats.memoize import memoized
 from trueline.analyze.workers.batch_features import Arguments, arguments_of
@@ -164,24 +165,39 @@ def as_measured(run: Run) -> WorkerSeries:
 
 
 def measured_alone(run: Run) -> WorkerSeries:
-    """The losses, norms and cosines of the whole gradients alone, as measured. Raises ``CannotTell`` as ``series_of``
-    does.
+    """The losses, norms and cosines of the whole gradients alone, as measured: norms without what is each rank's own,
+    such as experts, and no cosines beside such, which have all in one. Raises ``CannotTell`` as ``series_of`` does.
     """
     ranks = several_workers(run)
+    own, shape = _own(run, ranks), (len(run.steps), len(ranks))
     return WorkerSeries(
         steps=run.steps.astype(np.int64),
         ranks=tuple(ranks),
         loss=_finite(numbers(run, "loss", ranks)[0]),
-        log_norm=_log(numbers(run, "grad_norm", ranks)[0]),
-        cosine=_finite(numbers(run, "cosine_others", ranks)[0]),
+        log_norm=_log(numbers(run, "grad_norm", ranks)[0] if not own else _norms_without(run, ranks, own)),
+        cosine=_finite(numbers(run, "cosine_others", ranks)[0]) if not own else np.full(shape, np.nan),
         declared=_declared(run, ranks),
     )
+
+
+def _own(run: Run, ranks: Sequence[int]) -> frozenset[str]:
+    """Parameters of which the ``ranks`` hold values of their own, as experts; not where they hold the same part."""
+    own = held_by_one(run)
+    return frozenset() if any(set(ranks) <= set(each) for each in sharers(run, own)) else own
+
+
+def _norms_without(run: Run, ranks: Sequence[int], own: Collection[str]) -> Floats:
+    """[T, N] norm of each worker's gradients of all parameters but ``own``."""
+    norms_TNP, measured_TN = run.stack("param_grad_norms", ranks=ranks)
+    shared_P = ~np.isin(np.array(run.env[ranks[0]].params, dtype=str), sorted(own))
+    squares_TN = np.sum(np.maximum(norms_TNP[..., shared_P], 0.0) ** 2, axis=2)
+    return np.where(measured_TN & shared_P.any(), np.sqrt(squares_TN), np.nan)
 
 
 def _as_measured(run: Run) -> WorkerSeries:
     alone = measured_alone(run)
     ranks = list(alone.ranks)
-    group_names = _group_names(run, ranks)
+    group_names = () if _own(run, ranks) else _group_names(run, ranks)
     return replace(
         alone,
         group_names=group_names,

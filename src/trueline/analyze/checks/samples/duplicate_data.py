@@ -129,6 +129,8 @@ def _work_alone(run: Run, ranks: Sequence[int], first: int, last: int) -> bool:
     between = (run.steps >= first) & (run.steps <= last)
     started_TN, measured_TN = numbers(run, "passes", ranks)
     count_TN = np.where(measured_TN, started_TN, 0.0)[between]
+    if any(env.talks_in_forward for env in run.env.values()):  # in groups that are not all of them
+        return False
     return run.manifest.adapter == "manual" and len(count_TN) > 1 and not np.any(count_TN != count_TN[0])
 
 
