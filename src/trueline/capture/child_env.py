@@ -16,6 +16,8 @@ CHANGES = "TRUELINE_CHANGES"
 ARGV = "TRUELINE_ARGV"
 """The command that `trueline run` was given (JSON)."""
 UNSEEN = "TRUELINE_UNSEEN"
+WATCHED = ".watched"
+"""Behind the path in that variable: the file in which a process leaves word that it is watched."""
 """The file in which a process says why it was not watched, for the last line of the command."""
 
 
@@ -70,6 +72,13 @@ def tell_unseen(why: str) -> None:
     if place := os.environ.get(UNSEEN):
         with contextlib.suppress(OSError), open(place, "w", encoding="utf-8") as file:
             file.write(why)
+
+
+def tell_watched() -> None:
+    """Let the command's last line know that this process is watched."""
+    if place := os.environ.get(UNSEEN):
+        with contextlib.suppress(OSError), open(f"{place}{WATCHED}", "w", encoding="utf-8") as file:
+            file.write("yes")
 
 
 def place_of_restart(out: str, restart: str) -> str:

@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trueline.capture.adapters.base import uncompiled
 from trueline.capture.adapters.ddp import DdpAdapter
-from trueline.capture.child_env import place_of_restart, settings, tell_unseen
+from trueline.capture.child_env import place_of_restart, settings, tell_unseen, tell_watched
 from trueline.capture.model import patches
 from trueline.capture.model.layout import unwrap
 from trueline.capture.model.model_names import name_of_called
@@ -144,9 +144,13 @@ class Attachment:
         except Exception as error:
             self._failed = True
             is_known = isinstance(error, (TruelineError, OSError, RuntimeError))
-            _log.warning("trueline: not watching: %s", error if is_known else f"{type(error).__name__}: {error}")
+            why = str(error) if is_known else f"{type(error).__name__}: {error}"
+            _log.warning("trueline: not watching: %s", why)
+            if not self.watches:
+                tell_unseen(why)
             return
         if watch is not None:
+            tell_watched()
             watch.epoch.follow(self._loader)
             if not self.watches:
                 self._loader.detach()

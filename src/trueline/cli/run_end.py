@@ -46,15 +46,22 @@ def written(out: str, *, before: Stamps) -> list[str]:
     return [place for place, now in stamps(out).items() if before.get(place) != now]
 
 
-def watched(out: str, *, before: Stamps, unseen: str = "", status: int = 0) -> str:
+def watched(out: str, *, before: Stamps, unseen: str = "", status: int = 0, began: bool = False) -> str:
     """What the command left at ``out``, in one line, and the next command; ``before`` is what was there already,
-    ``unseen`` why a process of the command was not watched, ``status`` what ``os.waitpid`` gave at the command's end.
+    ``unseen`` why a process of the command was not watched, ``status`` what ``os.waitpid`` gave at the command's end,
+    ``began`` whether one of its processes was.
     """
-    places = written(out, before=before)
+    refused = bool(unseen) and not began
+    places = [] if refused else written(out, before=before)  # what changed is then another job's
     if places:
-        return " ".join(_run(place) for place in places)
+        return " ".join(_run(place, unseen) for place in places)
     if unseen:
         return f"NOTHING WAS WATCHED: {unseen}{_early_end(status)}"
+    if began and not Path(out).is_dir():
+        return (
+            f"THE RUN IS GONE from '{out}': it was written there, and moved or removed since. Next, with the place "
+            f"where it is now: trueline check RUN{_early_end(status)}"
+        )
     if out in before:
         return f"{_AS_BEFORE.format(out=out)}{_early_end(status)}"
     if (Path(out) / "env").is_dir():
@@ -74,7 +81,7 @@ def _early_end(status: int) -> str:
     return f" The command ended with exit code {code}." if code else ""
 
 
-def _run(place: str) -> str:
+def _run(place: str, unseen: str = "") -> str:
     from trueline.schema.errors import TruelineError
     from trueline.store.reader import Run
 
@@ -87,8 +94,8 @@ def _run(place: str) -> str:
     next_ = f"Run: {place}. Next: trueline check {shlex.quote(place)}"
     if not any(len(each.steps) for each in models):
         stopped = next((finding.claim for finding in run.live_findings if finding.code == WATCH_DEGRADED), "")
-        if stopped:
-            return f"NOTHING WAS RECORDED: {stopped} {next_}"
+        if stopped or unseen:
+            return f"NOTHING WAS RECORDED: {stopped or unseen} {next_}"
         untrained = [finding for finding in together(run.live_findings) if finding.code == NO_UPDATE]
         if untrained:
             how = ", ".join([counted(run.world_size, "rank"), *filter(None, [run.manifest.adapter])])

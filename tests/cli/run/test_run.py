@@ -347,3 +347,26 @@ def test_a_model_that_trains_in_evaluation_mode_is_watched_and_told(tmp_path):
     assert run.pivot("num_micro")[0][1:, 0].tolist() == [1, 1]
     (note,) = run.manifest.notes
     assert "model.train()" in note
+
+
+def test_the_last_line_of_a_job_that_was_refused_does_not_tell_of_another_one(tmp_path):
+    """The other job wrote its Run while this one ran, so that what is there is new, and not this one's."""
+    out = str(write_run(tmp_path / "run", num_steps=3))
+    why = f"'{out}' already holds a Run. Pass another path."
+    told = told_as_watched(out, before={}, unseen=why)
+    assert told == f"NOTHING WAS WATCHED: {why}"
+    assert told_as_watched(out, before={}, unseen=why, began=True).startswith("watched ")
+
+
+def test_the_last_line_names_why_no_step_could_be_written_where_the_run_cannot(tmp_path):
+    out = str(write_run(tmp_path / "run", num_steps=0))
+    why = "The Run could not be written from step 0 on rank 0: No space left on device."
+    assert told_as_watched(out, before={}, unseen=why, began=True).startswith(f"NOTHING WAS RECORDED: {why}")
+
+
+def test_the_last_line_of_a_run_that_was_moved_says_so(tmp_path):
+    told = told_as_watched(str(tmp_path / "run"), before={}, began=True)
+    assert told.startswith(
+        f"THE RUN IS GONE from '{tmp_path / 'run'}': it was written there, and moved or removed since."
+    )
+    assert "NOTHING WAS WATCHED" not in told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 
+from trueline.capture.child_env import tell_unseen
 from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.schema.finding import WATCH_DEGRADED, Finding
 from trueline.schema.roles import Record, Sink
@@ -75,6 +76,7 @@ class SafeSink:
         sink, self._sink = self._sink, None
         claim = f"The Run could not be written from step {self.step} on rank {self._rank}: {why(error)}."
         _log.warning("trueline: %s Training goes on, unrecorded.", claim)
+        tell_unseen(claim)  # the file is there already, which a disk without inodes lets nobody make
         finding = self._degraded(claim, "Free space or choose another --out, and start a new Run.")
         if sink is not None:
             with contextlib.suppress(OSError):

@@ -124,7 +124,7 @@ def _run_and_tell(
     program: str, words: list[str], environ: dict[str, str], *, out: str, ref: str | None, destination: str | None
 ) -> None:
     """Run the command, print what was watched and, with ``ref``, what the checks find, and end as the command did."""
-    from trueline.capture.child_env import UNSEEN
+    from trueline.capture.child_env import UNSEEN, WATCHED
     from trueline.cli.collecting import Collecting
     from trueline.cli.foreground import end_as, run_in_foreground
     from trueline.cli.run_end import stamps, watched
@@ -132,11 +132,13 @@ def _run_and_tell(
     before = stamps(out)
     collecting = None if destination is None else Collecting(out, destination)
     with tempfile.TemporaryDirectory(prefix="trueline-", ignore_cleanup_errors=True) as place:
-        unseen = Path(place) / "unseen"
+        unseen, begun = Path(place) / "unseen", Path(place) / f"unseen{WATCHED}"
+        unseen.touch()
+        begun.touch()
         status = run_in_foreground(program, words, environ | {UNSEEN: str(unseen)})
-        why = unseen.read_text(encoding="utf-8") if unseen.exists() else ""
+        why, began = (file.read_text(encoding="utf-8") if file.exists() else "" for file in (unseen, begun))
     try:
-        print(f"trueline: {watched(out, before=before, unseen=why, status=status)}", file=sys.stderr)
+        print(f"trueline: {watched(out, before=before, unseen=why, status=status, began=bool(began))}", file=sys.stderr)
         if collecting is not None:
             print(f"trueline: {collecting.end()}", file=sys.stderr)
         if ref is not None:
