@@ -623,6 +623,8 @@ export interface components {
              * @default
              */
             unit: string;
+            /** @default {} */
+            where: components["schemas"]["Where"];
         };
         /**
          * FindingRow
@@ -735,7 +737,8 @@ export interface components {
         /**
          * Heat
          * @description What an answer with the arrays ``value`` float32 [H, B], ``flags`` uint8 [H, B], ``first`` and ``end`` int32 [B]
-         *     shows. ``rows`` are names, ``ranks`` the rank of each row (-1: several). ``worst`` says which of a column's values
+         *     shows. ``rows`` are names, ``ranks`` the rank of each row (-1: several), ``marked`` the
+         *     rows with a rank that a finding names, also of a machine. ``worst`` says which of a column's values
          *     is shown: the lowest, highest, or the one farthest from 0. ``low`` and ``high`` are where colours end; ``smallest``
          *     and ``largest`` are the extremes (None: nothing is finite). ``over`` says what columns are:
          *     ``rank`` at one ``step``, else steps.
@@ -749,6 +752,8 @@ export interface components {
             largest: number | null;
             /** Low */
             low: number | null;
+            /** Marked */
+            marked: number[];
             /** Num Not Finite */
             num_not_finite: number;
             /**
@@ -1381,6 +1386,23 @@ export interface components {
             site: string;
             /** Slot */
             slot: string;
+        };
+        /**
+         * Where
+         * @description Of the script the ``file`` and ``line`` to look at, and the ``rank`` with its ``host`` and ``device``; None where
+         *     that is unknown, or where several ranks differ in it.
+         */
+        Where: {
+            /** Device */
+            device?: string | null;
+            /** File */
+            file?: string | null;
+            /** Host */
+            host?: string | null;
+            /** Line */
+            line?: number | null;
+            /** Rank */
+            rank?: number | null;
         };
     };
     responses: never;

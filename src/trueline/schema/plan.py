@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -119,8 +119,8 @@ class Plan(BaseModel):
     )
     worker_groups: tuple[tuple[int, ...], ...] = Field(
         default=(),
-        description="groups of global ranks that are meant to be alike and are compared among themselves only; "
-        "a rank in none is compared with no one. Empty: all are alike",
+        description="groups of global ranks that are meant to be alike and are compared among themselves only, as "
+        'lists or as ranges ("0-76,78-127"); a rank in none is compared with no one. Empty: all are alike',
     )
     local_updates: bool = Field(
         default=False,
@@ -238,6 +238,14 @@ class Plan(BaseModel):
             raise ValueError("it keeps steps in memory, for which depth 'tensor' takes too much; use stats")
         return ring
 
+    @field_validator("worker_groups", mode="before")
+    @classmethod
+    def _from_ranges(cls, groups: Any) -> Any:
+        """A group may be a text of ranges: ``"0-76,78-127"``."""
+        if not isinstance(groups, list | tuple):
+            return groups
+        return [_ranks_of(group) if isinstance(group, str) else group for group in cast(Sequence[Any], groups)]
+
     @field_validator("worker_groups")
     @classmethod
     def _disjoint(cls, groups: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
@@ -326,3 +334,14 @@ def _read(path: Path) -> dict[str, Any]:
             "Pass one of these, or a TOML or JSON file."
         )
     return read_table(str(path), f"Plan file '{path}'", "Expected TOML, or JSON in a .json file.", error=PlanError)
+
+
+def _ranks_of(ranges: str) -> list[int]:
+    """``0-2,5`` as [0, 1, 2, 5]. Raises ``ValueError`` for what is no such text."""
+    ranks: list[int] = []
+    for part in ranges.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise ValueError(f"'{part.strip()}' in '{ranges}' is no rank and no range of ranks; write 0-76,78-127")
+        ranks += range(int(first), int(last or first) + 1)
+    return ranks

@@ -15,6 +15,7 @@ from trueline.schema.files.run_manifest import Manifest, with_interval
 from trueline.schema.finding import Finding, by_weight
 from trueline.schema.plan import Plan
 from trueline.schema.site import Site
+from trueline.schema.text.words import groups_text
 
 NAMES = st.text(st.characters(codec="ascii", categories=("L", "N"), include_characters="._-"), max_size=30)
 
@@ -106,6 +107,17 @@ def test_workers_that_are_alike_are_declared_in_any_form_of_plan(tmp_path):
     assert plan.worker_groups == ((0, 2), (1, 3))
     manifest = Manifest(plan=plan.model_dump(mode="json"))
     assert Plan.load(manifest.plan) == plan, "a plan survives the manifest"
+
+
+def test_a_group_of_many_ranks_may_be_ranges_and_is_told_so():
+    others = (*range(77), *range(78, 128))
+    assert Plan.load({"worker_groups": ["0-76,78-127"]}).worker_groups == (others,)
+    assert groups_text(others) == '["0-76,78-127"]'
+    assert groups_text((0, 1, 3)) == "[[0, 1, 3]]"
+    assert Plan.load({"worker_groups": ["0-2, 5", [3, 4]]}).worker_groups == ((0, 1, 2, 5), (3, 4))
+    for wrong in ("0-", "a", "5-2", "", "0--3"):
+        with pytest.raises(PlanError, match="is no rank and no range of ranks"):
+            Plan.load({"worker_groups": [wrong]})
 
 
 def test_an_unreadable_plan_file_is_named(tmp_path):

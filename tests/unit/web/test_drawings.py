@@ -75,6 +75,7 @@ def test_a_spike_of_one_step_is_in_its_column_however_few_there_are(watched: Wat
     assert head["steps_per_column"] == 4
     column = int(np.searchsorted(arrays["first"], 33, side="right")) - 1
     assert arrays["value"][HIGH, column] == 50.0
+    assert head["marked"] == [1, HIGH]
     assert head["flagged"] == [1, HIGH]  # rank 1 had a loss that is not finite
 
 
@@ -98,7 +99,7 @@ def test_of_a_cosine_the_lowest_is_the_worst(watched: WatchedRun) -> None:
 
 def test_rows_by_machine_take_the_worst_rank_and_rows_by_distance_begin_with_the_farthest(watched: WatchedRun) -> None:
     head, arrays = unpacked(heat_of(watched, "loss", rows="host"))
-    assert head["rows"] == ["node-0"]
+    assert (head["rows"], head["marked"]) == (["node-0"], [0]), "the machine of an accused rank is marked"
     assert arrays["value"][0, 10] == pytest.approx(4.1)
     assert arrays["flags"][0, NAN_AT] & 2
 

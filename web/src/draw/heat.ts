@@ -10,7 +10,8 @@ export interface Cell {
   column: number;
 }
 
-const LEFT = 46;
+const LEAST_LEFT = 46;
+const MOST_LEFT = 160;
 const BELOW = 20;
 const MAX_HEIGHT = 520;
 const MIN_ROW = 3;
@@ -23,6 +24,8 @@ export class Heat {
   private readonly canvas = h("canvas");
   private readonly over = h("canvas", { class: "over" });
   private data: HeatData | null = null;
+  private labels: readonly string[] = [];
+  private left = LEAST_LEFT;
   private image: HTMLCanvasElement | null = null;
   private step: number | null = null;
   private row: number | null = null;
@@ -49,6 +52,7 @@ export class Heat {
     this.pinned = pinned;
     if (data !== this.data) {
       this.data = data;
+      this.labels = telling(data.head.rows);
       this.image = null;
     }
     this.draw();
@@ -93,7 +97,7 @@ export class Heat {
   }
 
   private get width(): number {
-    return Math.max(this.element.clientWidth - LEFT, 1);
+    return Math.max(this.element.clientWidth - this.left, 1);
   }
 
   private get height(): number {
@@ -103,10 +107,11 @@ export class Heat {
   private draw(): void {
     if (this.data === null || this.element.clientWidth === 0) return;
     const ratio = devicePixelRatio;
+    this.measure();
     for (const canvas of [this.canvas, this.over]) {
-      canvas.width = (this.width + LEFT) * ratio;
+      canvas.width = (this.width + this.left) * ratio;
       canvas.height = (this.height + BELOW) * ratio;
-      canvas.style.width = `${this.width + LEFT}px`;
+      canvas.style.width = `${this.width + this.left}px`;
       canvas.style.height = `${this.height + BELOW}px`;
     }
     this.element.style.height = `${this.height + BELOW}px`;
@@ -114,7 +119,7 @@ export class Heat {
     context.scale(ratio, ratio);
     context.imageSmoothingEnabled = false;
     this.image ??= this.painted(Math.min(this.rows, Math.floor(this.height * ratio)));
-    if (this.columns) context.drawImage(this.image, LEFT, 0, this.width, this.height);
+    if (this.columns) context.drawImage(this.image, this.left, 0, this.width, this.height);
     this.letters(context);
     this.drawOver();
   }
@@ -153,6 +158,14 @@ export class Heat {
     return image;
   }
 
+  /** The room that the longest label takes, within bounds. */
+  private measure(): void {
+    const context = this.canvas.getContext("2d")!;
+    context.font = `11px ${getComputedStyle(this.element).fontFamily}`;
+    const widest = Math.max(...this.labels.map((label) => context.measureText(label).width), 0);
+    this.left = Math.round(Math.min(Math.max(widest + 14, LEAST_LEFT), MOST_LEFT, this.element.clientWidth / 3));
+  }
+
   private letters(context: CanvasRenderingContext2D): void {
     const style = getComputedStyle(this.element);
     context.font = `11px ${style.fontFamily}`;
@@ -162,28 +175,28 @@ export class Heat {
     const { rows } = this.data!.head;
     const every = Math.max(1, Math.ceil((rows.length * 14) / this.height));
     for (let row = 0; row < rows.length; row += every)
-      context.fillText(clipped(rows[row]), LEFT - 6, this.yOf(row + 0.5));
+      context.fillText(elided(context, this.labels[row], this.left - 12), this.left - 6, this.yOf(row + 0.5));
     const [first, end] = [this.data!.int("first"), this.data!.int("end")];
     if (!first.length) return;
     context.textBaseline = "alphabetic";
     context.textAlign = "left";
-    context.fillText(`${this.data!.head.over} ${first[0]}`, LEFT, this.height + 14);
+    context.fillText(`${this.data!.head.over} ${first[0]}`, this.left, this.height + 14);
     context.textAlign = "right";
-    context.fillText(String(end[end.length - 1] - 1), LEFT + this.width, this.height + 14);
+    context.fillText(String(end[end.length - 1] - 1), this.left + this.width, this.height + 14);
   }
 
   private drawOver(): void {
     if (this.data === null) return;
     const context = this.over.getContext("2d")!;
     context.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
-    context.clearRect(0, 0, this.width + LEFT, this.height + BELOW);
+    context.clearRect(0, 0, this.width + this.left, this.height + BELOW);
     const style = getComputedStyle(this.element);
     const ranks = this.data.head.ranks;
     context.fillStyle = style.getPropertyValue("--error");
-    ranks.forEach((rank, row) => { if (this.data!.head.flagged.includes(rank)) context.fillRect(LEFT - 4, this.yOf(row), 3, Math.max(this.yOf(row + 1) - this.yOf(row), 2)); });
+    this.data.head.marked.forEach((row) => context.fillRect(this.left - 4, this.yOf(row), 3, Math.max(this.yOf(row + 1) - this.yOf(row), 2)));
     context.strokeStyle = style.getPropertyValue("--ink");
     context.lineWidth = 1;
-    ranks.forEach((rank, row) => { if (this.pinned.includes(rank)) context.strokeRect(LEFT + 0.5, this.yOf(row) + 0.5, this.width - 1, Math.max(this.yOf(row + 1) - this.yOf(row) - 1, 1)); });
+    ranks.forEach((rank, row) => { if (this.pinned.includes(rank)) context.strokeRect(this.left + 0.5, this.yOf(row) + 0.5, this.width - 1, Math.max(this.yOf(row + 1) - this.yOf(row) - 1, 1)); });
     if (this.brush !== null) {
       const [from, to] = [Math.min(...this.brush), Math.max(...this.brush)];
       context.fillStyle = style.getPropertyValue("--brush");
@@ -198,7 +211,7 @@ export class Heat {
   }
 
   private xOf(column: number): number {
-    return LEFT + (column / this.columns) * this.width;
+    return this.left + (column / this.columns) * this.width;
   }
 
   private yOf(row: number): number {
@@ -206,7 +219,7 @@ export class Heat {
   }
 
   private cellAt(event: PointerEvent): Cell | null {
-    const x = event.offsetX - LEFT;
+    const x = event.offsetX - this.left;
     if (this.data === null || x < 0 || event.offsetY >= this.height || !this.columns || !this.rows) return null;
     return {
       row: Math.min(Math.floor((event.offsetY / this.height) * this.rows), this.rows - 1),
@@ -216,7 +229,7 @@ export class Heat {
 
   private moved(event: PointerEvent): void {
     if (this.brush !== null) {
-      this.brush[1] = Math.max(LEFT, Math.min(event.offsetX, LEFT + this.width));
+      this.brush[1] = Math.max(this.left, Math.min(event.offsetX, this.left + this.width));
       this.overlay();
     }
     this.heard.point(this.cellAt(event));
@@ -239,9 +252,29 @@ export class Heat {
       if (cell) this.heard.pick(cell);
       return;
     }
-    const at = (x: number) => Math.max(0, Math.min(Math.floor(((x - LEFT) / this.width) * this.columns), this.columns - 1));
+    const at = (x: number) => Math.max(0, Math.min(Math.floor(((x - this.left) / this.width) * this.columns), this.columns - 1));
     this.heard.zoom(this.data!.int("first")[at(from)], this.data!.int("end")[at(to)] - 1);
   }
 }
 
-const clipped = (name: string): string => (name.length > 7 ? `${name.slice(0, 6)}…` : name);
+/** Names without what all begin and end with, up to a sign between words: `gpu-node-09.cluster` among others is `09`. */
+export function telling(names: readonly string[]): string[] {
+  if (names.length < 2) return [...names];
+  const first = names[0];
+  let front = 0;
+  while (front < first.length && names.every((name) => name[front] === first[front])) front++;
+  let back = 0;
+  while (back < first.length - front && names.every((name) => name.length - back > front && name[name.length - 1 - back] === first[first.length - 1 - back])) back++;
+  while (front > 0 && !"-._/ ".includes(first[front - 1])) front--;
+  while (back > 0 && !"-._/ ".includes(first[first.length - back])) back--;
+  return names.map((name) => name.slice(front, name.length - back));
+}
+
+/** `text` with its middle left out where it is wider than `room`: names differ at their ends. */
+function elided(context: CanvasRenderingContext2D, text: string, room: number): string {
+  if (context.measureText(text).width <= room) return text;
+  let kept = text.length - 1;
+  const made = () => `${text.slice(0, Math.ceil(kept / 2))}…${text.slice(text.length - Math.floor(kept / 2))}`;
+  while (kept > 2 && context.measureText(made()).width > room) kept--;
+  return made();
+}

@@ -17,7 +17,7 @@ from trueline.analyze.workers.batch_features import Fed, computed_alike, fed
 from trueline.analyze.workers.outliers import Outlier, effect_of, whole_and_groups
 from trueline.analyze.workers.series import WorkerSeries
 from trueline.schema.finding import Finding
-from trueline.schema.text.words import capitalized, named_some, of_ranks, ranks_text, since_text
+from trueline.schema.text.words import capitalized, groups_text, named_some, of_ranks, ranks_text, since_text
 
 _MAX_GROUPS = 8
 """Parameter groups that a Finding lists."""
@@ -193,7 +193,7 @@ def in_halves(outlier: Outlier) -> bool:
 def meant_to_differ(series: WorkerSeries, outlier: Outlier) -> str:
     """How to declare workers that are meant to differ, as an edit of the plan."""
     if in_halves(outlier):
-        groups = sorted([list(ranks_of(series, outlier.workers)), list(ranks_of(series, outlier.others))])
+        groups = groups_text(*sorted([ranks_of(series, outlier.workers), ranks_of(series, outlier.others)]))
         return (
             "If they are meant to differ (pieces of the same sequences, another data mixture), list the ranks that "
             f"should agree in the plan: worker_groups = {groups}."
@@ -201,7 +201,7 @@ def meant_to_differ(series: WorkerSeries, outlier: Outlier) -> str:
     who = f"{subject(series, outlier)} {'is' if len(outlier.workers) == 1 else 'are'}"
     return (
         f"If {who} meant to differ (another data mixture, longer sequences), list the ranks that should agree in the "
-        f"plan: worker_groups = [{list(ranks_of(series, outlier.others))}]."
+        f"plan: worker_groups = {groups_text(ranks_of(series, outlier.others))}."
     )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 
 _MAX_PIECES = 4
 """Single steps or ranges that a sentence lists before it only counts them."""
+_LISTED_RANKS = 8
+"""Ranks of a group that are written one by one; of more their ranges are."""
 
 
 def listed(items: Sequence[str]) -> str:
@@ -111,6 +113,24 @@ def whose_text(
     who += f" or {or_who}" if who and or_who else ""
     who += f" (against {ranks_text(against)})" if who and against else ""
     return ", ".join(part for part in (who, since) if part)
+
+
+def groups_text(*groups: Sequence[int]) -> str:
+    """``[[0, 1, 3]]``, as ``worker_groups`` takes it; of many ranks ``["0-76,78-127"]``."""
+    if max(map(len, groups)) <= _LISTED_RANKS:
+        return str([list(group) for group in groups])
+    return f"[{', '.join(chr(34) + _ranges(group) + chr(34) for group in groups)}]"
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """``0-76,78-127`` of ascending ranks."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1][-1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def of_ranks(

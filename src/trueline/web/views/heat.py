@@ -39,7 +39,8 @@ _CLIPPED = (0.01, 0.99)
 @dataclass(frozen=True, slots=True)
 class Heat:
     """What an answer with the arrays ``value`` float32 [H, B], ``flags`` uint8 [H, B], ``first`` and ``end`` int32 [B]
-    shows. ``rows`` are names, ``ranks`` the rank of each row (-1: several). ``worst`` says which of a column's values
+    shows. ``rows`` are names, ``ranks`` the rank of each row (-1: several), ``marked`` the
+    rows with a rank that a finding names, also of a machine. ``worst`` says which of a column's values
     is shown: the lowest, highest, or the one farthest from 0. ``low`` and ``high`` are where colours end; ``smallest``
     and ``largest`` are the extremes (None: nothing is finite). ``over`` says what columns are:
     ``rank`` at one ``step``, else steps.
@@ -52,6 +53,7 @@ class Heat:
     rows: tuple[str, ...]
     ranks: tuple[int, ...]
     flagged: tuple[int, ...]
+    marked: tuple[int, ...]
     steps_per_column: int
     low: float | None
     high: float | None
@@ -127,6 +129,8 @@ def _packed(
     low, high = np.quantile(finite, _CLIPPED).tolist() if finite.size else (None, None)
     first_B, steps = columns.first_B, watched.run.steps
     width = int(np.searchsorted(steps, first_B[1]) - np.searchsorted(steps, first_B[0])) if first_B.size > 1 else 1
+    flagged = flagged_of(watched)
+    hosts = {watched.run.env[rank].hostname for rank in flagged if rank in watched.run.env}
     head = Heat(
         signal=signal,
         title=title,
@@ -134,7 +138,10 @@ def _packed(
         worst=worst,
         rows=tuple(names),
         ranks=tuple(ranks),
-        flagged=flagged_of(watched),
+        flagged=flagged,
+        marked=tuple(
+            row for row, each in enumerate(zip(names, ranks, strict=True)) if each[1] in flagged or each[0] in hosts
+        ),
         steps_per_column=width,
         low=low,
         high=high,

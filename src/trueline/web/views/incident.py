@@ -22,7 +22,7 @@ from trueline.render.wording import number
 from trueline.schema.errors import InputError, SiteError
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.site import SITE_FORM, Site
-from trueline.schema.text.words import ranks_text
+from trueline.schema.text.words import groups_text, ranks_text
 from trueline.store.reader import Run
 from trueline.web.views.sparkline import signal_of
 from trueline.web.views.triage import key_of
@@ -215,7 +215,7 @@ def _record_refused(watched: WatchedRun, report: CheckReport, incident: Incident
 
 def _intended(watched: WatchedRun, ranks: tuple[int, ...]) -> str:
     others = [rank for rank in watched.run.ranks if rank not in ranks]
-    return f"worker_groups = [[{', '.join(map(str, others))}]]" if ranks and len(others) > 1 else ""
+    return f"worker_groups = {groups_text(others)}" if ranks and len(others) > 1 else ""
 
 
 def _samples(watched: WatchedRun, ranks: tuple[int, ...], step: int | None) -> tuple[SampleView, ...]:
