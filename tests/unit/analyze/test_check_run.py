@@ -146,7 +146,7 @@ def test_every_check_runs_on_a_healthy_run_and_finds_nothing(tmp_path):
     assert (report.found, report.exit_code) == (False, 0)
     assert report.next == (
         "Not looked at: what all ranks share (mask, order, batch, padding). "
-        "`trueline run --plan laws -- COMMAND` looks.",
+        "To look: `trueline run --plan laws -- COMMAND`",
     )
 
 
@@ -176,7 +176,11 @@ def test_a_trial_of_batches_is_proposed_with_what_it_needs(tmp_path, data):
         row |= {"influence": [0.0, 1.0, *[0.0] * 6], "row_influence": [0.0, 1.0, 1.0, *[0.0] * 12]}
     envs = {rank: rank_env(rank, 2, data=data) for rank in range(2)}
     (line,) = check(write_run(tmp_path, rows, envs=envs)).next
-    told = "`trueline trial batch -- COMMAND` looks at" if data else "`trueline trial batch --law gradient -- COMMAND`"
+    told = (
+        "by the batch: `trueline trial batch -- COMMAND`"
+        if data
+        else "`trueline trial batch --law gradient -- COMMAND`"
+    )
     assert told in line
     assert ("take batches of a torch DataLoader, and none was seen" in line) == (not data)
 
@@ -190,7 +194,8 @@ def test_the_document_has_the_fields_of_the_contract(tmp_path):
     document = check(healthy_run(tmp_path)).to_json()
 
     assert list(document) == [
-        *("schema", "run", "verdict", "judged", "incidents"),
+        *("schema", "run", "status", "exit_code", "verdict", "cause", "actions", "confirm", "facts"),
+        *("judged", "incidents"),
         *("findings", "checks_run", "checks_not_run", "next", "notes"),
     ]
     assert document["schema"] == 1
