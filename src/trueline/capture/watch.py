@@ -262,12 +262,11 @@ class Watch:
 
     def _end_unseen(self) -> None:
         """End the step whose update was in what torch.compile made, where no hook is called."""
-        with self._guarded("optimizer"):
-            optimizer = self.updates.unseen()
-            if optimizer is None:
-                return
-            if _COMPILED not in self._notes:
-                self._notes.append(_COMPILED)
+        optimizer = self._recorder.parts.attempt("optimizer", self.updates.unseen)
+        if optimizer is None:
+            return
+        if _COMPILED not in self._notes:
+            self._notes.append(_COMPILED)
         self._recorder.before_update(optimizer, gradients_ready=False)
         self._recorder.after_update(seen=False)
 

@@ -296,6 +296,8 @@ def copies(layout: Layout) -> dict[tuple[int, ...], list[str]]:
 
 def local(x: Tensor) -> Tensor:
     """The tensor's own memory on this rank: the shard of a DTensor or of ZeRO 3, the tensor itself otherwise."""
+    if type(x) is Tensor:  # as nearly every gradient: only parameters and DTensors are more
+        return x
     if (part := getattr(x, "ds_tensor", None)) is not None:
         return part
     to_local = getattr(x, "to_local", None)

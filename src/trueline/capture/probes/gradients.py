@@ -225,11 +225,11 @@ class GradientProbe:
 
     def _known(self, gradients: Iterable[tuple[Tensor, Tensor]]) -> list[tuple[int, Tensor]]:
         """The gradients of watched parameters by position."""
-        index_of = self.layout.index_of
+        index_of, strided = self.layout.index_of.get, torch.strided
         return [
-            (index_of[id(param)], gradient.detach() if gradient.requires_grad else gradient)
+            (index, gradient.detach() if gradient.requires_grad else gradient)
             for param, gradient in gradients
-            if id(param) in index_of and gradient.layout == torch.strided
+            if (index := index_of(id(param))) is not None and gradient.layout is strided
         ]
 
     def _sketch(self, seen: _PhaseCalls) -> Tensor:
