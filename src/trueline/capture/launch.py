@@ -9,7 +9,6 @@ created before that, so that launchers, data workers and evaluation scripts leav
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -33,8 +32,9 @@ from trueline.capture.step.call_sites import call_sites
 from trueline.capture.step.updates import is_compiled
 from trueline.capture.watch import Watch, innermost
 from trueline.schema.errors import ResumeError, TruelineError
+from trueline.schema.safe_logger import SafeLogger
 
-_log = logging.getLogger("trueline")
+_log = SafeLogger()
 
 PATIENCE = 16
 """Updates of optimizers for which calls of modules are looked at to find a further model."""

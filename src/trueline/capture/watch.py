@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
-import logging
 import os
 import sys
 import weakref
@@ -29,13 +28,14 @@ from trueline.capture.step.updates import Updates, closure_of
 from trueline.schema.errors import CaptureError, TrainingStopped
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Sink
+from trueline.schema.safe_logger import SafeLogger
 
 _COMPILED = (
     "updates run inside of what torch.compile made, where gradients are not seen as the optimizer receives them: leave "
     "optimizer.step() outside to have them."
 )
 
-_log = logging.getLogger("trueline")
+_log = SafeLogger()
 
 
 class Watch:

@@ -6,7 +6,6 @@ B sequences, L tokens of a response, K positions that the layer is called for, V
 
 from __future__ import annotations
 
-import logging
 from types import TracebackType
 from typing import Any
 
@@ -16,9 +15,10 @@ from torch import Tensor, nn
 from trueline.capture.model.untraced import Hook, in_backward
 from trueline.rl.logits import TokenStatistics, of_logits
 from trueline.schema.errors import InputError
+from trueline.schema.safe_logger import SafeLogger
 from trueline.schema.text.words import counted
 
-_log = logging.getLogger("trueline")
+_log = SafeLogger()
 
 
 class ReadLogits:

@@ -10,7 +10,6 @@ B sequences of one rank, P prompt tokens, L response tokens, F reward functions.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -21,9 +20,10 @@ from torch import Tensor
 
 from trueline.capture.model import patches
 from trueline.capture.model.patches import Patch, calling
+from trueline.schema.safe_logger import SafeLogger
 from trueline.schema.text.reading import why
 
-_log = logging.getLogger("trueline")
+_log = SafeLogger()
 
 TRAINERS: Mapping[str, str] = {
     "trl.trainer.grpo_trainer": "GRPOTrainer",

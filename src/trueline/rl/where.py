@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -12,9 +11,10 @@ from trueline.capture import child_env, watch
 from trueline.schema.columns.rollouts import TableRows
 from trueline.schema.errors import TruelineError
 from trueline.schema.roles import Sink
+from trueline.schema.safe_logger import SafeLogger
 from trueline.schema.text.reading import why
 
-_log = logging.getLogger("trueline")
+_log = SafeLogger()
 
 HELD = 64
 """Most batches that are held until a model is watched."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -20,9 +19,10 @@ from dataclasses import dataclass
 from trueline.schema.finding import Finding
 from trueline.schema.live import Callback, Event, Numbers, headline
 from trueline.schema.plan import OnFinding
+from trueline.schema.safe_logger import SafeLogger
 from trueline.schema.text.reading import why
 
-_log = logging.getLogger("trueline")
+_log = SafeLogger()
 
 FINISH_S = 20.0
 """Seconds that the end of a job waits at most for the last look and for sinks to take what it finds."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from functools import cache
 from types import ModuleType
@@ -10,12 +9,13 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from trueline.schema.safe_logger import SafeLogger
 from trueline.tensor.fingerprint import fingerprint_on_device
 from trueline.tensor.measure import measure_on_device
 from trueline.tensor.shard import ShardRuns
 from trueline.tensor.weights import device_weights
 
-_log = logging.getLogger(__name__)
+_log = SafeLogger(__name__)
 
 
 def stats_and_fingerprint(

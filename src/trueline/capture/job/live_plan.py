@@ -8,7 +8,6 @@ later: then all read the same copy. One process needs no sum and takes it up at 
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -21,8 +20,9 @@ from trueline.schema.files.plan_files import plan_path, read_changes, revision_p
 from trueline.schema.files.start import FIRST, Start
 from trueline.schema.finding import PLAN_REFUSED, RECORDING_STARTED, Finding
 from trueline.schema.plan import Plan
+from trueline.schema.safe_logger import SafeLogger
 
-_log = logging.getLogger("trueline")
+_log = SafeLogger()
 
 LOOK_S = 1.0
 """Time between two looks at the plan file: one ``stat`` on the first rank, which a file system over a network answers

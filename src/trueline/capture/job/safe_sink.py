@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 
 from trueline.capture.child_env import tell_unseen
 from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.schema.finding import WATCH_DEGRADED, Finding
 from trueline.schema.roles import Record, Sink
+from trueline.schema.safe_logger import SafeLogger
 from trueline.schema.text.reading import why
 
-_log = logging.getLogger("trueline")
+_log = SafeLogger()
 
 
 class SafeSink:

@@ -9,7 +9,6 @@ training never sees it.
 from __future__ import annotations
 
 import functools
-import logging
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,8 +19,9 @@ from torch.utils.data import DataLoader, DistributedSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from trueline.capture.model.untraced import skipped, untraced
+from trueline.schema.safe_logger import SafeLogger
 
-_log = logging.getLogger("trueline")
+_log = SafeLogger()
 
 UNSEEN = "<trueline only passes the call on; no line of warnings, as importlib._bootstrap>"
 """Where a traceback says that our frame is, between the user's call and what it calls."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +15,9 @@ from trueline.capture.probes.base import FactProbe, Moment, Step
 from trueline.capture.probes.batch import tensors_inside
 from trueline.capture.record.functions import is_tracing
 from trueline.schema.columns.own_draws import OwnDraw, draws_text
+from trueline.schema.safe_logger import SafeLogger
 
-_log = logging.getLogger("trueline")
+_log = SafeLogger()
 
 MAX_DRAWS = 32
 """Draws of a step that are kept."""

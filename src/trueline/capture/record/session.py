@@ -6,7 +6,6 @@ are no hooks.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -36,8 +35,9 @@ from trueline.schema.columns.records import StepRecords
 from trueline.schema.files.run_manifest import note_of_compiled
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Record
+from trueline.schema.safe_logger import SafeLogger
 
-_log = logging.getLogger("trueline")
+_log = SafeLogger()
 
 
 class _Running(NamedTuple):

@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import datetime
 import hashlib
-import logging
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,8 +28,9 @@ from trueline.capture.model import peers
 from trueline.capture.model.layout import ALIKE, Apart
 from trueline.capture.model.mesh import Mesh, piece_of_sequence
 from trueline.capture.model.world import Meeting, meet
+from trueline.schema.safe_logger import SafeLogger
 
-_log = logging.getLogger(__name__)
+_log = SafeLogger(__name__)
 
 PATIENCE_S = 10.0
 """Longest wait for a late sum (at close): a rank that has stopped must not delay the others for longer."""

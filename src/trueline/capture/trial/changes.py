@@ -25,7 +25,6 @@ import contextlib
 import importlib
 import inspect
 import json
-import logging
 import os
 import random
 import sys
@@ -46,8 +45,9 @@ from trueline.capture.trial.fed_modules import FedModules
 from trueline.capture.trial.phases import Phase
 from trueline.capture.trial.remedies import Remedy
 from trueline.capture.trial.repeated_calls import RepeatedCalls
+from trueline.schema.safe_logger import SafeLogger
 
-_log = logging.getLogger("trueline")
+_log = SafeLogger()
 
 _UNKNOWN = object()
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import logging
 import os
 import random
 import sys
@@ -42,6 +41,7 @@ from trueline.capture.seeding import seed_all
 from trueline.capture.trial.changed_batches import Unchangeable, changed, leaves, rows_of, what_counts
 from trueline.capture.trial.moved_weights import Trained, signs_of, still_rows
 from trueline.schema.formats import FORMATS
+from trueline.schema.safe_logger import SafeLogger
 from trueline.tensor.sketch import SignBank
 
 SKETCH = 1021
@@ -53,7 +53,7 @@ LOOKED_AT = 4096
 PATIENCE_S = 60.0
 """How long a rank waits for the others, that a launcher does not end them, before it goes."""
 
-_log = logging.getLogger("trueline")
+_log = SafeLogger()
 
 
 def attach() -> None:

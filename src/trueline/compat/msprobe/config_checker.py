@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -19,12 +18,13 @@ from trueline.capture.job.job_facts import collect_facts, env_here
 from trueline.capture.model.world import own_rank
 from trueline.render.job_diff import write_xlsx
 from trueline.schema.errors import InputError
+from trueline.schema.safe_logger import SafeLogger
 from trueline.schema.text.documents import encode, plain
 from trueline.schema.text.reading import shown
 from trueline.store.job_files.config_files import SUFFIXES, read_config
 from trueline.store.job_files.msprobe_pack import OWN
 
-_log = logging.getLogger("trueline")
+_log = SafeLogger()
 
 
 class ConfigChecker:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import logging
 import os
 import platform
 import sys
@@ -25,12 +24,13 @@ from trueline.capture.record.session import Session
 from trueline.schema.errors import InputError
 from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.schema.plan import Plan
+from trueline.schema.safe_logger import SafeLogger
 from trueline.store.writer import RunWriter
 
 PATIENCE_S = 60.0
 """How long a rank waits for the one that makes the Run."""
 
-_log = logging.getLogger("trueline")
+_log = SafeLogger()
 
 
 class NoModel(nn.Module):

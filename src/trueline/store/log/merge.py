@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import zlib
 from itertools import accumulate
 
 import pyarrow as pa
 
+from trueline.schema.safe_logger import SafeLogger
 from trueline.store.file_names import PartName
 from trueline.store.log.durable import replace_file
 from trueline.store.log.parts import DamagedPart, decode_part, encode_part
 
-_log = logging.getLogger("trueline")
+_log = SafeLogger()
 
 FAN_IN = 10
 MAX_BYTES = 4 * 2**20

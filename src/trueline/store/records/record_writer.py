@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 from collections.abc import Callable
 
 from trueline.schema.columns.records import StackRecord, StepRecords, TensorRecord
 from trueline.schema.finding import WATCH_DEGRADED, Finding
+from trueline.schema.safe_logger import SafeLogger
 from trueline.schema.text.reading import why
 from trueline.store import file_names
 from trueline.store.log.background import MAX_BYTES, Background
@@ -20,7 +20,7 @@ from trueline.store.records.stack_files import StackFile
 from trueline.store.records.step_parts import StepEncoder, check_records, encode_records, size_in_memory
 from trueline.store.records.tensor_files import RESERVE_BYTES, TensorFile, check_tensor
 
-_log = logging.getLogger("trueline")
+_log = SafeLogger()
 
 Recorded = StepRecords | TensorRecord | StackRecord
 
