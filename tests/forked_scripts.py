@@ -43,12 +43,18 @@ def _run_attached(rank: int, world_size: int, script: str, words: Sequence[str],
     import trueline
 
     os.environ.update(told)
-    attachment = Attachment(trueline.watch)
+    watches: list[Any] = []
+
+    def watch(*args: Any, **kwargs: Any) -> Any:
+        watches.append(trueline.watch(*args, **kwargs))  # its model is dropped as the script ends
+        return watches[-1]
+
+    attachment = Attachment(watch)
     attachment.wait()
     printed = _run(rank, world_size, script, words)
-    assert attachment.watches, "the script was not watched"
-    for watch in attachment.watches:
-        watch.close()  # as at the exit of a process, which a rank does not come to
+    assert watches, "the script was not watched"
+    for each in watches:
+        each.close()  # as at the exit of a process, which a rank does not come to
     return printed
 
 

@@ -12,20 +12,18 @@ import atexit
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trueline.capture.adapters.base import uncompiled
 from trueline.capture.adapters.ddp import DdpAdapter
 from trueline.capture.child_env import place_of_restart, settings, tell_unseen, tell_watched
 from trueline.capture.model import patches
+from trueline.capture.model.failures import is_users
 from trueline.capture.model.layout import unwrap
 from trueline.capture.model.model_names import name_of_called
-from trueline.capture.model.untraced import Hook
 from trueline.capture.model.world import all_come, in_pipeline, world_size
 from trueline.capture.probes.dataloader import EpochProbe
 from trueline.capture.step.call_sites import call_sites
@@ -59,7 +57,8 @@ class Attachment:
     """
 
     def __init__(self, start: Callable[..., Watch], *, given: Callable[[], dict[str, Any]] = settings) -> None:
-        self.watches: list[Watch] = []
+        self._watches: list[weakref.ref[Watch]] = []  # each lives as long as its model
+        self._run_path = ""
         self._start = start
         self._given = given
         self._failed = False
@@ -76,6 +75,11 @@ class Attachment:
         """
 
     @property
+    def watches(self) -> list[Watch]:
+        """Those of the models that are alive."""
+        return [watch for ref in self._watches if (watch := ref()) is not None]
+
+    @property
     def watch(self) -> Watch | None:
         """The Watch of the first model."""
         return self.watches[0] if self.watches else None
@@ -86,7 +90,7 @@ class Attachment:
         patches.optimizer_init.add(self._at_optimizer, after=True)
         patches.ddp_init.add(self._at_ddp, after=True)
         patches.module_call.add(self._at_call)
-        register_optimizer_step_pre_hook(Hook(self._at_update))
+        patches.update_begins.add(self._at_update, keep=True)
         atexit.register(self._at_exit)
 
     def know(self, optimizer: Any, *, trains: Sequence[torch.Tensor] = ()) -> None:
@@ -101,7 +105,7 @@ class Attachment:
         self._note(optimizer, _held_by(optimizer))
 
     def _note(self, optimizer: torch.optim.Optimizer, params: Sequence[torch.Tensor]) -> None:
-        made = _Made(weakref.ref(optimizer), tuple(weakref.ref(param) for param in params))
+        made = _Made(optimizer, params)
         self._optimizers = [one for one in self._optimizers if one.optimizer() not in (None, optimizer)] + [made]
         for watch in self.watches:
             if made.trains(watch.param_ids):
@@ -124,7 +128,7 @@ class Attachment:
             return
         model = self._model_behind(module)
         if model is None:
-            if self.watches or not module.training:
+            if self._run_path or not module.training:
                 self._fruitless.add(id(module))
             return
         if not module.training:
@@ -140,8 +144,10 @@ class Attachment:
         self._called = None
         patches.module_call.remove(self._at_call)
         try:
-            watch = self._begin(model) if not self.watches else self._begin_another(model)
+            watch = self._begin_another(model) if self._run_path else self._begin(model)
         except Exception as error:
+            if is_users(error):
+                raise
             self._failed = True
             is_known = isinstance(error, (TruelineError, OSError, RuntimeError))
             why = str(error) if is_known else f"{type(error).__name__}: {error}"
@@ -151,11 +157,10 @@ class Attachment:
             return
         if watch is not None:
             tell_watched()
-            watch.epoch.follow(self._loader)
-            if not self.watches:
-                self._loader.detach()
-            self._loader = watch.epoch
-            self.watches.append(watch)
+            before = self.watches
+            watch.epoch.follow(before[-1].epoch if before else self._loader)
+            self._watches.append(weakref.ref(watch))
+            self._run_path = self._run_path or watch.run_path
         self._listen()
 
     def _at_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -167,7 +172,7 @@ class Attachment:
             self._take(model)
         if self._failed:
             return
-        if not self.watches:
+        if not self._run_path:
             self._fruitless.clear()
         self._updated, self._outermost = self._outermost, None
         self._listens_for -= 1
@@ -175,13 +180,13 @@ class Attachment:
         if made is not None and made.looked_for < LOOKED_FOR and self._unwatched(made):
             made.looked_for += 1
             self._listen()
-        elif self.watches and self._listens_for <= 0:
+        elif self._run_path and self._listens_for <= 0:
             patches.module_call.remove(self._at_call)
 
     def _at_exit(self) -> None:
         """Say why nothing was watched, where that is known."""
-        params = [param for one in self._optimizers for ref in one.params if (param := ref()) is not None]
-        is_seen = bool(self.watches) or self._failed
+        params = [param for one in self._optimizers for param in one.params]
+        is_seen = bool(self._run_path) or self._failed
         if not is_seen and any(is_compiled(param, update=update) for param in params for update in (False, True)):
             tell_unseen(
                 "the model is called only inside of what torch.compile made of a function, where no call can be seen. "
@@ -217,16 +222,17 @@ class Attachment:
         """Watch ``model`` too, if all ranks come here with one of its name; else say so, as none may wait for another.
         Steps are recorded of the first model only.
         """
-        first = self.watches[0]
-        name = first.further(first.run_path, model, name_of_called(model)) or ""
-        together = len(self.watches) < MAX_MODELS and (world_size() == 1 or all_come(purpose=name))
+        out = self._run_path
+        name = Watch.further(out, model, name_of_called(model)) or ""
+        together = len(self._watches) < MAX_MODELS and (world_size() == 1 or all_come(purpose=name))
         if not together:
-            first.note_unwatched(name)
+            for watch in self.watches[:1]:
+                watch.note_unwatched(name)
             for one in self._optimizers:
                 if one.trains({id(param) for param in model.parameters()}):
                     one.looked_for = LOOKED_FOR
             return None
-        given = self._given() | {"out": first.run_path, "overwrite": False, "name": name}
+        given = self._given() | {"out": out, "overwrite": False, "name": name}
         given["plan"] |= {"preset": "workers", "when": [], "names": ["*"]}
         return self._start(model, self._training(model), **given)
 
@@ -254,18 +260,17 @@ class Attachment:
                 return ddp if module is inside else module
         if any(one.trains(held) for one in self._optimizers if one.optimizer() is not None):
             return module
-        if self.watches:
+        if self._run_path:
             return None
         behind = self._updated is not None and self._updated() is module
         return module if behind or self._training(module) else None
 
     def _unwatched(self, made: _Made) -> bool:
         """Whether an optimizer was made for parameters that no watched model has."""
-        if not self.watches:
+        if not self._run_path:
             return False
-        watched = set().union(*(watch.param_ids for watch in self.watches))
-        params = [ref() for ref in made.params]
-        return made.optimizer() is not None and any(one is not None and id(one) not in watched for one in params)
+        watched = set[int]().union(*(watch.param_ids for watch in self.watches))
+        return made.optimizer() is not None and any(id(param) not in watched for param in made.params)
 
 
 def _meets_replicas_only(model: nn.Module) -> bool:
@@ -275,21 +280,24 @@ def _meets_replicas_only(model: nn.Module) -> bool:
     return is_ddp or any(hasattr(module, "_get_fsdp_state") for module in wrapped.modules())
 
 
-@dataclass
 class _Made:
-    """An optimizer and the parameters that it was made for: DeepSpeed and Megatron put copies in their place.
-    ``looked_for`` is at how many of its updates the model behind it was looked for.
+    """An optimizer and the ``params`` that it was made for, as long as it lives: DeepSpeed and Megatron put copies in
+    their place. ``looked_for`` is at how many of its updates the model behind it was looked for.
     """
 
-    optimizer: weakref.ref[torch.optim.Optimizer]
-    params: tuple[weakref.ref[torch.Tensor], ...]
-    looked_for: int = 0
+    def __init__(self, optimizer: torch.optim.Optimizer, params: Sequence[torch.Tensor]) -> None:
+        self.optimizer = weakref.ref(optimizer, self._ended)
+        self.params = tuple(params)  # no weak references, with which torch could not swap them
+        self.looked_for = 0
+
+    def _ended(self, ref: object) -> None:
+        self.params = ()
 
     def trains(self, held: set[int]) -> bool:
         """Whether one of the parameters with these ids is, or was, the optimizer's."""
         optimizer = self.optimizer()
         now = [] if optimizer is None else _held_by(optimizer)
-        return any(id(param) in held for param in now) or any(id(ref()) in held for ref in self.params)
+        return any(id(param) in held for param in now) or any(id(param) in held for param in self.params)
 
 
 def _held_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

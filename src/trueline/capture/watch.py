@@ -14,16 +14,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from trueline.capture.beginning import SinkMaker, begin
 from trueline.capture.model import patches
 from trueline.capture.model.model_names import name_of
+from trueline.capture.model.object_table import ObjectTable
 from trueline.capture.model.outputs import differentiable
+from trueline.capture.model.scripted import hide_hooks
 from trueline.capture.model.untraced import Hook, forward_module
 from trueline.capture.probes.around_update.averages import declared_averages
 from trueline.capture.probes.surroundings import updates_made
 from trueline.capture.step.call_sites import KINDS, call_sites
+from trueline.capture.step.exchange import PATIENCE_S
 from trueline.capture.step.updates import Updates, closure_of
 from trueline.schema.errors import CaptureError, TrainingStopped
 from trueline.schema.plan import Plan
@@ -36,6 +38,9 @@ _COMPILED = (
 )
 
 _log = SafeLogger()
+
+DROPPED_S = 1.0
+"""Longest wait for late sums of a model that was dropped: a collection of garbage may come at any line of a job."""
 
 
 class Watch:
@@ -84,8 +89,7 @@ class Watch:
         self._closed = False
         self._after_close: list[Callable[[], None]] = []
         patches.destroy_groups.add(self._before_destroy)
-        atexit.register(self._at_exit)
-        _living.add(self)
+        _note_living(self)
         if (optimizer_running := self.updates.running()) is not None:
             self._recorder.before_update(optimizer_running, gradients_ready=False)
 
@@ -155,9 +159,9 @@ class Watch:
         this process: ``name``, or for a second one ``name-2``.
         """
         held = {id(param) for param in model.parameters()}
-        if not any(one.run_path == out and not one.param_ids >= held for one in [*_living]):
+        if out not in _left and not any(one.run_path == out and not one.param_ids >= held for one in _living):
             return None
-        taken = {one.run_path for one in [*_living]}
+        taken = {one.run_path for one in _living} | _left
         numbered = (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
         return next(each for each in numbered if further_run(out, each) not in taken)
 
@@ -165,6 +169,9 @@ class Watch:
         """Write what is left, take all hooks off and give back the connections between ranks. Called again, or at
         exit, it does nothing. ``raised`` is what ended the training, if that is known.
         """
+        self._close(raised, patience_s=PATIENCE_S)
+
+    def _close(self, raised: BaseException | None, *, patience_s: float) -> None:
         if not self._closed:
             self._end_unseen()
             self._unhook()
@@ -176,7 +183,7 @@ class Watch:
                 _log.warning("trueline: no optimizer step seen%s, so the Run at '%s' has no steps.", why, self.run_path)
                 if raised is None and not left_out:
                     self._recorder.note_no_update()
-            self._recorder.close(raised)
+            self._recorder.close(raised, patience_s=patience_s)
             self._probes.detach()
             self._recorder.team.give_back()
             for call in self._after_close:
@@ -197,30 +204,34 @@ class Watch:
     def __exit__(self, kind: object, raised: BaseException | None, *_: object) -> None:
         self.close(raised=raised)
 
-    def _at_exit(self) -> None:
-        """Close, knowing what the interpreter is ended by; at a prompt that is whatever was raised last."""
-        self.close(raised=None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
+    def __del__(self) -> None:
+        """The model is gone, and nobody else holds this: its Run is over."""
+        if not getattr(self, "_closed", True):
+            with contextlib.suppress(Exception):
+                _left.add(self.run_path)
+                self._close(None, patience_s=DROPPED_S)
 
     def _unhook(self) -> None:
         self._closed = True
-        _living.discard(self)
-        atexit.unregister(self._at_exit)
+        _living.drop(self)
         patches.destroy_groups.remove(self._before_destroy)
+        patches.update_begins.remove(self._before_update)
+        patches.update_ended.remove(self._after_update)
+        _files.discard(self.records_to)
+        _unhooked.discard(self)
         for handle in self._handles:
             handle.remove()
 
     def _hook(self, model: nn.Module) -> list[Any]:
         followed = self._recorder.follow(self._before_step, self._after_step)
-        handles: list[Any] = (
-            [followed]
-            if followed is not None
-            else [
-                register_optimizer_step_pre_hook(Hook(self._before_update)),
-                register_optimizer_step_post_hook(Hook(self._after_update)),
-            ]
-        )
+        handles: list[Any] = [] if followed is None else [followed]
+        if followed is None:
+            patches.update_begins.add(self._before_update)
+            patches.update_ended.add(self._after_update)
+        hide_hooks()
         self.forward_module = seen = forward_module(model)
         if seen is None:
+            _unhooked.add(self)
             self._notes.append(
                 "the model is compiled: its forward pass is not hooked, pass batches by watch.step(batch)."
             )
@@ -294,12 +305,39 @@ class Watch:
             self._recorder.team.give_back()
 
 
-_living: weakref.WeakSet[Watch] = weakref.WeakSet()
+_living = ObjectTable["Watch", None]()
+"""Those that are open, in the order in which they began. A Watch lives as long as its model, which holds its hooks:
+where the user drops one, the other goes with it.
+"""
+_files: set[Sink] = set()
+"""What they write to: where one is collected, its files would be closed before it has written what is left."""
+_left: set[str] = set()
+"""Runs of models that are gone. What is watched under the same path then is a further model."""
+_unhooked: set[Watch] = set()
+"""Open ones whose model takes no hook, and cannot hold them."""
+
+
+def _note_living(watch: Watch) -> None:
+    if not _closes_at_exit:
+        _closes_at_exit.append(atexit.register(_close_all))
+    _living.put(watch, None)
+    _files.add(watch.records_to)
+
+
+_closes_at_exit: list[Callable[[], None]] = []
+
+
+def _close_all() -> None:
+    """Close, knowing what the interpreter is ended by; at a prompt that is whatever was raised last."""
+    raised = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+    for watch in [*_living][::-1]:
+        with contextlib.suppress(Exception):
+            watch.close(raised=raised)
 
 
 def watched_sink() -> Sink | None:
     """What takes records of the model that is watched in this process, of several the first; None where none is."""
-    own = [one for one in [*_living] if f"{os.sep}models{os.sep}" not in one.run_path]
+    own = [one for one in _living if f"{os.sep}models{os.sep}" not in one.run_path]
     return own[0].records_to if len(own) == 1 else None
 
 

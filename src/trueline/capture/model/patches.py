@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from types import MethodType
 from typing import Any
 
 import torch
+from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, DistributedSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from trueline.capture.model.untraced import skipped, untraced
+from trueline.capture.model.failures import is_users
+from trueline.capture.model.untraced import Hook, _is_tracing, skipped, untraced
 from trueline.schema.safe_logger import SafeLogger
 
 _log = SafeLogger()
@@ -27,6 +32,9 @@ UNSEEN = "<trueline only passes the call on; no line of warnings, as importlib._
 """Where a traceback says that our frame is, between the user's call and what it calls."""
 
 Function = Callable[..., Any]
+
+_Listener = tuple["weakref.ref[Any] | None", Callable[..., Any]]
+"""The object of a method, None for a function or for what is kept alive, and what is called."""
 
 
 def unseen(function: Function) -> Function:
@@ -42,6 +50,16 @@ def unseen(function: Function) -> Function:
 def calling(call: Function) -> Callable[[Function], Function]:
     """What makes a function that runs ``call(original, *args, **kwargs)`` of an original."""
     return lambda original: lambda *args, **kwargs: call(original, *args, **kwargs)
+
+
+def calling_of(method: MethodType) -> Callable[[Function], Function]:
+    """The same with a method, as long as its object lives, which this does not keep."""
+    weak = weakref.WeakMethod(method)
+    return lambda original: (
+        lambda *args, **kwargs: (
+            original(*args, **kwargs) if (call := weak()) is None else call(original, *args, **kwargs)
+        )
+    )
 
 
 class Patch:
@@ -78,48 +96,124 @@ class Patch:
             self._original = self._put = None
 
 
+class _Listeners:
+    """Functions to be called, in order. A method does not keep its object alive: what belongs to a model ends with it.
+    One that raises is dropped.
+    """
+
+    def __init__(self, of: str) -> None:
+        self._of = of
+        self._held: tuple[_Listener, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def add(self, listener: Callable[..., Any], *, keep: bool = False) -> None:
+        """Call ``listener`` from now on, and ``keep`` the object of a method alive."""
+        if isinstance(listener, MethodType) and not keep:
+            self._held += ((weakref.ref(listener.__self__), listener.__func__),)
+        else:
+            self._held += ((None, listener),)
+
+    def remove(self, listener: Callable[..., Any]) -> None:
+        """Call ``listener`` no more, nor what is gone."""
+        self._held = tuple(one for one in self._held if (call := _call_of(one)) is not None and call != listener)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+        """What each of them returns."""
+        for ref, call in self._held:
+            owner = None if ref is None else ref()
+            if ref is not None and owner is None:
+                continue
+            try:
+                yield call(*args, **kwargs) if owner is None else call(owner, *args, **kwargs)
+            except Exception as error:
+                if is_users(error):
+                    raise
+                _log.exception("trueline: a listener on %s failed and was dropped", self._of)
+                self._held = tuple(one for one in self._held if one[0] is not ref or one[1] is not call)
+
+
+def _call_of(listener: _Listener) -> Callable[..., Any] | None:
+    """The function, or the method of an object that is alive; None where that is gone."""
+    ref, call = listener
+    owner = None if ref is None else ref()
+    return call if ref is None else None if owner is None else MethodType(call, owner)
+
+
 class PatchedCall:
     """One attribute of a class or module, wrapped so that listeners are called with its arguments, before or after."""
 
     def __init__(self, owner: Any, name: str, *, also: Any = None) -> None:
-        self._name = name
         self._patch = Patch(owner, name, self._notifying, also)
-        self._before: list[Callable[..., None]] = []
-        self._after: list[Callable[..., None]] = []
+        self._before, self._after = _Listeners(name), _Listeners(name)
 
-    def add(self, listener: Callable[..., None], *, after: bool = False) -> None:
-        """Call ``listener(*args, **kwargs)`` before (or ``after``) every call from now on."""
+    def add(self, listener: Callable[..., None], *, after: bool = False, keep: bool = False) -> None:
+        """Call ``listener(*args, **kwargs)`` before (or ``after``) every call from now on, as long as its object lives,
+        which is ``keep`` for ever.
+        """
         self._patch.put()
-        (self._after if after else self._before).append(listener)
+        (self._after if after else self._before).add(listener, keep=keep)
 
     def remove(self, listener: Callable[..., None]) -> None:
         """Stop calling ``listener``; the original comes back with the last one, if nobody patched over ours."""
         for listeners in (self._before, self._after):
-            if listener in listeners:
-                listeners.remove(listener)
+            listeners.remove(listener)
         if not (self._before or self._after):
             self._patch.remove()
 
     def _notifying(self, original: Function) -> Function:
         def passing(*args: Any, **kwargs: Any) -> Any:
-            if self._before:
+            if self._before and not _is_tracing():
                 untraced(self._notify, self._before, args, kwargs)
             result = original(*args, **kwargs)
-            if self._after:
+            if self._after and not _is_tracing():
                 untraced(self._notify, self._after, args, kwargs)
             return result
 
         return passing
 
-    def _notify(self, listeners: list[Callable[..., None]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for listener in tuple(listeners):
-            try:
-                listener(*args, **kwargs)
-            except Exception:
-                _log.exception("trueline: a listener on %s failed and was dropped", self._name)
-                self.remove(listener)
+    def _notify(self, listeners: _Listeners, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for _ in listeners.call(args, kwargs):
+            pass
 
 
+class UpdateCalls:
+    """Listeners that are called with every optimizer whose update begins (or ended), its arguments and keyword
+    arguments, by one hook of torch's in front of the user's, which stays: a hook may take itself off while torch goes
+    through them only if none stands behind it. What a listener returns, if anything, torch takes for the arguments.
+    """
+
+    def __init__(self, register: Callable[[Any], Any], hooks: OrderedDict[int, Any], name: str) -> None:
+        self._register, self._hooks = register, hooks
+        self._listeners = _Listeners(name)
+        self._hook: Hook | None = None
+
+    def add(self, listener: Callable[..., Any], *, keep: bool = False) -> None:
+        """Call ``listener`` from now on, as long as its object lives, which is ``keep`` for ever."""
+        if self._hook is None or all(hook is not self._hook for hook in self._hooks.values()):
+            self._hook = Hook(self._notify)
+            self._hooks.move_to_end(self._register(self._hook).id, last=False)
+        self._listeners.add(listener, keep=keep)
+
+    def remove(self, listener: Callable[..., Any]) -> None:
+        """Stop calling ``listener``."""
+        self._listeners.remove(listener)
+
+    def _notify(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        changed = None
+        for returned in self._listeners.call((optimizer, args, kwargs), {}):
+            if returned is not None:
+                args, kwargs = changed = returned
+        return changed
+
+
+update_begins = UpdateCalls(
+    torch_optimizer.register_optimizer_step_pre_hook, torch_optimizer._global_optimizer_pre_hooks, "an update"
+)
+update_ended = UpdateCalls(
+    torch_optimizer.register_optimizer_step_post_hook, torch_optimizer._global_optimizer_post_hooks, "an update's end"
+)
 backward = PatchedCall(torch.autograd, "backward")
 scale = PatchedCall(torch.amp.GradScaler, "scale")
 scaler_step = PatchedCall(torch.amp.GradScaler, "step")

@@ -7,7 +7,7 @@ off. All of that is in torch's core: asking for it does not import ``torch._dyna
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,10 +21,14 @@ from torch._C._dynamo import eval_frame as _dynamo
 from torch.jit import ScriptModule
 from torch.utils._python_dispatch import _disable_current_modes
 
+from trueline.capture.model.failures import is_users
 from trueline.capture.model.layout import unwrap
 from trueline.schema.errors import TruelineError
+from trueline.schema.safe_logger import SafeLogger
 
-_log = logging.getLogger("trueline")
+_log = SafeLogger()
+
+_is_tracing: Callable[[], bool] = torch._C._is_tracing  # what runs while `torch.jit.trace` looks would be in its graph
 
 num_dispatch_modes = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined]
 _FunctionsUnseen = torch._C.DisableTorchFunction
@@ -85,22 +89,29 @@ class Hook:
     A hook that is registered ``with_kwargs`` and is taken off while torch goes through the hooks of its module (a step
     that ends then, by a forward pass, takes its own off) is still called, but without them: that is not passed on.
 
-    What ``call`` raises by mistake is logged, and it is not called again. What Trueline raises on purpose goes on.
+    What ``call`` raises by mistake is logged, and it is not called again. What Trueline raises on purpose goes on. So does what a
+    handler of a signal raises.
     """
+
+    __name__ = "trueline"
+    __torch_unserializable__ = True  # torch warns, where a tensor is pickled, of hooks that are not marked so
 
     def __init__(self, call: Callable[..., Any] | None = None, *, num_args: int = 0) -> None:
         self.call, self._num_args = call, num_args
+        self.__qualname__ = self.__name__
 
     @skipped
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call through."""
-        if self.call is None or len(args) < self._num_args or torch.compiler.is_compiling():
+        if self.call is None or len(args) < self._num_args or _is_tracing() or torch.compiler.is_compiling():
             return None
         try:
             return untraced(self.call, *args, **kwargs)
         except TruelineError:
             raise
-        except Exception:
+        except Exception as error:
+            if is_users(error):
+                raise
             self.call = None
             with suppress(Exception):  # handlers and filters are the script's
                 _log.exception("trueline: a hook failed and was dropped")
@@ -109,8 +120,13 @@ class Hook:
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
         return Hook()
 
-    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
-        return (Hook, ())
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")  # which Python has, where Trueline may be missing
+
+
+def is_ours(hook: object) -> bool:
+    """Whether it is a Hook, or what becomes of one that is pickled."""
+    return isinstance(hook, Hook) or isinstance(getattr(hook, "__self__", None), contextlib.nullcontext)
 
 
 def in_backward() -> bool:

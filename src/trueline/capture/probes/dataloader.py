@@ -38,8 +38,8 @@ class EpochProbe(FactProbe):
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {}
         self.epoch: int | None = None
-        self._dataset: Any = None
-        self._last: DataLoader[Any] | None = None
+        self._dataset: int | None = None  # its ``id``: neither it nor a loader is kept alive
+        self._last: weakref.ref[DataLoader[Any]] | None = None
         self._count: dict[int, int] = {}
         self._open: list[tuple[weakref.ref[Any], DataLoader[Any]]] = []
         patches.loader_iterator.add(self._at_iterator)
@@ -69,13 +69,14 @@ class EpochProbe(FactProbe):
 
     def at_training_step(self) -> None:
         """A training forward pass begins: the loader iterated last, if none is known yet, is the training loader."""
-        if self._dataset is None and self._last is not None:
+        last = None if self._dataset is not None or self._last is None else self._last()
+        if last is not None:
             # the iterator of a `for` goes as it ends; that of the batches that are trained on is still there
             going = [loader for iterator, loader in self._open if iterator() is not None]
-            loader = going[-1] if going else self._last
+            loader = going[-1] if going else last
             self._open = []
-            self._dataset = loader.dataset
-            self.epoch = self._count[id(self._dataset)] - 1
+            self._dataset = id(loader.dataset)
+            self.epoch = self._count[self._dataset] - 1
             self.facts = describe_loader(loader)
 
     def _at_iterator(self, iterator: Any, loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
@@ -86,8 +87,8 @@ class EpochProbe(FactProbe):
     def _at_iter(self, loader: DataLoader[Any]) -> None:
         key = id(loader.dataset)
         self._count[key] = self._count.get(key, 0) + 1
-        self._last = loader
-        if self._dataset is not None and loader.dataset is self._dataset:
+        self._last = weakref.ref(loader)
+        if key == self._dataset:
             self.epoch = self._count[key] - 1
 
 

@@ -317,8 +317,9 @@ def _inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
 
 
 def _refs(tensors: list[Tensor]) -> Inputs:
-    """What views are of counts as what they are."""
-    return [weakref.ref(x._base if x._is_view() and x._base is not None else x) for x in tensors[:MAX_INPUTS]]
+    """What views are of counts as what they are. Not parameters: torch swaps none that has a weak reference."""
+    bases = [x._base if x._is_view() and x._base is not None else x for x in tensors[:MAX_INPUTS]]
+    return [weakref.ref(x) for x in bases if not (isinstance(x, nn.Parameter) or (x.is_leaf and x.requires_grad))]
 
 
 def _may_be_made(ref: weakref.ref[Tensor]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -38,14 +39,14 @@ class _Draws:
     """Lets torch pass draws through kernels of ours as long as a probe looks: once, however many there are."""
 
     def __init__(self) -> None:
-        self._probes: list[OwnDrawProbe] = []
+        self._refs: list[weakref.ref[OwnDrawProbe]] = []  # what belongs to a model ends with it
         self._library: torch.library.Library | None = None
         self._under_way: list[None] = []
 
     def add(self, probe: OwnDrawProbe) -> None:
         """Call ``probe`` from now on."""
-        if probe not in self._probes:
-            self._probes.append(probe)
+        if probe not in self._probes():
+            self._refs.append(weakref.ref(probe))
         if self._library is None:
             self._library = torch.library.Library("aten", "IMPL")
             for name in OPERATIONS:
@@ -53,11 +54,13 @@ class _Draws:
 
     def remove(self, probe: OwnDrawProbe) -> None:
         """Stop calling it. The kernels go with the last one, unless a thread is inside of one just now."""
-        if probe in self._probes:
-            self._probes.remove(probe)
-        if self._library is not None and not self._probes and not self._under_way:
+        self._refs = [ref for ref in self._refs if ref() is not None and ref() is not probe]
+        if self._library is not None and not self._refs and not self._under_way:
             self._library._destroy()
             self._library = None
+
+    def _probes(self) -> list[OwnDrawProbe]:
+        return [probe for ref in self._refs if (probe := ref()) is not None]
 
     def _kernel(self, name: str) -> Callable[..., Any]:
         base, _, overload = name.partition(".")
@@ -70,7 +73,7 @@ class _Draws:
                 return op.redispatch(keyset & below, *args, **kwargs)
             self._under_way.append(None)
             try:
-                begun = [(probe, probe.state_of(generator)) for probe in tuple(self._probes)]
+                begun = [(probe, probe.state_of(generator)) for probe in self._probes()]
                 result = op.redispatch(keyset & below, *args, **kwargs)
                 for probe, state in begun:
                     probe.drawn(base, tuple(result.shape), state)
@@ -138,8 +141,9 @@ class OwnDrawProbe(FactProbe):
 
     def drawn(self, operation: str, shape: tuple[int, ...], state: int | None) -> None:
         """Numbers were drawn from a generator that was in ``state``."""
-        if state is not None and len(self._found) < MAX_DRAWS and (at := script_line()):
-            self._found.append((operation, shape, at, state))
+        with self._guard(self.name):
+            if state is not None and len(self._found) < MAX_DRAWS and (at := script_line()):
+                self._found.append((operation, shape, at, state))
 
     def _forget(self) -> None:
         self._found: list[tuple[str, tuple[int, ...], str, int]] = []

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trueline.capture.adapters.base import uncompiled
 from trueline.capture.model.layout import clean_name
-from trueline.capture.model.patches import Patch, calling
+from trueline.capture.model.patches import Patch, calling_of
 from trueline.capture.model.untraced import in_backward
 from trueline.capture.model.world import is_initialised
 from trueline.capture.record.arguments import Slots, inputs
@@ -74,7 +74,7 @@ class Collectives:
         self._end = end
         self._buckets = Buckets(model)
         self._session = session
-        self._wait = Patch(dist.Work, "wait", calling(self._waited)) if dist.is_available() else None
+        self._wait = Patch(dist.Work, "wait", calling_of(self._waited)) if dist.is_available() else None
         self._pending: list[_Pending] = []
         self._texts: dict[Any, str] = {}
         self._thread = 0

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trueline.capture.model.patches import Patch, calling
+from trueline.capture.model.patches import Patch, calling_of
 from trueline.capture.record.guard import Fails, Guard
 
 _CALLS = "_TorchDynamoContext.__call__."
@@ -34,14 +34,14 @@ class CompiledCalls:
         self._leave = leave
         self._session = session
         self._patch: Patch | None = None
-        self._compile = Patch(torch, "compile", calling(self._compiled))
+        self._compile = Patch(torch, "compile", calling_of(self._compiled))
         self._inside: list[tuple[FrameType, Any]] = []
 
     def attach(self) -> None:
         """Begin to observe; where nothing was compiled in this process, once something is."""
         dynamo = sys.modules.get("torch._dynamo.eval_frame")
         if hasattr(dynamo, "_maybe_set_eval_frame"):
-            self._patch = Patch(dynamo, "_maybe_set_eval_frame", calling(self._set_callback))
+            self._patch = Patch(dynamo, "_maybe_set_eval_frame", calling_of(self._set_callback))
             self._patch.put()
         elif dynamo is None:
             self._compile.put()

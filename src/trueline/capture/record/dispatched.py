@@ -8,6 +8,7 @@ directly before the backend. They are registered only while there is a listener.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
@@ -44,24 +45,26 @@ class Dispatched:
     """Calls listeners for the collectives of all threads."""
 
     def __init__(self) -> None:
-        self._listeners: list[Listener] = []
+        self._refs: list[weakref.ref[Listener]] = []  # what belongs to a model ends with it
         self._libraries: list[torch.library.Library] = []
         self._under_way: list[None] = []
 
     def add(self, listener: Listener) -> None:
         """Call ``listener`` from now on."""
-        self._listeners.append(listener)
+        self._refs.append(weakref.ref(listener))
         if not self._libraries:
             self._register()
 
     def remove(self, listener: Listener) -> None:
         """Stop calling ``listener``. Kernels are removed with the last one, unless a thread is inside one just now."""
-        if listener in self._listeners:
-            self._listeners.remove(listener)
-        if not self._listeners and not self._under_way:
+        self._refs = [ref for ref in self._refs if ref() is not None and ref() is not listener]
+        if not self._refs and not self._under_way:
             for library in self._libraries:
                 library._destroy()
             self._libraries.clear()
+
+    def _listeners(self) -> list[Listener]:
+        return [listener for ref in self._refs if (listener := ref()) is not None]
 
     def _register(self) -> None:
         below = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, _KEY))  # type: ignore[attr-defined]
@@ -82,7 +85,7 @@ class Dispatched:
             frame = sys._getframe().f_back
             self._under_way.append(None)
             try:
-                begun = [(listener, listener.begins(op, args, frame)) for listener in tuple(self._listeners)]
+                begun = [(listener, listener.begins(op, args, frame)) for listener in self._listeners()]
                 result = op.redispatch(keyset & below, *args, **kwargs)
                 for listener, token in begun:
                     listener.has_begun(token, result)
@@ -96,7 +99,7 @@ class Dispatched:
         def kernel(keyset: Any, x: torch.Tensor) -> Any:
             result = op.redispatch(keyset & below, x)
             if not is_tracing():
-                for listener in tuple(self._listeners):
+                for listener in self._listeners():
                     listener.has_ended(result)
             return result
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import types
+import weakref
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, MethodType
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._device import DeviceContext
 
 from trueline.capture.dropout import NoDropout
-from trueline.capture.model.patches import Patch, calling, unseen
+from trueline.capture.model.patches import Patch, calling_of, unseen
 from trueline.capture.model.untraced import in_backward
 from trueline.capture.record.callers import called_below, called_by
 
@@ -120,11 +121,13 @@ def _replaced(func: Callable[..., Any], asking: FrameType | None) -> Callable[..
 
 
 class FunctionCalls(TorchFunctionMode):
-    """Hands every call to ``record(function, call, args, kwargs, frame)``, which must return what ``call()`` does."""
+    """Hands every call to the method ``record(function, call, args, kwargs, frame)``, which must return what ``call()``
+    does, as long as its object lives: torch keeps the mode while it is on.
+    """
 
-    def __init__(self, record: Callable[..., Any]) -> None:
+    def __init__(self, record: MethodType) -> None:
         super().__init__()
-        self._record = record
+        self._record = weakref.WeakMethod(record)
         self._known: dict[Any, Function] = {}
 
     def __torch_function__(
@@ -153,9 +156,10 @@ class FunctionCalls(TorchFunctionMode):
             return called(caller, func, args, kwargs)
         while (name := frame.f_globals.get("__name__", "")) in _WITHIN and frame.f_back is not None:
             frame = frame.f_back
-        if name.startswith(_PLUMBING):
+        record = None if name.startswith(_PLUMBING) else self._record()
+        if record is None:
             return called(caller, func, args, kwargs)
-        return self._record(function, lambda: called(caller, func, args, kwargs), args, kwargs, frame)
+        return record(function, lambda: called(caller, func, args, kwargs), args, kwargs, frame)
 
     def is_on(self) -> bool:
         """Whether it is on the stack of modes of this thread."""
@@ -196,7 +200,7 @@ class BackwardCalls:
     def __init__(self, mode: FunctionCalls, ended: Callable[[], None]) -> None:
         self._mode = mode
         self._ended = ended
-        self._patch = Patch(torch.autograd, "_engine_run_backward", calling(self._run))
+        self._patch = Patch(torch.autograd, "_engine_run_backward", calling_of(self._run))
 
     def attach(self, *, sees_functions: bool) -> None:
         """Wrap the function through which Python enters the engine; do nothing where this torch has no function of that

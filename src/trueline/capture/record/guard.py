@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import torch
+
+from trueline.capture.model.failures import is_users
 
 
 class Fails(Protocol):
@@ -70,7 +73,9 @@ def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
             with _FunctionsUnseen():
                 return method(self, *args)
         except Exception as error:
-            self.fail(error)
+            if is_users(error):
+                raise
+            _fail(self, error)
         return None
 
     return run
@@ -92,7 +97,13 @@ class Guard:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
         self._dispatch = None
         self._function.__exit__(kind, error, trace)
-        if isinstance(error, Exception):
-            self._session.fail(error)
-            return True
-        return False
+        if error is None or is_users(error):
+            return False
+        _fail(self._session, error)
+        return True
+
+
+def _fail(session: Fails, error: BaseException) -> None:
+    """Tell it, which may go wrong as well."""
+    with contextlib.suppress(Exception):
+        session.fail(cast("Exception", error))

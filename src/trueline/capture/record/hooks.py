@@ -127,13 +127,18 @@ class GradientHooks:
 
 
 class _Arrived:
-    """The hook; a copy of the tensor (``deepcopy``) gets one that does nothing."""
+    """The hook; a copy of the tensor (``deepcopy``) gets one that does nothing. ``tensor`` returns the tensor, None
+    where it is gone.
+    """
 
     __slots__ = ("hooks", "places", "tensor", "version")
+    __torch_unserializable__ = True
 
     def __init__(self, hooks: GradientHooks, x: Tensor, places: Places) -> None:
         self.hooks, self.places = hooks, places
-        self.tensor, self.version = weakref.ref(x), x._version
+        self.version = x._version
+        # torch swaps no leaf that has a weak reference; what is no leaf would keep its graph alive without.
+        self.tensor: Callable[[], Tensor | None] = (lambda: x) if x.is_leaf else weakref.ref(x)
 
     def __call__(self, gradient: Tensor | None) -> None:
         self.hooks._arrived(self.places, gradient)

@@ -80,9 +80,9 @@ class Description:
         )
         self._send(notes=list(dict.fromkeys([*(self.manifest.notes if self.manifest else ()), *notes])))
 
-    def finish(self) -> None:
-        """Send the facts of the job, if they were not there at any step."""
-        facts = self._facts and self._facts.now(patience_s=_FACTS_S)
+    def finish(self, *, patience_s: float) -> None:
+        """Send the facts of the job, if they were not there at any step; wait at most ``patience_s`` for them."""
+        facts = self._facts and self._facts.now(patience_s=min(patience_s, _FACTS_S))
         if facts is not None and self.env.facts is None:
             self.env = self.env.model_copy(update={"facts": facts})
             self._send()

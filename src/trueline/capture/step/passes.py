@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +27,7 @@ from torch.utils.hooks import unserializable_hook
 from trueline.capture.adapters.base import Guard, reduces_itself, uncompiled
 from trueline.capture.model import patches
 from trueline.capture.model.layout import local
+from trueline.capture.model.object_table import ObjectTable
 from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.untraced import Hook, in_backward, skipped
 from trueline.capture.model.world import collectives_started
@@ -110,7 +110,7 @@ class Contributions:
     def __init__(self) -> None:
         self.begun: Pass | None = None
         self._guard: Guard = contextlib.nullcontext
-        self._trained: weakref.WeakKeyDictionary[Optimizer, tuple[Tensor, ...]] = weakref.WeakKeyDictionary()
+        self._trained = ObjectTable[Optimizer, tuple[Tensor, ...]]()
         self._params: Sequence[Tensor] = ()
         self.begin(())
 
@@ -217,10 +217,12 @@ class Contributions:
 
     def begin_update(self, optimizer: Optimizer) -> None:
         """``optimizer`` is about to update what it holds, or to call its closure."""
-        if optimizer not in self._trained:
+        few = self._trained.get(optimizer)
+        if few is None:
             held = {id(param) for group in optimizer.param_groups for param in group["params"]}
-            self._trained[optimizer] = _few([param for param in self._params if id(param) in held])
-        self._updated = self._trained[optimizer]
+            few = _few([param for param in self._params if id(param) in held])
+            self._trained.put(optimizer, few)
+        self._updated = few
         self._update_from = self._num_begun
 
     def counted(self) -> CountedPasses:
@@ -251,9 +253,10 @@ class Contributions:
 
     def _looked_at(self) -> Iterable[Tensor]:
         """Parameters to check, of the optimizers that have updated this model: these do not clear any others."""
-        if not self._trained:
+        trained = [few for _, few in self._trained.items()]
+        if not trained:
             return _few(self._params)
-        return {id(param): param for few in self._trained.values() for param in few}.values()
+        return {id(param): param for few in trained for param in few}.values()
 
     def _any_of(self, inputs: Any) -> bool:
         mine = {id(param) for param in self._params}

@@ -170,16 +170,18 @@ class Recorder:
                 model = class_name(unwrap(self.model))
                 self.safe_sink.write(no_update(model, num_passes, rank=self.team.rank, same=same))
 
-    def close(self, raised: BaseException | None = None) -> None:
-        """Write the remaining rows, and that ``raised`` ended the training; close the Sink and restore the model."""
+    def close(self, raised: BaseException | None = None, *, patience_s: float = exchange.PATIENCE_S) -> None:
+        """Write the remaining rows, and that ``raised`` ended the training; close the Sink and restore the model. Wait
+        at most ``patience_s`` for sums.
+        """
         with self.parts.guarded("close"):
-            self.drain(patience_s=exchange.PATIENCE_S)
+            self.drain(patience_s=patience_s)
         with self.parts.guarded("close"):
             self._write_last()
         self.parts.session.detach(raised=raised is not None)
         self._leave()
         with self.parts.guarded("close"):
-            self._description.finish()
+            self._description.finish(patience_s=patience_s)
         if raised is not None:
             with self.parts.guarded("close"):
                 self._description.note_raised(raised)

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from trueline.capture.model.object_table import ObjectTable
+
 _STEP = next(
     part
     for part in Optimizer.profile_hook_step.__code__.co_consts
@@ -72,7 +74,7 @@ class Updates:
         self._under_way = self._nested = False
         self._since_end: set[tuple[int, ...]] = set()
         self._ends: weakref.ref[Optimizer] | None = None
-        self._versions: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._versions = ObjectTable[Optimizer, int]()
         self.unseen()
         self.ended_any = False
 
@@ -100,9 +102,9 @@ class Updates:
                 continue
             with torch._C.DisableTorchFunction():  # a mode of the user's may count what is read
                 version = param._version
-            before = self._versions.get(optimizer, version)
-            self._versions[optimizer] = version
-            if before != version and self._fed and is_compiled(param, update=True):
+            before = self._versions.get(optimizer)
+            self._versions.put(optimizer, version)
+            if before not in (None, version) and self._fed and is_compiled(param, update=True):
                 ended = optimizer
         if ended is not None:
             self.ended_any = True

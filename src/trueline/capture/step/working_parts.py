@@ -4,16 +4,18 @@ never training.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from threading import get_ident
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 from torch import nn
 
 from trueline.capture.adapters.base import Adapter
 from trueline.capture.job.safe_sink import SafeSink
+from trueline.capture.model.failures import is_users
 from trueline.capture.model.untraced import Unseen, are_functions_unseen, num_dispatch_modes
 from trueline.capture.record.make_session import AnySession, Idle
 from trueline.capture.step.exchange import Team
@@ -40,8 +42,8 @@ class Watching:
     parts: WorkingParts
 
 
-_here: list[WorkingParts] = []
-"""All of this process, one for each watched model: what one computes must not be recorded by another."""
+_here: list[weakref.ref[WorkingParts]] = []
+"""All of this process, one for each watched model that lives: what one computes must not be recorded by another."""
 
 
 class WorkingParts:
@@ -56,7 +58,7 @@ class WorkingParts:
         self._failed = failed
         self._ended: set[str] = set()
         self._inside: set[int] = set()
-        _here.append(self)
+        _here.append(weakref.ref(self))
 
     def works(self, part: str) -> bool:
         """Whether no exception has ended it."""
@@ -70,7 +72,8 @@ class WorkingParts:
         with suppress(Exception):
             self.let_go(part)
         if error is not None:
-            self._failed(part, error)
+            with suppress(Exception):
+                self._failed(part, error)
 
     def guarded(self, part: str) -> AbstractContextManager[None]:
         """Count the CPU time inside as Trueline's, and turn an exception into a Finding: training goes on."""
@@ -92,7 +95,7 @@ class WorkingParts:
 
     def close(self) -> None:
         """Watching of the model has ended."""
-        _here.remove(self)
+        _here[:] = [ref for ref in _here if ref() not in (None, self)]
 
 
 class _Ours:
@@ -114,7 +117,9 @@ class _Ours:
         parts._inside.add(thread)
         self._thread = thread
         self._begin = parts.time.cpu_s()
-        self._sessions = [each.session for each in _here if type(each.session) is not Idle]
+        self._sessions = [
+            each.session for ref in _here if (each := ref()) is not None and type(each.session) is not Idle
+        ]
         for session in self._sessions:
             session.pause()
         self._unseen = None
@@ -124,9 +129,9 @@ class _Ours:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         try:
-            if error is None or not self._part or not isinstance(error, Exception):
+            if error is None or not self._part or is_users(error):
                 return False
-            self._parts.end(self._part, error)
+            self._parts.end(self._part, cast("Exception", error))
             return True
         finally:
             if self._thread is not None:

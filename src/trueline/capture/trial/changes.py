@@ -119,13 +119,13 @@ class Changes:
                 self._patched({**switch, "where": switch["seen"]}, self._seeing(switch["name"]))
         if self._of("setting", "function"):
             self._hold()
-            patches.module_call.add(self._at_call)
+            patches.module_call.add(self._at_call, keep=True)
         register_optimizer_step_pre_hook(Hook(self._at_update))
         if self._updates is not None:
             register_optimizer_step_post_hook(Hook(self._after_update))
         if self._slow > 1:
-            patches.module_call.add(self._wait, after=True)
-            patches.backward.add(self._wait, after=True)
+            patches.module_call.add(self._wait, after=True, keep=True)
+            patches.backward.add(self._wait, after=True, keep=True)
             register_optimizer_step_post_hook(Hook(self._wait))
         if self._place:
             atexit.register(self._write)

@@ -44,7 +44,7 @@ class FedModules:
 
     def put(self) -> None:
         """Wait for the step."""
-        patches.module_call.add(self._at_call)
+        patches.module_call.add(self._at_call, keep=True)
 
     def next_step(self) -> None:
         """An update was made."""

@@ -103,11 +103,11 @@ class FirstStep:
         seed_all(self._seed, dropout=False)
         fetch = patches.Patch(dataloader._BaseDataLoaderIter, "__next__", patches.calling(self._at_fetch))
         fetch.put()
-        patches.module_call.add(self._at_call)
-        patches.backward.add(self._at_backward)
+        patches.module_call.add(self._at_call, keep=True)
+        patches.backward.add(self._at_backward, keep=True)
         for norm in patches.norms:
-            norm.add(self._at_norm)
-        patches.scaler_step.add(self._at_update)
+            norm.add(self._at_norm, keep=True)
+        patches.scaler_step.add(self._at_update, keep=True)
         register_optimizer_step_pre_hook(Hook(self._at_update))
         register_optimizer_step_post_hook(Hook(self._after_update))
 

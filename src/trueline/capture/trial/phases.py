@@ -42,7 +42,7 @@ class Phase:
 
     def put(self) -> None:
         """Wait for the model that trains."""
-        patches.module_call.add(self._at_call)
+        patches.module_call.add(self._at_call, keep=True)
         if self._kind != "elsewhere":
             register_optimizer_step_pre_hook(Hook(self._keep))
             register_optimizer_step_post_hook(Hook(self._put_back))

@@ -46,7 +46,7 @@ class Remedy:
 
     def put(self) -> None:
         """Wait for the first call of a model that has the module."""
-        patches.module_call.add(self._at_call)
+        patches.module_call.add(self._at_call, keep=True)
         if self._kind == "clip":
             register_optimizer_step_pre_hook(Hook(self._clip))
 

@@ -63,7 +63,7 @@ class RepeatedCalls(TorchDispatchMode):
 
     def put(self) -> None:
         """Wait for the first training call."""
-        patches.module_call.add(self._begin)
+        patches.module_call.add(self._begin, keep=True)
 
     def _begin(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         if torch.is_grad_enabled() and module.training and not torch.compiler.is_compiling():

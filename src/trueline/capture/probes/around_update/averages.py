@@ -22,6 +22,7 @@ from torch.optim.swa_utils import AveragedModel
 from trueline.capture.adapters.base import Guard
 from trueline.capture.model import patches
 from trueline.capture.model.layout import Layout, clean_name, unwrap
+from trueline.capture.model.object_table import ObjectTable
 from trueline.capture.probes.around_update.sampling import NowAndThen, Waiting
 from trueline.capture.probes.around_update.update_slices import Gathered, Place, place_at
 from trueline.capture.probes.base import Moment, Step
@@ -155,8 +156,8 @@ class AverageProbe:
         self._guard, self._model, self._declared = guard, model, averages
         self._found: list[weakref.ref[nn.Module]] | None = None
         self._times = NowAndThen()
-        self._times_of: weakref.WeakKeyDictionary[AveragedModel, NowAndThen] = weakref.WeakKeyDictionary()
-        self._pairs: weakref.WeakKeyDictionary[Any, tuple[Any, list[_Pair]]] = weakref.WeakKeyDictionary()
+        self._times_of = ObjectTable[AveragedModel, NowAndThen]()
+        self._pairs = ObjectTable[Any, tuple[Any, list[_Pair]]]()
         self._waiting = Waiting[list[_Sample]]()
         self._forget()
         patches.average.add(self._before_call)
@@ -244,7 +245,9 @@ class AverageProbe:
         if step is None or not isinstance(model, nn.Module) or not self._is_ours(step, model):
             return
         key = f"AveragedModel {_number_of(average)}"
-        if key in self._seen or not self._times_of.setdefault(average, NowAndThen()).due(step):
+        times = self._times_of.get(average) or NowAndThen()
+        self._times_of.put(average, times)
+        if key in self._seen or not times.due(step):
             return
         self._seen.add(key)
         with self._guard(self.name), torch.no_grad():
@@ -278,7 +281,7 @@ class AverageProbe:
         known = self._pairs.get(average)
         if known is None or known[0] is not layout:
             known = (layout, list(_pairs(average, model)))
-            self._pairs[average] = known
+            self._pairs.put(average, known)
         return known[1]
 
 
@@ -334,19 +337,27 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, tuple[Held, bool]]]:
                     seen.add(id(tensor))
                     yield (
                         clean_name(f"{prefix}.{name}" if prefix else name),
-                        (functools.partial(table.get, name), is_buffer),
+                        (functools.partial(_held, weakref.ref(module), name, is_buffer), is_buffer),
                     )
 
 
-_MADE: weakref.WeakKeyDictionary[AveragedModel, int] = weakref.WeakKeyDictionary()
+def _held(ref: weakref.ref[nn.Module], name: str, is_buffer: bool) -> Tensor | None:
+    """The tensor of this name; None once the module is gone, which the user may drop meanwhile."""
+    module = ref()
+    return None if module is None else (module._buffers if is_buffer else module._parameters).get(name)
+
+
+_MADE = ObjectTable[AveragedModel, int]()
 _numbers = itertools.count()
 
 
 def _number_of(average: AveragedModel) -> int:
     """Its number among those that were updated, from 0."""
-    if average not in _MADE:
-        _MADE[average] = next(_numbers)
-    return _MADE[average]
+    number = _MADE.get(average)
+    if number is None:
+        number = next(_numbers)
+        _MADE.put(average, number)
+    return number
 
 
 def _is_custom(average: AveragedModel) -> bool:

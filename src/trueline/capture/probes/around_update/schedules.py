@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trueline.capture.model import patches
+from trueline.capture.model.object_table import ObjectTable
 from trueline.capture.probes.base import FactProbe, Moment, Step
 
 
@@ -23,7 +23,7 @@ class ScheduleProbe(FactProbe):
     between = moments
 
     def __init__(self) -> None:
-        self._calls: weakref.WeakKeyDictionary[LRScheduler, int] = weakref.WeakKeyDictionary()
+        self._calls = ObjectTable[LRScheduler, int]()
         self._has_forward = False
         for each in patches.schedules:
             each.add(self._at_step)
@@ -43,12 +43,12 @@ class ScheduleProbe(FactProbe):
         if moment == "forward":
             self._has_forward = True
             for scheduler in self._calls:
-                self._calls[scheduler] = 0
+                self._calls.put(scheduler, 0)
             return {}
         of = [] if step.optimizer is None else [each for each in self._calls if _drives(each, step.optimizer)]
         if not of:
             return {"schedule_epochs": []} if _has_one(step.optimizer) else {}
-        calls = {"schedule_calls": [self._calls[each] for each in of]} if self._has_forward else {}
+        calls = {"schedule_calls": [self._calls.get(each) or 0 for each in of]} if self._has_forward else {}
         rates = _set_last(of[0]) if len(of) == 1 else []
         return {
             **calls,
@@ -58,7 +58,7 @@ class ScheduleProbe(FactProbe):
 
     def _at_step(self, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
         made = getattr(scheduler, "_step_count", 0) < 1  # the call that its constructor makes, or it counts none
-        self._calls[scheduler] = 0 if made else self._calls.get(scheduler, 0) + 1
+        self._calls.put(scheduler, 0 if made else (self._calls.get(scheduler) or 0) + 1)
 
 
 def _has_one(optimizer: Optimizer | None) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import random
-import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from trueline.capture.job.environment import plain_value
 from trueline.capture.model.layout import Layout, local
+from trueline.capture.model.object_table import ObjectTable
 from trueline.capture.probes.around_update.masters import Copy, copies_of
 from trueline.capture.probes.around_update.sampling import EARLY
 from trueline.schema.text.secrets import redacted
@@ -52,7 +52,7 @@ _OTHER_RULES = ("decoupled_wd", "adam")
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
-_MADE: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+_MADE = ObjectTable[torch.optim.Optimizer, int]()
 _numbers = itertools.count()
 """The number of each optimizer that was sampled, and those that are left."""
 
@@ -86,9 +86,11 @@ def _plain(of: type, name: str) -> Any:
 
 
 def _number_of(optimizer: torch.optim.Optimizer) -> int:
-    if optimizer not in _MADE:
-        _MADE[optimizer] = next(_numbers)
-    return _MADE[optimizer]
+    number = _MADE.get(optimizer)
+    if number is None:
+        number = next(_numbers)
+        _MADE.put(optimizer, number)
+    return number
 
 
 def sampled_copies(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trueline.capture.adapters.base import Guard
+from trueline.capture.model.patches import unseen
 from trueline.capture.model.untraced import Hook, skipped
 from trueline.capture.probes.around_update.sampling import NowAndThen, Waiting
 from trueline.capture.probes.around_update.update_slices import (
@@ -69,6 +70,7 @@ class UpdateProbe:
 
     def _listen(self, step: Step) -> None:
         """Hook the update that is about to be made, once; not one that was compiled, which calls no hooks."""
+        self._forget()  # of an update that raised, nothing has said that it ended
         optimizer = _ruling(step.optimizer)
         before = getattr(optimizer, "_optimizer_step_pre_hooks", None)
         after = getattr(optimizer, "_optimizer_step_post_hooks", None)
@@ -76,7 +78,7 @@ class UpdateProbe:
             return
         self._step = step
         self._handles = [
-            optimizer.register_step_pre_hook(Hook(self._before)),
+            _Behind(before, Hook(self._before)) if before else optimizer.register_step_pre_hook(Hook(self._before)),
             optimizer.register_step_post_hook(Hook(self._after)),
         ]
         after.move_to_end(next(reversed(after)), last=False)  # in front of the user's own, which may change parameters
@@ -131,6 +133,38 @@ class UpdateProbe:
         self._done = self._again = False
         self._depth = 0
         self._step: Any = None
+
+
+class _Behind:
+    """Stands for the last of the user's ``hooks`` before an update, until it is removed, and calls ours after it. Torch
+    goes through them meanwhile: the last may take itself off, which it may not with one of ours behind it.
+    """
+
+    def __init__(self, hooks: dict[int, Any], ours: Hook) -> None:
+        self._hooks, self._ours = hooks, ours
+        self._key, self._users = [*hooks.items()][-1]
+        self._put = self._both()
+        hooks[self._key] = self._put  # in its place: the order of the keys stays as it is
+
+    def remove(self) -> None:
+        """Put the user's back, unless that has taken itself off."""
+        if self._hooks.get(self._key) is self._put:
+            self._hooks[self._key] = self._users
+
+    def _both(self) -> Callable[..., Any]:
+        users, ours = self._users, self._ours
+
+        @skipped
+        @unseen
+        def both(optimizer: Any, args: Any, kwargs: Any) -> Any:
+            changed = users(optimizer, args, kwargs)
+            if isinstance(changed, tuple) and len(changed) == 2:
+                args, kwargs = changed
+            elif changed is not None:
+                return changed  # at which torch raises
+            return ours(optimizer, args, kwargs) or changed
+
+        return both
 
 
 def _ruling(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:

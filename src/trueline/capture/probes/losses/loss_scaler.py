@@ -9,10 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trueline.capture.model import patches
-from trueline.capture.model.untraced import Hook
 from trueline.capture.probes.around_update.sampling import Waiting
 from trueline.capture.probes.base import FactProbe, Moment, Step
 from trueline.capture.probes.losses import loss_scaling
@@ -33,7 +31,7 @@ class LossScalerProbe(FactProbe):
         self._steps: Optimizer | None = None
         self._step: Step | None = None
         self._waiting = Waiting[tuple[int, float, float]]()
-        self._hook = register_optimizer_step_pre_hook(Hook(self._at_update))
+        patches.update_begins.add(self._at_update)
         patches.scaler_step.add(self._before_step)
         patches.scaler_step.add(self._after_step, after=True)
 
@@ -44,7 +42,7 @@ class LossScalerProbe(FactProbe):
 
     def detach(self) -> None:
         """Stop listening."""
-        self._hook.remove()
+        patches.update_begins.remove(self._at_update)
         self._scaler = self._steps = self._step = None
         patches.scaler_step.remove(self._before_step)
         patches.scaler_step.remove(self._after_step)

@@ -1,0 +1,48 @@
+"""``torch.jit.script`` and ``torch.jit.trace`` of a model that has our hooks: without them, as it compiles them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from trueline.capture.model.patches import Function, Patch, calling
+from trueline.capture.model.untraced import is_ours
+
+
+@contextlib.contextmanager
+def without_hooks(model: Any) -> Iterator[None]:
+    """Inside, ``model`` and what is in it have no hook of ours; then they have them again, where they were."""
+    before: list[tuple[dict[int, Any], dict[int, Any]]] = []
+    with contextlib.suppress(Exception):
+        for module in model.modules() if isinstance(model, nn.Module) else ():
+            for hooks in (module._forward_hooks, module._forward_pre_hooks):
+                ours = [key for key, hook in hooks.items() if is_ours(hook)]
+                if ours:
+                    before.append((hooks, dict(hooks)))
+                    for key in ours:
+                        del hooks[key]
+    try:
+        yield
+    finally:
+        for hooks, all_hooks in before:
+            users = dict(hooks)
+            hooks.clear()
+            kept = {key: hook for key, hook in all_hooks.items() if is_ours(hook) or key in users}
+            hooks.update(kept | users)
+
+
+def _scripting(original: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
+    with without_hooks(model):
+        return original(model, *args, **kwargs)
+
+
+_script = Patch(torch.jit._recursive, "create_script_module", calling(_scripting))
+
+
+def hide_hooks() -> None:
+    """Let TorchScript see models without our hooks from now on, as copies of a model have them for longer."""
+    _script.put()
