@@ -18,7 +18,7 @@ from trueline.analyze.engines import Engine, Views, judged_on, not_run_of
 from trueline.analyze.following import further, keep, known_of
 from trueline.analyze.incidents import Incident, advice_of, began, between, incidents_of, is_explained
 from trueline.analyze.no_update import together
-from trueline.analyze.rank_endings import ends_of
+from trueline.analyze.rank_endings import all_killed, death_of, ends_of
 from trueline.analyze.registry import Check, installed_checks
 from trueline.analyze.rollouts.rows import left_out
 from trueline.analyze.run_verdict import verdict_of
@@ -27,7 +27,7 @@ from trueline.analyze.where import Machines, machine_text, machines_of, where_of
 from trueline.analyze.workers.influence import unlooked
 from trueline.analyze.workers.iterations import may_part, parting_of
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
-from trueline.schema.finding import Finding, by_weight, columns_of
+from trueline.schema.finding import JOB_DIED, Finding, by_weight, columns_of
 from trueline.schema.judged import EXIT_CODES, Asked, Judged, NotRun, Question, Verdict, asked_of, judged_together
 from trueline.schema.text.shown import Shown
 from trueline.schema.text.words import whose_text
@@ -87,6 +87,11 @@ class CheckReport(Shown):
     def verdict(self) -> Verdict:
         """All of it in one sentence."""
         where = self.where(0) if self.incidents else ""
+        death = next((finding for finding in self.findings if finding.code == JOB_DIED), None)
+        if death is not None:
+            died = f"{death.claim[:1].lower()}{death.claim[1:].rstrip('.')}"
+            is_all = self.findings[self.incidents[0].findings[0]] is death
+            where = died if is_all or not where else f"{died}; {where}"
         return verdict_of(self.findings, self.incidents, self.judged, where)
 
     def began(self, incident: int) -> Finding:
@@ -265,7 +270,8 @@ def check(
     """
     opened = run if isinstance(run, Run) else Run(run, parts=known_parts(run))
     reference = ref if ref is None or isinstance(ref, Run) else Run(ref)
-    findings = together(opened.live_findings)
+    death = death_of(opened)
+    findings = [*together(opened.live_findings), *([] if death is None else [death])]
     codes: list[str] = []
     not_run: list[NotRun] = []
     question_of: dict[str, Question] = dict.fromkeys({**COMPARE_CODES, **JOB_CODES}, "reference")
@@ -298,7 +304,11 @@ def check(
         except RunError as error:
             notes.append(f"Model {name}: {error}")
             continue
-        findings += [replace(finding, claim=f"Model {name}: {finding.claim}") for finding in report.findings]
+        findings += [
+            replace(finding, claim=f"Model {name}: {finding.claim}")
+            for finding in report.findings
+            if finding.code != JOB_DIED
+        ]
         notes += [f"Model {name}: {line}" for line in (report.verdict.line, *report.notes)]
     commands = Commands(os.fspath(opened.path), tuple(opened.manifest.argv))
     calls = {each.code: each.calls for each in checks}
@@ -394,4 +404,5 @@ def _judged(run: Run, questions: tuple[Asked, ...]) -> Judged:
         num_steps=int(steps.size),
         steps=(int(steps[0]), int(steps[-1])) if steps.size else None,
         unclosed=tuple(run.unclosed),
+        killed=all_killed(run),
     )

@@ -4,11 +4,13 @@ the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from trueline.analyze.compared_ranks import data_parallel_ranks
 from trueline.schema.files.run_lock import living, owner_left
+from trueline.schema.files.run_manifest import RankEnv
+from trueline.schema.finding import JOB_DIED, Finding
 from trueline.schema.text.words import capitalized, ranks_text
 from trueline.store.reader import Run
 
@@ -36,6 +38,46 @@ def ends_of(run: Run, *, part: bool) -> list[str]:
     return lines + _early({rank: step for rank, step in last.items() if rank not in run.unclosed}, last)
 
 
+ENDED = ("KeyboardInterrupt", "SystemExit", "TrainingStopped", "GeneratorExit")
+"""Exceptions by which somebody ends a job that is well."""
+
+
+def death_of(run: Run) -> Finding | None:
+    """That the job died, on which rank first, and where; None where it runs, was closed, or was ended: a scheduler that
+    kills all ranks at once leaves no more than that.
+    """
+    raised = _in_order(run)
+    killed = [rank for rank in run.unclosed if _end(run, rank) == "killed"]
+    closed = [rank for rank, env in run.env.items() if rank not in run.unclosed and not env.raised]
+    if raised:
+        if raised[0].raised.split()[0] in ENDED:
+            return None
+        ranks, (claim,) = (raised[0].rank,), _raised(run, run.last_steps)
+        todo = f"Read what {ranks_text(ranks)} printed last: the traceback there says why."
+    elif killed and closed:
+        ranks = tuple(killed)
+        claim = _not_closed(killed, [run.last_steps.get(rank) for rank in killed], "killed")
+        todo = f"Ask the system of {ranks_text(ranks)} who killed it: `dmesg` where memory ran out, else the scheduler."
+    else:
+        return None
+    last = max((step for rank in ranks if (step := run.last_steps.get(rank)) is not None), default=None)
+    return Finding(
+        code=JOB_DIED,
+        severity="error",
+        claim=f"The job died: {claim[:1].lower()}{claim[1:]}",
+        ranks=ranks,
+        step_first=last,
+        step_last=last,
+        false_alarm_rate=0.0,
+        next=(todo,),
+    )
+
+
+def all_killed(run: Run) -> bool:
+    """Whether no rank closed the Run, and none runs: the job was killed or ended from outside, or left at once."""
+    return set(run.unclosed) >= set(run.env) and all(_end(run, rank) == "killed" for rank in run.unclosed)
+
+
 def _end(run: Run, rank: int) -> End:
     """``unknown`` where no owner is named: a Run from elsewhere, or of a version that did not name any."""
     if "://" in run.path or not owner_left(run.path, rank):
@@ -43,17 +85,22 @@ def _end(run: Run, rank: int) -> End:
     return "killed" if living(run.path, rank=rank) is None else "running"
 
 
-def _raised(run: Run, last: dict[int, int | None]) -> list[str]:
+def _in_order(run: Run) -> list[RankEnv]:
+    """The ranks that raised, in the order in which they did."""
+    begins_ns = _last_common_ns(run)
+    raised = [env for env in run.env.values() if env.raised]
+    return sorted(raised, key=lambda env: env.raised_ns - begins_ns.get(env.rank, 0))
+
+
+def _raised(run: Run, last: Mapping[int, int | None]) -> list[str]:
     """One line of what ended the training on which ranks, in the order in which they raised: those that were left
     waiting for one often raise too, of the connection.
     """
     by_cause: dict[str, list[int]] = {}
-    begins_ns = _last_common_ns(run)
-    for env in sorted(run.env.values(), key=lambda env: env.raised_ns - begins_ns.get(env.rank, 0)):
-        if env.raised:
-            step = last.get(env.rank)
-            after = "before its first step" if step is None else f"after step {step}"
-            by_cause.setdefault(f"{env.raised} {after}", []).append(env.rank)
+    for env in _in_order(run):
+        step = last.get(env.rank)
+        after = "before its first step" if step is None else f"after step {step}"
+        by_cause.setdefault(f"{env.raised} {after}", []).append(env.rank)
     lines = [f"{ranks_text(ranks)} raised {cause}" for cause, ranks in by_cause.items()]
     if quiet := [rank for rank, env in run.env.items() if not env.raised and rank not in run.unclosed]:
         lines.append(f"{ranks_text(quiet)} ended without an exception")

@@ -72,11 +72,12 @@ def _scope(judged: Judged) -> str:
     """
     if not judged.num_steps:
         return ""
-    so_far = " so far" if judged.unclosed else ""
+    so_far = " so far" if judged.unclosed and not judged.killed else ""
+    ended = ", before the job was killed, or ended without closing its Run" if judged.killed else ""
     left_out = f"{len(judged.ranks)} of {judged.world_size} ranks"
     ranks = counted(judged.world_size, "rank") if len(judged.ranks) == judged.world_size else left_out
     ranks = "one process" if judged.world_size == 1 else ranks
-    return f"{so_far} in {counted(judged.num_steps, 'step')} of {ranks}"
+    return f"{so_far} in {counted(judged.num_steps, 'step')} of {ranks}{ended}"
 
 
 def _left_open(judged: Judged) -> str:

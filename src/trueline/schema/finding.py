@@ -15,6 +15,8 @@ WATCH_DEGRADED = "watch-degraded"
 PLAN_REFUSED = "plan-refused"
 RECORDING_STARTED = "recording-started"
 NO_UPDATE = "no-update"
+JOB_DIED = "job-died"
+"""The code of a training that an exception ended, or that some of its ranks left without a word."""
 LIVE_CODES = {
     WATCH_DEGRADED: "A part of watching failed on a rank and was taken off; training goes on without it.\n\n"
     "Written while the job runs. What was not watched from there on is not judged: report the error that it names.",
@@ -26,6 +28,11 @@ LIVE_CODES = {
     "Written as the job ends, unless an exception ended it or a GradScaler left out its updates. Some elements of some "
     "parameters are looked at as watching begins and as it ends: where they have changed, something else updates, and "
     "nothing is said.",
+    JOB_DIED: "The job died: an exception ended the training on a rank, which is the first that raised, or ranks were "
+    "killed while others ended as they should.\n\n"
+    "Read from how each rank closed the Run, with the line of the user's own code. A job that was interrupted "
+    "(KeyboardInterrupt), that the Plan stopped or that ended all at once without an exception was ended, and did not "
+    "die; one that still runs did neither.",
 }
 """What is reported while the job runs, by no check: what each code means."""
 

@@ -153,7 +153,7 @@ class Asked:
 class Judged:
     """What was judged: ``questions`` with their checks, the global ``ranks`` that were compared with each other, the
     size of the job, and the first and last step with a row (None: there is none). ``unclosed`` are the ranks that did
-    not close the Run: they still run, or were killed.
+    not close the Run: they still run, or were ``killed``, all of them.
     """
 
     questions: tuple[Asked, ...] = ()
@@ -162,6 +162,7 @@ class Judged:
     num_steps: int = 0
     steps: tuple[int, int] | None = None
     unclosed: tuple[int, ...] = ()
+    killed: bool = False
 
     def of(self, *states: State, among: Iterable[Question] = tuple(QUESTIONS)) -> tuple[Asked, ...]:
         """The questions ``among`` those asked that are in one of ``states``."""
@@ -252,6 +253,7 @@ def judged_together(groups: Sequence[Judged]) -> Judged:
         num_steps=min(judged.num_steps for judged in groups),
         steps=(min(first for first, _ in spans), max(last for _, last in spans)) if spans else None,
         unclosed=tuple(sorted(rank for judged in groups for rank in judged.unclosed)),
+        killed=any(judged.killed for judged in groups),
     )
 
 

@@ -311,10 +311,49 @@ def test_what_ended_the_training_is_told_of_the_rank_that_raised_first(tmp_path,
         for step in range(6):
             writer.write({"step": step, **rows[step, rank], "time_ns": 1000 * step + (ahead_ns if rank == 1 else 0)})
         writer.close()
-    assert check(tmp_path).notes[0] == (
-        "Rank 1 raised ValueError at train.py:5 after step 5; ranks 0 and 3 raised RuntimeError at train.py:9 after "
+    report = check(tmp_path)
+    said = (
+        "ank 1 raised ValueError at train.py:5 after step 5; ranks 0 and 3 raised RuntimeError at train.py:9 after "
         "step 5; rank 2 ended without an exception."
     )
+    assert report.notes[0] == f"R{said}"
+    assert report.verdict.line == f"Fault found: the job died: r{said.removesuffix('.')}; 1 finding."
+    (death,) = (finding for finding in report.findings if finding.severity == "error")
+    assert (death.code, death.claim, death.ranks, death.step_first) == ("job-died", f"The job died: r{said}", (1,), 5)
+    assert report.exit_code == 1
+
+
+@pytest.mark.parametrize("raised", ["KeyboardInterrupt at train.py:5", "TrainingStopped at train.py:5"])
+def test_a_job_that_somebody_ended_did_not_die(tmp_path, raised):
+    rows = healthy_rows(2, 12)
+    for rank, (text, raised_ns) in enumerate([(raised, 100), ("RuntimeError at train.py:9", 200)]):
+        writer = RunWriter(tmp_path, rank=rank)
+        manifest = Manifest(world_size=2, data_parallel_ranks=[0, 1], adapter="ddp")
+        writer.describe(manifest if rank == 0 else None, rank_env(rank, 2, raised=text, raised_ns=raised_ns))
+        for step in range(12):
+            writer.write({"step": step, **rows[step, rank]})
+        writer.close()
+    report = check(tmp_path)
+    assert not report.incidents
+    assert report.notes[0].startswith(f"Rank 0 raised {raised} after step 11; rank 1 raised RuntimeError")
+
+
+def test_a_rank_that_is_killed_beside_one_that_ends_well_is_a_death(tmp_path):
+    left_open(tmp_path, (12, 12)).close()
+    report = check(tmp_path)
+    said = "rank 0 did not close this Run (last step 11): killed, or ended without a chance to close it"
+    assert report.verdict.line == f"Fault found: the job died: {said}; 1 finding."
+    assert (report.exit_code, report.incidents[0].ranks) == (1, (0,))
+
+
+def test_a_job_that_is_killed_as_a_whole_is_said_to_have_been_ended_and_is_no_fault(tmp_path):
+    if os.fork() == 0:
+        left_open(tmp_path, (12, 12))
+        os._exit(0)
+    os.wait()
+    report = check(tmp_path)
+    assert not report.incidents
+    assert ", before the job was killed, or ended without closing its Run" in report.verdict.line
 
 
 def test_killed_ranks_and_running_ones_are_noted_with_their_last_step(tmp_path):

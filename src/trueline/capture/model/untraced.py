@@ -89,8 +89,8 @@ class Hook:
     A hook that is registered ``with_kwargs`` and is taken off while torch goes through the hooks of its module (a step
     that ends then, by a forward pass, takes its own off) is still called, but without them: that is not passed on.
 
-    What ``call`` raises by mistake is logged, and it is not called again. What Trueline raises on purpose goes on. So does what a
-    handler of a signal raises.
+    What ``call`` raises by mistake is logged, and it is not called again. What Trueline raises on purpose goes on, and
+    what a handler of a signal raises.
     """
 
     __name__ = "trueline"

@@ -65,7 +65,11 @@ class WorkingParts:
         return part not in self._ended
 
     def end(self, part: str, error: Exception | None = None) -> None:
-        """Do without ``part`` from now on, because of an exception of Trueline's, if any; never raises."""
+        """Do without ``part`` from now on, because of an exception of Trueline's, if any. Raises one of the user's (see
+        ``is_users``).
+        """
+        if error is not None and is_users(error):
+            raise error
         if part in self._ended:
             return
         self._ended.add(part)
