@@ -25,7 +25,7 @@ from trueline.capture.probes.around_update.averages import Average
 from trueline.capture.probes.standard import StandardProbes
 from trueline.capture.record.make_session import require_fitting
 from trueline.capture.step import shared_columns
-from trueline.capture.step.exchange import COMING_S, Team, make_team
+from trueline.capture.step.exchange import COMING_S, Team, TrainedAlone, make_team
 from trueline.capture.step.recorder import Recorder
 from trueline.capture.step.working_parts import Watching, WorkingParts
 from trueline.schema.errors import InputError, TruelineError
@@ -70,7 +70,11 @@ def begin(
     if process_group is None and isinstance(adapter, ShardedAdapter):
         adapter = _among_holders(adapter, model)
     compared = adapter.name if adapter.mesh.compares and adapter.name != "fsdp1" else ""  # its shards have other shapes
-    team = make_team(adapter.mesh, model=model, adapter=compared, replicas=adapter.name in REDUCING)
+    try:
+        team = make_team(adapter.mesh, model=model, adapter=compared, replicas=adapter.name in REDUCING)
+    except TrainedAlone:
+        adapter.detach()
+        raise
     if team.apart is None:
         adapter.detach()
         adapter = StagesAdapter(process_group)

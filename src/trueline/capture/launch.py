@@ -24,9 +24,11 @@ from trueline.capture.model import patches
 from trueline.capture.model.failures import is_users
 from trueline.capture.model.layout import unwrap
 from trueline.capture.model.model_names import name_of_called
+from trueline.capture.model.object_table import ObjectTable
 from trueline.capture.model.world import all_come, in_pipeline, world_size
 from trueline.capture.probes.dataloader import EpochProbe
 from trueline.capture.step.call_sites import call_sites
+from trueline.capture.step.exchange import TrainedAlone, leaves_alone
 from trueline.capture.step.updates import is_compiled
 from trueline.capture.watch import Watch, innermost
 from trueline.schema.errors import ResumeError, TruelineError
@@ -59,6 +61,7 @@ class Attachment:
     def __init__(self, start: Callable[..., Watch], *, given: Callable[[], dict[str, Any]] = settings) -> None:
         self._watches: list[weakref.ref[Watch]] = []  # each lives as long as its model
         self._run_path = ""
+        self._alone = ObjectTable[nn.Module, None]()  # models that this rank trains while the others train another
         self._start = start
         self._given = given
         self._failed = False
@@ -143,8 +146,14 @@ class Attachment:
     def _take(self, model: nn.Module) -> None:
         self._called = None
         patches.module_call.remove(self._at_call)
+        leaves = leaves_alone.set(True)
         try:
             watch = self._begin_another(model) if self._run_path else self._begin(model)
+        except TrainedAlone as error:
+            _log.warning("trueline: model '%s' is not watched, as %s.", name_of_called(model), error)
+            self._alone.put(model, None)
+            patches.module_call.add(self._at_call)
+            return
         except Exception as error:
             if is_users(error):
                 raise
@@ -155,6 +164,8 @@ class Attachment:
             if not self.watches:
                 tell_unseen(why)
             return
+        finally:
+            leaves_alone.reset(leaves)
         if watch is not None:
             tell_watched()
             before = self.watches
@@ -252,6 +263,8 @@ class Attachment:
         held = {id(param) for param in inside.parameters()}
         for watch in self.watches:
             held -= watch.param_ids
+        for alone in self._alone:
+            held -= {id(param) for param in alone.parameters()}
         if not held:
             return None
         for ref in self._ddps:

@@ -7,12 +7,16 @@ import datetime
 import hashlib
 import json
 import sys
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, repeat
 
 import torch.distributed as dist
+
+LOOK_S = 0.5
+"""Time between two looks of the first rank that came at where the others are: a value of the store for each."""
 
 
 def is_initialised() -> bool:
@@ -68,10 +72,13 @@ def start_id() -> str:
 
 @dataclass(frozen=True)
 class Meeting:
-    """A place of its own in the store of the default group, and the message of each rank that came there."""
+    """A place of its own in the store of the default group, and the message of each rank that came there. Where all
+    others of those that were waited for were seen to wait at another place, they are ``elsewhere``.
+    """
 
     place: dist.Store
     messages: dict[int, bytes]
+    elsewhere: bool = False
 
     def exchange(self, key: str, message: bytes) -> dict[int, bytes]:
         """The message of every rank that came, under ``key``, by rank. All of them must call it."""
@@ -80,8 +87,14 @@ class Meeting:
         return dict(zip(self.messages, said, strict=True))
 
 
-def meet(ranks: Sequence[int], *, purpose: str, message: bytes, patience_s: float) -> Meeting:
+def meet(
+    ranks: Sequence[int], *, purpose: str, message: bytes, patience_s: float, stays: bool = False, again: bool = False
+) -> Meeting:
     """Those of ``ranks`` that come here, for ``purpose``, as often as this one did, at most ``patience_s`` apart.
+
+    Nobody waits for ranks that wait for something else, and will not come before that ends: where all that are missing
+    do, the first to come ends the meeting. A rank that ``stays`` (its backward pass would wait for the others anyway)
+    does not count those that may leave for here: all but ranks that wait ``again``, for a further model.
 
     All that go on together know the same ranks, since one alone decides who came: the last to come, or the first whose
     patience ends. It writes down what they all said, so that the others ask the store, which serves all ranks of the
@@ -92,15 +105,42 @@ def meet(ranks: Sequence[int], *, purpose: str, message: bytes, patience_s: floa
     number = store.add(f"{name}/came/{rank}", 1)
     place = dist.PrefixStore(f"{name}/{number}", store)
     place.set(f"message/{rank}", message)
-    if place.add("came", 1) < len(ranks):
-        with contextlib.suppress(RuntimeError):
-            place.wait(["who"], datetime.timedelta(seconds=patience_s))
+    elsewhere, came = False, place.add("came", 1)
+    store.set(f"trueline/at/{rank}", json.dumps([f"{name}/{number}", again]))
+    if came < len(ranks):
+        looks = (lambda: _are_elsewhere(store, place, f"{name}/{number}", ranks, stays=stays)) if came == 1 else None
+        elsewhere = _wait(place, patience_s, looks)
     if not place.check(["who"]):
         place.compare_set("who", "", json.dumps(_said(place, ranks)))
     messages = _heard(json.loads(place.get("who")), ranks)
     if rank not in messages:
         return Meeting(dist.PrefixStore(f"late/{rank}", place), {rank: message})
-    return Meeting(place, messages)
+    return Meeting(place, messages, elsewhere)
+
+
+def _wait(place: dist.Store, patience_s: float, looks: Callable[[], bool] | None) -> bool:
+    """Wait until it is known who came, or ``patience_s``; true as soon as ``looks``, now and then, says that it is in
+    vain.
+    """
+    until = time.monotonic() + patience_s
+    while (left_s := until - time.monotonic()) > 0:
+        with contextlib.suppress(RuntimeError):
+            place.wait(["who"], datetime.timedelta(seconds=left_s if looks is None else min(left_s, LOOK_S)))
+            return False
+        if looks is not None and looks():
+            return True
+    return False
+
+
+def _are_elsewhere(store: dist.Store, place: dist.Store, here: str, ranks: Sequence[int], *, stays: bool) -> bool:
+    """Whether each of ``ranks`` that has not come waits at another place, where it is not known yet who came."""
+    for rank in (rank for rank in ranks if not place.check([f"message/{rank}"])):
+        if not store.check([f"trueline/at/{rank}"]):
+            return False
+        there, again = json.loads(store.get(f"trueline/at/{rank}"))
+        if there == here or store.check([f"{there}/who"]) or (stays and not again):
+            return False
+    return True
 
 
 def _said(place: dist.Store, ranks: Sequence[int]) -> list[tuple[str | None, int]]:
@@ -123,5 +163,5 @@ def _heard(said: Sequence[tuple[str | None, int]], ranks: Sequence[int]) -> dict
 
 def all_come(*, purpose: str, patience_s: float = 10.0) -> bool:
     """Whether every rank comes here for ``purpose``; all that come get the same answer (see ``meet``)."""
-    met = meet(range(world_size()), purpose=purpose, message=b"", patience_s=patience_s)
+    met = meet(range(world_size()), purpose=purpose, message=b"", patience_s=patience_s, again=True)
     return len(met.messages) == world_size()

@@ -15,6 +15,7 @@ import datetime
 import hashlib
 import pickle
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ from trueline.capture.model import peers
 from trueline.capture.model.layout import ALIKE, Apart
 from trueline.capture.model.mesh import Mesh, piece_of_sequence
 from trueline.capture.model.world import Meeting, meet
+from trueline.schema.errors import CaptureError
 from trueline.schema.safe_logger import SafeLogger
 
 _log = SafeLogger(__name__)
@@ -35,13 +37,22 @@ _log = SafeLogger(__name__)
 PATIENCE_S = 10.0
 """Longest wait for a late sum (at close): a rank that has stopped must not delay the others for longer."""
 
-COMING_S = 20.0
+COMING_S = 10.0
 """Longest wait of ranks that start to train for the others: one that only evaluates, for example, never comes."""
+
+leaves_alone: ContextVar[bool] = ContextVar("leaves_alone", default=False)
+"""Whether a model that one rank trains alone, while the others wait to train another, is not to be watched: where
+nobody asked for this model. The rank then comes to the other with them.
+"""
 
 REDUCING_S = 300.0
 """The same where the framework's own backward pass would wait for the others anyway."""
 
 Array = NDArray[np.float64]
+
+
+class TrainedAlone(CaptureError):
+    """One rank trains a model of its own."""
 
 
 @dataclass
@@ -134,7 +145,10 @@ def make_team(mesh: Mesh, *, model: nn.Module, adapter: str = "", replicas: bool
     said = hashlib.sha256(repr((adapter, peers.outline(model) if adapter else None)).encode()).digest()
     patience_s = REDUCING_S if replicas else COMING_S
     message = said + repr(piece_of_sequence()).encode()
-    met = meet(ranks, purpose=f"team/{adapter if replicas else ''}", message=message, patience_s=patience_s)
+    purpose = f"team/{adapter if replicas else ''}"
+    met = meet(ranks, purpose=purpose, message=message, patience_s=patience_s, stays=replicas)
+    if met.elsewhere and not replicas and len(met.messages) == 1 and leaves_alone.get():
+        raise TrainedAlone("the other ranks train another model")
     missing = tuple(sorted(set(ranks) - set(met.messages)))
     differ = len({other[: len(said)] for other in met.messages.values()}) > 1
     pieces = _by_piece({rank: other[len(said) :] for rank, other in met.messages.items()})
