@@ -270,8 +270,7 @@ def check(
     """
     opened = run if isinstance(run, Run) else Run(run, parts=known_parts(run))
     reference = ref if ref is None or isinstance(ref, Run) else Run(ref)
-    death = death_of(opened)
-    findings = [*together(opened.live_findings), *([] if death is None else [death])]
+    findings = [*together(opened.live_findings), *death_of(opened)]
     codes: list[str] = []
     not_run: list[NotRun] = []
     question_of: dict[str, Question] = dict.fromkeys({**COMPARE_CODES, **JOB_CODES}, "reference")

@@ -42,8 +42,8 @@ ENDED = ("KeyboardInterrupt", "SystemExit", "TrainingStopped", "GeneratorExit")
 """Exceptions by which somebody ends a job that is well."""
 
 
-def death_of(run: Run) -> Finding | None:
-    """That the job died, on which rank first, and where; None where it runs, was closed, or was ended: a scheduler that
+def death_of(run: Run) -> tuple[Finding, ...]:
+    """That the job died, on which rank first, and where; () where it runs, was closed, or was ended: a scheduler that
     kills all ranks at once leaves no more than that.
     """
     raised = _in_order(run)
@@ -51,7 +51,7 @@ def death_of(run: Run) -> Finding | None:
     closed = [rank for rank, env in run.env.items() if rank not in run.unclosed and not env.raised]
     if raised:
         if raised[0].raised.split()[0] in ENDED:
-            return None
+            return ()
         ranks, (claim,) = (raised[0].rank,), _raised(run, run.last_steps)
         todo = f"Read what {ranks_text(ranks)} printed last: the traceback there says why."
     elif killed and closed:
@@ -59,9 +59,9 @@ def death_of(run: Run) -> Finding | None:
         claim = _not_closed(killed, [run.last_steps.get(rank) for rank in killed], "killed")
         todo = f"Ask the system of {ranks_text(ranks)} who killed it: `dmesg` where memory ran out, else the scheduler."
     else:
-        return None
+        return ()
     last = max((step for rank in ranks if (step := run.last_steps.get(rank)) is not None), default=None)
-    return Finding(
+    death = Finding(
         code=JOB_DIED,
         severity="error",
         claim=f"The job died: {claim[:1].lower()}{claim[1:]}",
@@ -71,6 +71,7 @@ def death_of(run: Run) -> Finding | None:
         false_alarm_rate=0.0,
         next=(todo,),
     )
+    return (death,)
 
 
 def all_killed(run: Run) -> bool:
