@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import pytest
+from benchmarks.harm.generator import draw
 from benchmarks.harm.kinds import KINDS
 from benchmarks.harm.running import Both, Job, serve
 
@@ -34,4 +35,11 @@ def test_a_job_is_not_changed_by_being_watched(runs: Runs, name: str, preset: st
     ran = runs(Job(KINDS[name].source, preset=preset))
     assert ran.harm == ""
     assert ran.bare.status == (0,)
+    assert "not watching" not in "".join(ran.watched.errors)
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_random_job_is_not_changed_by_being_watched(runs: Runs, number: int):
+    ran = runs(draw(number))
+    assert ran.harm == "", ran.job.traits
     assert "not watching" not in "".join(ran.watched.errors)

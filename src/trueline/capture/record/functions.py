@@ -194,12 +194,14 @@ class FunctionCalls(TorchFunctionMode):
 class BackwardCalls:
     """Keeps ``mode`` on while autograd's engine runs, so that calls inside it are recorded: recomputation, and backward
     functions written in Python. Torch takes modes off while it runs ``Tensor.backward``. ``ended`` is called when a
-    backward pass that is not nested in another has ended.
+    backward pass that is not nested in another has ended; ``compiles`` where autograd compiles one, before it does: our
+    hooks on tensors would be in the graph.
     """
 
-    def __init__(self, mode: FunctionCalls, ended: Callable[[], None]) -> None:
+    def __init__(self, mode: FunctionCalls, ended: Callable[[], None], compiles: Callable[[], None]) -> None:
         self._mode = mode
         self._ended = ended
+        self._compiles = compiles
         self._patch = Patch(torch.autograd, "_engine_run_backward", calling_of(self._run))
 
     def attach(self, *, sees_functions: bool) -> None:
@@ -217,7 +219,11 @@ class BackwardCalls:
     @unseen
     def _run(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         outermost = not in_backward()
+        compiled = sys.modules.get("torch._dynamo.compiled_autograd")
         try:
+            if getattr(compiled, "compiled_autograd_enabled", False):
+                self._compiles()
+                return run(*args, **kwargs)
             if not self._sees_functions or self._mode.is_on() or is_tracing():
                 return run(*args, **kwargs)
             with self._mode:

@@ -113,12 +113,10 @@ class GradientHooks:
             known.places += (call, slot)
             return
         hook = self._hooked[id(x)] = _Arrived(self, x, [call, slot])
-        handle = x.register_hook(hook)
-        if x.is_leaf:
-            self._handles.append(handle)
+        self._handles.append(x.register_hook(hook))
 
     def detach(self) -> None:
-        """Ignore all gradients from now on, also those of graphs that still exist."""
+        """Take all hooks off and ignore all gradients from now on, also those of graphs that still exist."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -39,6 +39,10 @@ from trueline.schema.safe_logger import SafeLogger
 
 _log = SafeLogger()
 
+COMPILED_BACKWARD = (
+    "autograd compiles backward passes: their gradients are not recorded, as hooks would be compiled too."
+)
+
 
 class _Running(NamedTuple):
     """A module whose forward pass has begun, and whether our mode was put on for it."""
@@ -81,7 +85,7 @@ class Session:
         self._mode = FunctionCalls(self._function)
         self._modules = ModuleCalls(model, enter=self._enter, leave=self._leave)
         self._collectives = Collectives(model, begin=self._begin_collective, end=self._see_sent, session=self)
-        self._backward = BackwardCalls(self._mode, ended=self._after_backward)
+        self._backward = BackwardCalls(self._mode, ended=self._after_backward, compiles=self._before_compiled)
         self._compiled = CompiledCalls(enter=self._enter_compiled, leave=self._leave_compiled, session=self)
         self._gradients = GradientHooks(self._gradient)
         self._updates = Updates()
@@ -465,6 +469,12 @@ class Session:
         if self._open:
             self._buffer.changed(slots)
             self._buffer.see(call, slots, note=note)
+
+    def _before_compiled(self) -> None:
+        with Guard(self):
+            self._gradients.detach()
+            self._gradients = GradientHooks(self._gradient)
+            self._note(COMPILED_BACKWARD)
 
     def _after_backward(self) -> None:
         self._collectives.after_backward()

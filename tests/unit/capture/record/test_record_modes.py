@@ -216,3 +216,21 @@ def test_micro_batches_of_a_compiled_model_are_told_apart(in_place):
     seen = {row["micro"] for row in rows if row["phase"] == "fwd"}, {row["call"] for row in rows if row["flags"]}
     assert seen == ({0, 1}, {0})
     assert [row["micro"] for row in rows if row["phase"] == "fwd" and row["name"] == "mul"] == [0, 0, 1, 1]
+
+
+def test_where_autograd_compiles_a_backward_pass_no_hook_is_left_to_compile(monkeypatch):
+    import torch._dynamo.compiled_autograd as compiled
+
+    model = torch.nn.Linear(4, 2)
+    recording = Recording(model, {"preset": "mix"})
+    recording.session.open_step(0)
+    out = model(torch.ones(3, 4))
+    assert out._backward_hooks
+    monkeypatch.setattr(compiled, "compiled_autograd_enabled", True)
+    out.sum().backward()
+    assert not out._backward_hooks
+    assert not model.weight._backward_hooks
+    recording.session.close_step()
+    recording.session.drain(wait=True)
+    assert not any(row["phase"] == "bwd" for row in recording.steps[0])
+    assert any("compiles backward passes" in note for note in recording.notes)
