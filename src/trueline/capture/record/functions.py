@@ -117,7 +117,11 @@ def _replaced(func: Callable[..., Any], asking: FrameType | None) -> Callable[..
     if getattr(func, "__code__", None) is code:
         return func
     cells = tuple(types.CellType(asking.f_locals[name]) for name in code.co_freevars)
-    return _FUNCTION(code, asking.f_globals, None, None, cells)
+    # torch does not hand on each argument (`grad_variables` of backward): the rest stay as the frame was given them
+    names, num = code.co_varnames, code.co_argcount
+    made = _FUNCTION(code, asking.f_globals, None, tuple(asking.f_locals[name] for name in names[:num]), cells)
+    made.__kwdefaults__ = {name: asking.f_locals[name] for name in names[num : num + code.co_kwonlyargcount]}
+    return made
 
 
 class FunctionCalls(TorchFunctionMode):
