@@ -36,11 +36,11 @@ def _looks(run: Run, needs: Sequence[str]) -> Any:
     """[K] steps at which all of ``needs`` were measured on every rank that left something, ascending; those that every
     rank has a row of where they were never measured together.
     """
-    columns = [run.column(name) for name in needs if run.has(name)]
+    columns = [cast(Any, run).column(name) for name in needs if run.has(name)]
     steps_R, ranks_R = (np.asarray(cast(Any, run.column(name))) for name in ("step", "rank"))
     measured_R = np.ones(len(steps_R), dtype=bool)
     for column in columns:
-        measured_R &= np.asarray(cast(Any, column).is_valid())
+        measured_R &= np.asarray(column.is_valid())
     looked = _of_every_rank(steps_R[measured_R], ranks_R[measured_R], len(run.ranks))
     return looked if looked.size else _of_every_rank(steps_R, ranks_R, len(run.ranks))
 

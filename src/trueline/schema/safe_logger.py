@@ -16,4 +16,5 @@ class SafeLogger(logging.LoggerAdapter[logging.Logger]):
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """As ``Logger.log``, where it can be."""
         with contextlib.suppress(Exception):
-            super().log(level, msg, *args, **{"stacklevel": 3} | kwargs)
+            options: dict[str, Any] = {"stacklevel": 3} | kwargs
+            super().log(level, msg, *args, **options)

@@ -22,7 +22,7 @@ from torch import Tensor
 from trueline.schema.stats import NUM_EXPONENTS
 from trueline.tensor.fingerprint import HostFingerprint
 from trueline.tensor.lanes import CHUNK, EMPTY, MEASURABLE, Lane, Scratch, Stats, lane_of, of_one
-from trueline.tensor.memory import alias, is_held
+from trueline.tensor.memory import alias, is_functional, is_held, is_of_functorch
 from trueline.tensor.native import NATIVE, Native
 from trueline.tensor.projections import NUM_PROJECTIONS, projections_of, projections_on_device
 from trueline.tensor.shard import ShardRuns
@@ -55,9 +55,9 @@ def unmeasurable(x: Tensor) -> str | None:
         return "a meta tensor has no values"
     if x.dtype not in MEASURABLE:
         return f"dtype {str(x.dtype).removeprefix('torch.')} is not measured"
-    if torch._C._functorch.is_functorch_wrapped_tensor(x):  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    if is_of_functorch(x):
         return "a tensor of torch.func has its values in other tensors"
-    if torch._is_functional_tensor(x):  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    if is_functional(x):
         return "a functional tensor has no values"
     if not is_held(x):
         return "its memory was freed"

@@ -13,6 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+_torch: Any = torch
+"""With the parts that have no types."""
+
 
 class _Memory:
     """Memory at an address, described by NumPy's array interface: ctypes would create a type for each length."""
@@ -45,17 +48,27 @@ def is_readable(x: Tensor) -> bool:
     """Whether ``x`` has bits of its own in memory, at strides: not a sparse, nested, meta or functional tensor, one
     that wraps others, or one whose memory was freed.
     """
-    dispatch = getattr(type(x), "__torch_dispatch__", None)
-    wraps = dispatch is not None and dispatch is not Tensor.__torch_dispatch__
+    dispatch: Any = getattr(type(x), "__torch_dispatch__", None)
+    wraps = dispatch is not None and dispatch is not getattr(Tensor, "__torch_dispatch__", None)
     return not (
         wraps
         or x.is_nested
         or x.layout is not torch.strided
         or x.is_meta
-        or torch._C._functorch.is_functorch_wrapped_tensor(x)  # type: ignore[attr-defined]
-        or torch._is_functional_tensor(x)
+        or is_of_functorch(x)
+        or is_functional(x)
         or not is_held(x)
     )
+
+
+def is_of_functorch(x: Tensor) -> bool:
+    """Whether it is a tensor of torch.func, which has its values in others."""
+    return bool(_torch._C._functorch.is_functorch_wrapped_tensor(x))
+
+
+def is_functional(x: Tensor) -> bool:
+    """Whether it is a tensor of functionalization, which has no values that can be read."""
+    return bool(_torch._is_functional_tensor(x))
 
 
 def alias(x: Tensor) -> Tensor:
