@@ -16,6 +16,7 @@ from tests.forked_scripts import run_watched
 
 from trueline.cli.main import app, main
 from trueline.cli.run_end import watched
+from trueline.schema.plan import WATCH_ONLY
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -109,9 +110,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         key = (Path(script).read_text(), words, world_size, asked)
         if key not in before:
             kept = tmp_path_factory.mktemp("trained") / "run"
-            printed = run_watched(
-                Path(script).absolute(), *words, out=kept, plan=plan or every_step, world_size=world_size
-            )
+            sampled = {"preset": plan} | every_step if plan in WATCH_ONLY else plan or every_step
+            printed = run_watched(Path(script).absolute(), *words, out=kept, plan=sampled, world_size=world_size)
             before[key] = printed[0], kept
         printed, kept = before[key]
         shutil.copytree(kept, out)
