@@ -93,12 +93,11 @@ def trainer_class(monkeypatch, tmp_path):
     module.GRPOTrainer = type("GRPOTrainer", (Trainer,), {n: v for n, v in vars(Trainer).items() if n[:2] != "__"})
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.chdir(tmp_path)
-    listeners = [*patches.optimizer_init._after]
+    listeners = patches.optimizer_init._after
+    before = listeners._held
     yield module.GRPOTrainer
     rl.close()
-    for listener in patches.optimizer_init._after:
-        if listener not in listeners:
-            patches.optimizer_init.remove(listener)
+    listeners._held = before
 
 
 def rows():

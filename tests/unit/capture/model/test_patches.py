@@ -68,12 +68,16 @@ def test_two_names_of_one_function_stay_two_names_of_one():
 
     one, other, third = SimpleNamespace(draw=draw), SimpleNamespace(draw=draw), SimpleNamespace(draw=len)
     heard = []
+
+    def listen():
+        heard.append(None)
+
     for also in (other, third):
         patched = PatchedCall(one, "draw", also=also)
-        patched.add(lambda: heard.append(None))
+        patched.add(listen)
         assert one.draw is not draw
         assert (one.draw is other.draw, third.draw) == (also is other, len)
         assert one.draw() == other.draw() == 4
-        patched.remove(patched._before[0])
+        patched.remove(listen)
         assert one.draw is other.draw is draw
     assert len(heard) == 3

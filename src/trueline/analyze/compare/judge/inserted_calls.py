@@ -88,9 +88,18 @@ def _changes_nothing(call: Call) -> bool:
         return True
     if function in ("sum", "mean"):
         return all(value.numel == 1 for value in call.ins)
+    if function == "setitem":
+        return _writes_whole(call)
     if function in _SCALING:
         return tensors < 2
     return function in ("add", "radd", "sub") and tensors < 2 and _adds_zero(call)
+
+
+def _writes_whole(call: Call) -> bool:
+    """Whether a tensor is written over with one as large, which is a copy; of a part, as of padding, it is none."""
+    args = cast(dict[str, Any], json.loads(call.first.args or "{}")).get("args", [])
+    whole = len(args) == 3 and args[1] in ({"slice": [None, None, None]}, "...", {"ellipsis": True})
+    return whole and bool(call.ins) and any(call.ins[-1].numel == value.numel for value in call.outs)
 
 
 def _adds_zero(call: Call) -> bool:

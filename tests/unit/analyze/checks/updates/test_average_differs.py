@@ -189,8 +189,8 @@ def test_copies_now_and_then_leave_no_buffers_out(tmp_path, monkeypatch):
     assert findings(tmp_path / "run") == []
 
 
-def test_what_follows_updates_that_are_not_seen_cannot_be_told(tmp_path):
-    """They are compiled, and noticed at the next forward pass."""
+def test_what_follows_compiled_updates_is_judged_as_any(tmp_path):
+    """Torch calls its hooks beside what it compiles of an update."""
     model = nn.Linear(6, 3)
     average, optimizer = copy.deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.1)
     update = torch.compile(optimizer.step, backend="eager")
@@ -200,8 +200,7 @@ def test_what_follows_updates_that_are_not_seen_cannot_be_told(tmp_path):
             update()
             optimizer.zero_grad()
             follow(average, model)
-    with pytest.raises(CannotTell, match="compiled"):
-        findings(tmp_path / "run")
+    assert findings(tmp_path / "run") == []
 
 
 def test_an_average_that_the_optimizer_trains(tmp_path):
