@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any, Literal, cast
 
 Severity = Literal["error", "warning", "info"]
@@ -55,8 +56,8 @@ class Where:
 
     @property
     def code_line(self) -> str:
-        """``train.py:24``, or ''."""
-        return "" if self.file is None else f"{self.file}:{self.line}"
+        """``train.py:24``, or '': the name of the file, as a screen has it."""
+        return "" if self.file is None else f"{PurePath(self.file).name}:{self.line}"
 
     def to_json(self) -> dict[str, Any]:
         """The document of the outside contract."""
