@@ -31,10 +31,16 @@ def run_unwatched(ranks: Ranks, script: Path, *words: str) -> list[str]:
 
 
 def run_watched(
-    script: Path, *words: str, out: Path, plan: str | dict[str, Any] | None = None, world_size: int = 2
+    script: Path,
+    *words: str,
+    out: Path,
+    plan: str | dict[str, Any] | None = None,
+    world_size: int = 2,
+    argv: Sequence[str] = (),
 ) -> list[str]:
-    """The same in new ranks, attached as by `trueline run --out OUT --plan PLAN`."""
-    told = environment(out=str(out), plan=Plan.load(plan).model_dump(mode="json"), overwrite=False, base={})
+    """The same in new ranks, attached as by `trueline run --out OUT --plan PLAN -- ARGV`."""
+    asked = Plan.load(plan).model_dump(mode="json")
+    told = environment(out=str(out), plan=asked, overwrite=False, argv=argv, base={})
     with Ranks(world_size) as ranks:
         return ranks.run(_run_attached, str(script), words, told)
 

@@ -87,9 +87,10 @@ def run(trained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
         if "torchrun" in words:
             out, script = words[words.index("--out") + 1], words.index("--nproc-per-node") + 2
             plan = words[words.index("--plan") + 1] if "--plan" in words else None
-            return trained(words[script], out, *words[script + 1 :], world_size=int(words[script - 1]), plan=plan)
+            num, argv = int(words[script - 1]), words[words.index("--") + 1 :]
+            return trained(words[script], out, *words[script + 1 :], world_size=num, plan=plan, argv=argv)
         if words[-2:-1] == ["python"]:
-            return trained(words[-1], words[words.index("--out") + 1], world_size=1)
+            return trained(words[-1], words[words.index("--out") + 1], world_size=1, argv=words[-2:])
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit):
             main()
@@ -104,14 +105,23 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """Trains as a command says, and returns what that prints: once for pages that show the same training."""
     before: dict[object, tuple[str, Path]] = {}
 
-    def trained(script: str, out: str, *words: str, world_size: int, plan: str | None = None) -> str:
+    def trained(
+        script: str,
+        out: str,
+        *words: str,
+        world_size: int,
+        plan: str | None = None,
+        argv: tuple[str, ...] | list[str] = (),
+    ) -> str:
         every_step = {"every": 1}  # which gradients are sampled otherwise follows from how long it took
         asked = Path(plan).read_text() if plan and Path(plan).is_file() else plan
         key = (Path(script).read_text(), words, world_size, asked)
         if key not in before:
             kept = tmp_path_factory.mktemp("trained") / "run"
             sampled = {"preset": plan} | every_step if plan in WATCH_ONLY else plan or every_step
-            printed = run_watched(Path(script).absolute(), *words, out=kept, plan=sampled, world_size=world_size)
+            printed = run_watched(
+                Path(script).absolute(), *words, out=kept, plan=sampled, world_size=world_size, argv=argv
+            )
             before[key] = printed[0], kept
         printed, kept = before[key]
         shutil.copytree(kept, out)

@@ -48,7 +48,7 @@ def test_a_healthy_training_is_bitwise_equal_seen_on_all_ranks_and_without_a_fin
     assert [run.problems for run in runs] == [[]] * len(runs)
     assert all(run.live_findings == [] for run in runs)
     report = trueline.check(tmp_path / "run")
-    assert (report.findings and serious(report) == []) or mode == "pp"
+    assert serious(report) == [] or mode == "pp"
     if mode != "pp":
         assert report.judged.ranks == (0, 1, 2, 3)
         assert all(run.pivot("grad_norm")[1].all() for run in runs)

@@ -33,6 +33,10 @@ class ObjectTable(Generic[Key, Value]):
     def __contains__(self, key: Key) -> bool:
         return id(key) in self._held
 
+    def __bool__(self) -> bool:
+        """Whether it has an object that is alive."""
+        return any(ref() is not None for ref, _ in tuple(self._held.values()))
+
     def items(self) -> Iterator[tuple[Key, Value]]:
         """Objects that are alive with their values, in the order in which they came."""
         alive = [(ref(), value) for ref, value in tuple(self._held.values())]
