@@ -19,7 +19,7 @@ CAUSE = Cause(
         "clip-differs/ranks": "often",
     },
     needs=("reduction-mismatch",),
-    excludes=("adapter:single", "reduction-mismatch/after-the-mean", "reduction-mismatch/extra-pass"),
+    excludes=("ranks:one", "adapter:single", "reduction-mismatch/after-the-mean", "reduction-mismatch/extra-pass"),
     settles="Look at what this rank alone does after backward and before the all-reduce: clip and unscale after it, on "
     "all ranks alike. If nothing does, run again with every = 1: suspect its memory or device.",
 )
