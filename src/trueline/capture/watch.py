@@ -214,6 +214,8 @@ class Watch:
     def _unhook(self) -> None:
         self._closed = True
         _living.drop(self)
+        if not _living:
+            call_sites.ignore(*KINDS)  # the functions of torch come back with the last model
         patches.destroy_groups.remove(self._before_destroy)
         patches.update_begins.remove(self._before_update)
         patches.update_ended.remove(self._after_update)
