@@ -36,8 +36,9 @@ def _looks(run: Run, needs: Sequence[str]) -> Any:
     """[K] steps at which all of ``needs`` were measured on every rank that left something, ascending; those that every
     rank has a row of where they were never measured together.
     """
-    columns = [cast(Any, run).column(name) for name in needs if run.has(name)]
-    steps_R, ranks_R = (np.asarray(cast(Any, run.column(name))) for name in ("step", "rank"))
+    table = cast(Any, run)  # Arrow's columns have no types
+    columns = [table.column(name) for name in needs if run.has(name)]
+    steps_R, ranks_R = (np.asarray(table.column(name)) for name in ("step", "rank"))
     measured_R = np.ones(len(steps_R), dtype=bool)
     for column in columns:
         measured_R &= np.asarray(column.is_valid())
