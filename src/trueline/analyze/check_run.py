@@ -20,7 +20,7 @@ from trueline.analyze.incidents import Incident, advice_of, began, between, inci
 from trueline.analyze.no_update import together
 from trueline.analyze.rank_endings import all_killed, death_of, ends_of
 from trueline.analyze.registry import Check, installed_checks
-from trueline.analyze.rollouts.rows import left_out
+from trueline.analyze.rollouts import rows, sync_rows
 from trueline.analyze.run_verdict import verdict_of
 from trueline.analyze.watching_cost import watching_cost
 from trueline.analyze.where import Machines, machine_text, machines_of, where_of
@@ -289,7 +289,7 @@ def check(
         else:
             findings += said
             codes.append(each.code)
-    notes = [*ends_of(opened, part=parting is not None), *opened.problems, *opened.manifest.notes, *left_out(opened)]
+    notes = [*ends_of(opened, part=parting is not None), *opened.problems, *opened.manifest.notes, *_left_out(opened)]
     if (cost := watching_cost(opened)) is not None and cost.is_over:
         notes.append(f"watching took {cost.words}.")
     if reference is not None:
@@ -358,6 +358,11 @@ def _beside(run: Run, ref: Run) -> tuple[list[Finding], list[str], list[NotRun]]
         except (CannotTell, AlignmentError, RunError) as error:
             lacking += [not_run_of(code, error) for code in codes]
     return findings, judged, lacking
+
+
+def _left_out(run: Run) -> list[str]:
+    """What of rollouts, and of the weights that sampled them, could not be judged."""
+    return [*rows.left_out(run), *sync_rows.left_out(run)]
 
 
 def _rollouts_beside(run: Run, ref: Run) -> tuple[list[Finding], list[str]]:

@@ -65,6 +65,10 @@ SYNC_COLUMNS: tuple[Column, ...] = (
     Column(
         "gap", "float64", "", "Norm of the difference over that of the trainer's values; None where not comparable."
     ),
+    Column("digest_adapter", "uint64", "", "Digest of adapters that change it visibly; None where it has none."),
+    Column(
+        "adapter_scale", "float64", "", "Scale of B A that fits best; 0 where the engine has it without the adapter."
+    ),
     Column("note", "string", "", "Why it could not be compared."),
 )
 TABLE_COLUMNS: Mapping[TableName, tuple[Column, ...]] = {"rollouts": ROLLOUT_COLUMNS, "syncs": SYNC_COLUMNS}

@@ -17,10 +17,17 @@ By digests of 64 bits, recorded with `rl.record_sync` after a sync: exact. Equal
 trainer's digest of that parameter at an earlier sync is stale; equal to that of another parameter is swapped. Where
 values were at hand, the finding says how far apart they are.
 
+Where the trainer has LoRA's adapters (`lora_A`, `lora_B` beside a `base_layer`) and the engine has the weight alone,
+the engine's is compared with base + scale B A, at the scale that fits best and to within rounding of its dtype. An
+engine's weight that stays as it is over three syncs while the adapter changes is stale; one that equals `base_layer`,
+while other weights have their adapters in them, is without its adapter. What cannot be computed (an adapter of another
+kind, digests of another process) is not judged, which a note says.
+
 What it may miss
 ----------------
 Parameters that no side names; syncs that were not recorded; what happens to the weights between two syncs. Shards of
-tensor or expert parallelism have to be gathered first.
+tensor or expert parallelism have to be gathered first. Of an adapter, the scale, which is in no parameter, and a change
+that is smaller than the rounding of the engine's dtype.
 
 Example
 -------
@@ -48,9 +55,9 @@ assert not missing, missing
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
 
 from trueline.analyze.rollouts.evidence import finding
+from trueline.analyze.rollouts.sync_rows import STILL, Row, is_compared, rows_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import named_some
@@ -61,60 +68,77 @@ QUESTION = "rollouts"
 NEEDS: tuple[str, ...] = ()
 ACROSS_RANKS = False
 
-_COLUMNS = ("step", "rank", "row", "name", "digest_train", "digest_rollout", "numel_train", "numel_rollout", "gap")
 _WORDS = {
     "stale": "the trainer's of an earlier version",
+    "base": "the trainer's without its adapter",
     "swapped": "those of another parameter",
     "size": "of another size",
     "other": "neither the trainer's of an earlier version nor of another parameter",
     "missing": "on one side only",
 }
-_ORDER = ("stale", "swapped", "size", "other", "missing")
+_ORDER = ("stale", "base", "swapped", "size", "other", "missing")
 
 
 def check(run: Run) -> list[Finding]:
     """The finding of parameters that differ; raises ``CannotTell`` where no sync was recorded."""
-    kept = run.kept("syncs")
-    if not kept:
+    recorded = rows_of(run)
+    if not recorded:
         raise CannotTell(
             "no sync was recorded: call trueline.rl.record_sync after weights were handed over", reason="not-recorded"
         )
-    rows = cast(list[dict[str, Any]], cast(Any, kept).table(_COLUMNS).to_pylist())
-    rows.sort(key=lambda row: (row["step"], row["rank"], row["row"]))
-    earlier: dict[str, set[int]] = {}
-    wrong: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    rows = [row for row in recorded if is_compared(row)]
+    if not rows:
+        raise CannotTell(f"no parameter could be compared: {recorded[0]['note']}", reason="undecidable")
+    earlier: dict[str, list[Row]] = {}
+    wrong: dict[int, list[tuple[Row, str]]] = {}
     for step in sorted({row["step"] for row in rows}):
         of_step = [row for row in rows if row["step"] == step]
         names = _names(of_step)
+        adds = any(row["adapter_scale"] for row in of_step)
         for row in of_step:
-            kind = _kind(row, earlier, names)
+            kind = _kind(row, earlier.get(row["name"], []), names, adds=adds)
             if kind:
                 wrong.setdefault(step, []).append((row, kind))
         for row in of_step:
             if row["digest_train"] is not None:
-                earlier.setdefault(row["name"], set()).add(row["digest_train"])
+                earlier.setdefault(row["name"], []).append(row)
     return [_finding(rows, wrong)] if wrong else []
 
 
-def _names(rows: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+def _names(rows: Sequence[Row]) -> dict[int, str]:
     """Which parameter of the trainer has a digest."""
     return {row["digest_train"]: row["name"] for row in rows if row["digest_train"] is not None}
 
 
-def _kind(row: Mapping[str, Any], earlier: Mapping[str, set[int]], names: Mapping[int, str]) -> str:
+def _kind(row: Row, earlier: Sequence[Row], names: Mapping[int, str], *, adds: bool) -> str:
+    """How a parameter differs, '' where it does not. ``adds``: other weights of this sync have their adapters in them,
+    so that none is merged into the trainer's own.
+    """
     train, rollout = row["digest_train"], row["digest_rollout"]
     if train is None or rollout is None:
         return "missing"
     if train == rollout:
-        return ""
+        alone = row["adapter_scale"] == 0
+        if alone and adds:
+            return "base"
+        return ("base" if alone else "stale") if _stands_still(row, earlier) else ""
     if row["numel_train"] != row["numel_rollout"]:
         return "size"
-    if rollout in earlier.get(row["name"], ()):
+    if any(rollout == before["digest_train"] for before in earlier):
         return "stale"
     return "swapped" if names.get(rollout, row["name"]) != row["name"] else "other"
 
 
-def _finding(rows: Sequence[Mapping[str, Any]], wrong: Mapping[int, Sequence[tuple[dict[str, Any], str]]]) -> Finding:
+def _stands_still(row: Row, earlier: Sequence[Row]) -> bool:
+    """Whether the engine's values are those of the two syncs before, and each had another adapter: rounding may hide a
+    small change once.
+    """
+    last = [row, *earlier[-2:]]
+    adapters = {each["digest_adapter"] for each in last}
+    return len(adapters - {None}) == STILL and len({each["digest_rollout"] for each in last}) == 1
+
+
+def _finding(rows: Sequence[Row], wrong: Mapping[int, Sequence[tuple[Row, str]]]) -> Finding:
     first, last = min(wrong), max(wrong)
     worst = max(wrong, key=lambda step: len(wrong[step]))
     found = wrong[worst]
@@ -136,7 +160,7 @@ def _finding(rows: Sequence[Mapping[str, Any]], wrong: Mapping[int, Sequence[tup
         expected=0.0,
         unit="parameters that differ",
         evidence={
-            "kind": [*kinds, "most" if share > 0.6 else "some"],
+            "kind": [*kinds, "most" if share > 0.6 and "base" not in kinds else "some"],
             "names": [row["name"] for row, _ in found][:100],
             "largest_gap": max(gaps, default=None),
         },

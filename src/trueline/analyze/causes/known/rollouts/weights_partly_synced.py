@@ -14,7 +14,7 @@ CAUSE = Cause(
     shows={
         "weights-not-synced": "always",
         "weights-not-synced/some": "always",
-        "weights-not-synced/stale|swapped|size|other": "mostly",
+        "weights-not-synced/stale|base|swapped|size|other": "mostly",
         "logprob-gap": "often",
         "logprob-gap-grows": "often",
         "logprob-gap-grows/gradually": "mostly",
