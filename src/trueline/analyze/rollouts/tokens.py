@@ -34,6 +34,14 @@ LOGITS = 2 * 32 * FLOAT32
 
 PADDED = -0.1
 """A recorded log-probability of exactly 0, so a probability of 1, is no rounding where the trainer's is below this."""
+LIKELIER = 1.5
+"""Times the probability of a token that others have to have before it is called none of the likeliest: an error of 0.1
+of two logits, as bfloat16 leaves, turns 1.2 round.
+"""
+SINGLE = 0.1
+"""Least probability, where nothing else was recorded, of a token that top-p, top-k or min-p leave alone: top-p below
+that is hardly used, and min-p of 0.1 leaves one of less only among more than ten others.
+"""
 
 _NAMES = ("logp_rollout", "logp_train", "logp_update", "entropy", "varentropy", "odds_rollout", "odds_train")
 
@@ -110,7 +118,7 @@ class Tokens:
                 "high": counts & (d > wide),
                 "room": np.where(counts, 1 - p, 0.0),
                 "impossible": impossible,
-                "padded": counts & (rollout == 0) & (train < PADDED),
+                "padded": counts & (rollout == 0) & (train < PADDED) & self._has_likelier(),
                 "lost": present & ~np.isnan(rollout) & (np.isneginf(train) | (np.isnan(train) & has_train)),
             }
             made |= self._surprises(judged, d)
@@ -148,6 +156,15 @@ class Tokens:
         room = 1 - np.exp(np.minimum(np.where(counts, self.of["logp_train"], 0.0), 0.0))
         at = np.equal.outer(where, np.arange(len(PROFILE))) & counts[:, None]
         return self.total(np.where(at, d[:, None], 0.0)), self.total(np.where(at, room[:, None], 0.0))
+
+    def _has_likelier(self) -> Bools:
+        """[N] whether the trainer surely has tokens that are likelier, so that no cut leaves this one alone: by the
+        mass above it, else as the likeliest has a probability of exp(-entropy) or more, else by its own.
+        """
+        p, mass = np.exp(np.minimum(self.of["logp_train"], 0.0)), self.of["mass_above"]
+        likeliest = np.exp(-np.maximum(self.of["entropy"], 0.0))
+        by_entropy = np.where(np.isfinite(likeliest), likeliest > LIKELIER * p, p < SINGLE)
+        return np.where(np.isfinite(mass), mass > LIKELIER * p, by_entropy)
 
     def _surprises(self, judged: Bools, d: Floats) -> dict[str, Any]:
         surprise = np.where(judged, -self.of["logp_train"], 0.0)

@@ -6,7 +6,7 @@ Tokens that cannot have been sampled from the distribution whose log-probabiliti
 likely (sampled at a lower temperature, from the top p or k, or greedily, while the log-probabilities are those before),
 too unlikely (at a higher temperature, with a penalty), or the mean of p / q over them is above 1 (log-probabilities of
 other tokens). And, exactly, log-probabilities that none can be: above 0, or -inf for a token that was sampled, or 0,
-the probability 1, for many that the trainer thinks less likely than 0.9.
+the probability 1, for many that are not the trainer's likeliest.
 
 Why it matters
 --------------
@@ -128,7 +128,9 @@ def _impossible(rows: Rows) -> list[Finding]:
 
 
 def _padded(rows: Rows) -> list[Finding]:
-    """Missing values that were filled with 0; greedy sampling has the probability 1 throughout, as was declared."""
+    """Missing values that were filled with 0. Greedy sampling has the probability 1 throughout, as was declared; a cut
+    by top-p, top-k or min-p that leaves one token leaves the likeliest.
+    """
     greedy = rows.declared("temperature") == 0 or rows.declared("top_k") == 1
     number, total = int(rows.sums["padded"].sum()), int(rows.sums["tokens"].sum())
     if greedy or number < max(_FEWEST_PADDED, total / 1000):
@@ -138,7 +140,8 @@ def _padded(rows: Rows) -> list[Finding]:
         finding(
             CODE,
             f"{number:,} of {total:,} sampled tokens of {span(own.step)} have a recorded log-probability of exactly 0, "
-            "the probability 1, and the trainer gives them less than 0.9: values that are missing, and filled with 0.",
+            "the probability 1, and the trainer has likelier ones, which no cut by top-p, top-k or min-p takes away: "
+            "values that are missing, and filled with 0.",
             None,
             steps=(int(own.step.min()), int(own.step.max())),
             severity="error",

@@ -123,6 +123,72 @@ def test_missing_log_probabilities_that_were_filled_with_zeros_are_an_error(
     assert (diagnosis.of(0)[0].cause == "logprobs-missing") == padded
 
 
+def _all(batch: dict[str, Any]) -> None:
+    """Everything that the loop can record."""
+
+
+def _without_mass(batch: dict[str, Any]) -> None:
+    del batch["mass_above"]
+
+
+def _log_probabilities_alone(batch: dict[str, Any]) -> None:
+    for name in ("mass_above", "entropy", "varentropy", "odds_rollout", "odds_train"):
+        del batch[name]
+
+
+@pytest.mark.parametrize("told", [_all, _without_mass, _log_probabilities_alone])
+@pytest.mark.parametrize("way", ["top_p", "min_p"])
+def test_a_single_token_that_a_cut_leaves_is_no_missing_value(tmp_path: Path, told: Change, way: str) -> None:
+    """Its log-probability is exactly 0, and the trainer, which cuts nothing off, gives it what it likes."""
+    made = Made(size=32, scale=3.0)
+
+    def change(batch: dict[str, Any]) -> None:
+        if way == "min_p":
+            batch.update(_of_min_p(made, 0.3))
+        assert (batch["logp_rollout"][batch["logp_train"] < -0.3] == 0).sum() > 10
+        told(batch)
+
+    report = trueline.check(recorded(tmp_path, made, change=change, **({"top_p": 0.6} if way == "top_p" else {})))
+    assert "padded" not in {kind for each in report.findings for kind in _kinds(each)}
+    assert "recorded-logprobs-wrong" in report.checks_run
+
+
+def _of_min_p(made: Made, least: float) -> dict[str, Any]:
+    """A batch sampled from the words that have ``least`` times the probability of the likeliest or more."""
+    logits = made.scale * made.random.normal(size=made.shape)
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    q = np.where(p >= least * p.max(-1, keepdims=True), p, 0.0)
+    q /= q.sum(-1, keepdims=True)
+    ids = (np.cumsum(q, -1) < made.random.random((*q.shape[:-1], 1))).sum(-1)
+
+    def of(values: np.ndarray) -> np.ndarray:
+        return np.take_along_axis(values, ids[..., None], -1)[..., 0]
+
+    entropy = -(p * np.log(p)).sum(-1)
+    return {
+        "response_ids": ids,
+        "logp_rollout": np.log(of(q)),
+        "logp_train": np.log(of(p)),
+        "entropy": entropy,
+        "varentropy": (p * (np.log(p) + entropy[..., None]) ** 2).sum(-1),
+        "mass_above": (p * (p > of(p)[..., None])).sum(-1),
+    }
+
+
+@pytest.mark.parametrize("told", [_all, _without_mass, _log_probabilities_alone])
+def test_a_tail_without_log_probabilities_is_missing_whatever_else_was_recorded(tmp_path: Path, told: Change) -> None:
+    def change(batch: dict[str, Any]) -> None:
+        batch["logp_rollout"][:, 16:] = 0.0
+        told(batch)
+
+    (found,) = (
+        each
+        for each in trueline.check(recorded(tmp_path, Made(size=32), change=change, top_p=0.9)).findings
+        if each.code == "recorded-logprobs-wrong" and "padded" in _kinds(each)
+    )
+    assert "values that are missing, and filled with 0" in found.claim
+
+
 def test_a_log_of_means_that_is_well_says_how_much_was_looked_at(tmp_path: Path) -> None:
     """verl's, beside the values of a healthy run with SGLang."""
     lines = [
