@@ -17,8 +17,10 @@ The gap of a sequence is the mean of |d|, d = logp_rollout - logp_train, over th
 of the logits that explains it, which does not shrink when the policy sharpens, as |d| and the correlation of
 probabilities do. Rounding may leave 0.001 where float32 was declared on both sides (`sampling={"dtype": "float32"}`),
 0.3 with 8 bits (int8, fp8) and 0.1 otherwise: `analyze/rollouts/gaps.py` says what was measured. Reported is that more
-than one sequence in ten is beyond, by an e-process under the budget of the checks of rollouts. Only sequences of the
-trainer's own weights count, as far as versions are known. Two passes of the trainer may differ by as much.
+than one sequence in ten is beyond, by an e-process under the budget of the checks of rollouts, where the gap of all of
+these steps is beyond as well, or that of the sequences beyond is twice as large and they are more than a few short
+ones. Only sequences of the trainer's own weights count, as far as versions are known. Two passes of the trainer may
+differ by as much.
 Where -log p of the trainer is more than 4 nats above its entropy (and 8 standard deviations of it), the claim says
 that the text is nonsense to the trainer, with the share of runs of four tokens that stand in a response once: an
 engine with other weights, or another prompt.
@@ -69,6 +71,8 @@ ACROSS_RANKS = False
 
 CHANCE = 0.1
 """Share of healthy sequences that may be beyond what rounding leaves."""
+CLEARLY = 2.0
+"""Times what rounding leaves that a part of the sequences has to be beyond, where all together are not."""
 NONSENSE = 4.0
 """Nats above the entropy from which on tokens are called nonsense. Gaussian logits of deviation 2.5 over 256 and 32,768
 words: sampled at temperature 2 they are 2.5 and 3.0 above, from other logits of the kind 5.1 and 6.2.
@@ -108,14 +112,16 @@ def _gap(run: Run, rows: Rows) -> list[Finding]:
     found = too_often(run, "gap", rows, rows.gap > ceiling, chance=CHANCE)
     if found is None:
         return []
-    own = found.of(rows)
+    own, among = _carrying(found.of(rows), ceiling)
+    if not len(own):
+        return []
     mean, gap = over(own.sums["abs"], own.sums["tokens"]), over(own.sums["beyond"], own.sums["room"])
     known = bool(np.isfinite(own.lag).all())
     kinds, nonsense = ["gap", "versions-equal" if known else "versions-unknown"], _nonsense(run, found, own)
     return [
         finding(
             CODE,
-            f"The log-probabilities of engine and trainer are {mean:.2g} apart a token at steps "
+            f"The log-probabilities of engine and trainer are {mean:.2g} apart a token{among} at steps "
             f"{found.first}-{found.last}"
             f", {gap / ceiling:.2g} times what rounding explains {dtype_text(rows)}.{nonsense}",
             found,
@@ -126,6 +132,19 @@ def _gap(run: Run, rows: Rows) -> list[Finding]:
             next=_NEXT,
         )
     ]
+
+
+def _carrying(rows: Rows, ceiling: float) -> tuple[Rows, str]:
+    """The sequences whose gap is to be said, and a phrase that names them: all where these together are beyond what
+    rounding leaves; else those beyond, where they are clearly so and no more than a few short ones. None otherwise.
+    """
+    if over(rows.sums["beyond"], rows.sums["room"]) > ceiling:
+        return rows, ""
+    beyond = rows.chosen(rows.gap > ceiling)
+    heavy = float(beyond.sums["room"].sum()) > CHANCE * float(rows.sums["room"].sum())
+    if not heavy or not over(beyond.sums["beyond"], beyond.sums["room"]) > CLEARLY * ceiling:
+        return rows.chosen(np.zeros(len(rows), np.bool_)), ""
+    return beyond, f" in {len(beyond):,} of {len(rows):,} sequences"
 
 
 def _nonsense(run: Run, found: Found, rows: Rows) -> str:
@@ -149,7 +168,12 @@ def _passes(run: Run, rows: Rows) -> list[Finding]:
     if found is None:
         return []
     own = found.of(taken)
-    mean = over(own.sums["update_abs"], own.sums["updates"])
+    mean, gap = (
+        over(own.sums["update_abs"], own.sums["updates"]),
+        over(own.sums["update_abs"], room[found.within(taken)]),
+    )
+    if not gap > ceiling:
+        return []
     return [
         finding(
             CODE,
@@ -177,12 +201,17 @@ def _of_means(run: Run, means: Means) -> list[Finding]:
     if found is None:
         return []
     inside = known & (means.step >= found.first) & (means.step <= found.last)
-    mean = float(means.abs[inside].mean())
+    beyond = means.abs[inside & (means.abs > limit)]
+    mean, among = float(means.abs[inside].mean()), f"steps {found.first}-{found.last}"
+    if not mean > limit:  # a part of the steps is beyond: is it clearly?
+        mean, among = float(beyond.mean()), f"{len(beyond)} of the {among}"
+        if not mean > CLEARLY * limit:
+            return []
     return [
         finding(
             CODE,
-            f"The logged log-probabilities of engine and trainer are {mean:.2g} apart a token at steps {found.first}-"
-            f"{found.last}; rounding explains {limit:g}.",
+            f"The logged log-probabilities of engine and trainer are {mean:.2g} apart a token at {among}; rounding "
+            f"explains {limit:g}.",
             found,
             measured=mean,
             expected=limit,

@@ -14,6 +14,7 @@ How it decides
 The first 64 sequences (of 2 steps or more) are the yardstick: 90 % of them have a gap below some value. Healthy later
 sequences are beyond twice that value in less than one case of five, with room for a policy that sharpens, as the gap is
 per 1 - p (see `logprob-gap`); that they are so more often is an e-process under the budget of the checks of rollouts.
+All later sequences together have to be apart by more than twice what the first were.
 Sequences of the trainer's own weights are compared, as far as versions are known; gaps below what float32 rounds to
 (1e-5) count as that. It grows *gradually* where three steps or more are between twice that value and a third of the
 largest gap, as with updates that do not arrive.
@@ -90,6 +91,8 @@ def check(run: Run) -> list[Finding]:
         return []
     own = found.of(later)
     before, now = over(first.sums["beyond"], first.sums["room"]), over(own.sums["beyond"], own.sums["room"])
+    if not now > FACTOR * max(before, FLOOR):
+        return []
     return [
         finding(
             CODE,

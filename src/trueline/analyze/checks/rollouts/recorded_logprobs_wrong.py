@@ -164,7 +164,7 @@ def _above(run: Run, rows: Rows) -> list[Finding]:
         return []
     own = found.of(rows)
     mean = over(own.sums["x"], own.sums["tokens"])
-    return [_mean_above(mean, found, *_declared(own))]
+    return [_mean_above(mean, found, *_declared(own))] if mean > 1 else []
 
 
 def _mean_above(mean: float, found: Found, *declared: str) -> Finding:
@@ -206,9 +206,11 @@ def _unlike(run: Run, rows: Rows) -> list[Finding]:
     else:
         as_if = f", as if at a temperature of about {temperature:.1f}" if math.isfinite(temperature) else ""
         as_if = f", as if from the top {cut:.2g} of the probability" if cut else as_if
+        on_average = f": -log p is {abs(excess):.2g} {where} the entropy on average{as_if}"
+        fits = (excess < 0) == (law == "sharper")  # else only tokens weighted by p / q are so
         says = (
-            f"{which} {more} probable under the trainer than their recorded log-probabilities allow: -log p is "
-            f"{abs(excess):.2g} {where} the entropy on average{as_if}."
+            f"{which} {more} probable under the trainer than their recorded log-probabilities allow"
+            f"{on_average if fits else ''}."
         )
     return [
         finding(
@@ -273,5 +275,5 @@ def _of_means(run: Run, means: Means) -> list[Finding]:
     found = crossed(run, "above", means.step[known], laws.mean_above_one(np.maximum(x_T[known], 0.0), slack))
     if found is None:
         return []
-    inside = known & (means.step >= found.first) & (means.step <= found.last)
-    return [_mean_above(float(x_T[inside].mean()), found)]
+    mean = float(x_T[known & (means.step >= found.first) & (means.step <= found.last)].mean())
+    return [_mean_above(mean, found)] if mean > 1 else []

@@ -139,6 +139,8 @@ def _unlike(run: Run, rows: Rows) -> list[Finding]:
     law, found = min(best.items(), key=lambda each: each[1].false_alarm_rate)
     own = found.of(rows)
     excess, unique = over(own.sums["own_excess"], own.sums["own"]), unique_of_four(run, found)
+    if (excess < 0) != (law == "sharper"):
+        return []
     more, where = _UNLIKE[law]
     runs = f" {100 * unique:.0f} % of the runs of four tokens of a response stand in it once." * (law == "flatter")
     return [
@@ -165,6 +167,8 @@ def _cut(run: Run, rows: Rows, *, tempered: bool) -> list[Finding]:
         return []
     own = found.of(rows)
     mean = over(own.sums["x"], own.sums["tokens"])
+    if not mean < 1:
+        return []
     return [
         finding(
             CODE,
@@ -181,9 +185,9 @@ def _cut(run: Run, rows: Rows, *, tempered: bool) -> list[Finding]:
 
 
 def _is_cut(rows: Rows) -> bool:
-    """Whether hardly any token is less likely to the engine, which keeps half of the mass or more."""
+    """Whether hardly any token is less likely to the engine, which keeps half of the mass or more, and not all."""
     low = over(rows.sums["low"], rows.sums["low"] + rows.sums["high"])
-    return low < 0.05 and over(rows.sums["x"], rows.sums["tokens"]) > 0.5
+    return low < 0.05 and 0.5 < over(rows.sums["x"], rows.sums["tokens"]) < 1
 
 
 def _kept(mean: float, found: Found) -> Finding:
@@ -209,8 +213,8 @@ def _cut_of_means(run: Run, means: Means) -> list[Finding]:
     found = crossed(run, "below", means.step[known], np.log1p(np.multiply.outer(gain, bets)))
     if found is None:
         return []
-    inside = known & (means.step >= found.first) & (means.step <= found.last)
-    return [_kept(float(x_T[inside].mean()), found)]
+    mean = float(x_T[known & (means.step >= found.first) & (means.step <= found.last)].mean())
+    return [_kept(mean, found)] if mean < 1 else []
 
 
 def _temperature(rows: Rows) -> list[Finding]:

@@ -162,6 +162,8 @@ def _from_one_position(run: Run, rows: Rows) -> list[Finding]:
         return []
     own = found.within(rows) & (onset_R >= 0)
     num, among = int(own.sum()), int(found.within(rows).sum())
+    if not num > CHANCE * among:
+        return []
     return [
         finding(
             CODE,

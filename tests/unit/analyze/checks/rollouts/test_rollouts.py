@@ -564,3 +564,74 @@ def test_what_of_a_batch_could_not_be_judged_is_said_and_the_rest_is_judged(
     if not judges:
         why = next(each.why for each in report.checks_not_run if each.check == "logprob-gap")
         assert why.startswith("no sampled token has log-probabilities of both sides, logp_rollout and logp_train: ")
+
+
+def _short_and_sure(batch: dict[str, Any]) -> None:
+    """A fifth of the responses are a few tokens of a policy that is sure of them: what rounding leaves of these is much
+    beside 1 - p, and nothing beside the whole batch.
+    """
+    few = np.arange(16) % 5 == 0
+    lost = np.where(few[:, None], 2e-3, 1e-7) * np.random.default_rng(batch["step"]).normal(size=(16, 24))
+    batch["logp_train"] = np.where(few[:, None], -1e-3, batch["logp_train"])
+    batch["logp_rollout"] = np.minimum(batch["logp_train"] + lost, 0.0)
+    for name in ("entropy", "varentropy", "mass_above", "odds_rollout", "odds_train"):
+        del batch[name]
+
+
+def _number(finding: Any) -> tuple[float, float]:
+    return finding.measured, finding.expected
+
+
+def test_no_gap_is_reported_whose_number_is_below_what_rounding_explains(tmp_path: Path) -> None:
+    report = trueline.check(recorded(tmp_path, Made(), steps=40, change=_short_and_sure))
+    assert [(each.claim, _number(each)) for each in report.findings if each.code == "logprob-gap"] == []
+    assert "logprob-gap" in report.checks_run
+
+
+def test_a_gap_of_a_part_of_the_sequences_is_said_of_these(tmp_path: Path) -> None:
+    """As of one engine in five, while all together are within what rounding leaves in bfloat16."""
+
+    def one_in_five(batch: dict[str, Any]) -> None:
+        noise = np.random.default_rng(batch["step"]).normal(size=(16, 24))
+        error = np.where(np.arange(16) % 5 == 0, 0.35, 1e-4)[:, None]
+        batch["logp_rollout"] = np.minimum(batch["logp_train"] + error * noise, 0.0)
+        batch["sampling"] = {"dtype": "bfloat16"}
+        for name in ("entropy", "varentropy", "mass_above", "odds_rollout", "odds_train"):
+            del batch[name]
+
+    finding = codes(recorded(tmp_path, Made(), steps=40, change=one_in_five))["logprob-gap"]
+    assert "160 of 640 sequences" in finding.claim
+    assert finding.measured > 2 * finding.expected
+
+
+@pytest.mark.parametrize(("high", "found"), [(0.06, False), (0.105, True), (0.2, True)])
+def test_a_log_of_means_is_reported_where_its_number_is_beyond_its_bound(
+    tmp_path: Path, high: float, found: bool
+) -> None:
+    """In two steps of five |d| is ``high``, in the others 0.01, and rounding explains 0.05."""
+    lines = [{"step": step, "rollout_corr/log_ppl_abs_diff": high if step % 5 < 2 else 0.01} for step in range(160)]
+    (tmp_path / "log.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    import_rollouts(str(tmp_path / "log.jsonl"), str(tmp_path / "run"), rows_of, version="0")
+    gaps = [each for each in trueline.check(tmp_path / "run").findings if each.code == "logprob-gap"]
+    assert bool(gaps) is found
+    assert all(each.measured > each.expected for each in gaps)
+
+
+def test_a_gap_that_grows_by_less_than_its_bound_is_not_reported(tmp_path: Path) -> None:
+    """A third of the later responses are short ones of which the policy is sure."""
+
+    def later(batch: dict[str, Any]) -> None:
+        error = np.full((16, 24), 1e-3)
+        if batch["step"] >= 8:
+            sure = np.arange(16) % 3 == 0
+            batch["logp_train"] = np.where(sure[:, None], -1e-2, batch["logp_train"])
+            error[sure] = 2e-4
+        noise = np.random.default_rng(batch["step"]).normal(size=(16, 24))
+        batch["logp_rollout"] = np.minimum(batch["logp_train"] + error * noise, 0.0)
+        batch["sampling"] = {"dtype": "bfloat16"}
+        for name in ("entropy", "varentropy", "mass_above", "odds_rollout", "odds_train"):
+            del batch[name]
+
+    report = trueline.check(recorded(tmp_path, Made(), steps=60, change=later))
+    assert [(each.claim, _number(each)) for each in report.findings if each.code == "logprob-gap-grows"] == []
+    assert "logprob-gap-grows" in report.checks_run
