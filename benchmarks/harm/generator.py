@@ -10,7 +10,8 @@ from benchmarks.harm.running import Job
 PRESETS = ("workers", "laws", "modules", "ops", "mix", "monitor")
 
 HEAD = """\
-import copy, hashlib, io, os, pickle, sys, threading, warnings
+import copy, hashlib, io, os, pickle, random, sys, threading, warnings
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -20,14 +21,16 @@ warnings.simplefilter("ignore")
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 torch.set_num_threads(1)
 if WORLD > 1: dist.init_process_group("gloo")
-torch.manual_seed({seed})
+torch.manual_seed({seed}); random.seed({seed}); np.random.seed({seed})
 seen, count = [], [0]
 def bits(x):
     x = x.to_local() if hasattr(x, "to_local") else x
+    x = x.to_dense() if x.layout != torch.strided else x
     return hashlib.sha256(x.detach().contiguous().numpy().tobytes()).hexdigest()[:12]
 def state(model):
     own = [(n, bits(p), None if p.grad is None else bits(p.grad)) for n, p in model.named_parameters()]
-    return own, [(n, bits(b)) for n, b in model.named_buffers()], bits(torch.get_rng_state())
+    drawn = [bits(torch.get_rng_state()), str(random.getstate())[-40:], str(np.random.get_state()[2:])]
+    return own, [(n, bits(b)) for n, b in model.named_buffers()], drawn
 def data(step): return torch.randn({batch}, 8)
 """
 
@@ -105,6 +108,79 @@ class Net(nn.Module):
     def forward(self, x):
         return self.a(x) + self.e(torch.arange(len(x)) % 7) @ self.eye.to_dense() + self.z.real.sum()
 model = Net()""",
+    "dictionary of parts": 'model = nn.ModuleDict({"a": nn.Linear(8, 16), "b": nn.Linear(16, 4)})',
+    "list of parts": "model = nn.ModuleList([nn.Linear(8, 16), nn.Linear(16, 4)])",
+    "bare parameters": """\
+class Net(nn.Module):
+    def __init__(self): super().__init__(); self.w = nn.ParameterList([torch.randn(8, 16), torch.randn(16, 4)])
+    def forward(self, x): return F.gelu(x @ self.w[0]) @ self.w[1]
+model = Net()""",
+    "lazy and late": """\
+class Net(nn.Module):
+    def __init__(self): super().__init__(); self.a, self.late = nn.Linear(8, 4), None
+    def forward(self, x):
+        if self.late is None: self.late = nn.Linear(4, 4)
+        return self.late(self.a(x))
+model = Net()""",
+    "tied": """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__(); self.a, self.b, self.c = nn.Linear(8, 4), nn.Linear(4, 8), nn.Linear(8, 4)
+        self.c.weight = self.a.weight
+    def forward(self, x): return self.c(torch.relu(self.b(self.a(x))))
+model = Net()""",
+    "convolution": "model = nn.Sequential(nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 4, 3), nn.Flatten(), nn.Linear(24, 4))",
+    "recurrent": """\
+class Net(nn.Module):
+    def __init__(self): super().__init__(); self.a, self.b = nn.GRU(4, 6, batch_first=True), nn.Linear(6, 4)
+    def forward(self, x): y, h = self.a(x.view(len(x), 2, 4)); return self.b(h[-1]) + 0 * y.sum()
+model = Net()""",
+    "awkward": """\
+class Net(nn.Module):
+    def __init__(self): super().__init__(); self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 4)
+    def __len__(self): return 0
+    def __bool__(self): raise ValueError("no truth")
+    def __eq__(self, other): raise ValueError("no equality")
+    __hash__ = nn.Module.__hash__
+    def __repr__(self): seen.append("shown"); return "Net"
+    def forward(self, x, *rest, scale=1.0): return self.b(self.a(x).tanh()) * scale
+model = Net()""",
+    "returns a tuple": """\
+import collections
+Out = collections.namedtuple("Out", "logits loss more")
+class Net(nn.Module):
+    def __init__(self): super().__init__(); self.a = nn.Linear(8, 4)
+    def forward(self, x): y = self.a(x); return Out(y, y.square().mean(), {"deep": [[[[y.detach()]]]], "text": "x"})
+model = Net()""",
+    "returns a mapping": """\
+import collections.abc
+class Lazy(collections.abc.Mapping):
+    def __init__(self, logits): self.held = logits
+    def __getitem__(self, key): seen.append(key); return self.held if key == "logits" else self.held * 2
+    def __iter__(self): seen.append("iterated"); return iter(["logits", "other"])
+    def __len__(self): return 2
+class Net(nn.Module):
+    def __init__(self): super().__init__(); self.a = nn.Linear(8, 4)
+    def forward(self, x): return Lazy(self.a(x))
+model = Net()""",
+    "returns a generator": """\
+class Net(nn.Module):
+    def __init__(self): super().__init__(); self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 4)
+    def forward(self, x):
+        def parts():
+            h = self.a(x); seen.append("half"); yield h
+            yield self.b(h.tanh())
+        return parts()
+model = Net()""",
+    "returns a subclass": """\
+class Tagged(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        count[0] += 1; return super().__torch_function__(func, types, args, kwargs or {})
+class Net(nn.Module):
+    def __init__(self): super().__init__(); self.a = nn.Linear(8, 4)
+    def forward(self, x): return self.a(x).as_subclass(Tagged)
+model = Net()""",
 }
 
 SIMPLE = (
@@ -116,6 +192,9 @@ SIMPLE = (
     "python state",
     "checkpointed",
     "own function",
+    "tied",
+    "convolution",
+    "recurrent",
 )
 """Models that every wrapper takes."""
 
@@ -164,10 +243,62 @@ def zero_grad(self, *a, **k): count[0] += 1; return torchs_step(self, *a, **k)
 torch.optim.Optimizer.zero_grad = zero_grad""",
     "average": "average = torch.optim.swa_utils.AveragedModel(model)",
     "schedule": "schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)",
-    "float64 default": "torch.set_default_dtype(torch.float32)",
     "anomaly": "torch.autograd.set_detect_anomaly(True)",
     "deterministic": "torch.use_deterministic_algorithms(True)",
     "errors of warnings": "warnings.simplefilter('error')",
+    "hook once before": """\
+def early(o, a, k): before.remove(); seen.append("early")
+before = optimizer.register_step_pre_hook(early)""",
+    "module hook once": """\
+def taken(m, i, o): leaving.remove(); seen.append("taken off")
+leaving = next(iter(model.modules())).register_forward_hook(taken)
+def entered(m, i): entering.remove(); seen.append("entered")
+entering = [*model.modules()][-1].register_forward_pre_hook(entered)""",
+    "hooks that change": """\
+[*model.modules()][-1].register_forward_hook(lambda m, i, o: o * 1.01 if torch.is_tensor(o) else None)
+net.register_forward_pre_hook(lambda m, a, k: (a, k), with_kwargs=True)""",
+    "hook that fails once": """\
+def fails(m, i, o):
+    count[0] += 1
+    if count[0] == 5: raise KeyError("hook")
+model.register_forward_hook(fails)""",
+    "gradients gathered": """\
+ps = [p for p in model.parameters() if p.requires_grad]
+torch.autograd.graph.register_multi_grad_hook(ps[-2:], lambda gs: seen.append(len(gs)))""",
+    "gradient halved when it is there": """\
+def halve(p): count[0] += 1; p.grad.mul_(0.5) if p.grad.layout == torch.strided else None
+for p in model.parameters():
+    if p.requires_grad: p.register_post_accumulate_grad_hook(halve)""",
+    "module replaced": """\
+torchs_call = nn.Module.__call__
+def called(self, *a, **k): count[0] += 1; return torchs_call(self, *a, **k)
+nn.Module.__call__ = called""",
+    "linear replaced": """\
+torchs_linear = F.linear
+def linear(x, w, b=None): count[0] += 1; return torchs_linear(x, w, b)
+F.linear = linear""",
+    "one step replaced": """\
+own_step = optimizer.step
+def step_here(*a, **k): count[0] += 1; return own_step(*a, **k)
+optimizer.step = step_here""",
+    "class step replaced": """\
+class_step = type(optimizer).step
+def step_of_class(self, *a, **k): seen.append("class"); return class_step(self, *a, **k)
+type(optimizer).step = step_of_class""",
+    "forward replaced": """\
+own_forward = model.forward
+def forward_here(*a, **k): count[0] += 1; return own_forward(*a, **k)
+model.forward = forward_here""",
+    "profiled": """\
+def traced(frame, event, arg): count[0] += event == "call" and frame.f_code.co_filename == __file__
+sys.setprofile(traced)""",
+    "no collector": "import gc; gc.collect(); gc.disable()",
+    "alarms": """\
+import signal
+signal.signal(signal.SIGALRM, lambda *a: None); signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003)""",
+    "at exit": """\
+import atexit
+atexit.register(lambda: print("exit", threading.active_count() > 0, count))""",
     "logging raises": """\
 import logging
 class Raises(logging.Handler):
@@ -181,6 +312,11 @@ FORWARD = {
     "keyword": "out = net(x)",
     "autocast": "with torch.autocast('cpu', torch.bfloat16): out = net(x)",
     "by parts": "out = x\n    for part in model.children(): out = part(out)",
+    "inference first": "with torch.inference_mode(): net(x)\n    out = net(x)",
+    "without graph first": "with torch.no_grad(): net(x)\n    out = net(x)",
+    "saved elsewhere": """\
+def pack(t): count[0] += 1; return t
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t): out = net(x)""",
     "thread": """\
 box = []
     worker = threading.Thread(target=lambda: box.append(net(x))); worker.start(); worker.join(); out = box[0]""",
@@ -206,6 +342,26 @@ child = os.fork()
     "caught": """\
 try: model(torch.randn(2, 3, 5, 7, 1))
     except Exception as error: seen.append(type(error).__name__)""",
+    "node hook": """\
+if torch.is_tensor(out): out.grad_fn.register_hook(lambda i, o: seen.append(len(i)))
+    if torch.is_tensor(out): out.grad_fn.register_prehook(lambda o: count.__setitem__(0, count[0] + 1))""",
+    "looked at": """\
+if torch.is_tensor(out): seen.append((type(out.grad_fn).__name__, out._version))""",
+    "failed in backward": """\
+try:
+        t = model(x); t = t * 1
+        t.register_hook(lambda g: 1 / 0); t.sum().backward()
+    except Exception as error: seen.append(type(error).__name__); optimizer.zero_grad()""",
+    "trained beside": """\
+def beside():
+        small = nn.Linear(3, 1); F.mse_loss(small(torch.ones(2, 3)), torch.ones(2, 1)).backward()
+    aside = threading.Thread(target=beside); aside.start(); aside.join()""",
+    "workers": """\
+if step == 1:
+        load = torch.utils.data.DataLoader([torch.full((2,), float(i)) for i in range(4)], num_workers=1)
+        seen.append([float(t.sum()) for t in load])""",
+    "counted": "seen.append(len(__import__('traceback').extract_stack()))",
+    "trace": "seen.append(sys._getframe().f_code.co_name)",
     "second gradient": (
         "if torch.is_tensor(out): g, = torch.autograd.grad(out.sum(), [next(p for p in model.parameters() if "
         "p.requires_grad)], retain_graph=True); seen.append(bits(g))"
@@ -235,71 +391,141 @@ UPDATES = {
     "every other": "optimizer.step() if step % 2 else None",
     "closure": "optimizer.step(lambda: loss.detach())",
     "moved": "optimizer.step(); model.double(); model.float()",
+    "offloaded": "optimizer.step(); model.cpu()",
+    "written in place": """\
+optimizer.step()
+    with torch.no_grad(): [p.add_(0.0) for p in model.parameters()]""",
+    "data replaced": "optimizer.step(); p = next(model.parameters()); p.data = p.data.clone()",
+    "gradients by hand": """\
+ps = [p for p in model.parameters() if p.grad is not None]
+    for p in ps: p.grad = p.grad * 0.9
+    optimizer.step()""",
+    "twice": "optimizer.step(); optimizer.step()",
+    "scaled": "scaler.step(optimizer); scaler.update()",
+    "loaded": "optimizer.step(); model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()})",
+    "assigned": """\
+optimizer.step()
+    if step == 2: model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)""",
+    "swapped": """\
+optimizer.step(); p = next(model.parameters()); p.grad = None
+    del out, y, loss
+    torch.utils.swap_tensors(p, nn.Parameter(p.detach().clone()))""",
 }
 
-SHARDED = ("clipped", "moved")
-"""Updates that are left out where parameters are sharded."""
+UNSHARDED = (
+    "clipped",
+    "moved",
+    "data replaced",
+    "swapped",
+    "loaded",
+    "assigned",
+    "written in place",
+    "gradients by hand",
+)
+"""Updates that are left out where a wrapper holds the parameters."""
+
+RETURNS = frozenset(name for name in MODELS if name.startswith("returns")) | {
+    "odd buffers",
+    "scripted",
+    "scripted part",
+}
+"""Models whose output is no tensor as others have, or that know no second dtype."""
+
+PARTS = {"dictionary of parts": "model['b'](model['a'](x).tanh())", "list of parts": "model[1](model[0](x).tanh())"}
+"""Models that are no function, and how they are called."""
+
+WARN = frozenset({"backward hooks", "forward hook", "scaled", "autocast", "schedule"})
+"""What warns by itself, so that a job whose warnings are errors would end at once."""
 
 
 def draw(seed: int) -> Job:
     """The job of number ``seed``."""
     of = random.Random(seed)
-    wrapper = of.choices([*WRAPPERS], (10, 1, 4, 2, 2, 1))[0]
-    ranks = 2 if wrapper in ("ddp", "fsdp1", "fsdp2") else 1
-    name = of.choice([*MODELS] if wrapper == "none" else SIMPLE)
+    wrapper = of.choices([*WRAPPERS], (14, 1, 4, 2, 2, 1))[0]
     plain = wrapper == "none"
-    preset = of.choice(PRESETS)
-    before = _some(of, BEFORE, 0.25)
-    if wrapper != "none" or name in ("scripted", "scripted part", "odd buffers"):
-        before = [one for one in before if one not in ("average", "backward hooks", "deterministic", "anomaly")]
-    ways = {one: text for one, text in FORWARD.items() if one != "by parts" or (plain and name == "sequential")}
-    ways = {one: text for one, text in ways.items() if plain or one not in ("thread", "twice")}
-    forward = "plain" if of.random() < 0.5 else of.choice([*ways])
-    after = _some(of, AFTER_FORWARD, 0.2)
-    if not plain or "scripted" in name or name == "lazy":
-        after = [one for one in after if one in ("noise on an activation", "retained", "forked", "pickled")]
+    name = of.choice([*MODELS] if plain else SIMPLE)
+    before = [way for way in BEFORE if of.random() < 0.11 and _fits(way, name, wrapper)]
+    if len({*before} & {"alarms", "profiled", "no collector"}) > 1:
+        before.remove("profiled") if "profiled" in before else before.remove("alarms")
+    ways = [way for way in FORWARD if _fits(way, name, wrapper)]
+    forward = "plain" if name in PARTS or of.random() < 0.5 else of.choice(ways)
+    after = [way for way in AFTER_FORWARD if of.random() < 0.11 and _fits(way, name, wrapper)]
     mode = of.choice([*MODES]) if plain and of.random() < 0.3 and "scripted" not in name else "none"
-    update = of.choice([one for one in UPDATES if plain or one not in SHARDED])
-    if name == "odd buffers":
-        update = "step" if update in ("clipped", "moved") else update
-    if "scripted" in name or name in ("spectral norm", "weight norm"):
-        update = "step" if update == "moved" else update
-    optimizer = OPTIMIZERS[1] if name == "odd buffers" else of.choice(OPTIMIZERS)
-    body = ["x = data(step)", FORWARD[forward], *(AFTER_FORWARD[one] for one in after)]
-    body.append("y = out if torch.is_tensor(out) else out['logits'] if isinstance(out, dict) else out.logits")
-    body.append(
-        "loss = y.float().square().mean()"
-        + (" + out2.square().mean()" if forward == "twice" and name in _TENSOR else "")
-    )
-    body += ["loss.backward()", UPDATES[update], "print(step, bits(loss), state(model) if step % 4 == 0 else '')"]
-    body += ["average.update_parameters(model)"] if "average" in before else []
-    body += ["schedule.step()"] if "schedule" in before else []
-    body.append("optimizer.zero_grad() if step % 3 else model.zero_grad()")
-    steps = of.choice((3, 6, 13))
-    loop = f"for step in range({steps}):\n    " + "\n    ".join(body)
-    if mode != "none":
-        enter = "with Mode(display=False) as mode:" if mode == "flops" else "with Mode():"
-        loop = f"{MODES[mode]}\n{enter}\n    " + loop.replace("\n", "\n    ")
-        loop += "\nprint(mode.get_total_flops())" if mode == "flops" else ""
+    update = of.choice([way for way in UPDATES if _fits(way, name, wrapper)])
+    if update == "swapped" and (after or mode != "none" or forward != "plain"):
+        update = "step"
+    if WARN & {*before, forward, update} and "errors of warnings" in before:
+        before.remove("errors of warnings")
+    steps = of.choice((3, 5, 13))
+    chosen = (name, wrapper, *before, forward, *after, mode, update)
+    sparse = name == "odd buffers"
     texts = (
         HEAD.replace("{seed}", str(seed)).replace("{batch}", str(of.choice((4, 6, 16)))),
         MODELS[name],
         WRAPPERS[wrapper].format(
             ddp=of.choice(("", ", gradient_as_bucket_view=True", ", static_graph=True")), orig=of.choice((True, False))
         ),
-        f"optimizer = {optimizer}",
-        *(BEFORE[one] for one in before),
-        loop,
+        f"optimizer = {OPTIMIZERS[1] if sparse else of.choice(OPTIMIZERS)}",
+        "scaler = torch.amp.GradScaler('cpu', init_scale=256.0)" if update == "scaled" else "",
+        *(BEFORE[way] for way in before),
+        _loop(chosen, steps),
         "print(count, seen, state(model))",
         "print([bits(v) for s in optimizer.state.values() for v in s.values() if torch.is_tensor(v)])",
         "if WORLD > 1: dist.destroy_process_group()",
     )
-    traits = (name, wrapper, *before, forward, *after, mode, update, f"{steps} steps")
-    return Job("\n".join(texts) + "\n", ranks, preset, traits)
+    num_ranks = 2 if wrapper in ("ddp", "fsdp1", "fsdp2") else 1
+    return Job("\n".join(texts) + "\n", num_ranks, of.choice(PRESETS), (*chosen, f"{steps} steps"))
 
 
-_TENSOR = frozenset(MODELS) - {"returns a dict", "returns an object"}
+def _loop(chosen: Sequence[str], steps: int) -> str:
+    name, forward = chosen[0], next(way for way in chosen if way in FORWARD)
+    update, mode = chosen[-1], chosen[-2]
+    body = ["x = data(step)", f"out = {PARTS[name]}" if name in PARTS else FORWARD[forward]]
+    body += [AFTER_FORWARD[way] for way in chosen if way in AFTER_FORWARD]
+    body.append(
+        "y = [*out][-1] if hasattr(out, 'send') else out if torch.is_tensor(out) "
+        "else out['logits'] if hasattr(out, 'keys') else out.logits"
+    )
+    second = forward == "twice" and name not in RETURNS
+    body.append("loss = y.float().square().mean()" + (" + out2.square().mean()" if second else ""))
+    body.append("scaler.scale(loss).backward()" if update == "scaled" else "loss.backward()")
+    body += ["print(step, bits(loss), state(model) if step % 4 == 0 else '')", UPDATES[update]]
+    body += ["average.update_parameters(model)"] if "average" in chosen else []
+    body += ["schedule.step()"] if "schedule" in chosen else []
+    body.append("optimizer.zero_grad() if step % 3 else model.zero_grad()")
+    lines = "\n    ".join(body)
+    if "hook that fails once" in chosen:
+        lines = lines.replace("\n", "\n    ")
+        lines = f"try:\n        {lines}\n    except KeyError as error: print(step, repr(error))"
+    text = f"for step in range({steps}):\n    {lines}"
+    if mode != "none":
+        enter = "with Mode(display=False) as mode:" if mode == "flops" else "with Mode():"
+        text = f"{MODES[mode]}\n{enter}\n    " + text.replace("\n", "\n    ")
+        text += "\nprint(mode.get_total_flops())" if mode == "flops" else ""
+    return text
 
 
-def _some(of: random.Random, among: dict[str, str], likely: float) -> Sequence[str]:
-    return [name for name in among if of.random() < likely / 2 + 0.02]
+def _fits(way: str, name: str, wrapper: str) -> bool:
+    """Whether a job of the model ``name`` can do so by itself; what cannot would fail alone, and show nothing."""
+    plain, scripted = wrapper == "none", "scripted" in name
+    if name in PARTS and way in (*FORWARD, "caught", "evaluated", "failed in backward", "forward replaced"):
+        return way == "plain"
+    if way in ("backward hooks", "anomaly", "deterministic", "average"):
+        return plain and not scripted and name not in ("batch norm", "shared", "odd buffers", "lazy and late", *RETURNS)
+    if way == "by parts":
+        return plain and name in ("sequential", "dropout", "convolution")
+    if way in ("thread", "twice", "keyword", "inference first", "without graph first", "saved elsewhere", "autocast"):
+        return plain and not scripted and name not in ("odd buffers", "spectral norm", "lazy and late")
+    if way in ("copied", "evaluated", "saved", "caught", "second gradient", "failed in backward"):
+        held = name in ("python state", "lazy", "lazy and late", "checkpointed", "spectral norm", "weight norm")
+        return plain and not scripted and not held and name not in RETURNS
+    if way in ("hook that fails once", "hooks that change", "module hook once", "forward replaced", "parameter hook"):
+        return plain and not scripted and name not in (*RETURNS, "recurrent", "attention")
+    if way in UNSHARDED:
+        parametrized = scripted or name in ("spectral norm", "weight norm", "odd buffers", "recurrent", "lazy and late")
+        return plain and not parametrized
+    if way in ("scaled", "offloaded", "twice", "node hook", "looked at", "gradients gathered", "linear replaced"):
+        return wrapper in ("none", "ddp") and not scripted and name != "odd buffers"
+    if way in ("gradient halved when it is there", "module replaced", "trained beside", "profiled"):
+        return wrapper not in ("fsdp1", "compiled")
+    return not (way == "pickled" and name == "returns a subclass")

@@ -170,7 +170,33 @@ for s in range(3):
 """
 """The user's modes count calls of functions and kernels."""
 
+PICKLED = """\
+import copy, io, pickle, torch, warnings
+from torch import nn
+from torch.overrides import TorchFunctionMode
+warnings.simplefilter("error")
+torch.manual_seed(0)
+count = [0, 0]
+class Counts(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        count[0] += 1; return func(*args, **(kwargs or {}))
+def noise(g): count[1] += 1; return g + 0.01 * torch.randn_like(g)
+noise.__torch_unserializable__ = True
+model = nn.Linear(8, 4); optimizer = torch.optim.SGD(model.parameters(), 0.05)
+with Counts():
+    for step in range(13):
+        out = model(torch.randn(4, 8))
+        if step % 2: out.register_hook(noise)
+        pickle.dumps(out); torch.save(out, io.BytesIO()); pickle.dumps(list(model.parameters())); torch.save(
+            model, io.BytesIO())
+        loss = out.square().mean(); pickle.dumps(loss); loss.backward(); optimizer.step(); optimizer.zero_grad()
+    copy.deepcopy(model)
+print(count, sum(p.double().sum() for p in model.parameters()).item().hex())
+"""
+"""What a model returned and a parameter are pickled, while a mode counts and warnings are errors."""
+
 KINDS = {
+    "what is pickled": Kind(PICKLED, ("laws", "mix")),
     "tensors that are no plain memory": Kind(MEMORY, ("mix", "workers")),
     "functions of torch that a script has replaced": Kind(REPLACED, ("mix", "ops")),
     "warnings laid to lines": Kind(WARNED, ("mix", "ops")),

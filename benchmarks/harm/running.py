@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import itertools
 import os
@@ -26,6 +27,8 @@ IMPORTED = (
     *("trueline.capture.launch", "trueline.capture.record.session", "trueline.capture.record.make_session"),
     *("trueline.capture.probes.standard", "trueline.capture.adapters", "trueline.capture.beginning"),
     *("torch.distributed.fsdp", "torch.utils.flop_counter", "torch.utils._python_dispatch"),
+    *("torch._dynamo.backends.common", "torch._inductor.codecache", "torch.jit", "torch.nn.utils.parametrizations"),
+    *("trueline.capture.adapters.megatron", "encodings.ascii"),
 )
 
 LIMIT_S = 150.0
@@ -67,11 +70,23 @@ class Both:
         """What watching did to it, as one line; empty where nothing."""
         if self.bare.status != self.watched.status:
             return f"exit status {self.bare.status} became {self.watched.status}: {_last_lines(self.watched)}"
-        for rank, texts in enumerate(zip(self.bare.printed, self.watched.printed, strict=True)):
-            for number, lines in enumerate(itertools.zip_longest(*(text.splitlines() for text in texts))):
-                if lines[0] != lines[1]:
-                    return f"rank {rank}, line {number}: {lines[0]!r} became {lines[1]!r}"
+        outputs = (self.bare.printed, self.watched.printed), (_said(self.bare), _said(self.watched))
+        for name, (bare, watched) in zip(("output", "error output"), outputs, strict=True):
+            for rank, texts in enumerate(zip(bare, watched, strict=True)):
+                for number, lines in enumerate(itertools.zip_longest(*(text.splitlines() for text in texts))):
+                    if lines[0] != lines[1]:
+                        return f"{name} of rank {rank}, line {number}: {lines[0]!r} became {lines[1]!r}"
         return ""
+
+
+def _said(ended: Ended) -> tuple[str, ...]:
+    """What each rank wrote to standard error, without our lines; nothing where a rank failed: frames are there."""
+    if set(ended.status) != {0}:
+        return ()
+    lines = [
+        [line for line in text.splitlines() if not line.startswith(("trueline: ", "[rank"))] for text in ended.errors
+    ]
+    return tuple("\n".join(rank) for rank in lines)
 
 
 def _last_lines(ended: Ended) -> str:
@@ -100,6 +115,7 @@ def prepare() -> None:
     """Import what jobs import, so that no rank need do so; starts no thread."""
     for name in IMPORTED:
         importlib.import_module(name)
+    gc.freeze()  # a rank that looks through all objects, or collects them, would copy the memory of all modules
 
 
 def run(job: Job, folder: Path, *, watched: bool) -> Ended:

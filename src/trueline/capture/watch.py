@@ -89,6 +89,7 @@ class Watch:
         self._closed = False
         self._after_close: list[Callable[[], None]] = []
         patches.destroy_groups.add(self._before_destroy)
+        patches.serialising.put()
         _note_living(self)
         if (optimizer_running := self.updates.running()) is not None:
             self._recorder.before_update(optimizer_running, gradients_ready=False)
@@ -216,6 +217,7 @@ class Watch:
         _living.drop(self)
         if not _living:
             call_sites.ignore(*KINDS)  # the functions of torch come back with the last model
+            patches.serialising.remove()
         patches.destroy_groups.remove(self._before_destroy)
         patches.update_begins.remove(self._before_update)
         patches.update_ended.remove(self._after_update)

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from trueline.capture.model.failures import is_users
-from trueline.capture.model.untraced import Hook, _is_tracing, skipped, untraced
+from trueline.capture.model.untraced import Hook, _is_tracing, is_ours, skipped, untraced
 from trueline.schema.safe_logger import SafeLogger
 
 _log = SafeLogger()
@@ -207,6 +207,24 @@ class UpdateCalls:
                 args, kwargs = changed = returned
         return changed
 
+
+def _warning_of_others(original: Function) -> Function:
+    """Torch's warning that hooks of a tensor are lost as it is pickled, which reads their table twice and once for each
+    of them: a mode that counts calls sees these reads, so there are as many as without our hooks.
+    """
+
+    def warn_if_has_hooks(tensor: torch.Tensor) -> None:
+        others = [hook for hook in (tensor._backward_hooks or {}).values() if not is_ours(hook)]
+        if others:
+            for _ in range(1 + len(others)):
+                tensor._backward_hooks  # noqa: B018
+            with torch._C.DisableTorchFunction():
+                original(tensor)
+
+    return warn_if_has_hooks
+
+
+serialising = Patch(torch.utils.hooks, "warn_if_has_hooks", _warning_of_others)
 
 update_begins = UpdateCalls(
     torch_optimizer.register_optimizer_step_pre_hook, torch_optimizer._global_optimizer_pre_hooks, "an update"

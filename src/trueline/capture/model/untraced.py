@@ -81,7 +81,13 @@ def untraced(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         _dynamo.set_eval_frame(before)
 
 
-class Hook:
+class CapturingHook:
+    """What every hook of Trueline is an instance of."""
+
+    __slots__ = ()
+
+
+class Hook(CapturingHook):
     """Calls through to Trueline. Its copies (``copy.deepcopy`` for EMA), and what is unpickled (``torch.save`` of the
     whole model), call nothing: they belong to another model. Neither does it where a module that has it is compiled:
     that would be in the graph.
@@ -125,8 +131,8 @@ class Hook:
 
 
 def is_ours(hook: object) -> bool:
-    """Whether it is a Hook, or what becomes of one that is pickled."""
-    return isinstance(hook, Hook) or isinstance(getattr(hook, "__self__", None), contextlib.nullcontext)
+    """Whether it is a hook of Trueline, or what becomes of one that is pickled."""
+    return isinstance(hook, CapturingHook) or isinstance(getattr(hook, "__self__", None), contextlib.nullcontext)
 
 
 def in_backward() -> bool:

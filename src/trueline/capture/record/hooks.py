@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trueline.capture.model.layout import clean_name, unwrap
-from trueline.capture.model.untraced import Hook, compiled_in_place
+from trueline.capture.model.untraced import CapturingHook, Hook, compiled_in_place
 from trueline.capture.record.calls import Call
 
 
@@ -124,7 +124,7 @@ class GradientHooks:
         self._arrived = _ignored
 
 
-class _Arrived:
+class _Arrived(CapturingHook):
     """The hook; a copy of the tensor (``deepcopy``) gets one that does nothing. ``tensor`` returns the tensor, None
     where it is gone.
     """

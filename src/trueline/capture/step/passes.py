@@ -22,7 +22,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import unserializable_hook
 
 from trueline.capture.adapters.base import Guard, reduces_itself, uncompiled
 from trueline.capture.model import patches
@@ -317,10 +316,8 @@ class ReducedPasses:
         self._awaited = False
         left = [1]
 
-        @unserializable_hook
-        @skipped
         def counted(gradient: Tensor) -> None:
             self.count += left.pop() if left else 0
 
         for tensor in tensors:
-            tensor.register_hook(counted)
+            tensor.register_hook(Hook(counted))
