@@ -92,3 +92,46 @@ def test_a_module_that_fsdp_ignores_and_nobody_reduces_is_found(two, tmp_path):
     assert "their own gradients of gate unreduced at steps 0-7" in claim
     assert where.startswith("Ranks 0 and 1 hold different values of 2 parameters, equal before the update of step 0")
     assert where.endswith(": gate.weight and gate.bias.")
+
+
+def wrap_late(rank, world, out, kind):
+    """Losses of a model that was called, and watched, before FSDP wrapped it."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    import trueline
+
+    torch.manual_seed(0)
+    model = Net()
+    early = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = trueline.watch(model, early, out=out, plan={"params_every": 1}) if out is not None else None
+    model(torch.randn(2, 30))
+    keys = {"device_id": torch.device("cpu"), "use_orig_params": kind == "parameters of the user's"}
+    wrapped = fully_shard(model) if kind == "fsdp2" else FullyShardedDataParallel(model, **keys)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    if watch is not None:
+        watch.updates.add(optimizer)
+    torch.manual_seed(rank)
+    losses = []
+    for _ in range(STEPS):
+        loss = wrapped(torch.randn(8, 30)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    if watch is not None:
+        watch.close()
+    return losses
+
+
+@pytest.mark.parametrize("kind", ["flat parameters", "parameters of the user's", "fsdp2"])
+def test_of_a_model_that_is_wrapped_late_only_losses_and_samples_are_watched_and_that_is_said(two, tmp_path, kind):
+    import trueline
+
+    out = str(tmp_path / "run")
+    assert two.run(wrap_late, None, kind) == two.run(wrap_late, out, kind)
+    run = trueline.open_run(out)
+    said = [finding.claim for finding in run.live_findings]
+    assert len(said) == 2
+    assert all("FSDP wrapped the model after its first training forward pass" in claim for claim in said)
+    assert run.pivot("loss")[1].all()
+    assert [finding.code for finding in trueline.check(out).findings if finding.severity != "info"] == []

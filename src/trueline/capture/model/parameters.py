@@ -15,6 +15,9 @@ from trueline.capture.model.layout import Apart, Layout, local, named_parameters
 from trueline.schema.errors import CaptureError
 from trueline.schema.files.run_manifest import ParamChange, ParamState
 
+_MANAGED = "_is_fsdp_managed_module"
+"""Where FSDP marks a module whose parameters it has, for `torch.compile` (private)."""
+
 
 class Parameters:
     """Holds the ``layout`` in force on this rank of a team, and ``changes`` since watching began. ``make`` makes a
@@ -36,19 +39,29 @@ class Parameters:
         self._agreed: list[tuple[int, int]] = []
         self._moved = False
         self._lost = False
+        self._managed = _is_managed_by_fsdp(model)
+        self.cut = False
+        """Whether FSDP took the parameters only after watching had begun: what the Layout knows are not whole ones."""
 
     def look(self, step: int) -> None:
         """Add to ``changes`` what has changed since the last look, as of ``step``."""
-        if self._lost or self.layout.fits():
+        late = not self._managed and _MANAGED in vars(self._model)  # FSDP1 may leave the same objects in their places
+        if self._lost or (not late and self.layout.fits()):
             return
         try:
             self._note(step)
         except Exception:
-            self._lost = True
+            self._lost, self.wants = True, self.layout.digest
             self.changes = [*self.changes, ParamChange(name="", step=step)]
             raise
 
     def _note(self, step: int) -> None:
+        self.cut = not self._managed and _is_managed_by_fsdp(self._model)
+        if self.cut:
+            raise CaptureError(
+                "FSDP wrapped the model after its first training forward pass: gradients and weights are not seen. "
+                "Wrap it before, or call it under torch.no_grad()."
+            )
         whole = self.layout.mesh.shards == 1
         before, states, ids = self._states, _states(self._model, whole=whole), _ids(self._model)
         swapped = {name for name in ids if whole and self._ids.get(name, ids[name]) != ids[name]}
@@ -106,6 +119,11 @@ def _states(model: nn.Module, *, whole: bool) -> dict[str, ParamState]:
         )
         for name, param in named_parameters(model)
     }
+
+
+def _is_managed_by_fsdp(model: nn.Module) -> bool:
+    """Whether FSDP of either kind has parameters of ``model``."""
+    return any(_MANAGED in vars(module) for module in model.modules())
 
 
 def _ids(model: nn.Module) -> dict[str, int]:

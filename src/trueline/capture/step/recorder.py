@@ -33,6 +33,12 @@ from trueline.capture.step.untrained import FEWEST_PASSES, Untrained, class_name
 from trueline.capture.step.working_parts import Watching
 from trueline.schema.plan import Plan
 
+OF_PARAMETERS = (
+    *("gradients", "gradients between passes", "kept gradients", "clipping", "exact cosines"),
+    *("replicas", "updates", "averages", "initial values"),
+)
+"""Names of probes that read gradients or weights by the Layout."""
+
 
 class Recorder:
     """Records one model on one rank; the hooks of a Watch call it. ``notes`` go into the manifest: what is not seen."""
@@ -111,6 +117,8 @@ class Recorder:
         with self.parts.timed():
             attempt("passes", self.contributions.begin_update, optimizer)
             attempt("parameters", self._parameters.look, self._now)
+            if self._parameters.cut:
+                self._end_parameters()
             self._probing.ask("update", optimizer=optimizer)
             attempt("environment", self._description.update, self._parameters, self._step)
             if gradients_ready:
@@ -192,6 +200,11 @@ class Recorder:
         self.parts.session.abandon()
         self._leave()
         self.team.abandon()
+
+    def _end_parameters(self) -> None:
+        """Let go of all that reads gradients and weights, without a Finding of its own."""
+        for part in OF_PARAMETERS:
+            self.parts.end(part)
 
     def _leave(self) -> None:
         self.parts.close()
