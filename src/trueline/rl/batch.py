@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.schema.columns.rollouts import Lists, TableRows
+from trueline.schema.columns.rollouts import Lists, TableRows, misfit
 from trueline.schema.errors import InputError
 from trueline.schema.text.secrets import redacted
 from trueline.schema.text.words import counted
@@ -117,9 +117,7 @@ def _sequence(given: Mapping[str, NDArray[Any] | None]) -> _Sequence:
     length = next(iter(lengths.values()), 0)
     mask = given.get("mask")
     if mask is not None and len(mask) != length:
-        taken.notes.append(
-            f"mask has {counted(len(mask), 'value')} for {counted(length, 'token')}, so that no token counts as sampled"
-        )
+        taken.notes.append(f"{misfit('mask', len(mask), length)}, so that no token counts as sampled")
         mask = np.zeros(length, np.int32)
     end = length if mask is None else int(np.flatnonzero(np.concatenate([[1], np.asarray(mask) != 0]))[-1])
     if end == 0:
@@ -132,9 +130,7 @@ def _sequence(given: Mapping[str, NDArray[Any] | None]) -> _Sequence:
         if name in ID_COLUMNS:
             taken.arrays[name] = _ids(name, values, taken)
         elif len(values) != length:
-            taken.notes.append(
-                f"{name} has {counted(len(values), 'value')} for {counted(length, 'token')} and was left out"
-            )
+            taken.notes.append(f"{misfit(name, len(values), length)} and was left out")
         elif name == "response_ids":
             taken.arrays[name] = _ids(name, values[:end], taken)
         else:

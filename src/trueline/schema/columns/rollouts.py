@@ -9,6 +9,7 @@ Letters: P prompt tokens, L response tokens.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,8 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.schema.columns.workers import Column
+from trueline.schema.text.words import counted
 
 TableName = Literal["rollouts", "syncs"]
+
+MISFIT = re.compile(r"^(\w+) has ([\d,]+) (value|sequence)s? (?:for|of) ([\d,]+)\b")
+"""A note of a sequence of which a list has another length than there are tokens, or a column another than sequences."""
+
+
+def misfit(name: str, number: int, tokens: int) -> str:
+    """The note of a list of ``number`` values where there are so many ``tokens``."""
+    return f"{name} has {counted(number, 'value')} for {counted(tokens, 'token')}"
+
 
 _IDENTITY: tuple[Column, ...] = (
     Column("step", "int64", "optimizer steps", "Step of the trainer, from 0, that the row belongs to."),

@@ -2,7 +2,8 @@
 
 What it finds
 -------------
-Token ids of prompt or response that differ on the two sides, exactly, where both were recorded. And by the
+Token ids of prompt or response that differ on the two sides, exactly, where both were recorded. Lists that have
+another length than there are tokens (log-probabilities, a mask, with one value more). And by the
 log-probabilities alone: sides that are shifted by one token, and responses that agree up to a position and differ from
 there on, as after a text was tokenised again. With `trueline check RUN --ref REF`: greedy responses whose first tokens
 are others than the reference's.
@@ -14,7 +15,8 @@ now and then, a chat template clears tool calls or adds a second BOS, labels are
 
 How it decides
 --------------
-Ids: compared one by one. Shift: the log-probabilities of one side correlate with those of
+Ids: compared one by one. Lengths: as they were recorded; a list that does not fit is
+judged by no other check. Shift: the log-probabilities of one side correlate with those of
 the other one token further by more than 0.8, and at the same token by less than half as much, over all sequences. From
 one position on: all |d| before it (3 tokens or more) are a tenth at most of the usual |d| behind it, which is above
 0.05; reported where that is so in more than one sequence of ten, by an e-process under the budget of the checks of
@@ -49,6 +51,7 @@ ids = rollout.token_ids
 
 from __future__ import annotations
 
+import re
 from typing import Any, cast
 
 import numpy as np
@@ -56,8 +59,10 @@ import numpy as np
 from trueline.analyze.rollouts.evidence import finding, span, too_often
 from trueline.analyze.rollouts.onsets import onset_of
 from trueline.analyze.rollouts.rows import Rows, rows_of
+from trueline.schema.columns.rollouts import MISFIT
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
+from trueline.schema.text.words import counted
 from trueline.store.reader import Run
 from trueline.store.records.arrays import to_numpy
 
@@ -76,6 +81,7 @@ _NEXT = (
 def check(run: Run) -> list[Finding]:
     """Findings of tokens that differ; raises ``CannotTell`` where neither ids nor log-probabilities are there."""
     exact = [each for side in ("prompt", "response") if (each := _of_ids(run, side)) is not None]
+    exact += _of_lengths(run)
     try:
         rows = rows_of(run)
     except CannotTell:
@@ -120,6 +126,52 @@ def _of_ids(run: Run, side: str) -> Finding | None:
         unit="sequences",
         evidence={"kind": side, "first_token": min(places)},
         next=_NEXT,
+    )
+
+
+def _of_lengths(run: Run) -> list[Finding]:
+    """Where a list has another length than there are tokens, or a batch has it of other sequences: a finding a list."""
+    steps: dict[str, list[int]] = {}
+    examples: dict[str, re.Match[str]] = {}
+    total = 0
+    for table in cast(Any, run.kept("rollouts")).pieces(["step", "note"]):
+        total += table.num_rows
+        for row in cast(list[dict[str, Any]], table.to_pylist()):
+            for note in (row["note"] or "").split("; "):
+                if (match := MISFIT.match(note)) is not None:
+                    steps.setdefault(match[1], []).append(row["step"])
+                    examples.setdefault(match[1], match)
+    return [_misaligned(examples[name], of_name, total) for name, of_name in steps.items()]
+
+
+def _misaligned(example: re.Match[str], steps: list[int], total: int) -> Finding:
+    name, kind = example[1], example[3]
+    number, needed = (int(example[group].replace(",", "")) for group in (2, 4))
+    apart = f"{counted(abs(number - needed), kind)} {'more' if number > needed else 'less'}"
+    which = f"({number:,} for {needed:,}, in the first)"
+    if kind == "sequence":
+        claim = (
+            f"{name} has {apart} than the batch at {span(np.array(steps))} {which}: which belongs to which is unknown."
+        )
+    else:
+        claim = (
+            f"{name} has {apart} than there are tokens in {len(steps):,} of {total:,} sequences of "
+            f"{span(np.array(steps))} {which}: which belongs to which token is unknown, and it was not judged there."
+        )
+    return finding(
+        CODE,
+        claim,
+        None,
+        steps=(min(steps), max(steps)),
+        severity="error",
+        measured=float(number),
+        expected=float(needed),
+        unit=f"{kind}s",
+        evidence={"kind": "lengths", "list": name, "sequences": len(steps)},
+        next=(
+            f"Print the lengths of {name} and of response_ids of one sequence: is a value of the prompt's last token, "
+            "or of the end of the text, among them? Cut both at the same place.",
+        ),
     )
 
 

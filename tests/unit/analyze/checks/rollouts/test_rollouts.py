@@ -547,11 +547,16 @@ def _of_other_lengths(batch: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "says", "judges", "found"),
     [
-        (_short_mask, "mask has 23 values for 24 tokens, so that no token counts as sampled, in 48 seq", True, set()),
+        (
+            _short_mask,
+            "mask has 23 values for 24 tokens, so that no token counts as sampled, in 48 seq",
+            True,
+            {"tokens-differ"},
+        ),
         (_other_tokenizer, "logp_train has 20 values for 24 tokens and was left out, in 96", False, {"tokens-differ"}),
         (_of_one_token_lost, "the trainer has no finite log-probability of 6 sampled tokens", True, set()),
         (_without_tokens, "no token was sampled, in 96 sequences", False, set()),
-        (_of_other_lengths, "14 further notes of this kind", False, set()),
+        (_of_other_lengths, "14 further notes of this kind", False, {"tokens-differ"}),
     ],
 )
 def test_what_of_a_batch_could_not_be_judged_is_said_and_the_rest_is_judged(
@@ -635,3 +640,52 @@ def test_a_gap_that_grows_by_less_than_its_bound_is_not_reported(tmp_path: Path)
     report = trueline.check(recorded(tmp_path, Made(), steps=60, change=later))
     assert [(each.claim, _number(each)) for each in report.findings if each.code == "logprob-gap-grows"] == []
     assert "logprob-gap-grows" in report.checks_run
+
+
+def _one_more(name: str) -> Change:
+    def change(batch: dict[str, Any]) -> None:
+        batch[name] = np.concatenate([np.full((16, 1), batch[name].mean()), batch[name]], axis=1)
+
+    return change
+
+
+def _both_one_more(batch: dict[str, Any]) -> None:
+    for name in ("logp_rollout", "logp_train"):
+        _one_more(name)(batch)
+
+
+def _a_sequence_less(batch: dict[str, Any]) -> None:
+    batch["logp_train"] = batch["logp_train"][1:]
+
+
+@pytest.mark.parametrize(
+    ("change", "lists", "says"),
+    [
+        (
+            _one_more("logp_rollout"),
+            ["logp_rollout"],
+            "1 value more than there are tokens in 96 of 96 sequences of steps 0-5 (25 for 24",
+        ),
+        (
+            _one_more("logp_train"),
+            ["logp_train"],
+            "1 value more than there are tokens in 96 of 96 sequences of steps 0-5 (25 for 24",
+        ),
+        (
+            _one_more("entropy"),
+            ["entropy"],
+            "1 value more than there are tokens in 96 of 96 sequences of steps 0-5 (25 for 24",
+        ),
+        (_both_one_more, ["logp_rollout", "logp_train"], "logp_rollout has 1 value more"),
+        (_a_sequence_less, ["logp_train"], "1 sequence less than the batch at steps 0-5 (15 for 16"),
+    ],
+)
+def test_lists_that_do_not_fit_the_tokens_are_an_error(
+    tmp_path: Path, change: Change, lists: list[str], says: str
+) -> None:
+    diagnosis = trueline.diagnose(recorded(tmp_path, Made(), change=change))
+    found = [each for each in diagnosis.report.findings if each.code == "tokens-differ"]
+    assert [each.evidence["list"] for each in found] == lists
+    assert says in found[0].claim
+    assert diagnosis.report.exit_code == 1
+    assert diagnosis.of(0)[0].cause == "unknown"

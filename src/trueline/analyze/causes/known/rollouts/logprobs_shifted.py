@@ -18,6 +18,6 @@ CAUSE = Cause(
         "sampling-mismatch": "often",
     },
     needs=("tokens-differ",),
-    excludes=("tokens-differ/response|from-one-position|greedy",),
+    excludes=("tokens-differ/response|from-one-position|greedy|lengths",),
     settles="Shift the trainer's log-probabilities by one token, either way, and compare again.",
 )

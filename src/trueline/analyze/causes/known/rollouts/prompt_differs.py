@@ -18,6 +18,6 @@ CAUSE = Cause(
         "logprob-gap": "mostly",
     },
     needs=("prefill-diverges", "tokens-differ"),
-    excludes=("tokens-differ/response|from-one-position|shifted", "logprob-gap/passes-differ"),
+    excludes=("tokens-differ/response|from-one-position|shifted|lengths", "logprob-gap/passes-differ"),
     settles="Print the prompt's token ids and position ids as both sides have them, and compare them one by one.",
 )
