@@ -18,14 +18,22 @@ TO_CONFIRM = frozenset(
         "labels-misplaced",
         "grad-accumulates",
         "batch-zero",
+        "evaluation-draws",
+        "evaluation-state",
     )
 )
-"""Checks whose findings of severity info are no fact about the job alone: it may be meant, and seldom is."""
+"""Checks whose findings of severity info are no fact about the job alone: it may be meant, and seldom is, unless their
+evidence says ``by_design``.
+"""
 
 
 def to_confirm(findings: Sequence[Finding]) -> list[Finding]:
     """Those that a person is to confirm, though they are no fault by themselves."""
-    return [finding for finding in findings if finding.severity == "info" and finding.code in TO_CONFIRM]
+    return [
+        finding
+        for finding in findings
+        if finding.severity == "info" and finding.code in TO_CONFIRM and not finding.evidence.get("by_design")
+    ]
 
 
 def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judged: Judged, where: str = "") -> Verdict:

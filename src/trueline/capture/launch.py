@@ -27,6 +27,7 @@ from trueline.capture.model.model_names import name_of_called
 from trueline.capture.model.object_table import ObjectTable
 from trueline.capture.model.world import all_come, in_pipeline, world_size
 from trueline.capture.probes.dataloader import EpochProbe
+from trueline.capture.probes.evaluations import PassesBeforeTraining
 from trueline.capture.step.call_sites import call_sites
 from trueline.capture.step.exchange import TrainedAlone, leaves_alone
 from trueline.capture.step.updates import is_compiled
@@ -68,6 +69,7 @@ class Attachment:
         self._optimizers: list[_Made] = []
         self._ddps: list[weakref.ref[nn.parallel.DistributedDataParallel]] = []
         self._loader = EpochProbe()
+        self._before = PassesBeforeTraining()
         self._outermost: weakref.ref[nn.Module] | None = None
         self._updated: weakref.ref[nn.Module] | None = None
         self._fruitless: set[int] = set()
@@ -123,14 +125,20 @@ class Attachment:
         """Any module is about to run. The hooks that watching puts on see this very call: it has not looked for any
         yet.
         """
-        if not torch.is_grad_enabled() or id(module) in self._fruitless:
+        if not torch.is_grad_enabled():
+            self._look(module)
+            return
+        if id(module) in self._fruitless:
             return
         if self._outermost is None and module.training:
             self._outermost = weakref.ref(module)
+        if not module.training:
+            self._look(module)
         if not module.training and self._called is not None:
             return
         model = self._model_behind(module)
         if model is None:
+            self._look(module)
             if self._run_path or not module.training:
                 self._fruitless.add(id(module))
             return
@@ -142,6 +150,11 @@ class Attachment:
             self._called = weakref.ref(model)
             return
         self._take(model)
+
+    def _look(self, module: nn.Module) -> None:
+        """At a call that nothing is known to train by; once there is a Run, that of a watched model is seen there."""
+        if not self._run_path:
+            self._before.at_call(module)
 
     def _take(self, model: nn.Module) -> None:
         self._called = None
@@ -168,6 +181,7 @@ class Attachment:
             leaves_alone.reset(leaves)
         if watch is not None:
             tell_watched()
+            watch.know_passes(self._before.of(model))
             before = self.watches
             watch.epoch.follow(before[-1].epoch if before else self._loader)
             self._watches.append(weakref.ref(watch))

@@ -8,7 +8,7 @@ import itertools
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from trueline.capture.probes.surroundings import updates_made
 from trueline.capture.step.call_sites import KINDS, call_sites
 from trueline.capture.step.exchange import PATIENCE_S
 from trueline.capture.step.updates import Updates, closure_of
+from trueline.schema.columns.evaluations import UntrainedPass
 from trueline.schema.errors import CaptureError, TrainingStopped
 from trueline.schema.plan import Plan
 from trueline.schema.roles import Sink
@@ -146,6 +147,10 @@ class Watch:
         """Whether this is the first rank of those that share the Run."""
         return self._recorder.team.index == 0
 
+    def know_passes(self, seen: Sequence[tuple[UntrainedPass, Tensor | None]]) -> None:
+        """Take what was seen of forward passes before watching began."""
+        self._probes.evaluations.know(seen)
+
     def after_close(self, call: Callable[[], None]) -> None:
         """``call`` when this process has closed its part of the Run."""
         self._after_close.append(call)
@@ -248,7 +253,10 @@ class Watch:
         """Take the samples of a forward pass that may be trained on: a model may be so in evaluation mode too, and
         what no gradient comes back from is not counted.
         """
-        if not torch.is_grad_enabled():
+        trains, step = torch.is_grad_enabled(), self._recorder.now
+        if not module.training or not (trains or self.updates.ended_any):
+            self._probes.evaluations.begins(module, step=step)
+        if not trains:
             return
         self._end_unseen()
         self._stop_if_asked()
@@ -257,7 +265,10 @@ class Watch:
         self._recorder.at_forward(module, None if self._batch_given else (args, kwargs))
 
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if torch.is_grad_enabled():
+        trains = torch.is_grad_enabled()
+        if not module.training or not (trains or self.updates.ended_any):
+            self._probes.evaluations.ended(module)
+        if trains:
             self._recorder.at_output(args, kwargs, output)
             if self.updates.asks_for_backward or not module.training:
                 for tensor in differentiable(output):

@@ -80,7 +80,7 @@ WEIGHTS = (
 )
 """Checks that need a loss, which none of these Runs has shown."""
 
-MODES = ("evaluation-mode", "frozen-model-drops")
+MODES = ("evaluation-draws", "evaluation-mode", "evaluation-state", "frozen-model-drops")
 """Checks that need a forward pass, which none of these Runs has."""
 
 PARTS = ("shards-equal",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import xxhash
@@ -24,7 +24,7 @@ MAX_DRAWS = 32
 """Draws of a step that are kept."""
 OPERATIONS = (
     *("normal_", "uniform_", "random_", "random_.to", "random_.from", "bernoulli_.float", "bernoulli_.Tensor"),
-    *("exponential_", "log_normal_", "cauchy_", "geometric_", "bernoulli", "multinomial"),
+    *("exponential_", "log_normal_", "cauchy_", "geometric_", "bernoulli", "multinomial", "native_dropout"),
     *("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor"),
 )
 """What torch draws by, whatever function a script calls (``randn`` fills by ``normal_``), but for permutations: those
@@ -35,32 +35,48 @@ _KEY = "BackendSelect"
 directly before the backend (as in ``record/dispatched.py``)."""
 
 
+class Listener(Protocol):
+    """Is told of draws."""
+
+    def listens_to(self, generator: torch.Generator | None) -> bool:
+        """Whether draws from this one are meant; None is torch's own of the device."""
+        ...
+
+    def state_of(self, generator: torch.Generator | None) -> int | None:
+        """What ``drawn`` is to know of it as it is before."""
+        ...
+
+    def drawn(self, operation: str, shape: tuple[int, ...], state: int | None) -> None:
+        """Numbers were drawn from a generator that was in ``state``."""
+        ...
+
+
 class _Draws:
-    """Lets torch pass draws through kernels of ours as long as a probe looks: once, however many there are."""
+    """Lets torch pass draws through kernels of ours as long as somebody listens: once, however many there are."""
 
     def __init__(self) -> None:
-        self._refs: list[weakref.ref[OwnDrawProbe]] = []  # what belongs to a model ends with it
+        self._refs: list[weakref.ref[Listener]] = []  # what belongs to a model ends with it
         self._library: torch.library.Library | None = None
         self._under_way: list[None] = []
 
-    def add(self, probe: OwnDrawProbe) -> None:
-        """Call ``probe`` from now on."""
-        if probe not in self._probes():
-            self._refs.append(weakref.ref(probe))
+    def add(self, listener: Listener) -> None:
+        """Call ``listener`` from now on."""
+        if listener not in self._listeners():
+            self._refs.append(weakref.ref(listener))
         if self._library is None:
             self._library = torch.library.Library("aten", "IMPL")
             for name in OPERATIONS:
                 self._library.impl(name, self._kernel(name), _KEY, with_keyset=True)
 
-    def remove(self, probe: OwnDrawProbe) -> None:
+    def remove(self, listener: Listener) -> None:
         """Stop calling it. The kernels go with the last one, unless a thread is inside of one just now."""
-        self._refs = [ref for ref in self._refs if ref() is not None and ref() is not probe]
+        self._refs = [ref for ref in self._refs if ref() not in (None, listener)]
         if self._library is not None and not self._refs and not self._under_way:
             self._library._destroy()
             self._library = None
 
-    def _probes(self) -> list[OwnDrawProbe]:
-        return [probe for ref in self._refs if (probe := ref()) is not None]
+    def _listeners(self) -> list[Listener]:
+        return [listener for ref in self._refs if (listener := ref()) is not None]
 
     def _kernel(self, name: str) -> Callable[..., Any]:
         base, _, overload = name.partition(".")
@@ -69,14 +85,16 @@ class _Draws:
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             generator = kwargs.get("generator")
-            if generator is None or is_tracing():
+            listeners = [listener for listener in self._listeners() if listener.listens_to(generator)]
+            if not listeners or is_tracing():
                 return op.redispatch(keyset & below, *args, **kwargs)
             self._under_way.append(None)
             try:
-                begun = [(probe, probe.state_of(generator)) for probe in self._probes()]
+                begun = [(listener, listener.state_of(generator)) for listener in listeners]
                 result = op.redispatch(keyset & below, *args, **kwargs)
-                for probe, state in begun:
-                    probe.drawn(base, tuple(result.shape), state)
+                shape = tuple(result.shape) if isinstance(result, torch.Tensor) else ()
+                for listener, state in begun:
+                    listener.drawn(base, shape, state)
                 return result
             finally:
                 self._under_way.pop()
@@ -84,7 +102,7 @@ class _Draws:
         return kernel
 
 
-_draws = _Draws()
+draws = _Draws()
 
 
 class OwnDrawProbe(FactProbe):
@@ -107,7 +125,7 @@ class OwnDrawProbe(FactProbe):
         """In the first steps, then now and then."""
         self._forget()
         due = step.watched and step.sampled and not self._failed and self._times.due(step)
-        (_draws.add if due else _draws.remove)(self)
+        (draws.add if due else draws.remove)(self)
         return due
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
@@ -125,11 +143,15 @@ class OwnDrawProbe(FactProbe):
 
     def detach(self) -> None:
         """Look no more."""
-        _draws.remove(self)
+        draws.remove(self)
 
-    def state_of(self, generator: torch.Generator) -> int | None:
+    def listens_to(self, generator: torch.Generator | None) -> bool:
+        """To those of the program's own."""
+        return generator is not None
+
+    def state_of(self, generator: torch.Generator | None) -> int | None:
         """A digest of the state; None where it cannot be read, as while a CUDA graph is captured: then no more are."""
-        if self._failed:
+        if self._failed or generator is None:
             return None
         with self._guard(self.name):
             try:

@@ -15,6 +15,7 @@ from trueline.capture.probes.base import Probe
 from trueline.capture.probes.batch import BatchProbe
 from trueline.capture.probes.batch_norm import BatchNormProbe
 from trueline.capture.probes.dataloader import EpochProbe
+from trueline.capture.probes.evaluations import EvaluationProbe
 from trueline.capture.probes.exact_cosines import ExactCosineProbe
 from trueline.capture.probes.gradients import GradientProbe
 from trueline.capture.probes.initial_values import InitialValueProbe
@@ -52,6 +53,7 @@ class StandardProbes:
         self.epoch = EpochProbe()
         self.loss = LossProbe(adapter.notes, workers=team.size, guard=guard, passes=contributions)
         self.scaler = LossScalerProbe()
+        self.evaluations = EvaluationProbe(guard)
         gradients = GradientProbe(adapter, guard)
         self.each: list[Probe] = [
             self.epoch,
@@ -70,6 +72,7 @@ class StandardProbes:
             InitialValueProbe(),
             StreamProbe(),
             OwnDrawProbe(guard),
+            self.evaluations,
             OtherModelProbe(guard, watching.model),
             gradients,
             ExactCosineProbe(gradients, team),

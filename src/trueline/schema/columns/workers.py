@@ -131,6 +131,20 @@ WORKER_COLUMNS: tuple[Column, ...] = (
         "On some sampled steps, JSON of `OwnDraw`: operation, shape and line of each draw of random numbers from a "
         "generator of the program's own, a digest of its state before, whether it has the rows of the batch.",
     ),
+    Column(
+        "evaluations",
+        "string",
+        "",
+        "On some sampled steps, JSON of `UntrainedPass`: of forward passes since the last such row, in evaluation mode "
+        "or before training, whether they draw random numbers and where, and what they change.",
+    ),
+    Column(
+        "evaluation_values",
+        "list<float64>",
+        "",
+        "Of each weight with a spectral norm that these passes name, in their order: what it is divided by, and its "
+        "norm, at least.",
+    ),
     Column("grad_norm", "float64", "grad", "L2 norm of this worker's gradient before reduction."),
     Column("grad_nonfinite", "float64", "values", "1.0 if this worker's gradient before reduction holds NaN or inf."),
     Column(
