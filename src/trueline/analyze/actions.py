@@ -14,7 +14,7 @@ from trueline.schema.text.secrets import HIDDEN
 from trueline.schema.trial_verbs import VERBS
 
 _COMMAND = re.compile(r"`(trueline [^`]+)`")
-_TO_FILL_IN = re.compile(r"COMMAND|RUN|REF|REV|REMEDY|NAME,…|FILE|DIR|CODE")
+_TO_FILL_IN = re.compile(r"COMMAND|RUN|REF|REV|REMEDY|NAME,…|KEY=VALUE|FILE|DIR|CODE")
 """Words that stand for what only a person knows."""
 _STARTS_A_JOB = ("run", "trial")
 _READS_A_RUN = ("op", "precheck", "noise")

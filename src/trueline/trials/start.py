@@ -225,7 +225,7 @@ def modules(asked: Asked, *, ref: str, step: int | None = None) -> Prepared:
     plan = {**good.manifest.plan, "sinks": [], "on_finding": None, "stop": "", "when": []}
     names = modules_stored(good, at)
     fed = FedJob(job, ref, at, plan, lambda: write_stored(good, at, folder))
-    runs = asked.runs_of(fed, asked.most, ref=str(Path(ref).absolute()), step=at)
+    runs = replace(asked.runs_of(fed, asked.most, ref=str(Path(ref).absolute()), step=at), about=ref)
     says = [
         f"Each run: {' '.join(asked.command)}, up to step {at}, compared with {ref}.",
         f"Arm: fed (twice): {counted(len(names), 'module')} given what they were given there.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -136,7 +137,8 @@ class WatchedRun:
     def require_ref(self) -> str:
         """The reference. Raises ``InputError`` where none was given."""
         if self.ref is None:
-            raise InputError("There is no reference to compare with. Show the page with `trueline view RUN --ref REF`.")
+            again = f"trueline view {shlex.quote(self.path)} --ref REF"
+            raise InputError(f"There is no reference to compare with. Show the page with `{again}`, REF a second Run.")
         return self.ref
 
     def require_results(self) -> RunResults:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 import torch
@@ -203,3 +204,21 @@ def test_sums_of_many_rows_in_16_bits_are_not_excluded_by_rows_that_are_drawn(tm
         assert "layer_norm" in of(found, "cannot tell")
         assert any("where their rows repeat" in each for each in found.answer.says)
         assert any('depth = "tensor"' in each for each in found.answer.next)
+
+
+def test_the_next_command_proves_the_call_as_it_is_printed(tmp_path, monkeypatch, capsys):
+    """With the Run's own path, the site and the module that defines operations."""
+    (tmp_path / "own_operations.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run = recorded(tmp_path / "my run", *LAYER)
+    words = ("trial", "precheck", run, "--device", "cpu", "--import", "own_operations", "--json")
+    with Wrong("gelu", lambda made, *_: made * 1.01):
+        found = json.loads(in_process.trueline(monkeypatch, capsys, *words)[1])
+        commands = [
+            line.partition("`")[2].partition("`")[0] for line in (*found["next"], *found["findings"][0]["next"])
+        ]
+        assert commands == [commands[0]] * 2
+        assert shlex.split(commands[0])[-2:] == ["--import", "own_operations"]
+        code, out, _ = in_process.trueline(monkeypatch, capsys, *shlex.split(commands[0])[1:], "--json")
+    assert (code, json.loads(out)["answer"]) == (0, "confirmed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from trueline.analyze.actions import Commands
 from trueline.analyze.compare.first_apart import Part, first_apart
 from trueline.analyze.compare.result import ComparedRow
 from trueline.schema.finding import Finding
@@ -25,7 +26,8 @@ def not_repeating(rows: Iterable[ComparedRow], run: Run, ref: Run) -> list[Findi
     if not _is_one_job(run, ref):
         return []
     part = first_apart(rows)
-    return [] if part is None or part.role != "made" else [_finding(part)]
+    fill = Commands(run.path, tuple(run.manifest.argv)).filled
+    return [] if part is None or part.role != "made" else [_finding(part, tuple(map(fill, _NEXT)))]
 
 
 def _is_one_job(run: Run, ref: Run) -> bool:
@@ -37,7 +39,7 @@ def _is_one_job(run: Run, ref: Run) -> bool:
     return bool(mine) and mine == theirs and run.manifest.command == ref.manifest.command
 
 
-def _finding(part: Part) -> Finding:
+def _finding(part: Part, next_: tuple[str, ...]) -> Finding:
     site = Site.parse(part.site)
     size = _SIZES.get(part.judgement, "by more than rounding explains")
     return Finding(
@@ -53,5 +55,5 @@ def _finding(part: Part) -> Finding:
         expected=0.0,
         unit="relative L2 difference",
         evidence={"op": part.api},
-        next=_NEXT,
+        next=next_,
     )

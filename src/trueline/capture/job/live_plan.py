@@ -168,7 +168,7 @@ class Live:
                 claim=f"The plan file as it was before step {step} is not followed: {why}",
                 ranks=(self._rank,),
                 step_first=step,
-                next=("Correct it: trueline plan RUN --set KEY=VALUE refuses what cannot be followed.",),
+                next=("Correct it: `trueline plan RUN --set KEY=VALUE` refuses what cannot be followed.",),
             )
         )
 
@@ -218,7 +218,7 @@ class Live:
                     step_first=seen.step,
                     step_last=last,
                     evidence={"trigger": seen.code, "recorded_steps": [step, last], "clean_step": seen.clean},
-                    next=("List what was recorded: trueline info RUN --site '*'.", *before),
+                    next=("List what was recorded: `trueline info RUN --site '*'`", *before),
                 )
             )
 

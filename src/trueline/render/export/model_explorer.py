@@ -6,6 +6,7 @@ The form: https://github.com/google-ai-edge/model-explorer/wiki/6.-Develop-Adapt
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from trueline.render.comparison.compare_rows import shape_text
@@ -26,7 +27,8 @@ def graph_of(run: Run, step: int, rank: int) -> dict[str, Any]:
     """
     rows = run.records(steps=[step], ranks=[rank], columns=list(_COLUMNS)).to_pylist()
     if not rows:
-        raise InputError(f"Step {step} of rank {rank} was not recorded. `trueline info RUN` lists what was.")
+        listed = f"`trueline info {shlex.quote(run.path)}` lists what was"
+        raise InputError(f"Step {step} of rank {rank} was not recorded. {listed}.")
     nodes: dict[tuple[Any, ...], dict[str, Any]] = {}
     given: dict[int, tuple[str, str]] = {}
     """Of a row with numbers the call that gave it, and as which output."""

@@ -103,7 +103,7 @@ class ModulesTrial:
             left = len(always) - _MOST_NAMED
             more = [f"{counted(left, 'further module')}: see trial.json."] if left > 0 else []
             site = Site.parse(always[0].site)
-            then = (f"Its values: trueline info RUN --site '*/{site.name}#*' --stacks.",)
+            then = (f"Its values: `trueline info RUN --site '*/{site.name}#*' --stacks`",)
             named = [_says(each) for each in always[:_MOST_NAMED]]
             return self._answered("confirmed", [*named, *more, *says], then, [each.module for each in always])
         if wrong or others:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,10 +102,11 @@ def precheck(
     step: int | None = None,
     rank: int | None = None,
     benchmark: Mapping[str, Any] | None = None,
+    modules: Sequence[str] = (),
     progress: Callable[[str, int, int], None] = lambda api, done, num: None,
 ) -> Precheck:
-    """Judge every operation that a step of a Run recorded. ``benchmark`` has the outputs of another machine by key.
-    Raises ``CannotTell`` where no operation was recorded.
+    """Judge every operation that a step of a Run recorded. ``benchmark`` has the outputs of another machine by key,
+    ``modules`` are those that define operations. Raises ``CannotTell`` where no operation was recorded.
     """
     calls = [call for each, one in op_steps(run, step, rank) for call in recorded_calls(run, step=each, rank=one)]
     groups: dict[str, list[RecordedCall]] = {}
@@ -114,8 +116,11 @@ def precheck(
     for done, (signature, alike) in enumerate(groups.items()):
         progress(alike[0].api, done, len(groups))
         checked.append(_checked(run, signature, alike, device, benchmark or {}))
-    findings = (*_inaccurate(run, checked, device), *_not_repeating(checked, device))
-    return Precheck(_answer(checked, device), device, checked, findings)
+    proof = ["trueline", "trial", "op", run.path]
+    options = ["--device", device, *(word for module in modules for word in ("--import", module))]
+    proofs = {each.site: shlex.join([*proof, each.site, *options]) for each in checked if each.outcome == "beyond"}
+    findings = (*_inaccurate(checked, device, proofs), *_not_repeating(checked, device))
+    return Precheck(_answer(checked, device, proofs), device, checked, findings)
 
 
 def read_benchmark(path: Path) -> dict[str, Any]:
@@ -166,7 +171,8 @@ def _is_stored(call: RecordedCall) -> bool:
     return all(value.row["tensor"] is not None for value in call.inputs.values())
 
 
-def _answer(checked: Sequence[CheckedOp], device: str) -> TrialAnswer:
+def _answer(checked: Sequence[CheckedOp], device: str, proofs: Mapping[str, str]) -> TrialAnswer:
+    """What the operations say; ``proofs`` are commands by site of those that are inaccurate."""
     judged = [each for each in checked if each.outcome in ("within", "beyond")]
     beyond = [each for each in judged if each.outcome == "beyond"]
     untold = [each for each in checked if each.outcome == "cannot tell"]
@@ -187,10 +193,7 @@ def _answer(checked: Sequence[CheckedOp], device: str) -> TrialAnswer:
         names = [each.api.rpartition(".")[2] for each in left if each.why == why]
         named = ", ".join(dict.fromkeys(names))
         says.append(f"not judged ({len(names)}), as {why}: {named if len(named) < 300 else named[:300] + ' …'}")
-    next_ = tuple(
-        f"trueline trial op RUN '{each.site}' --device {device} writes it as a proof that needs torch alone."
-        for each in beyond[:1]
-    )
+    next_ = tuple(f"`{proofs[each.site]}` writes it as a proof that needs torch alone." for each in beyond[:1])
     if not judged or "values" in lacking:
         next_ += ('Record a step with preset "mix" and depth = "tensor".',)
     if "truth" in lacking:
@@ -202,7 +205,7 @@ def _answer(checked: Sequence[CheckedOp], device: str) -> TrialAnswer:
     return TrialAnswer("precheck", QUESTION, answer, tuple(says), arms, next_)
 
 
-def _inaccurate(run: Run, checked: Sequence[CheckedOp], device: str) -> list[Finding]:
+def _inaccurate(checked: Sequence[CheckedOp], device: str, proofs: Mapping[str, str]) -> list[Finding]:
     findings: list[Finding] = []
     for each in (one for one in checked if one.outcome == "beyond"):
         slot, error = each.worst()
@@ -223,7 +226,7 @@ def _inaccurate(run: Run, checked: Sequence[CheckedOp], device: str) -> list[Fin
                 expected=error["expected"],
                 unit="relative L2 error against float64",
                 evidence={"calls": each.calls, "limit": LIMIT, "worst": error["worst"], "drawn": list(each.drawn)},
-                next=(f"trueline trial op {run.path} '{each.site}' --device {device}",),
+                next=(f"Prove it with torch alone: `{proofs[each.site]}`",),
             )
         )
     return findings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -150,7 +151,8 @@ def call_at(run: Run, text: str) -> RecordedCall:
     why = f"'{site.name}' is a module there, of whose calls" if of_module else "at it"
     raise InputError(
         f"{why.capitalize() if not of_module else why} no operation was recorded in '{run.path}' at '{text}'. Give the "
-        "site of a call as `trueline info RUN --site 'fwd/*'` prints it; the presets ops and mix record them."
+        f"site of a call as `trueline info {shlex.quote(run.path)} --site 'fwd/*'` prints it; the presets ops and mix "
+        "record them."
     )
 
 

@@ -68,7 +68,7 @@ _THEN = {
         "Look at what is the same on every device and with fixed weights: data, model code, the loss (trueline trial "
         "batch); trueline trial modules names modules where a good Run was stored.",
     ),
-    "kernels": ("Call the recorded operations by themselves: trueline trial precheck RUN",),
+    "kernels": ("Call the recorded operations by themselves: `trueline trial precheck RUN`",),
     "update": (
         "Look at the optimizer: its settings and state, fused and foreach forms (trueline trial knobs), its kernel "
         "(trueline trial op).",

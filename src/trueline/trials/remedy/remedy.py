@@ -67,7 +67,7 @@ class RemedyTrial:
         if self._of(REMEDY) and not self._is_met(met):
             raise Undecided(
                 f"The remedy finds nothing to do: {self._missing()}.",
-                "See the names of the modules in the Run: trueline info RUN --site '*'",
+                "See the names of the modules in the Run: `trueline info RUN --site '*'`",
             )
         losses = [entry["codes"][0] for entry in self._of(BASE)]
         if pair and len(losses) > 1 and len({*losses}) == 1:

@@ -5,6 +5,7 @@ R rows of the table ``records``, C calls.
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -140,7 +141,8 @@ class Outline:
     def __init__(self, run: Run, step: int, rank: int) -> None:
         rows = run.records(steps=[step], ranks=[rank], columns=list(_COLUMNS))
         if not rows.num_rows:
-            raise InputError(f"Step {step} of rank {rank} was not recorded. `trueline info RUN` lists what was.")
+            listed = f"`trueline info {shlex.quote(run.path)}` lists what was"
+            raise InputError(f"Step {step} of rank {rank} was not recorded. {listed}.")
         self.run, self.step, self.rank = run, step, rank
         self._rows = rows
         self._first_C, of_R = _calls(rows)

@@ -43,7 +43,9 @@ def command(
     import_all(modules or ())
     known = benchmark is not None and benchmark.exists()
     other = read_benchmark(benchmark) if known and benchmark is not None else {}
-    found = _checked(Run(run), device=require_device(device), step=step, rank=rank, benchmark=other)
+    found = _checked(
+        Run(run), device=require_device(device), step=step, rank=rank, benchmark=other, modules=modules or ()
+    )
     written: list[str] = []
     if benchmark is not None and not known:
         _write(found, benchmark)
