@@ -109,9 +109,19 @@ def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
     together = getattr(loader.batch_sampler, "batch_size", None) if loader.batch_size is None else loader.batch_size
     if isinstance(together, int):
         facts["batch_rows"] = together
+    if isinstance(dataset, Subset):
+        facts |= {"part_of": rows_digest(dataset.dataset), "drawn": _are_drawn(dataset)}
     keys = {"num_replicas": "num_replicas", "rank": "sampler_rank", "seed": "seed", "shuffle": "shuffle"}
+    if _splits_processes(sampler):
+        keys = {"num_processes": "num_replicas", "process_index": "sampler_rank"}
     known = {key: getattr(sampler, name, None) for name, key in keys.items()}
     return facts | {key: value for key, value in known.items() if isinstance(value, (bool, int))}
+
+
+def _are_drawn(part: Subset[Any]) -> bool:
+    """Whether the rows of the part are neither in a row nor evenly spaced: somebody drew them."""
+    indices = np.asarray(list(part.indices))
+    return indices.dtype.kind in "iu" and len(indices) > 2 and bool(np.any(np.diff(indices, n=2)))
 
 
 def rows_digest(dataset: Any) -> str:
@@ -133,11 +143,25 @@ def rows_digest(dataset: Any) -> str:
 
 
 def _sampler(loader: DataLoader[Any]) -> Any:
-    for holder in (loader, getattr(loader, "batch_sampler", None)):
-        sampler = getattr(holder, "sampler", None)
-        if sampler is not None and hasattr(sampler, "num_replicas"):
-            return sampler
-    return getattr(loader, "sampler", None)
+    """The sampler that splits the data between ranks, else the innermost; ``loader.sampler`` is a default that nothing
+    uses where a batch sampler was given.
+    """
+    chain: list[Any] = []
+    holder: Any = loader
+    while len(chain) < MAX_DEPTH:
+        inner = getattr(holder, "batch_sampler", None)
+        holder = getattr(holder, "sampler", None) if inner is None else inner  # their truth would call their __len__
+        if holder is None:
+            break
+        chain.append(holder)
+    splitting = [each for each in chain if hasattr(each, "num_replicas") or _splits_processes(each)]
+    return next(iter(splitting or reversed(chain)), None)
+
+
+def _splits_processes(sampler: Any) -> bool:
+    """Whether it is one like Accelerate's ``BatchSamplerShard``, which splits batches between processes."""
+    held = getattr(sampler, "__dict__", {})
+    return isinstance(held.get("num_processes"), int) and isinstance(held.get("process_index"), int)
 
 
 def _rows(dataset: Any) -> Any:

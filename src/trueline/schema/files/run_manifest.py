@@ -276,8 +276,9 @@ class RankEnv(BaseModel):
     data: dict[str, Any] = Field(
         default_factory=dict,
         description="what the training DataLoader shows: dataset_type, dataset_len, rows_digest (content of in-memory "
-        "rows, '' unknown), sampler, num_replicas, sampler_rank, seed, shuffle, batch_size, batch_rows (the "
-        "same, or that of a batch sampler), drop_last, num_workers, stream (an IterableDataset)",
+        "rows, '' unknown), part_of and drawn (of a Subset, that of the whole, and whether rows "
+        "were picked in no even order), sampler, num_replicas, sampler_rank, seed, shuffle, batch_size, batch_rows "
+        "(the same, or that of a batch sampler), drop_last, num_workers, stream (an IterableDataset)",
     )
     facts: JobFacts | None = Field(
         default=None, description="what the first rank collected of the job: packages, sources, configurations, modules"

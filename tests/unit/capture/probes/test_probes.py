@@ -9,8 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from accelerate.data_loader import BatchSamplerShard
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+)
 
 from trueline.capture.model import patches
 from trueline.capture.model.layout import make_layout
@@ -136,6 +145,24 @@ def test_a_loader_is_described():
     facts = describe_loader(DataLoader(rows, batch_size=3, sampler=sampler, drop_last=True))
     expected = {"dataset_len": 10, "num_replicas": 2, "sampler_rank": 1, "seed": 7, "batch_size": 3, "drop_last": True}
     assert expected.items() <= facts.items()
+
+
+def test_a_batch_sampler_that_splits_between_processes_is_the_sampler():
+    """The sampler of a loader that was given one is a default, which nothing uses."""
+    rows = TensorDataset(torch.arange(12))
+    inner = BatchSampler(RandomSampler(rows), 2, drop_last=True)
+    facts = describe_loader(DataLoader(rows, batch_sampler=BatchSamplerShard(inner, 3, 1)))
+    expected = {"sampler": "BatchSamplerShard", "num_replicas": 3, "sampler_rank": 1, "batch_rows": 2}
+    assert expected.items() <= facts.items()
+    assert describe_loader(DataLoader(rows, batch_sampler=inner))["sampler"] == "RandomSampler"
+    assert describe_loader(DataLoader(rows))["sampler"] == "SequentialSampler"
+
+
+def test_a_part_that_was_drawn_is_told_from_one_that_was_cut():
+    rows = TensorDataset(torch.arange(12))
+    drawn, cut, even = (describe_loader(DataLoader(Subset(rows, part))) for part in ([3, 9, 1], [4, 5, 6], [0, 3, 6]))
+    assert [drawn["drawn"], cut["drawn"], even["drawn"]] == [True, False, False]
+    assert drawn["part_of"] == cut["part_of"] != drawn["rows_digest"]
 
 
 def test_epochs_are_those_of_the_training_data():
