@@ -22,14 +22,15 @@ from trueline.store.reader import Run
 FEWEST = 3
 """Updates between the first and the last digest: a warm-up may begin with a learning rate of 0."""
 
-Why = Literal["all", "unfrozen", "replaced", "untied", "last", "ungrouped", ""]
+Why = Literal["all", "frozen", "unfrozen", "replaced", "untied", "last", "ungrouped", ""]
 
 
 @dataclass(frozen=True)
 class Left:
     """Parameters of ``rank`` that stayed bit for bit from ``step_first`` to ``step_last`` though they had gradients.
     The optimizer (``optimizers`` by class) holds ``num_held`` of the model's parameters. ``why`` says what shows that
-    they were to train: the optimizer lacks ``all`` of the model, they were ``unfrozen`` or ``replaced`` while
+    they were to train: the optimizer lacks ``all`` of the model, or holds what is ``frozen`` (``held_frozen``) alone,
+    they were ``unfrozen`` or ``replaced`` while
     training went on, began as a copy of one that it holds (``untied``), are the ``last`` of a model most of which it
     holds, or are missing from groups by weight decay (``ungrouped``); '' where it may be meant.
     """
@@ -41,6 +42,7 @@ class Left:
     num_held: int
     optimizers: Sequence[str]
     why: Why
+    held_frozen: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -64,16 +66,18 @@ def left_alone(run: Run) -> tuple[Left, ...]:
     for rank in sorted({rank for _, rank in sampled.outside} & run.env.keys()):
         steps = sorted(step for step, of in sampled.outside if of == rank)
         held = max(sampled.held[step, rank] for step in steps)
+        frozen = sampled.frozen.get((steps[-1], rank), ())
+        without: Why = "frozen" if frozen else "all"
         stayed: defaultdict[tuple[int, Why], list[str]] = defaultdict(list)
         for name in sampled.outside[steps[-1], rank]:
             inside = [step for step in steps if name not in sampled.outside[step, rank]]
             since = next(step for step in steps if not inside or step > inside[-1])
             if steps[-1] - since >= FEWEST and _stayed(run, rank, name, since):
                 first, why = _why(run, rank, name, since)
-                stayed[first, why if held else "all"].append(name)
+                stayed[first, why if held else without].append(name)
         for (first, why), names in stayed.items():
             of = _place_of(run.env[rank], names) if why == "last" else why
-            found.append(Left(rank, names, first, steps[-1], held, sampled.optimizers, of))
+            found.append(Left(rank, names, first, steps[-1], held, sampled.optimizers, of, frozen))
     return tuple(found)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -106,7 +106,8 @@ class Aside:
 @dataclass(frozen=True)
 class Sampled:
     """The updates of a Run that were sampled. ``outside`` has, by (step, rank), the names of parameters that have a
-    gradient and that the optimizer does not hold, and ``held`` how many of the model's it does hold.
+    gradient and that the optimizer does not hold, ``held`` how many of the model's it does hold, and ``frozen`` the
+    names of those that it holds and that are frozen, where it holds no others.
     """
 
     slices: tuple[Slice, ...]
@@ -115,6 +116,7 @@ class Sampled:
     optimizers: tuple[str, ...]
     pairs: tuple[Pair, ...] = ()
     aside: tuple[Aside, ...] = ()
+    frozen: Mapping[tuple[int, int], Sequence[str]] = field(default_factory=dict[tuple[int, int], Sequence[str]])
 
 
 @memoized
@@ -124,6 +126,7 @@ def sampled_updates(run: Run) -> Sampled:
     slices: list[Slice] = []
     held: dict[tuple[int, int], int] = {}
     outside: dict[tuple[int, int], Sequence[str]] = {}
+    frozen: dict[tuple[int, int], Sequence[str]] = {}
     optimizers: dict[str, None] = {}
     pairs: list[Pair] = []
     aside: list[Aside] = []
@@ -134,7 +137,7 @@ def sampled_updates(run: Run) -> Sampled:
         slices += slices_of(key, facts, values[key])
         pairs += _pairs(key, facts, values[key])
         aside += _aside(key, facts, values[key])
-        held[key], outside[key] = facts["num_held"], facts["outside"]
+        held[key], outside[key], frozen[key] = facts["num_held"], facts["outside"], facts.get("held_frozen", ())
         optimizers[facts["optimizer"]] = None
     if not held:
         seen = run.has("optimizer_digest")
@@ -145,7 +148,7 @@ def sampled_updates(run: Run) -> Sampled:
             else "no update of an optimizer was seen",
             reason="no-data" if seen else "not-recorded",
         )
-    return Sampled(tuple(slices), held, outside, tuple(optimizers), tuple(pairs), tuple(aside))
+    return Sampled(tuple(slices), held, outside, tuple(optimizers), tuple(pairs), tuple(aside), frozen)
 
 
 def slices_of(key: tuple[int, int], facts: Mapping[str, Any], values: np.ndarray | Sequence[float]) -> Iterator[Slice]:

@@ -3,7 +3,8 @@
 What it finds
 -------------
 An optimizer that updates nothing of the model: it was made before the model was wrapped, cast, moved or loaded in a way
-that replaced its parameters, or for another copy of the model. Layers that were to train and that it does not hold:
+that replaced its parameters, or for another copy of the model; or it holds a part of the model that is frozen, and
+nothing of the rest. Layers that were to train and that it does not hold:
 forgotten at the end of the model, unfrozen or replaced later, or untied from a parameter that it does hold.
 
 Why it matters
@@ -82,12 +83,15 @@ def _finding(run: Run, left: Sequence[Left]) -> Finding:
     names = list(dict.fromkeys(name for each in left for name in each.names))
     holds = "hold" if len(kinds) > 1 else "holds"
     what, expected = _LACKS[why]
-    whole = why == "all"
+    whole = why in ("all", "frozen")
+    lacks = "none of the parameters of the model"
+    if why == "frozen":
+        lacks = f"of the model what is frozen alone ({named_some(left[0].held_frozen)}), and not {named_some(names)}"
     return Finding(
         code=CODE,
         severity="error" if whole else "warning",
-        claim=f"{listed(kinds)} {holds} none of the parameters of the model on {ranks_text(ranks)}, which have "
-        f"gradients and stay as they were at {steps}."
+        claim=f"{listed(kinds)} {holds} {lacks} on {ranks_text(ranks)}, which have gradients and stay as they were at "
+        f"{steps}."
         if whole
         else f"{listed(kinds)} {'do' if len(kinds) > 1 else 'does'} not hold {named_some(names)} on "
         f"{ranks_text(ranks)}, {what}: with gradients, nothing of that changes at {steps}.",
@@ -109,6 +113,10 @@ _LACKS: Mapping[str, tuple[str, str]] = {
         "",
         "Make the optimizer after the model is wrapped, cast, moved and loaded, from the parameters of the model that "
         "is called.",
+    ),
+    "frozen": (
+        "",
+        "Give the optimizer the parameters that are to train, or set requires_grad to True for those that it holds.",
     ),
     "unfrozen": (
         "frozen before and no longer",

@@ -372,13 +372,17 @@ def _add_number(to: Gathered, value: Any) -> bool:
 
 
 def _outside(optimizer: torch.optim.Optimizer, layout: Layout) -> dict[str, Any]:
-    """How many of the optimizer's parameters are the model's, and the names of those of the model that have a gradient
-    and that it does not hold.
+    """How many of the optimizer's parameters are the model's and train, and the names of those of the model that have a
+    gradient and that it does not hold; where it holds none that trains, also of those that are frozen and that it does.
     """
     held = _held(optimizer)
     num_held = sum(id(param) in held for param in layout.params)
     outside = [name for name, param in _not_held(held, layout) if param.requires_grad and param.grad is not None]
-    return {"num_held": num_held, "outside": outside[:MAX_OUTSIDE], "num_outside": len(outside)}
+    found = {"num_held": num_held, "outside": outside[:MAX_OUTSIDE], "num_outside": len(outside)}
+    if num_held:
+        return found
+    frozen = [name for name, param in layout.frozen if id(param) in held and not param.requires_grad]
+    return found | {"held_frozen": frozen[:MAX_OUTSIDE]}
 
 
 def _held(optimizer: torch.optim.Optimizer) -> frozenset[int]:

@@ -234,6 +234,19 @@ def test_an_optimizer_of_another_copy_of_the_model(tmp_path):
     assert found["optimizer-detached"].expected == 6.0
 
 
+def test_an_optimizer_that_holds_what_is_frozen_holds_something(tmp_path):
+    def make(model):
+        model[3].requires_grad_(False)
+        return adamw(model[3])
+
+    trained(tmp_path / "run", make)
+    found = findings(tmp_path / "run")["optimizer-detached"]
+    assert found.severity == "error"
+    assert found.evidence["kind"] == "frozen"
+    assert "AdamW holds of the model what is frozen alone (3.weight and 3.bias), and not 0.weight" in found.claim
+    assert trueline.diagnose(tmp_path / "run").verdicts[0].cause == "optimizer-lacks-parameters"
+
+
 def test_an_optimizer_of_a_part_of_the_model_is_an_information(tmp_path):
     trained(tmp_path / "run", lambda model: adamw(model[3]))
     (finding,) = trueline.check(tmp_path / "run").findings
