@@ -78,6 +78,7 @@ from trueline.analyze.stats.peaks_over_threshold import (
     find_spikes_of_many,
     num_judged,
 )
+from trueline.analyze.workers.restarts import at_restart
 from trueline.analyze.workers.run_series import (
     ParamNorms,
     WholeRun,
@@ -105,6 +106,8 @@ NEEDS: tuple[str, ...] = (
     "num_micro",
     "tokens",
     "loss",
+    "param_digests",
+    "closing_digests",
 )
 ACROSS_RANKS = False
 
@@ -132,7 +135,8 @@ class _Jump:
 
 def check(run: Run) -> list[Finding]:
     """A warning for each place where gradients jumped; raises ``CannotTell`` where no step can be judged."""
-    return judge(whole_run(run), alarm_budget_of(run), param_norms(run))
+    found = judge(whole_run(run), alarm_budget_of(run), param_norms(run))
+    return [at_restart(run, finding) for finding in found]
 
 
 def judge(series: WholeRun, budget: AlarmBudget, params: ParamNorms | None = None) -> list[Finding]:

@@ -29,6 +29,9 @@ single ones with another number of micro-batches (the short window at the end of
 whose first update a gradient scaler left out). Nor is a rise of less than a quarter of the loss called a spike, however
 quiet the run.
 
+A jump at the first step of a start that goes on with the Run is a finding by itself, which says whether the weights
+there are those that the start before had left, by their digests.
+
 What it may miss
 ----------------
 The first 48 steps, and the first 48 after such a change: the others are compared with them. With a short history, only
@@ -62,10 +65,12 @@ scheduler.load_state_dict(checkpoint["scheduler"])
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from trueline.analyze.compared_ranks import sites_of
 from trueline.analyze.stats.alarm_budget import AlarmBudget, alarm_budget_of
-from trueline.analyze.stats.peaks_over_threshold import find_spikes, num_judged
+from trueline.analyze.stats.peaks_over_threshold import Spike, find_spikes, num_judged
+from trueline.analyze.workers.restarts import at_restart
 from trueline.analyze.workers.run_series import WholeRun, false_alarm_rate, log_level, logs, whole_run
 from trueline.analyze.workers.spike_finding import evidence, jump_text, require_steps, surest
 from trueline.analyze.workers.steady import Steady
@@ -84,6 +89,8 @@ NEEDS: tuple[str, ...] = (
     "group_grad_norms",
     "group_reduced_norms",
     "reduced_norm",
+    "param_digests",
+    "closing_digests",
 )
 ACROSS_RANKS = False
 
@@ -95,37 +102,39 @@ FOLLOWS = Steady("loss", LEAST)
 
 def check(run: Run) -> list[Finding]:
     """A warning on the jumps of the loss; raises ``CannotTell`` where no step has enough others before it."""
-    return judge(whole_run(run), alarm_budget_of(run))
+    found = judge(whole_run(run), alarm_budget_of(run), restarts=run.restarts)
+    return [at_restart(run, finding) for finding in found]
 
 
-def judge(series: WholeRun, budget: AlarmBudget) -> list[Finding]:
-    """The same of series."""
+def judge(series: WholeRun, budget: AlarmBudget, *, restarts: Sequence[int] = ()) -> list[Finding]:
+    """The same of series; jumps at the first step of one of ``restarts`` each by itself."""
     log_T = logs(series.loss)
     require_steps(log_T, series, "a loss above zero")
     spikes = find_spikes(log_T, log_level=log_level(budget, "loss"), least=math.log(LEAST), starts=series.starts)
-    if not spikes:
-        return []
+    anew = [[spike] for spike in spikes if series.steps[spike.first] in restarts]
+    others = [spike for spike in spikes if series.steps[spike.first] not in restarts]
+    return [_finding(series, some, num_judged(log_T, series.starts)) for some in (others, *anew) if some]
+
+
+def _finding(series: WholeRun, spikes: Sequence[Spike], num_steps: int) -> Finding:
     workers, step = len(series.ranks), int(series.steps[spikes[0].first])
     whose = "The loss" if workers == 1 else f"The mean loss of {counted(workers, 'worker')}"
-    num_steps = num_judged(log_T, series.starts)
-    return [
-        Finding(
-            code=CODE,
-            severity="warning",
-            claim=f"{whose} {jump_text(series, spikes)}.",
-            ranks=series.ranks,
-            step_first=step,
-            step_last=int(series.steps[spikes[-1].last]),
-            sites=sites_of(step, series.ranks, phase="loss", names=("loss",)),
-            measured=math.exp(spikes[0].value),
-            expected=math.exp(spikes[0].level),
-            unit="loss",
-            false_alarm_rate=false_alarm_rate(surest(spikes).log_p, "loss", among=1, num_steps=num_steps),
-            evidence={"num_workers": workers, **evidence(series, spikes)},
-            next=(
-                f"Look at the samples of step {step} and at the learning rate there; `grad-spike` says which "
-                "parameters' gradients jumped, if any did.",
-                f"Train from a checkpoint before step {step} once more, without that batch: does the loss jump again?",
-            ),
-        )
-    ]
+    return Finding(
+        code=CODE,
+        severity="warning",
+        claim=f"{whose} {jump_text(series, spikes)}.",
+        ranks=series.ranks,
+        step_first=step,
+        step_last=int(series.steps[spikes[-1].last]),
+        sites=sites_of(step, series.ranks, phase="loss", names=("loss",)),
+        measured=math.exp(spikes[0].value),
+        expected=math.exp(spikes[0].level),
+        unit="loss",
+        false_alarm_rate=false_alarm_rate(surest(spikes).log_p, "loss", among=1, num_steps=num_steps),
+        evidence={"num_workers": workers, **evidence(series, spikes)},
+        next=(
+            f"Look at the samples of step {step} and at the learning rate there; `grad-spike` says which "
+            "parameters' gradients jumped, if any did.",
+            f"Train from a checkpoint before step {step} once more, without that batch: does the loss jump again?",
+        ),
+    )

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.unit.healthy_run import write_run
+from tests.unit.healthy_run import PARAMS, write_run, write_starts
 
+import trueline
 from trueline.analyze.checks.steps import loss_spike
 from trueline.analyze.stats.alarm_budget import AlarmBudget
 from trueline.analyze.workers.run_series import WholeRun
@@ -54,6 +55,48 @@ def test_a_jump_of_the_mean_loss_is_told_from_a_run(tmp_path):
     assert finding.claim.startswith("The mean loss of 2 workers jumped from 2.0")
     assert " at step 120, " in finding.claim
     assert finding.claim.endswith(" times its usual spread, and came back after step 122.")
+
+
+LEFT, FIRST, OTHER = (np.arange(len(PARAMS), dtype=np.uint64) + base for base in (100, 200, 300))
+"""Digests of all parameters: as a start leaves them, as the job first begins, and neither."""
+
+
+def started_twice(path, begun, *, at=100, jumps=True):
+    """A job whose loss jumps once, and is started again at step ``at``, where its weights are ``begun`` and its loss
+    jumps.
+    """
+    loss_T = losses(at=at if jumps else None)
+    loss_T[80] *= 4
+    every = rows(loss_T, ranks=1)
+    every[0, 0]["param_digests"], every[at, 0]["param_digests"] = FIRST, begun
+    every[at - 1, 0]["closing_digests"] = LEFT
+    before = {key: row for key, row in every.items() if key[0] < at}
+    return write_starts(path, [(0, before), (at, {key: row for key, row in every.items() if key[0] >= at})])
+
+
+@pytest.mark.parametrize(
+    ("begun", "kind", "said"),
+    [
+        (LEFT, "weights-kept", "Its weights are as the start before had left them."),
+        (FIRST, "weights-other", "not as the start before had left them, but those that it first began with."),
+        (OTHER, "weights-other", "Its weights are not as the start before had left them."),
+        (np.concatenate([LEFT[:1], OTHER[1:]]), "weights-other", "and head are not as the start before had left them."),
+    ],
+)
+def test_a_jump_where_the_job_was_started_again_says_whether_its_weights_are_those_that_were_left(
+    tmp_path, begun, kind, said
+):
+    earlier, jump = loss_spike.check(started_twice(tmp_path, begun))
+    assert (earlier.step_first, earlier.evidence["kind"]) == (80, ["within-start"])
+    assert (jump.step_first, jump.evidence["kind"]) == (100, ["at-restart", kind])
+    assert "The job was started again at step 100." in jump.claim
+    assert jump.claim.endswith(said)
+    cause = next(v for v in trueline.diagnose(tmp_path).verdicts if v.incident == 1)
+    assert cause.cause == ("weights-not-restored" if kind == "weights-other" else "unknown")
+
+
+def test_other_weights_at_a_start_without_a_jump_are_no_finding(tmp_path):
+    assert [each.step_first for each in loss_spike.check(started_twice(tmp_path, OTHER, jumps=False))] == [80]
 
 
 def test_one_process_has_a_loss_not_a_mean(tmp_path):

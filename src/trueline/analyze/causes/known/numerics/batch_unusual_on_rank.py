@@ -8,9 +8,11 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "loss-spike": "always",
+        "loss-spike/within-start": "often",
         "who:some": "always",
         "steps:one": "mostly",
         "grad-spike": "often",
+        "grad-spike/within-start": "often",
     },
     needs=("loss-spike",),
     settles="Print the batch at this step, decoded.",

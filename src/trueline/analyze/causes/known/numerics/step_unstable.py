@@ -13,7 +13,9 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "grad-spike": "mostly",
+        "grad-spike/within-start": "often",
         "loss-spike": "often",
+        "loss-spike/within-start": "often",
         "who:all": "often",
         "trial-remedy-clip:recovers": "mostly",
     },
