@@ -267,8 +267,8 @@ def _of_sums(run: Run) -> list[Finding]:
     if meant := _meant(run, [each.of for each in wrong], value, num_ranks):
         raise CannotTell(f"all tokens together weigh {value:.4g}, {meant}", reason="undecidable")
     begun = _num_begun(run, wrong)
-    because = _because(value, wrong[0].of, num_ranks, begun)
-    return [_finding(wrong, value, "cleared-early" if begun else "sum", because, among=steps, noun=noun)]
+    kind, because = _kind(value, wrong[0].of, num_ranks, begun)
+    return [_finding(wrong, value, kind, because, among=steps, noun=noun)]
 
 
 def _of_ranks(run: Run) -> Finding | None:
@@ -448,22 +448,26 @@ _ADVICE = {
         "labels[..., 1:] where labels are counted (Hugging Face's Trainer counts all of them where the model's class "
         "is not named …ForCausalLM, as GPT2LMHeadModel).",
     ),
-    "sum": (
-        "Print what the loss of each micro-batch is multiplied and divided by: the mean over all {noun}s of a step is "
-        "what an optimizer's usual learning rates are for.",
-        "If the factor is meant, it belongs into the learning rate; Trueline can't tell that from a mistake.",
+    **dict.fromkeys(
+        ("sum", "divided-again", "scaled"),
+        (
+            "Print what the loss of each micro-batch is multiplied and divided by: the mean over all {noun}s of a step "
+            "is what an optimizer's usual learning rates are for.",
+            "If the factor is meant, it belongs into the learning rate; Trueline can't tell that from a mistake.",
+        ),
     ),
 }
 
 
-def _because(value: float, told: Weighed, num_ranks: int, begun: int) -> str:
+def _kind(value: float, told: Weighed, num_ranks: int, begun: int) -> tuple[str, str]:
+    """What is wrong with a loss whose tokens weigh ``value`` together, and that in words."""
     if begun:
-        return f": gradients of {begun - 1} of {begun} micro-batches were cleared before the update"
+        return "cleared-early", f": gradients of {begun - 1} of {begun} micro-batches were cleared before the update"
     micros, near = told.num_micro or 1, LEAST + told.rounding
     if micros > 1 and _is(value, micros, near):
-        return f": the loss is not divided by the {micros} micro-batches of a step"
+        return "sum", f": the loss is not divided by the {micros} micro-batches of a step"
     if micros > 1 and _is(value * micros, 1.0, near):
-        return f": the loss is divided once more by the {micros} micro-batches of a step"
+        return "divided-again", f": the loss is divided once more by the {micros} micro-batches of a step"
     if num_ranks > 1 and _is(value * num_ranks, 1.0, near):
-        return f": the loss is divided by the {num_ranks} ranks, over which the reduction averages"
-    return ", and should weigh 1"
+        return "divided-again", f": the loss is divided by the {num_ranks} ranks, over which the reduction averages"
+    return "scaled", ", and should weigh 1"

@@ -86,7 +86,8 @@ def test_weights_of_pairs_that_do_not_come_from_their_counts_are_the_scripts_own
 
 
 @pytest.mark.parametrize(
-    ("share", "begun", "kind"), [(1 / 4, 4, "cleared-early"), (1 / 4, 1, "sum"), (1 / 4, 3, "sum"), (1.0, 4, None)]
+    ("share", "begun", "kind"),
+    [(1 / 4, 4, "cleared-early"), (1 / 4, 1, "scaled"), (1 / 4, 3, "scaled"), (1.0, 4, None)],
 )
 def test_one_pass_of_several_that_were_begun_counts(tmp_path, share, begun, kind):
     """Gradients of the others were cleared: by mistake, if this one weighs its share, or like a generator's."""
@@ -205,18 +206,21 @@ def test_rounding_is_no_difference(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("weigh", "because"),
+    ("weigh", "because", "cause"),
     [
-        (lambda counts: counts.shape[1] * fair(counts), "is not divided by the 3 micro-batches"),
-        (lambda counts: fair(counts) / counts.shape[1], "divided once more by the 3 micro-batches"),
-        (lambda counts: 1.1 * fair(counts), "and should weigh 1"),
+        (lambda counts: counts.shape[1] * fair(counts), "is not divided by the 3 micro-batches", "loss-not-divided"),
+        (lambda counts: fair(counts) / counts.shape[1], "more by the 3 micro-batches", "loss-divided-twice"),
+        (lambda counts: 1.1 * fair(counts), "and should weigh 1", "loss-scaled"),
+        (lambda counts: 0.9 * fair(counts), "and should weigh 1", "loss-scaled"),
     ],
-    ids=["undivided", "divided twice", "a constant"],
+    ids=["undivided", "divided twice", "a constant", "a constant below 1"],
 )
-def test_a_wrong_sum_is_a_warning(tmp_path, weigh, because):
-    finding = findings(run_of(tmp_path / "run", weigh))["loss-scale-wrong"]
+def test_a_wrong_sum_is_a_warning_with_a_cause_of_its_own(tmp_path, weigh, because, cause):
+    run = run_of(tmp_path / "run", weigh)
+    finding = findings(run)["loss-scale-wrong"]
     assert finding.severity == "warning"
     assert because in finding.claim
+    assert trueline.diagnose(run).verdicts[0].cause == cause
 
 
 NEXT_TOKENS = [0, 0, 99, 0, 0, 0, 0, 99, 0, 0]

@@ -1,11 +1,11 @@
-"""The loss is not divided by the number of micro-batches or tokens, or is scaled by a constant.
+"""The loss is not divided by the number of micro-batches.
 
-On all ranks alike, the weights of all tokens add up to another number than 1: the learning rate is in effect that many
-times as large.
+On all ranks alike, the weights of all tokens add up to that number: the learning rate is in effect that many times as
+large.
 
 What looks like it
 ------------------
-A loss scale that the optimizer takes out again.
+A loss that is multiplied by something else (`loss-scaled`), or divided twice (`loss-divided-twice`).
 """
 
 from trueline.analyze.causes.cause import Cause
