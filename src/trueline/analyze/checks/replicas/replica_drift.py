@@ -142,6 +142,10 @@ _IF_COPIES = (
     "summed over these ranks: the input of a column-parallel layer needs an all-reduce in its backward pass."
 )
 _BUFFERS = (
+    "Look at what writes {names}: what it is computed from (counts of tokens, a mean over the batch) must be reduced "
+    "over ranks before it is used, or the buffer broadcast after each change."
+)
+_STATISTICS = (
     "Keep DDP's broadcast_buffers=True (FSDP2 has no such option), use SyncBatchNorm, or broadcast buffers before "
     "evaluating and saving."
 )
@@ -354,7 +358,7 @@ def _finding(kind: Kind, drifts: list[_Drift], *, ended: bool = False) -> Findin
             "first_different": step,
             **({} if equal_at is None or ended else {"onset_interval": [equal_at + 1, step]}),
         },
-        next=(_BUFFERS,) if kind == "buffer" else (_AT_THE_START if step == 0 else _LATER,),
+        next=(_advice(kind, names, step),),
     )
 
 
@@ -404,7 +408,21 @@ def _each(by_rank: Mapping[int, int]) -> list[int]:
 def _kinds(kind: Kind, equal_at: int | None, names: Sequence[str]) -> list[str]:
     """What differs, since when, and whether it is one tensor alone."""
     since = ["from-the-start" if equal_at is None else "later"]
-    return ["buffers"] if kind == "buffer" else since + (["one"] if len(names) == 1 else ["several"])
+    if kind == "buffer":
+        return ["buffers", *dict.fromkeys("statistics" if _is_statistic(name) else "by-code" for name in names)]
+    return since + (["one"] if len(names) == 1 else ["several"])
+
+
+def _advice(kind: Kind, names: Sequence[str], step: int) -> str:
+    if kind == "buffer":
+        others = [name for name in names if not _is_statistic(name)]
+        return _BUFFERS.format(names=named_some(others)) if others else _STATISTICS
+    return _AT_THE_START if step == 0 else _LATER
+
+
+def _is_statistic(name: str) -> bool:
+    """Whether the buffer is one of batch normalisation, which SyncBatchNorm keeps equal."""
+    return name.rpartition(".")[2] in ("running_mean", "running_var", "num_batches_tracked")
 
 
 def _own(run: Run, names: list[str]) -> Finding:

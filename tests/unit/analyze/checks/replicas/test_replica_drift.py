@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.unit.healthy_run import PARAMS, healthy_rows, rank_env, write_run
 
+import trueline
 from trueline.analyze.checks.replicas import replica_drift
 from trueline.analyze.updates import states_alike
 from trueline.analyze.updates.samples import Sampled, Slice
@@ -67,6 +68,20 @@ def test_buffers_alone_are_a_warning(tmp_path):
 
     assert (finding.severity, finding.step_first) == ("warning", 1)
     assert finding.sites[0] == "1.0/r0/buffer/norm.running_mean#0:out0"
+    assert (finding.evidence["kind"], "SyncBatchNorm" in finding.next[0]) == (["buffers", "statistics"], True)
+
+
+def test_a_buffer_that_code_writes_has_no_advice_of_batch_normalisation(tmp_path):
+    """The bias of a router, which counts of tokens move."""
+    rows = changed(healthy_rows(2, 4), "buffer_digests", 0, ranks=[1], since=1)
+    envs = {rank: rank_env(rank, 2, buffers=["gate.expert_bias", "norm.running_mean"]) for rank in range(2)}
+    run = write_run(tmp_path, rows, envs=envs)
+    (finding,) = replica_drift.check(run)
+    assert finding.evidence["kind"] == ["buffers", "by-code"]
+    verdict = trueline.diagnose(run).verdicts[0]
+    assert verdict.cause == "buffer-written-by-each-rank"
+    assert "gate.expert_bias" in finding.next[0]
+    assert not [line for line in (verdict.says, *verdict.next) if "Norm" in line or "statistics" in line]
 
 
 def test_only_steps_with_digests_count(tmp_path):

@@ -1,4 +1,4 @@
-"""Running statistics and other buffers are each rank's own.
+"""Running statistics of batch normalisation are each rank's own.
 
 broadcast_buffers=False, FSDP2 (which has no such option), or a hand-written loop: evaluation and checkpoints depend
 on the rank.
@@ -9,7 +9,7 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "replica-drift": "always",
-        "replica-drift/buffers": "always",
+        "replica-drift/statistics": "always",
     },
     needs=("replica-drift",),
     excludes=("replica-drift/later", "worker-nonfinite"),
