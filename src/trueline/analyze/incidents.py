@@ -78,6 +78,10 @@ _FORERUN = {"range-saturation", "overflow-origin"}
 """A warning that a range is nearly full, and the error when it is exceeded: one fault, led by the error."""
 
 
+_SHARED = {"duplicate-data", "shard-overlap"}
+"""Samples that two ranks read in one step, and in one epoch."""
+
+
 @dataclass(frozen=True, slots=True)
 class Incident:
     """One fault as far as findings tell: ``findings`` are their places in the list that it was made from, the telling
@@ -133,7 +137,8 @@ def explains(cause: Finding, effect: Finding) -> bool:
 
 
 def _belong_together(one: Finding, other: Finding) -> bool:
-    if {one.code, other.code} == _FORERUN:
+    codes = {one.code, other.code}
+    if codes == _FORERUN or (codes == _SHARED and one.ranks == other.ranks):
         return True
     return explains(one, other) or explains(other, one) or (one.ranks == other.ranks and _since_the_same(one, other))
 

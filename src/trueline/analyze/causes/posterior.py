@@ -43,14 +43,13 @@ _ROOT_OF = {code: group[0] for group in ROOTS for code in group}
 def posterior(causes: Sequence[Cause], signs: Signs, telling: Sequence[str]) -> dict[str, float]:
     """The probability of each cause's slug, and of ``UNKNOWN``, all as likely before anything was seen.
 
-    A cause that is excluded, or brings none of the codes ``telling``, which nothing else in the incident explains, has
-    0.
+    A cause that is excluded, or does not account for one of the codes ``telling``, which nothing else in the incident
+    explains, has 0.
     """
     scores = {
         cause.slug: score(cause, signs)
         for cause in causes
-        if not exclusions(cause, signs)
-        and any(code in cause.codes or explained_by(cause, code, signs) for code in telling)
+        if not exclusions(cause, signs) and any(accounts_for(cause, code, signs) for code in telling)
     }
     scores[UNKNOWN] = 0.0
     top = max(scores.values())
@@ -92,14 +91,30 @@ def hints(cause: Cause, signs: Signs) -> frozenset[str]:
     )
 
 
+def accounts_for(cause: Cause, code: str, signs: Signs) -> bool:
+    """Whether ``cause`` brings the finding ``code``, or what brings it."""
+    return _brings(cause, code, signs) or explained_by(cause, code, signs)
+
+
+def _brings(cause: Cause, code: str, signs: Signs) -> bool:
+    """Whether ``cause`` brings ``code``, of a kind that was found where that has any. One that states no such kind says
+    nothing of what was found: the finding's own sentence is better.
+    """
+    if code not in cause.codes:
+        return False
+    has_kind = any(sign.startswith(f"{code}/") for sign in signs.fired)
+    return not has_kind or any(sign in signs.fired for sign in _kinds_of(code, cause.shows))
+
+
 def _kinds_of(code: str, signs: Iterable[str]) -> list[str]:
     return [sign for sign in signs if sign.startswith(f"{code}/")]
 
 
 def explained_by(cause: Cause, sign: str, signs: Signs) -> bool:
     """Whether what ``cause`` brings brings the finding ``sign`` with it."""
-    found = signs.fired | hints(cause, signs)
-    return any(sign in EXPLAINS.get(code, ()) for code in cause.codes if code in found)
+    weak = hints(cause, signs)
+    found = [code for code in cause.codes if code in weak or (code in signs.fired and _brings(cause, code, signs))]
+    return any(sign in EXPLAINS.get(code, ()) for code in found)
 
 
 def _log_ratio(cause: Cause, sign: str, signs: Signs) -> float:

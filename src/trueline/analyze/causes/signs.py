@@ -7,8 +7,9 @@ A sign is one of
 - who and when, as ``who:some``, ``who:all``, ``since:start``, ``since:later``, ``steps:one``, ``steps:many``;
 - what ranks were fed with, and by what they compute their loss, as ``inputs:other``, ``loss:alike``;
 - what a trial answered, as ``trial-sync:ordering`` (``trial_signs.py``);
-- how the job was run, as ``ranks:one``, ``adapter:ddp``, ``sampler:whole`` (``own``: a class of the user's),
-  ``parts:own``, ``rows:shared``, ``order:random``, ``micro:several``, ``precision:float16``.
+- how the job was run, as ``ranks:one``, ``adapter:ddp`` (``part-in-ddp``: a part of the model alone is wrapped),
+  ``sampler:whole`` (``own``: a class of the user's),
+  ``parts:own``, ``rows:shared``, ``split:drawn``, ``order:random``, ``micro:several``, ``precision:float16``.
 """
 
 from __future__ import annotations
@@ -82,16 +83,16 @@ def signs_of(report: CheckReport, incident: Incident, known: Iterable[str]) -> S
     hinted = {each.code for each in beside} | {f"{each.code}/{kind}" for each in beside for kind in _kinds(each)}
     silent: set[str] = set()
     for sign in known:
-        topic, _, rest = sign.partition("/") if "/" in sign else sign.partition(":")
+        topic, mark, rest = sign.partition("/") if "/" in sign else sign.partition(":")
         if sign in fired:
             continue
+        every = {f"{topic}{mark}{kind}" for kind in rest.split("|")}
+        if not hinted.isdisjoint(every):
+            hinted.add(sign)
+        if rest and not fired.isdisjoint(every):
+            fired.add(sign)
+            continue
         if "/" in sign:
-            every = {f"{topic}/{kind}" for kind in rest.split("|")}
-            if not hinted.isdisjoint(every):
-                hinted.add(sign)
-            if not fired.isdisjoint(every):
-                fired.add(sign)
-                continue
             judged = topic in codes and any(_kinds(each) for each in findings if each.code == topic)
         elif ":" in sign:
             judged = any(each.startswith(f"{topic}:") for each in fired)
@@ -164,7 +165,7 @@ def _steps(findings: Sequence[Finding]) -> set[str]:
 def context_of(run: Run) -> frozenset[str]:
     """How the job was run: framework, sampler, micro-batches, precision; without what a damaged Run does not say."""
     envs = list(run.env.values())
-    found = {f"adapter:{run.manifest.adapter}"} if run.manifest.adapter else set[str]()
+    found = {f"adapter:{adapter}"} if (adapter := _adapter(run)) else set[str]()
     samplers = {_sampler(env.data) for env in envs} - {""}
     found |= {f"sampler:{sampler}" for sampler in samplers} if len(samplers) == 1 else set()
     found |= _shared(declared_sampling(run.env, data_parallel_ranks(run)))
@@ -174,6 +175,13 @@ def context_of(run: Run) -> frozenset[str]:
         with contextlib.suppress(RunError):
             found |= signs(run)
     return frozenset(found)
+
+
+def _adapter(run: Run) -> str:
+    """That of the manifest; ``part-in-ddp`` where the script reduces by itself, and DDP wraps a part of its model."""
+    kinds = {part.kind for env in run.env.values() if env.facts for part in env.facts.modules}
+    inside = run.manifest.adapter == "manual" and "DistributedDataParallel" in kinds
+    return "part-in-ddp" if inside else run.manifest.adapter
 
 
 def _sampler(data: Mapping[str, object]) -> str:
@@ -189,13 +197,16 @@ def _sampler(data: Mapping[str, object]) -> str:
 
 def _shared(declared: Declared) -> set[str]:
     """Whether each rank's sampler declares a rank, and its data set holds rows, that no other's does; and in which
-    order samplers that split nothing go through it.
+    order samplers that split nothing go through it. A split is ``drawn`` where ranks hold other rows of one data set,
+    in no even order.
     """
     found: set[str] = set()
     for topic, key in (("parts", "sampler_rank"), ("rows", "rows_digest")):
         values = declared.of_each(key) or {}
         if len(values) > 1:
             found.add(f"{topic}:{'own' if len(set(values.values())) == len(values) else 'shared'}")
+    if declared.draws_splits:
+        found.add("split:drawn")
     order = {"SequentialSampler": "file", "RandomSampler": "random"}.get(declared.all_equal("sampler"))
     return found | {f"order:{order}"} if order else found
 

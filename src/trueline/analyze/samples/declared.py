@@ -49,6 +49,13 @@ class Declared:
         )
 
     @property
+    def draws_splits(self) -> bool:
+        """Whether ranks hold other rows of one data set, in no even order: each drew a split of its own."""
+        rows = self.of_each("rows_digest")
+        drawn = self.all_equal("drawn") is True and bool(self.all_equal("part_of"))
+        return drawn and rows is not None and len(rows) == len(set(rows.values())) > 1
+
+    @property
     def is_stream(self) -> bool:
         """Whether all workers read an ``IterableDataset``, for which a DataLoader refuses a sampler."""
         return self.all_equal("stream") is True or self.all_equal("sampler") == "_InfiniteConstantSampler"
@@ -83,6 +90,12 @@ class Declared:
         fewest = min(len(found) for found in taken.values())
         return (fewest, num_parts) if fewest < num_parts else None
 
+
+ONE_SPLIT = (
+    "Give the split a generator of its own with one seed, whatever seed the rank has: random_split(dataset, lengths, "
+    "generator=torch.Generator().manual_seed(0)); shuffle before splitting with one seed as well."
+)
+"""What to do where each rank draws its own split."""
 
 SPLIT_STREAM = (
     "Split the stream in __iter__: with info = torch.utils.data.get_worker_info(), each loader worker of each rank "

@@ -106,6 +106,77 @@ def test_an_input_that_is_constant_leaves_what_reads_it_without_a_gradient():
     assert (said.cause, said.because[0]) == ("input-carries-nothing", "input-constant")
 
 
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        ("nothing", "clipped-nothing"),
+        ("late", "clipped-at-another-time"),
+        ("early", "clipped-at-another-time"),
+        ("multiplied", "clipped-at-another-time"),
+        ("elements", "clipping-wrong"),
+    ],
+)
+def test_clipping_that_clips_nothing_or_at_another_time_multiplies_by_no_wrong_factor(kind, cause):
+    said = answer(finding("clip-differs", (0, 1), kind=kind), ran=("norm-misreported",), world_size=2)
+    assert (said.cause, said.among) == (cause, ())
+
+
+def test_a_cause_that_does_not_state_the_kind_that_was_found_is_not_named():
+    """Of what no cause is known for, the finding's own sentence is better than the nearest cause."""
+    for code, kind in (("sample-repeats", "in-order"), ("optimizer-detached", "new"), ("clip-differs", "new")):
+        said = answer(finding(code, (0,), kind=kind), world_size=1)
+        assert (said.cause, said.standing) == (UNKNOWN, "undecided")
+        assert said.next == (f"Look at {code}.",)
+
+
+def test_a_consequence_is_explained_by_a_finding_of_the_kind_that_the_cause_brings():
+    """Ranks that share some samples do not read the same batches, whatever that would explain."""
+    found = [finding("shard-overlap", (0, 1), kind="read-twice"), finding("duplicate-data", (0, 1), kind="few")]
+    context = ["sampler:split", "parts:own", "rows:own", "split:drawn"]
+    said = answer(*found, context=context, world_size=2)
+    assert (said.cause, said.among) == ("split-drawn-by-each-rank", ())
+
+
+@pytest.mark.parametrize(
+    ("kinds", "cause"),
+    [
+        (["restarted"], "data-restarted"),
+        (["in-order", "by-loader-workers"], "stream-read-by-each-loader-worker"),
+        (["held"], "batch-again"),
+    ],
+)
+def test_what_reads_samples_again_is_told_by_how_they_come(kinds, cause):
+    assert answer(finding("sample-repeats", (0, 1), kind=kinds), world_size=2).cause == cause
+
+
+@pytest.mark.parametrize(
+    ("kinds", "cause"),
+    [(["within-start"], "step-unstable"), (["at-restart", "weights-other"], "weights-not-restored")]
+    + [(["at-restart", *more], UNKNOWN) for more in ([], ["weights-kept"])],
+)
+def test_a_jump_at_the_first_step_of_a_start_is_no_step_that_was_too_large(kinds, cause):
+    every = (0, 1)
+    jump = finding("loss-spike", every, severity="warning", kind=kinds)
+    assert answer(jump, world_size=2).cause == cause
+    both = [finding(code, every, severity="warning", kind=["at-restart"]) for code in ("grad-spike", "loss-spike")]
+    assert answer(*both, world_size=2).cause == UNKNOWN
+
+
+@pytest.mark.parametrize("kind", ["all", "frozen", "last", "unfrozen"])
+def test_an_optimizer_that_holds_a_part_of_the_model_updates_no_other_parameters(kind):
+    said = answer(finding("optimizer-detached", (0,), kind=kind), world_size=1)
+    assert said.cause == ("optimizer-of-other-parameters" if kind == "all" else "optimizer-lacks-parameters")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "cause"), [("part-in-ddp", "parameter-outside-wrapper"), ("manual", "parameter-left-out")]
+)
+def test_a_part_beside_the_one_in_ddp_is_left_out_by_no_hand_written_reduction(adapter, cause):
+    found = [finding("gradient-not-reduced", (0, 1), kind="some"), finding("replica-drift", (0, 1), kind="later")]
+    said = answer(*found, ran=("reduction-mismatch",), context=[f"adapter:{adapter}"], world_size=2)
+    assert (said.cause, said.among) == (cause, ())
+
+
 def test_clipping_before_unscaling_has_a_name_of_its_own():
     kinds = ("scaled", "other")
     said = [answer(finding("norm-misreported", kind=kind), ran=("clip-differs",)).cause for kind in kinds]
@@ -156,7 +227,7 @@ def info(code, *, ranks=(2,), step=32, **evidence):
 
 def test_a_finding_for_information_speaks_for_its_cause_and_against_none():
     """A state that was thrown away, as may be meant, where the gradient jumps."""
-    jump = finding("grad-spike", severity="warning")
+    jump = finding("grad-spike", severity="warning", kind="within-start")
     told = answer(jump, info("optimizer-state-stale", kind="between-updates"))
     assert "optimizer-state-not-advanced" in (told.cause, *told.among)
     assert answer(jump, ran=["optimizer-state-stale"]).cause == answer(jump).cause
@@ -175,7 +246,9 @@ def test_a_finding_for_information_speaks_for_its_cause_and_against_none():
 
 @pytest.mark.parametrize("apart", [{"ranks": (0,)}, {"step": 300}])
 def test_a_finding_for_information_about_another_rank_or_later_steps_counts_nothing(apart):
-    said = answer(finding("grad-spike", severity="warning"), info("optimizer-state-stale", **apart))
+    said = answer(
+        finding("grad-spike", severity="warning", kind="within-start"), info("optimizer-state-stale", **apart)
+    )
     assert "optimizer-state-not-advanced" not in (said.cause, *said.among)
 
 
@@ -302,7 +375,10 @@ def test_what_nobody_could_look_for_is_not_claimed():
 
 def test_replicas_that_differ_from_the_start_or_in_buffers_alone_are_of_no_wrong_group():
     ran = ("reduction-mismatch", "gradient-not-reduced", "rank-config-differs", "updates-apart")
-    for slug, *kind in (("starts-differ", "from-the-start", "several"), ("buffers-not-synchronised", "buffers")):
+    for slug, *kind in (
+        ("starts-differ", "from-the-start", "several"),
+        ("buffers-not-synchronised", "buffers", "statistics"),
+    ):
         assert unclaimed(slug, finding("replica-drift", (0, 1, 2, 3), kind=kind), ran=ran, context=["adapter:ddp"])
 
 

@@ -79,7 +79,7 @@ import numpy as np
 
 from trueline.analyze.compared_ranks import MAX_SITES, numbers
 from trueline.analyze.samples.consumed import Samples, consumed_samples
-from trueline.analyze.samples.declared import SPLIT_STREAM, Declared, declared_sampling
+from trueline.analyze.samples.declared import ONE_SPLIT, SPLIT_STREAM, Declared, declared_sampling
 from trueline.analyze.samples.fresh import FreshSamples
 from trueline.analyze.samples.repeats_in_step import Duplicates, find_duplicates, judged_slots, shared_in_step
 from trueline.analyze.stats.tails import ALARM_LEVEL, probability
@@ -97,6 +97,8 @@ NEEDS: tuple[str, ...] = ("sample_digests",)
 FEW_SAMPLES = 0.75
 """Where more of the samples of a step are shared by chance, they are states, not samples: a game's board, a category.
 Those come in an order of their own, so that slots are not exchangeable."""
+MOSTLY_SHARED = 0.25
+"""Share of samples from which ranks read the same data; below, what they read overlaps."""
 SEEDED_AGAIN = (
     "Look for a seed that is set at every step: torch.manual_seed or a Generator made in the loop. Random parts of the "
     "batch, as noise, augmentation or drawn indices, are then the same at every step and on every rank; seed once, "
@@ -158,14 +160,24 @@ def _finding(samples: Samples, found: Duplicates, declared: Declared, *, alone: 
         unit="fraction of samples shared",
         false_alarm_rate=None if by_design else ALARM_LEVEL,
         evidence={
-            "kind": "positions-kept" if found.kept else "some-ranks" if in_part else "same-samples",
+            "kind": _kind(found, share, in_part=in_part),
             "groups": groups,
             "samples_shared": found.shared,
             "samples_consumed": found.consumed,
             "chance_bound": probability(-found.log_e),
         },
-        next=(SEEDED_AGAIN,) if found.kept else _same_part(groups) if in_part else _advice(declared),
+        next=(SEEDED_AGAIN,)
+        if found.kept
+        else _same_part(groups)
+        if in_part
+        else _advice(declared, few=share < MOSTLY_SHARED),
     )
+
+
+def _kind(found: Duplicates, share: float, *, in_part: bool) -> str:
+    if found.kept:
+        return "positions-kept"
+    return "some-ranks" if in_part else "same-samples" if share >= MOSTLY_SHARED else "few"
 
 
 def _steps(samples: Samples, found: Duplicates) -> str:
@@ -205,10 +217,17 @@ def _same_part(groups: list[list[int]]) -> tuple[str, ...]:
     )
 
 
-def _advice(declared: Declared) -> tuple[str, ...]:
+def _advice(declared: Declared, *, few: bool) -> tuple[str, ...]:
     if declared.is_stream:
         return (SPLIT_STREAM,)
     sampler, parts = declared.all_equal("sampler"), declared.num_replicas
+    if few and declared.draws_splits:
+        return (ONE_SPLIT,)
+    if few and sampler != "DistributedSampler":
+        return (
+            "Look for what makes the parts of ranks overlap: print the indices or files that each rank's part is made "
+            "of. A split or shuffle that comes before the parts needs one seed on all ranks.",
+        )
     if sampler == "DistributedSampler" and parts is not None and parts < len(declared.by_rank):
         return (
             f"The DistributedSampler splits the data into {parts} for {len(declared.by_rank)} workers: build it with "

@@ -173,7 +173,12 @@ def _repeats(run: Run, found: dict[int, Again]) -> Finding | None:
         expected=0.0,
         unit="fraction of batches that are repeats",
         false_alarm_rate=ALARM_LEVEL,
-        evidence={"kind": "in-order", "times": one.times, "lag_batches": one.lag, "loader_workers": loaders},
+        evidence={
+            "kind": ["in-order", *(["by-loader-workers"] if by_loader else [])],
+            "times": one.times,
+            "lag_batches": one.lag,
+            "loader_workers": loaders,
+        },
         next=(SPLIT_STREAM,)
         if declared.is_stream
         else (

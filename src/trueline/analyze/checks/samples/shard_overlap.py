@@ -98,7 +98,7 @@ from trueline.analyze.samples.coverage import (
     rows_are_distinct,
     short_epoch,
 )
-from trueline.analyze.samples.declared import SPLIT_STREAM, Declared, declared_sampling
+from trueline.analyze.samples.declared import ONE_SPLIT, SPLIT_STREAM, Declared, declared_sampling
 from trueline.analyze.samples.fresh import FreshSamples
 from trueline.analyze.samples.repeats_in_epoch import Repeats, SeenOnce, find_overlap, named_workers, repeats_of
 from trueline.analyze.stats.tails import ALARM_LEVEL, probability
@@ -266,8 +266,14 @@ def _finding(
             "samples_consumed": len(samples),
             **(more or {}),
         },
-        next=(SPLIT_STREAM,) if evidence.declared.is_stream else _ONE_SEED,
+        next=_advice(evidence.declared),
     )
+
+
+def _advice(declared: Declared) -> tuple[str, ...]:
+    if declared.draws_splits:
+        return (ONE_SPLIT,)
+    return (SPLIT_STREAM,) if declared.is_stream else _ONE_SEED
 
 
 def _named(evidence: _Evidence, between: Ints) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "worker-loss-outlier": "always",
+        "worker-loss-outlier/above": "often",
         "worker-grad-norm-outlier": "often",
         "worker-direction-outlier": "often",
         "who:some": "mostly",

@@ -12,6 +12,7 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "worker-nonfinite": "always",
+        "worker-nonfinite/loss|gradient": "often",
         "overflow-origin": "mostly",
         "overflow-origin/float16": "always",
         "overflow-origin/made": "mostly",

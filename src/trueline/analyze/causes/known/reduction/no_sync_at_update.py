@@ -18,6 +18,7 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "gradient-not-reduced": "always",
+        "gradient-not-reduced/all|some": "often",
         "replica-drift": "mostly",
         "sync:off": "always",
         "wrapper:called": "always",

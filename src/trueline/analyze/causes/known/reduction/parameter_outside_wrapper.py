@@ -1,6 +1,7 @@
 """Some parameters are not those that were wrapped, so that nobody reduces their gradients.
 
-Added, replaced, cast or loaded with assign=True after DDP was constructed, or on its ignore list.
+Added, replaced, cast or loaded with assign=True after DDP was constructed, on its ignore list, or in a part of the
+model beside the one that was wrapped.
 
 What looks like it
 ------------------
@@ -16,8 +17,9 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "gradient-not-reduced": "always",
+        "gradient-not-reduced/all|some": "often",
         "replica-drift": "always",
-        "adapter:ddp": "always",
+        "adapter:ddp|part-in-ddp": "always",
         "sync:on": "always",
         "wrapper:called": "always",
     },

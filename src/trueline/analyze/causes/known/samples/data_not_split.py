@@ -18,6 +18,7 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "duplicate-data": "always",
+        "duplicate-data/same-samples": "often",
         "sampler:whole": "always",
         "who:all": "mostly",
         "shard-overlap": "often",

@@ -13,10 +13,12 @@ CAUSE = Cause(
     shows={
         "shard-overlap": "always",
         "shard-overlap/read-twice": "always",
+        "duplicate-data": "often",
+        "duplicate-data/few": "often",
         "sampler:whole": "always",
         "order:random": "always",
         "who:all": "mostly",
     },
-    excludes=("sampler:split", "order:file", "rows:own"),
+    excludes=("sampler:split", "order:file", "rows:own", "split:drawn"),
     settles="Print type(loader.sampler) on every rank; pass a DistributedSampler over the world size.",
 )

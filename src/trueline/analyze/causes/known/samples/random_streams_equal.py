@@ -9,6 +9,7 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "rng-streams": "always",
+        "rng-streams/shared-draws": "often",
     },
     excludes=("rng-streams/begins-again",),
     settles="Print torch.initial_seed() on every rank; trueline.seed_all(seed, per_rank=True) gives each its own.",

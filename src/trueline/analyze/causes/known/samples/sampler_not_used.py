@@ -13,6 +13,7 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "duplicate-data": "always",
+        "duplicate-data/same-samples": "often",
         "sampler:split": "always",
         "parts:own": "always",
         "shard-overlap": "often",

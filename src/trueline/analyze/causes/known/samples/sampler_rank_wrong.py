@@ -15,6 +15,7 @@ CAUSE = Cause(
     shows={
         "duplicate-data": "mostly",
         "duplicate-data/some-ranks": "mostly",
+        "duplicate-data/same-samples": "often",
         "shard-overlap": "often",
         "shard-overlap/same-part": "always",
         "dispersion-low": "often",

@@ -14,11 +14,13 @@ CAUSE = Cause(
     shows={
         "shard-overlap": "always",
         "shard-overlap/read-twice": "always",
+        "duplicate-data": "often",
+        "duplicate-data/few": "often",
         "sampler:whole": "always",
         "order:file": "always",
         "rows:own": "always",
         "who:all": "mostly",
     },
-    excludes=("sampler:split", "sampler:stream", "rows:shared"),
+    excludes=("sampler:split", "sampler:stream", "rows:shared", "split:drawn"),
     settles="Print the first and the last index, or the files, of each rank's part.",
 )

@@ -12,6 +12,7 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "duplicate-data": "always",
+        "duplicate-data/same-samples": "often",
         "sampler:stream": "always",
         "who:all": "mostly",
     },

@@ -16,6 +16,7 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "param-frozen": "always",
+        "param-frozen/not-moved": "often",
         "optimizer-state-stale": "often",
         "trial-knobs:fused-optimizer": "mostly",
         "trial-sync:neither": "mostly",

@@ -12,6 +12,7 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "worker-loss-outlier": "often",
+        "worker-loss-outlier/above|below": "often",
         "worker-grad-norm-outlier": "often",
         "worker-direction-outlier": "often",
         "loss:other": "always",
