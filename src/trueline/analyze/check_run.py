@@ -30,7 +30,7 @@ from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.finding import JOB_DIED, Finding, by_weight, columns_of
 from trueline.schema.judged import EXIT_CODES, Asked, Judged, NotRun, Question, Verdict, asked_of, judged_together
 from trueline.schema.text.shown import Shown
-from trueline.schema.text.words import whose_text
+from trueline.schema.text.words import named_or_ends, whose_text
 from trueline.store.log.part_files import known_parts
 from trueline.store.reader import Run
 
@@ -385,11 +385,16 @@ def _with_groups(own: CheckReport, others: Sequence[CheckReport]) -> CheckReport
     if not others:
         return own
     every = [own, *others]
+    runs = named_or_ends([each.run for each in every])
+    covers = (
+        f"it has {len(every)} groups of ranks that do not average gradients with each other, each in a directory of "
+    )
+    covers += f"its own, which are judged together: {runs}."
     return replace(
         own,
         findings=tuple(sorted((finding for each in every for finding in each.findings), key=by_weight)),
         judged=judged_together([each.judged for each in every]),
-        notes=tuple(dict.fromkeys(note for each in every for note in each.notes)),
+        notes=tuple(dict.fromkeys([covers, *(note for each in every for note in each.notes)])),
     )
 
 

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trueline.analyze.parameters.parts_alike import other_parts_beside
 from trueline.analyze.parameters.whole_parameters import parts_of_one_model
 from trueline.schema.errors import CannotTell
 from trueline.schema.files.run_manifest import RankEnv
 from trueline.schema.site import Site
+from trueline.schema.text.words import counted
 from trueline.store.reader import Run
 
 Bools = NDArray[np.bool_]
@@ -54,6 +56,12 @@ def several_workers(run: Run) -> list[int]:
             "it compares ranks that each compute the whole model, and these have equal losses, each with parameters of "
             "its own: tensor parallelism, or equal batches under a sharding that no adapter knows",
             reason="by-design",
+        )
+    if other_parts_beside(run):
+        raise CannotTell(
+            "it compares ranks that average their gradients with each other, and no two of this job do: each group has "
+            f"one rank, and its {counted(len(run.beside) + 1, 'rank')} hold one model together",
+            reason="one-worker",
         )
     raise CannotTell(
         f"it compares ranks whose gradients are averaged, and of the {run.world_size} ranks of this job only one "

@@ -407,7 +407,7 @@ def _lengths_in(part: Run, column: str) -> list[int]:
 
 def _is_plain(run: Run) -> bool:
     """Whether a stretch of the Run is judged as the whole is, and there is enough of it to judge in stretches."""
-    if len(run.steps) < STRETCH + OPEN or not run.manifest.adapter or run.manifest.pieces:
+    if len(run.steps) < STRETCH + OPEN or not run.manifest.adapter or run.manifest.pieces or run.groups:
         return False
     return not any(
         env.talks_in_forward or env.whole or env.alike or env.local_updates or len(env.lists) > 1

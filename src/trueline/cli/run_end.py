@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trueline.analyze.no_update import together
 from trueline.capture.child_env import place_of_restart
 from trueline.schema.finding import NO_UPDATE, WATCH_DEGRADED
-from trueline.schema.text.words import counted
+from trueline.schema.text.words import counted, named_or_ends
 
 if TYPE_CHECKING:
     from trueline.store.reader import Run
@@ -91,7 +91,7 @@ def _run(place: str, unseen: str = "") -> str:
         lines = [_model(each) for each in models]
     except TruelineError as error:
         return str(error)
-    next_ = f"Run: {place}. Next: trueline check {shlex.quote(place)}"
+    next_ = f"Run: {place}{_beside(run)}. Next: trueline check {shlex.quote(place)}"
     if not any(len(each.steps) for each in models):
         stopped = next((finding.claim for finding in run.live_findings if finding.code == WATCH_DEGRADED), "")
         if stopped or unseen:
@@ -102,6 +102,11 @@ def _run(place: str, unseen: str = "") -> str:
             return f"NO OPTIMIZER STEP SEEN: {untrained[0].claim.rstrip('.')} ({how}). {next_}"
         return f"NO OPTIMIZER STEP SEEN, so the Run is empty: {'; '.join(lines)}. {next_}"
     return f"watched {'; '.join(lines)}. {next_}"
+
+
+def _beside(run: Run) -> str:
+    """`` and run.ranks-1 beside it``: the directories of further groups of ranks; "" where there are none."""
+    return f" and {named_or_ends([os.path.basename(path) for path in run.groups])} beside it" if run.groups else ""
 
 
 def _model(run: Run) -> str:

@@ -235,7 +235,9 @@ def asked_of(
 
 
 def judged_together(groups: Sequence[Judged]) -> Judged:
-    """What was judged of all groups of ranks of one job; a check counts as run where it ran in each group."""
+    """What was judged of all groups of ranks of one job; a check counts as run where it ran in each group to which it
+    applies.
+    """
     ran = [{code for asked in judged.questions for code in asked.checks_run} for judged in groups]
     question_of: dict[str, Question] = {
         code: asked.question
@@ -243,8 +245,14 @@ def judged_together(groups: Sequence[Judged]) -> Judged:
         for asked in judged.questions
         for code in (*asked.checks_run, *(entry.check for entry in asked.checks_not_run))
     }
-    lacking = {entry.check: entry for judged in groups for asked in judged.questions for entry in asked.checks_not_run}
-    everywhere = sorted(ran[0].intersection(*ran[1:]) - set(lacking))
+    not_run = [entry for judged in groups for asked in judged.questions for entry in asked.checks_not_run]
+    lacks = {entry.check for entry in not_run if entry.lacks}
+    everywhere = sorted(set[str]().union(*ran) - lacks)
+    lacking = {
+        entry.check: entry
+        for entry in not_run
+        if entry.check not in everywhere and (entry.lacks or entry.check not in lacks)
+    }
     spans = [judged.steps for judged in groups if judged.steps is not None]
     return Judged(
         questions=asked_of(everywhere, list(lacking.values()), question_of),

@@ -140,11 +140,11 @@ class Run(RecordedSteps, Shown):
         """Paths of the Runs beside this one, of the first group of ranks, which the further groups of the same start of
         the job wrote: their ranks average apart from these.
         """
-        return [] if file_names.OF_GROUP in posixpath.basename(self._root) else self._beside
+        return [] if file_names.OF_GROUP in posixpath.basename(self._root) else self.beside
 
     @cached_property
-    def _beside(self) -> list[str]:
-        """Paths of the Runs of all other groups, the first group's first."""
+    def beside(self) -> list[str]:
+        """Paths of the Runs of all other groups of ranks of the same start of the job, the first group's first."""
         start = self.manifest.attempts[-1].id if self.manifest.attempts else ""
         base, separator, lead = self.path.rstrip("/").rpartition(file_names.OF_GROUP)
         first = base if separator and lead.isdecimal() else self.path.rstrip("/")
@@ -454,7 +454,7 @@ class Run(RecordedSteps, Shown):
         return np.maximum(np.searchsorted(self._lists_since, steps, side="right") - 1, 0)
 
     def _name_missing_ranks(self) -> None:
-        elsewhere = {rank for path in self._beside for rank in _wrote_env(path)}
+        elsewhere = {rank for path in self.beside for rank in _wrote_env(path)}
         for rank in range(self.world_size):
             if rank in elsewhere:
                 continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
@@ -20,6 +21,16 @@ from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 
 Alike = Literal["states-equal", "states-apart"]
+
+_IN_LINE = 5e-4
+"""The least 1 - cosine of gradients of 16 elements that are not one gradient times a factor: those of other elements
+come as near with a probability below 1e-24. Copies whose weights have just parted are nearer."""
+
+_FEWEST = 16
+"""Elements of a sample that say so."""
+
+_SCALED = 0.05
+"""How far from 1 a factor is none of these."""
 
 _KEPT = 0.5
 """The least share of a difference between states that must be left in them, for equal states to say that none was."""
@@ -46,6 +57,52 @@ def states_of_drifted(run: Run, names: Collection[str], equal_at: int, different
     if not drifted or not all(_remembers(pair, equal_at) and _alike(*pair) for pair in drifted):
         return None
     return "states-equal", drifted[0][0].step
+
+
+@dataclass(frozen=True)
+class Received:
+    """What the optimizer of ``rank`` received of some elements at ``step``: ``factor`` times what that of the rank
+    ``beside`` it did, in all of ``num`` samples.
+    """
+
+    step: int
+    rank: int
+    beside: int
+    factor: float
+    num: int
+
+
+def scaled_apart(runs: Iterable[Run], ranks: Sequence[int]) -> Received | None:
+    """The first sampled step, in ``runs`` together, at which optimizers of ``ranks`` received the same gradients of
+    the same elements but for one factor, in two samples or more; None where there is none. Elements of what is cut
+    have other gradients on each rank, in no factor.
+    """
+    same: defaultdict[int, defaultdict[tuple[str, int, int, int], dict[int, Array]]]
+    same = defaultdict(lambda: defaultdict(dict))
+    for run in runs:
+        try:
+            slices = sampled_updates(run).slices
+        except CannotTell:
+            return None
+        for one in slices:
+            if one.rank in ranks and GRAD in one.before and len(one.before[GRAD]) >= _FEWEST:
+                same[one.step][one.name, one.made, one.start, one.end][one.rank] = one.before[GRAD]
+    for step in sorted(same):
+        for rank in ranks[1:]:
+            pairs = [(held[ranks[0]], held[rank]) for held in same[step].values() if {ranks[0], rank} <= set(held)]
+            factors = [factor for pair in pairs if (factor := _factor(*pair)) is not None]
+            usual = float(np.median(factors)) if len(factors) > 1 else 1.0
+            if abs(usual - 1) > _SCALED and all(abs(one - usual) <= _SCALED * usual for one in factors):
+                return Received(step, rank, ranks[0], usual, len(factors))
+    return None
+
+
+def _factor(beside: Array, own: Array) -> float | None:
+    """What ``beside`` is multiplied by in ``own``, both [K]; None where they are not in one line."""
+    norms = float(np.linalg.norm(beside)), float(np.linalg.norm(own))
+    if not 0 < min(norms) <= max(norms) < np.inf or float(beside @ own) < (1 - _IN_LINE) * norms[0] * norms[1]:
+        return None
+    return norms[1] / norms[0]
 
 
 def counts_of_drifted(run: Run, names: Collection[str]) -> tuple[Mapping[int, int], int] | None:

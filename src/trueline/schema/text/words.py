@@ -20,6 +20,11 @@ def named_some(names: Sequence[str]) -> str:
     return listed(names if len(names) <= 3 else [*names[:3], f"{len(names) - 3} more"])
 
 
+def named_or_ends(names: Sequence[str]) -> str:
+    """``a, b and c``, of more than eight ``a to z (12 in all)``."""
+    return listed(names) if len(names) <= 8 else f"{names[0]} to {names[-1]} ({len(names)} in all)"
+
+
 def numberless(name: str) -> str:
     """``h.*.mlp`` of ``h.3.mlp``: the name that repeated layers share."""
     return ".".join("*" if part.isdigit() else part for part in name.split("."))

@@ -38,6 +38,10 @@ an expert among FSDP's `ignored_params`, or a shard. It is named with severity i
 Ranks that hold one model together (tensor parallelism) have copies of what is not cut, such as norms. These are
 compared between them too, also where they are in other data-parallel groups and so in the Runs beside this one; a
 difference is a warning, since a kernel that is not deterministic may round the gradients of two copies differently.
+Where tensor parallelism is written by hand, or the framework does not say what is cut, copies are known by beginning
+equal to the bit, and by staying so after an update or having gradients of one norm, while other parameters begin
+apart. Where updates are sampled, it is said if the optimizers of two such ranks received one gradient times a factor,
+as where one of them clips by another norm, or only some of its parameters.
 
 Experts, as far as they are known by beginning with other values, are compared between the ranks that began with equal
 ones, where there are as many of each.
@@ -47,7 +51,8 @@ in the plan; or whose weights are seen equal again three times, in a rhythm) are
 
 What it may miss
 ----------------
-Drift between two measured steps that goes away again, parameters of ranks without a replica
+Drift between two measured steps that goes away again, copies on parts of one model that nobody declares and that have
+parted before the first look or get other gradients from the start, parameters of ranks without a replica
 (plain FSDP, pipeline stages), and state that is neither a parameter nor a registered buffer: optimizer state drifts
 first and shows one update later in the parameters. It names where the difference was seen first, not its cause.
 
@@ -87,7 +92,7 @@ from numpy.typing import NDArray
 
 from trueline.analyze.compared_ranks import MAX_SITES, odd_ranks, sites_of
 from trueline.analyze.follows import ByStep
-from trueline.analyze.parameters.parts_alike import held_alike
+from trueline.analyze.parameters.parts_alike import HeldAlike, held_alike, other_parts_beside
 from trueline.analyze.parameters.whole_parameters import (
     equal_at_first,
     held_by_one,
@@ -95,7 +100,7 @@ from trueline.analyze.parameters.whole_parameters import (
     parts_of_one_model,
     sharers,
 )
-from trueline.analyze.updates.states_alike import counts_of_drifted, states_of_drifted
+from trueline.analyze.updates.states_alike import counts_of_drifted, scaled_apart, states_of_drifted
 from trueline.analyze.workers.local_updates import require_equal_replicas
 from trueline.schema.errors import CannotTell
 from trueline.schema.files.run_manifest import RankEnv
@@ -137,6 +142,10 @@ _ON_PARTS = (
     "These ranks hold one model together, and this of it in copies. Sum the gradients of such parameters over those "
     "ranks where each computes a part of them (sequence parallelism does in its norms), and start all copies equal."
 )
+_CLIPPED = (
+    "Clip copies on all ranks that hold them, by one norm: print on each rank the norm, and which parameters it is "
+    "applied to."
+)
 _IF_COPIES = (
     "Where what began equal is a copy and no part, as norms are between tensor-parallel layers, its gradient has to be "
     "summed over these ranks: the input of a column-parallel layer needs an all-reduce in its backward pass."
@@ -175,11 +184,29 @@ def check(run: Run) -> list[Finding]:
         return _between_replicas(run)
     sets = [_Replicas(*each) for each in alike.sets]
     drifts = [one for each in sets if (one := _drift(alike.env, "parameter", each, alike.by_step)) is not None]
-    apart = [replace(_finding("parameter", drifts), severity="warning", next=(_ON_PARTS,))] if drifts else []
+    apart = [_with_gradients(alike, _finding("parameter", drifts))] if drifts else []
     try:
         return [*_between_replicas(run), *apart]
     except CannotTell:
         return apart
+
+
+def _with_gradients(alike: HeldAlike, finding: Finding) -> Finding:
+    """The finding about copies on parts of one model, with what optimizers received of the same elements, if that is
+    one gradient times a factor.
+    """
+    finding = replace(finding, severity="warning", next=(_ON_PARTS,))
+    found = [scaled_apart(alike.runs, ranks) for ranks, _ in alike.sets if set(ranks) <= set(finding.ranks)]
+    scaled = min((one for one in found if one is not None), key=lambda one: one.step, default=None)
+    if scaled is None or scaled.step > (finding.step_last or 0):
+        return finding
+    claim = (
+        f"{finding.claim} At step {scaled.step} the optimizer of rank {scaled.rank} received {scaled.factor:.4g} times "
+        f"the gradient that the optimizer of rank {scaled.beside} did, of the same elements."
+    )
+    kinds = [*finding.evidence["kind"], "received-scaled"]
+    evidence = {**finding.evidence, "kind": kinds, "factor": scaled.factor, "scaled_at": scaled.step}
+    return replace(finding, claim=claim, evidence=evidence, next=(_CLIPPED,))
 
 
 def _between_replicas(run: Run) -> list[Finding]:
@@ -203,6 +230,8 @@ def _without_replicas(run: Run) -> CannotTell:
     """Why there is nothing to compare: one rank, shards, or ranks whose parameters differ without a known reason."""
     if run.world_size == 1:
         return CannotTell("it compares ranks, and there is only one worker", reason="one-worker")
+    if other_parts_beside(run):
+        return CannotTell("the ranks that hold copies of its parameters are in other groups", reason="by-design")
     if run.manifest.adapter in ("deepspeed", "fsdp1", "fsdp2"):
         return CannotTell("no two ranks hold the same parameters: each has its own shard", reason="by-design")
     return CannotTell("no two ranks are known to hold the same parameters: each has its own shard, or other ones")

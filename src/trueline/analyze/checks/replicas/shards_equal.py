@@ -58,7 +58,7 @@ from itertools import combinations
 import numpy as np
 
 from trueline.analyze.compared_ranks import MAX_SITES, sites_of
-from trueline.analyze.parameters.parts_alike import HeldAlike, held_alike
+from trueline.analyze.parameters.parts_alike import FEWEST, HeldAlike, held_alike
 from trueline.analyze.parameters.whole_parameters import param_names
 from trueline.schema.errors import CannotTell
 from trueline.schema.files.run_manifest import RankEnv
@@ -69,9 +69,6 @@ from trueline.store.reader import Run
 CODE = "shards-equal"
 QUESTION = "replicas"
 NEEDS: tuple[str, ...] = ("param_digests",)
-
-FEWEST = 64
-"""Elements of a shard from which two that are equal by chance can be left out of account, whatever their dtype."""
 
 
 def check(run: Run) -> list[Finding]:

@@ -23,6 +23,7 @@ CAUSE = Cause(
     excludes=(
         *("gradient-not-reduced", "reduction-mismatch", "updates-apart", "rank-config-differs", "adapter:fsdp2"),
         "replica-drift/states-equal",
+        "replica-drift/received-scaled",
     ),
     settles="Print a checksum of the optimizer's state on every rank at the last step at which replicas were equal.",
 )

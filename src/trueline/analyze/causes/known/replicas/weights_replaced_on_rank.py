@@ -23,6 +23,7 @@ CAUSE = Cause(
     excludes=(
         *("gradient-not-reduced", "reduction-mismatch", "updates-apart", "rank-config-differs", "adapter:fsdp2"),
         "replica-drift/states-apart",
+        "replica-drift/received-scaled",
     ),
     settles="Print a checksum of the weights on every rank before and after optimizer.step at the last step at which "
     "replicas were equal: equal after it, something else wrote them.",
