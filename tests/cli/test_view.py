@@ -52,9 +52,17 @@ def test_other_machines_need_a_token_of_ones_own(
     code, _, said = trueline(monkeypatch, capsys, "view", run_path, "--host", "0.0.0.0")
     assert code == 2
     assert "TRUELINE_VIEW_TOKEN" in said
-    for token in ("short", "with spaces in its middle", "ünprintable-in-a-url"):
-        with pytest.raises(InputError, match="16 or more"):
+    for token, why in (
+        ("abc", "has 3 char"),
+        ("with spaces in its middle", "a space"),
+        ("ünprintable-in-a-url", "or a"),
+    ):
+        with pytest.raises(InputError, match=f"^The token .*{why}.*16 or more"):
             require_token("127.0.0.1", token)
+    monkeypatch.setenv("TRUELINE_VIEW_TOKEN", "abc")
+    assert trueline(monkeypatch, capsys, "view", run_path)[2] == (
+        "trueline: TRUELINE_VIEW_TOKEN has 3 characters; it needs 16 or more.\n"
+    )
     assert require_token("0.0.0.0", "sixteen-letters-") == "sixteen-letters-"
     assert len({require_token("127.0.0.1", None) for _ in range(3)}) == 3
 

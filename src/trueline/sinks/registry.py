@@ -2,7 +2,8 @@
 
 Ours and those of other packages enter by one door, the group ``trueline.sinks``. A sink is a module with
 ``open_sink(target, run)``, which returns a ``LiveSink`` and imports its library only then, and ``LIBRARY``, the name of
-the package that it needs ('' for none).
+the package that it needs ('' for none). It may have ``require_ready()``, which raises ``InputError`` where it surely
+cannot be opened, as where nobody is logged in: asked before a job is started.
 """
 
 from __future__ import annotations
@@ -31,6 +32,14 @@ def require_sinks(asked: Sequence[str]) -> None:
     """Raise ``InputError`` for a sink that is not installed, lacks its package, or has no target."""
     for text in asked:
         opener(text)
+
+
+def require_ready(asked: Sequence[str]) -> None:
+    """Raise ``InputError`` for a sink that could not be opened once the job runs."""
+    for name in dict.fromkeys(text.partition(":")[0] for text in asked):
+        check = getattr(importlib.import_module(installed_sinks()[name]), "require_ready", None)
+        if check is not None:
+            check()
 
 
 def opener(text: str) -> Callable[[str], LiveSink]:

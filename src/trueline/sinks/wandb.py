@@ -4,14 +4,55 @@
 
 from __future__ import annotations
 
+import netrc
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
 from trueline.schema.live import Numbers, headline
 
 LIBRARY = "wandb"
+_IN_VARIABLES = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_ANONYMOUS")
+_WITHOUT_SERVER = ("offline", "dryrun", "disabled")
+_IN_SETTINGS = ("api_key", "anonymous", *_WITHOUT_SERVER)
+"""Words of a settings file of W&B (`wandb offline` and `wandb login` write such)."""
+
+
+def require_ready() -> None:
+    """Raise ``InputError`` where W&B surely has no key of the user: nothing is asked of its server."""
+    if os.environ.get("WANDB_MODE", "").lower() in _WITHOUT_SERVER or any(map(os.environ.get, _IN_VARIABLES)):
+        return
+    if not (_in_netrc(os.environ) or _in_settings(os.environ)):
+        raise InputError(
+            "W&B is not logged in: run `wandb login`, or set WANDB_API_KEY (WANDB_MODE=offline writes files only)."
+        )
+
+
+def _in_netrc(environ: Mapping[str, str]) -> bool:
+    """Whether a .netrc has a key as W&B writes it: of the login ``user``. One that cannot be read may have."""
+    named = environ.get("NETRC")
+    paths = [Path(named)] if named else [Path.home() / name for name in (".netrc", "_netrc")]
+    try:
+        files = [netrc.netrc(str(path.expanduser())) for path in paths if path.expanduser().exists()]
+    except (OSError, netrc.NetrcParseError):
+        return True
+    return any(login == "user" for file in files for login, _, _ in file.hosts.values())
+
+
+def _in_settings(environ: Mapping[str, str]) -> bool:
+    """Whether a settings file has a key, or says that nothing is sent."""
+    system = Path(environ.get("WANDB_CONFIG_DIR") or Path.home() / ".config" / "wandb")
+    for path in (system / "settings", Path(environ.get("WANDB_DIR") or ".") / "wandb" / "settings"):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError:
+            continue
+        if any(word in text for word in _IN_SETTINGS):
+            return True
+    return False
 
 
 def open_sink(target: str, run: str) -> WandB:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import secrets
 import socket
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from typing import Self
 import uvicorn
 
 from trueline.schema.errors import InputError
+from trueline.schema.text.words import counted
 from trueline.web.application import application
 from trueline.web.guard import MIN_TOKEN, Guard, is_local
 from trueline.web.judging import Judge
@@ -136,8 +138,14 @@ def require_token(host: str, token: str | None) -> str:
             f"'--host {host}' lets other machines reach the page, so it needs a token of your own. "
             f"Set TRUELINE_VIEW_TOKEN to {MIN_TOKEN} or more characters."
         )
-    if token is not None and (len(token) < MIN_TOKEN or not token.isascii() or not token.isprintable() or " " in token):
-        raise InputError(f"The token needs {MIN_TOKEN} or more letters, digits and signs, without spaces.")
+    named = "TRUELINE_VIEW_TOKEN" if token == os.environ.get("TRUELINE_VIEW_TOKEN") else "The token"
+    if token is not None and len(token) < MIN_TOKEN:
+        raise InputError(f"{named} has {counted(len(token), 'character')}; it needs {MIN_TOKEN} or more.")
+    if token is not None and (not token.isascii() or not token.isprintable() or " " in token):
+        raise InputError(
+            f"{named} has a space or a letter that an address cannot hold; it needs {MIN_TOKEN} or more plain letters, "
+            "digits and signs."
+        )
     return token or secrets.token_urlsafe(24)
 
 

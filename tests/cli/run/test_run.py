@@ -10,13 +10,16 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.cli import in_process
 from tests.forked_scripts import run_unwatched, run_watched
 from tests.synthetic_runs import write_run
 
 import trueline
 from trueline.cli.main import main
 from trueline.cli.run_end import watched as told_as_watched
+from trueline.schema.errors import InputError
 from trueline.schema.finding import WATCH_DEGRADED, Finding
+from trueline.sinks.registry import require_ready
 from trueline.testing.ranks import Ranks
 
 BIN = Path(sys.executable).parent
@@ -289,6 +292,49 @@ def test_bad_input_is_one_sentence_and_nothing_is_touched(tmp_path, monkeypatch,
     assert "Traceback" not in errors
     assert errors.count("\n") == 1
     assert (tmp_path / "taken" / "precious.txt").read_text(encoding="utf-8") == "keep"
+
+
+def test_nobody_logged_in_to_wandb_is_said_before_the_job_starts(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_CONFIG_DIR", "WANDB_DIR", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "train.py").write_text("open('started', 'w')\n")
+    words = ("run", "--sink", "wandb:project", "--out", tmp_path / "run", "--", sys.executable, tmp_path / "train.py")
+    code, _, said = in_process.trueline(monkeypatch, capsys, *words)
+    assert code == 2
+    assert said.startswith("trueline: W&B is not logged in: run `wandb login`")
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def _by_key(home, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+
+
+def _offline(home, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+
+
+def _by_netrc(home, monkeypatch):
+    (home / ".netrc").write_text("machine api.wandb.ai\n  login user\n  password " + "a" * 40 + "\n")
+
+
+def _by_settings(home, monkeypatch):
+    (home / "wandb").mkdir()
+    (home / "wandb" / "settings").write_text("[default]\nmode = offline\n")
+
+
+@pytest.mark.parametrize("how", [_by_key, _offline, _by_netrc, _by_settings])
+def test_a_key_of_wandb_is_found_wherever_it_is(tmp_path, monkeypatch, how):
+    monkeypatch.chdir(tmp_path)
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_CONFIG_DIR", "WANDB_DIR", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".netrc").write_text("machine github.com\n  login somebody\n  password x\n")
+    with pytest.raises(InputError):
+        require_ready(["wandb:project", "jsonl:out"])
+    how(tmp_path, monkeypatch)
+    require_ready(["wandb:project", "jsonl:out"])
 
 
 @pytest.mark.parametrize("how", ["--overwrite", "--resume"])

@@ -19,13 +19,14 @@ _NOT_KNOWN = FORMATS["float32"]
 @dataclass(frozen=True)
 class FaultyCall:
     """A call, as far as advice needs it: ``function`` by its plain name, ``dtype`` of what it made, the tensors that it
-    took, and its arguments as JSON.
+    took, its arguments as JSON, and the line of code that called it, '' unknown.
     """
 
     function: str
     dtype: str
     inputs: Sequence[Value]
     args: str = ""
+    line: str = ""
 
     @property
     def format(self) -> FloatFormat:
@@ -53,6 +54,16 @@ class FaultyCall:
         except (ValueError, KeyError, IndexError, TypeError):
             return None
 
+    def zeros(self, place: int) -> str:
+        """Whether the argument at a position ``is 0``, or ``is 0 in places``; '' where neither is known."""
+        stats = next((value.stats for value in self.inputs if value.site.slot == f"in{place}"), None)
+        if stats is None or stats.min is None or stats.max is None:
+            given = self._given(place)
+            return "is 0" if isinstance(given, int | float) and given == 0 else ""
+        if stats.min == stats.max == 0:
+            return "is 0"
+        return f"({_ranged_text(stats.min, stats.max)}) is 0 in places" if 0 in (stats.min, stats.max) else ""
+
     @property
     def holds(self) -> str:
         """What the dtype can hold, as a sentence."""
@@ -67,7 +78,11 @@ def _ranged(value: Value) -> str:
     stats = value.stats
     if stats is None or stats.min is None or stats.max is None:
         return value.site.slot
-    return f"{value.site.slot} (from {stats.min:.4g} to {stats.max:.4g})"
+    return f"{value.site.slot} ({_ranged_text(stats.min, stats.max)})"
+
+
+def _ranged_text(least: float, most: float) -> str:
+    return f"from {least:.4g} to {most:.4g}"
 
 
 Say = Callable[[FaultyCall], str]
@@ -92,6 +107,12 @@ def _log(call: FaultyCall) -> str:
 
 def _div(call: FaultyCall) -> str:
     below = 0 if call.function.startswith("r") else 1
+    if zeros := call.zeros(below):
+        which = " (second argument)" if below else ""
+        return (
+            f"Division by zero{f' at {call.line}' if call.line else ''}: the divisor{which} {zeros}. Add an epsilon "
+            "that the dtype can hold, or leave out what is divided by 0 (a mean over no element)."
+        )
     return (
         "A quotient is infinite where it is divided by 0, NaN where that is 0/0, and overflows where the divisor is "
         f"too small: look at the divisor, {call.at(below)}. {call.holds} Add an epsilon that the dtype can hold, or "

@@ -112,10 +112,11 @@ def _with_keys(plan: Plan, changes: list[str] | None) -> Plan:
 def _with_sinks(plan: Plan, sinks: list[str] | None, on_finding: str | None) -> Plan:
     """The Plan with what the options ask for. Raises ``PlanError``, or ``InputError`` for a sink that cannot be had."""
     from trueline.schema.plan import Plan
-    from trueline.sinks.registry import at_home, require_sinks
+    from trueline.sinks.registry import at_home, require_ready, require_sinks
 
     asked = [at_home(one) for one in (*plan.sinks, *(sinks or ()))]
     require_sinks(asked)
+    require_ready(asked)
     changed = {"sinks": asked, "on_finding": on_finding or plan.on_finding}
     return Plan.load(plan.model_dump() | changed)
 

@@ -81,7 +81,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -266,9 +266,18 @@ def _of_sums(run: Run) -> list[Finding]:
         )
     if meant := _meant(run, [each.of for each in wrong], value, num_ranks):
         raise CannotTell(f"all tokens together weigh {value:.4g}, {meant}", reason="undecidable")
-    begun = _num_begun(run, wrong)
-    kind, because = _kind(value, wrong[0].of, num_ranks, begun)
+    if begun := _num_begun(run, wrong):
+        cleared = _finding(wrong, value, "cleared-early", "", among=steps, noun=noun)
+        return [replace(cleared, claim=_thrown_away(wrong, begun, among=steps, num_steps=len(run.steps)))]
+    kind, because = _kind(value, wrong[0].of, num_ranks)
     return [_finding(wrong, value, kind, because, among=steps, noun=noun)]
+
+
+def _thrown_away(wrong: Sequence[_Sum], begun: int, *, among: Sequence[int], num_steps: int) -> str:
+    lost = "1 of every 2 micro-batches is" if begun == 2 else f"{begun - 1} of every {begun} micro-batches are"
+    at, tested = steps_text([each.of.step for each in wrong], among=among), steps_text(among, among=among)
+    seen = f"{at} tested" if at == tested else f"at {at}; {tested} tested"
+    return f"{lost} thrown away: zero_grad() runs before each of them ({seen}, of {num_steps:,})."
 
 
 def _of_ranks(run: Run) -> Finding | None:
@@ -459,10 +468,8 @@ _ADVICE = {
 }
 
 
-def _kind(value: float, told: Weighed, num_ranks: int, begun: int) -> tuple[str, str]:
+def _kind(value: float, told: Weighed, num_ranks: int) -> tuple[str, str]:
     """What is wrong with a loss whose tokens weigh ``value`` together, and that in words."""
-    if begun:
-        return "cleared-early", f": gradients of {begun - 1} of {begun} micro-batches were cleared before the update"
     micros, near = told.num_micro or 1, LEAST + told.rounding
     if micros > 1 and _is(value, micros, near):
         return "sum", f": the loss is not divided by the {micros} micro-batches of a step"

@@ -242,7 +242,7 @@ def _finding(run: Run, found: Sequence[_Found], *, scaled: bool) -> Finding:
         unit="elements that are not finite",
         false_alarm_rate=0.0,
         evidence=_evidence(run, found, grade),
-        next=_next(first),
+        next=_next(first, _line(run, first).strip(" ()")),
     )
 
 
@@ -368,7 +368,7 @@ def _last_finite(run: Run, found: _Found) -> int | None:
     return None
 
 
-def _next(found: _Found) -> tuple[str, ...]:
+def _next(found: _Found, line: str) -> tuple[str, ...]:
     origin, site = found.origin, found.value.site
     values = "Record the values around it: " + record_step(
         site.step, f"--set depth=tensor --set {shlex.quote(f'names={site.name}*')}"
@@ -377,19 +377,19 @@ def _next(found: _Found) -> tuple[str, ...]:
         return ("Load an earlier checkpoint and look for the step that wrote the value: an update, a file, or memory.",)
     if origin.kind == "turned":
         return (
-            f"Look at the mask for a row that leaves nothing to attend to. {forward_advice(_faulty_call(found))}",
+            f"Look at the mask for a row that leaves nothing to attend to. {forward_advice(_faulty_call(found, line))}",
             values,
         )
     if origin.kind in ("given", "unseen gradient"):
         return (f"Record all names, so that what made the value is seen: {record_step(site.step)}",)
     if origin.kind in ("received", "reduced"):
         return ("Look at the largest finite values that ranks sent: their sum may not fit into the dtype.",)
-    call = _faulty_call(found)
+    call = _faulty_call(found, line)
     return (backward_advice(call) if origin.kind == "backward" else forward_advice(call), values)
 
 
-def _faulty_call(found: _Found) -> FaultyCall:
-    """The call that is to blame, with what it took in its forward pass."""
+def _faulty_call(found: _Found, line: str) -> FaultyCall:
+    """The call that is to blame, at ``line`` of the code, with what it took in its forward pass."""
     call = found.call
     first = found.value if call is None else call.first
     return FaultyCall(
@@ -397,4 +397,5 @@ def _faulty_call(found: _Found) -> FaultyCall:
         dtype=found.value.dtype.removeprefix("torch."),
         inputs=[] if call is None else call.ins,
         args=first.args or "",
+        line=line,
     )

@@ -159,8 +159,8 @@ def _per_token(trained: float, sums_M2: Array, *, rel: float, step: int, is_mode
         source=PER_TOKEN,
         is_models=is_models,
         doubt=Doubt.OWN_TOKENS,
-        note="the recorded loss is the mean over this rank's own tokens, as backward was called on their sum divided "
-        "by a number that is not how many they are, such as that of all ranks.",
+        note="the loss shown here is the mean over this rank's own tokens; backward divides their sum by another "
+        "number, as Hugging Face's Trainer does by the tokens of all ranks.",
     )
 
 

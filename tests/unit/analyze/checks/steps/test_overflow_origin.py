@@ -501,9 +501,17 @@ ADVICE = {
     "log": (lambda x: torch.log(x * 0), ["log is -inf at 0", "in0 (from 0 to 0)", "down to 1.4e-45"]),
     "sqrt": (lambda x: torch.sqrt(x - 9), ["sqrt is NaN below 0", "in0 (from -9"]),
     "rsqrt": (lambda x: torch.rsqrt(x * 0), ["rsqrt is infinite at 0", "in0 (from 0 to 0)"]),
-    "div": (lambda x: x / (x * 0), ["look at the divisor, in1 (from 0 to 0)"]),
-    "div by a number": (lambda x: (x + 1) / 0, ["look at the divisor, its argument 0"]),
-    "reciprocal": (lambda x: torch.reciprocal(x * 0), ["look at the divisor, in0 (from 0 to 0)"]),
+    "div": (
+        lambda x: x / (x * 0),
+        ["Division by zero at test_overflow_origin.py:", "the divisor (second argument) is 0."],
+    ),
+    "div by a number": (
+        lambda x: (x + 1) / 0,
+        ["Division by zero at test_over", "the divisor (second argument) is 0."],
+    ),
+    "div by some zeros": (lambda x: (x + 1) / F.relu(x.sign()), ["(second argument) (from 0 to 1) is 0 in places."]),
+    "div by little": (lambda x: (x + 1) / (x * 0 + 1e-45), ["too small: look at the divisor, in1 (from 1.4"]),
+    "reciprocal": (lambda x: torch.reciprocal(x * 0), ["Division by zero at test_overflow", "the divisor is 0."]),
     "exp": (lambda x: torch.exp(x + 90), ["exp overflows float32 above 88.72", "in0 (from 90 to "]),
     "pow": (lambda x: torch.pow(x - 9, 0.5), ["negative base", "in0 (from -9", "its argument 0.5"]),
     "norm": (
