@@ -4,6 +4,7 @@ the others.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -34,17 +35,20 @@ def ends_of(run: Run, *, part: bool) -> list[str]:
     if part:
         last = dict.fromkeys(last, max((step for step in last.values() if step is not None), default=None))
     lines = _raised(run, last)
-    lines += [_not_closed(ranks, [last[rank] for rank in ranks], end) for end, ranks in unclosed.items()]
+    lines += [_not_closed(ranks, [last[rank] for rank in ranks], _WORDS[end]) for end, ranks in unclosed.items()]
     return lines + _early({rank: step for rank, step in last.items() if rank not in run.unclosed}, last)
 
 
+ASKED_FOR = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals by which somebody, or a scheduler, ends a job that is well."""
 ENDED = ("KeyboardInterrupt", "SystemExit", "TrainingStopped", "GeneratorExit")
 """Exceptions by which somebody ends a job that is well."""
 
 
 def death_of(run: Run) -> tuple[Finding, ...]:
-    """That the job died, on which rank first, and where; () where it runs, was closed, or was ended: a scheduler that
-    kills all ranks at once leaves no more than that.
+    """That the job died, on which rank first, and where; () where it runs, was closed, or was ended. Where all ranks
+    were killed at once, `trueline run` knows how its command ended, or nobody does: a scheduler that ends a job leaves
+    no more than that.
     """
     raised = _in_order(run)
     killed = [rank for rank in run.unclosed if _end(run, rank) == "killed"]
@@ -56,8 +60,12 @@ def death_of(run: Run) -> tuple[Finding, ...]:
         todo = f"Read what {ranks_text(ranks)} printed last: the traceback there says why."
     elif killed and closed:
         ranks = tuple(killed)
-        claim = _not_closed(killed, [run.last_steps.get(rank) for rank in killed], "killed")
+        claim = _not_closed(killed, [run.last_steps.get(rank) for rank in killed], _WORDS["killed"])
         todo = f"Ask the system of {ranks_text(ranks)} who killed it: `dmesg` where memory ran out, else the scheduler."
+    elif killed and (how := _how_killed(run)):
+        ranks = tuple(killed)
+        claim = _not_closed(killed, [run.last_steps.get(rank) for rank in killed], how)
+        todo = "Read what the job printed last, and ask the system who ended it: `dmesg` where memory ran out."
     else:
         return ()
     last = max((step for rank in ranks if (step := run.last_steps.get(rank)) is not None), default=None)
@@ -72,6 +80,23 @@ def death_of(run: Run) -> tuple[Finding, ...]:
         next=(todo,),
     )
     return (death,)
+
+
+def _how_killed(run: Run) -> str:
+    """How the command ended of which no rank closed the Run, in words; '' where nobody knows, it was asked to end, or
+    it ended with exit code 0.
+    """
+    end = run.manifest.ended
+    if end is None or end.passed_on or not all_killed(run):
+        return ""
+    number = -end.status if end.status < 0 else end.status - 128  # as shells and `timeout` tell of it
+    if number in ASKED_FOR or not end.status:
+        return ""
+    if number == signal.SIGKILL:
+        return "killed by SIGKILL, as the system does where memory ran out"
+    if number in {*signal.Signals}:
+        return f"ended by {signal.Signals(number).name}"
+    return f"killed, or ended at once; the command's exit code is {end.status}"
 
 
 def all_killed(run: Run) -> bool:
@@ -122,7 +147,7 @@ def _last_common_ns(run: Run) -> dict[int, int]:
     return {rank: int(time_N[column]) for rank, column in columns.items()} if known else {}
 
 
-def _not_closed(ranks: Sequence[int], last: Sequence[int | None], end: End) -> str:
+def _not_closed(ranks: Sequence[int], last: Sequence[int | None], how: str) -> str:
     steps = sorted({step for step in last if step is not None})
     if not steps:
         at = "without a step"
@@ -130,7 +155,7 @@ def _not_closed(ranks: Sequence[int], last: Sequence[int | None], end: End) -> s
         at = f"last step {steps[0]}"
     else:
         at = f"last steps {steps[0]} to {steps[-1]}"
-    return f"{capitalized(ranks_text(ranks))} did not close this Run ({at}): {_WORDS[end]}."
+    return f"{capitalized(ranks_text(ranks))} did not close this Run ({at}): {how}."
 
 
 def _early(closed: dict[int, int | None], last: dict[int, int | None]) -> list[str]:

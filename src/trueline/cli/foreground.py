@@ -10,14 +10,26 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 _PASSED_ON = (
     *(signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2),
     *(signal.SIGALRM, signal.SIGWINCH),
 )
 
+_ENDING = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
+"""What is sent to a job that is to end."""
+
 _PR_SET_PDEATHSIG = 1
 """prctl(2)."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The ``status`` that ``os.waitpid`` gave of a command, and the last signal to end that came before, 0 for none."""
+
+    status: int
+    passed_on: int = 0
 
 
 @contextmanager
@@ -32,8 +44,8 @@ def threads_without_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def run_in_foreground(program: str, words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Start ``program`` with the arguments ``words`` and wait for its end; the status that ``os.waitpid`` gives.
+def run_in_foreground(program: str, words: Sequence[str], environ: Mapping[str, str]) -> Ended:
+    """Start ``program`` with the arguments ``words`` and wait for its end, which is returned.
 
     Signals that reach this process meanwhile are passed on, but for those that a terminal sends to the command as
     well. SIGSTOP cannot be passed on, nor can SIGKILL: there the kernel ends ``program``, where it is Linux. Raises
@@ -41,7 +53,7 @@ def run_in_foreground(program: str, words: Sequence[str], environ: Mapping[str, 
     """
     end_with_parent = _ender()
     taken = {*_PASSED_ON, signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
+    before, passed_on = signal.pthread_sigmask(signal.SIG_BLOCK, taken), 0
     try:
         pid = _spawn(
             program, words, environ, lambda: (end_with_parent(), signal.pthread_sigmask(signal.SIG_SETMASK, before))
@@ -49,8 +61,9 @@ def run_in_foreground(program: str, words: Sequence[str], environ: Mapping[str, 
         while True:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                return status
+                return Ended(status, passed_on)
             number, by_terminal = _next_signal(taken)
+            passed_on = number if number in _ENDING else passed_on
             if number != signal.SIGCHLD and not by_terminal:
                 os.kill(pid, number)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import shlex
@@ -15,6 +16,7 @@ from trueline.schema.finding import NO_UPDATE, WATCH_DEGRADED
 from trueline.schema.text.words import counted, named_or_ends
 
 if TYPE_CHECKING:
+    from trueline.cli.foreground import Ended
     from trueline.store.reader import Run
 
 Stamps = dict[str, tuple[int, int]]
@@ -44,6 +46,26 @@ def stamps(out: str) -> Stamps:
 def written(out: str, *, before: Stamps) -> list[str]:
     """The Runs that the command wrote: ``out``, and what restarts left next to it; ``before`` is what was there."""
     return [place for place, now in stamps(out).items() if before.get(place) != now]
+
+
+def keep_end(out: str, ended: Ended, *, before: Stamps) -> None:
+    """Write how a command ended that did not end well into the Runs that it left and none of whose ranks closed: they
+    cannot know. What cannot be written is left out.
+    """
+    from trueline.analyze.rank_endings import all_killed
+    from trueline.schema.errors import TruelineError
+    from trueline.schema.files.run_manifest import CommandEnd
+    from trueline.store import manifest
+    from trueline.store.reader import Run
+
+    if ended.status == 0:
+        return
+    end = CommandEnd(status=os.waitstatus_to_exitcode(ended.status), passed_on=ended.passed_on)
+    with contextlib.suppress(OSError, TruelineError):
+        runs = [Run(place) for place in written(out, before=before)]
+        for run in [each for first in runs for each in (first, *map(Run, (*first.groups, *first.models.values())))]:
+            if all_killed(run):
+                manifest.keep_end(run.path, end)
 
 
 def watched(out: str, *, before: Stamps, unseen: str = "", status: int = 0, began: bool = False) -> str:

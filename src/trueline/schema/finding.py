@@ -30,10 +30,11 @@ LIVE_CODES = {
     "parameters are looked at as watching begins and as it ends: where they have changed, something else updates, and "
     "nothing is said.",
     JOB_DIED: "The job died: an exception ended the training on a rank, which is the first that raised, or ranks were "
-    "killed while others ended as they should.\n\n"
+    "killed while others ended as they should, or all of them were killed or left at once.\n\n"
     "Read from how each rank closed the Run, with the line of the user's own code. A job that was interrupted "
     "(KeyboardInterrupt), that the Plan stopped or that ended all at once without an exception was ended, and did not "
-    "die; one that still runs did neither.",
+    "die, unless `trueline run` saw its command end by SIGKILL, by a fault (SIGSEGV) or with an exit code above 0, and "
+    "had not been told to end it; one that still runs did neither.",
 }
 """What is reported while the job runs, by no check: what each code means."""
 

@@ -48,7 +48,9 @@ def next_start(path: str | os.PathLike[str], job: Job, *, rank: int) -> Start:
         step=step,
         revision=max((entry.revision for entry in [*manifest.plans, *plans]), default=0),
         keeps_plan=job.plan == earlier[-1].plan,
-        manifest=manifest.model_copy(update={"attempts": [*earlier, begins], "plans": plans, "notes": notes}),
+        manifest=manifest.model_copy(
+            update={"attempts": [*earlier, begins], "plans": plans, "notes": notes, "ended": None}
+        ),
     )
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 
 from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 from trueline.schema.errors import RunError
-from trueline.schema.files.run_manifest import Manifest
+from trueline.schema.files.run_manifest import CommandEnd, Manifest
+from trueline.schema.text.documents import encode
 from trueline.store import file_names
+from trueline.store.log.durable import replace_file
 from trueline.store.log.listing import names_in
 from trueline.store.migrate import read_manifest
 
@@ -35,6 +39,14 @@ def open_manifest(fs: AbstractFileSystem, root: str, path: str) -> Manifest:
     except OSError as error:
         raise RunError(f"The manifest.json of '{path}' cannot be read ({error}). Check its permissions.") from None
     return read_manifest(data, path)
+
+
+def keep_end(path: str, end: CommandEnd) -> None:
+    """Write how the command ended into the manifest of the local Run at ``path``, which nobody writes any more. Raises
+    ``RunError``, ``OSError``.
+    """
+    manifest = open_manifest(LocalFileSystem(), path, path).model_copy(update={"ended": end})
+    replace_file(os.path.join(path, file_names.MANIFEST), encode(manifest.model_dump()))
 
 
 def _not_a_run(fs: AbstractFileSystem, root: str, path: str, names: list[str]) -> str:

@@ -238,6 +238,57 @@ def test_a_signal_reaches_the_program(tmp_path):
         assert process.wait(timeout=30) == 5
 
 
+ENDS = """
+import os, signal, sys, torch
+model = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(12):
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+{end}
+"""
+KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        (KILLED, "killed by SIGKILL, as the system does where memory ran out"),
+        ("os._exit(3)", "killed, or ended at once; the command's exit code is 3"),
+        ("os.abort()", "ended by SIGABRT"),
+        ("os._exit(0)", ""),
+        ("os.kill(os.getpid(), signal.SIGTERM)", ""),
+    ],
+)
+def test_a_job_that_was_killed_at_once_is_said_to_have_died(tmp_path, python, end, says):
+    (tmp_path / "train.py").write_text(ENDS.format(end=end), encoding="utf-8")
+    ended = call([TRUELINE, "run", "--out", "run", "--", python, "train.py"], tmp_path)
+    report = trueline.check(tmp_path / "run")
+    if not says:
+        assert not report.incidents
+        return
+    assert ended.returncode not in (0, 1)
+    died = f"the job died: rank 0 did not close this Run (last step 11): {says}"
+    assert report.verdict.line.startswith(f"Fault found: {died}")
+    assert report.exit_code == 1
+
+
+def test_a_job_that_was_told_to_end_did_not_die(tmp_path):
+    """It takes its time, and `trueline run` passed the signal on before."""
+    waits = "signal.signal(signal.SIGTERM, lambda *_: os._exit(5))\nprint('ready', flush=True)\nsignal.pause()"
+    (tmp_path / "train.py").write_text(ENDS.format(end=waits), encoding="utf-8")
+    words = [TRUELINE, "run", "--out", "run", "--", sys.executable, "train.py"]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 5
+    run = trueline.open_run(tmp_path / "run")
+    assert (run.manifest.ended.status, run.manifest.ended.passed_on) == (5, signal.SIGTERM)
+    assert not trueline.check(run).incidents
+
+
 def test_killed_training_leaves_a_readable_run(script, tmp_path, python):
     import trueline
     from trueline.schema.errors import RunError

@@ -128,7 +128,7 @@ def _run_and_tell(
     from trueline.capture.child_env import UNSEEN, WATCHED
     from trueline.cli.collecting import Collecting
     from trueline.cli.foreground import end_as, run_in_foreground
-    from trueline.cli.run_end import stamps, watched
+    from trueline.cli.run_end import keep_end, stamps, watched
 
     before = stamps(out)
     collecting = None if destination is None else Collecting(out, destination)
@@ -136,9 +136,11 @@ def _run_and_tell(
         unseen, begun = Path(place) / "unseen", Path(place) / f"unseen{WATCHED}"
         unseen.touch()
         begun.touch()
-        status = run_in_foreground(program, words, environ | {UNSEEN: str(unseen)})
+        ended = run_in_foreground(program, words, environ | {UNSEEN: str(unseen)})
+        status = ended.status
         why, began = (file.read_text(encoding="utf-8") if file.exists() else "" for file in (unseen, begun))
     try:
+        keep_end(out, ended, before=before)
         print(f"trueline: {watched(out, before=before, unseen=why, status=status, began=bool(began))}", file=sys.stderr)
         if collecting is not None:
             print(f"trueline: {collecting.end()}", file=sys.stderr)

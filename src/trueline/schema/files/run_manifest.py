@@ -64,6 +64,17 @@ class Attempt(BaseModel):
     id: str = ""
 
 
+class CommandEnd(BaseModel):
+    """How the command of ``trueline run`` ended. ``status`` is its exit code, or minus the number of the signal that
+    ended it; ``passed_on`` is the signal to end that ``trueline run`` was sent before, 0 for none.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    status: int
+    passed_on: int = 0
+
+
 class Manifest(BaseModel):
     """`manifest.json`. `data_parallel_ranks` are the global ranks whose gradients are averaged together;
     where ranks hold one model together, the first of them stands for all.
@@ -102,6 +113,10 @@ class Manifest(BaseModel):
     )
     attempts: list[Attempt] = Field(default_factory=list[Attempt], description="the starts of the job, in order")
     job: str = Field(default="", description="the same in all files of the job, whatever disk they are on")
+    ended: CommandEnd | None = Field(
+        default=None,
+        description="how the command of the last start ended, where no rank closed the Run and `trueline run` knows",
+    )
 
     @property
     def compiled(self) -> frozenset[str]:
