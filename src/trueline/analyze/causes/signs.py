@@ -15,7 +15,7 @@ A sign is one of
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -68,12 +68,13 @@ class Signs:
         return Signs(self.fired | {code}, self.silent - {code}, self.hinted)
 
 
-def signs_of(report: CheckReport, incident: Incident, known: Iterable[str]) -> Signs:
-    """What ``incident`` shows of the ``known`` signs."""
+def signs_of(report: CheckReport, incident: Incident, known: Collection[str]) -> Signs:
+    """What ``incident`` shows of the ``known`` signs: kinds only of findings that some cause tells apart by them."""
     findings = [report.findings[place] for place in incident.findings]
     codes = {finding.code for finding in findings}
     elsewhere = {finding.code for finding in report.findings if finding.severity != "info"} - codes
-    fired = codes | {f"{finding.code}/{kind}" for finding in findings for kind in _kinds(finding)}
+    by_kind = {sign.partition("/")[0] for sign in known if "/" in sign}
+    fired = codes | {f"{each.code}/{kind}" for each in findings if each.code in by_kind for kind in _kinds(each)}
     fired |= {f"{part}:{state}" for finding in findings for part, state in _fed(finding).items()}
     fired |= _who(findings, report.judged.world_size) | _since(findings, report) | _steps(findings) | report.context
     fired |= {each.sign for each in report.trials if not each.code or each.code in codes}

@@ -153,6 +153,7 @@ def _repeats(run: Run, found: dict[int, Again]) -> Finding | None:
     declared = declared_sampling(run.env, ranks)
     one = found[ranks[0]]
     loaders = declared.all_equal("num_workers")
+    known = all(declared.by_rank[rank] for rank in ranks)
     by_loader = declared.is_stream and isinstance(loaders, int) and loaders > 1 and loaders % one.times == 0
     if all(each.within_steps for each in found.values()) and not by_loader:
         return None
@@ -174,7 +175,7 @@ def _repeats(run: Run, found: dict[int, Again]) -> Finding | None:
         unit="fraction of batches that are repeats",
         false_alarm_rate=ALARM_LEVEL,
         evidence={
-            "kind": ["in-order", *(["by-loader-workers"] if by_loader else [])],
+            "kind": "by-loader-workers" if by_loader else "handed-out-again" if known else "in-order",
             "times": one.times,
             "lag_batches": one.lag,
             "loader_workers": loaders,

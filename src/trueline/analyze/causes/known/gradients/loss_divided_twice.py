@@ -1,7 +1,8 @@
-"""The loss is divided once more than it should be.
+"""The loss is divided twice, or by a number that is too large.
 
-The script divides by the accumulation steps and the framework does so again, or the loss is divided by the number of
-ranks over which the reduction averages: the learning rate is in effect that many times as small.
+The script divides by the accumulation steps and the framework does so again, a shorter accumulation is divided by the
+usual number, or the loss is divided by the number of ranks over which the reduction averages: the learning rate is in
+effect that many times as small.
 
 What looks like it
 ------------------

@@ -15,6 +15,7 @@ CAUSE = Cause(
         "gradient-not-reduced": "mostly",
         "gradient-not-reduced/some": "mostly",
         "reduction-mismatch": "mostly",
+        "reduction-mismatch/other|not-the-mean|replicas-apart": "often",
         "optimizer-state-stale": "mostly",
         "replica-drift": "always",
         "adapter:manual": "always",

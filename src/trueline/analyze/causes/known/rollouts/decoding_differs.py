@@ -12,6 +12,7 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "decode-diverges": "always",
+        "decode-diverges/grows-along|flat-along": "often",
         "logprob-gap": "often",
         "trial-rl:cache": "often",
         "trial-rl:decoding": "often",

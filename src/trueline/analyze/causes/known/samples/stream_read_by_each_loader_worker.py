@@ -13,7 +13,7 @@ from trueline.analyze.causes.cause import Cause
 CAUSE = Cause(
     shows={
         "sample-repeats": "always",
-        "sample-repeats/by-loader-workers": "always",
+        "sample-repeats/by-loader-workers|in-order": "always",
     },
     excludes=("sample-repeats/held",),
     settles="Run once with num_workers=0: the repeats are gone if this is it. Split the stream by "
