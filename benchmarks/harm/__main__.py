@@ -49,6 +49,8 @@ def main() -> None:
     for _ in numbers:
         number, one = results.get()
         ran.append((number, one))
+        if len(ran) % 25 == 0:
+            print(len(ran), "jobs,", sum(bool(job.harm) for _, job in ran), "changed or ended", flush=True)
         if one.harm or "not watching" in "".join(one.watched.errors):
             print(number, one.job.preset, one.job.traits, one.harm[:400] or "not watched", flush=True)
     for worker in workers:

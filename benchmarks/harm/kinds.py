@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Kind:
-    """A script, and the presets that changed or ended it."""
+    """A script, the presets that changed or ended it, and how many ranks run it."""
 
     source: str
     presets: tuple[str, ...]
+    num_ranks: int = 1
 
 
 MEMORY = """\
@@ -195,7 +196,103 @@ print(count, sum(p.double().sum() for p in model.parameters()).item().hex())
 """
 """What a model returned and a parameter are pickled, while a mode counts and warnings are errors."""
 
+ALL_IN_ONE = """\
+import collections.abc, gc, itertools, logging, torch, weakref
+from torch import nn
+class Raises(logging.Handler):
+    def emit(self, record): raise ValueError("handler")
+logging.getLogger().addHandler(Raises())
+torch.manual_seed(0)
+torch.__future__.set_swap_module_params_on_conversion(True)
+seen, drawn = [], [0, 0]
+def endless():
+    while True: drawn[0] += 1; yield drawn[0]
+class Lazy(collections.abc.Mapping):
+    def __getitem__(self, key): drawn[1] += 1; return key
+    def __iter__(self): return itertools.count()
+    def __len__(self): return 3
+def noise(g): seen.append("noise"); return g + 0.01 * torch.randn_like(g)
+loop, shared = [1], [torch.zeros(1)]
+loop.append(loop)
+for _ in range(40): shared = [shared, shared]
+class Leaf(nn.Linear):
+    def forward(self, x, *plain):
+        out = super().forward(x); out.register_hook(noise); out.grad_fn.register_hook(lambda i, o: seen.append("node"))
+        return {"logits": out, "plain": plain}
+def train():
+    model = Leaf(8, 4); optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    once = optimizer.register_step_pre_hook(lambda *a: once.remove())
+    late = model.register_forward_hook(lambda *a: late.remove())
+    for step in range(13):
+        out = model(torch.randn(4, 8), loop, shared, endless(), Lazy(), list(range(100_000)))["logits"]
+        out.retain_grad()
+        out.square().mean().backward(); optimizer.step(); optimizer.zero_grad()
+        if step == 3: model.double().float(); assert torch.random.get_rng_state is torch.get_rng_state
+        if step == 5: torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
+    del out
+    torch.utils.swap_tensors(model.weight, nn.Parameter(model.weight.detach().clone()))
+    print(sum(p.double().sum() for p in model.parameters()).item().hex(), seen[-5:], len(seen), drawn)
+    return [weakref.ref(thing) for thing in (model, optimizer)]
+left = [ref for _ in range(3) for ref in train()]; gc.collect()
+print([ref() is None for ref in left], torch.get_rng_state().sum())
+parts = nn.ModuleDict({"e": nn.Embedding(9, 8), "h": nn.Linear(8, 9)}); optimizer = torch.optim.Adam(parts.parameters())
+whole = nn.Sequential(parts["e"], parts["h"])
+for step in range(3):
+    parts["h"](parts["e"](torch.randint(0, 9, (4, 5)))).square().mean().backward(); optimizer.step()
+    optimizer.zero_grad(); torch.jit.script(parts["h"])
+print(sum(p.double().sum() for p in parts.parameters()).item().hex())
+"""
+"""What ended a job by itself: a model that is one module, hooks that take themselves off, handlers of a log that raise,
+scripting, swapped parameters, batches without an end; hooks on activations that draw; models that are let go.
+"""
+
+MOVED = """\
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard
+dist.init_process_group("gloo"); rank = dist.get_rank(); torch.manual_seed(rank)
+def made(): return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+def train(model, steps, each=bool):
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for step in range(steps):
+        model(torch.randn(4, 8)).square().mean().backward(); optimizer.step(); optimizer.zero_grad(); each()
+    print(sum(p.detach().double().sum() for p in model.parameters()))
+wrapped = nn.parallel.DistributedDataParallel(made())
+if rank == 0: train(made(), 3)
+train(wrapped, 3)
+sharded = fully_shard(made()); train(sharded, 3, sharded.cpu)
+early = made(); optimizer = torch.optim.SGD(early.parameters(), 0.05); early(torch.randn(4, 8))
+train(FSDP(early, device_id=torch.device("cpu")), 3)
+dist.destroy_process_group()
+"""
+"""A rank that trains alone first, FSDP2 moved between steps, and FSDP1 around a model that was called."""
+
+ASKED = """\
+import torch, warnings
+from torch import nn
+warnings.simplefilter("error"); warnings.simplefilter("ignore", DeprecationWarning); torch.manual_seed(0)
+asked = []
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__(); self.a = nn.Linear(8, 4); self.w = nn.Parameter(torch.randn(4, dtype=torch.cfloat))
+    def __getattr__(self, name):
+        if name in ("a", "w"): return super().__getattr__(name)
+        asked.append(name); raise RuntimeError(name)
+    @property
+    def config(self): asked.append("config"); raise KeyError("config")
+    def forward(self, x): return (self.a(x) * self.w).abs()
+model = Net(); optimizer = torch.optim.SGD(model.parameters(), 0.05)
+for step in range(13):
+    model(torch.randn(4, 8)).square().mean().backward(); optimizer.step(); optimizer.zero_grad()
+    if step in (2, 4): print(str(torch.jit.trace(model.a, torch.ones(2, 8)).graph).count("aten::"))
+print(asked, sum(torch.view_as_real(p).sum() if p.is_complex() else p.sum() for p in model.parameters()).item().hex())
+"""
+"""A model whose ``__getattr__`` counts and raises, a traced part, complex gradients."""
+
 KINDS = {
+    "a model that is asked for what it has not": Kind(ASKED, ("workers", "mix")),
+    "what ended a job of one process": Kind(ALL_IN_ONE, ("laws", "mix")),
+    "what ended a job of two": Kind(MOVED, ("laws",), num_ranks=2),
     "what is pickled": Kind(PICKLED, ("laws", "mix")),
     "tensors that are no plain memory": Kind(MEMORY, ("mix", "workers")),
     "functions of torch that a script has replaced": Kind(REPLACED, ("mix", "ops")),

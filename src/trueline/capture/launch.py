@@ -22,7 +22,7 @@ from trueline.capture.adapters.ddp import DdpAdapter
 from trueline.capture.child_env import place_of_restart, settings, tell_unseen, tell_watched
 from trueline.capture.model import patches
 from trueline.capture.model.failures import is_users
-from trueline.capture.model.layout import unwrap
+from trueline.capture.model.layout import is_fsdp2, unwrap
 from trueline.capture.model.model_names import name_of_called
 from trueline.capture.model.object_table import ObjectTable
 from trueline.capture.model.world import all_come, in_pipeline, world_size
@@ -304,7 +304,7 @@ def _meets_replicas_only(model: nn.Module) -> bool:
     """Whether those that begin to watch ``model`` together are replicas of one stage of a pipeline."""
     wrapped = uncompiled(model)
     is_ddp = isinstance(wrapped, nn.parallel.DistributedDataParallel)
-    return is_ddp or any(hasattr(module, "_get_fsdp_state") for module in wrapped.modules())
+    return is_ddp or any(is_fsdp2(module) for module in wrapped.modules())
 
 
 class _Made:

@@ -176,6 +176,7 @@ class Sketcher:
             with torch.autocast(self._device.type, enabled=False):  # an update may run inside of the user's
                 sums, squares, tails = self._read_in_few_calls(call, gradients)
         if tails:
+            tails = [tail.real if tail.is_complex() else tail for tail in tails]  # a copy would warn that it does so
             torch._foreach_copy_(call.targets, tails)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         for block, rest_Rk in call.spans:
             block.into.addmm_(block.signs, rest_Rk.to(call.sums.dtype), beta=0)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch.distributed as dist
 from torch import nn
 
+from trueline.capture.model.layout import compiled_inside
 from trueline.capture.model.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -111,8 +112,8 @@ class AdapterModule(Protocol):
 
 def uncompiled(model: nn.Module) -> nn.Module:
     """What ``torch.compile`` was given: the DDP or FSDP2 module inside an outer compiled one."""
-    while not isinstance(model, nn.parallel.DistributedDataParallel) and hasattr(model, "_orig_mod"):
-        model = model._orig_mod  # type: ignore[assignment]
+    while (inside := compiled_inside(model)) is not None and not isinstance(model, nn.parallel.DistributedDataParallel):
+        model = inside
     return model
 
 
@@ -121,5 +122,5 @@ def reduces_itself(model: nn.Module) -> bool:
     ``no_sync``, FSDP2 always, as its forward pass is one. False where the user's own code reduces: that is not seen.
     """
     wrapped = uncompiled(model)
-    synced = getattr(wrapped, "require_backward_grad_sync", None)
-    return bool(synced) if synced is not None else hasattr(wrapped, "set_requires_gradient_sync")
+    synced = vars(wrapped).get("require_backward_grad_sync")
+    return bool(synced) if synced is not None else hasattr(type(wrapped), "set_requires_gradient_sync")

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from trueline.capture.model.layout import part_of
+
 _MAX_FRAMES, _MAX_DEPTH, _MAX_VALUES = 80, 6, 1_500
 _NAMES = frozenset({
     "args", "cfg", "config", "conf", "hparams", "hp", "opt", "opts", "options", "job_config", "ds_config", "settings",
@@ -59,21 +61,28 @@ def _objects(model: nn.Module) -> Iterator[tuple[str, Any]]:
     globals_of_megatron = sys.modules.get("megatron.training.global_vars")
     if (held := getattr(globals_of_megatron, "_GLOBAL_ARGS", None)) is not None:
         yield "megatron arguments", held
-    for module in (model, getattr(model, "module", None)):
+    for module in (model, _inside(model)):
         if module is None:
             continue
-        engine = getattr(module, "_config", None)
+        engine = vars(module).get("_config")
         if (held := getattr(engine, "_param_dict", None)) is not None:
             yield "deepspeed", held
-        if isinstance(getattr(module, "hparams", None), Mapping):
-            yield "hparams", module.hparams
+        hparams = vars(module).get("_hparams", vars(module).get("hparams"))  # Lightning has a property over the first
+        if isinstance(hparams, Mapping):
+            yield "hparams", hparams
     yield from _held_by_frames()
     yield from _named(vars(sys.modules["__main__"]))
-    inner: Any = model
-    while isinstance(getattr(inner, "module", None), nn.Module):
-        inner = inner.module
-    if (held := getattr(inner, "config", None)) is not None:
+    inner = model
+    while (inside := _inside(inner)) is not None:
+        inner = inside
+    if (held := vars(inner).get("config")) is not None:
         yield "model.config", held
+
+
+def _inside(model: nn.Module) -> nn.Module | None:
+    """What it wraps under the name ``module``, which DeepSpeed keeps beside the parts."""
+    held = vars(model).get("module", part_of(model, "module"))
+    return held if isinstance(held, nn.Module) else None
 
 
 def _held_by_frames() -> Iterator[tuple[str, Any]]:

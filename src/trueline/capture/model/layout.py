@@ -128,6 +128,24 @@ def clean_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS) or name
 
 
+def part_of(module: nn.Module, name: str) -> nn.Module | None:
+    """The part of ``module`` that has this ``name``; unlike ``getattr`` it asks no ``__getattr__`` or property of the
+    user's, which may count, print or raise.
+    """
+    parts = vars(module).get("_modules")
+    return parts[name] if parts is not None and name in parts else None
+
+
+def compiled_inside(module: nn.Module) -> nn.Module | None:
+    """The module that ``module`` is the compiled form of, None for any other."""
+    return part_of(module, "_orig_mod")
+
+
+def is_fsdp2(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` was called on ``module``, which then has a class of its own."""
+    return hasattr(type(module), "_get_fsdp_state")
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """The user's own module inside DDP, DeepSpeed and torch.compile."""
     while True:
@@ -135,8 +153,8 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = model.module
         elif is_engine(model):
             model = model.module  # type: ignore[assignment]
-        elif hasattr(model, "_orig_mod"):
-            model = model._orig_mod  # type: ignore[assignment]
+        elif (compiled := compiled_inside(model)) is not None:
+            model = compiled
         else:
             return model
 
@@ -167,7 +185,7 @@ def fsdp2_groups(model: nn.Module) -> Iterator[Any]:
     """FSDP2's own groups of the parameters of ``model``, which several modules may share; none where a version of torch
     keeps them elsewhere.
     """
-    states = (module._get_fsdp_state() for module in model.modules() if hasattr(module, "_get_fsdp_state"))
+    states = (module._get_fsdp_state() for module in model.modules() if is_fsdp2(module))
     for state in dict.fromkeys(states):
         groups = getattr(state, "_fsdp_param_groups", None)
         if groups is None:

@@ -22,7 +22,7 @@ from torch.jit import ScriptModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from trueline.capture.model.failures import is_users
-from trueline.capture.model.layout import unwrap
+from trueline.capture.model.layout import compiled_inside, unwrap
 from trueline.schema.errors import TruelineError
 from trueline.schema.safe_logger import SafeLogger
 
@@ -162,7 +162,7 @@ def forward_module(model: nn.Module) -> nn.Module | None:
     chain = [model]
     while (inner := _one_inside(chain[-1])) is not None:
         chain.append(inner)
-    compiled = any(hasattr(module, "_orig_mod") or compiled_in_place(module) for module in chain)
+    compiled = any(compiled_inside(module) is not None or compiled_in_place(module) for module in chain)
     if not compiled:
         return unwrap(model)
     return None if compiled_in_place(model) else model
@@ -171,9 +171,9 @@ def forward_module(model: nn.Module) -> nn.Module | None:
 def _one_inside(model: nn.Module) -> nn.Module | None:
     if isinstance(model, nn.parallel.DistributedDataParallel):
         return model.module
-    return getattr(model, "_orig_mod", None)
+    return compiled_inside(model)
 
 
 def compiled_in_place(module: nn.Module) -> bool:
     """Whether calls of ``module`` itself are compiled, so that no hook runs in eager mode; TorchScript takes none."""
-    return getattr(module, "_compiled_call_impl", None) is not None or isinstance(module, ScriptModule)
+    return vars(module).get("_compiled_call_impl") is not None or isinstance(module, ScriptModule)

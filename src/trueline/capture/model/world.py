@@ -103,6 +103,8 @@ def meet(
     store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
     name = f"trueline/{purpose}/{hashlib.sha1(repr(tuple(ranks)).encode(), usedforsecurity=False).hexdigest()}"
     number = store.add(f"{name}/came/{rank}", 1)
+    while store.check([f"{name}/{number}/void"]):  # a rank was here alone, as the others waited for something else
+        number = store.add(f"{name}/came/{rank}", 1)
     place = dist.PrefixStore(f"{name}/{number}", store)
     place.set(f"message/{rank}", message)
     elsewhere, came = False, place.add("came", 1)
@@ -115,6 +117,8 @@ def meet(
     messages = _heard(json.loads(place.get("who")), ranks)
     if rank not in messages:
         return Meeting(dist.PrefixStore(f"late/{rank}", place), {rank: message})
+    if elsewhere and len(messages) == 1:
+        place.set("void", "")
     return Meeting(place, messages, elsewhere)
 
 

@@ -144,7 +144,7 @@ class BatchNormProbe:
 
     def _before(self, of: int, channels: slice, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         sample = self._sample
-        if sample is None or getattr(module, "_is_replica", False):  # a thread of nn.DataParallel
+        if sample is None or vars(module).get("_is_replica", False):  # a thread of nn.DataParallel
             return
         with self._guard(self.name), torch.no_grad():
             self._open.pop(of, None)
@@ -174,7 +174,7 @@ class BatchNormProbe:
 
     def _after(self, of: int, module: Any, args: Any, output: Any) -> None:
         looked = self._open.pop(of, None)
-        if looked is None or self._sample is None or getattr(module, "_is_replica", False):
+        if looked is None or self._sample is None or vars(module).get("_is_replica", False):
             return
         with self._guard(self.name), torch.no_grad():
             first = looked.facts["first"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trueline.capture.adapters.base import Guard
-from trueline.capture.model.layout import local, unwrap
+from trueline.capture.model.layout import compiled_inside, local, unwrap
 from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.untraced import Hook, compiled_in_place, in_backward, script_line
 from trueline.capture.probes.around_update.sampling import NowAndThen
@@ -304,7 +304,7 @@ def called_parts(module: nn.Module, depth: int) -> Iterator[nn.Module]:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or compiled_in_place(module)
+    return compiled_inside(module) is not None or compiled_in_place(module)
 
 
 def _device(module: nn.Module) -> torch.device:

@@ -188,7 +188,7 @@ class RecomputationProbe:
 
     def _see(self, of: int, is_output: bool, at: float, module: Any, held: Any) -> None:
         thread = threading.get_ident() if in_backward() else 0
-        is_replica = getattr(module, "_is_replica", False)  # a thread of nn.DataParallel
+        is_replica = vars(module).get("_is_replica", False)  # a thread of nn.DataParallel
         if is_replica or len(self._values) >= MAX_VALUES * (3 if thread else 1):
             return
         with self._guard(self.name):

@@ -16,7 +16,7 @@ from torch.utils._device import DeviceContext
 
 from trueline.capture.dropout import NoDropout
 from trueline.capture.model.patches import Patch, calling_of, unseen
-from trueline.capture.model.untraced import in_backward
+from trueline.capture.model.untraced import _is_tracing, in_backward
 from trueline.capture.record.callers import called_below, called_by
 
 SILENT = frozenset(
@@ -249,8 +249,8 @@ def _is_inside(frame: FrameType | None) -> bool:
 
 
 def is_tracing() -> bool:
-    """Whether a compiler traces with tensors that hold no values."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None  # type: ignore[attr-defined]
+    """Whether a compiler traces with tensors that hold no values, or `torch.jit.trace` puts what runs in a graph."""
+    return _is_tracing() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None  # type: ignore[attr-defined]
 
 
 def foreign_note(*, below: FunctionCalls | None = None) -> str | None:

@@ -93,9 +93,11 @@ class CallSites:
 
 
 def _shown(file: str) -> str:
-    """As the user would name it from where the job was started."""
-    here = os.getcwd() + os.sep
-    return file.removeprefix(here)
+    """As the user would name it from where the job was started; in full where that is no more."""
+    try:
+        return file.removeprefix(os.getcwd() + os.sep)
+    except OSError:
+        return file
 
 
 call_sites = CallSites()

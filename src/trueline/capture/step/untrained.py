@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from trueline.capture.model.layout import local
+from trueline.capture.model.layout import local, part_of
 from trueline.schema.finding import NO_UPDATE, Finding
 
 _MAX_PARAMS, _MAX_ELEMENTS = 16, 8
@@ -52,7 +52,8 @@ def _sample(param: Tensor) -> Tensor | None:
 
 def class_name(model: nn.Module) -> str:
     """The name of its class; ``Linear`` also within FSDP1, or where FSDP2 has made an ``FSDPLinear`` of it."""
-    made = type(getattr(model, "_fsdp_wrapped_module", model))
+    inside = part_of(model, "_fsdp_wrapped_module")
+    made = type(model if inside is None else inside)
     return (
         made.__bases__[-1].__name__ if len(made.__bases__) > 1 and made.__name__.startswith("FSDP") else made.__name__
     )

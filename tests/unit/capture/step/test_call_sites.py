@@ -71,3 +71,13 @@ def test_lines_of_libraries_and_of_torch_are_not_the_users(monkeypatch):
     monkeypatch.setattr(sites, "is_users", lambda file: False)
     found.note("step")
     assert found.lines == {}
+
+
+def test_lines_are_told_in_full_where_the_working_directory_is_gone(monkeypatch, tmp_path):
+    found = own_file(monkeypatch)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    found.note("step")
+    assert found.lines["step"][0].startswith(f"{__file__}:")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from trueline.capture.adapters.base import Guard
 from trueline.capture.model import patches
 from trueline.capture.model.graph import can_be_asked, gradients_of
+from trueline.capture.model.layout import compiled_inside
 from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.untraced import Hook, compiled_in_place, in_backward
 from trueline.capture.probes.base import Moment, Step
@@ -179,7 +180,7 @@ def _row(doubt: int) -> list[float]:
 
 def _doubt_of(module: nn.Module) -> int:
     parts = list(module.modules())
-    if any(hasattr(part, "_orig_mod") or compiled_in_place(part) for part in parts):
+    if any(compiled_inside(part) is not None or compiled_in_place(part) for part in parts):
         return COMPILED
     wrapped = any(kind.__name__ == "FullyShardedDataParallel" for part in parts for kind in type(part).__mro__)
     sharded = any(hasattr(param, "to_local") or hasattr(param, "ds_id") for param in module.parameters())

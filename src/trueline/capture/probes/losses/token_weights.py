@@ -176,6 +176,7 @@ def _few_gradients(params: Sequence[Tensor]) -> Tensor | None:
     """A copy of the first elements of their gradients, those of one device; None without any."""
     grads = [local(param.grad) for param in params if param.grad is not None]
     grads = [grad for grad in grads if grad.layout == torch.strided and grad.is_contiguous() and grad.numel()]
+    grads = [grad for grad in grads if not grad.is_complex()]  # torch warns of the part that is lost
     parts = [grad.view(-1)[:LENGTH].to(torch.float32) for grad in grads if grad.device == grads[0].device]
     return torch.cat(parts) if parts else None
 
