@@ -45,8 +45,11 @@ def finding_on(
     next: tuple[str, ...],
     slot: str = PARAM,
     evidence: dict[str, Any] | None = None,
+    looked: Sequence[Slice] = (),
 ) -> Finding:
-    """The Finding on ``slices``, at least one. Laws are exact: rounding is allowed for, so there is no false alarm."""
+    """The Finding on ``slices``, at least one, of all that were ``looked`` at, where they date when it began. Laws are
+    exact: rounding is allowed for, so there is no false alarm.
+    """
     first = min(each.step for each in slices)
     at_first = [each for each in slices if each.step == first]
     sites = [str(Site(first, 0, each.rank, "opt", each.name, slot=slot)) for each in at_first]
@@ -62,9 +65,26 @@ def finding_on(
         expected=expected,
         unit=unit,
         false_alarm_rate=0.0,
-        evidence={"names": names_of(slices)[:100], "num_slices": len(slices), **(evidence or {})},
+        evidence={
+            "names": names_of(slices)[:100],
+            "num_slices": len(slices),
+            **_onset(slices, looked),
+            **(evidence or {}),
+        },
         next=next,
     )
+
+
+def _onset(slices: Sequence[Slice], looked: Sequence[Slice]) -> dict[str, list[int]]:
+    """``onset_interval``: from the step after the last at which the first of ``slices`` were looked at and well, to
+    theirs; nothing where they never were.
+    """
+    first, wrong = min(each.step for each in slices), {id(each) for each in slices}
+    parts = {(each.rank, each.name) for each in slices if each.step == first}
+    whole = all(id(each) in wrong for each in looked if each.step == first and each.rank in {rank for rank, _ in parts})
+    well = [each for each in looked if each.step < first and (whole or (each.rank, each.name) in parts)]
+    last = {(each.rank, "" if whole else each.name): each.step for each in sorted(well, key=lambda each: each.step)}
+    return {"onset_interval": [min(last.values()) + 1, first]} if last else {}
 
 
 def sampled_steps(judged: Sequence[Judged]) -> list[int]:

@@ -28,6 +28,7 @@ Why = Literal["all", "frozen", "unfrozen", "replaced", "untied", "last", "ungrou
 @dataclass(frozen=True)
 class Left:
     """Parameters of ``rank`` that stayed bit for bit from ``step_first`` to ``step_last`` though they had gradients.
+    They came to be outside at ``step_first``, or where that is the first sample to show it, at ``since`` or later.
     The optimizer (``optimizers`` by class) holds ``num_held`` of the model's parameters. ``why`` says what shows that
     they were to train: the optimizer lacks ``all`` of the model, or holds what is ``frozen`` (``held_frozen``) alone,
     they were ``unfrozen`` or ``replaced`` while
@@ -39,6 +40,7 @@ class Left:
     names: Sequence[str]
     step_first: int
     step_last: int
+    since: int
     num_held: int
     optimizers: Sequence[str]
     why: Why
@@ -68,16 +70,17 @@ def left_alone(run: Run) -> tuple[Left, ...]:
         held = max(sampled.held[step, rank] for step in steps)
         frozen = sampled.frozen.get((steps[-1], rank), ())
         without: Why = "frozen" if frozen else "all"
-        stayed: defaultdict[tuple[int, Why], list[str]] = defaultdict(list)
+        stayed: defaultdict[tuple[int, int, Why], list[str]] = defaultdict(list)
         for name in sampled.outside[steps[-1], rank]:
             inside = [step for step in steps if name not in sampled.outside[step, rank]]
             since = next(step for step in steps if not inside or step > inside[-1])
             if steps[-1] - since >= FEWEST and _stayed(run, rank, name, since):
                 first, why = _why(run, rank, name, since)
-                stayed[first, why if held else without].append(name)
-        for (first, why), names in stayed.items():
+                after = min(inside[-1] + 1, first) if inside and why != "replaced" else first
+                stayed[after, first, why if held else without].append(name)
+        for (after, first, why), names in stayed.items():
             of = _place_of(run.env[rank], names) if why == "last" else why
-            found.append(Left(rank, names, first, steps[-1], held, sampled.optimizers, of, frozen))
+            found.append(Left(rank, names, first, steps[-1], after, held, sampled.optimizers, of, frozen))
     return tuple(found)
 
 

@@ -77,6 +77,7 @@ def check(run: Run) -> list[Finding]:
 def _finding(run: Run, left: Sequence[Left]) -> Finding:
     why = left[0].why
     first, last = min(each.step_first for each in left), max(each.step_last for each in left)
+    since = min(each.since for each in left)
     ranks = tuple(each.rank for each in left)
     kinds = [name.rpartition(".")[2] for name in left[0].optimizers]
     steps = steps_text((int(step) for step in run.steps if first <= step <= last), among=run.steps.tolist())
@@ -103,7 +104,11 @@ def _finding(run: Run, left: Sequence[Left]) -> Finding:
         expected=float(len(left[0].names)),
         unit="parameters of the model that the optimizer holds" if whole else "of these that the optimizer holds",
         false_alarm_rate=0.0 if whole else None,
-        evidence={"kind": why, "names": names[:100]},
+        evidence={
+            "kind": why,
+            "names": names[:100],
+            **({"onset_interval": [since, first]} if since < first else {}),
+        },
         next=(expected,),
     )
 

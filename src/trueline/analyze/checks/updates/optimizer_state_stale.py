@@ -88,8 +88,8 @@ def check(run: Run) -> list[Finding]:
     uncounted = [each for each in every if not each.counted]
     lost = lost_states(run)
     return [
-        *([_of_states(wrong, steps)] if wrong else []),
-        *([_of_counts(uncounted, steps)] if uncounted else []),
+        *([_of_states(wrong, every)] if wrong else []),
+        *([_of_counts(uncounted, every)] if uncounted else []),
         *([_of_lost(lost, steps)] if lost else []),
     ]
 
@@ -98,7 +98,8 @@ def _wrong_states(judged: Judged) -> list[str]:
     return [name for name, excess in judged.excess.items() if name != PARAM and (excess > 1).any()]
 
 
-def _of_states(wrong: Sequence[Judged], steps: Sequence[int]) -> Finding:
+def _of_states(wrong: Sequence[Judged], every: Sequence[Judged]) -> Finding:
+    steps = sampled_steps(every)
     names = list(dict.fromkeys(name for each in wrong for name in _wrong_states(each)))
     stays = all((each.of.after[n] == each.of.before.get(n)).all() for each in wrong for n in _arrays(each))
     slices = [each.of for each in wrong]
@@ -120,6 +121,7 @@ def _of_states(wrong: Sequence[Judged], steps: Sequence[int]) -> Finding:
         unit="largest error of an element, in roundings of its terms (at most)",
         slot=names[0],
         evidence={"states": names, "unchanged": stays, "called_off": called_off},
+        looked=[each.of for each in every],
         next=_NEXT,
     )
 
@@ -165,8 +167,8 @@ def _arrays(judged: Judged) -> list[str]:
     return [name for name in _wrong_states(judged) if name in judged.of.before and name in judged.of.after]
 
 
-def _of_counts(wrong: Sequence[Judged], steps: Sequence[int]) -> Finding:
-    slices = [each.of for each in wrong]
+def _of_counts(wrong: Sequence[Judged], every: Sequence[Judged]) -> Finding:
+    slices, steps = [each.of for each in wrong], sampled_steps(every)
     first = slices[0]
     before, after = first.numbers_before.get("step", 0.0), first.numbers_after.get("step", 0.0)
     return finding_on(
@@ -180,4 +182,5 @@ def _of_counts(wrong: Sequence[Judged], steps: Sequence[int]) -> Finding:
         unit="updates counted",
         slot="step",
         next=_NEXT,
+        looked=[each.of for each in every],
     )

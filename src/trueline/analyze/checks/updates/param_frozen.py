@@ -15,7 +15,8 @@ alike.
 How it decides
 --------------
 By arithmetic, as in `update-magnitude`: none of the sampled elements changed, and for one of them at least the declared
-move is larger than rounding allows to be lost. What rounding alone explains is `update-lost`.
+move is larger than rounding allows to be lost. What rounding alone explains is `update-lost`. Updates are sampled:
+where it began between two samples, both are said ("since step 35 (between 16 and 35)").
 
 A gradient is zero, or missing, where that was measured of the whole parameter on all ranks, at each of 16 steps or
 more, and of all its sampled elements at each sampled update. It is a warning where the gradient is there, and zero: the
@@ -90,11 +91,11 @@ def check(run: Run) -> list[Finding]:
             raise
         return findings
     still = [each for each in every if each.of.has_gradient and each.still]
-    return [*([_still(still, sampled_steps(every))] if still else []), *findings]
+    return [*([_still(still, every)] if still else []), *findings]
 
 
-def _still(still: Sequence[Judged], steps: Sequence[int]) -> Finding:
-    slices = [each.of for each in still]
+def _still(still: Sequence[Judged], every: Sequence[Judged]) -> Finding:
+    slices, steps = [each.of for each in still], sampled_steps(every)
     first = min(each.step for each in slices)
     largest = max(float(np.nanmax(np.abs(each.move))) for each in still if each.of.step == first)
     return finding_on(
@@ -107,6 +108,7 @@ def _still(still: Sequence[Judged], steps: Sequence[int]) -> Finding:
         expected=largest,
         unit="largest move of an element",
         evidence={"kind": "not-moved"},
+        looked=[each.of for each in every if each.of.has_gradient],
         next=(
             "Compare with the plain form of the optimizer: foreach=False, fused=False. If that moves them, the kernel "
             "of the form that you use is wrong: look for a newer version of torch.",

@@ -14,13 +14,14 @@ hyper-parameter: the loss still falls, only slower. All ranks share it, so that 
 
 How it decides
 --------------
-By arithmetic. At the first 16 steps, and then at every 20th, later every 100th, 16 neighbouring elements at a random
-place of each of 32 parameters (in rotation, other ones on each rank) are copied just before and just after the update,
-with their gradients and optimizer states. The update is predicted in float64 from the hyper-parameters that the group
-of the parameter declares, from the parameter before, and from the states *after* the update, so that a wrong state is
-not counted here (`optimizer-state-stale`). A difference of more than 8 u times the sum of the magnitudes of the terms
-that the new value is made of cannot be rounding, where u is the unit roundoff of the coarsest number involved: the
-worst of 83 healthy settings is 4.2 (`benchmarks/laws`). There are no statistics and so no false alarms.
+By arithmetic. At the first 16 steps, and then at every 20th, later every 100th (and at the next three after an update
+that looks like none), 16 neighbouring elements at a random place of each of 32 parameters (in rotation, other ones on
+each rank) are copied just before and just after the update, with their gradients and optimizer states. The update is
+predicted in float64 from the hyper-parameters that the group of the parameter declares, from the parameter before, and
+from the states *after* the update, so that a wrong state is not counted here (`optimizer-state-stale`). A difference of
+more than 8 u times the sum of the magnitudes of the terms that the new value is made of cannot be rounding, where u is
+the unit roundoff of the coarsest number involved: the worst of 83 healthy settings is 4.2 (`benchmarks/laws`). There
+are no statistics and so no false alarms.
 
 Adam, AdamW, AMSGrad, SGD, Adagrad, RMSprop, Adamax and NAdam of `torch.optim` are predicted, in all of their forms. A
 subclass is, too, as long as its `step` is torch's. Of others there are bounds: Lion (lion-pytorch) moves by its rate or
@@ -117,6 +118,7 @@ def _unlike_the_rule(every: Sequence[Judged]) -> list[Finding]:
             expected=TOLERANCE,
             unit="largest error of an element, in roundings of its terms (at most)",
             evidence={"factor": factor if math.isfinite(factor) else None, "called_off": called_off},
+            looked=[each.of for each in every if each.of.has_gradient],
             next=(
                 "Compare with the plain form of the optimizer: foreach=False, fused=False. If that is right, the "
                 "kernel of the form that you use is wrong: look for a newer version of torch, or report it.",

@@ -14,6 +14,9 @@ kilobytes."""
 MAX_WAITING = 64
 """Samples whose values are on their way to the host; older ones are given up."""
 
+AGAIN, DOUBTS = 3, 8
+"""Samples in a row after one that is in doubt, and how often in a job: rounding that loses updates is no new doubt."""
+
 Sample = TypeVar("Sample")
 
 
@@ -25,13 +28,21 @@ class NowAndThen:
     def __init__(self, least: int = 1) -> None:
         self._least = least
         self._next_step = 0
+        self._doubts_left, self._again = DOUBTS, 0
 
     def due(self, step: Step) -> bool:
         """In the first steps, then now and then; asked only of steps at which a sample can be taken."""
-        due = step.watched and (step.age < EARLY or step.number >= self._next_step)
+        due = step.watched and (step.age < EARLY or step.number >= self._next_step or self._again > 0)
+        self._again -= due and self._again > 0
         if due:
             self._next_step = step.number + max(self._least, gap(step.age))
         return due
+
+    def look_again(self) -> None:
+        """Take the next ``AGAIN`` samples as soon as they can be: what was seen is in doubt."""
+        if self._doubts_left > 0:
+            self._doubts_left -= 1
+            self._again = AGAIN
 
 
 class Waiting(Generic[Sample]):

@@ -214,11 +214,14 @@ class Gathered:
     def __init__(self) -> None:
         self._views: dict[Key, list[Tensor]] = {}
         self._order: list[tuple[Key, int]] = []
+        self.num = 0
+        """Elements that were added."""
 
     def add(self, view: Tensor) -> None:
         """Add a view [n]."""
         key = (view.device, view.dtype)
         self._order.append((key, view.shape[0]))
+        self.num += view.shape[0]
         self._views.setdefault(key, []).append(view)
 
     def copy(self) -> None:
@@ -264,6 +267,8 @@ class UpdateSample:
         self._law = law_of(optimizer)
         self._before, self._after = Gathered(), Gathered()
         self._roles: dict[tuple[tuple[str, str, int], ...], int] = {}
+        self._found: list[tuple[int, int, int]] = []
+        self._left: list[int] = []
         own = type(optimizer)
         self.facts: dict[str, Any] = {
             "optimizer": f"{own.__module__}.{own.__qualname__}",
@@ -283,7 +288,9 @@ class UpdateSample:
             if self._law in BOUNDED.values() and _is_whole(place.param):
                 entry["shape"] = list(place.shape)
             states = self._states(place)
+            at = self._before.num
             entry |= {"grad": grad is not None, "before": self._add(self._before, place, states, grad)}
+            self._found.append((at, place.num, 0 if grad is None else place.num))
             self.facts["slices"].append(entry | _plain_numbers(states, "before"))
         self.facts["extra"] = [name for name, value in self._extra() if _add_number(self._before, value)]
         self.facts["copies"] = [self._add_copy(copy, start) for copy, start in self._pairs]
@@ -294,6 +301,7 @@ class UpdateSample:
         """Copy parameters and states as the update leaves them."""
         for place, entry in zip(self._places, self.facts["slices"], strict=True):
             states = self._states(place)
+            self._left.append(self._before.num + self._after.num)
             entry["after"] = self._add(self._after, place, states, None)
             entry |= _plain_numbers(states, "after")
         self._after.copy()
@@ -309,6 +317,13 @@ class UpdateSample:
         """What was copied, in the order in which it was added: before the update, then after it."""
         every = [*self._before.flat(host), *self._after.flat(host)]
         return torch.cat(every).tolist() if every else []
+
+    def is_still(self, values: Sequence[float]) -> bool:
+        """Whether the elements of a parameter are as they were, though their gradient is not zero."""
+        return any(
+            values[found : found + num] == values[left : left + num] and any(values[found + num : found + num + grads])
+            for (found, num, grads), left in zip(self._found, self._left, strict=False)
+        )
 
     def _add(self, to: Gathered, place: Place, states: Sequence[tuple[str, Any]], grad: Tensor | None) -> int:
         """Add the views of ``place``; which list of roles they have."""

@@ -42,10 +42,11 @@ class UpdateProbe:
         self._times = NowAndThen()
         self._handles: list[Any] = []
         self._waiting = Waiting[UpdateSample]()
+        self._was_still = False
         self._forget()
 
     def begin(self, step: Step) -> bool:
-        """In the first steps, then now and then."""
+        """In the first steps, then now and then, and in the next ones after an update that looks like none."""
         self._forget()
         return step.sampled and self._times.due(step)
 
@@ -66,7 +67,12 @@ class UpdateProbe:
         sample = self._waiting.take(step.number)
         if sample is None:
             return {}
-        return {"update_facts": json.dumps(sample.facts), "update_values": sample.values(host)}
+        values = sample.values(host)
+        still = sample.is_still(values)
+        if still and not self._was_still:
+            self._times.look_again()
+        self._was_still = still
+        return {"update_facts": json.dumps(sample.facts), "update_values": values}
 
     def _listen(self, step: Step) -> None:
         """Hook the update that is about to be made, once; not one that was compiled, which calls no hooks."""
