@@ -33,6 +33,28 @@ def flat(grads, world):
         grad.copy_(part.view_as(grad))
 
 
+def flat_in(order):
+    """All gradients in one buffer, in another order than that of the parameters."""
+
+    def reduce(grads, world):
+        joined = torch._utils._flatten_dense_tensors([grads[index] for index in order])
+        joined /= world
+        dist.all_reduce(joined)
+        parts = joined.split([grads[index].numel() for index in order])
+        for index, part in zip(order, parts, strict=True):
+            grads[index].copy_(part.view_as(grads[index]))
+
+    return reduce
+
+
+def reversed_flat(grads, world):
+    flat_in([3, 2, 1, 0])(grads, world)
+
+
+def flat_by_name(grads, world):
+    flat_in([1, 0, 3, 2])(grads, world)
+
+
 def behind(grads, world):
     works = [dist.all_reduce(grad, async_op=True) for grad in grads]
     for work, grad in zip(works, grads, strict=True):
@@ -107,7 +129,7 @@ def found(out):
     return [each for each in trueline.check(out).findings if each.code == "reduction-mismatch"]
 
 
-@pytest.mark.parametrize("reduce", [each, divided_first, flat, behind, wide])
+@pytest.mark.parametrize("reduce", [each, divided_first, flat, behind, wide, reversed_flat, flat_by_name])
 @pytest.mark.parametrize(
     ("change", "kind", "step"),
     [(clipped_on_one, "scaled-before", 0), (flipped_on_one, "changed-before", 3), (zeroed_on_one, "lost-before", 3)],
@@ -115,6 +137,7 @@ def found(out):
 def test_the_rank_whose_gradient_is_changed_before_the_reduction_is_named(two, tmp_path, reduce, change, kind, step):
     two.run(train, str(tmp_path / "run"), reduce, change)
     (finding,) = found(tmp_path / "run")
+    step = max(step, 1) if reduce in (reversed_flat, flat_by_name) else step  # the order is known from step 1 on
     assert (finding.evidence["kind"][0], finding.ranks, finding.step_first) == (kind, (ODD,), step)
 
 
@@ -124,6 +147,8 @@ def test_the_rank_whose_gradient_is_changed_before_the_reduction_is_named(two, t
         (each, untouched, 1),
         (divided_first, untouched, 2),
         (flat, untouched, 2),
+        (reversed_flat, untouched, 1),
+        (flat_by_name, untouched, 2),
         (behind, untouched, 1),
         (wide, untouched, 1),
         (each, all_by_value, 1),

@@ -22,6 +22,12 @@ from trueline.capture.probes.gradients import GradientProbe
 
 PRECEDENCE = 10
 
+Pairs = list[tuple[Tensor, Tensor]]
+"""Parameters and their gradients."""
+
+_COMPARED = 16
+"""First elements of each gradient by which the order in a flat buffer is known."""
+
 
 def adapter_for(model: nn.Module, process_group: dist.ProcessGroup | None) -> ManualAdapter | None:
     """The adapter of any model among several workers."""
@@ -61,14 +67,15 @@ def first_hook(param: Tensor, look: Callable[[Tensor], None]) -> Any:
 
 class EnteringGradients:
     """Shows ``probe`` the gradients that the user's code gives into a reduction after a backward pass: themselves, or
-    copies, one by one or flat, in the order of the parameters. What is neither is not seen.
+    copies, one by one or flat, in the order of the parameters, in reverse, or by name. What is neither is not seen. In
+    which order they are is known a step after it was looked at, as nothing waits for it.
     """
 
     def __init__(self, probe: GradientProbe, guard: Guard) -> None:
         self._probe = probe
         self._guard = guard
         self._thread = threading.get_ident()
-        self._waiting: list[tuple[Tensor, Tensor]] | None = None
+        self._waiting: Pairs | None = None
         patches.backward.add(self._at_backward)
         for call in patches.reductions:
             call.add(self._at_reduction)
@@ -105,16 +112,45 @@ class EnteringGradients:
         if place is not None:
             param, _ = waiting.pop(place)
             return [(param, x)]
-        num = left = 0
-        while num < len(waiting) and left < x.numel():
-            left += waiting[num][1].numel()
-            num += 1
-        if left != x.numel() or not x.is_contiguous():
+        if not x.is_contiguous():
             return []
-        parts = x.reshape(-1).split([grad.numel() for _, grad in waiting[:num]])
-        pairs = [(param, part) for (param, _), part in zip(waiting[:num], parts, strict=True)]
-        del waiting[:num]
-        return pairs
+        fitting = {order: pairs for order, pairs in self._orders(waiting).items() if _filled_by(pairs, x)}
+        if not fitting:
+            return []
+        orders = {order: pairs[: _filled_by(pairs, x)] for order, pairs in fitting.items()}
+        order = self._probe.flat_order
+        if order is None and len(orders) > 1:
+            self._probe.see_orders({order: _likeness(pairs, x) for order, pairs in orders.items()})
+        pairs = orders.get(order or "", next(iter(orders.values())))
+        parts = x.reshape(-1).split([grad.numel() for _, grad in pairs])
+        used = {id(param) for param, _ in pairs}
+        self._waiting = [pair for pair in waiting if id(pair[0]) not in used]
+        return [(param, part) for (param, _), part in zip(pairs, parts, strict=True)]
+
+    def _orders(self, waiting: Pairs) -> dict[str, Pairs]:
+        """The gradients in the orders in which people lay them out."""
+        names, index_of = self._probe.layout.names, self._probe.layout.index_of
+        by_name = sorted(waiting, key=lambda pair: names[index_of[id(pair[0])]])
+        return {"parameters": waiting, "reversed": waiting[::-1], "by name": by_name}
+
+
+def _filled_by(pairs: Pairs, x: Tensor) -> int:
+    """How many of the first gradients fill ``x``; 0 where none do so."""
+    num = left = 0
+    while num < len(pairs) and left < x.numel():
+        left += pairs[num][1].numel()
+        num += 1
+    return num if left == x.numel() else 0
+
+
+def _likeness(pairs: Pairs, x: Tensor) -> Tensor:
+    """Float64 [], squared cosine of the first elements of gradients and those at their places in ``x``: 1 where ``x``
+    has them in this order, whatever it is multiplied by.
+    """
+    parts = x.reshape(-1).split([grad.numel() for _, grad in pairs])
+    own = torch.cat([grad.reshape(-1)[:_COMPARED] for _, grad in pairs]).double()
+    laid = torch.cat([part[:_COMPARED] for part in parts]).double()
+    return (own @ laid).square() / (own.square().sum() * laid.square().sum())
 
 
 def _is_of(grad: Tensor, x: Tensor) -> bool:

@@ -26,6 +26,9 @@ from trueline.tensor.sketch import Measured
 Phase = Literal["local", "entered", "reduced", "used"]
 PHASES: tuple[Phase, ...] = ("local", "entered", "reduced", "used")
 
+SAME_ORDER = 1 - 1e-3
+"""The least squared cosine of a flat buffer and the gradients in the same order: a buffer in bfloat16 has 1 - 4e-6."""
+
 
 @dataclass
 class _PhaseCalls:
@@ -95,6 +98,10 @@ class GradientProbe:
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
         """Norms, as this worker knows them by itself."""
+        if "flat_orders" in host:
+            likeness = host["flat_orders"].tolist()
+            order, most = max(zip(self._orders, likeness, strict=True), key=lambda pair: pair[1])
+            self.flat_order = order if most >= SAME_ORDER else self.flat_order
         return gradient_columns(host, step.layout)
 
     def _attach(self) -> None:
@@ -107,9 +114,18 @@ class GradientProbe:
         """The parameters for which the framework holds a gradient that is not reduced yet; None where it keeps none."""
         self.received: Callable[[], None] | None = None
         """Shows what came of the reduction, where that is not in ``.grad``, just before an update."""
+        self.flat_order: str | None = None
+        self._orders: tuple[str, ...] = ()
         self._adapter.attach(self, self._guard)
 
+    def see_orders(self, likeness: Mapping[str, Tensor]) -> None:
+        """Take how alike, float64 [] each, a flat buffer is to the gradients in orders of these names: ``flat_order``
+        is the one that is the same, once that has come to the host.
+        """
+        self._orders, self._likeness = tuple(likeness), torch.stack([*likeness.values()])
+
     def _forget(self) -> None:
+        self._likeness: Tensor | None = None
         self.copies: dict[int, Tensor] = {}
         """Of the local gradients, float32, by position, where they are compared exactly."""
         self._left: _Left | None = None
@@ -199,7 +215,7 @@ class GradientProbe:
         ``<phase>_times``, how many there were at most; ``<phase>_whole_norm2`` of ``Layout.whole``.
         """
         like = {"dtype": torch.float64, "device": self.layout.device}
-        out: dict[str, Tensor] = {}
+        out: dict[str, Tensor] = {} if self._likeness is None else {"flat_orders": self._likeness}
         for phase, seen in self._seen.items():
             if seen.whole:
                 none = torch.full((), MISSING, **like)

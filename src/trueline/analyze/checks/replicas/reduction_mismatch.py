@@ -54,12 +54,14 @@ row: a flat gradient that is split at other places; a warning.
 
 What it may miss
 ----------------
-Errors that are smaller than rounding allows: in one single element it must exceed about the floor times the norm of its
-group (digests of parameters see those one step later, see replica-drift). What one rank does to its shard other than by
-a factor for a whole group, as clipping by value does on all; the largest or the median of the workers' gradients in
-place of their mean, which looks like other changes that are meant; and a shard with all its gradients set to zero where
-there is one group only, which a mask of rows may do. Steps between those that are sampled. Any step at which a gradient
-was not finite.
+What is given into a reduction by hand in one buffer of all gradients that are neither in the order of the parameters,
+nor in reverse, nor by name, and in these latter two at the first sampled step; and a sum that the script divides by
+another number than that of its ranks, or by none, if losses do not tell. Errors that are smaller than rounding allows:
+in one single element it must exceed about the floor times the norm of its group (digests of parameters see those one
+step later, see replica-drift). What one rank does to its shard other than by a factor for a whole group, as clipping by
+value does on all; the largest or the median of the workers' gradients in place of their mean, which looks like other
+changes that are meant; and a shard with all its gradients set to zero where there is one group only, which a mask of
+rows may do. Steps between those that are sampled. Any step at which a gradient was not finite.
 
 Example
 -------
