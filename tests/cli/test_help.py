@@ -1,5 +1,7 @@
 """`--help` names values in capitals and no type of Python, has verbs in groups, and RUN has a default."""
 
+import functools
+import inspect
 import re
 import shutil
 
@@ -9,6 +11,7 @@ from tests.cli import in_process
 from tests.synthetic_runs import write_run
 
 from trueline.cli import main as command_line
+from trueline.cli.help_texts import GROUPS
 
 
 def _paths(command, path=()):
@@ -36,9 +39,30 @@ def test_no_help_shows_a_type_of_python_or_a_name_in_small_letters(trueline, pat
 
 def test_verbs_are_in_groups_each_once(trueline):
     _, said, _ = trueline("--help")
-    groups = re.findall(r"─ ([A-Z][\w' ]+) ─", said)
-    assert {"Watch a job", "Read a Run", "Compare jobs", "Prove a cause", "For developers"} <= set(groups)
-    assert "Commands" not in groups
+    groups = re.findall(r"(?m)^([A-Z][\w' ]+):$", said)
+    assert groups == ["Options", *GROUPS]
+    verbs = re.findall(r"(?m)^  ([a-z]+)  ", said)
+    assert (len(verbs), len(set(verbs))) == (len(command_line.app.registered_commands) + 4, len(verbs))
+    assert re.findall(r"(?s)Prove a cause:\n  (\w+)", said) == ["trial"]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=" ".join)
+def test_help_that_a_program_reads_is_neither_boxed_nor_wrapped_nor_padded(trueline, path, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    _, said, _ = trueline(*path, "--help")
+    assert not re.search("[│╭╮╰╯─]", said)
+    assert [line for line in said.splitlines() if line != line.rstrip()] == []
+    command = functools.reduce(lambda outer, name: outer.commands[name], path, typer.main.get_command(command_line.app))
+    first = " ".join(inspect.cleandoc(command.help).partition("\n\n")[0].partition("\nExample")[0].split())
+    assert first in said, "a paragraph is a line"
+
+
+def test_help_on_a_terminal_is_as_wide_as_it_is(trueline, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "72")
+    _, said, _ = trueline("check", "--help")
+    assert max(len(re.sub(r"\x1b\[[\d;]*m", "", line)) for line in said.splitlines()) <= 72
+    assert "╭" in said
 
 
 def test_the_latest_run_is_read_where_none_is_named(trueline, tmp_path, monkeypatch):

@@ -1,12 +1,69 @@
-"""What `--help` shows: paragraphs that are wrapped once, values in capitals, and no types of Python."""
+"""What `--help` shows: paragraphs that are wrapped once, values in capitals, no types of Python, verbs in groups; and
+where a program or a file reads, lines without boxes that are neither wrapped nor padded.
+"""
 
 from __future__ import annotations
 
 import inspect
+import os
 import re
+from collections.abc import Sequence
+from types import MethodType
 from typing import Any
 
+from typer.core import TyperGroup
+
+from trueline.cli.lines import ENDLESS
+
+GROUPS: Sequence[str] = (
+    "Watch a job",
+    "Read a Run",
+    "Compare jobs",
+    "Prove a cause",
+    "Other tools' files",
+    "For developers",
+)
+"""The groups of verbs, in the order of `--help`."""
 _INNER_BREAK = re.compile(r"(?<!\n)\n(?!\n|Example)")
+
+
+class Verbs(TyperGroup):
+    """Commands in the order of their groups."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names, group by group."""
+        return sorted(super().list_commands(ctx), key=lambda name: GROUPS.index(_group_of(self.commands[name])))
+
+
+def _group_of(command: Any) -> str:
+    panel = getattr(command, "rich_help_panel", None)
+    return panel if panel in GROUPS else GROUPS[0]
+
+
+def unboxed(command: Any) -> Any:
+    """The ``command`` of click, and all below it, with help in plain lines; ``COLUMNS`` may say how wide."""
+    columns = os.environ.get("COLUMNS", "")
+    command.rich_markup_mode = None
+    command.context_settings["terminal_width"] = int(columns) if columns.isdecimal() else ENDLESS
+    command.help = (command.help or "").replace("\nExample", "\n\nExample")
+    if isinstance(command, TyperGroup):
+        command.format_commands = MethodType(_format_commands, command)
+    for inner in getattr(command, "commands", {}).values():
+        unboxed(inner)
+    return command
+
+
+def _format_commands(group: Any, ctx: Any, formatter: Any) -> None:
+    """Write the commands, those of each group below its name."""
+    by_group: dict[str, list[tuple[str, str]]] = {}
+    for name in group.list_commands(ctx):
+        inner = group.commands[name]
+        panel = getattr(inner, "rich_help_panel", None)
+        row = (name, inner.get_short_help_str(formatter.width))
+        by_group.setdefault(panel if isinstance(panel, str) else "Commands", []).append(row)
+    for title, rows in by_group.items():
+        with formatter.section(title):
+            formatter.write_dl(rows)
 
 
 def readable(command: Any) -> Any:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from trueline.cli.screen import Console
 
-_ENDLESS = 1 << 15
+ENDLESS = 1 << 15
 """Columns of what is no terminal: more than a line has."""
 _PADDING = re.compile(r"[ \t]+(?=\n)")
 
@@ -40,7 +40,7 @@ def screen(*, stderr: bool = False) -> Console:
     if on_terminal.is_terminal:
         return on_terminal
     stream: Any = _Unpadded(sys.stderr if stderr else sys.stdout)
-    return Console(file=stream, width=None if os.environ.get("COLUMNS", "").isdecimal() else _ENDLESS)
+    return Console(file=stream, width=None if os.environ.get("COLUMNS", "").isdecimal() else ENDLESS)
 
 
 def print_advice(console: Console, line: Text, *, indent: int = 2) -> None:

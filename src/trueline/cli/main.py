@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from trueline.cli import plugins
-from trueline.cli.help_texts import readable
+from trueline.cli.help_texts import GROUPS, Verbs, readable, unboxed
 from trueline.cli.log import guarded
 from trueline.cli.verbs import (
     calibrate,
@@ -37,25 +37,29 @@ from trueline.schema.errors import CannotTell, TruelineError
 
 app = typer.Typer(
     name="trueline",
+    cls=Verbs,
     help="When, where and why a distributed PyTorch training run stops being numerically right.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-_WATCH, _READ, _COMPARE = "Watch a job", "Read a Run", "Compare jobs"
-_PROVE, _FILES, _BUILD = "Prove a cause", "Other tools' files", "For developers"
-for panel, verbs in {
-    _WATCH: (demo, run, plan, collect),
-    _READ: (check, diagnose, view, report, info, explain, verify),
-    _COMPARE: (compare, diff, calibrate),
-    _BUILD: (gallery, plugins, schema),
-}.items():
+for panel, verbs in zip(
+    GROUPS,
+    (
+        (demo, run, plan, collect),
+        (check, diagnose, view, report, info, explain, verify),
+        (compare, diff, calibrate, env),
+        (trial,),
+        (import_, export),
+        (gallery, plugins, schema),
+    ),
+    strict=True,
+):
     for verb in verbs:
-        settings = getattr(verb, "SETTINGS", {})
-        app.command(verb.__name__.rsplit(".", 1)[-1], rich_help_panel=panel, **settings)(verb.command)
-app.add_typer(env.app, name="env", rich_help_panel=_COMPARE)
-app.add_typer(trial.app, name="trial", rich_help_panel=_PROVE)
-app.add_typer(import_.app, name="import", rich_help_panel=_FILES)
-app.add_typer(export.app, name="export", rich_help_panel=_FILES)
+        name = verb.__name__.rsplit(".", 1)[-1].rstrip("_")
+        if hasattr(verb, "app"):
+            app.add_typer(verb.app, name=name, rich_help_panel=panel)
+        else:
+            app.command(name, rich_help_panel=panel, **getattr(verb, "SETTINGS", {}))(verb.command)
 
 
 def _version(asked: bool) -> None:
@@ -79,7 +83,8 @@ def main() -> None:
     """Run the command line; a TruelineError becomes one sentence on standard error and exit code 2 (3: cannot tell)."""
     sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
     try:
-        readable(typer.main.get_command(app))(prog_name="trueline")
+        command = readable(typer.main.get_command(app))
+        (command if sys.stdout.isatty() else unboxed(command))(prog_name="trueline")
     except CannotTell as error:
         print(visible(f"trueline: {error}"), file=sys.stderr)
         sys.exit(3)

@@ -123,7 +123,8 @@ def test_a_start_with_another_number_of_workers_leaves_the_run_alone(tmp_path, p
     assert done.returncode == 0
     why, end = done.stderr.splitlines()
     assert "has workers 2, and this start of the job has 1" in why
-    assert end.startswith("trueline: NOTHING WAS WATCHED: the Run at 'run' is as it was before the command")
+    assert end.startswith("trueline: NOTHING WAS WATCHED: Run '")
+    assert "has workers 2, and this start of the job has 1" in end
     done = call(tmp_path, *watched, TORCHELASTIC_RESTART_COUNT="1")
     why, end = done.stderr.splitlines()
     assert "This start is watched in" in why
