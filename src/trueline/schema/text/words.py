@@ -92,6 +92,15 @@ def steps_text(steps: Iterable[int], *, among: Iterable[int] | None = None) -> s
     return f"steps {listed(pieces)}"
 
 
+def looked_text(num_found: int, num_looked: int, num_steps: int) -> str:
+    """`` (10 of 60 steps were looked at)``, of what was found at one or two: it may have been at others, too; nothing
+    where all were.
+    """
+    if num_found > 2 or num_looked >= num_steps:
+        return ""
+    return f" ({num_looked:,} of {counted(num_steps, 'step')} {'was' if num_looked == 1 else 'were'} looked at)"
+
+
 def since_text(step: int, interval: tuple[int, int]) -> str:
     """``since step 25 (between 23 and 26)``; without the brackets where only one step is left."""
     low, high = interval

@@ -117,7 +117,7 @@ from trueline.analyze.workers.used_gradients import clipped_apart, uses_of
 from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.files.run_manifest import RankEnv
 from trueline.schema.finding import Finding, Severity
-from trueline.schema.text.words import counted, named_some, ranks_text, steps_text
+from trueline.schema.text.words import counted, looked_text, named_some, ranks_text, steps_text
 from trueline.store.reader import Run
 
 CODE = "reduction-mismatch"
@@ -546,6 +546,7 @@ def _finding(reductions: Reductions, case: _Case, workers: tuple[int, ...], time
     worst = np.unravel_index(int(np.argmax(np.nan_to_num(inside, nan=-np.inf))), inside.shape)
     where = f" on {ranks_text(ranks)}" if len(ranks) < len(reductions.ranks) else ""
     measured, more = float(case.measured[first][worst]), ""
+    looked = looked_text(len(steps), len(reductions.steps), len(reductions.run.steps))
     if case.kind == "multiplied":
         more = (
             f" It is {measured:.4g} times the mean over {counted(len(reductions.ranks), 'rank')}, which is right only "
@@ -571,7 +572,7 @@ def _finding(reductions: Reductions, case: _Case, workers: tuple[int, ...], time
         code=CODE,
         severity=case.severity,
         claim=f"The gradient of {'all parameters' if everything else named_some(names)} {case.what}{where} at "
-        f"{steps_text(steps, among=reductions.steps.tolist())}.{more}",
+        f"{steps_text(steps, among=reductions.steps.tolist())}{looked}.{more}",
         ranks=ranks,
         step_first=steps[0],
         step_last=steps[-1],

@@ -76,7 +76,7 @@ from trueline.analyze.follows import ByStep
 from trueline.analyze.stats.tails import ALARM_LEVEL
 from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.finding import Finding
-from trueline.schema.text.words import capitalized, counted, named_some, of_ranks, ranks_text, steps_text
+from trueline.schema.text.words import capitalized, counted, looked_text, named_some, of_ranks, ranks_text, steps_text
 from trueline.store.reader import Run
 
 CODE = "worker-silent"
@@ -120,12 +120,14 @@ def _whole(run: Run, ranks: Sequence[int], silent_TN: Bools, measured_TN: Bools)
     no_loss = bool(np.all(~silent_TN | (has_loss_TN & ~np.isfinite(loss_TN))))
     losses = loss_TN[has_loss_TN & np.isfinite(loss_TN)]
     no_advantage = zero_loss and losses.min(initial=0.0) < 0 < losses.max(initial=0.0)
+    sampled = run.steps[measured_TN.any(axis=1)].tolist()
     lasting = any(longest_run(silent_TN[measured_TN[:, n], n].tolist()) >= _ENOUGH for n in range(len(ranks)))
     return Finding(
         code=CODE,
         severity="info" if no_advantage else "error" if lasting or not zero_loss else "warning",
         claim=f"{capitalized(of_ranks(['gradient'], silent.ranks))} zero at "
-        f"{steps_text(steps, among=run.steps[measured_TN.any(axis=1)].tolist())}, while other ranks have one.",
+        f"{steps_text(steps, among=sampled)}, while other ranks have one"
+        f"{looked_text(len(steps), len(sampled), len(run.steps))}.",
         ranks=silent.ranks,
         step_first=steps[0],
         step_last=steps[-1],

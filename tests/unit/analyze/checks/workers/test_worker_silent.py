@@ -39,6 +39,17 @@ def test_a_single_step_with_a_loss_is_an_error(tmp_path):
     assert (finding.severity, finding.ranks, finding.step_first) == ("error", (0,), 5)
 
 
+def test_of_a_single_step_it_is_said_how_many_were_looked_at(tmp_path):
+    rows = silenced(healthy_rows(2, 12), rank=0, steps=[6])
+    for (step, _), row in rows.items():
+        if step % 3:
+            row.update(grad_norm=None, group_grad_norms=None, param_grad_norms=None)
+    (finding,) = worker_silent.check(write_run(tmp_path, rows))
+    assert finding.claim == (
+        "The gradient of rank 0 is zero at step 6, while other ranks have one (4 of 12 steps were looked at)."
+    )
+
+
 def test_a_single_step_without_loss_is_a_warning(tmp_path):
     (finding,) = worker_silent.check(write_run(tmp_path, silenced(healthy_rows(2, 8), rank=0, steps=[5], loss=0.0)))
     assert finding.severity == "warning"
