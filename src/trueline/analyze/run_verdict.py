@@ -52,7 +52,11 @@ def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judge
     early = next((finding for finding in stops if not _in_the_second_half(finding, judged)), None)
     if early is not None:
         return Verdict("unknown", "", f": {early.claim[:1].lower()}{early.claim[1:].rstrip('.')}")
-    alone = ". Comparisons between ranks do not apply" if judged.world_size == 1 and judged.num_steps else ""
+    alone = ""
+    if judged.world_size == 1 and judged.num_steps:
+        alone = ". Comparisons between ranks do not apply"
+    elif judged.world_size > 1 and judged.of("not-applicable", among=("workers",)):
+        alone = ". Comparisons between workers do not apply"
     stopped = f". Watching stopped in part at step {stops[0].step_first}" if stops else ""
     return Verdict("clear", "", f"{_scope(judged)}{_confirm(findings)}{alone}{_left_open(judged)}{stopped}")
 

@@ -129,6 +129,8 @@ def test_what_is_cut_and_models_that_train_apart_are_not_compared(ranks, tmp_pat
     assert ("replica-drift" in report.checks_run) == (kind == "healthy" or len(report.judged.ranks) == 4)
     if kind == "healthy":
         assert report.verdict.word == "No fault found"
+        one_worker = len(report.judged.ranks) == 2
+        assert ("Comparisons between workers do not apply" in report.verdict.line) == one_worker
 
 
 def test_the_last_line_and_check_name_the_directories_of_all_groups(two, tmp_path):
