@@ -289,7 +289,26 @@ print(asked, sum(torch.view_as_real(p).sum() if p.is_complex() else p.sum() for 
 """
 """A model whose ``__getattr__`` counts and raises, a traced part, complex gradients."""
 
+TRANSFORMED = """\
+import torch
+from torch import nn
+from torch.func import functional_call, grad, jacrev, jvp, vmap
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+optimizer = torch.optim.SGD(model.parameters(), 0.05)
+def loss_of(params, x): return functional_call(model, params, (x,)).square().mean()
+for step in range(13):
+    x, params = torch.randn(6, 8), dict(model.named_parameters())
+    single = vmap(grad(loss_of), (None, 0))(params, x.unsqueeze(1))["0.weight"].sum()
+    slope = jacrev(model)(x[0]).sum() + jvp(model, (x,), (x,))[1].square().mean()
+    (model(x).square().mean() + slope).backward(); optimizer.step(); optimizer.zero_grad()
+    print(step, single.item().hex(), slope.item().hex())
+print(sum(p.double().sum() for p in model.parameters()).item().hex())
+"""
+"""A model is called first within transforms of torch.func, in which tensors stand for others."""
+
 KINDS = {
+    "a model within transforms": Kind(TRANSFORMED, ("laws",)),
     "a model that is asked for what it has not": Kind(ASKED, ("workers", "mix")),
     "what ended a job of one process": Kind(ALL_IN_ONE, ("laws", "mix")),
     "what ended a job of two": Kind(MOVED, ("laws",), num_ranks=2),

@@ -25,6 +25,7 @@ from trueline.capture.model.failures import is_users
 from trueline.capture.model.layout import is_fsdp2, unwrap
 from trueline.capture.model.model_names import name_of_called
 from trueline.capture.model.object_table import ObjectTable
+from trueline.capture.model.untraced import in_transform
 from trueline.capture.model.world import all_come, in_pipeline, world_size
 from trueline.capture.probes.dataloader import EpochProbe
 from trueline.capture.probes.evaluations import PassesBeforeTraining
@@ -125,6 +126,8 @@ class Attachment:
         """Any module is about to run. The hooks that watching puts on see this very call: it has not looked for any
         yet.
         """
+        if in_transform():
+            return
         if not torch.is_grad_enabled():
             self._look(module)
             return

@@ -142,6 +142,11 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1  # type: ignore[attr-defined]
 
 
+def in_transform() -> bool:
+    """Whether ``torch.func`` transforms what runs: tensors then stand for others, and parameters are arguments."""
+    return torch._C._functorch.maybe_current_level() is not None  # type: ignore[attr-defined]
+
+
 def script_line() -> str:
     """File and line of the innermost frame that is neither torch's nor Trueline's own."""
     frame: FrameType | None = sys._getframe(1)
