@@ -47,7 +47,7 @@ and permutations. Two streams with one seed that were drawn from a different num
 
 Example
 -------
-The workers' random streams have different states of torch, and the plan declares equal ones.
+Random seeds: torch different, and the plan declares equal ones.
 
 Wrong and right
 ---------------
@@ -353,10 +353,9 @@ def _finding(ranks: Sequence[int], streams: list[_Stream], wrong: list[_Stream],
 
 
 def _claim(streams: list[_Stream]) -> str:
-    words = {"equal": "equal", "different": "different", "mixed": "sometimes equal"}
+    words = {"equal": "equal on all ranks", "different": "different", "mixed": "sometimes equal"}
     named = {word: [stream.name for stream in streams if stream.state == state] for state, word in words.items()}
-    parts = [f"{word} states of {listed(names)}" for word, names in named.items() if names]
-    return f"The workers' random streams have {listed(parts)}"
+    return f"Random seeds: {', '.join(f'{listed(names)} {word}' for word, names in named.items() if names)}"
 
 
 def _contradiction_step(stream: _Stream, declared: object) -> int:
