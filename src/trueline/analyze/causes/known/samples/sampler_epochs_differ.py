@@ -17,6 +17,6 @@ CAUSE = Cause(
         "shard-overlap/read-twice": "always",
         "sampler:split": "always",
     },
-    excludes=("duplicate-data",),
+    excludes=("duplicate-data", "split:drawn"),
     settles="Print sampler.epoch and sampler.seed on every rank at the first step of the second epoch.",
 )
