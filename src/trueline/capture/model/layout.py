@@ -194,7 +194,7 @@ def fsdp2_groups(model: nn.Module) -> Iterator[Any]:
         yield from (group for group in groups if hasattr(group, "_reduce_scatter_comm"))
 
 
-def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+def named_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """(clean FQN, parameter) of every parameter, and of one that FSDP2 has gathered just now (before or after a forward
     pass) its shard: the gathered one is empty again before the optimizer's step.
     """
@@ -203,8 +203,10 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         for group in fsdp2_groups(model)
         for each in group.fsdp_params
     }
-    for name, param in unwrap(model).named_parameters():
-        yield clean_name(name), shards.get(id(param), param)
+    named = unwrap(model).named_parameters()
+    if not shards:
+        return [(clean_name(name), param) for name, param in named]
+    return [(clean_name(name), shards.get(id(param), param)) for name, param in named]
 
 
 def experts(model: nn.Module) -> frozenset[str]:

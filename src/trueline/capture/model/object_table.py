@@ -42,6 +42,10 @@ class ObjectTable(Generic[Key, Value]):
         alive = [(ref(), value) for ref, value in tuple(self._held.values())]
         return ((key, value) for key, value in alive if key is not None)
 
+    def values(self) -> list[Value]:
+        """Those of all objects, in the order in which they came."""
+        return [value for _, value in tuple(self._held.values())]
+
     def __iter__(self) -> Iterator[Key]:
         return (key for key, _ in self.items())
 

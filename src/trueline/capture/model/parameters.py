@@ -7,7 +7,7 @@ reported that the same one would fit their models, from a step on that all of th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import nn
 
@@ -17,6 +17,8 @@ from trueline.schema.files.run_manifest import ParamChange, ParamState
 
 _MANAGED = "_is_fsdp_managed_module"
 """Where FSDP marks a module whose parameters it has, for `torch.compile` (private)."""
+Named = Sequence[tuple[str, nn.Parameter]]
+"""Parameters with their names."""
 
 
 class Parameters:
@@ -29,12 +31,13 @@ class Parameters:
         self.wants = self.layout.digest
         """Digest of the Layout that would fit the model as it is."""
         self.changes: list[ParamChange] = []
-        self._states = _states(model, whole=self.layout.mesh.shards == 1)
+        named = named_parameters(model)
+        self._states = _states(named, whole=self.layout.mesh.shards == 1)
         self.apart = [state for name, state in self._states.items() if name in apart.shape or name in apart.frozen]
         """Those that not all ranks held alike when watching began, as they are on this one."""
         self._model = model
         self._make = lambda: make(Apart(shape=apart.shape))
-        self._ids = _ids(model)
+        self._ids = _ids(named)
         self._known = {self.layout.digest: self.layout}
         self._agreed: list[tuple[int, int]] = []
         self._moved = False
@@ -63,7 +66,8 @@ class Parameters:
                 "Wrap it before, or call it under torch.no_grad()."
             )
         whole = self.layout.mesh.shards == 1
-        before, states, ids = self._states, _states(self._model, whole=whole), _ids(self._model)
+        named = named_parameters(self._model)
+        before, states, ids = self._states, _states(named, whole=whole), _ids(named)
         swapped = {name for name in ids if whole and self._ids.get(name, ids[name]) != ids[name]}
         self._states, self._ids, self._moved = states, ids, True
         found = [
@@ -108,7 +112,7 @@ class Parameters:
         return wanted.digest
 
 
-def _states(model: nn.Module, *, whole: bool) -> dict[str, ParamState]:
+def _states(named: Named, *, whole: bool) -> dict[str, ParamState]:
     """Of each parameter by name; FSDP swaps ``whole`` ones and shards, of other dtypes, so these are left out there."""
     return {
         name: ParamState(
@@ -117,7 +121,7 @@ def _states(model: nn.Module, *, whole: bool) -> dict[str, ParamState]:
             dtype=str(param.dtype) if whole else "",
             shape=list(local(param).shape) if whole else [],
         )
-        for name, param in named_parameters(model)
+        for name, param in named
     }
 
 
@@ -126,5 +130,5 @@ def _is_managed_by_fsdp(model: nn.Module) -> bool:
     return any(_MANAGED in vars(module) for module in model.modules())
 
 
-def _ids(model: nn.Module) -> dict[str, int]:
-    return {name: id(param) for name, param in named_parameters(model)}
+def _ids(named: Named) -> dict[str, int]:
+    return {name: id(param) for name, param in named}

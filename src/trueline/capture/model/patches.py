@@ -12,7 +12,7 @@ import functools
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -96,42 +96,82 @@ class Patch:
             self._original = self._put = None
 
 
+class Switch:
+    """Whether the listeners that were added with it are called: while it is off, a call does nothing for them."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._of: list[_Listeners] = []
+
+    def set(self, is_on: bool) -> None:
+        """Call its listeners from now on, or not."""
+        if is_on != self.is_on:
+            self.is_on = is_on
+            for listeners in self._of:
+                listeners.choose()
+
+    def turn(self, listeners: _Listeners) -> None:
+        """Turn some of these on and off from now on."""
+        self._of.append(listeners)
+        if self.is_on:
+            listeners.choose()
+
+
 class _Listeners:
-    """Functions to be called, in order. A method does not keep its object alive: what belongs to a model ends with it.
-    One that raises is dropped.
+    """Functions to be called, in order; ``called`` are those that are switched on. A method does not keep its object
+    alive: what belongs to a model ends with it. One that raises is dropped.
     """
 
     def __init__(self, of: str) -> None:
         self._of = of
-        self._held: tuple[_Listener, ...] = ()
+        self._held: tuple[tuple[_Listener, Switch | None], ...] = ()
+        self.called: tuple[_Listener, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self._held)
 
-    def add(self, listener: Callable[..., Any], *, keep: bool = False) -> None:
-        """Call ``listener`` from now on, and ``keep`` the object of a method alive."""
+    def add(self, listener: Callable[..., Any], *, keep: bool = False, switch: Switch | None = None) -> None:
+        """Call ``listener`` from now on, while ``switch`` is on, and ``keep`` the object of a method alive."""
         if isinstance(listener, MethodType) and not keep:
-            self._held += ((weakref.ref(listener.__self__), listener.__func__),)
+            held: _Listener = weakref.ref(listener.__self__), listener.__func__
         else:
-            self._held += ((None, listener),)
+            held = None, listener
+        self._held += ((held, switch),)
+        if switch is None:
+            self.called += (held,)
+        else:
+            switch.turn(self)
 
     def remove(self, listener: Callable[..., Any]) -> None:
         """Call ``listener`` no more, nor what is gone."""
-        self._held = tuple(one for one in self._held if (call := _call_of(one)) is not None and call != listener)
+        self._held = tuple(one for one in self._held if (call := _call_of(one[0])) is not None and call != listener)
+        self.choose()
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
-        """What each of them returns."""
-        for ref, call in self._held:
-            owner = None if ref is None else ref()
-            if ref is not None and owner is None:
-                continue
+    def choose(self) -> None:
+        """Look again which are switched on."""
+        self.called = tuple(listener for listener, switch in self._held if switch is None or switch.is_on)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the last of them returns that returns anything."""
+        last = None
+        for listener in self.called:
+            ref, call = listener
             try:
-                yield call(*args, **kwargs) if owner is None else call(owner, *args, **kwargs)
+                if ref is None:
+                    returned = call(*args, **kwargs)
+                elif (owner := ref()) is not None:
+                    returned = call(owner, *args, **kwargs)
+                else:
+                    continue
+                if returned is not None:
+                    last = returned
             except Exception as error:
                 if is_users(error):
                     raise
                 _log.exception("trueline: a listener on %s failed and was dropped", self._of)
-                self._held = tuple(one for one in self._held if one[0] is not ref or one[1] is not call)
+                self._held = tuple(one for one in self._held if one[0] is not listener)
+                self.choose()
+        return last
 
 
 def _call_of(listener: _Listener) -> Callable[..., Any] | None:
@@ -148,12 +188,14 @@ class PatchedCall:
         self._patch = Patch(owner, name, self._notifying, also)
         self._before, self._after = _Listeners(name), _Listeners(name)
 
-    def add(self, listener: Callable[..., None], *, after: bool = False, keep: bool = False) -> None:
-        """Call ``listener(*args, **kwargs)`` before (or ``after``) every call from now on, as long as its object lives,
-        which is ``keep`` for ever.
+    def add(
+        self, listener: Callable[..., None], *, after: bool = False, keep: bool = False, switch: Switch | None = None
+    ) -> None:
+        """Call ``listener(*args, **kwargs)`` before (or ``after``) every call from now on, while ``switch`` is on, as
+        long as its object lives, which is ``keep`` for ever.
         """
         self._patch.put()
-        (self._after if after else self._before).add(listener, keep=keep)
+        (self._after if after else self._before).add(listener, keep=keep, switch=switch)
 
     def remove(self, listener: Callable[..., None]) -> None:
         """Stop calling ``listener``; the original comes back with the last one, if nobody patched over ours."""
@@ -163,19 +205,17 @@ class PatchedCall:
             self._patch.remove()
 
     def _notifying(self, original: Function) -> Function:
+        before, after = self._before, self._after
+
         def passing(*args: Any, **kwargs: Any) -> Any:
-            if self._before and not _is_tracing():
-                untraced(self._notify, self._before, args, kwargs)
+            if before.called and not _is_tracing():
+                untraced(before.call, args, kwargs)
             result = original(*args, **kwargs)
-            if self._after and not _is_tracing():
-                untraced(self._notify, self._after, args, kwargs)
+            if after.called and not _is_tracing():
+                untraced(after.call, args, kwargs)
             return result
 
         return passing
-
-    def _notify(self, listeners: _Listeners, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for _ in listeners.call(args, kwargs):
-            pass
 
 
 class UpdateCalls:
@@ -189,23 +229,21 @@ class UpdateCalls:
         self._listeners = _Listeners(name)
         self._hook: Hook | None = None
 
-    def add(self, listener: Callable[..., Any], *, keep: bool = False) -> None:
-        """Call ``listener`` from now on, as long as its object lives, which is ``keep`` for ever."""
+    def add(self, listener: Callable[..., Any], *, keep: bool = False, switch: Switch | None = None) -> None:
+        """Call ``listener`` from now on, while ``switch`` is on, as long as its object lives, which is ``keep`` for
+        ever.
+        """
         if self._hook is None or all(hook is not self._hook for hook in self._hooks.values()):
             self._hook = Hook(self._notify)
             self._hooks.move_to_end(self._register(self._hook).id, last=False)
-        self._listeners.add(listener, keep=keep)
+        self._listeners.add(listener, keep=keep, switch=switch)
 
     def remove(self, listener: Callable[..., Any]) -> None:
         """Stop calling ``listener``."""
         self._listeners.remove(listener)
 
     def _notify(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        changed = None
-        for returned in self._listeners.call((optimizer, args, kwargs), {}):
-            if returned is not None:
-                args, kwargs = changed = returned
-        return changed
+        return self._listeners.call((optimizer, args, kwargs), {})
 
 
 def _warning_of_others(original: Function) -> Function:

@@ -18,8 +18,9 @@ class BackwardProbe(ABC):
     def __init__(self, guard: Guard, passes: Contributions) -> None:
         self._guard, self._passes = guard, passes
         self._times = NowAndThen()
+        self._switch = patches.Switch()
         self._forget(due=False)
-        patches.backward.add(self._at_backward)
+        patches.backward.add(self._at_backward, switch=self._switch)
 
     def begin(self, step: Step) -> bool:
         """In the first steps, then now and then."""
@@ -35,6 +36,7 @@ class BackwardProbe(ABC):
     def _forget(self, *, due: bool) -> None:
         """Keep nothing of the step before; whether to look at what comes."""
         self._due = due
+        self._switch.set(due)
 
     @abstractmethod
     def _at_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:

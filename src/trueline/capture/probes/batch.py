@@ -37,7 +37,7 @@ IGNORE_INDEX = -100
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """int64 [B] digests on the batch's device; ``tokens`` float64 []. ``samples`` is None where the model is called on
+    """int64 [B] digests on the batch's device; ``tokens`` float64 [1]. ``samples`` is None where the model is called on
     what autograd has computed, which is no data, ``targets`` where no labels were seen. ``read`` is what the digests of
     samples are of, where that is one tensor and no mask leaves any of it out.
     """
@@ -47,6 +47,9 @@ class Batch:
     tokens: Tensor | None
     token_source: str
     read: Tensor | None = None
+
+
+_ROWS = ("sample_digests", "target_digests", "tokens")
 
 
 class BatchProbe:
@@ -74,21 +77,27 @@ class BatchProbe:
         steps ``batch_features``, float64 [M, features]; absent where there are none.
         """
         if moment == "gradients":
-            batches, take = self._batches, step.counted.take
-            samples = [(one, batch.samples) for one, batch in batches if batch.samples is not None]
-            targets = [(one, batch.targets) for one, batch in batches if batch.targets is not None]
-            tokens = [(one, batch.tokens.reshape(1)) for one, batch in batches if batch.tokens is not None]
-            taken = take("sample_digests", samples) | take("target_digests", targets) | take("tokens", tokens)
-            return taken | take("batch_features", self._features) if self._features else taken
+            rows: dict[str, list[tuple[Pass, Tensor]]] = {}
+            for one, batch in self._batches:
+                for name, values in zip(_ROWS, (batch.samples, batch.targets, batch.tokens), strict=True):
+                    if values is not None:
+                        rows.setdefault(name, []).append((one, values))
+            if self._features:
+                rows["batch_features"] = self._features
+            taken: dict[str, Tensor] = {}
+            for name in rows:
+                taken |= step.counted.take(name, rows[name])
+            return taken
         if moment == "update" and self._batches:
             step.facts["token_source"] = self._batches[0][1].token_source or step.facts.get("token_source", "")
         elif moment == "batch" and not self._passes.is_over:
             batch = read_batch(*step.args, **step.kwargs)
-            self._batches += [] if batch is None else [(self._passes.now(), batch)]
-            if batch is not None and batch.read is not None:
-                self._know_zeros(batch.read, step)
-            features = read_features(*step.args, **step.kwargs) if step.sampled else None
-            self._features += [] if features is None else [(self._passes.now(), features[None])]
+            if batch is not None:
+                self._batches.append((self._passes.now(), batch))
+                if batch.read is not None:
+                    self._know_zeros(batch.read, step)
+            if step.sampled and (features := read_features(*step.args, **step.kwargs)) is not None:
+                self._features.append((self._passes.now(), features[None]))
         return {}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,12 +215,12 @@ def _digest(items: list[tuple[str, Tensor]], mask_BT: Tensor | None) -> Tensor:
 
 def _tokens(first: Tensor, targets: list[Tensor], mask: Tensor | None) -> tuple[Tensor | None, str]:
     if targets and not targets[0].is_floating_point() and targets[0].dim() >= 2:
-        return (targets[0] != IGNORE_INDEX).sum().double(), "labels"
+        return (targets[0] != IGNORE_INDEX).sum().double().reshape(1), "labels"
     if mask is not None:
-        return mask.sum().double(), "attention_mask"
+        return mask.sum().double().reshape(1), "attention_mask"
     if not first.is_floating_point() and first.dim() == 2:
-        return torch.tensor(float(first.numel()), dtype=torch.float64), "inputs"
-    return torch.tensor(float(first.shape[0]), dtype=torch.float64), "samples"
+        return torch.tensor([first.numel()], dtype=torch.float64), "inputs"
+    return torch.tensor([first.shape[0]], dtype=torch.float64), "samples"
 
 
 def _tensors(inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:

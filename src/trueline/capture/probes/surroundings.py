@@ -23,6 +23,9 @@ from trueline.capture.model.world import collectives_started
 from trueline.capture.probes.base import FactProbe, Moment, Step
 from trueline.capture.step.passes import Contributions, Pass
 
+MOST_KINDS = 64
+"""Parameter groups of other settings, or of other types, whose settings are not made anew at every step."""
+
 LOOKS = 3
 """Forward passes at the start of training in which collectives are looked for."""
 
@@ -290,23 +293,62 @@ class OptimizerProbe(FactProbe):
     moments = ("update",)
     between = moments
 
+    def __init__(self) -> None:
+        self._settings = Settings()
+
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
         """``hyper_parameters``."""
-        return {} if step.optimizer is None else hyper_parameters(step.optimizer, step.layout.index_of)
+        optimizer = step.optimizer
+        return {} if optimizer is None else hyper_parameters(optimizer, step.layout.index_of, self._settings)
 
 
-def hyper_parameters(optimizer: torch.optim.Optimizer, held: Container[int]) -> dict[str, Any]:
+class Settings:
+    """The settings of parameter groups as JSON can hold them. Those that cannot be another value without being another
+    object are made once, by the key and types that a group has: nearly all stay as they are from step to step.
+    """
+
+    def __init__(self) -> None:
+        self._odd: dict[tuple[Any, ...], dict[str, tuple[Any, Any]]] = {}
+
+    def of(self, group: dict[str, Any]) -> dict[str, Any]:
+        """All of a group but its parameters."""
+        kinds = (*group, *map(type, group.values()))
+        odd = self._odd.get(kinds)
+        if odd is None:
+            return self._learn(kinds, group)
+        plain = dict(group)
+        del plain["params"]
+        for key, (value, shown) in odd.items():
+            if plain[key] is not value:
+                return self._learn(kinds, group)
+            plain[key] = shown
+        return plain
+
+    def _learn(self, kinds: tuple[Any, ...], group: dict[str, Any]) -> dict[str, Any]:
+        values = {key: value for key, value in group.items() if key != "params"}
+        odd = {key: (value, plain_value(value)) for key, value in values.items() if type(value) not in PLAIN}
+        if "params" in group and len(self._odd) < MOST_KINDS and all(_is_fixed(value) for value, _ in odd.values()):
+            self._odd[kinds] = odd
+        else:
+            self._odd.pop(kinds, None)
+        return values | {key: shown for key, (_, shown) in odd.items()}
+
+
+def _is_fixed(value: Any) -> bool:
+    return type(value) is tuple and all(type(part) in PLAIN for part in value)
+
+
+def hyper_parameters(
+    optimizer: torch.optim.Optimizer, held: Container[int], settings: Settings | None = None
+) -> dict[str, Any]:
     """Columns ``lr`` (one float a parameter group) and ``optimizer_digest`` (uint64). Tensor values on a device count
     as not measured: reading them would synchronise.
     """
+    settings = settings or Settings()
     rates: list[float] = []
     facts: list[object] = [type(optimizer).__name__]
     for group in optimizer.param_groups:
-        plain = {
-            key: value if type(value) in PLAIN else plain_value(value)
-            for key, value in group.items()
-            if key != "params"
-        }
+        plain = settings.of(group)
         rate = plain.get("lr")
         rates.append(float(rate) if isinstance(rate, (int, float)) else float("nan"))
         facts.append((num_params(group, held), sorted(plain.items(), key=_key)))

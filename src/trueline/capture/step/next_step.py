@@ -45,14 +45,13 @@ class NextStep:
         self.parts.session = self._make_session(plan=self.live.records)
 
     def decide(self, number: int) -> Step:
-        """The decisions for step ``number``. Call it before every step, in order."""
+        """The decisions for step ``number``. Call it before every step, in order, inside of ``WorkingParts.timed``."""
+        attempt = self.parts.attempt
         if self.parts.works("plan"):
-            with self.parts.guarded("plan"):
-                self._look(number)
+            attempt("plan", self._look, number)
         schedule = self.schedule
         sampled = schedule.samples(number)
-        with self.parts.guarded("parameters"):
-            self.parameters.follow(number, alone=self._team.size == 1)
+        attempt("parameters", self.parameters.follow, number, alone=self._team.size == 1)
         return Step(
             number,
             self.parameters.layout,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,13 +70,15 @@ class CountedPasses:
         """Whether a pass counts, as far as the host knows without reading from the device."""
         return one.at >= self.first and (one.reached or not (self.hooked if backward else self.reached))
 
-    def take(self, name: str, rows: Iterable[tuple[Pass, Tensor]], *, backward: bool = False) -> dict[str, Tensor]:
+    def take(self, name: str, rows: Sequence[tuple[Pass, Tensor]], *, backward: bool = False) -> dict[str, Tensor]:
         """``name`` with the rows of all passes that count; empty without one."""
+        if not rows:
+            return {}
         mine = [(one.at, tensor) for one, tensor in rows if self.counts(one, backward=backward)]
         if not mine:
             return {}
         if len(mine) == 1:  # as in most steps
-            ((at, tensor),) = mine
+            at, tensor = mine[0]
             self.at[name] = np.full(len(tensor), at)
             return {name: tensor}
         self.at[name] = np.repeat([at for at, _ in mine], [len(tensor) for _, tensor in mine])
@@ -111,6 +113,8 @@ class Contributions:
         self._guard: Guard = contextlib.nullcontext
         self._trained = ObjectTable[Optimizer, tuple[Tensor, ...]]()
         self._params: Sequence[Tensor] = ()
+        self._followed: Sequence[Tensor] = ()
+        self._trains: Tensor | None = None
         self.begin(())
 
     def begin(self, params: Sequence[Tensor]) -> None:
@@ -118,6 +122,8 @@ class Contributions:
         if params is not self._params:
             self._params = params
             self._trained.clear()
+            self._followed = ()
+            self._trains = None
         self.latest: Pass | None = None
         self._num_begun = self._calls = self.num_reached = 0
         self._under_way: Pass | None = None
@@ -156,7 +162,7 @@ class Contributions:
     def at_output(self, output: Any) -> None:
         """Hook ``output`` to note when gradients come back through it, unless the model trains no parameters."""
         one = self.now()
-        if self.is_over or not any(param.requires_grad for param in self._params):
+        if self._calls > 1 or not self._trains_any():
             return
         for tensor in itertools.islice(differentiable(output), MAX_HOOKED):
             tensor.register_hook(Hook(functools.partial(self._came_back, one)))
@@ -170,11 +176,12 @@ class Contributions:
 
     def _begin_backward(self, inputs: Any) -> Pass | None:
         """The backward pass that begins, into ``inputs`` only if given; None where it cannot count."""
-        if self.is_over or (inputs is not None and not self._any_of(inputs)):
+        if self._calls > 1 or (inputs is not None and not self._any_of(inputs)):
             return None
-        self._note_zeroed()
-        if self.is_over:
-            return None
+        if self._there:
+            self._note_zeroed()
+            if self.is_over:
+                return None
         self._num_begun += 1
         return Pass(self._num_begun - 1)
 
@@ -199,8 +206,6 @@ class Contributions:
 
     def _note_zeroed(self) -> None:
         """Note whether the gradients of the pass before are gone (known on the host) or zero (known on the device)."""
-        if not self._there:
-            return
         left = [param.grad for param, _ in self._there if param.grad is not None]
         if left:
             zero = _all_zero(left)
@@ -221,6 +226,7 @@ class Contributions:
             held = {id(param) for group in optimizer.param_groups for param in group["params"]}
             few = _few([param for param in self._params if id(param) in held])
             self._trained.put(optimizer, few)
+            self._followed = ()
         self._updated = few
         self._update_from = self._num_begun
 
@@ -229,6 +235,8 @@ class Contributions:
         means nothing: in an optimizer that holds copies, or where code puts another gradient there than backward did.
         """
         zeroed = self._zeroed
+        if not zeroed:  # nearly always
+            return CountedPasses(reached=self._reached, hooked=self._hooked)
         if not self._updated or any(p.grad is not None and id(p.grad) != was for p, was in self._there):
             zeroed = []
         first = max((number for number, zero in zeroed if zero is None), default=0)
@@ -250,12 +258,18 @@ class Contributions:
 
         return evaluated
 
-    def _looked_at(self) -> Iterable[Tensor]:
+    def _looked_at(self) -> Sequence[Tensor]:
         """Parameters to check, of the optimizers that have updated this model: these do not clear any others."""
-        trained = [few for _, few in self._trained.items()]
-        if not trained:
-            return _few(self._params)
-        return {id(param): param for few in trained for param in few}.values()
+        if not self._followed:
+            trained = [few for _, few in self._trained.items()] or [_few(self._params)]
+            self._followed = tuple({id(param): param for few in trained for param in few}.values())
+        return self._followed
+
+    def _trains_any(self) -> bool:
+        """Whether the model trains a parameter; the one that was found last is asked first."""
+        if self._trains is None or not self._trains.requires_grad:
+            self._trains = next((param for param in self._params if param.requires_grad), None)
+        return self._trains is not None
 
     def _any_of(self, inputs: Any) -> bool:
         mine = {id(param) for param in self._params}

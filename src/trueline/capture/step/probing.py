@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,48 +16,95 @@ from trueline.schema.columns.workers import WORKER_COLUMNS
 _COLUMNS = frozenset(column.name for column in WORKER_COLUMNS)
 
 
+_Begin = Callable[[Step], bool]
+
+
+class _Plan(NamedTuple):
+    """``at`` has the probes to ask, by moment; ``due`` are those of which columns may come."""
+
+    at: Mapping[Moment, Sequence[Probe]]
+    due: Sequence[Probe]
+
+
 class Probing:
     """Collects what ``probes`` measure in a step: ``row`` has the columns that need no copy to the host. Which of them
-    are asked at which moment is worked out once a step; a moment that none wants costs nothing. Call all of it inside
-    of ``WorkingParts.timed``.
+    are asked at which moment is worked out once for each choice of probes that begin; a moment that none wants costs
+    nothing. Call all of it inside of ``WorkingParts.timed``.
     """
 
     def __init__(self, probes: Sequence[Probe], parts: WorkingParts) -> None:
         self._probes = list(probes)
-        self._lively = [probe for probe in probes if probe.between is not None]
         self._parts = parts
-        self._wanted: Sequence[tuple[Probe, Collection[Moment]]] = ()
-        self._at: dict[Moment, list[Probe]] = {}
-        self.due: list[Probe] = []
-        """The probes of this step that may make columns of what is copied to the host."""
+        self._beginning = _beginning(self._probes)
+        self._between: list[tuple[Probe, Collection[Moment]]] = []
+        self._beginning_between = _beginning(())
         self._resting: list[Probe] = []
+        self._was_sampled = True
+        self._plans: dict[tuple[bool, int], _Plan] = {}
+        self._plan = _Plan({}, ())
         parts.let_go = self._let_go
+
+    @property
+    def due(self) -> Sequence[Probe]:
+        """The probes of this step that may make columns of what is copied to the host."""
+        return self._plan.due
 
     def begin(self, step: Step) -> None:
         """Begin ``step``, and drop what was measured in the one before."""
         self._step = step
         self.row: dict[str, Any] = {"step": step.number}
         self._taken: dict[str, Tensor] = {}
-        if step.sampled:
-            wanted = [(probe, probe.moments) for probe in self._probes if self._begins(probe)]
-            self._resting = [probe for probe, _ in wanted if probe.between is None]
-        else:
-            resting, self._resting = self._resting, []
-            for probe in resting:
-                self._begins(probe)
-            wanted = [(probe, probe.between or ()) for probe in self._lively if self._begins(probe)]
-        if wanted != self._wanted:
-            self._wanted, self._at = wanted, {}
-            self.due = [probe for probe, _ in wanted if type(probe).columns is not FactProbe.columns]
-            for probe, moments in wanted:
+        sampled = step.sampled
+        if self._was_sampled and not sampled:
+            self._rest()
+        self._was_sampled = sampled
+        begins = 0
+        for bit, probe, begin in self._beginning if sampled else self._beginning_between:
+            try:
+                if begin(step):
+                    begins |= bit
+            except Exception as error:
+                self._parts.end(probe.name, error)
+        plan = self._plans.get((sampled, begins))
+        if plan is None:
+            plan = self._plans[sampled, begins] = self._planned(begins, sampled=sampled)
+        self._plan = plan
+        if sampled:
+            self._resting = [probe for bit, probe, _ in self._beginning if begins & bit and probe.between is None]
+
+    def _rest(self) -> None:
+        """The first step after one that was sampled: probes of such steps alone forget, and the others say when they
+        are asked.
+        """
+        resting, self._resting = self._resting, []
+        for probe in resting:
+            self._parts.attempt(probe.name, probe.begin, self._step)
+        between = [(probe, moments) for probe in self._probes if (moments := probe.between) is not None]
+        if between != self._between:
+            self._between = between
+            self._beginning_between = _beginning([probe for probe, _ in between])
+            self._plans = {key: plan for key, plan in self._plans.items() if key[0]}
+
+    def _planned(self, begins: int, *, sampled: bool) -> _Plan:
+        wanted = [(probe, probe.moments) for probe in self._probes] if sampled else self._between
+        beginning = self._beginning if sampled else self._beginning_between
+        idle = {id(probe) for bit, probe, _ in beginning if not begins & bit}
+        at = defaultdict[Moment, list[Probe]](list)
+        due: list[Probe] = []
+        for probe, moments in wanted:
+            if moments and id(probe) not in idle:
                 for moment in moments:
-                    self._at.setdefault(moment, []).append(probe)
+                    at[moment].append(probe)
+                if type(probe).columns is not FactProbe.columns:
+                    due.append(probe)
+        return _Plan(dict(at), due)
 
     def ask(self, moment: Moment, **brings: Any) -> None:
         """Set these fields of the step, and take what probes measure at ``moment``."""
         step = self._step
-        vars(step).update(brings)
-        if probes := self._at.get(moment):
+        step.__dict__.update(brings)
+        probes = self._plan.at.get(moment)
+        if probes is not None:
             with torch.no_grad():
                 for probe in probes:
                     try:
@@ -88,25 +136,17 @@ class Probing:
             if self._parts.works(probe.name) and (found := self._columns_of(probe, host, step, row)):
                 row |= found
 
-    def _begins(self, probe: Probe) -> bool:
-        if type(probe).begin is FactProbe.begin:
-            return True
-        try:
-            return probe.begin(self._step)
-        except Exception as error:
-            self._parts.end(probe.name, error)
-        return False
-
     def _put(self, found: Mapping[str, Any]) -> None:
         taken, row = self._taken, self.row
+        unknown: tuple[str, ...] = ()
         for name, value in found.items():
             if isinstance(value, Tensor):
                 taken[name] = value
-            else:
+            elif name in _COLUMNS:
                 row[name] = value
-        if unknown := row.keys() - _COLUMNS:
-            for name in unknown:
-                del row[name]
+            else:
+                unknown = (*unknown, name)
+        if unknown:
             raise _no_column(unknown)
 
     def _columns_of(
@@ -125,10 +165,20 @@ class Probing:
         """Make a probe that has failed measure nothing from now on."""
         failed = [probe for probe in self._probes if probe.name == part]
         self._probes = [probe for probe in self._probes if probe.name != part]
-        self._lively = [probe for probe in self._lively if probe.name != part]
-        self._at = {moment: [one for one in probes if one.name != part] for moment, probes in self._at.items()}
+        self._between = [entry for entry in self._between if entry[0].name != part]
+        self._beginning = [entry for entry in self._beginning if entry[1].name != part]
+        self._beginning_between = [entry for entry in self._beginning_between if entry[1].name != part]
+        at = {moment: [one for one in probes if one.name != part] for moment, probes in self._plan.at.items()}
+        due = [probe for probe in self._plan.due if probe.name != part]
+        self._plans, self._plan = {}, _Plan(at, due)
         for probe in failed:
             probe.begin(Step(self._step.number, self._step.layout, self._step.plan, {}))
+
+
+def _beginning(probes: Iterable[Probe]) -> list[tuple[int, Probe, _Begin]]:
+    """Of those that are not asked in every step a bit for each, and what says whether they are."""
+    saying = [probe for probe in probes if type(probe).begin is not FactProbe.begin]
+    return [(1 << place, probe, probe.begin) for place, probe in enumerate(saying)]
 
 
 def _no_column(unknown: Collection[str]) -> KeyError:

@@ -89,14 +89,13 @@ class Recorder:
     def at_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A batch was given by hand, or is read by the forward pass that begins."""
         with self.parts.timed():
-            self.parts.attempt("passes", self.contributions.forward_begins)
-            self._probing.ask("batch", args=args, kwargs=kwargs)
+            self._take_batch(args, kwargs)
 
     def at_forward(self, module: nn.Module, batch: tuple[tuple[Any, ...], dict[str, Any]] | None) -> None:
         """A training forward pass begins, on this ``batch`` unless that was given by hand."""
         with self.parts.timed():
             if batch is not None:
-                self.at_batch(*batch)
+                self._take_batch(*batch)
             self.parts.attempt("passes", self._count_forward)
             self._probing.ask("forward", module=module)
 
@@ -209,6 +208,10 @@ class Recorder:
     def _leave(self) -> None:
         self.parts.close()
         self._adapter.detach()
+
+    def _take_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.parts.attempt("passes", self.contributions.forward_begins)
+        self._probing.ask("batch", args=args, kwargs=kwargs)
 
     def _count_forward(self) -> None:
         goes_round = getattr(self._adapter, "goes_round", None)

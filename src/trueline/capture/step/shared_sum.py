@@ -29,7 +29,8 @@ class SharedSum:
 
     def start(self, record: StepRecord, *, now: int) -> None:
         """Start the sum of a sampled step, once its numbers are on the host; ``now`` is the current step."""
-        self._look_at(record, now=now)
+        if not record.looked_at:
+            self._look_at(record, now=now)
         due = record.of.sampled and record.pending is None and self._team.group is not None
         if not (due and self._parts.works("exchange")):
             return
@@ -63,14 +64,11 @@ class SharedSum:
 
     def _look_at(self, record: StepRecord, *, now: int) -> None:
         """Note the faults that this rank can detect alone, from what has reached the host."""
-        if record.looked_at:
-            return
         record.looked_at = True
-        with self._parts.guarded("plan"):
-            triggers = self._next.live.triggers
-            triggers.look(record.copy.host, scaled=self._next.description.env.in_float16)
-            if self._team.group is None:
-                triggers.receive([triggers.take_bits()], step=record.step, known=now)
+        triggers, attempt = self._next.live.triggers, self._parts.attempt
+        attempt("plan", triggers.look, record.copy.host, scaled=self._next.description.env.in_float16)
+        if self._team.group is None:
+            attempt("plan", triggers.receive, [triggers.take_bits()], step=record.step, known=now)
 
     def _take(self, record: StepRecord) -> None:
         if self._team.group is None and record.of.sampled:

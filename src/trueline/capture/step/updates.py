@@ -7,6 +7,8 @@ parameter group of one that updates its groups one by one (DeepSpeed's ZeRO), be
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trueline.capture.model.object_table import ObjectTable
-
+_PARAMS = operator.itemgetter("params")
 _STEP = next(
     part
     for part in Optimizer.profile_hook_step.__code__.co_consts
@@ -74,7 +75,7 @@ class Updates:
         self._under_way = self._nested = False
         self._since_end: set[tuple[int, ...]] = set()
         self._ends: weakref.ref[Optimizer] | None = None
-        self._versions = ObjectTable[Optimizer, int]()
+        self._versions: dict[int, int] = {}
         self.unseen()
         self.ended_any = False
 
@@ -96,15 +97,20 @@ class Updates:
         shows only in its parameters, which have changed.
         """
         ended = None
-        for optimizer in self._alive():
-            param = next((param for group in optimizer.param_groups for param in group["params"]), None)
+        for place, ref in enumerate(self._given):
+            optimizer = ref()
+            if optimizer is None:
+                continue
+            param = next(itertools.chain.from_iterable(map(_PARAMS, optimizer.param_groups)), None)
             if param is None:
                 continue
             with torch._C.DisableTorchFunction():  # a mode of the user's may count what is read
                 version = param._version
-            before = self._versions.get(optimizer)
-            self._versions.put(optimizer, version)
-            if before not in (None, version) and self._fed and is_compiled(param, update=True):
+            before = self._versions.get(place)
+            if before == version:
+                continue
+            self._versions[place] = version
+            if before is not None and self._fed and is_compiled(param, update=True):
                 ended = optimizer
         if ended is not None:
             self.ended_any = True

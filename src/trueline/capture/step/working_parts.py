@@ -42,8 +42,10 @@ class Watching:
     parts: WorkingParts
 
 
-_here: list[weakref.ref[WorkingParts]] = []
-"""All of this process, one for each watched model that lives: what one computes must not be recorded by another."""
+_recording: list[weakref.ref[WorkingParts]] = []
+"""Those of this process, one for each watched model that lives, whose session records: what Trueline computes for one
+model must not be recorded by another.
+"""
 
 
 class WorkingParts:
@@ -53,12 +55,23 @@ class WorkingParts:
 
     def __init__(self, failed: Callable[[str, Exception], None]) -> None:
         self.time = OwnTime()
-        self.session: AnySession = Idle()
+        self._session: AnySession = Idle()
         self.let_go: Callable[[str], object] = str
         self._failed = failed
         self._ended: set[str] = set()
         self._inside: set[int] = set()
-        _here.append(weakref.ref(self))
+
+    @property
+    def session(self) -> AnySession:
+        """What records the model, or an Idle one."""
+        return self._session
+
+    @session.setter
+    def session(self, session: AnySession) -> None:
+        self._session = session
+        self.close()
+        if type(session) is not Idle:
+            _recording.append(weakref.ref(self))
 
     def works(self, part: str) -> bool:
         """Whether no exception has ended it."""
@@ -99,7 +112,7 @@ class WorkingParts:
 
     def close(self) -> None:
         """Watching of the model has ended."""
-        _here[:] = [ref for ref in _here if ref() not in (None, self)]
+        _recording[:] = [ref for ref in _recording if ref() not in (None, self)]
 
 
 class _Ours:
@@ -115,23 +128,23 @@ class _Ours:
 
     def __enter__(self) -> None:
         parts, thread = self._parts, get_ident()
-        self._thread = None
-        if thread in parts._inside:
+        inside = parts._inside
+        if thread in inside:
+            self._thread = None
             return
-        parts._inside.add(thread)
+        inside.add(thread)
         self._thread = thread
         self._begin = parts.time.cpu_s()
-        self._sessions = [
-            each.session for ref in _here if (each := ref()) is not None and type(each.session) is not Idle
-        ]
-        for session in self._sessions:
-            session.pause()
-        self._unseen = None
-        if not are_functions_unseen() or num_dispatch_modes():
+        self._sessions = _paused() if _recording else ()
+        if num_dispatch_modes() or not are_functions_unseen():
             self._unseen = Unseen()
             self._unseen.__enter__()
+        else:
+            self._unseen = None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if self._thread is None and error is None:
+            return False
         try:
             if error is None or not self._part or is_users(error):
                 return False
@@ -139,9 +152,21 @@ class _Ours:
             return True
         finally:
             if self._thread is not None:
-                if self._unseen is not None:
-                    self._unseen.__exit__(None, None, None)
-                for session in self._sessions:
-                    session.resume()
-                self._parts._inside.discard(self._thread)
-                self._parts.time.add(self._parts.time.cpu_s() - self._begin)
+                self._leave()
+
+    def _leave(self) -> None:
+        parts = self._parts
+        if self._unseen is not None:
+            self._unseen.__exit__(None, None, None)
+        for session in self._sessions:
+            session.resume()
+        parts._inside.discard(cast("int", self._thread))
+        parts.time.add(parts.time.cpu_s() - self._begin)
+
+
+def _paused() -> list[AnySession]:
+    """The sessions that record, paused."""
+    sessions = [parts.session for ref in _recording if (parts := ref()) is not None]
+    for session in sessions:
+        session.pause()
+    return sessions

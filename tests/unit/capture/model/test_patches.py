@@ -4,7 +4,7 @@ import traceback
 import warnings
 from types import SimpleNamespace
 
-from trueline.capture.model.patches import Patch, PatchedCall, calling, unseen
+from trueline.capture.model.patches import Patch, PatchedCall, Switch, calling, unseen
 
 
 class Old:
@@ -81,3 +81,37 @@ def test_two_names_of_one_function_stay_two_names_of_one():
         patched.remove(listen)
         assert one.draw is other.draw is draw
     assert len(heard) == 3
+
+
+def test_listeners_are_called_in_the_order_they_came_while_their_switch_is_on():
+    class Called:
+        def call(self):
+            return "original"
+
+    heard, switch = [], Switch()
+    patched = PatchedCall(Called, "call")
+    patched.add(lambda *_: heard.append("switched"), switch=switch)
+    patched.add(lambda *_: heard.append("always"))
+    patched.add(lambda *_: heard.append("switched, after"), after=True, switch=switch)
+    for is_on in (False, True, True, False):
+        switch.set(is_on)
+        assert Called().call() == "original"
+    both = ["switched", "always", "switched, after"]
+    assert heard == ["always", *both, *both, "always"]
+
+
+def test_a_switched_listener_that_raises_is_dropped_alone():
+    class Called:
+        def call(self):
+            return "original"
+
+    def fails(*_):
+        raise ValueError
+
+    heard, switch = [], Switch()
+    patched = PatchedCall(Called, "call")
+    patched.add(fails, switch=switch)
+    patched.add(lambda *_: heard.append(1), switch=switch)
+    switch.set(True)
+    assert [Called().call(), Called().call()] == ["original"] * 2
+    assert heard == [1, 1]

@@ -27,7 +27,13 @@ from trueline.capture.probes.base import Step
 from trueline.capture.probes.batch import read_batch
 from trueline.capture.probes.dataloader import EpochProbe, describe_loader, rows_digest
 from trueline.capture.probes.losses.loss import LossProbe
-from trueline.capture.probes.surroundings import hyper_parameters, repeated_places, rng_digests, updates_made
+from trueline.capture.probes.surroundings import (
+    Settings,
+    hyper_parameters,
+    repeated_places,
+    rng_digests,
+    updates_made,
+)
 from trueline.capture.step.passes import Contributions, CountedPasses
 from trueline.schema.errors import CaptureError
 from trueline.schema.plan import Plan
@@ -403,3 +409,30 @@ def test_places_that_hold_one_module_are_told_and_no_shared_heads():
     )
     assert repeated_places(model) == [["stack.0", "stack.2", "stack.3"]]
     assert repeated_places(nn.Sequential(one, one)) == [["0", "1"]]
+
+
+def test_settings_that_change_in_any_way_are_seen_as_if_they_were_looked_at_for_the_first_time():
+    optimizer = torch.optim.AdamW(nn.Linear(2, 2).parameters(), lr=0.1)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))], "schedule": [1, 2]})
+    group, settings, seen = optimizer.param_groups[0], Settings(), []
+    changes = (
+        {},
+        {"lr": 0.05},
+        {"betas": (0.8, 0.95)},
+        {"lr": torch.tensor(0.02)},
+        {"betas": [0.8, 0.9]},
+        {"new": "key"},
+        {"eps": 0},
+        {"weight_decay": None},
+    )
+    held = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    for change in changes:
+        group.update(change)
+        for _ in range(2):
+            columns = hyper_parameters(optimizer, held, settings)
+            assert columns == hyper_parameters(optimizer, held)
+        seen.append(columns["optimizer_digest"])
+    optimizer.param_groups[1]["schedule"].append(3)
+    group["betas"][0] = 0.7
+    assert hyper_parameters(optimizer, held, settings) == hyper_parameters(optimizer, held)
+    assert len({*seen, hyper_parameters(optimizer, held, settings)["optimizer_digest"]}) == len(changes) + 1

@@ -62,9 +62,10 @@ class BetweenPassesProbe:
         self._waiting = Waiting[_Sample]()
         self._has_several = True
         self._num_passes = 0
+        self._switch = patches.Switch()
         self._forget(None)
-        patches.backward.add(self._before_backward)
-        patches.backward.add(self._after_backward, after=True)
+        patches.backward.add(self._before_backward, switch=self._switch)
+        patches.backward.add(self._after_backward, after=True, switch=self._switch)
 
     def detach(self) -> None:
         """Stop listening."""
@@ -119,6 +120,7 @@ class BetweenPassesProbe:
 
     def _forget(self, step: Step | None) -> None:
         self._step = step
+        self._switch.set(step is not None)
         self._places: list[Place] = []
         self._left: list[Gathered] = []
         self._found: list[Gathered] = []

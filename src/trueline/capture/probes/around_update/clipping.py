@@ -71,15 +71,16 @@ class ClippingProbe:
         self._norm_type: float | None = None
         self._late: list[_Call] = []
         self._over: tuple[Step, frozenset[int]] | None = None
+        self._switch = switch = patches.Switch()
         self._forget()
         for patched in patches.clips:
-            patched.add(self._before_clip)
-            patched.add(self._after_clip, after=True)
+            patched.add(self._before_clip, switch=switch)
+            patched.add(self._after_clip, after=True, switch=switch)
         for patched in patches.norms:
-            patched.add(self._at_norm)
-        patches.scale.add(self._at_scale)
-        patches.backward.add(self._before_backward)
-        patches.backward.add(self._after_backward, after=True)
+            patched.add(self._at_norm, switch=switch)
+        patches.scale.add(self._at_scale, switch=switch)
+        patches.backward.add(self._before_backward, switch=switch)
+        patches.backward.add(self._after_backward, after=True, switch=switch)
 
     def detach(self) -> None:
         """Stop listening."""
@@ -98,7 +99,9 @@ class ClippingProbe:
         self._forget()
         if self._times.due(step):
             self._step, self._norms_due = step, self._times_of_norms.due(step)
-        return self._step is not None or self._over is not None or bool(self._late)
+        due = self._step is not None or self._over is not None or bool(self._late)
+        self._switch.set(due)
+        return due
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
         """Copies of what the calls of this step were given and did, and of calls that came after the update before."""

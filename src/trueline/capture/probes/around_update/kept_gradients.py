@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -69,12 +69,12 @@ class _Sample:
     by_mark: bool = False
 
 
-@dataclass(eq=False)
-class _Marks:
-    """Gradients as the update before a step left them: ``versions`` count how often each was written to until then."""
+class _Marks(NamedTuple):
+    """Gradients as the update before a step left them: where they are, which they are by ``id``, and how often each was
+    written to until then.
+    """
 
-    kept: list[_Kept]
-    versions: list[int]
+    gradients: list[tuple[Place, int, int]]
     optimizer: Any
 
 
@@ -102,8 +102,9 @@ class KeptGradientProbe:
         self._marked_of: Layout | None = None
         self._marked_by: Any = None
         self._num_cleared_unseen = 0
-        patches.backward.add(self._before_backward)
-        patches.backward.add(self._after_backward, after=True)
+        self._switch = patches.Switch()
+        patches.backward.add(self._before_backward, switch=self._switch)
+        patches.backward.add(self._after_backward, after=True, switch=self._switch)
 
     def detach(self) -> None:
         """Stop listening."""
@@ -123,7 +124,9 @@ class KeptGradientProbe:
         self._marks = None
         if self._sample is None and before is not None and before.number + 1 == step.number and self._step is not None:
             self._marks = self._mark(before)
-        return self._keeps or self._sample is not None or self._marks is not None
+        looks = self._sample is not None or self._marks is not None
+        self._switch.set(looks)
+        return self._keeps or looks
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
         """Copies of the elements, of this step; then of what its update leaves, for the next."""
@@ -202,20 +205,26 @@ class KeptGradientProbe:
             some = params[:: -max(1, len(params) // NUM_MARKED)][:NUM_MARKED]
             chance = random.Random(before.number)
             self._places = [place for param in some if (place := place_in(param, layout, chance)) is not None]
-        kept = [_Kept(place, id(place.param.grad)) for place in self._places if _is_trained(place, layout)]
-        return _Marks(kept, [_version(one) for one in kept], optimizer) if kept else None
+        marked = [
+            (place, id(grad), _version_of(grad))
+            for place in self._places
+            if (grad := place.param.grad) is not None and place.param.requires_grad
+        ]
+        return _Marks(marked, optimizer) if marked else None
 
     def _look_at_marked(self) -> None:
         """Make a sample of the marked gradients, if any is there as the update has left it."""
         marks, step = self._marks, self._step
-        if marks is None or not marks.kept or step is None:
+        if marks is None or step is None:
             return
         same = [
-            one
-            for one, version in zip(marks.kept, marks.versions, strict=True)
-            if one.there is not None and _version(one) == version
+            _Kept(place, of)
+            for place, of, version in marks.gradients
+            if (grad := place.param.grad) is not None and id(grad) == of and _version_of(grad) == version
         ]
-        marks.kept = []
+        marks.gradients.clear()
+        if not same:  # as they were cleared
+            return
         left, kept = Gathered(), list[_Kept]()
         for one in same:
             view = _view(one.place, one.there)
@@ -228,7 +237,7 @@ class KeptGradientProbe:
             self._sample = _Sample(step.number, index_of, kept, left, alive=list(kept), by_mark=True)
 
     def _before_backward(self, *args: Any, **kwargs: Any) -> None:
-        if self._marks is not None and not in_backward():
+        if self._marks is not None and self._marks.gradients and not in_backward():
             with self._guard(self.name):
                 self._look_at_marked()
         sample = self._sample
@@ -266,4 +275,8 @@ def _view(place: Place, grad: Tensor | None) -> Tensor | None:
 def _version(one: _Kept) -> int:
     """Of the gradient: how often it was written to; -1 where it is gone."""
     grad = one.there
-    return -1 if grad is None else getattr(grad, "_local_tensor", grad)._version
+    return -1 if grad is None else _version_of(grad)
+
+
+def _version_of(grad: Tensor) -> int:
+    return grad._version if type(grad) is Tensor else getattr(grad, "_local_tensor", grad)._version

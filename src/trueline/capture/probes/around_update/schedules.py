@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch.optim import Optimizer
@@ -23,7 +24,7 @@ class ScheduleProbe(FactProbe):
     between = moments
 
     def __init__(self) -> None:
-        self._calls = ObjectTable[LRScheduler, int]()
+        self._calls = ObjectTable[LRScheduler, _Calls]()
         self._has_forward = False
         for each in patches.schedules:
             each.add(self._at_step)
@@ -42,23 +43,35 @@ class ScheduleProbe(FactProbe):
         """The columns, just before the update."""
         if moment == "forward":
             self._has_forward = True
-            for scheduler in self._calls:
-                self._calls.put(scheduler, 0)
+            for calls in self._calls.values():
+                calls.number = 0
             return {}
-        of = [] if step.optimizer is None else [each for each in self._calls if _drives(each, step.optimizer)]
+        optimizer = step.optimizer
+        of = [] if optimizer is None else [each for each in self._calls.items() if _drives(each[0], optimizer)]
         if not of:
-            return {"schedule_epochs": []} if _has_one(step.optimizer) else {}
-        calls = {"schedule_calls": [self._calls.get(each) or 0 for each in of]} if self._has_forward else {}
-        rates = _set_last(of[0]) if len(of) == 1 else []
-        return {
-            **calls,
-            "schedule_epochs": [int(each.last_epoch) for each in of],
-            **({"schedule_rates": rates} if rates else {}),
-        }
+            return {"schedule_epochs": []} if _has_one(optimizer) else {}
+        columns: dict[str, list[int] | list[float]] = {}
+        if self._has_forward:
+            columns["schedule_calls"] = [calls.number for _, calls in of]
+        columns["schedule_epochs"] = [int(scheduler.last_epoch) for scheduler, _ in of]
+        if len(of) == 1 and (rates := _set_last(of[0][0])):
+            columns["schedule_rates"] = rates
+        return columns
 
     def _at_step(self, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
         made = getattr(scheduler, "_step_count", 0) < 1  # the call that its constructor makes, or it counts none
-        self._calls.put(scheduler, 0 if made else (self._calls.get(scheduler) or 0) + 1)
+        calls = self._calls.get(scheduler)
+        if calls is None:
+            calls = _Calls()
+            self._calls.put(scheduler, calls)
+        calls.number = 0 if made else calls.number + 1
+
+
+@dataclass(slots=True)
+class _Calls:
+    """Of the ``step`` of a scheduler since the last forward pass began."""
+
+    number: int = 0
 
 
 def _has_one(optimizer: Optimizer | None) -> bool:

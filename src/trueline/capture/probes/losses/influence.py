@@ -53,22 +53,22 @@ class InfluenceProbe:
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._hooks: list[Any] = []
+        self._switch = patches.Switch()
+        patches.backward.add(self._at_backward, switch=self._switch)
         self._forget(due=False)
 
     def begin(self, step: Step) -> bool:
         """At the step of the plan alone; backward is listened to from then on, and not before."""
-        self._listen(False)
-        self._forget(due=step.watched and step.plan.looks_at(step.number, age=step.age))
-        if self._due:
-            self._listen(True)
-        return self._due
+        due = step.watched and step.plan.looks_at(step.number, age=step.age)
+        if due or self._due:
+            self._forget(due=due)
+        return due
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
         """``influence``, ``row_influence`` and ``order_influence``, of the first backward pass."""
         if moment == "gradients":
             found = {"influence": self._row, "row_influence": self._of_rows, "order_influence": self._of_order}
             found = {} if self._row is None else found
-            self._listen(False)
             self._forget(due=False)
             return found
         if self._row is None and not in_backward():
@@ -84,14 +84,12 @@ class InfluenceProbe:
 
     def detach(self) -> None:
         """Stop listening."""
-        self._listen(False)
+        patches.backward.remove(self._at_backward)
         self._forget(due=False)
-
-    def _listen(self, on: bool) -> None:
-        (patches.backward.add if on else patches.backward.remove)(self._at_backward)
 
     def _forget(self, *, due: bool) -> None:
         self._due = due
+        self._switch.set(due)
         self._row: list[float] | None = None
         self._of_rows: list[float] = []
         self._of_order: list[float] = []

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trueline.capture.adapters.base import Guard
 from trueline.capture.model import patches
-from trueline.capture.model.contents import stored
+from trueline.capture.model.contents import attributes, stored
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.batch import IGNORE_INDEX
 from trueline.capture.probes.losses.descent import losses_in, row_of
@@ -187,6 +187,8 @@ def _returned(output: Any, kwargs: Mapping[str, Any], *, shifted: bool) -> Tenso
     Hugging Face's models divide by the tokens of all ranks, which they are passed, and those of TRL return the
     logarithms of their tokens' probabilities.
     """
+    if type(output) is Tensor and not attributes(output):  # nearly every one, at each step
+        return None
     loss = stored(output, "loss")
     is_loss = isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point()
     value = loss.detach().to(torch.float64, copy=True).reshape(()) if is_loss else None

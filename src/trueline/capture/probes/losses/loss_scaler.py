@@ -31,7 +31,8 @@ class LossScalerProbe(FactProbe):
         self._steps: Optimizer | None = None
         self._step: Step | None = None
         self._waiting = Waiting[tuple[int, float, float]]()
-        patches.update_begins.add(self._at_update)
+        self._switch = patches.Switch()
+        patches.update_begins.add(self._at_update, switch=self._switch)
         patches.scaler_step.add(self._before_step)
         patches.scaler_step.add(self._after_step, after=True)
 
@@ -86,6 +87,7 @@ class LossScalerProbe(FactProbe):
         params = (param for group in getattr(optimizer, "param_groups", ()) for param in group["params"])
         if loss_scaling.is_on(scaler) and any(id(param) in held for param in params):
             self._scaler, self._steps = scaler, optimizer
+            self._switch.set(True)
 
     def _at_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if optimizer is self._steps:
@@ -94,3 +96,4 @@ class LossScalerProbe(FactProbe):
     def _after_step(self, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         self.num_left_out += self._steps is not None
         self._steps = None
+        self._switch.set(False)

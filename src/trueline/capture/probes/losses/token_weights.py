@@ -46,11 +46,12 @@ class TokenWeightProbe:
     def __init__(self, guard: Guard, passes: Contributions) -> None:
         self._guard, self._passes = guard, passes
         self._times = NowAndThen()
+        self._switch = patches.Switch()
         self._forget(due=False)
-        patches.backward.add(self._at_backward)
-        patches.backward.add(self._after_backward, after=True)
+        patches.backward.add(self._at_backward, switch=self._switch)
+        patches.backward.add(self._after_backward, after=True, switch=self._switch)
         for scale in patches.scales():
-            scale.add(self._at_scale)
+            scale.add(self._at_scale, switch=self._switch)
 
     def begin(self, step: Step) -> bool:
         """In the first steps, then now and then, as updates."""
@@ -105,6 +106,7 @@ class TokenWeightProbe:
 
     def _forget(self, *, due: bool) -> None:
         self._due = due
+        self._switch.set(due)
         self._rows: list[tuple[Pass, Tensor]] = []
         self._loss_scales: list[tuple[Pass, Tensor]] = []
         self._left: Tensor | None = None
