@@ -6,11 +6,13 @@ pair (they are hashes, not proofs), which is stated wherever a Finding rests on 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 import xxhash
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trueline.tensor.memory import bits_of
@@ -20,6 +22,8 @@ _K2 = -4417276706812531889  # an odd constant of xxHash64 (PRIME64_2, as int64),
 _SHIFT = 29
 _CHUNK = 4_194_304
 _BYTES_PER_ROW = 8_192
+_FEW = 16_384
+"""Numbers in host memory for which NumPy is faster than torch: of so few the calls are most of the time."""
 
 _BYTE = np.dtype(np.uint8)
 
@@ -65,7 +69,11 @@ def digest_rows(x_BX: Tensor, keep_BT: Tensor | None = None) -> Tensor:
         mixed_BL = _mix(_as_int64(x_BX) * _K1 + position_BL * _K2)
         return _mix(torch.where(keep_BT, mixed_BL, 0).sum(dim=1))
     if x_BX.dim() == 2 and not x_BX.dtype.is_floating_point and not x_BX.dtype.is_complex:
-        return _without_trailing_run(_as_int64(x_BX))
+        bits_BT = _as_int64(x_BX)
+        if bits_BT.is_cpu and bits_BT.numel() <= _FEW:
+            with contextlib.suppress(RuntimeError, TypeError):  # of a fake one, or one of functorch
+                return _without_trailing_run_on_host(bits_BT.clone().numpy())
+        return _without_trailing_run(bits_BT)
     return _by_position(x_BX.reshape(rows, -1))
 
 
@@ -134,3 +142,21 @@ def _without_trailing_run(bits_BT: Tensor) -> Tensor:
     last_B1 = (different_BT * position_T).amax(dim=1, keepdim=True)
     mixed_BT = _mix(bits_BT * _K1 + position_T * _K2)
     return _mix(torch.where(position_T <= last_B1 + 1, mixed_BT, 0).sum(dim=1))
+
+
+def _without_trailing_run_on_host(bits_BT: NDArray[np.int64]) -> Tensor:
+    """The same numbers by NumPy."""
+    position_T = np.arange(1, 1 + bits_BT.shape[1])
+    different_BT = bits_BT != bits_BT[:, -1:]
+    last_B1 = (different_BT * position_T).max(axis=1, keepdims=True)
+    mixed_BT = _mix_on_host(bits_BT * _K1 + position_T * _K2)
+    return torch.from_numpy(_mix_on_host((mixed_BT * (position_T <= last_B1 + 1)).sum(axis=1)))
+
+
+def _mix_on_host(x: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Mixes in place, and returns, ``x``."""
+    x ^= x >> _SHIFT
+    x *= _K2
+    x ^= x >> _SHIFT
+    x *= _K1
+    return x

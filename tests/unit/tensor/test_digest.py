@@ -131,3 +131,25 @@ def test_no_temporary_grows_with_what_is_hashed(dtype, monkeypatch):
     with Largest(x) as largest:
         digest._by_position(x)
     assert largest.nbytes <= 64 * 8
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
+def test_few_numbers_have_the_digests_by_numpy_that_they_have_by_torch(dtype, monkeypatch):
+    draws = torch.Generator().manual_seed(0)
+    rows = torch.randint(-(2**62), 2**62, (5, 33), generator=draws).to(dtype)
+    rows[1, 7:] = rows[1, 7].clone()
+    rows[2] = 1
+    by_numpy = digest_rows(rows)
+    monkeypatch.setattr(digest, "_FEW", 0)
+    assert digest_rows(rows).equal(by_numpy)
+
+
+def test_few_numbers_that_functorch_holds_have_the_digests_of_all_others():
+    rows = torch.randint(0, 9, (3, 2, 8))
+    assert torch.vmap(digest_rows)(rows).equal(torch.stack([digest_rows(each) for each in rows]))
+
+
+def test_the_storage_of_few_numbers_can_still_be_resized_after_a_digest():
+    rows = torch.zeros(2, 8, dtype=torch.int64)
+    digest_rows(rows)
+    rows.untyped_storage().resize_(0)

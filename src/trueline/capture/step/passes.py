@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +26,6 @@ from trueline.capture.adapters.base import Guard, reduces_itself, uncompiled
 from trueline.capture.model import patches
 from trueline.capture.model.layout import local
 from trueline.capture.model.object_table import ObjectTable
-from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.untraced import Hook, in_backward, skipped
 from trueline.capture.model.world import collectives_started
 from trueline.capture.step.updates import Args, Kwargs, with_closure
@@ -159,12 +157,12 @@ class Contributions:
         """A training forward pass begins, or a batch was passed by hand."""
         self.latest = Pass(self._num_begun)
 
-    def at_output(self, output: Any) -> None:
-        """Hook ``output`` to note when gradients come back through it, unless the model trains no parameters."""
-        one = self.now()
+    def at_output(self, tensors: Sequence[Tensor]) -> None:
+        """Hook these of an output to note when gradients come back, unless the model trains no parameters."""
         if self._calls > 1 or not self._trains_any():
             return
-        for tensor in itertools.islice(differentiable(output), MAX_HOOKED):
+        one = self.now()
+        for tensor in tensors[:MAX_HOOKED]:
             tensor.register_hook(Hook(functools.partial(self._came_back, one)))
             self._hooked = True
 
@@ -321,12 +319,13 @@ class ReducedPasses:
         self._trains = model.training
         self.count += reduces and not self._awaited
 
-    def at_output(self, output: Any) -> None:
-        """Count the backward pass that comes back through ``output``, once; where no gradient can, that of a model in
-        training mode is taken for granted.
+    def at_output(self, tensors: Sequence[Tensor]) -> None:
+        """Count the backward pass that comes back through these of an output, once; where no gradient can, that of a
+        model in training mode is taken for granted.
         """
-        tensors = list(differentiable(output)) if self._awaited else []
-        self.count += self._awaited and self._trains and not tensors
+        if not self._awaited:
+            return
+        self.count += self._trains and not tensors
         self._awaited = False
         left = [1]
 

@@ -105,13 +105,17 @@ class Probing:
         step.__dict__.update(brings)
         probes = self._plan.at.get(moment)
         if probes is not None:
-            with torch.no_grad():
+            is_enabled = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(False)  # what torch.no_grad does, in some calls of Python more
+            try:
                 for probe in probes:
                     try:
                         if found := probe.take(moment, step):
                             self._put(found)
                     except Exception as error:
                         self._parts.end(probe.name, error)
+            finally:
+                torch._C._set_grad_enabled(is_enabled)
         # They are large, and must not be kept alive.
         step.args, step.kwargs, step.output = (), {}, None
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from trueline.capture.model.host_copy import HostCopy
 from trueline.capture.model.layout import ALIKE, Layout, make_layout, unwrap
+from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.parameters import Parameters
 from trueline.capture.probes.base import Probe
 from trueline.capture.step import exchange
@@ -218,8 +219,9 @@ class Recorder:
         self._passes.at_forward(self.model, around=goes_round is not None and goes_round() is True)
 
     def _count_output(self, output: Any) -> None:
-        self._passes.at_output(output)
-        self.contributions.at_output(output)
+        tensors = list(differentiable(output))
+        self._passes.at_output(tensors)
+        self.contributions.at_output(tensors)
 
     # -- one step --------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import itertools
 import operator
 import struct
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -31,8 +31,24 @@ _HEAD = struct.Struct("<Ii")
 """What a message begins with: -1, and how long its metadata are."""
 
 
-def _nothing(row: Mapping[str, Any]) -> tuple[()]:
-    return ()
+_LIST = frozenset((list,))
+
+
+class _Form(NamedTuple):
+    """Rows whose lists have the same lengths: their metadata, what packs their bodies, and what stands in front of each
+    run of columns: of a list where it begins and ends.
+    """
+
+    head: bytes
+    pack: Callable[..., bytes]
+    ends: Sequence[tuple[int, ...]]
+
+    def numbers(self, runs: Iterable[Sequence[Any]]) -> Iterable[Any]:
+        """What is to be packed."""
+        return _flat(_flat(zip(self.ends, runs, strict=True)))
+
+
+_flat = itertools.chain.from_iterable
 
 
 class ShortRows:
@@ -41,62 +57,52 @@ class ShortRows:
     def __init__(self, schema: pa.Schema, mask: bytes) -> None:
         self.mask = mask
         self._schema = schema
-        self._forms: dict[tuple[int, ...], tuple[bytes, Callable[..., bytes]] | None] = {}
+        self._forms: dict[tuple[int, ...], _Form | None] = {}
         self._fits = len(schema) > 1 and not any(pa.types.is_string(field.type) for field in schema)
-        self._runs: list[tuple[str, Callable[[Any], Any]]] = []
-        """Columns next to each other that are numbers, to be taken together, and lists, by name."""
+        self._lists = _taking([field.name for field in schema if pa.types.is_list(field.type)])
+        self._runs: list[Callable[[Mapping[str, Any]], Sequence[Any]]] = []
+        """What takes columns next to each other that are numbers, together, or a list."""
+        self._are_lists: list[bool] = []
         for is_list, fields in itertools.groupby(schema, lambda field: pa.types.is_list(field.type)):
             names = [field.name for field in fields]
-            if is_list:
-                self._runs += [(name, _nothing) for name in names]
-            else:
-                self._runs.append(("", operator.itemgetter(*names, names[0])))  # of one name it would make no tuple
+            runs = [operator.itemgetter(name) for name in names] if is_list else [_taking(names)]
+            self._runs += runs
+            self._are_lists += [is_list] * len(runs)
 
     def message(self, row: Mapping[str, Any]) -> bytes | None:
         """The message; None where Arrow has to make it, and where a value does not fit its column."""
         if not self._fits:
             return None
-        numbers: list[Any] = []
-        lengths: list[int] = []
-        for name, take in self._runs:
-            if not name:
-                numbers += take(row)[:-1]
-                continue
-            values = row[name]
-            length = len(values)
-            if type(values) is not list or length > MOST_NUMBERS:
-                return None
-            lengths.append(length)
-            numbers += (0, length)
-            numbers += values
-        key = tuple(lengths)
-        form = self._forms[key] if key in self._forms else self._learn(key, row, numbers)
+        lists = self._lists(row)
+        if not _LIST.issuperset(map(type, lists)):
+            return None
+        lengths = tuple(map(len, lists))
+        form = self._forms[lengths] if lengths in self._forms else self._learn(lengths, row)
         if form is None:
             return None
-        head, pack = form
         try:
-            return head + pack(*numbers)
+            return form.head + form.pack(*form.numbers([take(row) for take in self._runs]))
         except (struct.error, OverflowError):
             return None
 
-    def _learn(
-        self, lengths: tuple[int, ...], row: Mapping[str, Any], numbers: list[Any]
-    ) -> tuple[bytes, Callable[..., bytes]] | None:
-        """The metadata of rows with lists of these ``lengths``, and what packs their bodies; None: Arrow does it."""
-        if len(self._forms) >= MOST_FORMS:
+    def _learn(self, lengths: tuple[int, ...], row: Mapping[str, Any]) -> _Form | None:
+        """The form of rows with lists of these ``lengths``; None: Arrow makes them."""
+        if len(self._forms) >= MOST_FORMS or max(lengths, default=0) > MOST_NUMBERS:
             return None
-        pack = struct.Struct("<" + "".join(self._formats(lengths))).pack
+        left = iter(lengths)
+        ends = [(0, next(left)) if is_list else () for is_list in self._are_lists]
+        form = _Form(b"", struct.Struct("<" + "".join(self._formats(lengths))).pack, ends)
         self._forms[lengths] = None
         try:
             values = [from_values([row[field.name]], field.type) for field in self._schema]
-            body = pack(*numbers)
+            body = form.pack(*form.numbers([take(row) for take in self._runs]))
         except (struct.error, pa.ArrowException, OverflowError, TypeError, ValueError):
             del self._forms[lengths]  # of this row, and perhaps of no other
             return None
         whole = pa.RecordBatch.from_arrays(values, schema=self._schema).serialize().to_pybytes()
         end = _HEAD.size + _HEAD.unpack_from(whole)[1]
         if whole[end:] == body:
-            self._forms[lengths] = whole[:end], pack
+            self._forms[lengths] = form._replace(head=whole[:end])
         return self._forms[lengths]
 
     def _formats(self, lengths: tuple[int, ...]) -> list[str]:
@@ -109,3 +115,10 @@ class ShortRows:
             ends = "ii" if pa.types.is_list(field.type) else ""
             formats.append(f"{ends}{num}{letter}{-num * struct.calcsize('<' + letter) % 8}x")
         return formats
+
+
+def _taking(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """What takes the values of these columns from a row."""
+    if len(names) > 1:
+        return operator.itemgetter(*names)
+    return lambda row: tuple(row[name] for name in names)

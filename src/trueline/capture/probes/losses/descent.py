@@ -64,11 +64,13 @@ def row_of(loss: Tensor) -> Tensor:
     value = local(loss).detach().to(torch.float64).reshape(())
     factor, node = _base(loss.grad_fn)
     kind = type(node).__name__
-    token_sum = value / factor if _sums(kind, node) else torch.full_like(value, math.nan)
-    count = token_sum.new_full((), math.nan)
-    if kind.startswith("NllLoss") and node._saved_reduction == _SUM:
-        count = node._saved_total_weight.detach().to(value)
-    return torch.stack([value, token_sum, count])
+    row = value.new_full((3,), math.nan)
+    row[0] = value
+    if _sums(kind, node):
+        row[1] = value / factor
+        if kind != "SumBackward0":
+            row[2] = node._saved_total_weight.detach()
+    return row
 
 
 def _sums(kind: str, node: Any) -> bool:

@@ -171,9 +171,11 @@ class LossProbe:
             one = self._contributions.begun
             if one is None or not self._collects:
                 return
-            losses = losses_in(tensors, grad_tensors) if unscaled is None else []
-            rows = [self._row(loss) for loss in losses] if unscaled is None else [unscaled]
-            self._backward += [(one, row[None]) for row in rows]
+            if unscaled is not None:
+                self._backward.append((one, unscaled[None]))
+                return
+            for loss in losses_in(tensors, grad_tensors):
+                self._backward.append((one, self._row(loss)[None]))
 
     def _row(self, loss: Tensor) -> Tensor:
         self._rel = max(self._rel, 8 * torch.finfo(loss.dtype).eps)
