@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import xxhash
-from numpy.typing import NDArray
 from torch import Tensor
 
 from trueline.tensor.memory import bits_of
+
+_torch: Any = torch
+_numpy: Any = np
+"""With the parts that have no types."""
 
 _K1 = -7046029254386353131  # 2⁶⁴/φ rounded to odd, as int64: Knuth's multiplicative hash (TAOCP 3, 6.4)
 _K2 = -4417276706812531889  # an odd constant of xxHash64 (PRIME64_2, as int64), as second lane
@@ -144,17 +148,19 @@ def _without_trailing_run(bits_BT: Tensor) -> Tensor:
     return _mix(torch.where(position_T <= last_B1 + 1, mixed_BT, 0).sum(dim=1))
 
 
-def _without_trailing_run_on_host(bits_BT: NDArray[np.int64]) -> Tensor:
-    """The same numbers by NumPy."""
-    position_T = np.arange(1, 1 + bits_BT.shape[1])
-    different_BT = bits_BT != bits_BT[:, -1:]
-    last_B1 = (different_BT * position_T).max(axis=1, keepdims=True)
-    mixed_BT = _mix_on_host(bits_BT * _K1 + position_T * _K2)
-    return torch.from_numpy(_mix_on_host((mixed_BT * (position_T <= last_B1 + 1)).sum(axis=1)))
+def _without_trailing_run_on_host(bits_BT: Any) -> Tensor:
+    """The same numbers by NumPy, of int64 [B, T]."""
+    position_T: Any = _numpy.arange(1, 1 + bits_BT.shape[1])
+    different_BT: Any = bits_BT != bits_BT[:, -1:]
+    last_B1: Any = (different_BT * position_T).max(axis=1, keepdims=True)
+    mixed_BT: Any = _mix_on_host(bits_BT * _K1 + position_T * _K2)
+    is_kept_BT: Any = position_T <= last_B1 + 1
+    total_B: Any = (mixed_BT * is_kept_BT).sum(axis=1)
+    return _torch.from_numpy(_mix_on_host(total_B))
 
 
-def _mix_on_host(x: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Mixes in place, and returns, ``x``."""
+def _mix_on_host(x: Any) -> Any:
+    """Mixes in place, and returns, ``x`` of int64."""
     x ^= x >> _SHIFT
     x *= _K2
     x ^= x >> _SHIFT
