@@ -122,5 +122,5 @@ def reduces_itself(model: nn.Module) -> bool:
     ``no_sync``, FSDP2 always, as its forward pass is one. False where the user's own code reduces: that is not seen.
     """
     wrapped = uncompiled(model)
-    synced = vars(wrapped).get("require_backward_grad_sync")
+    synced = wrapped.__dict__.get("require_backward_grad_sync")
     return bool(synced) if synced is not None else hasattr(type(wrapped), "set_requires_gradient_sync")

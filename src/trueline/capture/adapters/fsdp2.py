@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from trueline.capture.adapters.base import Guard, HookingAdapter, Reduction, uncompiled
 from trueline.capture.adapters.manual import watch_accumulation
-from trueline.capture.model.layout import fsdp2_groups, is_fsdp2, named_parameters
+from trueline.capture.model.layout import fsdp2_groups, named_parameters
 from trueline.capture.model.mesh import Mesh, is_dtensor, on_device_mesh, workers_in
 from trueline.capture.model.world import ranks_of
 from trueline.capture.probes.gradients import GradientProbe
@@ -30,7 +30,7 @@ PRECEDENCE = 20
 def adapter_for(model: nn.Module, process_group: dist.ProcessGroup | None) -> Fsdp2Adapter | None:
     """The adapter of a model that has a part to which ``fully_shard`` was applied."""
     wrapped = uncompiled(model)
-    sharded = any(is_fsdp2(module) for module in wrapped.modules())
+    sharded = any(hasattr(type(module), "_get_fsdp_state") for module in wrapped.modules())
     return Fsdp2Adapter(wrapped, process_group) if sharded else None
 
 

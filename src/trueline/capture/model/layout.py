@@ -132,7 +132,7 @@ def part_of(module: nn.Module, name: str) -> nn.Module | None:
     """The part of ``module`` that has this ``name``; unlike ``getattr`` it asks no ``__getattr__`` or property of the
     user's, which may count, print or raise.
     """
-    parts = vars(module).get("_modules")
+    parts = module.__dict__.get("_modules")
     return parts[name] if parts is not None and name in parts else None
 
 
@@ -185,7 +185,7 @@ def fsdp2_groups(model: nn.Module) -> Iterator[Any]:
     """FSDP2's own groups of the parameters of ``model``, which several modules may share; none where a version of torch
     keeps them elsewhere.
     """
-    states = (module._get_fsdp_state() for module in model.modules() if is_fsdp2(module))
+    states = (module._get_fsdp_state() for module in model.modules() if hasattr(type(module), "_get_fsdp_state"))
     for state in dict.fromkeys(states):
         groups = getattr(state, "_fsdp_param_groups", None)
         if groups is None:

@@ -48,7 +48,9 @@ class Parameters:
 
     def look(self, step: int) -> None:
         """Add to ``changes`` what has changed since the last look, as of ``step``."""
-        late = not self._managed and _MANAGED in vars(self._model)  # FSDP1 may leave the same objects in their places
+        late = (
+            not self._managed and _MANAGED in self._model.__dict__
+        )  # FSDP1 may leave the same objects in their places
         if self._lost or (not late and self.layout.fits()):
             return
         try:
