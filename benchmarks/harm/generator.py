@@ -290,7 +290,7 @@ own_forward = model.forward
 def forward_here(*a, **k): count[0] += 1; return own_forward(*a, **k)
 model.forward = forward_here""",
     "profiled": """\
-def traced(frame, event, arg): count[0] += event == "call" and frame.f_code.co_name == "data"
+def traced(frame, event, arg): count[0] += event == "call" and frame.f_code is data.__code__
 sys.setprofile(traced)""",
     "no collector": "import gc; gc.collect(); gc.disable()",
     "alarms": """\
