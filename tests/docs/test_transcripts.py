@@ -15,6 +15,7 @@ import typer.main
 from tests.forked_scripts import run_watched
 
 from trueline.cli.main import app, main
+from trueline.cli.plan_keys import key_and_value
 from trueline.cli.run_end import watched
 from trueline.schema.plan import WATCH_ONLY
 
@@ -71,6 +72,8 @@ def test_commands_that_a_page_names_exist(page: Path) -> None:
 
 
 def _words(text: str) -> list[str]:
+    """Without what watching took, which is said where it was much."""
+    text = re.sub(r"; watching took [^()]*\([^()]*\)", "", text)
     return re.sub(r"-?\d[\d.,]*(?:e[-+]?\d+)?", "#", text).split()
 
 
@@ -83,10 +86,14 @@ def run(trained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     def run(command: str) -> str:
         words = shlex.split(command)
         if words[0] == "bash":
-            return trained(*words[2:], world_size=4) + _ended(words[-1])  # one such line a launch, of two
+            launched = Path(words[1]).read_text().partition(" -- ")[2].partition("&")[0].replace("\\\n", "")
+            argv = shlex.split(launched.replace("$node", "0").replace("$1", words[2]))
+            return trained(*words[2:], world_size=4, argv=argv) + _ended(words[-1])  # one such line a launch, of two
         if "torchrun" in words:
             out, script = words[words.index("--out") + 1], words.index("--nproc-per-node") + 2
             plan = words[words.index("--plan") + 1] if "--plan" in words else None
+            if "--set" in words:
+                plan = {"preset": plan} | dict([key_and_value(words[words.index("--set") + 1])])
             num, argv = int(words[script - 1]), words[words.index("--") + 1 :]
             return trained(words[script], out, *words[script + 1 :], world_size=num, plan=plan, argv=argv)
         if words[-2:-1] == ["python"]:
@@ -110,15 +117,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         out: str,
         *words: str,
         world_size: int,
-        plan: str | None = None,
+        plan: str | dict[str, object] | None = None,
         argv: tuple[str, ...] | list[str] = (),
     ) -> str:
         every_step = {"every": 1}  # which gradients are sampled otherwise follows from how long it took
-        asked = Path(plan).read_text() if plan and Path(plan).is_file() else plan
+        asked = Path(plan).read_text() if isinstance(plan, str) and Path(plan).is_file() else str(plan)
         key = (Path(script).read_text(), words, world_size, asked)
         if key not in before:
             kept = tmp_path_factory.mktemp("trained") / "run"
-            sampled = {"preset": plan} | every_step if plan in WATCH_ONLY else plan or every_step
+            sampled = {"preset": plan} | every_step if str(plan) in WATCH_ONLY else plan or every_step
             printed = run_watched(
                 Path(script).absolute(), *words, out=kept, plan=sampled, world_size=world_size, argv=argv
             )

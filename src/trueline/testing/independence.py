@@ -41,6 +41,7 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
         "I1.shifted I1.shifted-everywhere",
         "I1.ids",
         "D9",
+        "D10 D10.row",
     ),
     "labels that do not count": ("D6", "D6.zeros D6.always D6.by-hand D6.fsdp"),
     "weights of tokens": (
@@ -163,6 +164,9 @@ _FAMILIES: dict[str, tuple[str, ...]] = {
     "process groups": ("R10 R10.by-hand R10.ddp-group", "R10.left-out", "R10.mesh", "R10.one-parameter"),
     "scale of losses": ("S1 S1.by-hand S1.fsdp S1.pair S1.pair-later S1.tenth", "S1.hooks", "W2.constant"),
     "gradients of one rank": (
+        "V2",
+        "V2.flipped",
+        "V2.zeroed V2.zeroed-flat",
         "S5",
         "S5.noise S5.layer",
         "Q1.gradient-noise",

@@ -193,7 +193,7 @@ def test_an_exception_of_the_script_is_shown_as_it_is_and_the_run_is_kept_but_no
     done = call([TRUELINE, "run", "--out", "run", "--", python, "train.py", "single"], tmp_path)
     assert done.returncode == 1
     assert "ValueError: mine" in done.stderr
-    assert "watched model (single, 1 rank): 16 steps, gradients at 16." in done.stderr
+    assert "watched model (single, 1 rank): 16 steps, gradients at 16" in done.stderr
     run = trueline.open_run(tmp_path / "run")
     assert len(run.steps) == 16
     line = 1 + SCRIPT[: SCRIPT.index("total = sum")].count("\n")

@@ -15,6 +15,7 @@ CAUSE = Cause(
         "sampling-mismatch/cut-support|sharper": "always",
         "recorded-logprobs-wrong": "often",
         "logprob-gap": "often",
+        "logprob-gap/gap": "always",
     },
     needs=("sampling-mismatch",),
     excludes=("sampling-mismatch/temperature|flatter", "weights-not-synced/most"),

@@ -14,6 +14,7 @@ CAUSE = Cause(
         "decode-diverges": "always",
         "decode-diverges/grows-along|flat-along": "often",
         "logprob-gap": "often",
+        "logprob-gap/gap": "always",
         "trial-rl:cache": "often",
         "trial-rl:decoding": "often",
     },

@@ -14,6 +14,7 @@ CAUSE = Cause(
         "weights-not-synced": "always",
         "weights-not-synced/most": "always",
         "logprob-gap": "mostly",
+        "logprob-gap/gap": "always",
         "logprob-gap/nonsense": "mostly",
         "sampling-mismatch": "often",
         "recorded-logprobs-wrong": "often",

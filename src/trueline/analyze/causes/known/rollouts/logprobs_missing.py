@@ -15,6 +15,7 @@ CAUSE = Cause(
         "recorded-logprobs-wrong": "always",
         "recorded-logprobs-wrong/padded": "always",
         "logprob-gap": "mostly",
+        "logprob-gap/gap": "always",
         "sampling-mismatch": "often",
     },
     needs=("recorded-logprobs-wrong",),

@@ -14,6 +14,7 @@ CAUSE = Cause(
         "tokens-differ": "always",
         "tokens-differ/shifted": "always",
         "logprob-gap": "mostly",
+        "logprob-gap/gap": "always",
         "recorded-logprobs-wrong": "often",
         "sampling-mismatch": "often",
     },

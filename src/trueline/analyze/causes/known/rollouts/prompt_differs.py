@@ -16,6 +16,7 @@ CAUSE = Cause(
         "tokens-differ/prompt": "always",
         "tokens-differ": "often",
         "logprob-gap": "mostly",
+        "logprob-gap/gap": "always",
     },
     needs=("prefill-diverges", "tokens-differ"),
     excludes=("tokens-differ/response|from-one-position|shifted|lengths", "logprob-gap/passes-differ"),

@@ -16,6 +16,7 @@ CAUSE = Cause(
         "tokens-differ/response|from-one-position": "always",
         "decode-diverges": "often",
         "logprob-gap": "mostly",
+        "logprob-gap/gap": "always",
         "recorded-logprobs-wrong": "often",
         "sampling-mismatch": "often",
     },

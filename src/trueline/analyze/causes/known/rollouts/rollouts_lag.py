@@ -15,6 +15,7 @@ CAUSE = Cause(
         "policy-lag/lag": "always",
         "policy-lag/gap-by-lag": "mostly",
         "logprob-gap": "often",
+        "logprob-gap/gap": "always",
         "trial-rl:weights": "always",
     },
     needs=("policy-lag",),

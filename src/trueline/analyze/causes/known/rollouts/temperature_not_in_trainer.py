@@ -14,6 +14,7 @@ CAUSE = Cause(
         "sampling-mismatch": "always",
         "sampling-mismatch/temperature|sharper|flatter": "always",
         "logprob-gap": "mostly",
+        "logprob-gap/gap": "always",
     },
     needs=("sampling-mismatch",),
     excludes=("sampling-mismatch/cut-support", "weights-not-synced/most"),

@@ -16,6 +16,7 @@ CAUSE = Cause(
         "recorded-logprobs-wrong/sharper|flatter|mean-above-one": "always",
         "recorded-logprobs-wrong/same|as-trainer": "mostly",
         "logprob-gap": "often",
+        "logprob-gap/gap": "always",
         "recorded-logprobs-wrong/declared-temperature": "often",
     },
     needs=("recorded-logprobs-wrong",),
