@@ -49,7 +49,7 @@ def test_report_json_is_one_document(
 
     assert code == 0
     assert document["report"] == str(tmp_path / "r.html")
-    assert [(run["name"], run["status"]) for run in document["runs"]] == [("exp (1)", "out"), ("exp (2)", "out")]
+    assert [(run["name"], run["status"]) for run in document["runs"]] == [("exp (1)", "fault"), ("exp (2)", "fault")]
     assert ("shard-overlap", "NaN") in [(each["code"], each["measured"]) for each in document["runs"][0]["findings"]]
 
 

@@ -67,7 +67,7 @@ def test_all_models_are_watched_and_one_of_a_single_rank_is_told(tmp_path, kind,
     code, out, _ = command(monkeypatch, capsys, "check", tmp_path / "run")
     assert "Model critic: " in out
     assert code == 0
-    assert ("watching stopped in part at step" in " ".join(out.split())) == (kind == "extra")
+    assert ("Watching stopped in part at step" in " ".join(out.split())) == (kind == "extra")
     assert "critic (trueline info" in " ".join(command(monkeypatch, capsys, "info", tmp_path / "run")[1].split())
 
 

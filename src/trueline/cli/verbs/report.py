@@ -30,7 +30,7 @@ def command(
     target, watched, _, shared = written(runs or [LATEST], out, "report", overwrite=overwrite)
     judged = [(each.name, each.require_results().report) for each in watched]
     if json:
-        runs_json = [{"name": name, "status": report.verdict.status, **report.to_json()} for name, report in judged]
+        runs_json = [{"name": name, **report.to_json()} for name, report in judged]
         print_document({"schema": 1, "report": str(target), "runs": runs_json})
         return
     console = Console(soft_wrap=True)
