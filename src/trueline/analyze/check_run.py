@@ -30,7 +30,7 @@ from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.finding import JOB_DIED, Finding, by_weight, columns_of
 from trueline.schema.judged import EXIT_CODES, Asked, Judged, NotRun, Question, Verdict, asked_of, judged_together
 from trueline.schema.text.shown import Shown
-from trueline.schema.text.words import named_or_ends, whose_text
+from trueline.schema.text.words import counted, named_or_ends, whose_text
 from trueline.store.log.part_files import known_parts
 from trueline.store.reader import Run
 
@@ -387,9 +387,9 @@ def _with_groups(own: CheckReport, others: Sequence[CheckReport]) -> CheckReport
     every = [own, *others]
     runs = named_or_ends([each.run for each in every])
     covers = (
-        f"it has {len(every)} groups of ranks that do not average gradients with each other, each in a directory of "
+        f"it has {counted(len(every), 'group')} of ranks that do not average gradients with each other, each in a "
+        f"directory of its own, which are judged together: {runs}."
     )
-    covers += f"its own, which are judged together: {runs}."
     return replace(
         own,
         findings=tuple(sorted((finding for each in every for finding in each.findings), key=by_weight)),

@@ -106,13 +106,13 @@ def test_watching_that_cannot_begin_leaves_torch_as_it_was(tmp_path, monkeypatch
         raise CaptureError("no parameter is trained by all ranks")
 
     backward, scale = torch.autograd.backward, torch.amp.GradScaler.scale
-    others = len(working_parts._here)
+    others = len(working_parts._recording)
     monkeypatch.setattr("trueline.capture.step.recorder.make_layout", fail)
     with pytest.raises(CaptureError, match="trained by all ranks"):
         train(tmp_path / "run")
     assert torch.autograd.backward is backward
     assert torch.amp.GradScaler.scale is scale
-    assert len(working_parts._here) == others, "sessions of other models are not paused for it"
+    assert len(working_parts._recording) == others, "sessions of other models are not paused for it"
 
 
 def test_a_nan_loss_is_recorded_as_it_is(tmp_path):

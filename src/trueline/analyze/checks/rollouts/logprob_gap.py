@@ -62,6 +62,7 @@ from trueline.analyze.rollouts.laws import more_often
 from trueline.analyze.rollouts.rows import Means, Rows, means_of, rows_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
+from trueline.schema.text.words import counted
 from trueline.store.reader import Run
 
 CODE = "logprob-gap"
@@ -144,7 +145,7 @@ def _carrying(rows: Rows, ceiling: float) -> tuple[Rows, str]:
     heavy = float(beyond.sums["room"].sum()) > CHANCE * float(rows.sums["room"].sum())
     if not heavy or not over(beyond.sums["beyond"], beyond.sums["room"]) > CLEARLY * ceiling:
         return rows.chosen(np.zeros(len(rows), np.bool_)), ""
-    return beyond, f" in {len(beyond):,} of {len(rows):,} sequences"
+    return beyond, f" in {len(beyond):,} of {counted(len(rows), 'sequence')}"
 
 
 def _nonsense(run: Run, found: Found, rows: Rows) -> str:

@@ -18,7 +18,6 @@ CAUSE = Cause(
         "logprob-gap": "often",
         "logprob-gap/gap": "always",
         "logprob-gap-grows": "often",
-        "logprob-gap-grows/grows": "always",
         "logprob-gap-grows/gradually": "mostly",
         "trial-rl:weights": "always",
     },
