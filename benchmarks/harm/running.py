@@ -8,6 +8,7 @@ import gc
 import importlib
 import itertools
 import os
+import re
 import shutil
 import signal
 import socket
@@ -86,7 +87,11 @@ def _said(ended: Ended) -> tuple[str, ...]:
     lines = [
         [line for line in text.splitlines() if not line.startswith(("trueline: ", "[rank"))] for text in ended.errors
     ]
-    return tuple("\n".join(rank) for rank in lines)
+    return tuple(_STAMP.sub("", "\n".join(rank)) for rank in lines)
+
+
+_STAMP = re.compile(r"^[A-Z]\d{4} [\d:.]+ \d+ ", re.MULTILINE)
+"""Of what torch logs: date, time and process."""
 
 
 def _last_lines(ended: Ended) -> str:
