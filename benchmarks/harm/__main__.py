@@ -63,9 +63,8 @@ def main() -> None:
 
 def _work(numbers: range, results: multiprocessing.SimpleQueue[tuple[int, Both]]) -> None:
     memory = Path("/dev/shm")  # a Run is synced many times, and what a disk does is no matter here
-    folder = tempfile.mkdtemp(
-        dir=memory if memory.is_dir() else None
-    )  # a TemporaryDirectory would be removed at the exit of the first rank
+    # A TemporaryDirectory would be removed at the exit of the first rank.
+    folder = tempfile.mkdtemp(dir=memory if memory.is_dir() else None)
     for number in numbers:
         results.put((number, both(draw(number), Path(folder) / "job")))
     shutil.rmtree(folder)

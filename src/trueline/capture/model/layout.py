@@ -185,7 +185,7 @@ def fsdp2_groups(model: nn.Module) -> Iterator[Any]:
     """FSDP2's own groups of the parameters of ``model``, which several modules may share; none where a version of torch
     keeps them elsewhere.
     """
-    states = (module._get_fsdp_state() for module in model.modules() if hasattr(type(module), "_get_fsdp_state"))
+    states = (module._get_fsdp_state() for module in model.modules() if is_fsdp2(module))
     for state in dict.fromkeys(states):
         groups = getattr(state, "_fsdp_param_groups", None)
         if groups is None:

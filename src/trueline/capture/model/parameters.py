@@ -48,9 +48,8 @@ class Parameters:
 
     def look(self, step: int) -> None:
         """Add to ``changes`` what has changed since the last look, as of ``step``."""
-        late = (
-            not self._managed and _MANAGED in self._model.__dict__
-        )  # FSDP1 may leave the same objects in their places
+        # FSDP1 may leave the same objects in their places.
+        late = not self._managed and _MANAGED in self._model.__dict__
         if self._lost or (not late and self.layout.fits()):
             return
         try:

@@ -125,7 +125,7 @@ def _norms(run: Run, passes: Sequence[Looked]) -> Finding:
 
 
 def _changed(run: Run, passes: Sequence[Looked]) -> Finding:
-    names = list(dict.fromkeys(name for each in passes for name in each.of.changed))
+    names = _changed_by(passes)
     return _finding(
         run,
         passes,
@@ -144,7 +144,7 @@ def _changed(run: Run, passes: Sequence[Looked]) -> Finding:
 
 
 def _before_training(run: Run, passes: Sequence[Looked]) -> Finding:
-    names = list(dict.fromkeys(name for each in passes for name in each.of.changed))
+    names = _changed_by(passes)
     return _finding(
         run,
         passes,
@@ -162,6 +162,11 @@ def _before_training(run: Run, passes: Sequence[Looked]) -> Finding:
         ),
         by_design=True,
     )
+
+
+def _changed_by(passes: Sequence[Looked]) -> list[str]:
+    """Names of the buffers and parameters that any of ``passes`` changed, the first first."""
+    return list(dict.fromkeys(name for each in passes for name in each.of.changed))
 
 
 def _ranks(passes: Sequence[Looked]) -> tuple[int, ...]:
