@@ -23,8 +23,8 @@ class Cause:
     ``shows`` are the signs (``signs.py``) with how surely it brings them: codes of findings, what kind of finding it
     is (``reduction-mismatch/scaled``, or ``a/x|y`` for either), who, when and how the job was run. ``needs`` are codes
     of which at least one must be found where any of their checks could judge; ``excludes`` are signs that cannot be
-    together with it. ``settles`` is the one command or edit that would prove or refute it. ``slug`` and ``manual`` are
-    those of its file.
+    together with it. ``settles`` is the one command or edit that would prove or refute it. ``slug`` is the title of its
+    block, ``manual`` what that says of it.
     """
 
     shows: Mapping[str, Strength]

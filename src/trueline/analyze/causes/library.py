@@ -1,27 +1,32 @@
-"""The causes that are known: one file each under ``known``."""
+"""The causes that are known: blocks of the TOML files under ``known``."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from dataclasses import replace
+import tomllib
 from functools import cache
+from pathlib import Path
+from typing import Any, get_args
 
-from trueline.analyze.causes import known
-from trueline.analyze.causes.cause import Cause
+from trueline.analyze.causes.cause import Cause, Strength
+
+KNOWN = Path(__file__).parent / "known"
 
 
 @cache
 def known_causes() -> tuple[Cause, ...]:
-    """Every cause, in the order of their slugs: file ``data/data_not_split.py`` is the cause ``data-not-split``."""
-    found = pkgutil.walk_packages(known.__path__, f"{known.__name__}.")
-    modules = [importlib.import_module(each.name) for each in found if not each.ispkg]
-    causes = [
-        replace(
-            module.CAUSE,
-            slug=module.__name__.rpartition(".")[2].replace("_", "-"),
-            manual=(module.__doc__ or "").strip(),
-        )
-        for module in modules
-    ]
+    """Every cause, in the order of their slugs."""
+    tables = [tomllib.loads(path.read_text(encoding="utf-8")) for path in KNOWN.glob("*.toml")]
+    causes = [_cause(slug, block) for table in tables for slug, block in table.items()]
     return tuple(sorted(causes, key=lambda cause: cause.slug))
+
+
+def _cause(slug: str, block: dict[str, Any]) -> Cause:
+    """The cause of one block: signs by how surely it brings them, and what ``Cause`` has by the same name."""
+    return Cause(
+        shows={sign: strength for strength in get_args(Strength) for sign in block.get(strength, ())},
+        settles=block["settles"],
+        needs=tuple(block.get("needs", ())),
+        excludes=tuple(block.get("excludes", ())),
+        slug=slug,
+        manual=block["manual"].strip(),
+    )

@@ -1,1 +1,0 @@
-"""The causes, one file each, in rooms by what is at fault."""

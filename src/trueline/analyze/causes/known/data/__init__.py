@@ -1,1 +1,0 @@
-"""What is in the samples, and in their labels."""

@@ -1,1 +1,0 @@
-"""What becomes of gradients between the backward pass and the update."""

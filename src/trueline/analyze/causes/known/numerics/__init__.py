@@ -1,1 +1,0 @@
-"""Where numbers overflow, vanish or jump."""

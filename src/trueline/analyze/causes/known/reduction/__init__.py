@@ -1,1 +1,0 @@
-"""How gradients are averaged, and replicas kept equal."""

@@ -1,1 +1,0 @@
-"""Why replicas that got the same gradients are apart."""

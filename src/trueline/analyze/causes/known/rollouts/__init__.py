@@ -1,1 +1,0 @@
-"""What makes a rollout engine and its trainer disagree."""

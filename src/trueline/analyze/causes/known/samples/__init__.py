@@ -1,1 +1,0 @@
-"""Which samples each rank reads, and when."""

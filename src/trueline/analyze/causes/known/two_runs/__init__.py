@@ -1,1 +1,0 @@
-"""How a run differs from its reference."""

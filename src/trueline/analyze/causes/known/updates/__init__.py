@@ -1,1 +1,0 @@
-"""What the optimizer does."""
