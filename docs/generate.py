@@ -21,9 +21,9 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from trueline.analyze.causes.library import known_causes
-from trueline.analyze.stats.alarm_budget import SHARES, AlarmBudget
-from trueline.analyze.workers.outliers import fewest_steps
+from trueline.judge.causes.library import known_causes
+from trueline.judge.stats.alarm_budget import SHARES, AlarmBudget
+from trueline.laws.unlike_workers.outliers import fewest_steps
 from trueline.render.comparison.compare_rows import COLUMNS
 from trueline.schema.columns.records import RECORD_COLUMNS
 from trueline.schema.columns.rollouts import ROLLOUT_COLUMNS, SYNC_COLUMNS
@@ -33,18 +33,18 @@ from trueline.schema.plan import LIVE, Plan
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 SOURCE = ROOT / "src" / "trueline"
-CHECKS = SOURCE / "analyze" / "checks"
-JUDGE = SOURCE / "analyze" / "compare" / "judge"
+LAWS = SOURCE / "laws"
+JUDGEMENT = SOURCE / "comparison" / "judgement"
 HEADINGS = ("What it finds", "Why it matters", "How it decides", "What it may miss", "Example", "Wrong and right")
 API = {
     "Watch": ("capture/watch.py", ("step", "loss", "save", "close")),
     "CheckReport": (
-        "analyze/check_run.py",
+        "judge/check_run.py",
         ("verdict", "findings", "incidents", "judged", "checks_run", "checks_not_run", "notes", "exit_code", "to_json"),
     ),
-    "Diagnosis": ("analyze/causes/diagnosis.py", ("verdicts", "report", "of", "exit_code", "to_json")),
+    "Diagnosis": ("judge/causes/diagnosis.py", ("verdicts", "report", "of", "exit_code", "to_json")),
     "Comparison": (
-        "analyze/compare/result.py",
+        "comparison/result.py",
         ("findings", "first", "rows", "steps", "counts", "missing", "notes", "exit_code", "to_json"),
     ),
     "Page": ("web/serve.py", ("url", "close")),
@@ -72,7 +72,7 @@ API = {
 }
 """What the public functions return: the file of each class, and those of its members that may be relied on."""
 MARKER = re.compile(r"<!-- generated: (\w+) -->.*?<!-- end -->", re.DOTALL)
-CHECK_FILE = re.compile(r"\.\./src/trueline/analyze/checks/\w+/(\w+)\.py")
+CHECK_FILE = re.compile(r"\.\./src/trueline/laws/\w+/(\w+)\.py")
 FIGURE = re.compile(r"\.\./benchmarks/(\w+)/([\w-]+\.svg)")
 BASES = {"Run": {"RecordedSteps": "store/records/recorded_steps.py"}}
 """Of a class, those that it inherits members from, with the file of each."""
@@ -89,13 +89,15 @@ class CheckManual:
 
 
 def check_manuals() -> Iterator[CheckManual]:
-    """The manual of every check file, by code; raises ValueError for a file without docstring or CODE."""
-    for path in sorted(CHECKS.glob("*/[!_]*.py")):
+    """The manual of every check, by code; raises ValueError for one without docstring."""
+    for path in sorted(LAWS.glob("*/[!_]*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         docstring = ast.get_docstring(tree)
         constants = {name: value for node in tree.body for name, value in _constant(node)}
-        if not docstring or "CODE" not in constants:
-            raise ValueError(f"{path.name} has no docstring or no CODE; a check file starts with its manual.")
+        if "CODE" not in constants:
+            continue
+        if not docstring:
+            raise ValueError(f"{path.name} has no docstring; the file of a check starts with its manual.")
         first_line, _, body = docstring.partition("\n")
         yield CheckManual(constants["CODE"], first_line, _with_headings(body), tuple(constants.get("NEEDS", ())))
 
@@ -224,8 +226,8 @@ def causes_table() -> str:
 
 
 def law(module: str) -> str:
-    """The docstring of a module of ``judge``, without what is for readers of its code."""
-    source = next(JUDGE.rglob(f"{module}.py")).read_text(encoding="utf-8")
+    """The docstring of a module of ``comparison/judgement``, without what is for readers of its code."""
+    source = next(JUDGEMENT.rglob(f"{module}.py")).read_text(encoding="utf-8")
     title, *paragraphs = (ast.get_docstring(ast.parse(source)) or "").split("\n\n")
     body = "\n\n".join(text for text in paragraphs if not text.startswith("Letters:"))
     return f"**{title}**\n\n{body}".replace("``", "`")

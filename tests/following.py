@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from trueline.analyze import check_run, engines, following
-from trueline.analyze.follows import AROUND
-from trueline.analyze.registry import installed_checks
+from trueline.judge import check_run, engines, following
+from trueline.judge.follows import AROUND
+from trueline.judge.registry import installed_checks
 from trueline.store.judged import read_judged
 from trueline.store.reader import Run
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trueline.analyze.compare.result import ComparedRow, Comparison, StepSummary
+from trueline.comparison.result import ComparedRow, Comparison, StepSummary
 from trueline.schema.finding import Finding
 
 FAULT = "1.0/r0/fwd/layers.1.mlp.act.gelu#0:out0"

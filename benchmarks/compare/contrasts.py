@@ -22,7 +22,7 @@ from benchmarks.page import arguments, line, table
 from torch import nn
 
 import trueline
-from trueline.analyze.compare.compare import compare
+from trueline.comparison.compare import compare
 from trueline.testing.problems import CausalLM
 from trueline.testing.reference_training import in_halves
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from benchmarks.page import arguments, table
 
-from trueline.analyze.compare.judge.history.loss_gap import LossGap, loss_gap_of
+from trueline.comparison.judgement.history.loss_gap import LossGap, loss_gap_of
 from trueline.testing.changed_kernel import ChangedKernel
 from trueline.testing.problems import CausalLM
 

@@ -18,10 +18,10 @@ import numpy as np
 from benchmarks.page import arguments, head, table
 from benchmarks.store.recorded_step import NUM_ROWS, structure
 
-from trueline.analyze.compare.match.align import align
-from trueline.analyze.compare.match.names import NameMap
-from trueline.analyze.compare.prefilter import differing_steps
-from trueline.analyze.recorded.step_values import read_step
+from trueline.comparison.match.align import align
+from trueline.comparison.match.names import NameMap
+from trueline.comparison.prefilter import differing_steps
+from trueline.judge.recorded.step_values import read_step
 from trueline.schema.columns.records import STAT_NAMES, StepRecords
 from trueline.schema.files.run_manifest import Manifest, RankEnv
 from trueline.store.reader import Run

@@ -23,7 +23,7 @@ from benchmarks.compare.trainings.late_training import PLAIN, WAYS, Way, train
 from benchmarks.compare.verdict import named, said
 from benchmarks.page import arguments, line, table
 
-from trueline.analyze.compare.compare import compare
+from trueline.comparison.compare import compare
 from trueline.testing.ranks import Ranks
 
 SINCE = (1, 3, 6)

@@ -27,8 +27,8 @@ from benchmarks.page import arguments, line, table
 from torch import nn
 
 import trueline
-from trueline.analyze.compare.compare import compare
-from trueline.analyze.compare.result import Comparison
+from trueline.comparison.compare import compare
+from trueline.comparison.result import Comparison
 from trueline.testing.changed_kernel import ChangedKernel
 
 STEPS = 3

@@ -21,7 +21,7 @@ from benchmarks.compare.verdict import largest
 from benchmarks.page import arguments, line, table
 
 import trueline
-from trueline.analyze.compare.result import Comparison
+from trueline.comparison.result import Comparison
 from trueline.testing.ranks import Ranks
 
 HEAD = (

@@ -49,7 +49,7 @@ def main() -> None:
     import msprobe.pytorch.compare.pt_compare  # noqa: F401  here, so that no child has to
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import trueline.analyze.compare.compare
+    import trueline.comparison.compare
     import trueline.render.comparison.compare_csv  # noqa: F401
 
     print(table(COLUMNS, []), flush=True)
@@ -114,7 +114,7 @@ def _by_msprobe(folder: Path, out: Path) -> int:
 
 
 def _by_trueline(run: Path, ref: Path, max_bytes: int | None, out: Path) -> int:
-    from trueline.analyze.compare.compare import compare
+    from trueline.comparison.compare import compare
     from trueline.render.comparison.compare_csv import write_csv
 
     limit: dict[str, Any] = {} if max_bytes is None else {"max_bytes": max_bytes}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trueline.analyze.compare.result import Comparison
+from trueline.comparison.result import Comparison
 
 
 def named(comparison: Comparison, step: int, *places: str) -> bool:

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 
-from trueline.analyze.check_run import check
-from trueline.analyze.compare.match.names import NameMap
 from trueline.cli.verbs.import_ import measure
 from trueline.cli.verbs.plan import _document
+from trueline.comparison.match.names import NameMap
 from trueline.compat.msprobe.config import read_config, settings_of
+from trueline.judge.check_run import check
 from trueline.schema.columns.records import StackRecord, StepRecords, TensorRecord
 from trueline.schema.errors import PlanError, RunError
 from trueline.schema.files.plan_files import plan_path, read_changes, revision_path, write_plan

@@ -10,8 +10,8 @@ import torch
 from benchmarks import page
 from benchmarks.distance.recorded import record
 
-from trueline.analyze.compare.arrange import arrange
-from trueline.analyze.compare.judge.values.distance import stats_distance, tensor_distance
+from trueline.comparison.arrange import arrange
+from trueline.comparison.judgement.values.distance import stats_distance, tensor_distance
 from trueline.store.reader import Run
 
 PAIRS = 3

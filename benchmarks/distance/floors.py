@@ -10,8 +10,8 @@ import numpy as np
 from benchmarks import page
 from benchmarks.distance.recorded import record
 
-from trueline.analyze.compare.calibrate import calibrate
-from trueline.analyze.compare.compare import compare
+from trueline.comparison.calibrate import calibrate
+from trueline.comparison.compare import compare
 from trueline.schema.files.tolerance import Tolerance
 
 DRAWS = 3

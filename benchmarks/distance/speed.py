@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from benchmarks import page
 
-from trueline.analyze.compare.judge.values.distance import tensor_distance
+from trueline.comparison.judgement.values.distance import tensor_distance
 
 REPEATS = 3
 PIECE = 10**6

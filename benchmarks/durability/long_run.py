@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 import trueline
-from trueline.analyze.check_run import check
+from trueline.judge.check_run import check
 from trueline.schema.files.run_manifest import GroupSpec, Manifest, RankEnv
 from trueline.store.file_names import WORKERS_DIR, PartName
 from trueline.store.log import merge

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import trueline
-from trueline.analyze.check_run import CheckReport, check
+from trueline.judge.check_run import CheckReport, check
 from trueline.store.verify import verify
 from trueline.testing.ranks import Ranks
 

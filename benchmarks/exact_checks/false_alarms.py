@@ -14,12 +14,12 @@ import numpy as np
 from benchmarks import page
 from benchmarks.exact_checks.simulate import HEALTHY, Size, declared_for, samples_of, with_copies
 
-from trueline.analyze.checks.samples import shard_overlap
-from trueline.analyze.samples.consumed import Samples
-from trueline.analyze.samples.coverage import returns_of
-from trueline.analyze.samples.repeats_in_epoch import SeenOnce, repeats_of, tests_of
-from trueline.analyze.samples.repeats_in_step import find_duplicates, reveals_of
-from trueline.analyze.stats.tails import ALARM_LEVEL, log_e_process
+from trueline.judge.stats.tails import ALARM_LEVEL, log_e_process
+from trueline.laws.data_split import shard_overlap
+from trueline.laws.data_split.consumed import Samples
+from trueline.laws.data_split.coverage import returns_of
+from trueline.laws.data_split.repeats_in_epoch import SeenOnce, repeats_of, tests_of
+from trueline.laws.data_split.repeats_in_step import find_duplicates, reveals_of
 
 ROWS = (64, 256, 1000)
 WORKERS = (2, 4, 8)

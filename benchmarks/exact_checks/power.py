@@ -13,10 +13,10 @@ import numpy as np
 from benchmarks import page
 from benchmarks.exact_checks.simulate import Epoch, Size, one_seed_each, same_batches, samples_of, seeds_for
 
-from trueline.analyze.checks.samples import shard_overlap
-from trueline.analyze.samples.consumed import Samples
-from trueline.analyze.samples.declared import Declared
-from trueline.analyze.samples.repeats_in_step import find_duplicates
+from trueline.judge.series.declared_sampling import Declared
+from trueline.laws.data_split import shard_overlap
+from trueline.laws.data_split.consumed import Samples
+from trueline.laws.data_split.repeats_in_step import find_duplicates
 
 MAX_STEPS = 256
 """Longest prefix of a run that is looked at."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.samples.consumed import Samples
-from trueline.analyze.samples.declared import Declared
+from trueline.judge.series.declared_sampling import Declared
+from trueline.laws.data_split.consumed import Samples
 
 Ids = NDArray[np.int64]
 Epoch = list[Ids]

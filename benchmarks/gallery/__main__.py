@@ -19,7 +19,7 @@ from benchmarks.gallery.statistics import brier_score, confusion, reliability, r
 from benchmarks.page import arguments, head, records, table, write
 
 import trueline
-from trueline.analyze.check_run import CheckReport
+from trueline.judge.check_run import CheckReport
 from trueline.testing.entry import all_entries, chosen_entries
 from trueline.testing.gallery import Score, run_gallery, summary, upper_bound
 from trueline.testing.independence import independent_fault

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from trueline.analyze.causes.diagnosis import Diagnosis
-from trueline.analyze.causes.library import known_causes
-from trueline.analyze.causes.verdicts import Verdict, verdicts_of
-from trueline.analyze.check_run import CheckReport
+from trueline.judge.causes.diagnosis import Diagnosis
+from trueline.judge.causes.library import known_causes
+from trueline.judge.causes.verdicts import Verdict, verdicts_of
+from trueline.judge.check_run import CheckReport
 from trueline.schema.judged import NotRun
 from trueline.testing.entry import Fault, all_entries
 from trueline.testing.gallery import CauseFound, answer_on, cause_found

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from trueline.analyze.causes.posterior import UNKNOWN
+from trueline.judge.causes.posterior import UNKNOWN
 from trueline.testing.gallery import Score, upper_bound
 from trueline.testing.independence import independent_fault
 from trueline.testing.true_causes import true_causes

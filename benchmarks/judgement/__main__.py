@@ -22,7 +22,7 @@ import torch
 from benchmarks import page
 from benchmarks.judgement import agreement, cache, curves, healthy, intervals, memory, onsets, power, simulated, tables
 
-import trueline.analyze
+import trueline.judge
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -69,7 +69,7 @@ def main() -> None:
 
 def _made(part: str) -> dict[str, Any]:
     """Where and when a part is measured, and whether the analysis differs from its commit."""
-    analysis = ["git", "status", "--porcelain", str(Path(trueline.analyze.__path__[0]))]
+    analysis = ["git", "status", "--porcelain", str(Path(trueline.judge.__path__[0]))]
     changed = subprocess.run(analysis, capture_output=True, text=True, check=False).stdout.strip()
     now = page.facts(f"python -m benchmarks.judgement {part}")
     return now | {"commit": now["commit"] + (" with changes" if changed else "")}

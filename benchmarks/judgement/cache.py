@@ -20,7 +20,7 @@ from benchmarks.judgement.faults import Fault
 from benchmarks.judgement.workers import NOTHING, Recorded, train
 from benchmarks.judgement.workloads import Workload
 
-import trueline.analyze
+import trueline.judge
 
 DEFAULT = Path(tempfile.gettempdir()) / "trueline-judgement"
 
@@ -83,7 +83,7 @@ def _code() -> str:
     """Sixteen characters that stand for the analysis and for how this benchmark asks it."""
     digest = hashlib.sha256()
     here = Path(__file__).parent
-    analysis = sorted(Path(trueline.analyze.__path__[0]).rglob("*.py"))
+    analysis = sorted(Path(trueline.judge.__path__[0]).rglob("*.py"))
     for path in [*analysis, here / "judging.py", here / "power.py"]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

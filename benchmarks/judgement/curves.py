@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from trueline.analyze.stats.alarm_budget import AlarmBudget
-from trueline.analyze.stats.exchangeability import log_heights, scores
+from trueline.judge.stats.alarm_budget import AlarmBudget
+from trueline.judge.stats.exchangeability import log_heights, scores
 from trueline.schema.plan import FALSE_ALARMS
 
 SHIFTS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from benchmarks.judgement.simulated import first_outlier
 
-from trueline.analyze.stats.intervals import mean_difference
-from trueline.analyze.workers.outliers import effect_of
+from trueline.judge.stats.intervals import mean_difference
+from trueline.laws.unlike_workers.outliers import effect_of
 
 RUNS = 150
 START = 50

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from benchmarks.judgement.workers import Recorded
 
-from trueline.analyze.stats.alarm_budget import AlarmBudget
-from trueline.analyze.workers.series import WorkerSeries
+from trueline.judge.registry import installed_checks
+from trueline.judge.stats.alarm_budget import AlarmBudget
+from trueline.laws.unlike_workers.series import WorkerSeries
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.plan import FALSE_ALARMS
@@ -47,7 +48,8 @@ class Told:
 
 def judges(checks: tuple[str, ...] = CHECKS) -> dict[str, Judge]:
     """The pure function of every check of the family."""
-    return {name: importlib.import_module(f"trueline.analyze.checks.{name}").judge for name in checks}
+    modules = {check.code: importlib.import_module(check.find.__module__) for check in installed_checks()}
+    return {name: modules[name.replace("_", "-")].judge for name in checks}
 
 
 def series_of(recorded: Recorded, *, num_steps: int | None = None) -> WorkerSeries:

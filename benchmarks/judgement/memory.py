@@ -22,8 +22,8 @@ from benchmarks.judgement.judging import judged, series_of
 from benchmarks.judgement.simulated import Draw, Floats
 from benchmarks.judgement.workloads import OUTSIDE
 
-from trueline.analyze.stats.autocorrelation import dependence_of
-from trueline.analyze.stats.exchangeability import log_heights, log_threshold, scores
+from trueline.judge.stats.autocorrelation import dependence_of
+from trueline.judge.stats.exchangeability import log_heights, log_threshold, scores
 
 SEEDS, START, STEPS = 4, 500, 1500
 """Of each fault: trainings, the step at which it begins, and steps in all."""

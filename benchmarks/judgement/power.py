@@ -18,7 +18,7 @@ from benchmarks.judgement.rivals import RULES, alarms
 from benchmarks.judgement.workers import Recorded
 from benchmarks.judgement.workloads import CLASSES, TEXT, Workload
 
-from trueline.analyze.stats.alarm_budget import AlarmBudget
+from trueline.judge.stats.alarm_budget import AlarmBudget
 from trueline.schema.plan import FALSE_ALARMS
 
 SEEDS = 20

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.stats.alarm_budget import AlarmBudget
-from trueline.analyze.stats.exchangeability import log_heights, log_threshold, scores
-from trueline.analyze.workers.outliers import Outlier, find_outliers
-from trueline.analyze.workers.series import WorkerSeries
+from trueline.judge.stats.alarm_budget import AlarmBudget
+from trueline.judge.stats.exchangeability import log_heights, log_threshold, scores
+from trueline.laws.unlike_workers.outliers import Outlier, find_outliers
+from trueline.laws.unlike_workers.series import WorkerSeries
 
 Floats = NDArray[np.float64]
 Draw = np.random.Generator

@@ -257,7 +257,7 @@ SECTIONS: dict[str, Callable[[Found], str]] = {
 }
 
 ONSETS = """One worker's loss is shifted from a step on, and the run is judged 120 steps later. The first step is a
-least-squares change point with a 95 % interval (`analyze/stats/change_point.py`); errors and widths are in steps."""
+least-squares change point with a 95 % interval (`judge/stats/change_point.py`); errors and widths are in steps."""
 
 HEAD = """# The judgement of workers: false alarms and power
 
@@ -277,7 +277,7 @@ looser ones, at which there is more to be counted. One alarm is one finding in o
 rules that people use (`rivals.py`), alarms per 10,000 steps, those within 50 steps of each other counted once."""
 
 MEMORY = """Healthy workers that each read documents in order. How long their values stay correlated is measured on each
-run (`analyze/stats/autocorrelation.py`), and evidence is divided by it; the budget is then approximate. A language
+run (`judge/stats/autocorrelation.py`), and evidence is divided by it; the budget is then approximate. A language
 model:"""
 
 MEMORY_CUT = "The same when fewer steps were recorded, which do not show yet how long values stay correlated:"

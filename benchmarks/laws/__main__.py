@@ -11,7 +11,7 @@ from benchmarks.laws import cost, power, tolerance
 from benchmarks.laws.settings import MAX_NORM, NUMEL, SPIKE, SPIKE_AT, STEPS
 from benchmarks.page import arguments, head, write
 
-from trueline.analyze.updates.laws import TOLERANCE
+from trueline.judge.series.update_rules import TOLERANCE
 
 
 def main() -> None:

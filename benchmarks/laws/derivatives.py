@@ -21,8 +21,8 @@ from benchmarks.laws.initial_values import VOCABULARY, of_transformers, within_p
 from benchmarks.page import arguments, head, table, write
 from torch import Tensor, nn
 
-from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
 from trueline.capture.trial.moved_weights import Trained, signs_of, still_rows
+from trueline.comparison.expect.rounding import UNIT_ROUNDOFF
 from trueline.testing.gallery import upper_bound
 from trueline.trials.batch.first_steps import FirstStep
 from trueline.trials.batch.gradient import Direction, judge_gradient

@@ -9,8 +9,8 @@ import torch
 from benchmarks.laws.settings import Setting, train
 from benchmarks.page import table
 
-from trueline.analyze.updates.judgement import worst_units
-from trueline.analyze.updates.laws import TOLERANCE
+from trueline.judge.series.update_rules import TOLERANCE
+from trueline.laws.optimizer.judgement import worst_units
 
 AT, MORE, LR, DECAY = 30, 10, 1e-3, 0.1
 """The first update that is faulty, and how many follow."""

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.analyze.updates.judgement import Judged, judge
-from trueline.analyze.updates.samples import slices_of
 from trueline.capture.probes.around_update.update_slices import Place, UpdateSample
+from trueline.judge.series.sampled_updates import slices_of
+from trueline.laws.optimizer.judgement import Judged, judge
 
 NUMEL, STEPS, SPIKE_AT, SPIKE, MAX_NORM = 4096, 120, 100, 100.0, 1.0
 

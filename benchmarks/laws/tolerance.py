@@ -5,8 +5,8 @@ from __future__ import annotations
 from benchmarks.laws.settings import BROKEN, settings, train
 from benchmarks.page import table
 
-from trueline.analyze.updates.judgement import worst_units
-from trueline.analyze.updates.laws import PARAM
+from trueline.judge.series.update_rules import PARAM
+from trueline.laws.optimizer.judgement import worst_units
 
 
 def measure() -> tuple[str, float, int]:

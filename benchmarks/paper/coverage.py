@@ -16,14 +16,14 @@ import numpy as np
 from benchmarks.exact_checks.simulate import Epoch, samples_of
 from benchmarks.paper.cells import PAPER, READINGS, SEED_APART, Size, job_of, setting_of
 
-from trueline.analyze.checks.samples import shard_overlap
-from trueline.analyze.samples.consumed import Samples
-from trueline.analyze.samples.declared import Declared
-from trueline.analyze.samples.repeats_in_step import find_duplicates
 from trueline.capture.probes.batch import read_batch
 from trueline.capture.probes.dataloader import EpochProbe
 from trueline.demo.fine_tune import Material
 from trueline.demo.worker_training import Job, endless_batches
+from trueline.judge.series.declared_sampling import Declared
+from trueline.laws.data_split import shard_overlap
+from trueline.laws.data_split.consumed import Samples
+from trueline.laws.data_split.repeats_in_step import find_duplicates
 
 UNDECLARED = Declared({})
 

@@ -15,15 +15,15 @@ import numpy as np
 from benchmarks.page import arguments, head, table, write
 from benchmarks.rounding import allreduce, ops, orders, shifts
 
-from trueline.analyze.compare.expect.ops import LAWS
-from trueline.analyze.compare.expect.rounding import ORDER_LIMIT, STAGNATION
+from trueline.comparison.expect.ops import LAWS
+from trueline.comparison.expect.rounding import ORDER_LIMIT, STAGNATION
 
 THREADS = (1, 2)
 Entry = TypeVar("Entry")
 
 ABOUT_OPS = """\
 Error of the output in the L2 norm against the same op in float64 on the same inputs, over the expected one of the \
-class (`trueline.analyze.compare.expect.ops`). Lengths of sums from 4 to 4,096, inputs normal, positive and \
+class (`trueline.comparison.expect.ops`). Lengths of sums from 4 to 4,096, inputs normal, positive and \
 heavy-tailed, with 1 and 2 threads. The band is what the code says of the class; "inside" is the share of measurements \
 in it."""
 

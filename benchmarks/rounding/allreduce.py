@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, distributed
 
-from trueline.analyze.compare.expect.rounding import order_difference_rel, sum_error_rel, unit_roundoff
+from trueline.comparison.expect.rounding import order_difference_rel, sum_error_rel, unit_roundoff
 from trueline.testing.ranks import run_ranks
 from trueline.trials.noise import SumSetup, workers_gradients
 

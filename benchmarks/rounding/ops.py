@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from trueline.analyze.compare.expect.ops import op_rounding_rel
-from trueline.analyze.compare.op_names import OpClass
+from trueline.comparison.expect.ops import op_rounding_rel
+from trueline.comparison.op_names import OpClass
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trueline.analyze.compare.expect.rounding import STAGNATION, UNIT_ROUNDOFF
+from trueline.comparison.expect.rounding import STAGNATION, UNIT_ROUNDOFF
 from trueline.trials.noise import SumSetup, measure
 
 WORKERS = (2, 3, 4, 8, 32, 128)

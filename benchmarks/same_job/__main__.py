@@ -22,10 +22,10 @@ from typing import Any
 from benchmarks.same_job.cases import HARMLESS, PLANTED, Case
 from benchmarks.same_job.configs import CONFIGS, SOURCES
 
-from trueline.analyze.same_job.compare_settings import compare_settings, is_harmless_option
-from trueline.analyze.same_job.derived import derive
-from trueline.analyze.same_job.diff import JobDiff, diff
-from trueline.analyze.same_job.settings import is_open, settings_of
+from trueline.same_job.compare_settings import compare_settings, is_harmless_option
+from trueline.same_job.derived import derive
+from trueline.same_job.diff import JobDiff, diff
+from trueline.same_job.settings import is_open, settings_of
 from trueline.schema.errors import InputError
 from trueline.store.job_files.config_files import SUFFIXES, read_config
 

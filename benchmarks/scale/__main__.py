@@ -100,7 +100,7 @@ def _pieces(path: str, ranks: int, steps: int, *, opened: float) -> str:
 
 
 def _further(sizes: Sequence[tuple[int, int]]) -> str:
-    from trueline.analyze.registry import installed_checks
+    from trueline.judge.registry import installed_checks
 
     now = facts("python -m benchmarks.scale --part further")
     num = sum(each.follows is not None for each in installed_checks())

@@ -8,9 +8,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
 
-from trueline.analyze import check_run, following
-from trueline.analyze.engines import Engine
-from trueline.analyze.registry import installed_checks
+from trueline.judge import check_run, following
+from trueline.judge.engines import Engine
+from trueline.judge.registry import installed_checks
 from trueline.store.log.part_files import known_parts
 from trueline.store.reader import Run
 

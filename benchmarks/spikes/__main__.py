@@ -17,7 +17,7 @@ TITLE = "Jumps along time: false alarms and power"
 
 ABOUT = """\
 `loss-spike` and `grad-spike` together have a budget of `Plan.false_alarms` expected alarms in 10,000 healthy steps, 0.1
-by default. The law behind it (`trueline/analyze/stats/peaks_over_threshold.py`) is exact where scores are exchangeable
+by default. The law behind it (`trueline/judge/stats/peaks_over_threshold.py`) is exact where scores are exchangeable
 and their logarithms have exponential tails; no training is quite like that. Tables count jumps that were reported under
 the default budget and two looser ones, at which there is more to be counted. Cells: jumps, then jumps per 10,000 steps
 with the exact 95 %

@@ -18,9 +18,9 @@ from benchmarks.judgement.workers import Recorded
 from benchmarks.judgement.workloads import HEALTHY
 from benchmarks.spikes.laws import Law
 
-from trueline.analyze.checks.steps import grad_spike, loss_spike
-from trueline.analyze.stats.alarm_budget import AlarmBudget
-from trueline.analyze.workers.run_series import RISE, WholeRun
+from trueline.judge.stats.alarm_budget import AlarmBudget
+from trueline.laws.jumps import grad_spike, loss_spike
+from trueline.laws.jumps.run_series import RISE, WholeRun
 from trueline.schema.errors import CannotTell
 from trueline.schema.plan import FALSE_ALARMS
 

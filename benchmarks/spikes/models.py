@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import trueline
-from trueline.analyze.checks.steps import grad_explosion
-from trueline.analyze.recorded.gradient_growth import growths
-from trueline.analyze.recorded.step_values import StepValues, read_step
+from trueline.judge.recorded.step_values import StepValues, read_step
+from trueline.laws.overflow import grad_explosion
+from trueline.laws.overflow.gradient_growth import growths
 from trueline.store.reader import Run
 from trueline.testing.problems import CausalLM, Regression, Vision
 

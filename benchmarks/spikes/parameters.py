@@ -23,9 +23,9 @@ from benchmarks.page import arguments, head, records, write
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trueline.analyze.checks.steps import grad_spike, grad_vanishes
-from trueline.analyze.stats.alarm_budget import AlarmBudget
-from trueline.analyze.workers.run_series import RISE, SHARES, ParamNorms, WholeRun
+from trueline.judge.stats.alarm_budget import AlarmBudget
+from trueline.laws.jumps import grad_spike, grad_vanishes
+from trueline.laws.jumps.run_series import RISE, SHARES, ParamNorms, WholeRun
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.plan import FALSE_ALARMS

@@ -11,10 +11,10 @@ from benchmarks.judgement.healthy import jobs
 from benchmarks.judgement.workloads import HEALTHY
 from benchmarks.spikes.false_alarms import as_run
 
-from trueline.analyze.checks.steps import grad_spike, loss_spike
-from trueline.analyze.stats.alarm_budget import AlarmBudget
-from trueline.analyze.stats.peaks_over_threshold import find_spikes
-from trueline.analyze.workers.run_series import WholeRun, log_level, logs
+from trueline.judge.stats.alarm_budget import AlarmBudget
+from trueline.judge.stats.peaks_over_threshold import find_spikes
+from trueline.laws.jumps import grad_spike, loss_spike
+from trueline.laws.jumps.run_series import WholeRun, log_level, logs
 
 STEPS = (50, 60, 100, 200, 500, 1500)
 FOLDS = (1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)

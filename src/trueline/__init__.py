@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from trueline.analyze.causes.diagnosis import Diagnosis
-    from trueline.analyze.check_run import CheckReport
-    from trueline.analyze.compare.match.names import NameMap
-    from trueline.analyze.compare.result import Comparison
-    from trueline.analyze.same_job.diff import JobDiff
     from trueline.capture.seeding import SeedReport
     from trueline.capture.watch import Watch
+    from trueline.comparison.match.names import NameMap
+    from trueline.comparison.result import Comparison
+    from trueline.judge.causes.diagnosis import Diagnosis
+    from trueline.judge.check_run import CheckReport
+    from trueline.same_job.diff import JobDiff
     from trueline.schema.files.tolerance import Tolerance
     from trueline.schema.live import Callback
     from trueline.schema.plan import OnFinding, Plan
@@ -167,7 +167,7 @@ def check(
     checks work: in this process, in one for each core, or on Ray. Raises ``RunError`` where there is no Run,
     ``InputError`` where the engine is not there.
     """
-    return importlib.import_module("trueline.analyze.check_run").check(run, ref=ref, engine=engine)
+    return importlib.import_module("trueline.judge.check_run").check(run, ref=ref, engine=engine)
 
 
 def diagnose(
@@ -180,7 +180,7 @@ def diagnose(
     ``ref`` as of ``check``. The answers in ``trials``, folders of trials about this Run, count, and only they confirm a
     cause. Raises ``RunError`` where there is no Run, ``InputError`` where there is no trial.
     """
-    judge = importlib.import_module("trueline.analyze.causes.diagnosis").diagnose
+    judge = importlib.import_module("trueline.judge.causes.diagnosis").diagnose
     return judge(run, ref=ref, trials=trials)
 
 
@@ -246,7 +246,7 @@ def compare(
         given["tolerance"] = importlib.import_module("trueline.schema.files.tolerance").Tolerance.load(tolerance)
     elif tolerance is not None:
         given["tolerance"] = tolerance
-    judge = importlib.import_module("trueline.analyze.compare.compare").compare
+    judge = importlib.import_module("trueline.comparison.compare").compare
     return judge(run, ref, names=_name_map(names), steps=steps, ranks=ranks, **given)
 
 
@@ -259,7 +259,7 @@ def diff(run: Any, ref: Any) -> JobDiff:
     Raises ``InputError`` for what is none of them, ``CannotTell`` where the two have nothing in common that can be
     compared.
     """
-    return importlib.import_module("trueline.analyze.same_job.diff").diff(_job_of(run), _job_of(ref))
+    return importlib.import_module("trueline.same_job.diff").diff(_job_of(run), _job_of(ref))
 
 
 def _job_of(given: Any) -> Any:
@@ -288,7 +288,7 @@ def calibrate(
     Arguments as of ``compare``. Raises ``RunError`` where there is no Run, ``InputError`` for Runs that do not belong
     together, ``CannotTell`` or ``AlignmentError`` where nothing was measured in common.
     """
-    measure = importlib.import_module("trueline.analyze.compare.calibrate").calibrate
+    measure = importlib.import_module("trueline.comparison.calibrate").calibrate
     return measure(runs, names=_name_map(names), steps=steps, ranks=ranks)
 
 
@@ -359,5 +359,5 @@ def seed_all(
 def _name_map(names: str | os.PathLike[str] | NameMap | None) -> NameMap | None:
     """``names`` as a map: of a file, the name of a built-in one, or text."""
     if isinstance(names, (str, os.PathLike)):
-        return importlib.import_module("trueline.analyze.compare.match.names").NameMap.load(names)
+        return importlib.import_module("trueline.comparison.match.names").NameMap.load(names)
     return names

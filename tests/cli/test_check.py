@@ -15,7 +15,7 @@ from tests.cli import in_process
 from tests.unit.healthy_run import healthy_rows, sample_rows, write_run
 
 import trueline as public
-from trueline.analyze.registry import installed_checks
+from trueline.judge.registry import installed_checks
 from trueline.render.ci import junit
 from trueline.schema.site import SITE_FORM
 

@@ -31,8 +31,8 @@ from tests.synthetic_runs import write_run
 from torch import nn
 
 import trueline as trueline_package
-from trueline.analyze.compare.result import Comparison, OneSidedCall
 from trueline.cli.compare_screen import MAX_LINES, MAX_WIDTH, print_screen
+from trueline.comparison.result import Comparison, OneSidedCall
 from trueline.render.comparison.compare_rows import COLUMNS
 from trueline.render.comparison.compare_story import story_of
 from trueline.schema.finding import Finding
@@ -92,10 +92,10 @@ def trueline(
     """Exit code, standard output and standard error of ``trueline compare`` where comparing gives ``result``."""
     if result is not None:
         asked: dict[str, Any] = {}
-        judge = ModuleType("trueline.analyze.compare.compare")
+        judge = ModuleType("trueline.comparison.compare")
         judge.compare = lambda run, ref, **given: asked.update(given) or result
         judge.asked = asked
-        monkeypatch.setitem(sys.modules, "trueline.analyze.compare.compare", judge)
+        monkeypatch.setitem(sys.modules, "trueline.comparison.compare", judge)
     return in_process.trueline(monkeypatch, capsys, "compare", *words)
 
 
@@ -268,9 +268,9 @@ def test_nothing_is_overwritten_unless_told(
 def test_files_are_refused_before_anything_is_compared(
     runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    judge = ModuleType("trueline.analyze.compare.compare")
+    judge = ModuleType("trueline.comparison.compare")
     judge.compare = lambda *_, **__: pytest.fail("it compared")
-    monkeypatch.setitem(sys.modules, "trueline.analyze.compare.compare", judge)
+    monkeypatch.setitem(sys.modules, "trueline.comparison.compare", judge)
 
     same = ("--csv", tmp_path / "x", "--html", tmp_path / "x")
     for options, said in (
@@ -303,11 +303,11 @@ def test_step_and_rank_are_asked_of_the_judge(
     runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trueline(monkeypatch, capsys, *runs, "--step", "3", "--step", "5", "--rank", "1", result=same_comparison())
-    asked = sys.modules["trueline.analyze.compare.compare"].asked
+    asked = sys.modules["trueline.comparison.compare"].asked
 
     assert (asked["steps"], asked["ranks"]) == ([3, 5], [1])
     trueline(monkeypatch, capsys, *runs, result=same_comparison())
-    asked = sys.modules["trueline.analyze.compare.compare"].asked
+    asked = sys.modules["trueline.comparison.compare"].asked
     assert {name for name in asked if name != "progress"} == {"max_bytes"}
 
 
@@ -315,7 +315,7 @@ def test_memory_is_given_to_the_judge_in_bytes(
     runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trueline(monkeypatch, capsys, *runs, "--memory", "3", result=same_comparison())
-    assert sys.modules["trueline.analyze.compare.compare"].asked["max_bytes"] == 3 * 2**20
+    assert sys.modules["trueline.comparison.compare"].asked["max_bytes"] == 3 * 2**20
     code, _, error = trueline(monkeypatch, capsys, *runs, "--memory", "0", result=same_comparison())
     assert code == 2
     assert "--memory" in error

@@ -8,9 +8,9 @@ import pytest
 from tests.cli.in_process import trueline as call
 
 import trueline
-from trueline.analyze.check_run import COMPARE_CODES, JOB_CODES, TRIAL_CODES
-from trueline.analyze.checks.replicas import replica_drift
-from trueline.analyze.registry import installed_checks
+from trueline.judge.check_run import COMPARE_CODES, JOB_CODES, TRIAL_CODES
+from trueline.judge.registry import installed_checks
+from trueline.laws.replicas import replica_drift
 from trueline.schema.finding import LIVE_CODES
 
 

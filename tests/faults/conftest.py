@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import trueline
-from trueline.analyze.causes.diagnosis import Diagnosis
+from trueline.judge.causes.diagnosis import Diagnosis
 from trueline.schema.finding import Finding
 from trueline.testing.entry import Entry, Reference, Variant, all_entries, num_ranks, train_on_rank
 from trueline.testing.ranks import Ranks

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from trueline.analyze.workers.series import WorkerSeries
+from trueline.laws.unlike_workers.series import WorkerSeries
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 """(generator, step) to part losses [N, m] in spreads."""

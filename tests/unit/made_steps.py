@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from trueline.analyze.compare.judge.values.distance import Distance
-from trueline.analyze.compare.judge.values.value_judgement import Compared, Divergence
-from trueline.analyze.compare.match.align import align
-from trueline.analyze.compare.match.names import NameMap
-from trueline.analyze.recorded.step_values import StepValues, Value
+from trueline.comparison.judgement.values.distance import Distance
+from trueline.comparison.judgement.values.value_judgement import Compared, Divergence
+from trueline.comparison.match.align import align
+from trueline.comparison.match.names import NameMap
+from trueline.judge.recorded.step_values import StepValues, Value
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
 

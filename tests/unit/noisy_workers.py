@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tests.unit.healthy_run import Rows
 
-from trueline.analyze.workers.series import WorkerSeries
+from trueline.laws.unlike_workers.series import WorkerSeries
 
 SPREAD = 0.1
 """Standard deviation of loss and log norm over workers, about."""

@@ -30,7 +30,7 @@ def _texts(tree: ast.AST) -> Iterator[str]:
 
 
 def test_a_command_with_a_word_to_fill_in_stands_between_backticks_where_it_is_filled_in():
-    """``analyze/actions.py`` and the frame of trials put paths and commands into those."""
+    """``judge/actions.py`` and the frame of trials put paths and commands into those."""
     left: list[str] = []
     for path in sorted(SOURCES.rglob("*.py")):
         name = path.relative_to(SOURCES).as_posix()

@@ -16,8 +16,8 @@ from tests.web.looks import CONTRAST
 from tests.web.recorded_step import write_step
 from tests.web.served import Served
 
-from trueline.analyze.compare.match.names import NameMap
-from trueline.analyze.compare.result import StepSummary
+from trueline.comparison.match.names import NameMap
+from trueline.comparison.result import StepSummary
 from trueline.web.views.compared import MAX_TIMES, _growth
 
 MAP = quote('[["dec","enc"]]')

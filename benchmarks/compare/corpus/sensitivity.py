@@ -28,7 +28,7 @@ from benchmarks.compare.corpus.recording import Setting, record
 from benchmarks.page import arguments, table
 from torch import Tensor
 
-from trueline.analyze.compare.compare import compare
+from trueline.comparison.compare import compare
 
 PLACES = {"resnet": "layer2.conv2", "vit": "blocks.1.mlp.fc1", "gpt": "blocks.1.mlp.0", "llama": "layers.1.mlp.up_proj"}
 CHANGES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)

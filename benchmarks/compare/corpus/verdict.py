@@ -11,9 +11,9 @@ from typing import Any
 from benchmarks.compare.corpus.kit import Truth
 from torch import nn
 
-from trueline.analyze.compare.compare import compare
-from trueline.analyze.compare.match.names import NameMap
-from trueline.analyze.compare.result import Comparison
+from trueline.comparison.compare import compare
+from trueline.comparison.match.names import NameMap
+from trueline.comparison.result import Comparison
 from trueline.render.comparison.compare_story import story_of
 from trueline.schema.errors import CannotTell
 

@@ -11,8 +11,8 @@ from trueline.schema.site import SITE_FORM
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from trueline.analyze.compare.result import ComparedRow, Comparison
     from trueline.cli.screen import Console
+    from trueline.comparison.result import ComparedRow, Comparison
     from trueline.render.comparison.compare_rows import RelevantRow
     from trueline.render.comparison.compare_story import Story
 

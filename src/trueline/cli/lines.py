@@ -7,7 +7,7 @@ import re
 import sys
 from typing import IO, TYPE_CHECKING, Any
 
-from trueline.analyze.actions import in_pieces
+from trueline.judge.actions import in_pieces
 
 if TYPE_CHECKING:
     from rich.text import Text

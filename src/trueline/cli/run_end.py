@@ -10,8 +10,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trueline.analyze.no_update import together
 from trueline.capture.child_env import place_of_restart
+from trueline.judge.no_update import together
 from trueline.schema.finding import NO_UPDATE, WATCH_DEGRADED
 from trueline.schema.text.words import counted, named_or_ends
 
@@ -52,7 +52,7 @@ def keep_end(out: str, ended: Ended, *, before: Stamps) -> None:
     """Write how a command ended that did not end well into the Runs that it left and none of whose ranks closed: they
     cannot know. What cannot be written is left out.
     """
-    from trueline.analyze.rank_endings import all_killed
+    from trueline.judge.rank_endings import all_killed
     from trueline.schema.errors import TruelineError
     from trueline.schema.files.run_manifest import CommandEnd
     from trueline.store import manifest
@@ -132,7 +132,7 @@ def _beside(run: Run) -> str:
 
 
 def _model(run: Run) -> str:
-    from trueline.analyze.watching_cost import watching_cost
+    from trueline.judge.watching_cost import watching_cost
     from trueline.store.reader import Run
 
     groups = [run, *map(Run, run.groups)]

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trueline.analyze.causes.verdicts import Verdict
-    from trueline.analyze.check_run import CheckReport
+    from trueline.judge.causes.verdicts import Verdict
+    from trueline.judge.check_run import CheckReport
     from trueline.schema.finding import Finding
 
 

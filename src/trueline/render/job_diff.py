@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from trueline.analyze.same_job.diff import JobDiff
-from trueline.analyze.same_job.difference import Difference
 from trueline.render.comparison.compare_xlsx import require_xlsxwriter
 from trueline.render.output import replacing, save
 from trueline.render.wording import visible
+from trueline.same_job.diff import JobDiff
+from trueline.same_job.difference import Difference
 from trueline.schema.text.words import clipped
 
 COLUMNS = (

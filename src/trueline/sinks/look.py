@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trueline.analyze.check_run import check
-from trueline.analyze.compared_ranks import data_parallel_ranks
+from trueline.judge.check_run import check
+from trueline.judge.compared_ranks import data_parallel_ranks
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding
 from trueline.schema.live import Numbers

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from trueline.analyze.compared_ranks import Floats
-from trueline.analyze.workers.dispersion import Dispersion, dispersion
+from trueline.judge.compared_ranks import Floats
+from trueline.judge.series.dispersion import Dispersion, dispersion
 from trueline.schema.live import Numbers
 from trueline.store.reader import Run
 

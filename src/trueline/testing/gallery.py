@@ -16,8 +16,8 @@ from trueline.testing.ranks import Ranks
 from trueline.testing.true_causes import true_causes
 
 if TYPE_CHECKING:
-    from trueline.analyze.causes.diagnosis import Diagnosis
-    from trueline.analyze.causes.verdicts import Verdict
+    from trueline.judge.causes.diagnosis import Diagnosis
+    from trueline.judge.causes.verdicts import Verdict
 
 TIMEOUT_S = 120.0
 """For one run; the slowest, which compiles, takes tens of seconds on a cold cache."""

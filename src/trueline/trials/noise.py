@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trueline.analyze.compare.expect.rounding import (
+from trueline.comparison.expect.rounding import (
     UNIT_ROUNDOFF,
     Accumulate,
     Order,
@@ -26,8 +26,8 @@ from trueline.analyze.compare.expect.rounding import (
     sum_error_rel,
     unit_roundoff,
 )
-from trueline.analyze.compared_ranks import data_parallel_ranks
-from trueline.analyze.workers.dispersion import dispersion
+from trueline.judge.compared_ranks import data_parallel_ranks
+from trueline.judge.series.dispersion import dispersion
 from trueline.schema.errors import CannotTell, InputError
 from trueline.store.reader import Run
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trueline.analyze.check_run import check
+from trueline.judge.check_run import check
 from trueline.schema.errors import InputError
 from trueline.schema.text.words import counted
 from trueline.schema.trial_verbs import VERBS

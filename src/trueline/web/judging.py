@@ -10,9 +10,9 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trueline.analyze.compare.match.names import NameMap
-    from trueline.analyze.compare.result import Comparison
-    from trueline.analyze.results import RunResults
+    from trueline.comparison.match.names import NameMap
+    from trueline.comparison.result import Comparison
+    from trueline.judge.results import RunResults
     from trueline.render.comparison.compare_story import Story
 
 Renames = tuple[tuple[str, str], ...]
@@ -85,15 +85,15 @@ def _pool() -> ProcessPoolExecutor:
 
 
 def _checked(path: str, ref: str | None) -> RunResults:
-    from trueline.analyze.results import results_of
+    from trueline.judge.results import results_of
 
     return results_of(path, ref)
 
 
 def name_map(renames: Renames) -> NameMap | None:
     """The map that `compare` takes; None for no renames. Raises ``InputError`` for one that cannot be."""
-    from trueline.analyze.compare.match.name_maps import Rename
-    from trueline.analyze.compare.match.names import NameMap
+    from trueline.comparison.match.name_maps import Rename
+    from trueline.comparison.match.names import NameMap
 
     rules = tuple(Rename(old, new) for old, new in renames)
     return NameMap(renames=rules, given="the map made by hand", checked=(rules, ())) if rules else None
@@ -102,7 +102,7 @@ def name_map(renames: Renames) -> NameMap | None:
 def _compared(path: str, ref: str, renames: Renames = ()) -> Compared:
     from dataclasses import replace
 
-    from trueline.analyze.compare.compare import compare
+    from trueline.comparison.compare import compare
     from trueline.render.comparison.compare_call import recorded_call
     from trueline.render.comparison.compare_story import story_of
     from trueline.store.reader import Run

@@ -14,7 +14,7 @@ from urllib.parse import unquote_plus, urlencode
 
 import numpy as np
 
-from trueline.analyze.workers.dispersion import steps_with_cosines
+from trueline.judge.series.dispersion import steps_with_cosines
 from trueline.render.report.page_summary import headline
 from trueline.render.wording import visible
 from trueline.schema.errors import InputError
@@ -34,7 +34,7 @@ from trueline.web.views.triage import Triage, triage_of
 from trueline.web.watched_run import WatchedRun
 
 if TYPE_CHECKING:
-    from trueline.analyze.compare.result import ComparedRow, Comparison
+    from trueline.comparison.result import ComparedRow, Comparison
     from trueline.render.comparison.compare_story import Story
 
 MAX_BYTES = 5_000_000

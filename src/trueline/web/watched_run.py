@@ -22,8 +22,8 @@ from trueline.web.growth import Sizes, grown, sizes_of
 from trueline.web.judging import Compared, Judge, JudgeHere, Renames, name_map
 
 if TYPE_CHECKING:
-    from trueline.analyze.check_run import CheckReport
-    from trueline.analyze.results import RunResults
+    from trueline.judge.check_run import CheckReport
+    from trueline.judge.results import RunResults
 
 _log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.forked_scripts import run_watched
 
-from trueline.analyze.check_run import check
 from trueline.cli.run_end import watched
+from trueline.judge.check_run import check
 
 SCRIPT = """
 import sys, torch, torch.distributed as dist, torch.distributed.fsdp

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import trueline
-from trueline.analyze.checks.updates.average_differs import check
+from trueline.laws.averages.average_differs import check
 from trueline.store.reader import Run
 
 STEPS, DECAY = 8, 0.9

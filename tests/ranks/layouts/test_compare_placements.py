@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 import trueline
-from trueline.analyze.compare.arrange import arrange
+from trueline.comparison.arrange import arrange
 
 STEPS = 2
 FAULT = 1.25

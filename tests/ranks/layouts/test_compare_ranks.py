@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 import trueline
-from trueline.analyze.compare.arrange import arrange
-from trueline.analyze.compare.match.align import align
-from trueline.analyze.compare.match.names import NameMap
+from trueline.comparison.arrange import arrange
+from trueline.comparison.match.align import align
+from trueline.comparison.match.names import NameMap
 
 STEPS = 2
 BATCH, LENGTH, VOCAB, WIDTH, HEADS = 8, 6, 32, 16, 4

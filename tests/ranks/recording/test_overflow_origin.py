@@ -10,7 +10,7 @@ import torch.distributed._functional_collectives as functional
 from torch import nn
 
 import trueline
-from trueline.analyze.checks.steps import overflow_origin
+from trueline.laws.overflow import overflow_origin
 from trueline.store.reader import Run
 
 BAD_RANK = 1

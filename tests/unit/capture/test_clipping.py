@@ -10,8 +10,8 @@ from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_nor
 from torch.utils.data import DataLoader
 
 import trueline
-from trueline.analyze.updates.clipping import clip_calls
 from trueline.capture.probes.around_update.sampling import EARLY
+from trueline.judge.series.clip_calls import clip_calls
 from trueline.store.reader import Run
 from trueline.testing.problems import CausalLM
 from trueline.testing.sharding import sharded

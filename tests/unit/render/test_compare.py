@@ -25,7 +25,7 @@ from tests.made_comparison import (
 )
 from tests.unit.recorded_steps import make_step
 
-from trueline.analyze.compare.result import ComparedRow, Comparison, Judged, JudgedPass, OneSidedCall, StepSummary
+from trueline.comparison.result import ComparedRow, Comparison, Judged, JudgedPass, OneSidedCall, StepSummary
 from trueline.render.comparison import compare_xlsx
 from trueline.render.comparison.compare_call import RecordedCall, differing_arguments, recorded_call
 from trueline.render.comparison.compare_csv import write_csv

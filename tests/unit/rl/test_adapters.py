@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import trueline
 from trueline import rl
-from trueline.analyze.check_run import CheckReport
+from trueline.judge.check_run import CheckReport
 
 SCALE, RANK, WIDTH = 2.0, 4, 32
 

@@ -67,7 +67,7 @@ def test_columns_are_described_and_pivoted(run):
         "select * from read_csv('{here}')", "select * from '{here}'", "select * from read_text('{here}')",
         "select * from read_blob('{here}')", "select * from glob('/*')", "select * from parquet_scan('{here}')",
         "select * from sniff_csv('{here}')", "copy workers to '{new}'", "copy (select 1) to '{new}' (format parquet)",
-        "explain analyze copy workers to '{new}'", "attach '{new}' as x", "install httpfs", "load httpfs",
+        "explain judge copy workers to '{new}'", "attach '{new}' as x", "install httpfs", "load httpfs",
         "export database '{new}'", "import database '{here}'", "set memory_limit = '64GB'", "reset memory_limit",
         "set enable_external_access = true", "pragma database_list", "call pragma_version()", "select getenv('HOME')",
         "select * from duckdb_settings()", "select * from DUCKDB_SECRETS()", "select current_setting('x')",

@@ -13,7 +13,7 @@ from tests.unit.trials.recorded_calls import recorded
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import trueline
-from trueline.analyze.compare.expect import ops
+from trueline.comparison.expect import ops
 from trueline.trials.op.precheck import precheck
 
 LAYER = (

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tests.unit.healthy_run import healthy_rows, rank_env, write_run
 
-from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
+from trueline.comparison.expect.rounding import UNIT_ROUNDOFF
 from trueline.schema.errors import CannotTell, InputError
 from trueline.trials import noise
 from trueline.trials.noise import SumSetup, add_up, judge, measure, num_pieces, setup_of, workers_gradients

@@ -10,7 +10,7 @@ import pytest
 from tests.synthetic_runs import write_run
 from tests.web.recorded_step import OPS, row, write_rows, write_step
 
-from trueline.analyze.compare.result import ComparedRow
+from trueline.comparison.result import ComparedRow
 from trueline.schema.errors import InputError
 from trueline.store.reader import Run
 from trueline.web.views.calls import Outline

@@ -34,11 +34,11 @@ def command(
 
     Exit code 0: the tolerance was written; 2: Runs that cannot be read or do not belong together; 3: nothing measured.
     """
-    from trueline.analyze.compare.calibrate import calibrate
-    from trueline.analyze.compare.match.names import NameMap
     from trueline.cli.json_document import print_document
     from trueline.cli.screen import Console
     from trueline.cli.waiting import waiting
+    from trueline.comparison.calibrate import calibrate
+    from trueline.comparison.match.names import NameMap
     from trueline.render.output import writable_target
 
     target = writable_target(out, overwrite=overwrite, what="tolerance", example="tolerance.json")

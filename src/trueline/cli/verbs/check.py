@@ -14,9 +14,9 @@ from trueline.schema.site import SITE_FORM
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from trueline.analyze.check_run import CheckReport
-    from trueline.analyze.incidents import Incident
     from trueline.cli.screen import Console
+    from trueline.judge.check_run import CheckReport
+    from trueline.judge.incidents import Incident
     from trueline.schema.finding import Finding
 
 _COLOURS = {"error": "red", "warning": "yellow", "info": "blue"}
@@ -42,11 +42,11 @@ def command(
 
     Exit code 0: no fault found, and enough was judged; 1: errors or warnings found; 2: no Run to read; 3: cannot tell.
     """
-    from trueline.analyze.check_run import check
     from trueline.cli.json_document import print_document
     from trueline.cli.lines import screen
     from trueline.cli.log import print_commands
     from trueline.cli.waiting import waiting
+    from trueline.judge.check_run import check
     from trueline.render.ci.github import annotations
     from trueline.render.ci.junit import junit
     from trueline.schema.errors import InputError
@@ -73,8 +73,8 @@ def print_report(console: Console, report: CheckReport, *, every: bool = False) 
     from rich.padding import Padding
     from rich.text import Text
 
-    from trueline.analyze.run_verdict import to_confirm
     from trueline.cli.lines import print_advice
+    from trueline.judge.run_verdict import to_confirm
 
     console.print(report.verdict.line, style="bold", markup=False, highlight=False, soft_wrap=True)
     for line in report.next:

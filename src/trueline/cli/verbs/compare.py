@@ -10,8 +10,8 @@ import typer
 from trueline.cli.options import Json, Names, Ranks, Steps
 
 if TYPE_CHECKING:
-    from trueline.analyze.compare.match.names import NameMap
-    from trueline.analyze.compare.result import Comparison
+    from trueline.comparison.match.names import NameMap
+    from trueline.comparison.result import Comparison
     from trueline.render.comparison.compare_story import Story
     from trueline.schema.files.tolerance import Tolerance
     from trueline.store.reader import Run
@@ -101,7 +101,7 @@ def _tolerance(path: str | None) -> Tolerance | None:
 def _names(given: str | None) -> NameMap | None:
     if given is None:
         return None
-    from trueline.analyze.compare.match.names import NameMap
+    from trueline.comparison.match.names import NameMap
 
     return NameMap.load(given)
 
@@ -109,9 +109,9 @@ def _names(given: str | None) -> NameMap | None:
 def _compared(run: Run, ref: Run, asked: dict[str, Any]) -> Comparison:
     from rich.progress import Progress
 
-    from trueline.analyze.compare.compare import compare
     from trueline.cli.lines import screen
     from trueline.cli.waiting import on_terminal
+    from trueline.comparison.compare import compare
 
     given = {name: value for name, value in asked.items() if value}
     console = screen(stderr=True)

@@ -12,7 +12,7 @@ from trueline.cli.options import Json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trueline.analyze.results import RunResults
+    from trueline.judge.results import RunResults
 
 
 def command(

@@ -11,9 +11,9 @@ from trueline.cli.options import LATEST, Json, Ref, RunPath
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from trueline.analyze.causes.diagnosis import Diagnosis
-    from trueline.analyze.incidents import Incident
     from trueline.cli.screen import Console
+    from trueline.judge.causes.diagnosis import Diagnosis
+    from trueline.judge.incidents import Incident
 
 
 def command(
@@ -31,10 +31,10 @@ def command(
 
     Exit code as of `trueline check`: 0 no fault found, and enough was judged; 1 found; 2 no Run to read; 3 cannot tell.
     """
-    from trueline.analyze.causes.diagnosis import diagnose
     from trueline.cli.json_document import print_document
     from trueline.cli.lines import screen
     from trueline.cli.waiting import waiting
+    from trueline.judge.causes.diagnosis import diagnose
 
     with waiting(f"Diagnosing {run}"):
         diagnosis = diagnose(run, ref=ref, trials=trial or ())

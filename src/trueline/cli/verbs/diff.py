@@ -11,9 +11,9 @@ from trueline.cli.options import Json
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from trueline.analyze.same_job.diff import JobDiff
-    from trueline.analyze.same_job.difference import Difference
     from trueline.cli.screen import Console
+    from trueline.same_job.diff import JobDiff
+    from trueline.same_job.difference import Difference
 
 _MAX_LINES = 30
 _WIDTH = 100
@@ -39,11 +39,11 @@ def command(
     What cannot matter (order, hosts, paths, ports, ranks) is left out. Exit code 0: nothing, or only what explains
     rounding; 1: something that can explain other numbers; 2: nothing to compare there; 3: nothing in common.
     """
-    from trueline.analyze.same_job.diff import diff
     from trueline.cli.json_document import print_document
     from trueline.cli.lines import screen
     from trueline.render.job_diff import write_html, write_xlsx
     from trueline.render.output import writable_target
+    from trueline.same_job.diff import diff
 
     targets = {
         write: writable_target(out, overwrite=overwrite, what=what, example=example)

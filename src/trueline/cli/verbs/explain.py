@@ -19,11 +19,11 @@ def command(
     """Say what a check finds, why that matters, how it decides, and what it may miss; or what a cause of `trueline
     diagnose` is.
     """
-    from trueline.analyze.causes.library import known_causes
-    from trueline.analyze.check_run import COMPARE_CODES, JOB_CODES, TRIAL_CODES
-    from trueline.analyze.registry import installed_checks
     from trueline.cli.json_document import print_document
     from trueline.cli.screen import Console
+    from trueline.judge.causes.library import known_causes
+    from trueline.judge.check_run import COMPARE_CODES, JOB_CODES, TRIAL_CODES
+    from trueline.judge.registry import installed_checks
     from trueline.schema.finding import LIVE_CODES
 
     checks = {check.code: check for check in installed_checks()}

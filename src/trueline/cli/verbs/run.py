@@ -154,10 +154,10 @@ def _run_and_tell(
 
 
 def _judge(out: str, ref: str, *, before: Stamps) -> None:
-    from trueline.analyze.check_run import check
     from trueline.cli.lines import screen
     from trueline.cli.run_end import written
     from trueline.cli.verbs.check import print_report
+    from trueline.judge.check_run import check
     from trueline.schema.errors import TruelineError
 
     places = written(out, before=before)

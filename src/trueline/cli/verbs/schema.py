@@ -17,7 +17,7 @@ def command(
 
     Example: trueline schema check > check.schema.json
     """
-    from trueline.analyze.json_schemas import json_schema
     from trueline.cli.json_document import print_document
+    from trueline.judge.json_schemas import json_schema
 
     print_document(json_schema(name))

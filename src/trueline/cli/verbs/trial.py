@@ -25,7 +25,7 @@ from trueline.cli.verbs.trials import (
 )
 
 if TYPE_CHECKING:
-    from trueline.analyze.compare.expect.rounding import OrderJudgement
+    from trueline.comparison.expect.rounding import OrderJudgement
     from trueline.trials.noise import OrderNoise, SumSetup
 
 app = typer.Typer(no_args_is_help=True, help="Run an experiment for a question that recorded Runs cannot answer.")

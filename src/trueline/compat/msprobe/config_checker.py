@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from trueline.analyze.same_job.diff import JobDiff, diff
 from trueline.capture.job.configs_in_sight import configs_in_sight
 from trueline.capture.job.job_facts import collect_facts, env_here
 from trueline.capture.model.world import own_rank
 from trueline.render.job_diff import write_xlsx
+from trueline.same_job.diff import JobDiff, diff
 from trueline.schema.errors import InputError
 from trueline.schema.safe_logger import SafeLogger
 from trueline.schema.text.documents import encode, plain

@@ -12,7 +12,7 @@ from trueline.render.wording import visible
 from trueline.schema.text.words import ranks_text
 
 if TYPE_CHECKING:
-    from trueline.analyze.check_run import CheckReport
+    from trueline.judge.check_run import CheckReport
     from trueline.schema.finding import Finding
 
 _COMMANDS = {"error": "error", "warning": "warning", "info": "notice"}

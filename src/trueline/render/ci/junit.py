@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 from trueline.schema.text.words import ranks_text
 
 if TYPE_CHECKING:
-    from trueline.analyze.check_run import CheckReport
+    from trueline.judge.check_run import CheckReport
     from trueline.schema.finding import Finding
 
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

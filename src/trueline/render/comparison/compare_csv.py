@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
-from trueline.analyze.compare.result import ComparedRow
+from trueline.comparison.result import ComparedRow
 from trueline.render.comparison.compare_rows import COLUMNS, RowColumn
 from trueline.render.output import replacing
 from trueline.render.wording import visible

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from trueline.analyze.compare.result import StepSummary
+from trueline.comparison.result import StepSummary
 from trueline.render.wording import number
 from trueline.schema.text.words import counted, ranges, ranks_text
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, Judgement
+from trueline.comparison.result import JUDGEMENTS, ComparedRow, Judgement
 from trueline.schema.site import SITE_FORM
 from trueline.schema.text.documents import plain
 

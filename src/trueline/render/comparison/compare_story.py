@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, Comparison, Judged, OneSidedCall, command_for
+from trueline.comparison.result import JUDGEMENTS, ComparedRow, Comparison, Judged, OneSidedCall, command_for
 from trueline.render.comparison.compare_call import RecordedCall, call_text, differing_arguments
 from trueline.render.comparison.compare_details import details_text, place_of
 from trueline.render.comparison.compare_growth import steps_lines

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, Comparison, Judgement
+from trueline.comparison.result import JUDGEMENTS, ComparedRow, Comparison, Judgement
 from trueline.render.comparison.compare_rows import COLUMNS, JUDGEMENT_WORDS, Cell
 from trueline.render.comparison.compare_story import Story
 from trueline.render.output import replacing

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trueline.analyze.watching_cost import watching_cost
+from trueline.judge.watching_cost import watching_cost
 from trueline.render.wording import seconds_words
 from trueline.schema.text.words import counted
 

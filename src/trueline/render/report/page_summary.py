@@ -11,7 +11,7 @@ from trueline.schema.judged import WORDS, Verdict
 from trueline.schema.text.words import by_reason, counted, listed
 
 if TYPE_CHECKING:
-    from trueline.analyze.check_run import CheckReport
+    from trueline.judge.check_run import CheckReport
 
 _JUDGES_WORKERS = ("worker-loss-outlier", "worker-grad-norm-outlier", "worker-direction-outlier", "worker-scale")
 """Checks that judge whether one worker's loss, norm or direction is unusual; without them that is only drawn."""

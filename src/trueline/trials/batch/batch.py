@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
 from trueline.capture.child_env import trial_environment
 from trueline.capture.trial.changed_batches import Change
+from trueline.comparison.expect.rounding import UNIT_ROUNDOFF
 from trueline.trials.batch.first_steps import FirstStep, gradients_apart, losses_apart, read_first_step
 from trueline.trials.batch.gradient import Direction, judge_gradient
 from trueline.trials.batch.laws import (

@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF
+from trueline.comparison.expect.rounding import UNIT_ROUNDOFF
 from trueline.trials.batch.first_steps import FirstStep, losses_apart
 from trueline.trials.batch.laws import COARSE, LIMIT, Judged
 

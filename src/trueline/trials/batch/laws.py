@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from trueline.analyze.compare.expect.rounding import UNIT_ROUNDOFF, order_difference_rel
+from trueline.comparison.expect.rounding import UNIT_ROUNDOFF, order_difference_rel
 from trueline.trials.batch.first_steps import (
     FirstStep,
     Gradients,

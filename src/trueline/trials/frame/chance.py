@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trueline.analyze.stats.tails import binomial_tail
+from trueline.judge.stats.tails import binomial_tail
 
 _ALWAYS = 0.5
 """Prior probability that a fault shows in every run (r = 1): most do, and 3 of 3 then say more than r >= 0.37."""

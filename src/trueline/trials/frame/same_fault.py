@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trueline.analyze.check_run import CheckReport, check
+from trueline.judge.check_run import CheckReport, check
 from trueline.schema.errors import CannotTell, InputError, RunError
 from trueline.schema.finding import Finding
 from trueline.schema.site import Site

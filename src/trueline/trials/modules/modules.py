@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trueline.analyze.compare.compare import compare
 from trueline.capture.child_env import CHANGES, environment
 from trueline.capture.trial.fed_modules import ARRIVES, FED, UNLIKE, WEIGHTS
+from trueline.comparison.compare import compare
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.site import Site
 from trueline.schema.text.words import counted, listed

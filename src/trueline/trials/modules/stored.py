@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trueline.analyze.actions import Commands, record_step
+from trueline.judge.actions import Commands, record_step
 from trueline.schema.errors import CannotTell, InputError, RunError
 from trueline.store.reader import Run
 

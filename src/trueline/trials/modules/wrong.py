@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trueline.analyze.compare.result import ComparedRow
+from trueline.comparison.result import ComparedRow
 from trueline.schema.site import Site
 from trueline.store.reader import Run
 from trueline.trials.op.proof import LIMIT

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.analyze.compare.op_names import function_of
 from trueline.capture.record.buffer import UNFILLED
+from trueline.comparison.op_names import function_of
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 from trueline.trials.op import proof, recalled

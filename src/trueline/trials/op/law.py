@@ -6,10 +6,10 @@ import math
 
 from torch import Tensor
 
-from trueline.analyze.compare.expect.ops import op_rounding_rel
-from trueline.analyze.compare.expect.propagation import Operand, condition_of, reduction_length
-from trueline.analyze.compare.expect.rounding import KAPPA, UNIT_ROUNDOFF, coarser
-from trueline.analyze.compare.op_names import function_of, op_class_of
+from trueline.comparison.expect.ops import op_rounding_rel
+from trueline.comparison.expect.propagation import Operand, condition_of, reduction_length
+from trueline.comparison.expect.rounding import KAPPA, UNIT_ROUNDOFF, coarser
+from trueline.comparison.op_names import function_of, op_class_of
 
 _WITHIN = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell"})
 """Functions that autocast makes compute in 16 bits though they take and return float32."""

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trueline.analyze.actions import Commands, record_step
-from trueline.analyze.recorded.step_values import is_returned
+from trueline.judge.actions import Commands, record_step
+from trueline.judge.recorded.step_values import is_returned
 from trueline.schema.errors import CannotTell, InputError
 from trueline.schema.site import Site
 from trueline.store.reader import Run

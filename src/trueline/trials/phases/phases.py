@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trueline.analyze.registry import installed_checks
+from trueline.judge.registry import installed_checks
 from trueline.trials.frame.runs import Way
 from trueline.trials.frame.tree import SHAM, Experiment, TreeTrial
 

@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.analyze.stats.intervals import t_quantile
-from trueline.analyze.stats.tails import binomial_tail
+from trueline.judge.stats.intervals import t_quantile
+from trueline.judge.stats.tails import binomial_tail
 
 Floats = NDArray[np.float64]
 Verdict = Literal["recovers", "partly", "no effect", "undecided"]

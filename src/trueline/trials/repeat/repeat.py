@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trueline.analyze.compare.compare import compare
-from trueline.analyze.compare.first_apart import first_apart
 from trueline.capture.child_env import CHANGES, environment
+from trueline.comparison.compare import compare
+from trueline.comparison.first_apart import first_apart
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.text.words import counted
 from trueline.trials.frame.chance import most_rate

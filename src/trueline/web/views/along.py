@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trueline.analyze.compare.result import ComparedRow
+from trueline.comparison.result import ComparedRow
 
 GRAVITY = ("equal", "within", "not-comparable", "propagated", "beyond")
 """Judgements, the gravest last."""

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trueline.analyze.recorded.step_values import CallKey
+from trueline.judge.recorded.step_values import CallKey
 from trueline.render.comparison.compare_call import call_of, own_frame
 from trueline.render.comparison.compare_rows import shape_text
 from trueline.schema.errors import InputError

@@ -8,8 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
-from trueline.analyze.compare.result import JUDGEMENTS, ComparedRow, StepSummary
-from trueline.analyze.recorded.step_values import CallKey
+from trueline.comparison.result import JUDGEMENTS, ComparedRow, StepSummary
+from trueline.judge.recorded.step_values import CallKey
 from trueline.render.comparison.compare_csv import write_csv
 from trueline.render.comparison.compare_growth import by_step
 from trueline.render.comparison.compare_rows import JUDGEMENT_WORDS, place_text, shape_text

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trueline.analyze.compared_ranks import data_parallel_ranks
-from trueline.analyze.workers.dispersion import cosine_matrices, steps_with_cosines
+from trueline.judge.compared_ranks import data_parallel_ranks
+from trueline.judge.series.dispersion import cosine_matrices, steps_with_cosines
 from trueline.schema.errors import CannotTell
 from trueline.web.answers import Arrays
 from trueline.web.watched_run import WatchedRun

@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-from trueline.analyze.recorded.nonfinite_origin import NonfiniteFlow
-from trueline.analyze.recorded.nonfinite_reach import reached
-from trueline.analyze.recorded.step_values import CallKey, key_of, read_step
+from trueline.judge.recorded.step_values import CallKey, key_of, read_step
+from trueline.laws.overflow.nonfinite_origin import NonfiniteFlow
+from trueline.laws.overflow.nonfinite_reach import reached
 from trueline.schema.site import Site
 from trueline.schema.text.words import counted
 from trueline.web.views.calls import Outline

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trueline.analyze.actions import record_step
-from trueline.analyze.checks.replicas.rank_config_differs import rates_apart
-from trueline.analyze.compared_ranks import differs
-from trueline.analyze.registry import installed_checks
+from trueline.judge.actions import record_step
+from trueline.judge.compared_ranks import differs
+from trueline.judge.registry import installed_checks
+from trueline.laws.replicas.rank_config_differs import rates_apart
 from trueline.render.cause_words import excluded_because, speaking_against, speaking_for
 from trueline.render.report.environment_table import Differing, Environment, environment, holders
 from trueline.render.report.finding_row import FindingRow, finding_row
@@ -29,8 +29,8 @@ from trueline.web.views.triage import key_of
 from trueline.web.watched_run import WatchedRun
 
 if TYPE_CHECKING:
-    from trueline.analyze.check_run import CheckReport
-    from trueline.analyze.incidents import Incident
+    from trueline.judge.check_run import CheckReport
+    from trueline.judge.incidents import Incident
 
 _MAX_DIFFERING = 24
 _MAX_SAMPLES, _MAX_SAMPLED_RANKS = 12, 4

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from trueline.analyze.recorded.step_values import is_returned
+from trueline.judge.recorded.step_values import is_returned
 
 FORWARD = "fwd"
 

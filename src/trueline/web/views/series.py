@@ -21,7 +21,7 @@ from trueline.web.views.signals import DISPERSIONS, flagged_of, of_job, title_of
 from trueline.web.watched_run import WatchedRun
 
 if TYPE_CHECKING:
-    from trueline.analyze.workers.dispersion import ChanceBand
+    from trueline.judge.series.dispersion import ChanceBand
 
 _QUARTILES = (0.25, 0.5, 0.75)
 MAX_LINES = 250

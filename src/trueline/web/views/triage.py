@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from trueline.analyze.lasting import over_since
+from trueline.judge.lasting import over_since
 from trueline.render.report.glance import GLANCE, glance
 from trueline.render.report.page_summary import summary
 from trueline.render.wording import false_alarm
@@ -18,8 +18,8 @@ from trueline.web.views.sparkline import Sparkline, signal_of, sparkline_of
 from trueline.web.watched_run import WatchedRun
 
 if TYPE_CHECKING:
-    from trueline.analyze.check_run import CheckReport
-    from trueline.analyze.incidents import Incident
+    from trueline.judge.check_run import CheckReport
+    from trueline.judge.incidents import Incident
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 import trueline
-from trueline.analyze.check_run import check
 from trueline.capture.probes import own_draws as probe
+from trueline.judge.check_run import check
 
 ROWS, WIDTH, STEPS = 8, 6, 8
 

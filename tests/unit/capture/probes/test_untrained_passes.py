@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations, spectral_norm
 
 import trueline
-from trueline.analyze.check_run import check
+from trueline.judge.check_run import check
 
 ROWS, WIDTH, STEPS = 8, 6, 8
 

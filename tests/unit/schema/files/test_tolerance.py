@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from trueline.analyze.compare.judge.values.floors import floor_of, kind_key, site_key
-from trueline.analyze.recorded.step_values import Value
+from trueline.comparison.judgement.values.floors import floor_of, kind_key, site_key
+from trueline.judge.recorded.step_values import Value
 from trueline.schema.errors import InputError
 from trueline.schema.files.tolerance import KindFloor, Tolerance
 from trueline.schema.site import Site

@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from trueline.analyze.compare.match.names import NameMap
 from trueline.cli.plan_keys import key_and_value
 from trueline.cli.verbs.import_ import measure
+from trueline.comparison.match.names import NameMap
 from trueline.compat.msprobe.config import read_config, settings_of
 from trueline.schema.errors import InputError, PlanError, RunError
 from trueline.schema.files.tolerance import Tolerance

@@ -27,7 +27,7 @@ MAX_GAPS = 2
 """Gaps between backward passes of a step that are looked at, the first ones: later ones tell no more."""
 
 ROUNDINGS = 8
-"""Roundings within which elements are a multiple, as for updates (``analyze.updates.laws``)."""
+"""Roundings within which elements are a multiple, as for updates (``judge.updates.laws``)."""
 
 Array = NDArray[np.float64]
 

@@ -36,7 +36,7 @@ _NUMBERS = ("step", "mu_product", "param_norm")
 """Of a parameter, what is one number for all of its elements."""
 
 KNOWN = ("AdamW", "Adam", "SGD", "Adagrad", "RMSprop", "Adamax", "NAdam")
-"""Classes of ``torch.optim`` whose updates ``analyze.updates.laws`` predicts; a subclass in front of its base."""
+"""Classes of ``torch.optim`` whose updates ``judge.updates.laws`` predicts; a subclass in front of its base."""
 
 BOUNDED = {
     "torch.optim.Muon": "Muon",
@@ -45,7 +45,7 @@ BOUNDED = {
     "lion_pytorch.lion_pytorch.Lion": "Lion",
     "torch_optimizer.lamb.Lamb": "Lamb",
 }
-"""Classes for which ``analyze.updates.magnitudes`` has a bound."""
+"""Classes for which ``judge.updates.magnitudes`` has a bound."""
 
 _OTHER_RULES = ("decoupled_wd", "adam")
 """Attributes by which the optimizers of ``BOUNDED`` follow another rule."""

@@ -9,7 +9,6 @@ from tests.unit.trained_updates import adamw, mlp, trained
 from torch import nn
 
 import trueline
-from trueline.analyze.updates.samples import sampled_updates
 from trueline.capture.probes.around_update import update_slices
 from trueline.capture.probes.around_update.sampling import EARLY
 from trueline.capture.probes.around_update.update_slices import (
@@ -22,6 +21,7 @@ from trueline.capture.probes.around_update.update_slices import (
     num_slices,
     places_of,
 )
+from trueline.judge.series.sampled_updates import sampled_updates
 
 
 class Eightbit(torch.optim.Optimizer):

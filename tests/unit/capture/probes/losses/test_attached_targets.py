@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import trueline
-from trueline.analyze.check_run import check
 from trueline.capture.probes.losses.attached_targets import mark
 from trueline.capture.probes.losses.loss_inputs import row_of
+from trueline.judge.check_run import check
 from trueline.schema.columns.loss_inputs import TARGET_ATTACHED, VALUE_ATTACHED, LossInputs
 
 B, A, GAMMA = 8, 3, 0.9

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 import trueline
-from trueline.analyze.check_run import check
+from trueline.judge.check_run import check
 from trueline.schema.plan import LAWS_AGE, Plan
 from trueline.testing.problems import CausalLM
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import trueline
-from trueline.analyze.check_run import check
+from trueline.judge.check_run import check
 
 SIZES, WIDTH = (4, 7, 5, 6, 3, 8), 8
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 import trueline
-from trueline.analyze.check_run import check
+from trueline.judge.check_run import check
 from trueline.testing.faults.losses.w6_lost_order import Ordered
 from trueline.testing.problems import CausalLM
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 import trueline
-from trueline.analyze.check_run import check
+from trueline.judge.check_run import check
 
 BATCH, LENGTH, WIDTH = 6, 10, 8
 

@@ -1,1 +1,0 @@
-"""Whether the gradient that is descended is that of the loss."""

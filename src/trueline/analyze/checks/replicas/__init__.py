@@ -1,1 +1,0 @@
-"""Whether gradients are reduced as they should be, and replicas stay equal."""

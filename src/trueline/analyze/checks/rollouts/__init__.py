@@ -1,1 +1,0 @@
-"""Checks of rollouts against training, each a file."""

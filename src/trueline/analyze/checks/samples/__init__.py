@@ -1,1 +1,0 @@
-"""Which samples each rank reads, and how many tokens they hold."""

@@ -1,1 +1,0 @@
-"""What happens in one step: jumps, and where overflow begins."""

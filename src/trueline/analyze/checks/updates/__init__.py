@@ -1,1 +1,0 @@
-"""Whether the optimizer does what it declares."""

@@ -1,1 +1,0 @@
-"""Whether one rank's loss or gradient is unlike the others'."""

@@ -1,1 +1,0 @@
-"""Does an optimizer do what it declares? Sampled elements of updates, predicted in float64."""

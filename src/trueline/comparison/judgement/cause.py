@@ -1,0 +1,157 @@
+"""Why a call returns another value than in the reference: which of its inputs, weights or arguments differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trueline.comparison.expect.propagation import is_swamped
+from trueline.comparison.judgement.step import Step, value_of
+from trueline.comparison.judgement.values.argument_differences import (
+    Arguments,
+    arguments_in_words,
+    different_arguments,
+)
+from trueline.comparison.judgement.values.value_judgement import Compared
+from trueline.comparison.op_names import RANDOM, function_of
+from trueline.judge.recorded.step_values import spot_of
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The remaining reason for a call's difference, and the parameters or arguments that differ, as a text.
+
+    ``by_statistics``: that inputs agree was not seen on their values or fingerprints. ``unknown`` are inputs that
+    could not be compared.
+    """
+
+    reason: Literal["random", "parameters", "arguments", "user", "received", "backward", "computation"]
+    different: str = ""
+    by_statistics: bool = False
+    unknown: tuple[str, ...] = ()
+
+
+def cause_of(step: Step, row: Compared) -> Cause:
+    """What differs in the inputs of the call of a value, or that nothing does."""
+    value = value_of(row)
+    if function_of(value.api) in RANDOM:
+        different = differing_arguments(step, row)
+        called = f": its arguments differ, {arguments_in_words(different)}" if different else ""
+        return Cause("random", called or _draws_before(step, row))
+    names = _differing_params(step, row)
+    if names:
+        return Cause("parameters", ", ".join(names[:2]))
+    different = differing_arguments(step, row)
+    if different:
+        return Cause("arguments", arguments_in_words(different))
+    user = _called_otherwise(step, row) if value.site.phase == "bwd" and value.returned else ""
+    if user:
+        return Cause("user", user)
+    inputs = _inputs(step, row)
+    backward = "received" if value.returned else "backward"
+    return Cause(
+        backward if value.site.phase == "bwd" else "computation",
+        by_statistics=any(each.distance is not None and each.distance.how == "statistics" for each in inputs),
+        unknown=tuple(dict.fromkeys(str(value_of(each).site) for each in inputs if _is_unknown(each))),
+    )
+
+
+def in_words(cause: Cause, *, agree: str = "its inputs agree") -> str:
+    """The cause as a sentence; ``agree`` is its beginning, which says that inputs are not the reason."""
+    return {
+        "random": f"it draws random numbers, and the two runs draw different ones{cause.different}.",
+        "parameters": f"{agree}, but its weight {cause.different} does not.",
+        "arguments": f"{agree}, but its arguments do not: {cause.different}.",
+        "user": f"it comes back from {cause.different}.",
+        "received": _changed_on_its_way(cause),
+        "backward": _computes_otherwise(cause, "incoming gradient and its forward inputs", "backward computation"),
+        "computation": _computes_otherwise(cause, "inputs and arguments", "computation"),
+    }[cause.reason]
+
+
+def _draws_before(step: Step, row: Compared) -> str:
+    """``: before it, only RUN draws with `rand` (model.py:12 forward)``, of the first call that draws in one run alone;
+    '' where both draw as often before the call.
+    """
+    alone = step.graph_diff.alone
+    for name, value, calls in (("RUN", row.mine, alone.mine), ("REF", row.theirs, alone.theirs)):
+        drawn = (call.first for call in calls if function_of(call.first.api) in RANDOM)
+        first = next((each for each in drawn if value is None or each.index < value.index), None)
+        if first is not None:
+            at = step.frame(first, of_reference=name == "REF")
+            return f": before it, only {name} draws with `{function_of(first.api)}`{f' ({at})' if at else ''}"
+    return ""
+
+
+def _computes_otherwise(cause: Cause, inputs: str, computation: str) -> str:
+    """``its inputs and arguments agree as far as statistics show, so probably its computation differs.``"""
+    extent = " as far as statistics show" if cause.by_statistics else ""
+    if cause.unknown:
+        but = f"{cause.unknown[0]}{' and others' if len(cause.unknown) > 1 else ''}, which cannot be compared"
+        return f"its {inputs} agree{extent}, but for {but}: that differs, or its {computation}."
+    return f"its {inputs} agree{extent}, so {'probably ' if extent else ''}its {computation} differs."
+
+
+def _changed_on_its_way(cause: Cause) -> str:
+    """Of the gradient of what a call returned, which is the sum of those that the calls after it have made."""
+    if cause.unknown or cause.by_statistics:
+        return (
+            "the gradients that add up to it agree as far as they were recorded, so probably a hook on this tensor, or "
+            "a call that was not recorded, changes it."
+        )
+    return (
+        "the gradients that add up to it agree, so a hook on this tensor, or a call that was not recorded, changes it."
+    )
+
+
+def _inputs(step: Step, row: Compared) -> list[Compared]:
+    """The rows of what a value was computed from, each at its first sighting."""
+    sources = set(row.expectation.sources) if row.expectation is not None else set[int]()
+    found: dict[int, Compared] = {}
+    for each in step.rows:
+        if each.root in sources:
+            found.setdefault(each.root, each)
+    return list(found.values())
+
+
+def _is_unknown(row: Compared) -> bool:
+    """Whether nothing says that a value agrees with its twin: it has none, or its masks hide the rest."""
+    if row.mine is None or row.theirs is None or row.distance is None or row.judgement == "not-comparable":
+        return True
+    return row.distance.how == "statistics" and is_swamped(row.mine)
+
+
+def _differing_params(step: Step, row: Compared) -> list[str]:
+    """Parameters that went into the call of a value and differ by more than rounding explains."""
+    sources = set(row.expectation.sources) if row.expectation is not None else set[int]()
+    wrong = {other.root: other.param for other in step.beyond("param")}
+    return [name for root, name in wrong.items() if root in sources and name is not None]
+
+
+def differing_arguments(step: Step, row: Compared) -> Arguments:
+    """Arguments of the call of a value that differ between the runs, by name or place."""
+    site = value_of(row).site
+    phase = "fwd" if site.phase == "bwd" else site.phase
+    mine, theirs = step.calls.get((site.micro, phase, site.name, site.call), (None, None))
+    if mine is None or theirs is None:
+        return {}
+    return different_arguments(mine, theirs)
+
+
+def _called_otherwise(step: Step, row: Compared) -> str:
+    """The call, with its line and its arguments, that takes the value whose gradient ``row`` is and is called with
+    other arguments in the reference; '' where there is none.
+    """
+    spot = spot_of(value_of(row))
+    forward = [value for value in step.alignment.mine.values if value.site.phase == "fwd"]
+    root = next((value.root for value in forward if spot_of(value) == spot), None)
+    for mine, theirs in step.calls.values():
+        if mine is None or theirs is None or mine.phase != "fwd" or mine.first.kind != "op":
+            continue
+        if root is not None and root in {value.root for value in mine.ins}:
+            different = different_arguments(mine, theirs)
+            at = step.frame(mine.first)
+            if different:
+                words = arguments_in_words(different)
+                return f"{mine.first.api}{f' ({at})' if at else ''}, whose arguments are not the same: {words}"
+    return ""

@@ -1,0 +1,196 @@
+"""Where gradients end or turn in one run: at a call that passes numbers on and that only one run makes, as ``detach``.
+
+The forward pass does not show it. The first gradient, in the order of the backward pass, that differs or that only one
+run has belongs to a forward call; a call without a twin that takes what this one returned, or took, is to blame.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from trueline.comparison.expect.rounding import UNIT_ROUNDOFF
+from trueline.comparison.judgement.step import Step, value_of
+from trueline.comparison.judgement.structure import Structure, agrees
+from trueline.comparison.judgement.unrecorded_code import is_of_modules
+from trueline.comparison.judgement.values.value_judgement import COARSE_REL, Compared
+from trueline.comparison.match.graph_diff import GraphDifference
+from trueline.judge.recorded.step_values import Call, CallKey, Value, key_of, spot_of
+
+_PASSING_ON = frozenset({"detach", "view_as", "alias", "clone", "requires_grad"})
+"""Functions that return the numbers they are given; a custom autograd function shows as one of them."""
+
+
+class CutGradient(NamedTuple):
+    """Calls that only one run makes (none where no such call was recorded), the ``row`` to show of them, the first
+    gradient ``after`` them that differs, and the parameters that only one run (``of_run``) has gradients of.
+    """
+
+    difference: GraphDifference
+    row: Compared
+    after: Compared
+    params: list[str]
+    of_run: bool
+
+
+def cut_gradient(step: Step) -> CutGradient | None:
+    """Where gradients of a step end or turn, where the forward pass agrees and gradients of parameters do not."""
+    first = step.first
+    of_backward = first is not None and value_of(first).site.phase != "fwd"
+    if first is not None and not of_backward:
+        return None
+    params = list(_without_twin(step))
+    rows = _first_gradients(step)
+    if not params and not of_backward and not (first is None and step.rewired_rows):
+        alike = {spot_of(value_of(row)) for row in step.rows if value_of(row).site.phase == "fwd" and agrees(row)}
+        received = _received(step)
+        rows = [row for row in rows if _is_another(row) or _is_lost(row, received)]
+        rows = [row for row in rows if spot_of(value_of(row)) in alike]
+    structure = Structure(step)
+    for row in rows:
+        found = structure.passing_on(_forward_calls(step, row), _PASSING_ON)
+        if found is not None:
+            return CutGradient(*found, row, [value_of(each).site.name for each in params], _is_of_run(params))
+    lost = _first_lost(step) if params else None
+    if not params or (first is not None and (lost is None or lost.place > first.place)):
+        return None
+    after = lost or params[0]
+    return CutGradient(
+        GraphDifference((), ()), after, after, [value_of(each).site.name for each in params], _is_of_run(params)
+    )
+
+
+def _first_lost(step: Step) -> Compared | None:
+    """The gradient to name where only calls of modules were recorded: of what the module returned whose code made the
+    first value without a gradient, in the order of the backward pass. Where that is a function of torch, it is the
+    module of the first parameter without one, or the module around both.
+    """
+    if not is_of_modules(step):
+        return None
+    rows = [row for row in step.rows if row.unmatched and value_of(row).site.phase == "bwd"]
+    rows = [row for row in rows if (row.mine is None) == (rows[0].mine is None)]
+    values = {value_of(row).site.name: row for row in reversed(rows) if value_of(row).kind == "module"}
+    if not values:
+        return None
+    side = step.alignment.sides[rows[0].mine is None].values
+    first = value_of(next(row for row in rows if value_of(row).kind == "module"))
+    param = next((value_of(row).site.name.rpartition(".")[0] for row in rows if value_of(row).kind == "param"), "")
+    made = next((value for value in side if value.site.phase == "fwd" and _is_of(value, first)), first)
+    maker = side[made.root]
+    named = (maker.site.name, param, maker.module)
+    around = {value.module for value in side}
+    no_code = {value.site.name for value in side if value.api.startswith("torch.nn.modules.")} - around
+    return next((values[name] for name in named if name in values and name not in no_code), values[first.site.name])
+
+
+def _is_of(value: Value, gradient: Value) -> bool:
+    """Whether ``gradient`` is that of ``value``."""
+    one, other = value.site, gradient.site
+    return (one.micro, one.name, one.call, one.slot) == (other.micro, other.name, other.call, other.slot)
+
+
+def calls_behind(step: Step, row: Compared) -> tuple[GraphDifference, Compared] | None:
+    """Forward calls that only one run has, of what the call of a gradient took or returned, or of the parameter that it
+    is of, and the row to show.
+    """
+    value = value_of(row)
+    if value.kind != "param":
+        return Structure(step).passing_on(_forward_calls(step, row), None)
+    mine, theirs = (
+        {each.root for each in side.values if each.site.phase == "param" and each.site.name == value.site.name}
+        for side in step.alignment.sides
+    )
+    return Structure(step).taking(mine, theirs)
+
+
+def own_backward(step: Step, modules: frozenset[str]) -> str:
+    """`` In RUN, calls at train.py:22 Norm.forward have no gradients of their own: …``, of calls in ``modules`` that
+    both runs make, and that have gradients in one run only: those of an autograd function have none; '' without any.
+    """
+    both = (row for row in step.rows if value_of(row).site.phase == "fwd" and not row.unmatched)
+    matched = {spot_of(value_of(row)): row for row in both}
+    for row in step.rows:
+        value = value_of(row)
+        forward = matched.get(spot_of(value))
+        if value.site.phase != "bwd" or value.kind != "op" or not row.unmatched or forward is None:
+            continue
+        name, side = ("REF", forward.theirs) if row.theirs is None else ("RUN", forward.mine)
+        if side is None or side.module not in modules:
+            continue
+        at = step.frame(side, of_reference=name == "REF")
+        if at:
+            return f" In {name}, calls at {at} have no gradients of their own: an autograd function, or no_grad."
+    return ""
+
+
+def _is_of_run(params: list[Compared]) -> bool:
+    return bool(params) and params[0].mine is not None
+
+
+def _is_another(row: Compared) -> bool:
+    """Whether a gradient is another one altogether, however little of it is left in those of parameters."""
+    return row.rewired and row.distance is not None and (row.distance.rel or 0.0) > COARSE_REL
+
+
+def _received(step: Step) -> dict[CallKey, float]:
+    """By call that receives gradients in both runs: what rounds in a sum over the largest of them, at most."""
+    most: dict[CallKey, float] = {}
+    autocast = {side.autocast for side in step.alignment.sides} - {""}
+    for row in step.rows:
+        each = value_of(row)
+        if each.site.phase == "bwd" and each.returned and each.stats is not None and not row.unmatched:
+            unit = max(UNIT_ROUNDOFF.get(dtype, 0.0) for dtype in (each.dtype, *autocast))
+            most[key_of(each)] = max(most.get(key_of(each), 0.0), unit * each.stats.norm)
+    return most
+
+
+def _is_lost(row: Compared, received: dict[CallKey, float]) -> bool:
+    """Whether only one run has a gradient of what a call took that received gradients in both, and it is more than what
+    rounding left of a sum that is 0, as that of a maximum which softmax subtracts.
+    """
+    value = value_of(row)
+    if not row.unmatched or value.returned or value.stats is None:
+        return False
+    return value.stats.norm > _REAL * received.get(key_of(value), math.inf)
+
+
+_REAL = 16.0
+"""Roundings of the addends that a sum which ought to be 0 hardly exceeds."""
+
+
+def _without_twin(step: Step) -> Iterator[Compared]:
+    """Gradients, not all zero, of parameters that both runs have, where only one run has a gradient."""
+    both = {row.mine.site.name for row in step.rows if row.mine and row.theirs and row.mine.site.phase == "param"}
+    both |= {row.theirs.site.name for row in step.rows if row.mine and row.theirs and row.theirs.site.phase == "param"}
+    phases = [{value.site.phase for value in side.values if value.kind == "param"} for side in step.alignment.sides]
+    phase = "grad" if all("grad" in each for each in phases) else "bwd"
+    for row in step.rows if all(phase in each for each in phases) else ():
+        value = value_of(row)
+        if not row.unmatched or value.kind != "param" or value.site.phase != phase or value.site.name not in both:
+            continue
+        if value.stats is not None and value.stats.sum_sq > 0:
+            yield row
+
+
+def _first_gradients(step: Step) -> list[Compared]:
+    """Gradients that differ or that only one run has, in the order of the backward pass."""
+    rows = [row for row in step.rows if value_of(row).site.phase == "bwd" and value_of(row).kind == "op"]
+    return sorted((row for row in rows if not agrees(row)), key=lambda row: _in_order(step, row))
+
+
+def _in_order(step: Step, row: Compared) -> float:
+    """Both runs go backwards through the same calls: the share of the step that came before."""
+    which = 0 if row.mine is not None else 1
+    return value_of(row).index / len(step.alignment.sides[which].values)
+
+
+def _forward_calls(step: Step, row: Compared) -> tuple[Call, Call] | None:
+    """The forward call that a gradient belongs to, of both runs."""
+    site, which = value_of(row).site, 0 if row.mine is not None else 1
+    for pair in step.alignment.calls:
+        call = pair[which]
+        if call is not None and call.key == (site.micro, "fwd", site.name, site.call):
+            one, other = pair
+            return (one, other) if one is not None and other is not None else None
+    return None

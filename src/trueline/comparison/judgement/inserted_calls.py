@@ -1,0 +1,108 @@
+"""Calls that one run puts between two calls that both make, and that change nothing of this step: a cap of logits that
+are small, a mask of a batch without padding.
+
+Nothing differs here by more than rounding explains, and other numbers would: that the runs compute differently is
+certain. Left out are calls that change no number whatever it is (they move, copy or cast it), and such that multiply by
+constants: where these leave one value as it is, they leave all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+from trueline.comparison.judgement.step import Step
+from trueline.comparison.judgement.structure import agrees, innermost
+from trueline.comparison.judgement.values.value_judgement import Compared
+from trueline.comparison.match.graph_diff import GraphDifference
+from trueline.comparison.op_names import LINEAR, RANDOM, function_of
+from trueline.judge.recorded.step_values import Call, CallKey
+
+_CHANGING = frozenset({"masked_fill", "where", "triu", "tril", "add", "radd", "sub", "rsub", "sum", "mean", "pad"})
+_MOVING = (LINEAR - _CHANGING) | {"detach", "alias", "requires_grad", "identity", "apply", "checkpoint", "zeros_like"}
+"""Functions that change no number; ``neg`` is one of them, as it is undone where the result agrees."""
+
+_SCALING = frozenset({"mul", "rmul", "div", "truediv"})
+
+
+def inserted_calls(step: Step) -> GraphDifference | None:
+    """All such calls of a step, in order, with the first place where one leads to; None where there are none."""
+    if step.alignment.connects_alike:
+        return None
+    found: dict[CallKey, tuple[int, Call]] = {}
+    seam = None
+    for difference in _differences(step):
+        seam = seam or difference.seam
+        for which, calls in enumerate((difference.mine, difference.theirs)):
+            found |= {call.key: (which, call) for call in calls}
+    if seam is None:
+        return None
+    sides = [[call for which, call in found.values() if which == side] for side in (0, 1)]
+    mine, theirs = (sorted(calls, key=lambda call: call.first.index) for calls in sides)
+    return GraphDifference(mine, theirs, seam)
+
+
+def _differences(step: Step) -> Iterator[GraphDifference]:
+    """Those at which a value agrees that only one run has changed on its way from a call to the next."""
+    if step.rank is None:
+        return  # ranks that are merged gather and cut what one has whole
+    graph, first = step.graph_diff, _first_by_root(step)
+    for row in step.rows:
+        if row.mine is None or row.theirs is None or row.mine.site.phase != "fwd" or not agrees(row):
+            continue
+        seam = graph.seams.get((row.mine.index, row.theirs.index))
+        if seam is None:
+            continue
+        difference = graph.leading_to(seam)
+        if bool(difference.mine) == bool(difference.theirs):
+            continue
+        which = 0 if difference.mine else 1
+        calls = difference.mine or difference.theirs
+        handed = (seam.theirs if which == 0 else seam.mine).root
+        twin = first[1 - which].get(handed)
+        taken = None if twin is None else (twin.mine, twin.theirs)[which]
+        if twin is None or taken is None or not agrees(twin):
+            continue
+        if not any(value.root == taken.root for call in calls for value in call.ins):
+            continue
+        if not all(map(_changes_nothing, innermost(calls))):
+            yield difference
+
+
+def _first_by_root(step: Step) -> tuple[dict[int, Compared], dict[int, Compared]]:
+    """The first row of each tensor of the run, and of the reference, that has a twin."""
+    found: tuple[dict[int, Compared], dict[int, Compared]] = ({}, {})
+    for row in step.rows:
+        if row.mine is not None and row.theirs is not None and row.mine.site.phase == "fwd":
+            found[0].setdefault(row.mine.root, row)
+            found[1].setdefault(row.theirs.root, row)
+    return found
+
+
+def _changes_nothing(call: Call) -> bool:
+    """Whether a call leaves numbers as they are, or is linear and takes one tensor."""
+    function = function_of(call.first.api)
+    tensors = len({value.root for value in call.ins})
+    if function in _MOVING or "dropout" in function or function in RANDOM:
+        return True
+    if function in ("sum", "mean"):
+        return all(value.numel == 1 for value in call.ins)
+    if function == "setitem":
+        return _writes_whole(call)
+    if function in _SCALING:
+        return tensors < 2
+    return function in ("add", "radd", "sub") and tensors < 2 and _adds_zero(call)
+
+
+def _writes_whole(call: Call) -> bool:
+    """Whether a tensor is written over with one as large, which is a copy; of a part, as of padding, it is none."""
+    args = cast(dict[str, Any], json.loads(call.first.args or "{}")).get("args", [])
+    whole = len(args) == 3 and args[1] in ({"slice": [None, None, None]}, "...", {"ellipsis": True})
+    return whole and bool(call.ins) and any(call.ins[-1].numel == value.numel for value in call.outs)
+
+
+def _adds_zero(call: Call) -> bool:
+    document = cast(dict[str, Any], json.loads(call.first.args or "{}"))
+    numbers: Sequence[Any] = [each for each in document.get("args", []) if isinstance(each, int | float)]
+    return bool(numbers) and all(each == 0 for each in numbers)

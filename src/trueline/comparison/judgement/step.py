@@ -1,0 +1,146 @@
+"""One judged step of a run: where it first differs from the reference, and the lines of code that it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from trueline.comparison.judgement.values.value_judgement import LIMIT, Compared
+from trueline.comparison.match.align import Alignment
+from trueline.comparison.match.graph_diff import GraphDiff
+from trueline.judge.recorded.step_values import Call, Value
+from trueline.schema.errors import RunError
+from trueline.store.reader import Run
+
+_OWN_FRAMES = ("/torch/", "/trueline/", "<frozen")
+"""Parts of paths of files whose frames are not shown: they are of neither a model nor a script."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of one rank (None: merged), judged; ``run`` and ``ref`` have the call stacks.
+
+    ``before`` is the step just before it, if parameters and gradients were equal there: parameters of this step may
+    then differ only by what the update itself rounds.
+    """
+
+    run: Run
+    step: int
+    rank: int | None
+    alignment: Alignment
+    rows: Sequence[Compared]
+    before: Step | None = None
+    ref: Run | None = None
+
+    @cached_property
+    def equal_before_update(self) -> bool:
+        """Whether the update starts from the same in both runs: all parameters and their gradients are equal."""
+        params = [row for row in self.rows if value_of(row).kind == "param"]
+        phases = {value_of(row).site.phase for row in params}
+        return {"param", "grad"} <= phases and all(row.judgement == "equal" for row in params)
+
+    @cached_property
+    def first(self) -> Compared | None:
+        """The first value whose difference neither rounding nor its inputs explain."""
+        return next((row for row in self.rows if row.judgement == "beyond"), None)
+
+    @cached_property
+    def rewired_rows(self) -> Sequence[Compared]:
+        """Values that differ because their calls take different inputs than in the reference. Empty where a call is to
+        blame, or where the final results agree: the last value of the forward pass, and gradients of parameters, by
+        what rounding explains of them in the backward pass, as the update has them where that was recorded (those
+        before may be scaled with the loss). Multiples, which rounding does not make, are no agreement.
+        """
+        if self.first is not None:
+            return ()
+        measured = [row for row in self.rows if row.mine is not None and row.distance is not None]
+        forward = next((row for row in reversed(measured) if value_of(row).site.phase == "fwd"), None)
+        if forward is not None and forward.rewired:
+            return [row for row in self.rows if row.rewired]
+        params = [row for row in measured if value_of(row).kind == "param"]
+        used = {value_of(row).site.name: row for row in params if value_of(row).site.phase == "grad"}
+        rewired = [row for row in measured if row.rewired and (value_of(row).kind == "param" or _is_multiple(row))]
+        if any(_differs_as(used.get(value_of(row).site.name, row), row) for row in rewired):
+            return [row for row in self.rows if row.rewired and value_of(row).site.phase in ("bwd", "grad")]
+        return ()
+
+    @cached_property
+    def graph_diff(self) -> GraphDiff:
+        """How the calls of both runs are connected differently."""
+        return GraphDiff(self.alignment)
+
+    @cached_property
+    def calls(self) -> Mapping[tuple[int, str, str, int], tuple[Call | None, Call | None]]:
+        """Both calls by the key of that of the run, or of the reference where only that has one."""
+        return {_call_key(mine or theirs): (mine, theirs) for mine, theirs in self.alignment.calls}
+
+    def beyond(self, *origins: str) -> Iterator[Compared]:
+        """Values beyond rounding that come from one of ``origins``."""
+        for row in self.rows:
+            if row.judgement == "beyond" and row.expectation is not None and row.expectation.origin in origins:
+                yield row
+
+    def frame(self, value: Value, *, of_reference: bool = False) -> str:
+        """``file:line function`` of the model's or the script's line that called; '' where no stack was taken."""
+        stack, site = value.stack, value.site
+        if stack is None:
+            stack = self._stacks[of_reference].get((site.micro, site.name, site.call))
+        if stack is None:
+            return ""
+        key = of_reference, site.rank, stack
+        found = self._frames.get(key)
+        if found is None:
+            found = self._frames[key] = _user_frame(self.ref if of_reference else self.run, site.rank, stack)
+        return found
+
+    @cached_property
+    def _stacks(self) -> tuple[Mapping[tuple[int, str, int], int | None], ...]:
+        """Of the run and of the reference, the stacks of calls of the forward pass by micro-batch, name and number."""
+        return tuple(
+            {
+                (call.micro, call.name, call.number): call.first.stack
+                for call in (pair[which] for pair in self.alignment.calls)
+                if call is not None and call.phase == "fwd"
+            }
+            for which in (0, 1)
+        )
+
+    @cached_property
+    def _frames(self) -> dict[tuple[bool, int, int], str]:
+        """The frames that were looked up, by whether the reference has them, rank and stack."""
+        return {}
+
+
+def _differs_as(row: Compared, expected: Compared) -> bool:
+    """Whether a value differs by more than rounding explains of another one, ``expected``, which does."""
+    if row.hardly_differs or row.distance is None or expected.expectation is None:
+        return False
+    rel = row.distance.rel
+    return rel is None or _is_multiple(expected) or rel > LIMIT["statistics"] * expected.expectation.rel
+
+
+def _is_multiple(row: Compared) -> bool:
+    return row.distance is not None and row.distance.factor is not None
+
+
+def _user_frame(run: Run | None, rank: int, stack: int) -> str:
+    if run is None or rank not in run.record_ranks:
+        return ""
+    try:
+        frames = run.stack_frames(rank, stack)
+    except RunError:
+        return ""
+    return next((frame for frame in frames if not any(own in frame for own in _OWN_FRAMES)), "")
+
+
+def value_of(row: Compared) -> Value:
+    """The value of the run, or that of the reference where only it has one."""
+    value = row.mine or row.theirs
+    assert value is not None
+    return value
+
+
+def _call_key(call: Call | None) -> tuple[int, str, str, int]:
+    assert call is not None
+    return call.micro, call.phase, call.name, call.number

@@ -1,0 +1,311 @@
+"""Which difference of the two call graphs has consequences: values after it differ, as far as the final results.
+
+The calls of the forward pass are followed in order. A difference of the graphs reaches the seam that it leads to, and
+from there whatever does not agree with its twin; where a call that takes other inputs returns the same as in the
+reference, as the other order of two additions does, it ends. What differs for another reason is no difference's
+consequence. Of differences that reach one value the first one counts.
+A call without a twin is excused where values that come from it agree: another way to compute the same.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from trueline.comparison.expect.propagation import is_masked, is_swamped
+from trueline.comparison.expect.rounding import UNIT_ROUNDOFF
+from trueline.comparison.judgement.consequence import results_agree
+from trueline.comparison.judgement.step import Step, value_of
+from trueline.comparison.judgement.values.value_judgement import Compared
+from trueline.comparison.match.graph_diff import GraphDifference, Seam
+from trueline.comparison.op_names import function_of, op_class_of
+from trueline.judge.recorded.step_values import Call, CallKey, Value, key_of
+
+
+class Reach(NamedTuple):
+    """A difference of the graphs that reaches a value, and the ``place`` of the step's rows where it begins."""
+
+    place: float
+    difference: GraphDifference
+
+
+class Cause(NamedTuple):
+    """A ``difference`` of the graphs, the ``place`` where it begins, the ``row`` to show of it, and the first row
+    ``after`` it that differs.
+    """
+
+    difference: GraphDifference
+    place: float
+    row: Compared
+    after: Compared
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """The differences of the graphs of ``step``, and what they reach."""
+
+    step: Step
+
+    def cause(self) -> Cause | None:
+        """The difference that the first value beyond rounding, the loss, what another module returns, or a value that
+        nothing can have made right again comes from; None where there is none.
+        """
+        if self.step.alignment.connects_alike or not self.step.graph_diff.seams:
+            return None
+        first = self.step.first
+        rows = [*self._results, *self._handed_on, *self._never_undone, *([] if first is None else [first])]
+        found = min((self._reached[row.place] for row in rows if row.place in self._reached), key=_place, default=None)
+        if found is None or (first is not None and found.place > first.place):
+            return None
+        reached = (row for row in self.step.rows if self._is_reached_by(row, found))
+        after = next((row for row in reached if is_apart(row)), None)
+        if after is None:
+            return None
+        return Cause(found.difference, found.place, self._row(found.difference), after)
+
+    def passing_on(
+        self, calls: tuple[Call, Call] | None, functions: frozenset[str] | None
+    ) -> tuple[GraphDifference, Compared] | None:
+        """Calls of ``functions`` (None: of any) without a twin that take what one of the matched ``calls`` took or
+        returned, and the row to show of them.
+        """
+        if calls is None:
+            return None
+        return self.taking(*({value.root for value in call.values} for call in calls), functions=functions)
+
+    def taking(
+        self, mine: set[int], theirs: set[int], *, functions: frozenset[str] | None = None
+    ) -> tuple[GraphDifference, Compared] | None:
+        """The same of calls that take one of the values with these roots, of the run and of the reference."""
+        alone = self.step.graph_diff.alone
+        found: list[list[Call]] = []
+        for roots, calls in ((mine, alone.mine), (theirs, alone.theirs)):
+            some = [each for each in calls if functions is None or function_of(each.first.api) in functions]
+            found.append([each for each in some if roots & {value.root for value in each.ins}])
+        difference = GraphDifference(found[0], found[1])
+        return (difference, self._row(difference)) if any(found) else None
+
+    def place_of(self, row: Compared) -> float:
+        """The place of ``row`` in the order of execution; of a value that only the side has that does not give the
+        order, that of the next one of its side that has a place there.
+        """
+        return self._place_of[row.mine is None][value_of(row).index]
+
+    def _is_reached_by(self, row: Compared, reach: Reach) -> bool:
+        return row.place in self._reached and self._reached[row.place].difference is reach.difference
+
+    @cached_property
+    def _results(self) -> list[Compared]:
+        """The last value of the forward pass that was measured of each micro-batch, where it differs, or rounding may
+        explain too much.
+        """
+        measured = (row for row in self.step.rows if row.mine is not None and row.distance is not None)
+        last = {value_of(row).site.micro: row for row in measured if value_of(row).site.phase == "fwd"}
+        return [row for row in last.values() if not _agrees(row)]
+
+    @cached_property
+    def _handed_on(self) -> list[Compared]:
+        """Results of modules that took nothing but what a difference of the graphs outside of them changed."""
+        results = (row for row, mine, _ in self._matched if row.rewired and mine.kind == "module" and mine.returned)
+        return [row for row in results if self._is_outside(row)]
+
+    @cached_property
+    def _never_undone(self) -> list[Compared]:
+        """Values at the seam of the only difference of the graphs, between runs whose parameters and arguments agree:
+        no other call makes them right again, and that results agree up to coarse rounding does not excuse them. Where
+        no call is alone, and they are only connected otherwise, sums may have their addends in another order.
+        """
+        pairs = [(one, other) for one, other in self.step.alignment.calls if one and other and one.phase == "fwd"]
+        params = (row for row in self.step.rows if value_of(row).site.phase == "param")
+        if any(one.first.args != other.first.args for one, other in pairs) or results_agree(self.step.rows):
+            return []
+        alone = _keys(self.step.graph_diff.alone)
+        if any(row.judgement != "equal" for row in params):
+            return []
+        seams = [
+            row
+            for row, mine, seam in self._matched
+            if seam is not None and row.rewired and _shows_all(row) and (any(alone) or not _takes_in_any_order(mine))
+        ]
+        return [
+            row for row in seams if row.place in self._reached and _keys(self._reached[row.place].difference) == alone
+        ]
+
+    def _is_outside(self, row: Compared) -> bool:
+        """Whether the difference that reaches the result of a module is of calls outside of it."""
+        reach = self._reached.get(row.place)
+        if reach is None:
+            return False
+        name = value_of(row).site.name
+        calls = [*reach.difference.mine, *reach.difference.theirs]
+        return bool(calls) and not any(f"{call.module}.".startswith(f"{name}.") for call in calls)
+
+    @cached_property
+    def _matched(self) -> list[tuple[Compared, Value, Seam | None]]:
+        """Values of the forward pass that have a twin, in order, with the run's value and the seam that they are."""
+        rows = ((row, row.mine, row.theirs) for row in self.step.rows)
+        return [
+            (row, mine, self.step.graph_diff.seams.get((mine.index, theirs.index)))
+            for row, mine, theirs in rows
+            if mine is not None and theirs is not None and mine.site.phase == "fwd"
+        ]
+
+    @cached_property
+    def _excused(self) -> tuple[set[CallKey], set[CallKey]]:
+        """Calls without a twin, of the run and of the reference, that lead to values (no decisions) which agree and of
+        which calls make the same as in the reference.
+        """
+        differ: dict[CallKey, bool] = defaultdict(bool)
+        for row, mine, _ in self._matched:
+            differ[key_of(mine)] |= mine.returned and not _agrees(row)
+        excused: tuple[set[CallKey], set[CallKey]] = (set(), set())
+        for row, mine, seam in self._matched:
+            if seam is not None and _agrees(row) and not differ[key_of(mine)] and mine.dtype in UNIT_ROUNDOFF:
+                for known, keys in zip(excused, self.step.graph_diff.keys_before(seam), strict=True):
+                    known |= keys
+        return excused
+
+    @cached_property
+    def _reached(self) -> dict[int, Reach]:
+        """By place of a row that does not agree with its twin: the difference that it comes from."""
+        origin: dict[int, Reach] = {}
+        taken: dict[CallKey, Reach] = {}
+        found: dict[int, Reach] = {}
+        off: set[int] = {row.mine.root for row in self.step.beyond("param") if row.mine is not None}
+        for row, mine, seam in self._matched:
+            key = key_of(mine)
+            own = None if seam is None else self._through(row, seam, origin, off)
+            come = [each for each in (own, origin.get(mine.root)) if each is not None]
+            if key in taken and (not mine.returned or mine.index == mine.root):
+                come.append(taken[key])
+            if not come and seam is None and not _agrees(row) and mine.index == mine.root:
+                off.add(mine.root)  # a tensor that was seen before may agree there, and differ as only one run wrote
+            if not come or (_agrees(row) and (mine.returned or own is None)):
+                continue
+            first = min(come, key=_place)
+            if mine.returned:
+                origin[mine.root] = first
+            else:
+                taken[key] = first
+            if not _agrees(row):
+                found[row.place] = first
+        return found
+
+    def _through(self, row: Compared, seam: Seam, origin: dict[int, Reach], off: set[int]) -> Reach | None:
+        """What reaches a value through a seam: the difference there, or an earlier one that its calls took; None where
+        they took what is ``off`` for another reason.
+        """
+        inputs = list(self.step.graph_diff.inputs_of(seam))
+        if any(root in off and root not in origin for root in inputs):
+            return None
+        difference = self.step.graph_diff.leading_to(seam, self._excused)
+        if _agrees(row) and (None in (seam.mine_of, seam.theirs_of) or not _may_reorder(row, difference)):
+            return None
+        before = [origin[root] for root in inputs if root in origin]
+        return min([*before, Reach(self._begins(difference, seam), difference)], key=_place)
+
+    def _begins(self, difference: GraphDifference, seam: Seam) -> float:
+        calls = ((which, call) for which, calls in enumerate((difference.mine, difference.theirs)) for call in calls)
+        alone = [self._place_of[which][call.first.index] for which, call in calls]
+        return min(alone, default=self._place_of[0][seam.mine.index])
+
+    @cached_property
+    def _place_of(self) -> tuple[dict[int, float], dict[int, float]]:
+        """The place of each value of the run and of the reference, by index: of those that only the side has that does
+        not give the order, the place of the next one that has a twin.
+        """
+        found: tuple[dict[int, float], dict[int, float]] = ({}, {})
+        for row in self.step.rows:
+            for which, value in enumerate((row.mine, row.theirs)):
+                if value is not None and row.root is not None:
+                    found[which][value.index] = row.place
+        for which, step in enumerate(self.step.alignment.sides):
+            after = float(len(self.step.rows))
+            for value in reversed(step.values):
+                after = found[which].setdefault(value.index, after)
+        return found
+
+    def _row(self, difference: GraphDifference) -> Compared:
+        """The row of the first call that only the run has, else that only the reference has, else of the seam. Of those
+        that the script makes outside of the model the one counts that takes what the other run hands on as it is.
+        """
+        seam, graph = difference.seam, self.step.graph_diff
+        for which, calls in enumerate((innermost(difference.mine), innermost(difference.theirs))):
+            if calls:
+                ours = [call for call in calls if seam is not None and not call.module]
+                call = next((call for call in ours if seam and graph.takes_over(call, seam, which)), calls[0])
+                return self._row_of((call.outs or call.values)[0], which)
+        assert difference.seam is not None
+        return self._row_of(difference.seam.mine, 0)
+
+    def _row_of(self, value: Value, which: int) -> Compared:
+        sides = ((row, (row.mine, row.theirs)[which]) for row in self.step.rows)
+        return next(row for row, side in sides if side is not None and side.index == value.index)
+
+
+def calls_alone(step: Step, phase: str) -> GraphDifference:
+    """All calls of a ``phase`` that only one run makes."""
+    mine, theirs = (
+        [call for call in calls if call is not None and call.phase == phase and call.first.kind != "param"]
+        for calls in (
+            [mine for mine, theirs in step.alignment.calls if theirs is None],
+            [theirs for mine, theirs in step.alignment.calls if mine is None],
+        )
+    )
+    return GraphDifference(mine, theirs)
+
+
+def innermost(calls: Sequence[Call]) -> list[Call]:
+    """Calls without those of modules, where there are others."""
+    return [call for call in calls if call.first.kind == "op"] or list(calls)
+
+
+def agrees(row: Compared) -> bool:
+    """Whether a value is as in the reference, up to rounding."""
+    return row.judgement in ("equal", "within")
+
+
+def _agrees(row: Compared) -> bool:
+    """The same, where rounding does not explain so much that a fault would not show."""
+    return agrees(row) and not row.is_coarse
+
+
+def is_apart(row: Compared) -> bool:
+    """Whether it is known that rounding does not explain how a value differs."""
+    return row.judgement in ("beyond", "propagated") or row.rewired
+
+
+def _may_reorder(row: Compared, difference: GraphDifference) -> bool:
+    """Whether a value may have the same numbers in another order, which statistics do not show: where calls that only
+    move numbers are the difference.
+    """
+    measured = row.distance is not None and row.distance.how == "tensor"
+    calls = innermost([*difference.mine, *difference.theirs])
+    return not measured and all(op_class_of(function_of(call.first.api)) == "exact" for call in calls)
+
+
+_IN_ANY_ORDER = frozenset({"add", "sub", "mul", "cat", "stack", "maximum", "minimum"})
+"""Functions of which several in a row may take their operands in another order; sums and scattered ones beside."""
+
+
+def _takes_in_any_order(value: Value) -> bool:
+    function = function_of(value.api)
+    return function in _IN_ANY_ORDER or op_class_of(function) in ("sum", "scatter")
+
+
+def _shows_all(row: Compared) -> bool:
+    """Whether no number of a value is so large, or not finite, that it may stand for none: a mask."""
+    values = [value for value in (row.mine, row.theirs) if value is not None]
+    apart = row.distance is not None and row.distance.nonfinite_differ
+    return not apart and not any(is_masked(value) or is_swamped(value) for value in values)
+
+
+def _keys(difference: GraphDifference) -> tuple[set[CallKey], set[CallKey]]:
+    return {call.key for call in difference.mine}, {call.key for call in difference.theirs}
+
+
+def _place(reach: Reach) -> float:
+    return reach.place

@@ -1,0 +1,52 @@
+"""A tie of two parameters that only one run has: two calls take one tensor there, and two in the other run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from trueline.comparison.judgement.step import Step
+from trueline.comparison.judgement.values.value_judgement import Compared
+from trueline.comparison.match.fused_modules import PART
+from trueline.judge.recorded.step_values import StepValues
+
+
+class BrokenTie(NamedTuple):
+    """The names of parameters that are one tensor in one run alone (``of_run``: not in the reference), and the first
+    ``row`` at which a call takes another of them than in the other run.
+    """
+
+    step: Step
+    row: Compared
+    names: Sequence[str]
+    of_run: bool
+
+
+def broken_tie(steps: Sequence[Step]) -> BrokenTie | None:
+    """The first one of the first step; None where parameters are tied alike."""
+    at = min((step.step for step in steps), default=None)
+    found = (_of_step(step) for step in steps if step.step == at)
+    return next((each for each in found if each is not None), None)
+
+
+def _of_step(step: Step) -> BrokenTie | None:
+    one, other = (_names_by_root(side) for side in step.alignment.sides)
+    pairs: dict[tuple[bool, str], dict[str, Compared]] = {}
+    for row in step.rows:
+        if row.mine is None or row.theirs is None or row.mine.site.phase != "fwd":
+            continue
+        if row.mine.shape != row.theirs.shape or PART in row.mine.flags | row.theirs.flags:
+            continue  # parts of one weight are of one name, and tied to nothing
+        mine, theirs = one.get(row.mine.root), other.get(row.theirs.root)
+        if mine is not None and theirs is not None:
+            pairs.setdefault((False, theirs), {}).setdefault(mine, row)
+            pairs.setdefault((True, mine), {}).setdefault(theirs, row)
+    for (of_run, _), rows in pairs.items():
+        if len(rows) > 1:
+            return BrokenTie(step, list(rows.values())[1], list(rows), of_run)
+    return None
+
+
+def _names_by_root(side: StepValues) -> Mapping[int, str]:
+    """The name of the parameter that a value is, by root."""
+    return {value.root: value.site.name for value in side.values if value.site.phase == "param"}

@@ -1,0 +1,71 @@
+"""Whether a value is a multiple of its twin: a change of scale, a change of sign, or nothing at all where there was
+something. Rounding makes none of these, however much of a value it may explain.
+
+With c = ±|x| / |y| for the run's x and the reference's y, x - cy is small against x - y if x is a multiple, and as
+large if the two differ by noise in any direction. Three projections (``tensor.projections``) tell the length of both.
+For noise the sum of the squares of those of x - cy, over |x - y|², has the chi-square distribution with three degrees
+of freedom: its lower tail at what was measured is the chance that noise looks like a multiple. Where x is far smaller
+than y, which may be noise itself, x - cy has to be small against x too: two unrelated values are sqrt(2)|x| apart.
+
+Of N independent values, k with chances up to p happen by noise with a probability of at most C(N, k)·p^k; the smallest
+over all k with such a p up to ``SINGLE``, times N for the choice of k, is the chance of what was seen in all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from trueline.comparison.expect.rounding import UNIT_ROUNDOFF
+from trueline.schema.stats import TensorStats
+
+CHANCE = 1e-6
+"""The chance of noise up to which values are taken for multiples."""
+
+SINGLE = 1e-3
+"""The chance of noise up to which one value counts as a multiple: many that are hardly unlikely are no evidence."""
+
+_FEWEST = 8
+"""Numbers that a value must have: those of one number are multiples of each other, and few numbers nearly so."""
+
+_ROUNDED = 16 * UNIT_ROUNDOFF["bfloat16"]
+"""What a factor which all numbers share, as that of a loss or of a norm, may be off by."""
+
+
+class Multiple(NamedTuple):
+    """The ``factor`` c, and the ``chance`` that noise looks like it."""
+
+    factor: float
+    chance: float
+
+
+def multiple_of(mine: TensorStats, theirs: TensorStats) -> Multiple | None:
+    """How far the value with statistics ``mine`` is a multiple of that with ``theirs``; None where nothing tells, or c
+    is 1 up to the rounding of a factor that all numbers share.
+    """
+    p, q = mine.projections, theirs.projections
+    if p is None or q is None or not theirs.norm or min(mine.finite, theirs.finite) < max(_FEWEST, theirs.numel):
+        return None
+    sign = 1.0 if sum(a * b for a, b in zip(p, q, strict=True)) >= 0 else -1.0
+    factor = sign * mine.norm / theirs.norm
+    if abs(factor - 1) <= _ROUNDED:
+        return None
+    left = math.hypot(*(a - factor * b for a, b in zip(p, q, strict=True)))
+    apart = math.hypot(*(a - b for a, b in zip(p, q, strict=True))) / math.sqrt(3)
+    apart = max(apart, abs(mine.norm - theirs.norm))
+    if mine.norm:
+        apart = min(apart, math.sqrt(2) * mine.norm)
+    return Multiple(factor, _lower_tail(left / apart) if apart else 1.0)
+
+
+def chance_of_all(chances: Sequence[float]) -> float:
+    """The chance that noise makes independent values look like multiples as often, and as closely, as these do."""
+    num = len(chances)
+    each = (math.comb(num, k) * p**k for k, p in enumerate(sorted(chances), start=1) if p <= SINGLE)
+    return min(min(each, default=1.0) * max(num, 1), 1.0)
+
+
+def _lower_tail(root: float) -> float:
+    """P(χ² <= root²) with three degrees of freedom."""
+    return max(math.erf(root / math.sqrt(2)) - math.sqrt(2 / math.pi) * root * math.exp(-(root**2) / 2), 0.0)

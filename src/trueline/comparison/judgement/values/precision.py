@@ -1,0 +1,168 @@
+"""The first place where one of two runs computes in another precision, while the rest of the model does not.
+
+A whole run in another precision is a choice: most parameters, or most matrix products, are then of another dtype, and
+rounding is judged by the coarser one. Where only a few calls are, something casts that should not: a softmax or a cache
+in bfloat16, a module that autocast misses. Three things show it, in the order of execution. A value is coarser than its
+twin. A matrix product is of another dtype than its twin. Or a module has, among the values of its calls, a coarsest
+dtype that is not that of the same module in the other run: so a cast is found that is undone before the next call which
+both runs make.
+
+A run that computes another part more finely and ends in the same dtype, as a softmax in float32 within bfloat16, does
+not count.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from trueline.comparison.expect.rounding import UNIT_ROUNDOFF
+from trueline.comparison.judgement.step import Step, value_of
+from trueline.comparison.judgement.values.value_judgement import Compared
+from trueline.comparison.match.names import ROOT
+from trueline.comparison.op_names import function_of, op_class_of
+from trueline.judge.recorded.step_values import Value
+
+_PRODUCTS = frozenset({"matmul", "matvec", "attention"})
+
+
+@dataclass(frozen=True, slots=True)
+class DtypesPart:
+    """The first value of ``step`` that is coarser in one run: ``dtype`` in the run, ``ref_dtype`` in the reference."""
+
+    step: Step
+    row: Compared
+    dtype: str
+    ref_dtype: str
+
+
+def dtypes_part(steps: Sequence[Step]) -> DtypesPart | None:
+    """Where dtypes part at the first of ``steps``; None where they do not, or where most of the model has others."""
+    at = min((step.step for step in steps), default=None)
+    found = [each for step in steps if step.step == at and (each := _first_of(step)) is not None]
+    return min(found, key=lambda each: (each.row.place, each.step.rank or 0), default=None)
+
+
+def update_part(steps: Sequence[Step]) -> DtypesPart | None:
+    """The first value of an update that is of another precision at the first of ``steps``, where the forward pass is of
+    one: states or weights that only one run keeps in 16 bits. None where there is none, or where the matrix products
+    differ as well, as the whole run is then in another precision by choice.
+    """
+    at = min((step.step for step in steps), default=None)
+    found = [each for step in steps if step.step == at and (each := _update_of(step)) is not None]
+    return min(found, key=lambda each: (each.row.place, each.step.rank or 0), default=None)
+
+
+_FEW_OF_UPDATE = 0.25
+"""Share of the values of an update that are of another precision, from which on it is not that of one scalar."""
+
+
+def _update_of(step: Step) -> DtypesPart | None:
+    pairs = [(row, mine, theirs) for row in step.rows if (mine := _float(row.mine)) and (theirs := _float(row.theirs))]
+    products = [mine == theirs for row, mine, theirs in pairs if _is_product(row)]
+    updates = [
+        (row, mine, theirs)
+        for row, mine, theirs in pairs
+        if value_of(row).site.phase == "opt" and value_of(row).kind == "op" and value_of(row).numel > 1
+        if not value_of(row).function.endswith("_like")
+    ]
+    apart = [each for each in updates if each[1] != each[2]]
+    if not products or 2 * sum(products) <= len(products) or len(apart) <= _FEW_OF_UPDATE * len(updates):
+        return None
+    return DtypesPart(step, *apart[0])
+
+
+def _first_of(step: Step) -> DtypesPart | None:
+    if all(map(_is_alike, step.rows)) or _is_chosen(step.rows) or any(map(_is_compiled_model, step.rows)):
+        return None
+    names = _own_names(step)
+    coarsest = _coarsest_by_module(step, names)
+    for row in step.rows:
+        if value_of(row).site.phase != "fwd" or _is_another_input(row):
+            continue
+        mine, theirs = _float(row.mine), _float(row.theirs)
+        if mine and theirs and (UNIT_ROUNDOFF[mine] > UNIT_ROUNDOFF[theirs] or (mine != theirs and _is_product(row))):
+            return DtypesPart(step, row, mine, theirs)
+        value = value_of(row)
+        pair = coarsest.get(value.module if row.mine is not None else names.get(value.module, value.module))
+        if pair is not None and value.kind == "op" and _coarsest(pair) in (mine, theirs):
+            return DtypesPart(step, row, *pair)
+    return None
+
+
+def _is_alike(row: Compared) -> bool:
+    """Whether both runs have a value, in the same module and of the same dtype."""
+    mine, theirs = row.mine, row.theirs
+    return mine is not None and theirs is not None and mine.dtype == theirs.dtype and mine.module == theirs.module
+
+
+def _is_another_input(row: Compared) -> bool:
+    """Whether a call takes another value there than in the reference, as a sum whose addends are swapped does."""
+    return row.expectation is not None and row.expectation.origin == "wiring" and not value_of(row).returned
+
+
+def _is_chosen(rows: Sequence[Compared]) -> bool:
+    """Whether most parameters, or most matrix products, are of another dtype."""
+    pairs: dict[str, list[bool]] = {"param": [], "product": []}
+    for row in rows:
+        one, other = _float(row.mine), _float(row.theirs)
+        if not one or not other:
+            continue
+        value = value_of(row)
+        if value.site.phase == "param":
+            pairs["param"].append(one != other)
+        elif _is_product(row):
+            pairs["product"].append(one != other)
+    return any(2 * sum(differ) > len(differ) for differ in pairs.values())
+
+
+def _is_compiled_model(row: Compared) -> bool:
+    """Whether a value is of a model that is compiled as a whole: in which precision most of it computes is not seen."""
+    value = value_of(row)
+    return value.kind == "module" and not value.module and "compiled" in value.flags
+
+
+def _is_product(row: Compared) -> bool:
+    """Whether a value is what a matrix product of the forward pass returned."""
+    value = value_of(row)
+    return value.site.phase == "fwd" and value.returned and op_class_of(function_of(value.api)) in _PRODUCTS
+
+
+def _coarsest_by_module(step: Step, names: Mapping[str, str]) -> Mapping[str, tuple[str, str]]:
+    """The coarsest dtypes of the calls of each module in the run and in the reference, where they differ, by its name
+    in the run. Modules of which a run has no call, as those that it compiled, are left out.
+    """
+    sides: tuple[defaultdict[str, set[str]], ...] = (defaultdict(set), defaultdict(set))
+    for row in step.rows:
+        for of_reference, value in enumerate((row.mine, row.theirs)):
+            dtype = _float(value)
+            if value is not None and dtype and value.kind == "op" and value.site.phase == "fwd":
+                name = value.module if not of_reference else names.get(value.module, value.module)
+                sides[of_reference][name].add(dtype)
+    mine, theirs = ({name: _coarsest(dtypes) for name, dtypes in side.items()} for side in sides)
+    compiled = {*step.alignment.mine.compiled, *step.alignment.theirs.compiled}
+    return {
+        name: (mine[name], theirs[name])
+        for name in mine.keys() & theirs.keys()
+        if mine[name] != theirs[name] and not _is_within(name, compiled)
+    }
+
+
+def _own_names(step: Step) -> Mapping[str, str]:
+    """The name in the run of each module of the reference, from the calls that both make."""
+    pairs = ((mine.first, theirs.first) for mine, theirs in step.alignment.calls if mine and theirs)
+    return {theirs.module: mine.module for mine, theirs in pairs if mine.kind == "op"}
+
+
+def _is_within(name: str, compiled: Iterable[str]) -> bool:
+    return any(each == ROOT or name == each or name.startswith(f"{each}.") for each in compiled)
+
+
+def _coarsest(dtypes: Iterable[str]) -> str:
+    return max(dtypes, key=UNIT_ROUNDOFF.__getitem__)
+
+
+def _float(value: Value | None) -> str:
+    """The dtype of a value that has a rounding, '' of others."""
+    return value.dtype if value is not None and value.dtype in UNIT_ROUNDOFF else ""

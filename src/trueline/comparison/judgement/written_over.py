@@ -1,0 +1,126 @@
+"""The finding on values of which blocks were written over, and whose numbers are in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueline.comparison.expect.rounding import coarser
+from trueline.comparison.judgement.step import Step
+from trueline.comparison.judgement.values.block_pattern import (
+    LEAST_BITS,
+    BlockPattern,
+    Writer,
+    block_pattern,
+    together,
+    writer_of,
+    wrong_elements,
+)
+from trueline.comparison.judgement.values.value_judgement import Compared
+from trueline.comparison.result import command_for
+from trueline.judge.recorded.step_values import Value
+from trueline.judge.stats.tails import probability
+from trueline.schema.errors import RunError
+from trueline.schema.finding import Finding
+from trueline.schema.text.words import counted
+
+MOST_VALUES = 64
+"""Values of a step that are looked at, those that differ first."""
+_NEXT = (
+    "Look for what writes past its end, is freed too early, or runs on another stream without waiting: run the job "
+    "with CUDA_LAUNCH_BLOCKING=1, and with PYTORCH_NO_CUDA_MEMORY_CACHING=1."
+)
+
+
+def written_over(steps: Sequence[Step], *, max_bytes: int) -> list[Finding]:
+    """The finding, of the first step that has one; [] where no stored values differ in blocks."""
+    for step in steps:
+        rows = [row for row in step.rows if row.judgement == "beyond" and _is_stored(row, max_bytes)][:MOST_VALUES]
+        patterns = [(number, found) for number, row in enumerate(rows) if (found := _pattern_of(row)) is not None]
+        chosen, bits = together(patterns)
+        if bits > LEAST_BITS:
+            found = dict(patterns)
+            return [_finding(step, [(rows[number], found[number]) for number in chosen], bits, max_bytes)]
+    return []
+
+
+def _is_stored(row: Compared, max_bytes: int) -> bool:
+    mine, theirs = row.mine, row.theirs
+    if mine is None or theirs is None or mine.load is None or theirs.load is None:
+        return False
+    return mine.shape == theirs.shape and mine.dtype == theirs.dtype and 64 * mine.numel <= max_bytes
+
+
+def _pattern_of(row: Compared) -> BlockPattern | None:
+    assert row.mine is not None
+    assert row.theirs is not None
+    one, other = _array(row.mine), _array(row.theirs)
+    if one is None or other is None or one.shape != other.shape:
+        return None
+    return block_pattern(wrong_elements(one, other, coarser(row.mine.dtype, row.theirs.dtype)), one.shape)
+
+
+def _array(value: Value) -> NDArray[Any] | None:
+    try:
+        return None if value.load is None else np.asarray(value.load())
+    except RunError:
+        return None
+
+
+def _finding(step: Step, found: Sequence[tuple[Compared, BlockPattern]], bits: float, max_bytes: int) -> Finding:
+    row, pattern = found[0]
+    value = row.mine
+    assert value is not None
+    ends = sum(len(each.runs) for _, each in found)
+    begin, end = pattern.runs[0]
+    more = f" but {counted(ends - 1, 'further block')}" if ends > 1 else ""
+    multiple = min(each.block for _, each in found)
+    claim = (
+        f"Elements {begin:,} to {end - 1:,} of {value.site} differ from the reference, and no others{more}: their ends "
+        f"are multiples of {multiple:,} elements, by chance with a probability of {2.0**-bits:.1g}. Memory was written "
+        "over."
+    )
+    writer = _writer_of(step, value, pattern, max_bytes)
+    if writer is not None:
+        claim += f" What is there are the numbers of {writer[0].site} from element {writer[1].begin:,} on."
+    return Finding(
+        code="corruption-pattern",
+        severity="error",
+        claim=claim,
+        ranks=value.ranks,
+        step_first=step.step,
+        step_last=step.step,
+        sites=tuple(str(each.mine.site) for each, _ in found[:5] if each.mine is not None),
+        measured=float(sum(last - first for first, last in pattern.runs)),
+        expected=0.0,
+        unit="elements",
+        false_alarm_rate=probability(-bits * math.log(2)),
+        evidence={
+            "runs": [list(each) for each in pattern.runs],
+            "multiples_of": pattern.block,
+            "writer": "" if writer is None else str(writer[0].site),
+        },
+        next=(_NEXT, command_for(step.run.path, value.site)),
+    )
+
+
+def _writer_of(step: Step, value: Value, pattern: BlockPattern, max_bytes: int) -> tuple[Value, Writer] | None:
+    """The value whose numbers are in the first block, of those that the run stored at the step."""
+    held = _array(value)
+    if held is None:
+        return None
+    values = step.alignment.mine.values
+
+    def others() -> Iterator[tuple[int, NDArray[Any]]]:
+        for each in values:
+            fits = each.load is not None and 64 * each.numel <= max_bytes
+            array = _array(each) if fits and each.root == each.index != value.root else None
+            if array is not None:
+                yield each.index, array
+
+    found = writer_of(held, pattern.runs[0], others())
+    return None if found is None else (next(each for each in values if each.index == found.number), found)

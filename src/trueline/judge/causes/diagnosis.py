@@ -1,0 +1,74 @@
+"""From a Run to the causes of what is wrong with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trueline.judge.causes.trial_signs import read_trial
+from trueline.judge.causes.verdicts import Verdict
+from trueline.judge.check_run import CheckReport, check
+from trueline.store.reader import Run
+
+SCHEMA = 1
+"""Of the document that ``Diagnosis.to_json`` makes; raised when a field changes meaning."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the checks found in a Run, and what caused each incident."""
+
+    report: CheckReport
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """The causes of each incident, the answer first, then what is nearly as likely, then what is excluded."""
+        return self.report.causes
+
+    @property
+    def exit_code(self) -> int:
+        """That of ``check``: 0 nothing found and enough was judged, 1 found, 3 cannot tell."""
+        return self.report.exit_code
+
+    def of(self, incident: int) -> tuple[Verdict, ...]:
+        """The Verdicts on one incident, the answer first."""
+        return tuple(verdict for verdict in self.verdicts if verdict.incident == incident)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of the outside contract."""
+        return {
+            "schema": SCHEMA,
+            "run": self.report.run,
+            "verdict": self.report.verdict.line,
+            "verdicts": [verdict.to_json() for verdict in self.verdicts],
+            "incidents": [incident.to_json() for incident in self.report.incidents],
+            "findings": [finding.to_json() for finding in self.report.findings],
+            "judged": self.report.judged.to_json(),
+            "next": list(self.report.next),
+            "notes": list(self.report.notes),
+        }
+
+
+def diagnose(
+    run: str | os.PathLike[str] | Run,
+    *,
+    ref: str | os.PathLike[str] | Run | None = None,
+    trials: Sequence[str | os.PathLike[str]] = (),
+) -> Diagnosis:
+    """Check a Run, or a path of one, with ``ref`` as ``check`` does, and name the cause of each incident; ``trials``
+    are folders of trials about it, whose answers count. Raises ``RunError`` where there is no Run to read,
+    ``InputError`` where there is no trial.
+    """
+    answers = [(os.fspath(folder), read_trial(folder)) for folder in trials]
+    report = check(run, ref=ref)
+    codes = {report.findings[place].code for incident in report.incidents for place in incident.findings}
+    notes = [
+        f"The trial in {folder} counts for nothing here: "
+        + ("it has no answer that tells causes apart." if sign is None else f"it is about {sign.code}, not found here.")
+        for folder, sign in answers
+        if sign is None or (sign.code and sign.code not in codes)
+    ]
+    signs = tuple(sign for _, sign in answers if sign is not None)
+    return Diagnosis(replace(report, trials=signs, notes=(*report.notes, *notes)))

@@ -1,0 +1,142 @@
+"""How well each known cause, or none of them, explains the signs of one incident.
+
+Naive Bayes over signs, with one vote a root statistic each for and against, so that five checks which one loss spike
+moves do not count five times. A sign that nobody looked at counts nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from trueline.judge.causes.cause import Cause
+from trueline.judge.causes.signs import Signs
+from trueline.judge.incidents import EXPLAINS
+
+UNKNOWN = "unknown"
+"""The cause that is none of the known."""
+
+BY_UNKNOWN = 0.1
+"""Probability of a finding under a cause that nobody wrote down: it brings some, but not these in particular."""
+UNRELATED = 0.01
+"""Probability of a finding that a cause neither brings nor explains: another fault at the same time."""
+HINT = 0.5
+"""The share of a finding's vote that one of severity info has: nothing is wrong by it alone."""
+NEUTRAL = 0.5
+"""Probability of what a sign says beyond its code, under a cause that is silent on it."""
+
+ROOTS: tuple[tuple[str, ...], ...] = (
+    ("duplicate-data", "shard-overlap", "sample-repeats", "dispersion-low"),
+    ("gradient-not-reduced", "reduction-mismatch"),
+    ("worker-grad-norm-outlier", "worker-scale", "dispersion-high", "grad-spike", "clip-differs"),
+    ("worker-loss-outlier", "loss-spike"),
+    ("worker-nonfinite", "overflow-origin"),
+    ("grad-explosion", "range-saturation"),
+    ("update-magnitude", "optimizer-state-stale", "param-frozen", "update-lost", "optimizer-detached"),
+    ("first-divergence", "weight-differs", "structure-differs", "dtype-differs", "site-missing"),
+)
+"""Codes that one statistic moves together; any other code is a root of its own."""
+_ROOT_OF = {code: group[0] for group in ROOTS for code in group}
+
+
+def posterior(causes: Sequence[Cause], signs: Signs, telling: Sequence[str]) -> dict[str, float]:
+    """The probability of each cause's slug, and of ``UNKNOWN``, all as likely before anything was seen.
+
+    A cause that is excluded, or does not account for one of the codes ``telling``, which nothing else in the incident
+    explains, has 0.
+    """
+    scores = {
+        cause.slug: score(cause, signs)
+        for cause in causes
+        if not exclusions(cause, signs) and any(accounts_for(cause, code, signs) for code in telling)
+    }
+    scores[UNKNOWN] = 0.0
+    top = max(scores.values())
+    weights = {slug: math.exp(value - top) for slug, value in scores.items()}
+    total = sum(weights.values())
+    return {cause.slug: 0.0 for cause in causes} | {slug: weight / total for slug, weight in weights.items()}
+
+
+def exclusions(cause: Cause, signs: Signs) -> tuple[str, ...]:
+    """The signs that contradict ``cause``: those it cannot be with, or all that it needs, looked for in vain."""
+    against = [sign for sign in cause.excludes if sign in signs.fired]
+    if cause.needs and all(sign in signs.silent - hints(cause, signs) for sign in cause.needs):
+        against += cause.needs
+    return tuple(against)
+
+
+def score(cause: Cause, signs: Signs) -> float:
+    """Log of how much better ``cause`` explains ``signs`` than ``UNKNOWN`` does."""
+    votes: defaultdict[str, list[float]] = defaultdict(list)
+    weak = hints(cause, signs) - signs.fired
+    for code in weak:
+        votes[_root(code)].append(math.log(cause.chance(code) / BY_UNKNOWN) * HINT)
+    for sign in {*(each for each in signs.fired if _is_code(each)), *cause.shows}:
+        if sign not in weak and signs.looked_at(sign):
+            votes[_root(sign)].append(_log_ratio(cause, sign, signs))
+    return math.fsum(max(0.0, *ratios) + min(0.0, *ratios) for ratios in votes.values())
+
+
+def hints(cause: Cause, signs: Signs) -> frozenset[str]:
+    """The codes of findings of severity info that speak for ``cause``: it brings them and, where it says of which kind,
+    one of that kind; and none of a kind that it cannot be with.
+    """
+    return frozenset(
+        code
+        for code in cause.codes
+        if code in cause.shows and code in signs.hinted
+        if any(sign in signs.hinted for sign in _kinds_of(code, cause.shows) or [code])
+        and signs.hinted.isdisjoint(_kinds_of(code, cause.excludes))
+    )
+
+
+def accounts_for(cause: Cause, code: str, signs: Signs) -> bool:
+    """Whether ``cause`` brings the finding ``code``, or what brings it."""
+    return _brings(cause, code, signs) or explained_by(cause, code, signs)
+
+
+def _brings(cause: Cause, code: str, signs: Signs) -> bool:
+    """Whether ``cause`` brings ``code``, of a kind that was found where that has any. One that states no such kind says
+    nothing of what was found: the finding's own sentence is better.
+    """
+    if code not in cause.codes:
+        return False
+    has_kind = any(sign.startswith(f"{code}/") for sign in signs.fired)
+    return not has_kind or any(sign in signs.fired for sign in _kinds_of(code, cause.shows))
+
+
+def _kinds_of(code: str, signs: Iterable[str]) -> list[str]:
+    return [sign for sign in signs if sign.startswith(f"{code}/")]
+
+
+def explained_by(cause: Cause, sign: str, signs: Signs) -> bool:
+    """Whether what ``cause`` brings brings the finding ``sign`` with it."""
+    weak = hints(cause, signs)
+    found = [code for code in cause.codes if code in weak or (code in signs.fired and _brings(cause, code, signs))]
+    return any(sign in EXPLAINS.get(code, ()) for code in found)
+
+
+def _log_ratio(cause: Cause, sign: str, signs: Signs) -> float:
+    if not _is_code(sign):
+        chance = cause.chance(sign)
+        return math.log((chance if sign in signs.fired else 1 - chance) / NEUTRAL)
+    if sign not in cause.shows and explained_by(cause, sign, signs):
+        return 0.0
+    chance = cause.chance(sign) if sign in cause.shows else UNRELATED
+    return math.log(chance / BY_UNKNOWN) if sign in signs.fired else math.log((1 - chance) / (1 - BY_UNKNOWN))
+
+
+def _is_code(sign: str) -> bool:
+    return "/" not in sign and ":" not in sign
+
+
+def _root(sign: str) -> str:
+    """Of a kind its code and kind's own; alternatives of who, when and how are each one question."""
+    return _ROOT_OF.get(sign, sign) if _is_code(sign) else sign.partition(":")[0]
+
+
+def leading(chances: Mapping[str, float], within: float) -> list[str]:
+    """The most probable slug, and those not ``within`` times less so, best first."""
+    ordered = sorted(chances, key=lambda slug: (-chances[slug], slug))
+    return [slug for slug in ordered if chances[slug] * within >= chances[ordered[0]] > 0]

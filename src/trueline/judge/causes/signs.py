@@ -1,0 +1,240 @@
+"""The signs by which causes are told apart: what an incident shows, what it does not, and what nobody looked at.
+
+A sign is one of
+
+- the code of a finding, as ``worker-scale``;
+- its code and kind, as ``reduction-mismatch/scaled``: what ``evidence["kind"]`` says;
+- who and when, as ``who:some``, ``who:all``, ``since:start``, ``since:later``, ``steps:one``, ``steps:many``;
+- what ranks were fed with, and by what they compute their loss, as ``inputs:other``, ``loss:alike``;
+- what a trial answered, as ``trial-sync:ordering`` (``trial_signs.py``);
+- how the job was run, as ``ranks:one``, ``adapter:ddp`` (``part-in-ddp``: a part of the model alone is wrapped),
+  ``sampler:whole`` (``own``: a class of the user's),
+  ``parts:own``, ``rows:shared``, ``split:drawn``, ``order:random``, ``micro:several``, ``precision:float16``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from trueline.judge.compared_ranks import data_parallel_ranks, numbers
+from trueline.judge.incidents import Incident
+from trueline.judge.series.declared_sampling import Declared, declared_sampling
+from trueline.judge.series.target_places import NEXT, target_places
+from trueline.schema.errors import RunError
+from trueline.schema.finding import Finding
+from trueline.store.reader import Run
+
+if TYPE_CHECKING:
+    from trueline.judge.check_run import CheckReport
+
+_ALL_AT_ONCE = ("replica-drift", "gradient-not-reduced", "rank-config-differs", "shard-overlap", "duplicate-data")
+"""Of two ranks both are named, for neither is the right one: who is at fault is open."""
+_SPLITTING_NOTHING = ("SequentialSampler", "RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
+"""Samplers of torch.utils.data that know of no ranks."""
+_DATED = (
+    "reduction-mismatch",
+    "gradient-not-reduced",
+    "rank-config-differs",
+    "updates-apart",
+    "worker-nonfinite",
+    "worker-silent",
+    "replica-drift",
+)
+"""Seen exactly, so that the first step of the evidence is the first step of the fault."""
+
+
+@dataclass(frozen=True)
+class Signs:
+    """``fired`` are signs that are there, ``silent`` those that were looked for and are not. Of others nothing is
+    known. ``hinted`` are the codes and kinds of findings of severity info about the same ranks and steps, which are in
+    no incident.
+    """
+
+    fired: frozenset[str]
+    silent: frozenset[str]
+    hinted: frozenset[str] = frozenset()
+
+    def looked_at(self, sign: str) -> bool:
+        """Whether the Run says anything of ``sign``."""
+        return sign in self.fired or sign in self.silent
+
+    def with_found(self, code: str) -> Signs:
+        """The same, had the check of ``code`` found something, of whatever kind."""
+        return Signs(self.fired | {code}, self.silent - {code}, self.hinted)
+
+
+def signs_of(report: CheckReport, incident: Incident, known: Collection[str]) -> Signs:
+    """What ``incident`` shows of the ``known`` signs: kinds only of findings that some cause tells apart by them."""
+    findings = [report.findings[place] for place in incident.findings]
+    codes = {finding.code for finding in findings}
+    elsewhere = {finding.code for finding in report.findings if finding.severity != "info"} - codes
+    by_kind = {sign.partition("/")[0] for sign in known if "/" in sign}
+    fired = codes | {f"{each.code}/{kind}" for each in findings if each.code in by_kind for kind in _kinds(each)}
+    fired |= {f"{part}:{state}" for finding in findings for part, state in _fed(finding).items()}
+    fired |= _who(findings, report.judged.world_size) | _since(findings, report) | _steps(findings) | report.context
+    fired |= {each.sign for each in report.trials if not each.code or each.code in codes}
+    fired.add("ranks:one" if report.judged.world_size == 1 else "ranks:several")
+    fired.add("reduction:judged" if "reduction-mismatch" in report.checks_run else "reduction:open")
+    beside = [each for each in report.findings if each.severity == "info" and _is_beside(each, findings)]
+    hinted = {each.code for each in beside} | {f"{each.code}/{kind}" for each in beside for kind in _kinds(each)}
+    silent: set[str] = set()
+    for sign in known:
+        topic, mark, rest = sign.partition("/") if "/" in sign else sign.partition(":")
+        if sign in fired:
+            continue
+        every = {f"{topic}{mark}{kind}" for kind in rest.split("|")}
+        if not hinted.isdisjoint(every):
+            hinted.add(sign)
+        if rest and not fired.isdisjoint(every):
+            fired.add(sign)
+            continue
+        if "/" in sign:
+            judged = topic in codes and any(_kinds(each) for each in findings if each.code == topic)
+        elif ":" in sign:
+            judged = any(each.startswith(f"{topic}:") for each in fired)
+        else:
+            judged = sign in report.checks_run and sign not in elsewhere
+        if judged:
+            silent.add(sign)
+    return Signs(frozenset(fired), frozenset(silent), frozenset(hinted))
+
+
+def _is_beside(info: Finding, findings: Sequence[Finding]) -> bool:
+    """Whether ``info`` is about a rank of one of ``findings``, and begins before that ends."""
+    return any(
+        (not info.ranks or not each.ranks or not set(info.ranks).isdisjoint(each.ranks))
+        and (info.step_first is None or each.step_last is None or info.step_first <= each.step_last)
+        for each in findings
+    )
+
+
+def _kinds(finding: Finding) -> tuple[str, ...]:
+    """Those that the check states; a check of another package may keep something else under this name."""
+    kind = finding.evidence.get("kind")
+    if isinstance(kind, str):
+        return (kind,)
+    kinds = cast(Sequence[Any], kind) if isinstance(kind, list | tuple) else ()
+    return tuple(each for each in kinds if isinstance(each, str))
+
+
+def _fed(finding: Finding) -> Mapping[str, str]:
+    """Whether inputs and labels of the ranks are other than those of the others, or alike."""
+    found = finding.evidence.get("fed")
+    return cast(Mapping[str, str], found) if isinstance(found, Mapping) else {}
+
+
+def _who(findings: Sequence[Finding], world_size: int) -> set[str]:
+    """Whether fewer than half of the ranks are named, or all of them; of two ranks only where one is named."""
+    named = [finding for finding in findings if finding.ranks and not finding.evidence.get("undecided")]
+    if world_size < 2 or not named:
+        return set()
+    sizes = {len(finding.ranks) for finding in named}
+    if 2 * min(sizes) < world_size or (world_size == 2 and 1 in sizes):
+        return {"who:some"}
+    open_pair = world_size == 2 and all(finding.code in _ALL_AT_ONCE for finding in named)
+    return {"who:all"} if world_size in sizes and not open_pair else set()
+
+
+def _since(findings: Sequence[Finding], report: CheckReport) -> set[str]:
+    """Whether it is there from the first step of the Run on, or began within it."""
+    if report.judged.steps is None:
+        return set()
+    begins: list[int] = []
+    for finding in findings:
+        if interval := finding.evidence.get("onset_interval"):
+            begins.append(int(interval[0]))
+        elif finding.code in _DATED and finding.step_first is not None:
+            begins.append(finding.step_first)
+    if not begins:
+        return set()
+    return {"since:start"} if min(begins) <= report.judged.steps[0] else {"since:later"}
+
+
+def _steps(findings: Sequence[Finding]) -> set[str]:
+    """Whether the telling finding is of a single step, or of several."""
+    first = findings[0]
+    if first.step_first is None or first.step_last is None:
+        return set()
+    return {"steps:one" if first.step_first == first.step_last else "steps:many"}
+
+
+def context_of(run: Run) -> frozenset[str]:
+    """How the job was run: framework, sampler, micro-batches, precision; without what a damaged Run does not say."""
+    envs = list(run.env.values())
+    found = {f"adapter:{adapter}"} if (adapter := _adapter(run)) else set[str]()
+    samplers = {_sampler(env.data) for env in envs} - {""}
+    found |= {f"sampler:{sampler}" for sampler in samplers} if len(samplers) == 1 else set()
+    found |= _shared(declared_sampling(run.env, data_parallel_ranks(run)))
+    if envs:
+        found.add("precision:float16" if any(env.in_float16 for env in envs) else "precision:other")
+    for signs in (_micro, _synced, _labels):
+        with contextlib.suppress(RunError):
+            found |= signs(run)
+    return frozenset(found)
+
+
+def _adapter(run: Run) -> str:
+    """That of the manifest; ``part-in-ddp`` where the script reduces by itself, and DDP wraps a part of its model."""
+    kinds = {part.kind for env in run.env.values() if env.facts for part in env.facts.modules}
+    inside = run.manifest.adapter == "manual" and "DistributedDataParallel" in kinds
+    return "part-in-ddp" if inside else run.manifest.adapter
+
+
+def _sampler(data: Mapping[str, object]) -> str:
+    """How the data are split by what the loader declares; a sampler of the user's own may split them by itself."""
+    if not data:
+        return ""
+    if data.get("stream") is True:
+        return "stream"
+    if data.get("num_replicas") not in (None, 1):
+        return "split"
+    return "whole" if data.get("num_replicas") == 1 or data.get("sampler") in _SPLITTING_NOTHING else "own"
+
+
+def _shared(declared: Declared) -> set[str]:
+    """Whether each rank's sampler declares a rank, and its data set holds rows, that no other's does; and in which
+    order samplers that split nothing go through it. A split is ``drawn`` where ranks hold other rows of one data set,
+    in no even order.
+    """
+    found: set[str] = set()
+    for topic, key in (("parts", "sampler_rank"), ("rows", "rows_digest")):
+        values = declared.of_each(key) or {}
+        if len(values) > 1:
+            found.add(f"{topic}:{'own' if len(set(values.values())) == len(values) else 'shared'}")
+    if declared.draws_splits:
+        found.add("split:drawn")
+    order = {"SequentialSampler": "file", "RandomSampler": "random"}.get(declared.all_equal("sampler"))
+    return found | {f"order:{order}"} if order else found
+
+
+def _synced(run: Run) -> set[str]:
+    """Of DDP, whether it was called, and whether every step had a backward pass that it was to reduce: none is under
+    ``no_sync``.
+    """
+    if run.manifest.adapter != "ddp":
+        return set()
+    passes, measured = numbers(run, "passes", run.ranks)
+    outside = {env.forward_outside for env in run.env.values()}
+    if True in outside:  # what went around DDP is no pass of its
+        return {"wrapper:bypassed"}
+    called = {"wrapper:called"} if outside - {None} else set[str]()
+    made = np.diff(passes, axis=0, prepend=0.0)
+    synced = "sync:on" if measured.all() and (made > 0).all() else "sync:off"
+    return called | {synced}
+
+
+def _labels(run: Run) -> set[str]:
+    """Whether each rank's targets are the next tokens of its own inputs, so that they belong to these."""
+    places = target_places(run).values()
+    return {"labels:of-inputs"} if places and all(place == NEXT for place in places) else set()
+
+
+def _micro(run: Run) -> set[str]:
+    counts, measured = numbers(run, "num_micro", run.ranks)
+    known = counts[measured]
+    return {"micro:several" if known.max() > 1 else "micro:one"} if known.size else set()

@@ -1,0 +1,417 @@
+"""All checks on one Run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from trueline.judge.actions import Action, Commands, actions_of
+from trueline.judge.causes.signs import context_of
+from trueline.judge.causes.trial_signs import TrialSign
+from trueline.judge.causes.verdicts import Verdict as CauseVerdict
+from trueline.judge.causes.verdicts import verdicts_of
+from trueline.judge.compared_ranks import data_parallel_ranks
+from trueline.judge.engines import Engine, Views, judged_on, not_run_of
+from trueline.judge.following import further, keep, known_of
+from trueline.judge.incidents import Incident, advice_of, began, between, incidents_of, is_explained
+from trueline.judge.no_update import together
+from trueline.judge.rank_endings import all_killed, death_of, ends_of
+from trueline.judge.registry import Check, installed_checks
+from trueline.judge.run_verdict import verdict_of
+from trueline.judge.series.influence import unlooked
+from trueline.judge.series.iterations import may_part, parting_of
+from trueline.judge.watching_cost import watching_cost
+from trueline.judge.where import Machines, machine_text, machines_of, where_of
+from trueline.laws.rollouts import rows, sync_rows
+from trueline.schema.errors import AlignmentError, CannotTell, RunError
+from trueline.schema.finding import JOB_DIED, Finding, by_weight, columns_of
+from trueline.schema.judged import EXIT_CODES, Asked, Judged, NotRun, Question, Verdict, asked_of, judged_together
+from trueline.schema.text.shown import Shown
+from trueline.schema.text.words import counted, named_or_ends, whose_text
+from trueline.store.log.part_files import known_parts
+from trueline.store.reader import Run
+
+SCHEMA = 1
+"""Of the document that ``CheckReport.to_json`` makes; raised when a field changes meaning."""
+
+
+@dataclass(frozen=True)
+class CheckReport(Shown):
+    """What all checks say about one Run; findings are sorted, errors first. ``judged`` is what was looked at, ``notes``
+    tell what is wrong with the Run itself, ``context`` how the job was run (signs, as ``adapter:ddp``),
+    which is read only where something was found.
+    """
+
+    run: str
+    findings: tuple[Finding, ...]
+    judged: Judged
+    notes: tuple[str, ...] = ()
+    context: frozenset[str] = frozenset()
+    unlooked: tuple[str, ...] = ()
+    """What nobody looked at though it can be, each with the command that looks."""
+    trials: tuple[TrialSign, ...] = ()
+    """What trials answered about its findings."""
+    job: tuple[str, ...] = ()
+    """The whole command that was watched, where it is known."""
+    machines: Machines = field(default_factory=dict[int, tuple[str, str]])
+
+    @property
+    def checks_run(self) -> tuple[str, ...]:
+        """Codes of the checks that had what they need, sorted."""
+        return tuple(sorted(code for asked in self.judged.questions for code in asked.checks_run))
+
+    @property
+    def checks_not_run(self) -> tuple[NotRun, ...]:
+        """The other checks, sorted by code."""
+        entries = (entry for asked in self.judged.questions for entry in asked.checks_not_run)
+        return tuple(sorted(entries, key=lambda entry: entry.check))
+
+    @cached_property
+    def incidents(self) -> tuple[Incident, ...]:
+        """Errors and warnings by the fault that they tell of, the gravest first."""
+        return incidents_of(self.findings)
+
+    @cached_property
+    def causes(self) -> tuple[CauseVerdict, ...]:
+        """What most likely caused each incident, the answer of each first."""
+        return verdicts_of(self)
+
+    def cause(self, incident: int) -> CauseVerdict:
+        """The answer to what caused the incident at a place in ``incidents``."""
+        return next(verdict for verdict in self.causes if verdict.incident == incident)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """All of it in one sentence."""
+        where = self.where(0) if self.incidents else ""
+        death = next((finding for finding in self.findings if finding.code == JOB_DIED), None)
+        if death is not None:
+            died = f"{death.claim[:1].lower()}{death.claim[1:].rstrip('.')}"
+            is_all = self.findings[self.incidents[0].findings[0]] is death
+            where = died if is_all or not where else f"{died}; {where}"
+        return verdict_of(self.findings, self.incidents, self.judged, where)
+
+    def began(self, incident: int) -> Finding:
+        """The finding that shows when the fault of an incident began: the earliest of those that its cause explains."""
+        findings = [self.findings[place] for place in self.incidents[incident].findings]
+        first = began(findings)
+        if first is findings[0]:  # then nobody need look for the cause, which takes longer
+            return first
+        cause = self.cause(incident)
+        because = cause.because if cause.known else ()
+        return began([findings[0], *(each for each in findings[1:] if each.code in because)])
+
+    def where(self, incident: int) -> str:
+        """``rank 2, since step 32`` of the incident at a place in ``incidents``."""
+        first, ranks = self.began(incident), self.accused(incident)
+        who = "the others" if any(_learns_alone(each, ranks) for each in self.findings) else ""
+        against = tuple(rank for rank in self.incidents[incident].ranks if rank not in ranks)
+        return whose_text(
+            ranks,
+            first.step_first,
+            self.judged.world_size,
+            or_who=who,
+            against=against,
+            interval=between(first),
+            machine=machine_text(ranks, self.machines),
+        )
+
+    def accused(self, incident: int) -> tuple[int, ...]:
+        """The ranks that findings of an incident tell from others: all that those name which name some and not all;
+        where none does, or they name all together, those of the telling one.
+        """
+        one = self.incidents[incident]
+        named = [set(self.findings[place].ranks) for place in one.findings]
+        some = set[int]().union(*(ranks for ranks in named if len(ranks) < self.judged.world_size))
+        return tuple(sorted(some)) if 0 < len(some) < self.judged.world_size else one.ranks
+
+    @property
+    def next(self) -> tuple[str, ...]:
+        """What to do where nothing was found."""
+        return () if self.incidents else self.unlooked
+
+    @property
+    def commands(self) -> Commands:
+        """What fills commands in."""
+        return Commands(self.run, self.job)
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """What to do next about all incidents, the gravest first; where nothing was found, what looks further."""
+        return actions_of([line for incident in self.incidents for line in self.advice(incident)] or self.next)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Of each finding a name that it has whenever this Run is checked: its code, ranks, and what it is about."""
+        names = [finding.id for finding in self.findings]
+        return tuple(
+            name if names.index(name) == place else f"{name}.{names[: place + 1].count(name)}"
+            for place, name in enumerate(names)
+        )
+
+    @cached_property
+    def worth_knowing(self) -> tuple[Finding, ...]:
+        """Findings of severity info: first those that speak for a cause that is named, then those about some ranks
+        only, last those that state facts and expect nothing else.
+        """
+        told = {code for verdict in self.causes if verdict.standing != "excluded" for code in verdict.because}
+        known = [finding for finding in self.findings if finding.severity == "info"]
+        return tuple(
+            sorted(
+                known,
+                key=lambda each: (
+                    each.code not in told,
+                    not 0 < len(each.ranks) < self.judged.world_size,
+                    each.measured is not None and each.expected is None,
+                ),
+            )
+        )
+
+    def advice(self, incident: Incident) -> tuple[str, ...]:
+        """What to do about ``incident``, each once: by its telling finding and those that nothing of it explains."""
+        return advice_of([self.findings[place] for place in incident.findings])
+
+    def explained(self, place: int, incident: Incident) -> bool:
+        """Whether another finding of ``incident`` brings the one at ``place`` with it."""
+        return is_explained(self.findings[place], [self.findings[each] for each in incident.findings])
+
+    @property
+    def found(self) -> bool:
+        """Whether anything is more than an info."""
+        return bool(self.incidents)
+
+    @property
+    def exit_code(self) -> int:
+        """0 nothing found and enough was judged, 1 found, 3 cannot tell."""
+        return EXIT_CODES[self.verdict.status]
+
+    def _title(self) -> str:
+        return self.verdict.line
+
+    def _columns_shown(self) -> Mapping[str, Sequence[Any]]:
+        return columns_of(self.findings)
+
+    def _notes(self) -> Sequence[str]:
+        return (*self.notes, *(f"not checked: {entry.check}: {entry.why}" for entry in self.checks_not_run))
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of the outside contract."""
+        return {
+            "schema": SCHEMA,
+            "run": self.run,
+            "status": self.verdict.for_programs,
+            "exit_code": self.exit_code,
+            "verdict": self.verdict.line,
+            "cause": self.cause(0).cause if self.incidents and self.cause(0).is_likely else None,
+            "actions": [action.to_json() for action in self.actions],
+            "confirm": [],
+            "facts": [],
+            "judged": self.judged.to_json(),
+            "incidents": [incident.to_json() for incident in self.incidents],
+            "findings": [
+                {"id": name} | finding.to_json() for name, finding in zip(self.ids, self.findings, strict=True)
+            ],
+            "checks_run": list(self.checks_run),
+            "checks_not_run": [entry.to_json() for entry in self.checks_not_run],
+            "next": list(self.next),
+            "notes": list(self.notes),
+        }
+
+
+def _learns_alone(finding: Finding, ranks: tuple[int, ...]) -> bool:
+    """Whether the loss of one rank is below those of all others: it may be the only one that is right."""
+    lower = finding.code == "worker-loss-outlier" and "below" in finding.evidence.get("kind", ())
+    return lower and len(finding.ranks) == 1 and finding.ranks == ranks
+
+
+COMPARE_CODES: Mapping[str, str] = {
+    "input-differs": "A value that no recorded call computed, such as the batch, differs: compare the data first.",
+    "weight-differs": "Parameters or buffers differ before any update that was compared, or changed between two steps.",
+    "structure-differs": "One run makes other calls, connects them differently, or gives them other arguments.",
+    "dtype-differs": "One place, or (information) most of the model, computes in another precision.",
+    "first-divergence": "The first call, gradient or loss that differs by more than rounding explains.",
+    "explained-by-rounding": "Every difference that was judged is within what rounding explains.",
+    "optimizer-differs": "The update differs although what goes into it agrees, or settings of the optimizer do.",
+    "corruption-pattern": "Stored values differ in blocks of memory; whose numbers are in them.",
+    "nondeterministic-op": "A call makes other bits of the same tensors in two Runs of one job with fingerprints.",
+    "site-missing": "Values of one run that have no counterpart in the other.",
+}
+"""What a comparison with a reference looks for, by the code of the finding."""
+JOB_CODES: Mapping[str, str] = {
+    "config-differs": "A setting is another than in the reference, in the words that all frameworks share.",
+    "env-differs": "Variables of the environment, switches of torch, devices or the build of torch differ.",
+    "package-differs": "Versions of packages, or commits of sources, differ.",
+    "dataset-differs": "The data set, its order, tokenizer, template or the first batches differ.",
+    "rng-differs": "Seeds, or the states of random streams before the first update, differ.",
+}
+"""What `trueline diff` compares, by the code of the finding; of structure and weights it has those of ``compare``."""
+TRIAL_CODES: Mapping[str, str] = {
+    "minority-rank": "One device makes other bits of the same work than the majority, at whatever rank.",
+    "op-inaccurate": "An operation is wrong on this device by more than rounding explains.",
+}
+"""What `trueline trial` measures of a job or a device, by the code of the finding."""
+
+
+def check(
+    run: str | os.PathLike[str] | Run,
+    *,
+    ref: str | os.PathLike[str] | Run | None = None,
+    engine: Engine = "here",
+) -> CheckReport:
+    """Run every installed check on a Run, or a path of one, and compare it with ``ref`` where that is given. ``engine``
+    is where checks work; what they find is the same. Raises ``RunError`` where there is no Run to read, ``InputError``
+    where the engine is not there.
+
+    Findings that live checks left while the job ran are included, and what is said of further groups of ranks and of
+    further models.
+    """
+    opened = run if isinstance(run, Run) else Run(run, parts=known_parts(run))
+    reference = ref if ref is None or isinstance(ref, Run) else Run(ref)
+    findings = [*together(opened.live_findings), *death_of(opened)]
+    codes: list[str] = []
+    not_run: list[NotRun] = []
+    question_of: dict[str, Question] = dict.fromkeys({**COMPARE_CODES, **JOB_CODES}, "reference")
+    checks = _checks_for(opened)
+    known = known_of(opened, checks)
+    parting = parting_of(opened) if known is None or may_part(further(opened, known, "updates-apart")) else None
+    known = None if parting is not None else known
+    outcomes, followed = judged_on(engine, Views.of(opened, None if parting is None else parting.step, known), checks)
+    if followed is not None:
+        keep(opened, checks, followed)
+    for each in checks:
+        question_of[each.code] = each.question
+        said = outcomes[each.code].said
+        if isinstance(said, NotRun):
+            not_run.append(said)
+        else:
+            findings += said
+            codes.append(each.code)
+    notes = [*ends_of(opened, part=parting is not None), *opened.problems, *opened.manifest.notes, *_left_out(opened)]
+    if (cost := watching_cost(opened)) is not None and cost.is_over:
+        notes.append(f"watching took {cost.words}.")
+    if reference is not None:
+        said, judged, lacking = _beside(opened, reference)
+        findings, codes, not_run = [*findings, *said], [*codes, *judged], [*not_run, *lacking]
+        said, remarks = _rollouts_beside(opened, reference)
+        findings, notes = [*findings, *said], [*notes, *remarks]
+    for name, path in opened.models.items():
+        try:
+            report = check(path, engine=engine)
+        except RunError as error:
+            notes.append(f"Model {name}: {error}")
+            continue
+        findings += [
+            replace(finding, claim=f"Model {name}: {finding.claim}")
+            for finding in report.findings
+            if finding.code != JOB_DIED
+        ]
+        notes += [f"Model {name}: {line}" for line in (report.verdict.line, *report.notes)]
+    commands = Commands(os.fspath(opened.path), tuple(opened.manifest.argv))
+    calls = {each.code: each.calls for each in checks}
+    findings = [
+        replace(
+            finding,
+            next=tuple(map(commands.filled, finding.next)),
+            where=where_of(finding, opened, calls.get(finding.code, {})),
+        )
+        for finding in findings
+    ]
+    own = CheckReport(
+        run=commands.run,
+        findings=tuple(sorted(findings, key=by_weight)),
+        judged=_judged(opened, asked_of(codes, not_run, question_of)),
+        notes=tuple(notes),
+        context=context_of(opened) if any(each.severity != "info" for each in findings) else frozenset(),
+        unlooked=tuple(map(commands.filled, unlooked(opened, not_run))),
+        job=commands.job,
+        machines=machines_of(opened),
+    )
+    return _with_groups(own, [check(path, engine=engine) for path in opened.groups])
+
+
+_SEEN_IN_VALUES = {"structure-differs", "weight-differs", "dataset-differs"}
+"""What the comparison of recorded values judges by what was computed, and knows when it is meant."""
+
+
+def _beside(run: Run, ref: Run) -> tuple[list[Finding], list[str], list[NotRun]]:
+    """What the comparison with ``ref`` finds, of the values and then of the jobs, but for what values tell better;
+    the codes of what was judged; and why the others were not.
+    """
+    from trueline.comparison.compare import compare  # a check without a reference need not wait for these
+    from trueline.same_job.diff import diff
+
+    sides: tuple[tuple[Iterable[str], Callable[[], Iterable[Finding]]], ...] = (
+        (COMPARE_CODES, lambda: compare(run, ref).findings),
+        (JOB_CODES, lambda: diff(run, ref).findings()),
+    )
+    findings: list[Finding] = []
+    judged: list[str] = []
+    lacking: list[NotRun] = []
+    for codes, find in sides:
+        told = {finding.code for finding in findings} | (_SEEN_IN_VALUES if judged else set[str]())
+        try:
+            findings += [finding for finding in find() if finding.code not in told]
+            judged += codes
+        except (CannotTell, AlignmentError, RunError) as error:
+            lacking += [not_run_of(code, error) for code in codes]
+    return findings, judged, lacking
+
+
+def _left_out(run: Run) -> list[str]:
+    """What of rollouts, and of the weights that sampled them, could not be judged."""
+    return [*rows.left_out(run), *sync_rows.left_out(run)]
+
+
+def _rollouts_beside(run: Run, ref: Run) -> tuple[list[Finding], list[str]]:
+    """What the first tokens of greedy responses say of two Runs with rollouts, and what else is to be said."""
+    if not run.kept("rollouts") or not ref.kept("rollouts"):
+        return [], []
+    from trueline.laws.rollouts.greedy import first_tokens
+    from trueline.same_job.alignment import unaligned
+    from trueline.store.job_files.job import open_job
+
+    remarks = unaligned(open_job(run).configs, open_job(ref).configs, rollouts=True)
+    try:
+        return first_tokens(run, ref), remarks
+    except CannotTell as error:
+        return [], [f"Rollouts and those of the reference were not compared: {error}.", *remarks]
+
+
+def _with_groups(own: CheckReport, others: Sequence[CheckReport]) -> CheckReport:
+    """What is said of all groups of ranks that average apart from each other, as of one Run."""
+    if not others:
+        return own
+    every = [own, *others]
+    runs = named_or_ends([each.run for each in every])
+    covers = (
+        f"it has {counted(len(every), 'group')} of ranks that do not average gradients with each other, each in a "
+        f"directory of its own, which are judged together: {runs}."
+    )
+    return replace(
+        own,
+        findings=tuple(sorted((finding for each in every for finding in each.findings), key=by_weight)),
+        judged=judged_together([each.judged for each in every]),
+        notes=tuple(dict.fromkeys([covers, *(note for each in every for note in each.notes)])),
+    )
+
+
+def _checks_for(run: Run) -> list[Check]:
+    """All checks; of a Run that holds rollouts and nothing else, those of rollouts."""
+    alone = not run.steps.size and not run.has_records and (bool(run.kept("rollouts")) or bool(run.kept("syncs")))
+    return [each for each in installed_checks() if not alone or each.question == "rollouts"]
+
+
+def _judged(run: Run, questions: tuple[Asked, ...]) -> Judged:
+    steps = run.steps
+    return Judged(
+        questions=questions,
+        ranks=tuple(data_parallel_ranks(run)),
+        world_size=max(run.world_size, len(run.ranks)),  # a manifest that was lost knows of one rank only
+        num_steps=int(steps.size),
+        steps=(int(steps[0]), int(steps[-1])) if steps.size else None,
+        unclosed=tuple(run.unclosed),
+        killed=all_killed(run),
+    )

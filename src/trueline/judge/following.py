@@ -1,0 +1,467 @@
+"""Steps that need not be judged again: a check that was silent on them goes on where it was.
+
+A check whose verdict on a step needs that step, and a few before it, says so (``FOLLOWS`` in its module). It has
+nothing to say of a Run if it has nothing to say of any stretch of it. So such checks are shown one stretch after the
+other, with the few steps before it: memory is that of a stretch, and what is kept in the Run (``judged.json``) is, for
+each check, up to which step it was silent. Where one has something to say of a stretch, it is shown the whole Run, as
+all other checks are: who is silent follows, who speaks looks at everything. Either way the findings are those of the
+whole Run.
+
+A check that needs a few steps at a time can be shown the parts of a Run in any order, and those that add up the same
+need nothing of the others: so a first look may be taken in many places at once (``Ahead``).
+
+That holds where facts of the whole Run are what they are by default (``_is_plain``): no ranks that hold parts of one
+model, no change of what is trained, no local updates; elsewhere every check is shown the whole Run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import sys
+import zlib
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cache, reduce
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueline import laws
+from trueline.judge.compared_ranks import data_parallel_ranks
+from trueline.judge.follows import AROUND, ByStep, Stretch
+from trueline.judge.registry import Check
+from trueline.judge.series.local_updates import digests_alike
+from trueline.judge.stats.memoize import memoized
+from trueline.schema.columns.workers import PARAM_COLUMNS
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.store.judged import read_judged, restored, stored, write_judged
+from trueline.store.reader import Run
+
+_log = logging.getLogger(__name__)
+
+STRETCH = 250
+"""Steps after which is kept how far checks came: a further look judges fewer than these, and ``OPEN`` more, again."""
+
+OPEN = 50
+"""Last steps of a Run that are never taken for judged: a rank may still add to them."""
+
+FEW_WORKERS = 4
+"""Fewer workers than this are no faster than one process, which reads each part once, and ahead."""
+
+TOGETHER = 2000
+"""Most steps that are shown to checks at once."""
+
+TOGETHER_BYTES = 3 << 29
+"""Most that the columns of the rows take that are shown at once, unless ``STRETCH`` steps take more: that much again is
+read ahead.
+"""
+
+
+@dataclass(frozen=True)
+class Silent:
+    """A check said nothing of the first ``num_steps`` steps, and could judge some of them (``judged``) or none.
+
+    ``last`` are the last of them that it measures anything at, as many as the next verdict needs; ``lengths`` are those
+    of the lists that it reads, by column; ``carried`` is what adds up along time. One that ``spoke``, or that cannot be
+    told from stretches, follows no more.
+    """
+
+    num_steps: int = 0
+    spoke: bool = False
+    judged: bool = False
+    last: tuple[int, ...] = ()
+    lengths: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    carried: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]], compare=False)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What is known of the stretches of a Run so far: by code, where each check was silent to, and whether ranks held
+    equal parameters at all steps with digests, at none (``alike``).
+    """
+
+    silent: Mapping[str, Silent] = field(default_factory=dict[str, Silent])
+    alike: frozenset[bool] = frozenset()
+
+    def with_these(self, other: Followed) -> Followed:
+        """Both together; of a check that both know, what ``other`` knows."""
+        return Followed({**self.silent, **other.silent}, self.alike | other.alike)
+
+
+Told = dict[str, list[Finding] | CannotTell]
+"""What checks say, or why they cannot tell, by their codes."""
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Steps that checks, which have ``codes``, can be shown before and apart from all others: those from the
+    ``begin``-th to before the ``end``-th.
+    """
+
+    codes: tuple[str, ...]
+    begin: int
+    end: int
+
+
+def known_of(run: Run, checks: Sequence[Check]) -> Followed | None:
+    """What the Run keeps of earlier judgements by ``checks``; nothing where the Run, or this program, has become
+    another since. None where no check can follow.
+    """
+    if not _is_plain(run):
+        return None
+    kept = read_judged(run.path)
+    if kept is None or kept.get("of") != _identity(run, checks, kept.get("end_step")):
+        return Followed()
+    try:
+        silent = {code: _silent(run.path, entry) for code, entry in kept["silent"].items()}
+        return Followed(silent, frozenset(map(bool, kept["alike"])))
+    except (KeyError, TypeError, ValueError, AttributeError, OSError, zlib.error):
+        return Followed()
+
+
+def further(run: Run, known: Followed, code: str) -> Run:
+    """The steps of which it is not known that a check was silent on them."""
+    silent = known.silent.get(code)
+    if silent is None or silent.spoke or not silent.num_steps:
+        return run
+    return run.between(int(run.steps[min(silent.num_steps, len(run.steps) - 1)]), int(run.steps[-1]) + 1)
+
+
+def keep(run: Run, checks: Sequence[Check], followed: Followed) -> None:
+    """Keep in the Run what is known of it now."""
+    num_steps = max((each.num_steps for each in followed.silent.values()), default=0)
+    end_step = int(run.steps[num_steps - 1]) + 1 if num_steps else 0
+    with contextlib.suppress(OSError):
+        silent = {code: _document(run.path, each) for code, each in sorted(followed.silent.items())}
+        arrays = [array for each in silent.values() for array in each["carried"].values()]
+        document = {"of": _identity(run, checks, end_step), "end_step": end_step, "alike": sorted(followed.alike)}
+        write_judged(run.path, {**document, "silent": silent}, arrays)
+        run.parts.keep()
+
+
+def parts_ahead(run: Run, checks: Sequence[Check], known: Followed, num: int) -> list[list[Ahead]]:
+    """What can be judged at once, by ``num`` workers, and is kept: those checks that need a few steps at a time in up
+    to as many parts of the steps, in order; and what adds up from the first step to the last, by itself.
+    """
+    followers, end = _followers(checks), _kept_to(run)
+    if not followers or not end or num < FEW_WORKERS or known.silent:  # what is new since an earlier look is little
+        return []
+    by_step = tuple(each.code for each in followers.values() if isinstance(each.follows, ByStep))
+    adding: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)
+    for each in followers.values():
+        if not isinstance(each.follows, ByStep):
+            adding[_name(each)] += (each.code,)
+    together = _together(run)  # elsewhere rows would be read twice that lie together in a part
+    stretches = -(-end // together)
+    bounds = sorted({min(stretches * place // num * together, end) for place in range(num + 1)})
+    parts = [Ahead(by_step, *bound) for bound in pairwise(bounds)] if by_step else []
+    return [*([Ahead(codes, 0, end)] for codes in adding.values()), *([parts] if parts else [])]
+
+
+def judged_ahead(run: Run, checks: Sequence[Check], known: Followed, part: Ahead) -> Followed:
+    """What is known of those of ``checks`` that ``part`` is of, from its steps alone."""
+    chosen = [each for each in checks if each.code in part.codes]
+    states = {name: _begun(run, each, part.begin) for name, each in _followers(chosen).items()}
+    return _judged(run, chosen, Followed(states, known.alike), part.end)[1]
+
+
+def joined(parts: Sequence[Followed]) -> Followed:
+    """What is known after all of the ``parts``, which come one after the other and are of the same checks."""
+    silent = {name: reduce(_and_then, (each.silent[name] for each in parts)) for name in parts[0].silent}
+    return Followed(silent, frozenset[bool]().union(*(each.alike for each in parts)))
+
+
+def _and_then(so_far: Silent, later: Silent) -> Silent:
+    columns = {*so_far.lengths, *later.lengths}
+    lengths = {each: tuple(sorted({*so_far.lengths.get(each, ()), *later.lengths.get(each, ())})) for each in columns}
+    if so_far.spoke or later.spoke or any(len(each) > 1 for each in lengths.values()):
+        return Silent(spoke=True)
+    return replace(later, judged=so_far.judged or later.judged, lengths=lengths)
+
+
+def _begun(run: Run, check: Check, num_steps: int) -> Silent:
+    """A check before the ``num_steps``-th step, as if it had been silent so far."""
+    follows, end = check.follows, num_steps
+    last: tuple[int, ...] = ()
+    while isinstance(follows, ByStep) and len(last) < follows.reach and end:
+        begin = max(end - STRETCH, 0)
+        part = run.between(int(run.steps[begin]), int(run.steps[end - 1]) + 1)
+        last, end = _last_measured(part, follows, last), begin
+    return Silent(num_steps, last=last)
+
+
+def follow(run: Run, checks: Sequence[Check], known: Followed) -> tuple[Told, Followed]:
+    """What those of ``checks`` say that need not be shown the whole Run, and what is known of the Run now."""
+    return _judged(run, checks, known, len(run.steps))
+
+
+def _judged(run: Run, checks: Sequence[Check], known: Followed, num_steps: int) -> tuple[Told, Followed]:
+    """The same of the first ``num_steps`` steps, of which those before the ones that are not judged are not looked at
+    again.
+    """
+    followers = _followers(checks)
+    settled = {name: known.silent.get(name, Silent()) for name in followers}
+    live = {name: each for name, each in settled.items() if not each.spoke}
+    if len({each.num_steps for each in live.values()}) > 1:
+        settled |= (live := dict.fromkeys(live, Silent()))
+    first = next((each.num_steps for each in live.values()), num_steps)
+    kept_to = min(_kept_to(run), num_steps)
+    needs = {"param_digests"}.union(*(each.needs for each in checks if _name(each) in live))
+    part_ends = run.part_ends()
+    stretches = list(_stretches(run, part_ends, first, kept_to, num_steps))
+    alike, read = known.alike, None
+    for (begin, end), loaded in _loaded(run, part_ends, stretches, _first_needed(live), needs):
+        last = _first_needed(live)
+        read = _read(run, begin, last, [loaded] if read is None else [read, loaded])
+        stretch, reached = _stretch(run, read, begin, end, last)
+        alike |= digests_alike(stretch.part)
+        if len(alike) > 1:  # they may be averaged now and then, which checks see along the whole Run
+            return {}, Followed({name: Silent(spoke=True) for name in settled}, alike)
+        for name in tuple(live):
+            live[name] = _further(stretch, reached, followers[name], live[name], end)
+            if live[name].spoke:
+                settled[name] = live.pop(name)
+            elif end <= kept_to:
+                settled[name] = live[name]
+    told: Told = {}
+    for each in checks:
+        if _name(each) in live:
+            try:
+                told |= {} if (said := _said(run, each, live[_name(each)])) is None else {each.code: said}
+            except CannotTell as error:
+                told[each.code] = error
+    return told, Followed(settled, alike)
+
+
+def _first_needed(live: Mapping[str, Silent]) -> list[int]:
+    """The first step that is measured before a stretch and that a check needs for it, of each that needs one."""
+    return [step for each in live.values() for step in each.last[:1]]
+
+
+def _low(run: Run, begin: int, last: Sequence[int]) -> int:
+    """The first step that is read for a stretch from the ``begin``-th on."""
+    return min([int(run.steps[max(begin - AROUND, 0)]), *last])
+
+
+def _loaded(
+    run: Run,
+    part_ends: NDArray[np.int64],
+    stretches: Sequence[tuple[int, int]],
+    last: Sequence[int],
+    needs: Collection[str],
+) -> Iterator[tuple[tuple[int, int], Run]]:
+    """Each stretch with the steps that are read for it and were not for one before it, with what they ``needs``, which
+    is read while the stretch before is judged: to at least ``AROUND`` steps after it, and where a part ends. Those of
+    the first begin with the first of ``last``.
+    """
+    steps = run.steps
+
+    def load(low: int, high: int) -> Run:
+        part = run.between(low, high + 1)
+        part.load(needs)
+        return part
+
+    with ThreadPoolExecutor(1) as reader:
+        ahead: list[tuple[tuple[int, int], Future[Run]]] = []
+        low = _low(run, stretches[0][0], last) if stretches else 0
+        for begin, end in stretches:
+            high = int(steps[min(end + AROUND, len(steps)) - 1])
+            ends = part_ends[(part_ends >= high) & (part_ends < high + STRETCH)]
+            high = int(ends[0]) if len(ends) else high
+            ahead.append(((begin, end), reader.submit(load, low, high)))
+            low = high + 1
+            if len(ahead) > 1:
+                of, loaded = ahead.pop(0)
+                yield of, loaded.result()
+        for of, loaded in ahead:
+            yield of, loaded.result()
+
+
+def _read(run: Run, begin: int, last: Sequence[int], loaded: Sequence[Run]) -> Run:
+    """The steps from the first of ``last`` and ``AROUND`` before the ``begin``-th on, of which all is ``loaded``."""
+    parts = [part for part in loaded if len(part.steps)]
+    read = run.between(_low(run, begin, last), int(parts[-1].steps[-1]) + 1)
+    read.take_loaded(parts)
+    return read
+
+
+def _stretch(run: Run, read: Run, begin: int, end: int, last: Sequence[int]) -> tuple[Stretch, Run]:
+    """The steps from the ``begin``-th to before the ``end``-th, and the same with those from the first of ``last`` on,
+    of what was ``read`` of them.
+    """
+    steps = run.steps
+    low, high = max(begin - AROUND, 0), min(end + AROUND, len(steps)) - 1
+    part, around = (
+        read.between(int(steps[first]), int(steps[at_last]) + 1) for first, at_last in ((begin, end - 1), (low, high))
+    )
+    reached = min([int(steps[begin]), *last])
+    wider = part if reached == steps[begin] else read.between(reached, int(steps[end - 1]) + 1)
+    return Stretch(run, part, around), wider
+
+
+def _kept_to(run: Run) -> int:
+    """How many of the first steps are taken for judged once they were."""
+    return max(len(run.steps) - OPEN, 0) // STRETCH * STRETCH
+
+
+def _together(run: Run) -> int:
+    """Steps that are shown at once, by two numbers a parameter and twelve a group of parameters in each row, which
+    beside these has some ninety.
+    """
+    row_bytes = 8 * (90 + max((2 * len(env.params) + 12 * len(env.groups) for env in run.env.values()), default=0))
+    return max(min(TOGETHER, TOGETHER_BYTES // row_bytes // max(len(run.ranks), 1)) // STRETCH * STRETCH, STRETCH)
+
+
+def _followers(checks: Sequence[Check]) -> dict[str, Check]:
+    """Those that follow, by what they are known under."""
+    return {_name(each): each for each in checks if each.follows is not None}
+
+
+def _name(check: Check) -> str:
+    """What is known of a check is kept under its code; of those that add up the same, under the name of that."""
+    return check.code if check.follows is None or isinstance(check.follows, ByStep) else check.follows.name
+
+
+def _said(run: Run, check: Check, known: Silent) -> list[Finding] | None:
+    if check.follows is None or isinstance(check.follows, ByStep):
+        return [] if known.judged else None
+    return check.follows.said(run, known.carried)
+
+
+def _stretches(
+    run: Run, part_ends: NDArray[np.int64], first: int, kept_to: int, num_steps: int
+) -> Iterable[tuple[int, int]]:
+    """From the first step that is not judged to the last of ``num_steps``, in pieces that end where something is
+    kept, and if they can where what is around them ends with a part.
+    """
+    in_front = np.searchsorted(run.steps, part_ends, side="right") - AROUND
+    good_ends = np.unique(in_front // STRETCH * STRETCH)
+    begin, together = first, _together(run)
+    while begin < num_steps:
+        end = min(begin + together, kept_to) if begin < kept_to else num_steps
+        good = good_ends[(good_ends > begin) & (good_ends < end)]
+        end = int(good[-1]) if end < kept_to and len(good) else end
+        yield begin, end
+        begin = end
+
+
+def _further(stretch: Stretch, reached: Run, check: Check, so_far: Silent, end: int) -> Silent:
+    """``so_far`` with the steps up to the ``end``-th."""
+    follows = check.follows
+    assert follows is not None
+    lengths = dict(so_far.lengths)
+    try:
+        lengths = _lengths(stretch.part, check, so_far.lengths)
+        if any(len(each) > 1 for each in lengths.values()):
+            return Silent(spoke=True)
+        if not isinstance(follows, ByStep):
+            carried = follows.further(stretch, so_far.carried)
+            return Silent(spoke=True) if carried is None else Silent(end, lengths=lengths, carried=carried)
+        if (follows.alone is not None and not follows.alone(reached)) or check.find(reached):
+            return Silent(spoke=True)
+        judged = True
+    except CannotTell as error:
+        if error.reason != "no-data" or not isinstance(follows, ByStep):
+            return Silent(spoke=True)
+        judged = False
+    except Exception as error:  # whatever it is, the check meets it again when it is shown the whole Run
+        _log.debug("%s does not follow: %s", check.code, error)
+        return Silent(spoke=True)
+    last = _last_measured(stretch.part, follows, so_far.last)
+    return Silent(end, judged=judged or so_far.judged, last=last, lengths=lengths)
+
+
+def _last_measured(part: Run, follows: ByStep, before: tuple[int, ...]) -> tuple[int, ...]:
+    """The last steps, as many as ``reach``, that have any of the columns that verdicts go by."""
+    if not follows.reach:
+        return ()
+    at_T = np.any([part.measured(column).any(axis=1) for column in follows.columns], axis=0)
+    found = sorted({*before, *part.steps[at_T].tolist()})
+    return tuple(found[-follows.reach :])
+
+
+def _lengths(part: Run, check: Check, known: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """By column the lengths that its lists have had so far: of those about parameters that a check needs, and of all
+    about groups where one that judges step by step needs any. Where they differ along time, no array holds the whole
+    Run.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    of_groups = isinstance(check.follows, ByStep) and any(name.startswith("group_") for name in check.needs)
+    wanted = (name for name in PARAM_COLUMNS if name in check.needs or (of_groups and name.startswith("group_")))
+    for column in sorted(wanted):
+        found[column] = tuple(sorted({*known.get(column, ()), *_lengths_in(part, column)}))
+    return found
+
+
+@memoized
+def _lengths_in(part: Run, column: str) -> list[int]:
+    return part.lengths(column)
+
+
+def _is_plain(run: Run) -> bool:
+    """Whether a stretch of the Run is judged as the whole is, and there is enough of it to judge in stretches."""
+    if len(run.steps) < STRETCH + OPEN or not run.manifest.adapter or run.manifest.pieces or run.groups:
+        return False
+    return not any(
+        env.talks_in_forward or env.whole or env.alike or env.local_updates or len(env.lists) > 1
+        for env in run.env.values()
+    )
+
+
+def _identity(run: Run, checks: Sequence[Check], end_step: Any) -> str:
+    """A digest of all that a judgement rests on besides values of rows: the program, what is known of the job and its
+    ranks, and how many rows each rank has before ``end_step``. What ended a training is no part of it.
+    """
+    if not isinstance(end_step, int):
+        return ""
+    said = [
+        _program(tuple(sys.modules[each.find.__module__].__file__ or "" for each in checks)),
+        run.manifest.model_dump_json(exclude={"notes"}),
+        *(run.env[rank].model_dump_json(exclude={"raised", "raised_ns", "notes"}) for rank in sorted(run.env)),
+        run.ranks,
+        data_parallel_ranks(run),
+        run.restarts,
+        run.num_rows(before=end_step),
+    ]
+    return hashlib.sha256(repr(said).encode()).hexdigest()
+
+
+@cache
+def _program(of_checks: tuple[str, ...]) -> str:
+    """A digest of the sources that judge: of ``judge``, ``laws`` and the checks that other packages bring."""
+    roots = (Path(__file__).parent, Path(*laws.__path__))
+    files = sorted({file for root in roots for file in root.rglob("*.py")} | {*map(Path, of_checks)})
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.is_file())).hexdigest()
+
+
+def _silent(path: str, entry: Mapping[str, Any]) -> Silent:
+    found = Silent(
+        int(entry["num_steps"]),
+        spoke=bool(entry["spoke"]),
+        judged=bool(entry["judged"]),
+        last=tuple(map(int, entry["last"])),
+        lengths={str(column): tuple(map(int, each)) for column, each in entry["lengths"].items()},
+        carried={str(name): restored(path, *each) for name, each in entry["carried"].items()},
+    )
+    if found.num_steps < 0 or found.num_steps % STRETCH:
+        raise ValueError(found.num_steps)
+    return found
+
+
+def _document(path: str, silent: Silent) -> dict[str, Any]:
+    return {
+        "num_steps": silent.num_steps,
+        "spoke": silent.spoke,
+        "judged": silent.judged,
+        "last": list(silent.last),
+        "lengths": {column: list(each) for column, each in silent.lengths.items()},
+        "carried": {name: stored(path, each) for name, each in silent.carried.items()},
+    }

@@ -1,0 +1,103 @@
+"""The checks that are installed: ours and those of other packages enter by one door, the group
+``trueline.checks``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+
+from trueline import laws
+from trueline.judge.follows import Adding, ByStep
+from trueline.judge.where import Calls
+from trueline.schema.errors import InputError
+from trueline.schema.finding import Finding
+from trueline.schema.judged import QUESTIONS, Question
+from trueline.schema.text.reading import why
+from trueline.store.reader import Run
+
+GROUP = "trueline.checks"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One installed check: its code, the columns it reads, its first sentence, the function, which question it helps to
+    answer, and whether it holds ranks against each other (the module's ``ACROSS_RANKS``, by default yes): then it is
+    not shown steps that are not the same iteration on all of them. ``follows`` says how little it needs for a step, or
+    what it carries from step to step (the module's ``FOLLOWS``); None: it may need all there are. ``manual`` is all
+    that it says of itself, and ``calls`` the kinds of call of the script that its findings are about (``CALLS``).
+    """
+
+    code: str
+    needs: tuple[str, ...]
+    summary: str
+    find: Callable[[Run], list[Finding]]
+    question: Question = "other"
+    across_ranks: bool = True
+    manual: str = ""
+    follows: ByStep | Adding | None = None
+    calls: Calls = field(default_factory=dict[str, Sequence[str]])
+
+
+def installed_checks() -> list[Check]:
+    """Every check, in the order of their codes. Of an entry point that cannot be loaded, or is no check, one that has
+    no answer but why: the others must not be lost with it.
+
+    Where the package is run from its sources without being installed there are no entry points; then it is the
+    modules with a ``CODE`` below ``trueline.laws``.
+    """
+    entries = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
+    loaded = [_loaded(entry) for entry in entries] or [
+        _checked(module)
+        for found in pkgutil.walk_packages(laws.__path__, f"{laws.__name__}.")
+        if hasattr(module := importlib.import_module(found.name), "CODE")
+    ]
+    return sorted({check.code: check for check in loaded}.values(), key=lambda check: check.code)
+
+
+def _loaded(entry: EntryPoint) -> Check:
+    try:
+        return _checked(entry.load())
+    except InputError as error:
+        return _broken(entry.name, str(error))
+    except (Exception, SystemExit) as error:  # whatever the module of another package does when it is imported
+        return _broken(
+            entry.name,
+            f"It cannot be loaded from '{entry.value}': {type(error).__name__}: {why(error)}. Reinstall or remove the "
+            "package that registers it.",
+        )
+
+
+def _broken(name: str, said: str) -> Check:
+    def find(run: Run) -> list[Finding]:
+        raise InputError(said)
+
+    return Check(name, (), said, find, manual=said)
+
+
+def _checked(module: ModuleType) -> Check:
+    missing = [part for part in ("CODE", "NEEDS", "check") if not hasattr(module, part)]
+    if missing:
+        raise InputError(
+            f"{getattr(module, '__name__', module)} is no check: it lacks {', '.join(missing)}. A check is a module "
+            "with CODE, NEEDS and check(run)."
+        )
+    manual = (module.__doc__ or "").strip()
+    question = getattr(module, "QUESTION", "other")
+    if question not in QUESTIONS:
+        raise InputError(f"It has the QUESTION {question!r}. Use one of {', '.join(QUESTIONS)}, or leave it out.")
+    return Check(
+        module.CODE,
+        tuple(module.NEEDS),
+        manual.partition("\n")[0],
+        module.check,
+        question,
+        getattr(module, "ACROSS_RANKS", True),
+        manual,
+        getattr(module, "FOLLOWS", None),
+        getattr(module, "CALLS", {}),
+    )

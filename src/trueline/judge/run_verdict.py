@@ -1,0 +1,134 @@
+"""The verdict on a Run: whether a fault was found, on which ranks, since which step, or why that is unknown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from trueline.judge.incidents import Incident
+from trueline.schema.finding import WATCH_DEGRADED, Finding
+from trueline.schema.judged import FEWEST_STEPS_OF_ONE, TOPICS, Asked, Judged, Verdict
+from trueline.schema.text.words import by_reason, counted, listed
+
+TO_CONFIRM = frozenset(
+    (
+        "token-weights-differ",
+        "loss-scale-wrong",
+        "loss-misapplied",
+        "labels-misplaced",
+        "grad-accumulates",
+        "batch-zero",
+        "evaluation-draws",
+        "evaluation-state",
+    )
+)
+"""Checks whose findings of severity info are no fact about the job alone: it may be meant, and seldom is, unless their
+evidence says ``by_design``.
+"""
+
+
+def to_confirm(findings: Sequence[Finding]) -> list[Finding]:
+    """Those that a person is to confirm, though they are no fault by themselves."""
+    return [
+        finding
+        for finding in findings
+        if finding.severity == "info" and finding.code in TO_CONFIRM and not finding.evidence.get("by_design")
+    ]
+
+
+def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judged: Judged, where: str = "") -> Verdict:
+    """What the findings say together, and whether enough was judged for none to mean that there is no fault. ``where``
+    says on which ranks the first of the incidents is, and since when.
+    """
+    if incidents:
+        first = incidents[0]
+        num_grave = sum(finding.severity != "info" for finding in findings)
+        several = f" in {len(incidents)} incidents" if len(incidents) > 1 else ""
+        rest = f"{'; ' if where else ': '}{counted(num_grave, 'finding')}{several}"
+        return Verdict("out" if first.severity == "error" else "suspect", where, rest)
+    if not judged.enough:
+        return Verdict("unknown", "", _lack(judged))
+    stops = [finding for finding in findings if finding.code == WATCH_DEGRADED]
+    early = next((finding for finding in stops if not _in_the_second_half(finding, judged)), None)
+    if early is not None:
+        return Verdict("unknown", "", f": {early.claim[:1].lower()}{early.claim[1:].rstrip('.')}")
+    alone = ""
+    if judged.world_size == 1 and judged.num_steps:
+        alone = ". Comparisons between ranks do not apply"
+    elif judged.world_size > 1 and judged.of("not-applicable", among=("workers",)):
+        alone = ". Comparisons between workers do not apply"
+    stopped = f". Watching stopped in part at step {stops[0].step_first}" if stops else ""
+    return Verdict("clear", "", f"{_scope(judged)}{_confirm(findings)}{alone}{_left_open(judged)}{stopped}")
+
+
+def _confirm(findings: Sequence[Finding]) -> str:
+    """``; 1 thing to confirm: a token in …``: of each what it claims, without its reason."""
+    claims = [
+        re.sub(r"^(Model \S+: )?(.*?)(: .*|\.)?$", r"\1\2", each.claim, flags=re.S) for each in to_confirm(findings)
+    ]
+    texts = list(dict.fromkeys(f"{claim[:1].lower()}{claim[1:]}" for claim in claims))
+    return f"; {counted(len(texts), 'thing')} to confirm: {'; '.join(texts)}" if texts else ""
+
+
+def _in_the_second_half(finding: Finding, judged: Judged) -> bool:
+    """Whether a part of the watching stopped only then, and rows go on: what came before was watched whole."""
+    if finding.step_first is None or judged.steps is None:
+        return False
+    first, last = judged.steps
+    return (first + last) / 2 <= finding.step_first <= last
+
+
+def _scope(judged: Judged) -> str:
+    """`` in 150 steps of 4 ranks``, ``of one process``, `` so far in`` them where the Run was not closed; nothing for
+    records alone.
+    """
+    if not judged.num_steps:
+        return ""
+    so_far = " so far" if judged.unclosed and not judged.killed else ""
+    ended = ", before the job was killed, or ended without closing its Run" if judged.killed else ""
+    left_out = f"{len(judged.ranks)} of {judged.world_size} ranks"
+    ranks = counted(judged.world_size, "rank") if len(judged.ranks) == judged.world_size else left_out
+    ranks = "one process" if judged.world_size == 1 else ranks
+    return f"{so_far} in {counted(judged.num_steps, 'step')} of {ranks}{ended}"
+
+
+def _left_open(judged: Judged) -> str:
+    """``. Not tested: token order (no token stands twice in a row). Partly: data sharding (…)``: what and why."""
+    untested, partly = _topics(judged.of("open")), _topics(judged.of("partly"))
+    return (f". Not tested: {untested}" if untested else "") + (f". Partly: {partly}" if partly else "")
+
+
+def _topics(questions: Sequence[Asked]) -> str:
+    """What was asked, and in brackets why there is no answer; what has one reason together."""
+    pairs = [(TOPICS[asked.question], _why(asked)) for asked in questions]
+    return "; ".join(f"{', '.join(topics)} ({why})" if why else ", ".join(topics) for topics, why in by_reason(pairs))
+
+
+def _why(asked: Asked) -> str:
+    """Why most checks of the question have no answer, up to where the reason begins to list examples."""
+    whys = [entry.why for entry in asked.checks_not_run if entry.lacks]
+    return max(whys, key=whys.count).split(": ")[0] if whys else ""
+
+
+def _lack(judged: Judged) -> str:
+    """Why nothing can be told, as it stands behind ``Cannot tell``."""
+    if judged.failed:
+        looks = "looks" if len(judged.failed) == 1 else "look"
+        return (
+            f": {listed(judged.failed)} could not be run, and nobody looked at what it {looks} for; the other checks "
+            f"found nothing{_scope(judged)}"
+        )
+    if judged.of("open", among=("reference",)):
+        return ": it could not be compared with the reference"
+    if not judged.num_steps:
+        for asked in judged.of("partly", among=("rollouts",)):
+            ran, all_of = len(asked.checks_run), len(asked.checks_run) + len(asked.checks_not_run)
+            return f": {ran} of {all_of} checks of rollouts had what they need; these found nothing"
+        return ": no step was recorded"
+    if judged.world_size == 1 and judged.num_steps < FEWEST_STEPS_OF_ONE:
+        steps = counted(judged.num_steps, "step")
+        verb = "is" if judged.num_steps == 1 else "are"
+        return f": {steps} of one process {verb} too few; it takes {FEWEST_STEPS_OF_ONE}"
+    if judged.world_size > 1 and len(judged.ranks) < 2:
+        return f": no two of {judged.world_size} ranks could be compared with each other"
+    return f". Not tested: {_topics(judged.of('open', among=judged.main))}"

@@ -1,0 +1,1 @@
+"""Columns of a Run as arrays and facts, which several laws read."""

@@ -1,0 +1,147 @@
+"""Parameters that may be whole or each rank's own: next to sharded ones, and where code that no adapter knows
+exchanges tensors within the forward pass.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from trueline.judge.stats.memoize import memoized
+from trueline.schema.files.run_manifest import RankEnv
+from trueline.store.reader import Run
+
+EQUAL = 1e-6
+"""Relative difference of two norms up to which they are one: equal gradients, added up in float64, differ by 1e-15."""
+
+
+FIRST_STEPS = 8
+"""Steps whose samples show whether ranks read the same ones."""
+
+
+def param_names(env: RankEnv) -> list[str]:
+    """The names behind ``param_digests``."""
+    return [*env.params, *env.frozen]
+
+
+def held_by_one(run: Run) -> frozenset[str]:
+    """Those that are each rank's own and no replicas (experts among FSDP's ``ignored_params``, shards of a wrapper that
+    no adapter knows): they were not equal at the first step with digests, and no gradient of theirs was ever the same
+    on all ranks. Beside them also what is equal at first, such as a bias of zeros: where several ranks hold one expert,
+    or parts of one model, or other parameters are reduced, so that it is not the reduction that lacks.
+    """
+    ranks = [rank for rank, env in run.env.items() if _in_doubt(env)]
+    if len(ranks) < 2:
+        return frozenset()
+    env, differ = run.env[ranks[0]], _differ_at_first(run, ranks)
+    if not differ or any(run.env[rank].whole != env.whole for rank in ranks):
+        return frozenset()
+    doubt = [(at, name) for at, name in enumerate(env.params) if name in _in_doubt(env)]
+    if _updates_others(run, ranks):
+        sets = _with_equal_losses(run)
+        parts = {name for at, name in doubt if sets and all(_never_alike(run, ranks, at) for ranks in sets)}
+        return frozenset(parts) if any(differ.get(name) for name in parts) else frozenset()
+    unreduced = {name for at, name in doubt if _never_reduced(run, ranks, at)}
+    own = frozenset(name for name in unreduced if differ.get(name))
+    if own and _with_equal_losses(run):
+        return frozenset(unreduced)
+    if not own or not (sharers(run, own) or len(unreduced) < len(doubt)):
+        return own
+    modules = {_module(name) for name in own}
+    return own | {name for name in unreduced if _module(name) in modules}
+
+
+def equal_at_first(run: Run, names: Collection[str]) -> list[str]:
+    """Those of ``names``, each rank's own, of which all ranks had equal values at the first step with digests."""
+    differ = _differ_at_first(run, [rank for rank, env in run.env.items() if _in_doubt(env)])
+    return [name for name in sorted(names) if not differ.get(name, True)]
+
+
+def _differ_at_first(run: Run, ranks: Sequence[int]) -> dict[str, bool]:
+    """By name of a parameter whether ``ranks`` had different values at the first step at which all of them have
+    digests; empty where there is none, or they hold other numbers of parameters.
+    """
+    digests = run.lists("param_digests")
+    step = min((step for step, _ in digests if all((step, rank) in digests for rank in ranks)), default=None)
+    if step is None:
+        return {}
+    held = [digests[step, rank] for rank in ranks]
+    if any(len(own) != len(held[0]) for own in held):
+        return {}
+    names = param_names(run.env[ranks[0]])
+    return dict(zip(names, np.any(np.stack(held) != held[0], axis=0).tolist(), strict=False))
+
+
+def sharers(run: Run, names: Collection[str]) -> list[tuple[int, ...]]:
+    """The ranks that began with equal values of all parameters of these ``names``, each rank's own, as replicas of one
+    expert do: sets of two or more, all as large; none where they are not.
+    """
+    digests = run.lists("param_digests")
+    ranks = [rank for rank in run.ranks if rank in run.env]
+    step = min((step for step, _ in digests if all((step, rank) in digests for rank in ranks)), default=None)
+    if step is None:
+        return []
+    by_values: defaultdict[bytes, list[int]] = defaultdict(list)
+    for rank in ranks:
+        chosen = np.isin(param_names(run.env[rank]), sorted(names))
+        by_values[digests[step, rank][: len(chosen)][chosen].tobytes()].append(rank)
+    sets = [tuple(each) for each in by_values.values()]
+    return sets if len({len(each) for each in sets}) == 1 < len(sets[0]) else []
+
+
+@memoized
+def parts_of_one_model(run: Run) -> tuple[tuple[int, ...], ...]:
+    """Sets of ranks that compute one loss together from a batch that all of them read, each with parameters of its own:
+    tensor parallelism by hand. Their losses are equal to the last bit, as of replicas with equal batches, and
+    parameters are not, so that what they exchange within the forward pass has made them so.
+    """
+    return _with_equal_losses(run) if held_by_one(run) else ()
+
+
+def _with_equal_losses(run: Run) -> tuple[tuple[int, ...], ...]:
+    """Sets of ranks that exchange tensors in the forward pass and have equal losses wherever they are known; or at the
+    first step that has any, if they read the same samples then and after: copies that drift apart end it later.
+    """
+    losses_TN, measured_TN = run.pivot("loss")
+    digests = run.lists("sample_digests", steps=run.steps[:FIRST_STEPS].tolist())
+    by_losses: defaultdict[bytes, list[int]] = defaultdict(list)
+    for column, rank in enumerate(run.ranks):
+        known_T = measured_TN[:, column]
+        if known_T.sum() > 1 and rank in run.env and run.env[rank].talks_in_forward:
+            read = b"".join(digests[key].tobytes() for key in sorted(digests) if key[1] == rank)
+            losses = losses_TN[known_T, column]
+            by_losses[known_T.tobytes() + (read + losses[:1].tobytes() if read else losses.tobytes())].append(rank)
+    return tuple(tuple(each) for each in by_losses.values() if len(each) > 1)
+
+
+def _module(name: str) -> str:
+    """What holds the parameter's own module: a bias may be zero everywhere when the weight beside it is not equal."""
+    return ".".join(name.split(".")[:-2])
+
+
+def _in_doubt(env: RankEnv) -> list[str]:
+    return env.params if env.talks_in_forward else env.whole
+
+
+def _updates_others(run: Run, ranks: Sequence[int]) -> bool:
+    """Whether the optimizer holds none of the gradients that backward leaves, as where it updates float32 copies."""
+    norms = run.lists("used_param_norms", ranks=ranks)
+    return bool(run.lists("param_grad_norms", ranks=ranks)) and not any((row > 0).any() for row in norms.values())
+
+
+def _never_alike(run: Run, ranks: Sequence[int], index: int, *, column: str = "param_grad_norms") -> bool:
+    """Whether there were gradients of the parameter at ``index``, and never of the same norm on all of ``ranks``: of
+    ranks that compute one loss together, backward leaves equal ones of parameters that all of them hold.
+    """
+    norms = run.lists(column, ranks=ranks)
+    steps = sorted({step for step, _ in norms})
+    rows = [[norms[step, rank][index] for rank in ranks] for step in steps if all((step, r) in norms for r in ranks)]
+    seen = [row for row in rows if max(row) > 0]
+    return bool(seen) and all(max(row) - min(row) > EQUAL * max(row) for row in seen)
+
+
+def _never_reduced(run: Run, ranks: list[int], index: int) -> bool:
+    """Whether gradients of the parameter at ``index`` were seen, and never had the same norm on all of ``ranks``."""
+    return _never_alike(run, ranks, index, column="used_param_norms")

@@ -1,0 +1,1 @@
+"""A worker whose gradient does not come."""

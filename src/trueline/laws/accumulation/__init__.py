@@ -1,0 +1,1 @@
+"""Gradients that are added up over passes, and cleared."""

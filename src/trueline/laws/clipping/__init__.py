@@ -1,0 +1,1 @@
+"""Gradients clipped by their norm."""

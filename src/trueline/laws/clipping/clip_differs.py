@@ -1,0 +1,313 @@
+"""Clipping does not multiply all gradients by one factor, on all ranks, or is given none.
+
+What it finds
+-------------
+Ranks that multiply the same gradient, or their shards of it, by different factors: another threshold on one of them, or
+each its own norm. A call of `clip_grad_norm_` that finds no gradient, and so clips nothing: its list of parameters is a
+generator that something else has used up, or it comes before the backward pass, or gradients are kept elsewhere. And
+elements of gradients that are not multiplied by min(1, max_norm / norm): a kernel that skips some, a patched function.
+Calls at another place than between all of the backward passes and the update: after an update, when nothing uses these
+gradients any more, or between two backward passes, of which the second adds to what was clipped. Gradients that are
+multiplied by a number above 1 once they are clipped.
+
+Why it matters
+--------------
+Replicas that clip differently drift apart; shards that are clipped differently turn the update, and no two ranks show
+it. Without a gradient the training runs without the clipping that its settings declare, until the first spike. Where
+some elements are left out, the direction of the update changes, too.
+
+How it decides
+--------------
+By arithmetic. At the first 16 steps, and then at every 20th, later every 100th, 16 neighbouring elements of up to 32
+gradients are copied before and after each call. Each may differ by 8 u times its magnitude from what the one factor
+makes of it, where u is the unit roundoff of the coarsest format among gradient, norm and factor. A call finds nothing
+where none of its parameters has a gradient, it has all of the model's parameters or none, no other call of that step
+finds any, and the step has a gradient.
+
+Of ranks that have made as many calls at a step, those are compared that found the same elements in a gradient, bit for
+bit, or hold shards of gradients that are clipped together. What they multiply by may differ by 8 (u + u' √n), as in
+`norm-misreported`, which names a norm that is wrong. Whatever else makes gradients differ after the reduction, clipping
+by hand included, `reduction-mismatch` finds, which also names a rank that does not clip at all.
+
+The same elements are copied once more when the next backward pass or the update begins. A call is too early where they
+are then as it had left them, it had made them smaller, and the pass writes to them (gradients that are cleared before
+are left alone); gradients were multiplied where all elements are one number above 1 times as large at the update as a
+call that made them smaller, the last one of the step, had left them, at three such steps or more, or all. A call is too
+late where it makes gradients smaller that an update has just used, no backward pass has begun since, and none came
+before that update. These are warnings, as nothing keeps code from meaning that.
+
+What it may miss
+----------------
+Elements and steps that were not sampled; clipping that frameworks or scripts do without these functions of torch: a
+factor of its own for each tensor may then be meant (clipping by layer). Parameters that no call is given: some models
+clip a part on purpose.
+
+Example
+-------
+clip_grad_norm_ was given no parameters on rank 0 at steps 1-11, and clipped nothing.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+parameters = model.parameters()
+for batch in loader:
+    optimizer.zero_grad()
+    model(batch).backward()
+    torch.nn.utils.clip_grad_norm_(parameters, 1.0)  # used up by the first step
+    optimizer.step()
+```
+
+Right:
+
+```python
+parameters = list(model.parameters())
+```
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import numpy as np
+
+from trueline.judge.compared_ranks import MAX_SITES, data_parallel_ranks, sites_of
+from trueline.judge.series.clip_calls import ClipCall, clip_calls, late_calls
+from trueline.judge.series.update_rules import TOLERANCE
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.schema.formats import FORMATS
+from trueline.schema.text.words import named_some, ranks_text, steps_text
+from trueline.store.reader import Run
+
+_NEAR = 1e-3
+"""How far from 1 a factor of gradients is no rounding, in bfloat16 either way of all elements alike."""
+
+_FEWEST = 3
+"""Steps at which gradients are multiplied after clipping for that to be no coincidence."""
+
+_CLAIMS = {
+    "late": "clipped gradients that the update had used already",
+    "early": "clipped gradients that a later backward pass of the step then added to",
+    "multiplied": "was followed by code that multiplied the gradients again",
+}
+"""What calls at another place did, by kind."""
+
+CODE = "clip-differs"
+CALLS = {"": ("clip_grad_norm_",)}
+QUESTION = "updates"
+NEEDS: tuple[str, ...] = ("clip_facts", "clip_values", "grad_norm")
+ACROSS_RANKS = False
+
+
+def check(run: Run) -> list[Finding]:
+    """Findings of calls that clip nothing, and of elements that are clipped otherwise; raises ``CannotTell`` where no
+    call was seen.
+    """
+    late = [call for call in late_calls(run) if call.clips]
+    try:
+        every = clip_calls(run)
+    except CannotTell:
+        if not late:
+            raise
+        every = ()
+    in_time = {(call.step, call.rank) for call in every}
+    late = [call for call in late if (call.step, call.rank) not in in_time]
+    steps = sorted({call.step for call in (*every, *late)})
+    nothing = list(_nothing(run, every))
+    apart = [(call, names) for call in every if (names := _apart(call))]
+    ranks = list(_between_ranks(run, every))
+    early = [call for call in every if call.clips and call.then == "backward" and call.added and _is_left(call)]
+    ends = [call for call in every if call.clips and call.then == "update" and not call.scaled]
+    multiplied = [call for call in ends if call.since > 1 + _NEAR]
+    if len(multiplied) < min(_FEWEST, len(ends)):
+        multiplied = []
+    return [
+        *([_of_ranks(ranks, steps)] if ranks else []),
+        *([_of_nothing(nothing, steps)] if nothing else []),
+        *([_of_elements(apart, steps)] if apart else []),
+        *(
+            _misplaced(kind, calls, steps)
+            for kind, calls in zip(_CLAIMS, (late, early, multiplied), strict=True)
+            if calls
+        ),
+    ]
+
+
+def _is_left(call: ClipCall) -> bool:
+    """Whether gradients, not all of them zero, are still as the call had left them."""
+    same = all(np.array_equal(one, other) for one, other in zip(call.after, call.used, strict=True))
+    return same and any(np.any(values) for values in call.after)
+
+
+def _nothing(run: Run, every: Sequence[ClipCall]) -> Iterator[ClipCall]:
+    """Calls that found no gradient in steps that have one, of which no call found any."""
+    norms, _ = run.pivot("grad_norm")
+    norm_of = {(step, rank): norms[t, n] for t, step in enumerate(run.steps) for n, rank in enumerate(run.ranks)}
+    for (step, rank), group in groupby(every, key=lambda call: (call.step, call.rank)):
+        calls = list(group)
+        num_params = len(run.env[rank].params) if rank in run.env else 0
+        of_all = [call for call in calls if not call.num_params or call.num_params >= num_params]
+        if of_all and not any(call.num_grads for call in calls) and norm_of.get((step, rank), math.nan) > 0:
+            yield of_all[-1]
+
+
+def _apart(call: ClipCall) -> list[str]:
+    """The names of gradients of which elements were not multiplied by the one factor."""
+    factor = call.factor if math.isfinite(call.factor) else call.ratio
+    if not math.isfinite(factor):
+        return []
+    found: list[str] = []
+    for name, dtype, before, after in zip(call.names, call.dtypes, call.before, call.after, strict=True):
+        if dtype not in FORMATS or before.shape != after.shape:
+            continue
+        with np.errstate(invalid="ignore"):
+            wanted = factor * before
+        slack = TOLERANCE * call.unit * np.abs(wanted) + 2 * FORMATS[dtype].smallest
+        finite = np.isfinite(before) & np.isfinite(wanted)
+        if np.any(finite & ~(np.abs(after - wanted) <= slack)):
+            found.append(name)
+    return found
+
+
+def _between_ranks(run: Run, every: Sequence[ClipCall]) -> Iterator[list[ClipCall]]:
+    """Calls of several ranks on the same gradient, or on shards of one, that multiplied it by different factors."""
+    ranks = data_parallel_ranks(run)
+    by_step: defaultdict[int, defaultdict[int, list[ClipCall]]] = defaultdict(lambda: defaultdict(list))
+    for call in every:
+        if call.rank in ranks:
+            by_step[call.step][call.rank].append(call)
+    for of_rank in by_step.values():
+        if len({len(calls) for calls in of_rank.values()}) > 1:
+            continue
+        for alike in zip(*of_rank.values(), strict=True):
+            calls = [call for call in alike if math.isfinite(call.ratio)]
+            if len(calls) > 1 and _of_one_gradient(calls) and any(not _near(calls[0], call) for call in calls):
+                yield calls
+
+
+def _of_one_gradient(calls: Sequence[ClipCall]) -> bool:
+    """Whether these calls of several ranks were given the same gradient, or shards of one."""
+    first = calls[0]
+    if any((call.names, call.num_grads) != (first.names, first.num_grads) for call in calls):
+        return False
+    if all(call.in_shards and call.known for call in calls):
+        return True
+    return all(
+        np.array_equal(one, other) for call in calls for one, other in zip(first.before, call.before, strict=True)
+    )
+
+
+def _near(one: ClipCall, other: ClipCall) -> bool:
+    return abs(one.ratio - other.ratio) <= max(one.slack, other.slack) * max(abs(one.ratio), abs(other.ratio))
+
+
+def _of_ranks(every: Sequence[list[ClipCall]], among: Sequence[int]) -> Finding:
+    steps = sorted({calls[0].step for calls in every})
+    first = every[0]
+    like = [sum(_near(call, other) for other in first) for call in first]
+    usual = first[like.index(max(like))]
+    odd = [call for call, num in zip(first, like, strict=True) if num < max(like) or max(like) * 2 <= len(first)]
+    shown = odd[:MAX_SITES] if usual in odd else [usual, *odd[: MAX_SITES - 1]]
+    factors = ", ".join(f"{call.ratio:.4g} on rank {call.rank} (max_norm {call.max_norm:g})" for call in shown)
+    ranks = tuple(sorted(call.rank for call in odd))
+    return Finding(
+        code=CODE,
+        severity="error",
+        claim=f"Ranks clipped {'their shards of one gradient' if first[0].in_shards else 'the same gradient'} "
+        f"differently at {steps_text(steps, among=among)}: at step {first[0].step} it was multiplied by {factors}.",
+        ranks=ranks,
+        step_first=steps[0],
+        step_last=steps[-1],
+        sites=sites_of(steps[0], ranks[:2], phase="bwd", names=usual.names[:1]),
+        measured=odd[-1].ratio,
+        expected=usual.ratio,
+        unit="factor of all elements",
+        false_alarm_rate=0.0,
+        evidence={"kind": "ranks", "num_steps": len(steps), "factors": {str(call.rank): call.ratio for call in first}},
+        next=(
+            "Print max_norm and the norm that clip_grad_norm_ returns on every rank: both must be the same.",
+            "Take the norm after gradients are reduced, and of shards over all ranks.",
+        ),
+    )
+
+
+def _of_nothing(calls: Sequence[ClipCall], among: Sequence[int]) -> Finding:
+    steps, ranks = sorted({call.step for call in calls}), tuple(sorted({call.rank for call in calls}))
+    empty = not any(call.num_params for call in calls)
+    found = "was given no parameters" if empty else "found none of its parameters with a gradient"
+    return Finding(
+        code=CODE,
+        severity="warning",
+        claim=f"clip_grad_norm_ {found} on {ranks_text(ranks)} at {steps_text(steps, among=among)}, and clipped "
+        "nothing.",
+        ranks=ranks,
+        step_first=steps[0],
+        step_last=steps[-1],
+        measured=0.0,
+        expected=None,
+        unit="gradients that were clipped",
+        false_alarm_rate=0.0,
+        evidence={"kind": "nothing", "num_steps": len(steps)},
+        next=(
+            "Give it a list: a generator (model.parameters()) that an optimizer or an earlier call has gone through is "
+            "empty."
+            if empty
+            else "Call it after the backward pass and before zero_grad; where a framework keeps gradients elsewhere, "
+            "set its own clipping.",
+        ),
+    )
+
+
+def _misplaced(kind: str, calls: Sequence[ClipCall], among: Sequence[int]) -> Finding:
+    steps, ranks = sorted({call.step for call in calls}), tuple(sorted({call.rank for call in calls}))
+    first = next(call for call in calls if call.step == steps[0])
+    more = f", by {first.since:.4g} at step {first.step}" if kind == "multiplied" else ""
+    return Finding(
+        code=CODE,
+        severity="warning",
+        claim=f"clip_grad_norm_ {_CLAIMS[kind]} on {ranks_text(ranks)} at {steps_text(steps, among=among)}{more}.",
+        ranks=ranks,
+        step_first=steps[0],
+        step_last=steps[-1],
+        sites=sites_of(steps[0], ranks[:2], phase="bwd", names=first.names[: MAX_SITES // 2]),
+        measured=first.since if kind == "multiplied" else first.ratio,
+        expected=1.0,
+        unit="factor since the call" if kind == "multiplied" else "factor of all elements",
+        false_alarm_rate=0.0,
+        evidence={"kind": kind, "num_steps": len(steps)},
+        next=(
+            "Clip once an update: after all of its backward passes, and after gradients are unscaled, averaged and "
+            "divided, just before optimizer.step().",
+        ),
+    )
+
+
+def _of_elements(apart: Sequence[tuple[ClipCall, list[str]]], among: Sequence[int]) -> Finding:
+    steps = sorted({call.step for call, _ in apart})
+    ranks = tuple(sorted({call.rank for call, _ in apart}))
+    names = list(dict.fromkeys(name for _, some in apart for name in some))
+    first = next(call for call, _ in apart if call.step == steps[0])
+    return Finding(
+        code=CODE,
+        severity="error",
+        claim=f"Clipping did not multiply elements of {named_some(names)} on {ranks_text(ranks)} at "
+        f"{steps_text(steps, among=among)} by the factor that it declares.",
+        ranks=ranks,
+        step_first=steps[0],
+        step_last=steps[-1],
+        sites=sites_of(steps[0], ranks[:2], phase="bwd", names=names[: MAX_SITES // 2]),
+        measured=None,
+        expected=first.factor if math.isfinite(first.factor) else None,
+        unit="factor of all elements",
+        false_alarm_rate=0.0,
+        evidence={"kind": "elements", "names": names[:100], "num_steps": len(steps)},
+        next=(
+            "Compare with the plain form of clipping: clip_grad_norm_(…, foreach=False). If that is right, the kernel "
+            "is wrong; else look for what replaces gradients or these functions.",
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Which samples a rank reads: the split, the order, repeats."""

@@ -1,0 +1,282 @@
+"""A rank reads the same samples again, in the same order.
+
+What it finds
+-------------
+Batches that come k times, each a fixed number of batches after the time before: a stream (`IterableDataset`) that is
+not split between the k workers of its loader, each of which then reads all of it. Also a restart of the job that
+reads, from its first sample on, what the rank had read before: the weights were loaded and the sampler was not, so the
+epoch starts again in its middle. And one batch at step after step: a rank whose reader hangs while the others go on, or
+a loader that is begun anew at every step, of which only the first batch is ever read.
+
+Why it matters
+--------------
+Training on the same samples twice in a row is not another epoch: the second update of a batch fits noise, an epoch
+takes k times as long, and after a restart the samples at the end of the epoch are never read.
+
+How it decides
+--------------
+By the order of digests. That samples recur is no evidence, as data sets hold equal rows and sampling with replacement
+repeats them; that they recur in order is. The null hypothesis is that what a rank reads within an epoch is
+exchangeable.
+
+Repeats: go through the batches (as many of a step as there are micro-batches) in order. If one comes m - 1 times more,
+these are under the null hypothesis a random choice of the R places not known yet, and the probability that each falls
+on one of the m - 1 places that are 1, 2, ... lags later is (m - 1)/R at most: the test martingale of `duplicate-data`,
+for lags of 1 to 16. A finding needs four rounds or more in which new batches come, nine tenths of them k times: a small
+data set that is read again as a whole, epoch after epoch in one order or not, is no fault, and neither is training on
+one batch throughout.
+
+Restarts: the first samples of the start are those of an earlier stretch, in that order, with a probability that
+shuffles of what the start read give (a product of count/left), times the number of places where a stretch may begin.
+A whole pass over the data set is no fault: one that was complete before, by what the loader declares, or by what the
+rank itself had read several times over.
+
+Both together have a false-alarm rate of 1e-6 a Run, split over ranks, lags and restarts.
+
+One batch is held where eight steps in a row or more read it. Training on one batch on purpose is no fault, so that it
+is reported only where something contradicts it: within one epoch, or throughout where no loader shows epochs, where
+another rank reads a new batch at each of these steps; or where each step begins the loader again, which declares to
+shuffle more rows than a batch has.
+
+Repeats are an error where the loader declares a stream and k workers; else a warning, for some algorithms train on a
+batch several times on purpose. Where all repeats of a batch are in one step (two passes over it before an update), it
+is reported only if the loader declares that.
+
+What it may miss
+----------------
+Loader workers that each shuffle the stream differently: all samples come k times, at no fixed distance. Samples that
+are changed on the fly are never equal. Lags above 16. A restart that continues from a wrong position, unless that was
+read before. A batch that all ranks hold, or that is held within accumulated steps. A data set in file order whose equal
+rows follow each other regularly is reported as if the loader repeated them.
+
+Example
+-------
+Ranks 0-3 read each batch 2 times in a row, since step 0: 87 of 174 batches are repeats.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from self.rows  # with num_workers=2 each of the two yields all rows
+```
+
+Right:
+
+```python
+class Stream(IterableDataset):
+    def __iter__(self):
+        worker = get_worker_info()
+        first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
+        yield from itertools.islice(self.rows, first, None, stride)
+```
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from trueline.judge.compared_ranks import data_parallel_ranks, sites_of
+from trueline.judge.series.declared_sampling import SPLIT_STREAM, declared_sampling
+from trueline.judge.stats.tails import ALARM_LEVEL
+from trueline.laws.data_split.fresh import FreshSamples
+from trueline.laws.data_split.repeats_in_order import (
+    Again,
+    Batches,
+    Held,
+    Resumed,
+    again_of,
+    batches_of,
+    changes_throughout,
+    held_of,
+    resumed_of,
+)
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.schema.text.words import capitalized, counted, ranks_text
+from trueline.store.reader import Run
+
+CODE = "sample-repeats"
+CALLS = {"": ("DistributedSampler", "DataLoader")}
+FOLLOWS = FreshSamples()
+NEEDS: tuple[str, ...] = ("sample_digests", "target_digests", "epoch", "num_micro")
+QUESTION = "repeats"
+ACROSS_RANKS = False
+
+
+def check(run: Run) -> list[Finding]:
+    """Findings of repeats and of restarts; raises ``CannotTell`` without digests of samples."""
+    read = batches_of(run, data_parallel_ranks(run))
+    if not read:
+        raise CannotTell("no rank left digests of its samples")
+    starts = sum(len(batches) for batches in read.values())
+    again: defaultdict[tuple[int, int], dict[int, Again]] = defaultdict(dict)
+    resumed: defaultdict[tuple[int, int], dict[int, Resumed]] = defaultdict(dict)
+    for rank, batches in read.items():
+        for one in batches:
+            found = again_of(one, tests=2 * starts)
+            if found is not None and rank not in again[found.times, found.lag]:
+                again[found.times, found.lag][rank] = found
+        for number in range(1, len(batches)):
+            back = resumed_of(batches[:number], batches[number], tests=2 * starts)
+            if back is not None and not _passed(run, rank, batches[:number], back):
+                resumed[back.first, back.like][rank] = back
+    repeats = [_repeats(run, ranks) for ranks in again.values() if ranks]
+    return [
+        *(one for one in repeats if one is not None),
+        *_held(run, read),
+        *(_restart(run, ranks) for ranks in resumed.values()),
+    ]
+
+
+def _passed(run: Run, rank: int, before: Sequence[Batches], back: Resumed) -> bool:
+    """Whether what the rank read from ``back.like`` to the restart was a whole pass over its data."""
+    steps = np.concatenate([np.repeat(one.steps, [len(part) for part in one.digests]) for one in before])
+    digests = np.concatenate([part for one in before for part in one.digests])
+    stretch = digests[steps >= back.like]
+    declared = declared_sampling(run.env, [rank]).by_rank[rank]
+    length, parts = declared.get("dataset_len"), declared.get("num_replicas") or 1
+    if isinstance(length, int):
+        batch = int(np.bincount(steps - steps[0]).max())
+        return len(stretch) + batch > length // parts
+    earlier = digests[steps < back.like]
+    return bool(len(earlier)) and len(np.unique(stretch)) == len(np.unique(digests))
+
+
+def _repeats(run: Run, found: dict[int, Again]) -> Finding | None:
+    ranks = tuple(sorted(found))
+    declared = declared_sampling(run.env, ranks)
+    one = found[ranks[0]]
+    loaders = declared.all_equal("num_workers")
+    known = all(declared.by_rank[rank] for rank in ranks)
+    by_loader = declared.is_stream and isinstance(loaders, int) and loaders > 1 and loaders % one.times == 0
+    if all(each.within_steps for each in found.values()) and not by_loader:
+        return None
+    how = "in a row" if one.lag == 1 else f"{one.lag} batches apart"
+    first, last = min(each.first for each in found.values()), max(each.last for each in found.values())
+    repeated, batches = (sum(getattr(each, name) for each in found.values()) for name in ("repeated", "batches"))
+    why = f", as many as its loader has workers ({loaders})" if by_loader and loaders == one.times else ""
+    return Finding(
+        code=CODE,
+        severity="error" if by_loader else "warning",
+        claim=f"{capitalized(ranks_text(ranks))} {'reads' if len(ranks) == 1 else 'read'} each batch {one.times} times "
+        f"{how}{why}, since step {first}: {repeated:,} of {batches:,} batches are repeats.",
+        ranks=ranks,
+        step_first=first,
+        step_last=last,
+        sites=sites_of(first, ranks[:2], phase="batch", names=("samples",), slot="in0"),
+        measured=repeated / batches,
+        expected=0.0,
+        unit="fraction of batches that are repeats",
+        false_alarm_rate=ALARM_LEVEL,
+        evidence={
+            "kind": "by-loader-workers" if by_loader else "handed-out-again" if known else "in-order",
+            "times": one.times,
+            "lag_batches": one.lag,
+            "loader_workers": loaders,
+        },
+        next=(SPLIT_STREAM,)
+        if declared.is_stream
+        else (
+            "Look for what hands out each batch several times: loader workers that each read everything, rows that "
+            "were copied, a loop that trains on a batch again.",
+        ),
+    )
+
+
+def _held(run: Run, read: Mapping[int, Sequence[Batches]]) -> list[Finding]:
+    """Ranks that hold one batch, together where it is the loader that is begun anew, else each by itself."""
+    stuck: dict[int, Held] = {}
+    anew: dict[int, Held] = {}
+    for rank, batches in read.items():
+        held = max((one for each in batches if (one := held_of(each))), key=lambda one: one.batches, default=None)
+        if held is None:
+            continue
+        others = (each for other in read if other != rank for each in read[other])
+        if held.anew and _shuffles_more(run, rank):
+            anew[rank] = held
+        elif not held.anew and not _labels_change(run, rank, held) and any(changes_throughout(b, held) for b in others):
+            stuck[rank] = held
+    return [_of_held(run, each) for each in (*({rank: one} for rank, one in stuck.items()), anew) if each]
+
+
+def _labels_change(run: Run, rank: int, held: Held) -> bool:
+    """Whether the labels of the rank were seen and change meanwhile: its inputs are blank then, no batch is held."""
+    labels = run.lists("target_digests", ranks=[rank])
+    seen = {row.tobytes() for (step, _), row in labels.items() if held.first <= step <= held.last and len(row)}
+    return len(seen) > 1
+
+
+def _shuffles_more(run: Run, rank: int) -> bool:
+    """Whether the rank's loader declares to shuffle, and a part with more rows than a batch has."""
+    facts = declared_sampling(run.env, [rank]).by_rank[rank]
+    length, batch = facts.get("dataset_len"), facts.get("batch_size")
+    shuffles = facts.get("shuffle") is True or facts.get("sampler") == "RandomSampler"
+    if not shuffles or not isinstance(length, int) or not isinstance(batch, int):
+        return False
+    return length // (facts.get("num_replicas") or 1) > batch
+
+
+def _of_held(run: Run, found: Mapping[int, Held]) -> Finding:
+    ranks = tuple(sorted(found))
+    first, last = min(each.first for each in found.values()), max(each.last for each in found.values())
+    batches = max(each.batches for each in found.values())
+    anew = found[ranks[0]].anew
+    who, reads = capitalized(ranks_text(ranks)), "reads" if len(ranks) == 1 else "read"
+    how = (
+        f"{'begins' if len(ranks) == 1 else 'begin'} the loader again at every step and {reads} its first batch alone"
+        if anew
+        else f"{reads} one batch again and again, while others read new ones"
+    )
+    return Finding(
+        code=CODE,
+        severity="warning",
+        claim=f"{who} {how}: {counted(batches, 'step')} from step {first} to {last}.",
+        ranks=ranks,
+        step_first=first,
+        step_last=last,
+        sites=sites_of(first, ranks[:2], phase="batch", names=("samples",), slot="in0"),
+        measured=float(batches),
+        expected=1.0,
+        unit="steps in a row with one batch",
+        evidence={"kind": "held", "anew": anew},
+        next=(
+            "Make the iterator of the loader once, before the loop over steps: next(iter(loader)) makes a new one."
+            if anew
+            else f"Look at what feeds rank {ranks[0]} from step {first} on: a reader that hangs or fails, whose last "
+            "batch is used again.",
+        ),
+    )
+
+
+def _restart(run: Run, found: dict[int, Resumed]) -> Finding:
+    ranks = tuple(sorted(found))
+    one = found[ranks[0]]
+    samples = sum(each.samples for each in found.values())
+    known = all(run.env[rank].data.get("dataset_len") is not None for rank in ranks if rank in run.env)
+    return Finding(
+        code=CODE,
+        severity="error" if known else "warning",
+        claim=f"Since the job was started again at step {one.first}, {ranks_text(ranks)} "
+        f"{'reads' if len(ranks) == 1 else 'read'} what was read from step {one.like} on, in the same order: "
+        f"{counted(samples, 'sample')} up to step {one.last}.",
+        ranks=ranks,
+        step_first=one.first,
+        step_last=max(each.last for each in found.values()),
+        sites=sites_of(one.first, ranks[:2], phase="batch", names=("samples",), slot="in0"),
+        measured=float(samples),
+        expected=0.0,
+        unit="samples that are read again in the same order",
+        false_alarm_rate=ALARM_LEVEL,
+        evidence={"kind": "restarted", "like_step": one.like, "restart": one.first},
+        next=(
+            "Save the position of the data with the checkpoint and go on from it: a stateful sampler or loader "
+            "(torchdata's StatefulDataLoader), or skip the batches that were read (Accelerate: skip_first_batches).",
+            "If the data was meant to start again, use another shuffle: set_epoch, or another seed.",
+        ),
+    )

@@ -1,0 +1,1 @@
+"""What must not influence a loss: other samples, later tokens, padding."""

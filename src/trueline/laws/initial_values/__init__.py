@@ -1,0 +1,1 @@
+"""Parameters as training begins with them."""

@@ -1,0 +1,333 @@
+"""What the model is given for each sample is one number for all, noise that never changes, or nothing but zeros.
+
+What it finds
+-------------
+A condition that carries nothing: a timestep, class or noise level, one number a sample, that is the same for every
+sample at every step. Positions that are all equal. Noise to be predicted, or to be added, that comes again bit by bit
+at every step, as of a generator that is seeded anew. Labels of a classifier that are all of one class. All ranks share
+such a fault, so that comparing them shows nothing. And single batches, or samples, of nothing but zeros: a copy to the
+device, or between processes, that was lost or not waited for.
+
+Why it matters
+--------------
+The loss falls all the same, often faster: the model learns the one case that it is shown, and nothing of the others.
+
+How it decides
+--------------
+By equality, at the first 16 sampled steps and then now and then, 8 of them at least, and only where another input of
+the model changes from step to step: what is trained on one batch throughout is left alone.
+
+- A vector [B] or [B, 1] of as many rows as an input that changes, all of whose elements were one number in all passes
+  of all these steps. A time (`t`, `timestep`, `sigma`, ...) that is 0 is a warning, unless an input that changes is
+  noise itself, as of a generator in one step; anything else is an information: a job may train one class, one speaker
+  or one noise level on purpose. Masks, labels, and numbers of a size, length or weight are left out.
+- With `--plan laws`, at one step: a vector [B] or [B, 1] that differs between samples and that no first layer reads
+  as it is, while one that reads [B] or [B, features] made of no input that is seen gets the same for all samples, and
+  not zeros. Then the condition is lost within the model: a warning.
+- `position_ids`, `positions`, `input_pos`, [B, T] whole numbers, T above 1, that are all one number: a warning.
+- The target of `mse_loss`, `smooth_l1_loss` or `huber_loss`, or an input of as many rows as one that changes, that is
+  equal bit by bit at all these steps, and is standard normal noise: mean, variance, fourth moment and correlation of
+  neighbours of its first 16,384 elements, 256 at least, are each within 6 standard deviations of what independent
+  numbers have. A warning where it is a target of three dimensions or more, or the model reads a time; else an
+  information, as data that somebody draws once and trains on in full batches look alike. Grids, fixed features and
+  targets of zeros are no such noise.
+- Targets of a `cross_entropy` with 3 classes or more whose logits a layer returns, that are all one class: a warning.
+- A batch whose samples are all zeros, at any step, while other batches are not: a warning, where such batches are
+  seldom (1 %, or one). Samples of zeros at rate p make one of N batches of B of nothing else with a probability of
+  N p^B at most, which must be below 1e-6.
+- A sample of zeros among others, where batches that have one are as seldom, and at most a thousandth of the elements of
+  others are zeros: data without zeros have no such sample. Left alone are samples of zeros at the end of a batch, which
+  fill it up, data with many zeros (one-hot, masks, drawings on black), samples of fewer than 8 numbers.
+
+There is no chance in equality: 8 steps of two classes in batches of 4 are all alike with a probability of 2^-31, and
+independent noise never comes again.
+
+What it may miss
+----------------
+Targets that a script subtracts itself; noise that is mixed into the data before the model sees it and is not the
+target (`rng-streams` sees a global generator that begins again); conditions that are scalars, embedded before the
+model is called, lost within it where `--plan laws` does not look, or differ between steps and not between samples;
+faults that begin after the first steps, but for zeros. Zeros in one of several inputs, or beside a mask of padding, are
+seen where steps are sampled and where they are a whole batch.
+
+Example
+-------
+`timestep` is 0 for every sample at every one of 16 steps of all ranks, while `sample` changes.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+t = torch.randint(0, 1, (len(x),))  # the upper end is left out: all zeros
+```
+
+Right:
+
+```python
+t = torch.randint(0, num_steps, (len(x),))
+```
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from trueline.judge.compared_ranks import MAX_SITES
+from trueline.laws.inputs.zero_samples import ZeroSamples, zero_samples
+from trueline.schema.columns.influence import BESIDE, RowInfluence
+from trueline.schema.columns.input_values import InputFact, InputValue, input_values
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding, Severity
+from trueline.schema.site import Site
+from trueline.schema.text.words import counted, ranks_text, steps_text
+from trueline.store.reader import Run
+
+CODE = "input-constant"
+QUESTION = "loss"
+NEEDS: tuple[str, ...] = ("input_facts", "input_values", "row_influence", "sample_digests", "batch_features")
+ACROSS_RANKS = False
+
+MIN_STEPS = 8
+CHANGING = 0.75
+"""Share of steps at which an input has content of its own, of those that it was looked at, from which on it changes."""
+TIMES = (
+    *("t", "time", "times", "timestep", "timesteps", "time_step", "time_steps"),
+    *("sigma", "sigmas", "noise_level", "noise_levels", "logsnr", "log_snr"),
+)
+POSITIONS = ("position_ids", "positions", "pos_ids", "input_pos", "cache_position")
+
+Tensors = Mapping[InputFact, Mapping[int, InputValue]]
+"""Values of what a rank reads and compares with, by step."""
+
+
+class _Constant(NamedTuple):
+    kind: str
+    name: str
+    number: float
+    """That it is; 0 of noise."""
+
+
+def check(run: Run) -> list[Finding]:
+    """A Finding for each constant; raises ``CannotTell`` where no inputs were seen, or nothing else changes."""
+    lost = [*_lost(run), *_zeros(run)]
+    try:
+        return [*lost, *_constant(run)]
+    except CannotTell:
+        if lost:
+            return lost
+        raise
+
+
+def _lost(run: Run) -> list[Finding]:
+    """That a condition does not get into the model, at the steps at which that was looked at."""
+    rows = {key: RowInfluence(*map(float, each)) for key, each in run.lists("row_influence").items() if len(each)}
+    at = sorted(key for key, one in rows.items() if one.lost > 0)
+    if not at:
+        return []
+    step, ranks = at[0][0], tuple(sorted({rank for _, rank in at}))
+    claim = (
+        f"The model is given a number for each sample at step {step} that differs between samples, and what one of its "
+        f"first layers reads in its place is the same for all of them ({ranks_text(ranks, all_ranks=run.ranks)})."
+    )
+    hint = "Print what the model makes of it (a time embedding, say) for two samples, in front of its first layer: "
+    return [
+        Finding(
+            code=CODE,
+            severity="warning",
+            claim=claim,
+            ranks=ranks,
+            step_first=step,
+            step_last=at[-1][0],
+            sites=tuple(str(Site(one, 0, rank, "batch", "samples")) for one, rank in at)[:MAX_SITES],
+            measured=0.0,
+            expected=None,
+            unit="difference between samples",
+            false_alarm_rate=0.0,
+            evidence={"kind": "lost"},
+            next=(hint + "a cast, an integer division or a constant in its place makes them equal.",),
+        )
+    ]
+
+
+def _zeros(run: Run) -> list[Finding]:
+    """A Finding for batches, and one for samples, of nothing but zeros."""
+    return [_of_zeros(run, each) for each in zero_samples(run)]
+
+
+def _of_zeros(run: Run, zeros: ZeroSamples) -> Finding:
+    steps, ranks = sorted({step for step, _ in zeros.counts}), tuple(sorted({rank for _, rank in zeros.counts}))
+    (step, rank), (count, size) = min(zeros.counts.items())
+    total = sum(count for count, _ in zeros.counts.values())
+    at = f"{steps_text(steps)} of {ranks_text(ranks, all_ranks=run.ranks)}"
+    what = (
+        f"All {counted(count, 'sample')} that the model reads at {at}"
+        if zeros.whole and len(zeros.counts) == 1
+        else f"All samples that the model reads at {at}"
+        if zeros.whole
+        else f"{count} of {size} samples that the model reads at {at}"
+        if len(zeros.counts) == 1
+        else f"{total} of the samples that the model reads at {at}"
+    )
+    verb = "is" if not zeros.whole and total == 1 else "are"
+    rest = "and those of other batches are not" if zeros.whole else "in data that have hardly any otherwise"
+    return Finding(
+        code=CODE,
+        severity="warning",
+        claim=f"{what} {verb} nothing but zeros, {rest}.",
+        ranks=ranks,
+        step_first=steps[0],
+        step_last=steps[-1],
+        sites=tuple(str(Site(step, 0, rank, "batch", "samples")) for step, rank in sorted(zeros.counts))[:MAX_SITES],
+        measured=float(total),
+        expected=0.0,
+        unit=f"samples of zeros, of {zeros.num_samples}",
+        false_alarm_rate=zeros.chance,
+        evidence={"kind": "zeros", "whole": zeros.whole, "num_steps": len(steps)},
+        next=(
+            f"Print what the loader of rank {rank} returns for step {step}, and what reaches the model: if only the "
+            "latter is zeros, a copy was lost or not waited for (non_blocking, a side stream, a reused buffer).",
+            "If these samples are zeros in the data, leave them out.",
+        ),
+    )
+
+
+def _constant(run: Run) -> list[Finding]:
+    seen = _seen(run)
+    if not seen:
+        raise CannotTell("no forward pass was seen whose inputs are tensors", reason="not-recorded")
+    if max(len(values) for tensors in seen.values() for values in tensors.values()) < MIN_STEPS:
+        raise CannotTell(f"inputs were looked at in fewer than {MIN_STEPS} steps", reason="too-few-steps")
+    changing = {
+        rank: [fact for fact, values in tensors.items() if _changes(fact, values)] for rank, tensors in seen.items()
+    }
+    if not any(changing.values()):
+        raise CannotTell("no input of the model changes from step to step", reason="by-design")
+    found: defaultdict[_Constant, dict[int, tuple[Severity, InputFact]]] = defaultdict(dict)
+    for rank, tensors in seen.items():
+        if changing[rank]:
+            for one, severity, fact in _constants(tensors, changing[rank]):
+                found[one][rank] = severity, fact
+    return [_finding(run, one, ranks, seen, changing) for one, ranks in found.items()]
+
+
+def _seen(run: Run) -> dict[int, Tensors]:
+    """By rank; batches of other sizes count as the same tensor."""
+    facts = run.texts("input_facts")
+    seen: defaultdict[int, dict[InputFact, dict[int, InputValue]]] = defaultdict(dict)
+    first: dict[tuple[int, str, bool, int], InputFact] = {}
+    for (step, rank), row in run.lists("input_values").items():
+        for value in input_values(facts.get((step, rank), "[]"), row.tolist()):
+            one = value.fact
+            fact = first.setdefault((rank, one.name, one.is_target, len(one.shape)), one)
+            seen[rank].setdefault(fact, {})[step] = value
+    return dict(seen)
+
+
+def _changes(fact: InputFact, values: Mapping[int, InputValue]) -> bool:
+    """Whether it is an input with another content at most steps."""
+    digests = {value.digest for value in values.values()}
+    return not fact.is_target and len(values) >= MIN_STEPS and len(digests) >= CHANGING * len(values)
+
+
+def _constants(tensors: Tensors, changing: Sequence[InputFact]) -> Iterator[tuple[_Constant, Severity, InputFact]]:
+    rows = {fact.shape[0] for fact in changing if fact.shape}
+    timed = any(fact.name.lower() in TIMES for fact in tensors)
+    by_noise = any(value.is_noise for fact in changing for value in tensors[fact].values())
+    for fact, values in tensors.items():
+        if len(values) < MIN_STEPS:
+            continue
+        numbers = {value.single for value in values.values()}
+        number = next(iter(numbers)) if len(numbers) == 1 else None
+        same = len({value.digest for value in values.values()}) == 1
+        of_samples = bool(fact.shape) and fact.shape[0] in rows
+        if fact.is_target and fact.classes > 2 and number is not None and number >= 0:
+            yield _Constant("one-class", fact.name, number), "warning", fact
+        elif same and all(value.is_noise for value in values.values()) and (fact.is_target or of_samples):
+            told = fact.is_target and (len(fact.shape) > 2 or timed)
+            yield _Constant("noise", fact.name, 0.0), "warning" if told else "info", fact
+        elif fact.is_target or number is None or not of_samples:
+            continue
+        elif fact.name in POSITIONS and len(fact.shape) == 2 and fact.shape[1] > 1 and "int" in fact.dtype:
+            yield _Constant("positions", fact.name, number), "warning", fact
+        elif _is_condition(fact):
+            lost = fact.name.lower() in TIMES and number == 0 and not by_noise
+            yield _Constant("condition", fact.name, number), "warning" if lost else "info", fact
+
+
+def _is_condition(fact: InputFact) -> bool:
+    """Whether it is one number for each of several samples."""
+    name = fact.name.lower()
+    return (
+        bool(name)
+        and fact.shape[0] > 1
+        and fact.shape[1:] in ((), (1,))
+        and fact.dtype != "torch.bool"
+        and not any(word in name for word in BESIDE)
+    )
+
+
+def _finding(
+    run: Run,
+    one: _Constant,
+    ranks: Mapping[int, tuple[Severity, InputFact]],
+    seen: Mapping[int, Tensors],
+    changing: Mapping[int, Sequence[InputFact]],
+) -> Finding:
+    steps = sorted({step for rank, (_, fact) in ranks.items() for step in seen[rank][fact]})
+    severity = "warning" if any(each == "warning" for each, _ in ranks.values()) else "info"
+    other = changing[min(ranks)][0].name
+    said, advice = _SAID[one.kind]
+    claim = said.format(
+        name=f"`{one.name}`", number=f"{one.number:g}", steps=counted(len(steps), "step"),
+        ranks=ranks_text(tuple(sorted(ranks)), all_ranks=run.ranks), other=f"`{other}`" if other else "the batch",
+    )  # fmt: skip
+    return Finding(
+        code=CODE,
+        severity=severity,
+        claim=claim,
+        ranks=tuple(sorted(ranks)),
+        step_first=steps[0],
+        step_last=steps[-1],
+        sites=tuple(
+            str(Site(steps[0], 0, rank, "loss" if fact.is_target else "batch", one.name or "samples"))
+            for rank, (_, fact) in sorted(ranks.items())
+        )[:MAX_SITES],
+        measured=float(len(steps)),
+        expected=0.0,
+        unit="steps at which it was the same",
+        false_alarm_rate=0.0,
+        evidence={"kind": one.kind, "name": one.name, "number": one.number},
+        next=advice,
+    )
+
+
+_SAID: dict[str, tuple[str, tuple[str, ...]]] = {
+    "condition": (
+        "{name} is {number} for every sample at every one of {steps} of {ranks}, while {other} changes: it tells the "
+        "model nothing.",
+        (
+            "Print what is passed to the model for it at two steps: if samples are meant to differ in it, it is lost "
+            "on the way, or drawn from a range with one number in it.",
+            "If it is one number on purpose (one class, one noise level), leave it.",
+        ),
+    ),
+    "positions": (
+        "{name} are all {number} at every one of {steps} of {ranks}: the model cannot tell positions apart.",
+        ("Give each token its own position: torch.arange(T), from 0 again at each document of a packed row.",),
+    ),
+    "noise": (
+        "The noise in {name} is the same, bit by bit, at every one of {steps} of {ranks}, while {other} changes.",
+        (
+            "Look for what seeds a generator inside of the loop: make and seed it once, before the first step.",
+            "Print the first numbers of the noise at two steps in a row: equal ones settle it.",
+        ),
+    ),
+    "one-class": (
+        "The targets of {name} are class {number} for every sample at every one of {steps} of {ranks}, while {other} "
+        "changes: the classifier learns to answer always that.",
+        ("Print the labels of two batches: how they are read, cast, shifted or masked leaves one class.",),
+    ),
+}

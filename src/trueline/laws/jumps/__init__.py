@@ -1,0 +1,1 @@
+"""Losses and gradients of all workers that jump or vanish."""

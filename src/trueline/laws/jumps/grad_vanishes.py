@@ -1,0 +1,253 @@
+"""The gradient of parameters falls at once, or is exactly zero from some step on.
+
+What it finds
+-------------
+Parameters whose gradient falls at a step far below all that it was before, and those whose gradient is exactly zero at
+several steps in a row after it never was: since when, by how much, in which parameters, and where backward was first.
+
+Why it matters
+--------------
+What has no gradient does not learn, and nothing else shows it: the loss still falls, because the other parameters
+learn. A layer that died (all of its ReLUs off), an activation that saturated, a `detach()` behind a condition, a scale
+that is too small for float16, a mask that became empty.
+
+How it decides
+--------------
+- **Falls.** As in `grad-spike`, the logarithm of each parameter's norm is compared with its own level and spread, here
+  downwards, and the highest score of all parameters at each step is judged as one series
+  (`judge/stats/peaks_over_threshold.py`). What is reported is less than 1 / 2.5 of the level, and less than ever
+  before in the last 1,000 steps.
+- **Exact zeros.** Of a norm that was not zero at n steps and is zero at the m steps since then: if steps are
+  exchangeable, the probability that just the last m are the zeros is 1 / C(n + m, m). It is reported once that, times
+  the number of parameters, is below the share: after seven steps early in a run, after three later.
+
+Each has 1/32 of the budget of jumps along time, which is `false_alarms` of the plan (default 0.1) in 10,000 healthy
+steps. Several parameters at the same time are one finding. It names them in the order of backward: a gradient that is
+lost on its way is lost for all parameters behind that, so the first is the place to look at.
+
+Norms are the root mean square of the workers' own gradients. The history restarts where the learning rate rises by more
+than a quarter at once, or the number of micro-batches changes for good. Steps whose loss is below a thousandth of what
+it usually was in the 160 steps before are left out: where there is nothing to learn (all rewards of a policy gradient
+equal, a margin that all samples keep) the gradient is zero too.
+
+What it may miss
+----------------
+The first 48 measured steps. A gradient that fades over hundreds of steps, or that was zero from the start. A parameter
+that has no gradient at all (`requires_grad` off, or no part in the loss) is not measured, and nothing is said of it. A
+parameter whose gradient is zero on purpose from some step on, such as a layer that is frozen by setting its gradient to
+zero, is reported: a Run does not say what was meant.
+
+Example
+-------
+The gradient of layers.0.weight fell from 0.31 to 0.0012 at step 80, 41 times its usual spread, and had not come back by
+step 95.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+hidden = torch.sigmoid(100 * layer(x))  # saturates: its derivative is zero
+```
+
+Right:
+
+```python
+hidden = torch.sigmoid(norm(layer(x)))
+```
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from trueline.judge.actions import record_step
+from trueline.judge.compared_ranks import Floats, sites_of
+from trueline.judge.stats.alarm_budget import AlarmBudget, alarm_budget_of
+from trueline.judge.stats.peaks_over_threshold import (
+    HISTORY_STEPS,
+    LEVEL_STEPS,
+    STEPS_BEFORE,
+    Spike,
+    find_spikes_of_many,
+    stretches,
+)
+from trueline.laws.jumps.run_series import (
+    ParamNorms,
+    WholeRun,
+    false_alarm_rate,
+    has_loss,
+    log_level,
+    param_norms,
+    whole_run,
+)
+from trueline.laws.jumps.spike_finding import evidence, jump_text, require_steps
+from trueline.laws.jumps.steady import Steady
+from trueline.schema.finding import Finding
+from trueline.schema.text.words import counted, named_some
+from trueline.store.reader import Run
+
+CODE = "grad-vanishes"
+QUESTION = "jumps"
+NEEDS: tuple[str, ...] = (
+    "param_grad_norms",
+    "loss",
+    "lr",
+    "num_micro",
+    "tokens",
+    "grad_norm",
+    "group_grad_norms",
+    "group_reduced_norms",
+    "reduced_norm",
+)
+ACROSS_RANKS = False
+
+LEAST = 2.5
+"""How many times smaller than its level a norm must be."""
+
+FOLLOWS = Steady("falls", LEAST)
+
+
+@dataclass(frozen=True)
+class _Zeros:
+    """Parameters whose norm is zero at the steps ``first`` to ``last`` of the S, after ``before`` at which none was."""
+
+    params: tuple[int, ...]
+    first: int
+    last: int
+    before: int
+    log_p: float
+
+
+def check(run: Run) -> list[Finding]:
+    """A warning for each time that gradients vanished; raises ``CannotTell`` where no step can be judged."""
+    return judge(whole_run(run), alarm_budget_of(run), param_norms(run))
+
+
+def judge(series: WholeRun, budget: AlarmBudget, params: ParamNorms) -> list[Finding]:
+    """The same of series."""
+    learns_S = has_loss(series.loss)[params.at][:, None]
+    log_SP = np.where(learns_S, params.logs(series), np.nan)
+    some_T = np.full(len(series.steps), np.nan)
+    some_T[params.at] = np.where(np.isfinite(log_SP), log_SP, -np.inf).max(axis=1, initial=-np.inf)
+    require_steps(some_T, series, "norms of the gradients of parameters")
+    starts = params.starts(series)
+    zeros = _zeros(np.where(learns_S, params.squared, np.nan), starts, budget)
+    falls = [
+        fall
+        for fall in _falls(log_SP, starts, budget)
+        if not any(fall.first <= each.last and each.first <= fall.last for each in zeros)
+    ]
+    found = [_of_fall(series, params, fall) for fall in falls]
+    return found + [_of_zeros(series, params, each) for each in zeros]
+
+
+def _falls(log_SP: Floats, starts: Sequence[int], budget: AlarmBudget) -> list[Spike]:
+    """The falls to less than ever before, with levels and values as they are."""
+    found: list[Spike] = []
+    line, least = log_level(budget, "falls"), math.log(LEAST)
+    for fall in find_spikes_of_many(-log_SP, log_level=line, least=least, starts=starts):
+        lowest = np.nanmin(log_SP[max(fall.first - HISTORY_STEPS, 0) : fall.first, fall.of])
+        if -fall.value < lowest:
+            found.append(replace(fall, level=-fall.level, value=-fall.value))
+    return found
+
+
+def _zeros(squared_SP: Floats, starts: Sequence[int], budget: AlarmBudget) -> list[_Zeros]:
+    """The runs of zeros of norms that were not zero before, those that meet in time together."""
+    line = log_level(budget, "zeros", among=squared_SP.shape[1])
+    runs: list[_Zeros] = []
+    for begin, end in stretches(len(squared_SP), starts):
+        for p in np.flatnonzero((squared_SP[begin:end] == 0).any(axis=0)).tolist():
+            at = begin + np.flatnonzero(np.isfinite(squared_SP[begin:end, p]))
+            zero = squared_SP[at, p] == 0
+            before = int(np.argmax(zero))
+            ends = np.flatnonzero(~zero[before:])
+            num = int(ends[0]) if len(ends) else len(zero) - before
+            log_p = math.lgamma(before + 1) + math.lgamma(num + 1) - math.lgamma(before + num + 1)
+            if before >= STEPS_BEFORE and log_p <= line:
+                runs.append(_Zeros((p,), int(at[before]), int(at[before + num - 1]), before, log_p))
+    met: list[_Zeros] = []
+    for run in sorted(runs, key=lambda run: run.first):
+        if met and run.first <= met[-1].last:
+            last, log_p = max(met[-1].last, run.last), min(met[-1].log_p, run.log_p)
+            met[-1] = replace(met[-1], params=(*met[-1].params, *run.params), last=last, log_p=log_p)
+        else:
+            met.append(run)
+    return met
+
+
+def _of_fall(series: WholeRun, params: ParamNorms, fall: Spike) -> Finding:
+    rise_P = params.rise(fall.first)
+    fell = np.flatnonzero(rise_P <= min(float(rise_P.min()) / 2, -math.log(LEAST))).tolist()
+    names = params.backward_order(fell or [fall.of])
+    placed = params.placed(fall)
+    inside = f" (in {named_some(names)})" if len(names) > 1 else ""
+    text = jump_text(series, [placed], verb="fell")
+    return _finding(
+        series,
+        names,
+        f"The norm of the gradient of {params.names[fall.of]} {text}{inside}.",
+        (int(series.steps[placed.first]), int(series.steps[placed.last])),
+        measured=math.exp(fall.value),
+        expected=math.exp(fall.level),
+        rate=false_alarm_rate(fall.log_p, "falls", among=1, num_steps=len(params.at)),
+        more=evidence(series, [placed]),
+    )
+
+
+def _of_zeros(series: WholeRun, params: ParamNorms, zeros: _Zeros) -> Finding:
+    names = params.backward_order(zeros.params)
+    first, last = (int(series.steps[params.at[index]]) for index in (zeros.first, zeros.last))
+    level_S = np.sqrt(params.squared[max(zeros.first - LEVEL_STEPS, 0) : zeros.first, zeros.params[0]])
+    num = len(names)
+    return _finding(
+        series,
+        names,
+        f"The gradient{'' if num == 1 else 's'} of {counted(num, 'parameter')} ({named_some(names)}) "
+        f"{'is' if num == 1 else 'are'} exactly zero from step {first} to {last}, after {zeros.before} measured steps "
+        f"at which {'it was' if num == 1 else 'they were'} not.",
+        (first, last),
+        measured=0.0,
+        expected=float(np.nanmedian(level_S)),
+        rate=false_alarm_rate(zeros.log_p, "zeros", among=len(params.names), num_steps=len(params.at)),
+        more={"steps_before": zeros.before},
+    )
+
+
+def _finding(
+    series: WholeRun,
+    names: tuple[str, ...],
+    claim: str,
+    steps: tuple[int, int],
+    *,
+    measured: float,
+    expected: float,
+    rate: float,
+    more: dict[str, Any],
+) -> Finding:
+    return Finding(
+        code=CODE,
+        severity="warning",
+        claim=claim,
+        ranks=series.ranks,
+        step_first=steps[0],
+        step_last=steps[1],
+        sites=sites_of(steps[0], series.ranks[:1], phase="grad", names=names),
+        measured=measured,
+        expected=expected,
+        unit="root mean square of the workers' L2 norms",
+        false_alarm_rate=rate,
+        evidence={"num_workers": len(series.ranks), "params": list(names[:100]), **more},
+        next=(
+            f"Look at what {names[0]} gives to the layers after it at step {steps[0]}: zeros, a saturated activation, "
+            "an empty mask, a detached value?",
+            "Record that step again, from a checkpoint before it: the first gradient that is small, in the order of "
+            f"backward, is where it is lost: {record_step(steps[0])}",
+        ),
+    )

@@ -1,0 +1,1 @@
+"""What an optimizer makes of a gradient."""

@@ -1,0 +1,126 @@
+"""The forward pass uses other parameters than those that the optimizer updates.
+
+What it finds
+-------------
+Parameters in bfloat16 or float16 that are not the copies in float32 that the optimizer holds: an update that is not
+written back, a bucket that is gathered before it is updated, a checkpoint that is loaded into one of both only.
+
+Why it matters
+--------------
+Gradients are those of parameters that the optimizer does not have. With copies that are written back late training
+goes on, with stale weights; where they are never written back nothing trains.
+
+How it decides
+--------------
+Exactly, just before a sampled update, at neighbouring elements of 8 parameters: rounding a copy to the format of the
+parameter moves it by less than one spacing, whichever way it rounds (stochastic rounding too). A parameter that is
+further from its copy was not made of it. Copies are found where DeepSpeed (ZeRO 1 and 2) and Megatron-core name them,
+and where a script updates as many float32 parameters of the same shapes, in the model's order: of these, a parameter
+counts once it was equal to its copy, with values that are not all alike.
+
+What it may miss
+----------------
+Copies that are elsewhere: ZeRO 3, Megatron's where they are cut, those inside of fused optimizers. Parameters that
+are behind by less than a spacing.
+
+Example
+-------
+The forward pass of rank 0 used other values of head.weight at steps 6-15 than those that the optimizer holds.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+optimizer.step()  # of float32 copies
+for param, copy in zip(model.head.parameters(), copies):
+    param.data.copy_(copy)  # the rest of the model stays
+```
+
+Right:
+
+```python
+optimizer.step()
+for param, copy in zip(model.parameters(), copies):
+    param.data.copy_(copy)
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from trueline.judge.compared_ranks import MAX_SITES
+from trueline.judge.series.sampled_updates import Pair, sampled_updates
+from trueline.judge.series.update_rules import Array
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.schema.formats import FORMATS
+from trueline.schema.site import Site
+from trueline.schema.text.words import named_some, ranks_text, steps_text
+from trueline.store.reader import Run
+
+CODE = "master-working-mismatch"
+CALLS = {"": ("step",)}
+QUESTION = "updates"
+NEEDS: tuple[str, ...] = ("update_facts", "update_values")
+ACROSS_RANKS = False
+
+
+def check(run: Run) -> list[Finding]:
+    """The Finding of parameters that are not their copies; raises ``CannotTell`` where there are no copies."""
+    pairs = sampled_updates(run).pairs
+    if not pairs:
+        raise CannotTell("no copies of parameters in higher precision were seen", reason="by-design")
+    wrong = list(_apart(pairs))
+    if not wrong:
+        return []
+    first = min(each.step for each in wrong)
+    ranks = tuple(sorted({each.rank for each in wrong}))
+    names = list(dict.fromkeys(each.name for each in wrong))
+    steps = steps_text((each.step for each in wrong), among=(each.step for each in pairs))
+    sites = [str(Site(first, 0, each.rank, "param", each.name)) for each in wrong if each.step == first]
+    return [
+        Finding(
+            code=CODE,
+            severity="error",
+            claim=f"The forward pass of {ranks_text(ranks)} used other values of {named_some(names)} at {steps} than "
+            "those that the optimizer holds.",
+            ranks=ranks,
+            step_first=first,
+            step_last=max(each.step for each in wrong),
+            sites=tuple(sites[:MAX_SITES]),
+            measured=max(float(spacings(each).max()) for each in wrong),
+            expected=1.0,
+            unit="largest distance of an element from its copy, in spacings of its format (at most)",
+            false_alarm_rate=0.0,
+            evidence={"names": names[:100]},
+            next=(
+                "Write every copy back after each update and after loading a checkpoint, before the next forward pass.",
+                "Where parameters are gathered beforehand (overlapped gathers), let the gather wait for the update.",
+            ),
+        )
+    ]
+
+
+def _apart(pairs: Sequence[Pair]) -> Iterator[Pair]:
+    """Pairs that differ and belong together."""
+    known: set[tuple[int, str]] = set()
+    for pair in pairs:
+        key = (pair.rank, pair.name)
+        differs = bool((spacings(pair) > 1).any())
+        if differs and (pair.certain or key in known):
+            yield pair
+        elif not differs and np.ptp(pair.working) > 0:
+            known.add(key)
+
+
+def spacings(pair: Pair) -> Array:
+    """[K] distance over the largest spacing of the format at the copy; 0 where one of both is not finite."""
+    kind = FORMATS[pair.dtype]
+    known = np.isfinite(pair.working) & np.isfinite(pair.master) & (np.abs(pair.master) <= kind.largest)
+    with np.errstate(invalid="ignore"):
+        distance = np.abs(pair.working - pair.master) / (2 * kind.unit * np.abs(pair.master) + 2 * kind.smallest)
+    return np.where(known, distance, 0.0)

@@ -1,0 +1,1 @@
+"""Random streams of ranks and loader workers."""

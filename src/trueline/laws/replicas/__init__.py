@@ -1,0 +1,1 @@
+"""Weights that ranks hold alike."""

@@ -1,0 +1,1 @@
+"""Training and sampling of one policy: two engines, one distribution."""

@@ -1,0 +1,170 @@
+"""The first tokens of responses that two Runs sampled greedily from the same prompts: where the first other token is,
+and whether rounding explains it by the margin that the likeliest token has there.
+
+N positions that both judge, of which the tokens before are the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from trueline.laws.rollouts.evidence import finding
+from trueline.laws.rollouts.gaps import ceiling
+from trueline.laws.rollouts.tokens import declared_in
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.schema.text.words import counted
+from trueline.store.reader import Run
+
+FIRST = 20
+"""Tokens of a response that are compared: after the first other one all are of another text."""
+REAL = 4.0
+"""Times the error of a logit, from which on a margin is no matter of rounding."""
+LEAST = 1e-6
+"""Least error of a logit that is reckoned with: what float32 loses of logits (``LOGITS`` in ``tokens``) and less."""
+CHANCE = 1e-6
+"""Most probability of a finding in a healthy pair of Runs, errors of logits taken as Gaussian."""
+
+
+@dataclass(frozen=True)
+class _Response:
+    ids: tuple[int, ...]
+    margin: tuple[float, ...]
+    logp: tuple[float, ...]
+    rounding: float
+    step: int
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """One prompt: the index of the first other token, -1 for none, with the margin there; margins of all that were
+    compared; errors of logits, by d / (1 - p), of tokens that are the same; what the coarser dtype may leave.
+    """
+
+    at: int
+    margins: tuple[float, ...]
+    errors: tuple[float, ...]
+    rounding: float
+    step: int
+
+
+def first_tokens(run: Run, ref: Run) -> list[Finding]:
+    """What the first tokens of greedy responses say of two Runs. Raises ``CannotTell`` where none can be compared."""
+    if not run.kept("rollouts") or not ref.kept("rollouts"):
+        raise CannotTell("not both Runs have rollouts", reason="not-recorded")
+    theirs = dict(_greedy(ref))
+    pairs = [_pair(mine, theirs[prompt]) for prompt, mine in _greedy(run) if prompt in theirs]
+    if not pairs:
+        raise CannotTell(
+            "no prompt was answered greedily in both Runs: declare sampling={'temperature': 0}, and sample some "
+            "prompts alike",
+            reason="no-data",
+        )
+    return _judged(pairs)
+
+
+def _judged(pairs: list[_Pair]) -> list[Finding]:
+    most = max(pair.rounding for pair in pairs)
+    errors = np.array([each for pair in pairs for each in pair.errors])
+    error = max(min(float(np.sqrt((errors**2).mean())), most), LEAST) if len(errors) else most
+    margins = np.array([margin for pair in pairs for margin in pair.margins])
+    other = [pair for pair in pairs if pair.at >= 0]
+    if other and not any(pair.margins[-1] for pair in other):
+        raise CannotTell(
+            f"greedy responses to {counted(len(other), 'prompt')} differ from the reference's, and by what the "
+            "likeliest token leads was not recorded: record odds_rollout, or log-probabilities of temperature 1",
+            reason="not-recorded",
+        )
+    real = [pair for pair in other if pair.margins[-1] > REAL * error]
+    lost = margins[margins > REAL * error] / (math.sqrt(2) * error)
+    expected = float(sum(0.5 * math.erfc(each / math.sqrt(2)) for each in lost))
+    if not real or _at_least(len(real), expected) > CHANCE:
+        return []
+    at_once = any(pair.at == 0 for pair in real)
+    kinds = ["greedy", *(["at-once"] if at_once else ["later"] if len(real) >= FIRST else [])]
+    first, steps = min(real, key=lambda pair: pair.at), np.array([pair.step for pair in real])
+    return [
+        finding(
+            "tokens-differ",
+            f"{len(real)} of {counted(len(pairs), 'prompt')} answered greedily in both Runs have another token than "
+            f"the reference among the first {FIRST}, where rounding cannot choose between two: first token {first.at}, "
+            f"where the likeliest one leads by {first.margins[-1]:.2g} nats and logits are {error:.1g} apart.",
+            None,
+            steps=(int(steps.min()), int(steps.max())),
+            severity="error",
+            measured=float(len(real)),
+            expected=0.0,
+            unit="prompts",
+            evidence={
+                "kind": kinds,
+                "first_token": first.at,
+                "margin": first.margins[-1],
+                "error_of_logits": error,
+                "by_rounding": len(other) - len(real),
+            },
+            next=(
+                "Compare prompt ids and weights first: the first token follows from these alone."
+                if at_once
+                else "Compare, in this order: prompt ids, digests of the weights of both engines, one prompt alone and "
+                "in a batch, the engine without its cache, both in float32.",
+            ),
+        )
+    ]
+
+
+def _at_least(count: int, mean: float) -> float:
+    """A bound on the probability of so many events where ``mean`` are expected (Poisson): mean^count / count!."""
+    return math.exp(min(0.0, count * math.log(mean) - math.lgamma(count + 1))) if mean > 0 else 0.0
+
+
+def _pair(mine: _Response, theirs: _Response) -> _Pair:
+    both = min(len(mine.ids), len(theirs.ids), FIRST)
+    at = next((i for i in range(both) if mine.ids[i] != theirs.ids[i]), -1)
+    judged = both if at < 0 else at + 1
+    margins = tuple(
+        max((m for m in pair if not math.isnan(m)), default=0.0)
+        for pair in zip(mine.margin[:judged], theirs.margin[:judged], strict=True)
+    )
+    same = zip(mine.logp[: both if at < 0 else at], theirs.logp[: both if at < 0 else at], strict=True)
+    errors = tuple(
+        (a - b) / max(1 - math.exp(min(b, 0.0)), 1e-6)
+        for a, b in same
+        if math.isfinite(a) and math.isfinite(b) and b < -1e-3
+    )
+    return _Pair(at, margins, errors, max(mine.rounding, theirs.rounding), mine.step)
+
+
+def _greedy(run: Run) -> Iterator[tuple[tuple[int, ...], _Response]]:
+    """Prompts, each once, and what was answered greedily, of the first step that has them."""
+    names = ["step", "prompt_ids", "response_ids", "mask", "logp_rollout", "odds_rollout", "sampling"]
+    seen = set[tuple[int, ...]]()
+    for table in cast(Any, run.kept("rollouts")).pieces(names):
+        for row in cast(list[dict[str, Any]], table.to_pylist()):
+            declared = declared_in(row["sampling"] or "{}")
+            prompt = tuple(cast(list[int], row["prompt_ids"] or []))
+            is_greedy = declared.get("temperature") == 0 or declared.get("top_k") == 1
+            if not is_greedy or not prompt or prompt in seen or not row["response_ids"]:
+                continue
+            seen.add(prompt)
+            ids = tuple(cast(list[int], row["response_ids"]))[:FIRST]
+            logp, odds = (_of(row[name], len(ids)) for name in ("logp_rollout", "odds_rollout"))
+            margin = tuple(max(map(_known, (_lead(p), o))) for p, o in zip(logp, odds, strict=True))
+            yield prompt, _Response(ids, margin, logp, ceiling(declared.get("dtype")), row["step"])
+
+
+def _of(values: list[float] | None, count: int) -> tuple[float, ...]:
+    return tuple(values[:count]) if values is not None and len(values) >= count else (math.nan,) * count
+
+
+def _lead(logp: float) -> float:
+    """The least by which the likeliest token leads: the others share 1 - p."""
+    return logp - math.log(-math.expm1(logp)) if logp < 0 else math.nan
+
+
+def _known(value: float) -> float:
+    return 0.0 if math.isnan(value) else max(value, 0.0)

@@ -1,0 +1,117 @@
+"""Rollouts were sampled by older weights than declared.
+
+What it finds
+-------------
+Sequences whose weights are more versions behind the trainer's than `sampling={"lag": N}`
+allows (0 unless declared), and how the gap between the two sides depends on it.
+
+Why it matters
+--------------
+Off-policy data takes importance weights, and a bound on how old it may be. In a loop that is meant to be synchronous, a
+lag is a sync that was forgotten or comes late.
+
+How it decides
+--------------
+By the versions, exactly. The mean gap at each lag says whether lag is all: it should be that of rounding at lag 0, and
+rise from there. Sequences that lag are left out by the other checks that judge gaps.
+
+What it may miss
+----------------
+Versions that are not recorded, or counted where weights are handed over instead of where they arrive.
+
+Example
+-------
+64 of 64 sequences of steps 4-20 were sampled by weights 1 version behind the trainer's; no lag was declared.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+rollouts = engine.generate(prompts)
+engine.load_weights(policy)  # after sampling: these were of the step before
+```
+
+Right:
+
+```python
+engine.load_weights(policy)
+rollouts = engine.generate(prompts)
+```
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trueline.laws.rollouts.evidence import finding, over, span
+from trueline.laws.rollouts.gaps import ceiling_of
+from trueline.laws.rollouts.rows import Rows, rows_of
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.schema.text.words import counted
+from trueline.store.reader import Run
+
+CODE = "policy-lag"
+QUESTION = "rollouts"
+NEEDS: tuple[str, ...] = ()
+ACROSS_RANKS = False
+
+
+def check(run: Run) -> list[Finding]:
+    """The finding of rollouts that are too old; raises ``CannotTell`` where versions are unknown."""
+    rows = rows_of(run)
+    known = np.isfinite(rows.lag)
+    if not known.any():
+        raise CannotTell("versions of the weights were not recorded: pass versions=(rollout, trainer) to rl.record")
+    rows = rows.chosen(known)
+    ahead = rows.chosen(rows.lag < 0)
+    late = rows.chosen(rows.lag > rows.allowed)
+    if not len(late):
+        return [_ahead(ahead)] if len(ahead) else []
+    behind = int(np.median(late.lag))
+    allowed = int(late.allowed[0])
+    declared = f"at most {allowed} was declared" if allowed else "no lag was declared"
+    gaps = _gap_at(rows)
+    matters = any(gap > ceiling_of(rows) for lag, gap in gaps.items() if lag > allowed)
+    return [
+        finding(
+            CODE,
+            f"{len(late)} of {len(rows)} sequences of {span(late.step)} were sampled by weights "
+            f"{counted(behind, 'version')} behind the trainer's; {declared}.",
+            None,
+            steps=(int(late.step.min()), int(late.step.max())),
+            severity="warning",
+            measured=float(behind),
+            expected=float(allowed),
+            unit="versions",
+            evidence={"kind": ["lag", "gap-by-lag" if matters else "no-gap"], "gap_by_lag": gaps},
+            next=(
+                "Hand the weights over before sampling, and count the version where they arrive in the engine.",
+                "If the loop is asynchronous on purpose, declare it and use importance weights: "
+                f"sampling={{'lag': {int(late.lag.max())}}}.",
+            ),
+        )
+    ]
+
+
+def _ahead(rows: Rows) -> Finding:
+    return finding(
+        CODE,
+        f"{counted(len(rows), 'sequence')} of {span(rows.step)} say that newer weights sampled them than the trainer "
+        "has.",
+        None,
+        steps=(int(rows.step.min()), int(rows.step.max())),
+        measured=float(rows.lag.min()),
+        expected=0.0,
+        unit="versions",
+        evidence={"kind": "ahead"},
+        next=("Look at where versions are counted on each side.",),
+    )
+
+
+def _gap_at(rows: Rows) -> dict[int, float]:
+    """The mean gap by lag, of the eight smallest lags."""
+    lags = np.unique(rows.lag)[:8]
+    chosen = ((int(lag), rows.chosen(rows.lag == lag)) for lag in lags)
+    return {lag: over(own.sums["beyond"], own.sums["room"]) for lag, own in chosen}

@@ -1,0 +1,279 @@
+"""Recorded log-probabilities are not those of the distribution that the tokens were sampled from.
+
+What it finds
+-------------
+Tokens that cannot have been sampled from the distribution whose log-probabilities the engine recorded: they are too
+likely (sampled at a lower temperature, from the top p or k, or greedily, while the log-probabilities are those before),
+too unlikely (at a higher temperature, with a penalty), or the mean of p / q over them is above 1 (log-probabilities of
+other tokens). And, exactly, log-probabilities that none can be: above 0, or -inf for a token that was sampled, or 0,
+the probability 1, for many that are not the trainer's likeliest.
+
+Why it matters
+--------------
+Importance weights, clipping and KL are computed of these numbers. Where they are those of another distribution, the
+update is biased, and no metric of the difference of the two sides shows it: engines record `raw_logprobs` before
+temperature by default (vLLM), and then both sides agree to the last bit.
+
+How it decides
+--------------
+With p the trainer's distribution, q the recorded one and y the sampled token, the mean of
+p(y) / q(y) is 1 whatever p and q are, and so is that of p(y) / q(y) times any function of y that has mean 1 under p.
+The surprise -log p(y) has the entropy H as its mean under p, and the varentropy as its variance, both known from the
+logits without estimation: so bets that tokens are likelier than H says, weighted by p / q, are e-values
+(`laws/rollouts/laws.py` has the proof), and lag, rounding and bugs of the model cancel. No threshold is drawn: the
+bets win or they do not, under a budget of `false_alarms` (default 0.1) in 10,000 healthy steps for all checks of
+rollouts together. The rounding of what was recorded is charged. Of a log that has means alone (verl's `kl` and `k3_kl`)
+the mean of p / q is 1 + k3 - k1. Where the surprise is the entropy on average, to within a quarter of the gap, the
+tokens are of the trainer's distribution, and what was recorded is not: the trainer divides by the temperature, and the
+engine records what is before it (TRL issue 4159).
+
+What it may miss
+----------------
+Without entropy (`rl.of_logits`) only the mean above 1 is judged, and a temperature that both
+sides leave out is invisible; without varentropy (a bound by the number of words takes its place) it takes more tokens.
+Temperatures within a few percent of 1 take many tokens. Tokens that were not sampled (a tool's output, forced stops)
+have to be masked, or they are reported; entropy has to be of the distribution that logp_train is of: at the declared
+temperature, and of the cut distribution where the trainer reproduces top-p.
+
+Example
+-------
+The tokens of steps 0-7 are more probable under the trainer than their recorded log-probabilities allow: -log p is 0.9
+below the entropy on average, as if at a temperature of about 0.8.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+llm = LLM(model)  # logprobs_mode="raw_logprobs": before temperature
+llm.generate(prompts, SamplingParams(temperature=0.7, logprobs=0))
+```
+
+Right:
+
+```python
+llm = LLM(model, logprobs_mode="processed_logprobs")
+llm.generate(prompts, SamplingParams(temperature=0.7, logprobs=0))
+logp_train = log_softmax(logits / 0.7, -1)  # the trainer too
+```
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from trueline.laws.rollouts import laws
+from trueline.laws.rollouts.evidence import Found, as_trainer, crossed, finding, law_broken, over, span
+from trueline.laws.rollouts.gaps import CEILING_OTHERWISE, ceiling_of
+from trueline.laws.rollouts.rows import Means, Rows, means_of, rows_of
+from trueline.laws.rollouts.tokens import MASSES
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.schema.text.words import counted
+from trueline.store.reader import Run
+
+CODE = "recorded-logprobs-wrong"
+QUESTION = "rollouts"
+NEEDS: tuple[str, ...] = ()
+ACROSS_RANKS = False
+
+_FEWEST_PADDED = 10
+"""Tokens, and at least one in 1,000."""
+_LEAST_CUT = 10.0
+"""Tokens that should lie beyond a cut, of which hardly any does, before it is called one."""
+_THINNED = 0.5
+"""Density of tokens beyond a cut that is expected, over that right below it."""
+_NEXT = (
+    "Look at which log-probabilities the engine returns (vLLM: logprobs_mode; SGLang: temp_scaled_logprobs): they must "
+    "be those after temperature, top-p, top-k and penalties, or the trainer's and the engine's must both be without.",
+    "Look at the mask: tokens that a tool or a forced stop wrote were not sampled, and must be masked.",
+)
+
+
+def check(run: Run) -> list[Finding]:
+    """Findings of broken laws and impossible values; raises ``CannotTell`` where there is nothing to judge."""
+    try:
+        rows = rows_of(run)
+    except CannotTell:
+        means = means_of(run)
+        if not np.isfinite(means.k3 - means.diff).any():
+            raise
+        return _of_means(run, means)
+    padded = _padded(rows)
+    return [*_impossible(rows), *padded, *_above(run, rows), *([] if padded else _unlike(run, rows))]
+
+
+def _impossible(rows: Rows) -> list[Finding]:
+    bad = rows.chosen(rows.sums["impossible"] > 0)
+    if not len(bad):
+        return []
+    number = int(bad.sums["impossible"].sum())
+    return [
+        finding(
+            CODE,
+            f"{counted(number, 'sampled token')} of {span(bad.step)} {'has' if number == 1 else 'have'} a recorded "
+            "log-probability that no sampled token can have: above 0, or -inf.",
+            None,
+            steps=(int(bad.step.min()), int(bad.step.max())),
+            severity="error",
+            measured=float(number),
+            expected=0.0,
+            unit="tokens",
+            evidence={"kind": "impossible"},
+            next=("Look at what is recorded: probabilities instead of logarithms, or another token's?", *_NEXT[1:]),
+        )
+    ]
+
+
+def _padded(rows: Rows) -> list[Finding]:
+    """Missing values that were filled with 0. Greedy sampling has the probability 1 throughout, as was declared; a cut
+    by top-p, top-k or min-p that leaves one token leaves the likeliest.
+    """
+    greedy = rows.declared("temperature") == 0 or rows.declared("top_k") == 1
+    number, total = int(rows.sums["padded"].sum()), int(rows.sums["tokens"].sum())
+    if greedy or number < max(_FEWEST_PADDED, total / 1000):
+        return []
+    own = rows.chosen(rows.sums["padded"] > 0)
+    return [
+        finding(
+            CODE,
+            f"{number:,} of {total:,} sampled tokens of {span(own.step)} have a recorded log-probability of exactly 0, "
+            "the probability 1, and the trainer has likelier ones, which no cut by top-p, top-k or min-p takes away: "
+            "values that are missing, and filled with 0.",
+            None,
+            steps=(int(own.step.min()), int(own.step.max())),
+            severity="error",
+            measured=float(number),
+            expected=0.0,
+            unit="tokens",
+            evidence={"kind": "padded"},
+            next=(
+                "Count the log-probabilities that the engine returns for one response, and its tokens: a stream may "
+                "hand over each part once, and be read as if it held all so far.",
+                _NEXT[1],
+            ),
+        )
+    ]
+
+
+def _above(run: Run, rows: Rows) -> list[Finding]:
+    found = law_broken(run, rows, "above")
+    if found is None:
+        return []
+    own = found.of(rows)
+    mean = over(own.sums["x"], own.sums["tokens"])
+    return [_mean_above(mean, found, *_declared(own))] if mean > 1 else []
+
+
+def _mean_above(mean: float, found: Found, *declared: str) -> Finding:
+    return finding(
+        CODE,
+        f"The mean of p_train / p_rollout over the tokens of steps {found.first}-{found.last} is {mean:.3g}, and "
+        "cannot "
+        "be above 1 for tokens that were sampled from the recorded distribution.",
+        found,
+        measured=mean,
+        expected=1.0,
+        unit="mean of p_train / p_rollout",
+        evidence={"kind": ["mean-above-one", *declared]},
+        next=_NEXT,
+    )
+
+
+def _unlike(run: Run, rows: Rows) -> list[Finding]:
+    """Sharper or flatter than recorded, whichever wins more."""
+    both = {law: law_broken(run, rows, law) for law in ("sharper", "flatter")}
+    best = {law: found for law, found in both.items() if found is not None}
+    if not best:
+        return []
+    law, found = min(best.items(), key=lambda each: each[1].false_alarm_rate)
+    own = found.of(rows)
+    excess = over(own.sums["excess"], own.sums["judged"])
+    slope = -over(own.sums["excess"], own.sums["varentropy"])
+    temperature = 1 / (1 + slope) if slope > -1 else math.inf  # NaN where no varentropy was recorded
+    cut = _cut(own)
+    kinds = [law, *_declared(own), *(["cut"] if cut else []), *(["same"] if _same(own) else ["apart"])]
+    more, where = ("more", "below") if law == "sharper" else ("less", "above")
+    which = f"The tokens of steps {found.first}-{found.last} are"
+    if as_trainer(own):
+        kinds.append("as-trainer")
+        says = (
+            f"{which} of the trainer's distribution, as -log p is its entropy on average, and their recorded "
+            "log-probabilities of another."
+        )
+    else:
+        as_if = f", as if at a temperature of about {temperature:.1f}" if math.isfinite(temperature) else ""
+        as_if = f", as if from the top {cut:.2g} of the probability" if cut else as_if
+        on_average = f": -log p is {abs(excess):.2g} {where} the entropy on average{as_if}"
+        fits = (excess < 0) == (law == "sharper")  # else only tokens weighted by p / q are so
+        says = (
+            f"{which} {more} probable under the trainer than their recorded log-probabilities allow"
+            f"{on_average if fits else ''}."
+        )
+    return [
+        finding(
+            CODE,
+            says,
+            found,
+            measured=excess,
+            expected=0.0,
+            unit="nats that -log p is above the entropy",
+            evidence={
+                "kind": kinds,
+                "temperature": temperature if math.isfinite(temperature) else None,
+                "kept": cut or None,
+            },
+            next=_NEXT,
+        )
+    ]
+
+
+def _same(rows: Rows) -> bool:
+    """Whether the two sides agree but for rounding, so that what was recorded is without the sampler's settings."""
+    return over(rows.sums["beyond"], rows.sums["room"]) < max(ceiling_of(rows), CEILING_OTHERWISE)
+
+
+def _cut(rows: Rows) -> float:
+    """The probability from which on no token was sampled; 0 where there is none. Just below it they are as dense as
+    elsewhere, while a temperature thins them out on the way.
+    """
+    below = float(rows.sums["mass"].sum())
+    last = 0.0
+    for hundredths in MASSES:
+        share = hundredths / 100
+        beyond = float(rows.sums[f"mass_{hundredths}"].sum())
+        expected = _THINNED * (below - beyond) / (share - last) * (1 - share)
+        if expected >= _LEAST_CUT and beyond <= 0.05 * expected:
+            return share
+        below, last = beyond, share
+    return 0.0
+
+
+def _declared(rows: Rows) -> list[str]:
+    """What was declared of the sampler that is not in p itself."""
+    found = {
+        "temperature": rows.declared("temperature"),
+        "top_p": rows.declared("top_p"),
+        "top_k": rows.declared("top_k"),
+    }
+    kinds: list[str] = []
+    if isinstance(found["temperature"], int | float) and found["temperature"] != 1:
+        kinds.append("declared-temperature")
+    if (isinstance(found["top_p"], int | float) and 0 < found["top_p"] < 1) or (
+        isinstance(found["top_k"], int | float) and found["top_k"] > 0
+    ):
+        kinds.append("declared-cut")
+    return kinds
+
+
+def _of_means(run: Run, means: Means) -> list[Finding]:
+    x_T = 1 + means.k3 - means.diff
+    known = np.isfinite(x_T)
+    slack = np.zeros(int(known.sum()))
+    found = crossed(run, "above", means.step[known], laws.mean_above_one(np.maximum(x_T[known], 0.0), slack))
+    if found is None:
+        return []
+    mean = float(x_T[known & (means.step >= found.first) & (means.step <= found.last)].mean())
+    return [_mean_above(mean, found)] if mean > 1 else []

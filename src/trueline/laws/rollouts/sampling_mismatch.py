@@ -1,0 +1,278 @@
+"""The engine samples from another distribution than the trainer's policy: another temperature, or a part of it.
+
+What it finds
+-------------
+A temperature that one side applies and the other does not, and top-p, top-k or another cut after which the engine's
+log-probabilities are of the rest alone (`processed_logprobs`) while the trainer's are of all. Where the engine recorded
+no log-probabilities, as where the trainer's own model samples: tokens that are more or less probable under the trainer
+than what is sampled from it.
+
+Why it matters
+--------------
+The importance ratio is then wrong for each token, in one direction: after a cut by top-p 0.9 every recorded
+log-probability is too high by -log 0.9 or so, and the trainer pushes all of them down.
+
+How it decides
+--------------
+A cut: the mean of p_train / p_rollout over sampled tokens is the probability that the
+trainer gives to what the engine could have sampled: 1, or the mass that was kept. Ratios are clipped at 20 and 1 % is
+allowed for what lies beyond, and the bet on a mean below that is an e-process under the budget of the checks of
+rollouts (`laws/rollouts/laws.py`). It is called a cut where hardly any token is less likely to the engine than to
+the trainer, and half of the mass is kept. Of a log of means (verl's) it is 1 + k3 - k1.
+
+A temperature: with T, all log-odds of two tokens are those of the trainer divided by T, which nothing else does. Where
+log-odds of both sides are recorded (the engine's two likeliest tokens: `logprobs=2`), the slope of one on the other is
+1 / T and less than 1 % of their variance remains. Else the difference d is regressed on what a temperature makes of it,
+(H - S) and V, and at least 90 % of its variance has to be explained; that holds for temperatures from 0.4 to 2.5. The
+slope must be off 1 by 2 % or more.
+
+Without the engine's log-probabilities, tokens that the trainer's own weights sampled (`versions` equal) are judged by
+law 2 with the trainer's distribution in place of the recorded one: -log p is its entropy on average. Entropies are
+needed, and varentropies or the number of words (`sampling={"vocabulary": 151936}`), which bounds them.
+
+What it may miss
+----------------
+A cut that keeps more than 97 % (99 % in long runs). A temperature without log-odds
+and without entropies. Where the log-probabilities are raw, nothing of this shows: that is `recorded-logprobs-wrong`.
+
+Example
+-------
+The log-odds of the engine are 1.43 times those of the trainer at steps 0-9, and nothing else differs:
+it samples at 0.70 times the trainer's temperature.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+logp_train = log_softmax(logits, -1)  # the engine sampled at temperature 0.7
+```
+
+Right:
+
+```python
+logp_train = log_softmax(logits / 0.7, -1)
+```
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from trueline.laws.rollouts import laws
+from trueline.laws.rollouts.evidence import (
+    Found,
+    Law,
+    as_trainer,
+    crossed,
+    finding,
+    law_broken,
+    over,
+    unique_of_four,
+)
+from trueline.laws.rollouts.gaps import CEILING_OTHERWISE
+from trueline.laws.rollouts.rows import Means, Rows, by_step, means_of, own_rows_of, rows_of
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.store.reader import Run
+
+CODE = "sampling-mismatch"
+QUESTION = "rollouts"
+NEEDS: tuple[str, ...] = ()
+ACROSS_RANKS = False
+
+LEAST = 0.02
+"""Least deviation of the slope from 1."""
+FARTHEST = 2.5
+"""Most that 1 / T, or T, may be where it is read from entropies: the regression is a series in 1 / T - 1."""
+_FEWEST = 200
+"""Tokens for a slope."""
+_CLIP_OF_MEANS = 1.25
+"""Means over many tokens are clipped here, so that bets on a mean below 1 may be larger."""
+_CUT = (
+    "Compute the trainer's log-probabilities over the same part of the vocabulary (top-p, top-k, bad words), or record "
+    "those of the engine before the cut and sample without one.",
+)
+
+
+_UNLIKE: Mapping[Law, tuple[str, str]] = {"sharper": ("more", "below"), "flatter": ("less", "above")}
+_NEXT_UNRECORDED: Mapping[Law, tuple[str, ...]] = {
+    "sharper": (
+        "Look at all that the sampler applies and the trainer does not: temperature, top_k (50 by default in some "
+        "generation_config.json), top_p, min_p, penalties, forbidden words.",
+        "Look at the mask: tokens that a tool or a forced stop wrote were not sampled, and must be masked.",
+    ),
+    "flatter": (
+        "Generate greedily from one prompt: text without sense says that the sampler has other weights, or another "
+        "prompt.",
+        "Look at temperature and penalties of the sampler, and at the mask: tokens that a tool wrote were not sampled.",
+    ),
+}
+
+
+def check(run: Run) -> list[Finding]:
+    """Findings of cuts and temperatures; raises ``CannotTell`` where there is nothing to judge."""
+    try:
+        rows = rows_of(run)
+    except CannotTell:
+        means = means_of(run)
+        if not np.isfinite(means.k3 - means.diff).any():
+            if len(own := own_rows_of(run)):
+                return _unlike(run, own)
+            raise
+        return _cut_of_means(run, means)
+    hot = _temperature(rows.chosen(~(rows.lag > 0)))
+    return [*hot, *_cut(run, rows, tempered=bool(hot))]
+
+
+def _unlike(run: Run, rows: Rows) -> list[Finding]:
+    """Sharper or flatter than the trainer's own distribution, whichever wins more."""
+    best: dict[Law, Found] = {}
+    for law in _UNLIKE:
+        if (found := crossed(run, law, *by_step(rows, rows.law[f"own_{law}"]))) is not None:
+            best[law] = found
+    if not best:
+        return []
+    law, found = min(best.items(), key=lambda each: each[1].false_alarm_rate)
+    own = found.of(rows)
+    excess, unique = over(own.sums["own_excess"], own.sums["own"]), unique_of_four(run, found)
+    if (excess < 0) != (law == "sharper"):
+        return []
+    more, where = _UNLIKE[law]
+    runs = f" {100 * unique:.0f} % of the runs of four tokens of a response stand in it once." * (law == "flatter")
+    return [
+        finding(
+            CODE,
+            f"The tokens of steps {found.first}-{found.last} are {more} probable under the trainer than what is sampled"
+            f" from it: -log p is {abs(excess):.2g} {where} the entropy on average.{runs}",
+            found,
+            measured=excess,
+            expected=0.0,
+            unit="nats that -log p is above the entropy",
+            evidence={"kind": ["unrecorded", law], "unique_of_four": None if math.isnan(unique) else unique},
+            next=_NEXT_UNRECORDED[law],
+        )
+    ]
+
+
+def _cut(run: Run, rows: Rows, *, tempered: bool) -> list[Finding]:
+    found = law_broken(run, rows, "cut")
+    if found is not None and _is_cut(own := found.of(rows)):
+        return [_kept(over(own.sums["x"], own.sums["tokens"]), found)]
+    found = law_broken(run, rows, "below")
+    if found is None or tempered:
+        return []
+    own = found.of(rows)
+    mean = over(own.sums["x"], own.sums["tokens"])
+    if not mean < 1:
+        return []
+    return [
+        finding(
+            CODE,
+            f"The mean of p_train / p_rollout over the tokens of steps {found.first}-{found.last} is {mean:.3g}: the "
+            f"trainer gives {100 * (1 - mean):.2g} % of the probability to tokens that the engine does not sample.",
+            found,
+            measured=mean,
+            expected=1.0,
+            unit="mean of p_train / p_rollout",
+            evidence={"kind": "mean-below-one"},
+            next=("Compare the tokens and the log-probabilities of one response on both sides, one by one.",),
+        )
+    ]
+
+
+def _is_cut(rows: Rows) -> bool:
+    """Whether hardly any token is less likely to the engine, which keeps half of the mass or more, and not all."""
+    low = over(rows.sums["low"], rows.sums["low"] + rows.sums["high"])
+    return low < 0.05 and 0.5 < over(rows.sums["x"], rows.sums["tokens"]) < 1
+
+
+def _kept(mean: float, found: Found) -> Finding:
+    return finding(
+        CODE,
+        f"At steps {found.first}-{found.last} the engine samples from a part of the vocabulary to which the trainer "
+        "gives "
+        f"{mean:.3g} of the probability on average, and records log-probabilities within that part.",
+        found,
+        measured=mean,
+        expected=1.0,
+        unit="probability kept",
+        evidence={"kind": "cut-support"},
+        next=_CUT,
+    )
+
+
+def _cut_of_means(run: Run, means: Means) -> list[Finding]:
+    x_T = 1 + means.k3 - means.diff
+    known = np.isfinite(x_T)
+    bets = np.array([0.3, 1.0, 3.0])
+    gain = 1 - laws.TAIL - np.clip(x_T[known], 0.0, _CLIP_OF_MEANS)
+    found = crossed(run, "below", means.step[known], np.log1p(np.multiply.outer(gain, bets)))
+    if found is None:
+        return []
+    mean = float(x_T[known & (means.step >= found.first) & (means.step <= found.last)].mean())
+    return [_kept(mean, found)] if mean < 1 else []
+
+
+def _temperature(rows: Rows) -> list[Finding]:
+    slope, how = _slope_of_odds(rows)
+    if slope is None:
+        slope, how = _slope_of_surprise(rows)
+    if slope is None or abs(slope - 1) < LEAST or as_trainer(rows):  # else it is what was recorded that is wrong
+        return []
+    first, last = int(rows.step.min()), int(rows.step.max())
+    return [
+        finding(
+            CODE,
+            f"{how} {slope:.3g} times those of the trainer at steps {first}-{last}, and nothing else differs: the "
+            "engine "
+            f"samples at {1 / slope:.3g} times the trainer's temperature.",
+            None,
+            steps=(first, last),
+            measured=slope,
+            expected=1.0,
+            unit="slope of log-odds",
+            evidence={"kind": "temperature", "temperature": 1 / slope},
+            next=(
+                f"Divide the trainer's logits by {1 / slope:.3g} where log-probabilities are computed, in both "
+                "passes, or "
+                "sample at temperature 1.",
+            ),
+        )
+    ]
+
+
+def _slope_of_odds(rows: Rows) -> tuple[float | None, str]:
+    """The slope of the engine's log-odds on the trainer's, where it explains all but 1 % of them."""
+    number = float(rows.sums["odds"].sum())
+    rt, tt, rr = (float(rows.sums[name].sum()) for name in ("odds_rt", "odds_tt", "odds_rr"))
+    if number < _FEWEST or tt <= 0 or rr <= 0:
+        return None, ""
+    slope = rt / tt
+    rest = max(rr - slope * rt, 0.0) / rr
+    return (slope if rest < 0.01 and slope > 0 else 1.0), "The log-odds of the engine are"
+
+
+def _slope_of_surprise(rows: Rows) -> tuple[float | None, str]:
+    """1 / T by the regression of d on H - S and on V, where that explains 90 % of it: log q - log p of a tempered p is
+    b (H - S) - b² V / 2 + ... with b = 1 / T - 1 (cumulants of S).
+    """
+    sums = {
+        name: float(rows.sums[name].sum())
+        for name in ("excess_sq", "excess_var", "var_sq", "d_excess", "d_var", "d_sq")
+    }
+    if float(rows.sums["judged"].sum()) < _FEWEST or over(rows.sums["beyond"], rows.sums["room"]) < CEILING_OTHERWISE:
+        return None, ""
+    moments = np.array([[sums["excess_sq"], -sums["excess_var"]], [-sums["excess_var"], sums["var_sq"]]])
+    cross = np.array([-sums["d_excess"], sums["d_var"]])
+    try:
+        weights = np.linalg.solve(moments, cross)
+    except np.linalg.LinAlgError:
+        return None, ""
+    explained = float(weights @ cross) / sums["d_sq"] if sums["d_sq"] > 0 else 0.0
+    slope = 1 + float(weights[0])
+    near = 1 / FARTHEST < slope < FARTHEST
+    return (slope if near and explained > 0.9 else None), "By the entropy, the log-odds of the engine are"

@@ -1,0 +1,285 @@
+"""The tokens of a part of the table ``rollouts``, one after the other, and what is summed up of them by sequence.
+
+N tokens of R sequences, B bets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueline.laws.rollouts import laws
+from trueline.laws.rollouts.gaps import ceiling
+from trueline.store.records.arrays import floats, to_numpy
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+PROFILE: tuple[str, ...] = ("token 0", "tokens 1-5", "first half", "second half")
+"""Where in a response a token is: the first, which follows from the prompt alone; the next five; the others by half."""
+CLEARLY = 3.0
+"""d is clearly negative where it is below minus this many times the rounding of a float32 log-probability, or 1e-4."""
+BFLOAT16 = 2.0**-9
+FLOAT32 = 2.0**-24
+"""Largest relative error of rounding to nearest (IEEE 754; bfloat16 has 8 bits of precision)."""
+
+LOGITS = 2 * 32 * FLOAT32
+"""What float32 loses of d where two log-softmaxes subtract logits of up to 32, however likely the token is: 3.8e-6."""
+
+PADDED = -0.1
+"""A recorded log-probability of exactly 0, so a probability of 1, is no rounding where the trainer's is below this."""
+LIKELIER = 1.5
+"""Times the probability of a token that others have to have before it is called none of the likeliest: an error of 0.1
+of two logits, as bfloat16 leaves, turns 1.2 round.
+"""
+SINGLE = 0.1
+"""Least probability, where nothing else was recorded, of a token that top-p, top-k or min-p leave alone: top-p below
+that is hardly used, and min-p of 0.1 leaves one of less only among more than ten others.
+"""
+
+_NAMES = ("logp_rollout", "logp_train", "logp_update", "entropy", "varentropy", "odds_rollout", "odds_train")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """``of`` has the columns of ``_NAMES`` and ``mass_above`` as [N] arrays, NaN where not measured; ``sequence`` [N]
+    is the index of the sequence, ``place`` the position in it, ``length`` [R]; ``sampled`` [N] what the mask says.
+    ``rounding`` [R] is the error of a logit that rounding may leave in the declared dtype, ``most_varentropy`` [R] a
+    bound by the declared vocabulary, NaN where none was.
+    """
+
+    of: Mapping[str, Floats]
+    sequence: Ints
+    place: Ints
+    length: Ints
+    sampled: Bools
+    rounding: Floats
+    most_varentropy: Floats
+
+    @property
+    def counts(self) -> Bools:
+        """[N] sampled, with a finite log-probability of both sides."""
+        return self.sampled & np.isfinite(self.of["logp_rollout"]) & np.isfinite(self.of["logp_train"])
+
+    @property
+    def own(self) -> Bools:
+        """[N] sampled, of a sequence of which the engine recorded nothing, so that the trainer's distribution alone can
+        judge it.
+        """
+        told = self.total(np.isfinite(self.of["logp_rollout"]).astype(np.float64)) > 0
+        known = np.isfinite(self.of["logp_train"]) & np.isfinite(self.of["entropy"])
+        return self.sampled & known & np.isfinite(self.varentropy()) & ~told[self.sequence]
+
+    def varentropy(self) -> Floats:
+        """[N] as recorded, else the bound by the vocabulary."""
+        recorded = self.of["varentropy"]
+        return np.where(np.isfinite(recorded), np.maximum(recorded, 0.0), self.most_varentropy[self.sequence])
+
+    def diff(self) -> Floats:
+        """[N] logp_rollout - logp_train; 0 where a token does not count."""
+        with np.errstate(invalid="ignore"):
+            return np.where(self.counts, self.of["logp_rollout"] - self.of["logp_train"], 0.0)
+
+    def beyond(self) -> Floats:
+        """[N] by how much |d| is above what float32 loses of any log-probability."""
+        return np.maximum(np.abs(self.diff()) - LOGITS, 0.0)
+
+    def total(self, values_N: Floats) -> Floats:
+        """[R, ...] sums by sequence."""
+        return _total(values_N, self.sequence, len(self.length))
+
+    def sums(self) -> dict[str, Floats]:
+        """The sums of ``Rows``."""
+        counts, d = self.counts, self.diff()
+        p = np.exp(np.minimum(np.where(counts, self.of["logp_train"], 0.0), 0.0))
+        judged = counts & np.isfinite(self.of["entropy"])
+        rollout, train = self.of["logp_rollout"], self.of["logp_train"]
+        present = self.sampled & np.isfinite(self.length[self.sequence])
+        has_train = self.total(np.isfinite(train).astype(np.float64))[self.sequence] > 0
+        with np.errstate(over="ignore", invalid="ignore"):
+            x = np.exp(np.minimum(-d, 50.0))
+            impossible = present & ~np.isnan(rollout) & ((rollout > 1e-3) | np.isneginf(rollout))
+            wide = np.maximum(CLEARLY * _rounding(self), 1e-4)
+            made: dict[str, Any] = {
+                "tokens": counts,
+                "diff": d,
+                "abs": np.abs(d),
+                "beyond": self.beyond(),
+                "sq": d**2,
+                "k3": np.where(counts, x - 1 + d, 0.0),
+                "x": np.where(counts, np.minimum(x, laws.CLIP), 0.0),
+                "low": counts & (d < -wide),
+                "high": counts & (d > wide),
+                "room": np.where(counts, 1 - p, 0.0),
+                "impossible": impossible,
+                "padded": counts & (rollout == 0) & (train < PADDED) & self._has_likelier(),
+                "lost": present & ~np.isnan(rollout) & (np.isneginf(train) | (np.isnan(train) & has_train)),
+            }
+            made |= self._surprises(judged, d)
+            made |= self._odds() | self._shifts(counts) | self._updates()
+            made |= {"own": self.own, "own_excess": np.where(self.own, -train - self.of["entropy"], 0.0)}
+        return {name: self.total(np.asarray(values, dtype=np.float64)) for name, values in made.items()}
+
+    def laws(self) -> dict[str, Floats]:
+        """Sums of log e-values [R, B] by law; 0 where a token does not count."""
+        counts, d = self.counts, self.diff()
+        judged, own = counts & np.isfinite(self.of["entropy"]) & np.isfinite(self.varentropy()), self.own
+        slack = np.where(counts, np.expm1(np.minimum(_rounding(self), 1.0)), 0.0)
+        x = np.exp(np.clip(-d, -50.0, 50.0))
+        surprise, entropy, varentropy = (
+            np.where(judged | own, values, 0.0)
+            for values in (-self.of["logp_train"], self.of["entropy"], self.varentropy())
+        )
+        moved, none = self.rounding[self.sequence] * np.sqrt(varentropy), np.zeros_like(d)
+        made = {
+            "above": np.where(counts[:, None], laws.mean_above_one(x, slack), 0.0),
+            "below": np.where(counts[:, None], laws.mean_below_one(x, slack), 0.0),
+            "cut": np.where(counts[:, None], laws.cut(x, slack), 0.0),
+            "sharper": np.where(judged[:, None], laws.sharper(d, surprise, entropy, varentropy), 0.0),
+            "flatter": np.where(judged[:, None], laws.flatter(d, surprise, entropy, varentropy), 0.0),
+            "own_sharper": np.where(own[:, None], laws.sharper(none, surprise + moved, entropy, varentropy), 0.0),
+            "own_flatter": np.where(own[:, None], laws.flatter(none, surprise - moved, entropy, varentropy), 0.0),
+        }
+        return {name: self.total(values) for name, values in made.items()}
+
+    def profile(self) -> tuple[Floats, Floats]:
+        """[R, len(PROFILE)] sums of what |d| is ``beyond``, and of 1 - p, by position."""
+        late = self.place >= np.maximum(self.length[self.sequence] / 2, 6)
+        where = np.select([self.place == 0, self.place <= 5, ~late], [0, 1, 2], 3)
+        counts, d = self.counts, self.beyond()
+        room = 1 - np.exp(np.minimum(np.where(counts, self.of["logp_train"], 0.0), 0.0))
+        at = np.equal.outer(where, np.arange(len(PROFILE))) & counts[:, None]
+        return self.total(np.where(at, d[:, None], 0.0)), self.total(np.where(at, room[:, None], 0.0))
+
+    def _has_likelier(self) -> Bools:
+        """[N] whether the trainer surely has tokens that are likelier, so that no cut leaves this one alone: by the
+        mass above it, else as the likeliest has a probability of exp(-entropy) or more, else by its own.
+        """
+        p, mass = np.exp(np.minimum(self.of["logp_train"], 0.0)), self.of["mass_above"]
+        likeliest = np.exp(-np.maximum(self.of["entropy"], 0.0))
+        by_entropy = np.where(np.isfinite(likeliest), likeliest > LIKELIER * p, p < SINGLE)
+        return np.where(np.isfinite(mass), mass > LIKELIER * p, by_entropy)
+
+    def _surprises(self, judged: Bools, d: Floats) -> dict[str, Any]:
+        surprise = np.where(judged, -self.of["logp_train"], 0.0)
+        excess = np.where(judged, surprise - self.of["entropy"], 0.0)
+        both = judged & np.isfinite(self.of["varentropy"])
+        varentropy, known = np.where(both, self.of["varentropy"], 0.0), np.where(both, excess, 0.0)
+        own = np.where(both, d, 0.0)
+        mass = np.where(self.counts & np.isfinite(self.of["mass_above"]), self.of["mass_above"], np.nan)
+        made: dict[str, Any] = {"judged": judged, "excess": excess, "varentropy": varentropy}
+        made |= {"d_excess": own * known, "excess_sq": known**2, "d_var": own * varentropy}
+        made |= {"var_sq": varentropy**2, "excess_var": known * varentropy, "d_sq": own**2, "d_own": own}
+        made |= {f"mass_{tenths}": mass > tenths / 100 for tenths in MASSES}
+        return made | {"mass": np.isfinite(mass)}
+
+    def _odds(self) -> dict[str, Any]:
+        rollout, train = self.of["odds_rollout"], self.of["odds_train"]
+        both = self.sampled & np.isfinite(rollout) & np.isfinite(train)
+        r, t = np.where(both, rollout, 0.0), np.where(both, train, 0.0)
+        return {"odds": both, "odds_rt": r * t, "odds_tt": t * t, "odds_rr": r * r}
+
+    def _shifts(self, counts: Bools) -> dict[str, Any]:
+        """Products of centred log-probabilities, at the same token and at the next and the last of the other side."""
+        number = np.maximum(self.total(counts.astype(np.float64)), 1)[self.sequence]
+        sides: list[Floats] = []
+        for name in ("logp_rollout", "logp_train"):
+            values = np.where(counts, np.clip(np.where(counts, self.of[name], 0.0), -20.0, 0.0), 0.0)
+            mean = self.total(values)[self.sequence] / number
+            sides.append(np.where(counts, values - mean, 0.0))
+        r, t = sides
+        same = np.zeros(len(r), dtype=np.bool_)
+        if len(r):
+            same[:-1] = self.sequence[1:] == self.sequence[:-1]
+        ahead, behind = np.zeros(len(r)), np.zeros(len(r))
+        ahead[:-1], behind[:-1] = r[:-1] * t[1:], r[1:] * t[:-1]
+        return {
+            "corr_0": r * t,
+            "corr_ahead": np.where(same, ahead, 0.0),
+            "corr_behind": np.where(same, behind, 0.0),
+            "corr_rr": r * r,
+            "corr_tt": t * t,
+        }
+
+    def _updates(self) -> dict[str, Any]:
+        update, train = self.of["logp_update"], self.of["logp_train"]
+        both = self.sampled & np.isfinite(update) & np.isfinite(train)
+        return {"updates": both, "update_abs": np.where(both, np.abs(update - train), 0.0)}
+
+
+MASSES: tuple[int, ...] = (50, 60, 70, 80, 85, 90, 95, 99)
+"""Hundredths of the trainer's probability: how often a sampled token has more than that above it."""
+
+
+def tokens_of(table: Any) -> Tokens:
+    """The tokens of a table with the columns of ``rollouts``: a list that is missing is NaN throughout."""
+    rollout, train = _lengths(table, "logp_rollout"), _lengths(table, "logp_train")
+    length = np.maximum(np.maximum(rollout, train), _lengths(table, "response_ids"))
+    sequence = np.repeat(np.arange(len(length)), length)
+    starts = np.cumsum(length) - length
+    place = np.arange(len(sequence)) - starts[sequence]
+    of = {name: _values(table, name, length, np.nan) for name in (*_NAMES, "mass_above")}
+    sampled = _values(table, "mask", length, 1.0) > 0
+    declared, which = sampling_of(table)
+    rounding = np.array([ceiling(one.get("dtype")) for one in declared] or [0.0])[which]
+    most = np.array([laws.most_varentropy(one.get("vocabulary")) for one in declared] or [0.0])[which]
+    return Tokens(of, sequence, place, length, sampled, rounding, most)
+
+
+def sampling_of(table: Any) -> tuple[list[Mapping[str, Any]], Ints]:
+    """What was declared of the sampling, each once, and [R] which of these a sequence has."""
+    texts: Any = table["sampling"].fill_null("{}").combine_chunks().dictionary_encode()
+    return [declared_in(text) for text in texts.dictionary.to_pylist()], to_numpy(texts.indices).astype(np.int64)
+
+
+def declared_in(text: str) -> Mapping[str, Any]:
+    """What a row of column ``sampling`` says; nothing where that is no object of JSON."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return cast(Mapping[str, Any], found) if isinstance(found, dict) else {}
+
+
+def _values(table: Any, name: str, length_R: Ints, absent: float) -> Floats:
+    """[N] a column of lists, ``absent`` where a sequence has none or one of another length."""
+    own, column = _lengths(table, name), table[name].combine_chunks()
+    flat = floats(column.flatten())
+    if np.array_equal(own, length_R):
+        return flat
+    fits = own == length_R
+    out = np.full(int(length_R.sum()), absent)
+    out[np.repeat(fits, length_R)] = flat[np.repeat(fits, own)]
+    return out
+
+
+def _lengths(table: Any, name: str) -> Ints:
+    return to_numpy(table[name].combine_chunks().value_lengths(), 0).astype(np.int64)
+
+
+def _rounding(tokens: Tokens) -> Floats:
+    """[N] by how much rounding may have moved d: both log-probabilities were kept in float32, or in bfloat16 where
+    none of a side has more bits than that.
+    """
+    total = np.zeros(len(tokens.sequence))
+    for name in ("logp_rollout", "logp_train"):
+        values = tokens.of[name]
+        finite = np.isfinite(values)
+        bits = np.where(finite, values, 0.0).astype(np.float32).view(np.uint32)
+        coarse = bool(finite.any()) and not (bits & 0xFFFF).any()
+        total += np.where(finite, np.abs(np.where(finite, values, 0.0)), 0.0) * (BFLOAT16 if coarse else FLOAT32)
+    return total + 8 * FLOAT32
+
+
+def _total(values_N: Floats, sequence_N: Ints, count: int) -> Floats:
+    out = np.zeros((count, *values_N.shape[1:]))
+    if len(sequence_N):
+        first = np.flatnonzero(np.concatenate([[True], np.diff(sequence_N) != 0]))
+        out[sequence_N[first]] = np.add.reduceat(values_N, first, axis=0)
+    return out

@@ -1,0 +1,232 @@
+"""Engine and trainer do not see the same tokens.
+
+What it finds
+-------------
+Token ids of prompt or response that differ on the two sides, exactly, where both were recorded. Lists that have
+another length than there are tokens (log-probabilities, a mask, with one value more). And by the
+log-probabilities alone: sides that are shifted by one token, and responses that agree up to a position and differ from
+there on, as after a text was tokenised again. With `trueline check RUN --ref REF`: greedy responses whose first tokens
+are others than the reference's.
+
+Why it matters
+--------------
+The trainer then credits tokens that were not sampled. Text that is decoded and encoded again comes back as other tokens
+now and then, a chat template clears tool calls or adds a second BOS, labels are shifted once too often.
+
+How it decides
+--------------
+Ids: compared one by one. Lengths: as they were recorded; a list that does not fit is
+judged by no other check. Shift: the log-probabilities of one side correlate with those of
+the other one token further by more than 0.8, and at the same token by less than half as much, over all sequences. From
+one position on: all |d| before it (3 tokens or more) are a tenth at most of the usual |d| behind it, which is above
+0.05; reported where that is so in more than one sequence of ten, by an e-process under the budget of the checks of
+rollouts. Against a reference (`laws/rollouts/greedy.py`): the first 20 tokens of prompts that both answered
+greedily. An error of s of each logit, s that of the tokens before and at most what rounding leaves in the dtype, makes
+another token likelier than one that leads by m nats with probability Q(m / (s sqrt 2)); reported where others come at
+margins above 4 s more often than that, with a probability of at most 1e-6.
+
+What it may miss
+----------------
+Without ids of the trainer (`train_prompt_ids`, `train_response_ids`): a prompt that differs, unless `prefill-diverges`
+sees it; differences in less than a tenth of the sequences.
+
+Example
+-------
+The response ids of 12 of 64 sequences of step 3 differ between engine and trainer, first at token 21.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+ids = tokenizer(tokenizer.decode(rollout.token_ids)).input_ids  # need not be what was sampled
+```
+
+Right:
+
+```python
+ids = rollout.token_ids
+```
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+import numpy as np
+
+from trueline.laws.rollouts.evidence import finding, span, too_often
+from trueline.laws.rollouts.onsets import onset_of
+from trueline.laws.rollouts.rows import Rows, rows_of
+from trueline.schema.columns.rollouts import MISFIT
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.schema.text.words import counted
+from trueline.store.reader import Run
+from trueline.store.records.arrays import to_numpy
+
+CODE = "tokens-differ"
+QUESTION = "rollouts"
+NEEDS: tuple[str, ...] = ()
+ACROSS_RANKS = False
+
+CHANCE = 0.1
+_NEXT = (
+    "Hand the engine's own token ids to the trainer: never decode and encode a text in between.",
+    "Compare one prompt as both sides have it, id by id: BOS, chat template, tool calls, system prompt, truncation.",
+)
+
+
+def check(run: Run) -> list[Finding]:
+    """Findings of tokens that differ; raises ``CannotTell`` where neither ids nor log-probabilities are there."""
+    exact = [each for side in ("prompt", "response") if (each := _of_ids(run, side)) is not None]
+    exact += _of_lengths(run)
+    try:
+        rows = rows_of(run)
+    except CannotTell:
+        if exact:
+            return exact
+        raise
+    shifted = _shifted(rows)
+    return [*exact, *(shifted or _from_one_position(run, rows))]
+
+
+def _of_ids(run: Run, side: str) -> Finding | None:
+    """Where the ids of both sides are there and differ."""
+    steps: list[int] = []
+    places: list[int] = []
+    total = 0
+    for table in cast(Any, run.kept("rollouts")).pieces(["step", f"{side}_ids", f"train_{side}_ids"]):
+        both = to_numpy(table[1].is_valid()) & to_numpy(table[2].is_valid())
+        kept = cast(list[dict[str, Any]], table.take(np.flatnonzero(both)).to_pylist())
+        total += len(kept)
+        for row in kept:
+            ours, theirs = row[f"train_{side}_ids"], row[f"{side}_ids"]
+            if ours != theirs:
+                steps.append(row["step"])
+                places.append(
+                    next(
+                        (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
+                        min(len(ours), len(theirs)),
+                    )
+                )
+    if not steps:
+        return None
+    return finding(
+        CODE,
+        f"The {side} ids of {len(steps)} of {total} sequences differ between engine and trainer at "
+        f"{span(np.array(steps))}, "
+        f"first at token {min(places)}.",
+        None,
+        steps=(min(steps), max(steps)),
+        severity="error",
+        measured=float(len(steps)),
+        expected=0.0,
+        unit="sequences",
+        evidence={"kind": side, "first_token": min(places)},
+        next=_NEXT,
+    )
+
+
+def _of_lengths(run: Run) -> list[Finding]:
+    """Where a list has another length than there are tokens, or a batch has it of other sequences: a finding a list."""
+    steps: dict[str, list[int]] = {}
+    examples: dict[str, re.Match[str]] = {}
+    total = 0
+    for table in cast(Any, run.kept("rollouts")).pieces(["step", "note"]):
+        total += table.num_rows
+        for row in cast(list[dict[str, Any]], table.to_pylist()):
+            for note in (row["note"] or "").split("; "):
+                if (match := MISFIT.match(note)) is not None:
+                    steps.setdefault(match[1], []).append(row["step"])
+                    examples.setdefault(match[1], match)
+    return [_misaligned(examples[name], of_name, total) for name, of_name in steps.items()]
+
+
+def _misaligned(example: re.Match[str], steps: list[int], total: int) -> Finding:
+    name, kind = example[1], example[3]
+    number, needed = (int(example[group].replace(",", "")) for group in (2, 4))
+    apart = f"{counted(abs(number - needed), kind)} {'more' if number > needed else 'less'}"
+    which = f"({number:,} for {needed:,}, in the first)"
+    if kind == "sequence":
+        claim = (
+            f"{name} has {apart} than the batch at {span(np.array(steps))} {which}: which belongs to which is unknown."
+        )
+    else:
+        claim = (
+            f"{name} has {apart} than there are tokens in {len(steps):,} of {total:,} sequences of "
+            f"{span(np.array(steps))} {which}: which belongs to which token is unknown, and it was not judged there."
+        )
+    return finding(
+        CODE,
+        claim,
+        None,
+        steps=(min(steps), max(steps)),
+        severity="error",
+        measured=float(number),
+        expected=float(needed),
+        unit=f"{kind}s",
+        evidence={"kind": "lengths", "list": name, "sequences": len(steps)},
+        next=(
+            f"Print the lengths of {name} and of response_ids of one sequence: is a value of the prompt's last token, "
+            "or of the end of the text, among them? Cut both at the same place.",
+        ),
+    )
+
+
+def _shifted(rows: Rows) -> list[Finding]:
+    def total(name: str) -> float:
+        return float(rows.sums[name].sum())
+
+    scale = np.sqrt(total("corr_rr") * total("corr_tt"))
+    if scale <= 0 or float(rows.sums["tokens"].sum()) < 200:
+        return []
+    same, ahead, behind = (total(f"corr_{name}") / scale for name in ("0", "ahead", "behind"))
+    best = max(ahead, behind)
+    if best < 0.8 or same > best / 2:
+        return []
+    side = "ahead of" if ahead > behind else "behind"
+    return [
+        finding(
+            CODE,
+            f"The trainer's log-probabilities are those of the engine one token {side} them at {span(rows.step)}: they "
+            f"correlate by {best:.2g}, and at the same token by {same:.2g}.",
+            None,
+            steps=(int(rows.step.min()), int(rows.step.max())),
+            severity="error",
+            measured=same,
+            expected=1.0,
+            unit="correlation at the same token",
+            evidence={"kind": "shifted"},
+            next=(
+                "Shift logits against labels exactly once, and cut prompt and response at the same place on both "
+                "sides.",
+            ),
+        )
+    ]
+
+
+def _from_one_position(run: Run, rows: Rows) -> list[Finding]:
+    onset_R = onset_of(run, rows)
+    found = too_often(run, "onset", rows, onset_R >= 0, chance=CHANCE)
+    if found is None:
+        return []
+    own = found.within(rows) & (onset_R >= 0)
+    num, among = int(own.sum()), int(found.within(rows).sum())
+    if not num > CHANCE * among:
+        return []
+    return [
+        finding(
+            CODE,
+            f"{num} of {among} responses of steps {found.first}-{found.last} agree on both sides up to a token, and "
+            "differ "
+            f"from there on (in the middle case from token {int(np.median(onset_R[own]))} on).",
+            found,
+            measured=num / among,
+            expected=0.0,
+            unit="share of responses",
+            evidence={"kind": "from-one-position"},
+            next=_NEXT,
+        )
+    ]

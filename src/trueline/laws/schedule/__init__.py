@@ -1,0 +1,1 @@
+"""The learning rate over a training."""

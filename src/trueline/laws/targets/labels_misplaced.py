@@ -1,0 +1,114 @@
+"""The target of a token is not the next one, as a language model's is.
+
+What it finds
+-------------
+Labels that are shifted twice, by the collator and again in the model, so that each position is trained to predict the
+token after the next; on all ranks or on some. Labels that are the token itself, or the one before, are told for
+information where all ranks have them: an autoencoder or a copying task means them.
+
+Why it matters
+--------------
+The loss falls, to a higher level, and what is trained predicts every other token. All ranks share it, and no curve
+shows it. Models of transformers shift `labels` themselves; collators that shift them as well are a common mistake.
+
+How it decides
+--------------
+By equality. At the first 16 sampled steps, and then now and then, the targets of the only cross-entropy below the loss
+are compared with the token ids that the model was called on, 1 place before each position to 3 places after it. A place
+counts where all targets that have a token there are equal to it, 64 or more, and not all are at the next one. Outputs
+that are cut in front of the loss (`logits[:, 1:]`) are counted from where they begin. Labels
+that are right are the next token wherever they count, whatever the text, so that there is no false alarm.
+
+What it may miss
+----------------
+Labels of which some are something else; models that get embeddings, cross-entropies that are fused, compiled or several
+(as for the tokens further on, which some models predict too); outputs that are cut at the wrong end before the loss.
+
+Example
+-------
+Each target on all ranks is the token 2 places on: labels are shifted twice.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+batch = {"input_ids": ids[:, :-1], "labels": ids[:, 1:]}
+loss = AutoModelForCausalLM.from_config(config)(**batch).loss  # shifts the labels again
+```
+
+Right:
+
+```python
+batch = {"input_ids": ids, "labels": ids}
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trueline.judge.compared_ranks import sites_of
+from trueline.judge.series.target_places import FEWEST, NEXT, target_places
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.schema.text.words import ranks_text
+from trueline.store.reader import Run
+
+CODE = "labels-misplaced"
+CALLS = {"": ("backward",)}
+QUESTION = "mask"
+NEEDS: tuple[str, ...] = ("target_places",)
+ACROSS_RANKS = False
+
+_WHAT = {0: "the token itself", -1: "the token before"}
+
+
+def check(run: Run) -> list[Finding]:
+    """A Finding for each wrong place; raises ``CannotTell`` where targets are no tokens of the input."""
+    places = target_places(run)
+    if all(place is None for place in places.values()):
+        raise CannotTell(
+            f"the targets of the cross-entropy are no tokens that the model was called on, or fewer than {FEWEST}"
+            if places
+            else "no targets of a single cross-entropy were seen that go with token ids that the model was called on",
+            reason="undecidable" if places else "not-recorded",
+        )
+    wrong = {place for place in places.values() if place is not None and place != NEXT}
+    return [_finding(run, place, places) for place in sorted(wrong)]
+
+
+def _finding(run: Run, place: int, places: Mapping[int, int | None]) -> Finding:
+    ranks = tuple(sorted(rank for rank, each in places.items() if each == place))
+    steps = sorted({step for step, rank in run.lists("target_places") if rank in ranks})
+    apart = any(each == NEXT for each in places.values())
+    what = _WHAT.get(place, f"the token {place} places on")
+    others = ", and the next one on the others" if apart else ""
+    return Finding(
+        code=CODE,
+        severity="warning" if place > NEXT or apart else "info",
+        claim=f"Each target on {ranks_text(ranks) if apart or len(places) == 1 else 'all ranks'} is {what}{others}: "
+        f"labels are {'shifted twice' if place > NEXT else 'not those of the next token'}.",
+        ranks=ranks,
+        step_first=steps[0],
+        step_last=steps[-1],
+        sites=sites_of(steps[0], ranks[:2], phase="loss", names=("all",)),
+        measured=float(place),
+        expected=float(NEXT),
+        unit="places from a token to its target",
+        false_alarm_rate=0.0,
+        evidence={"kind": "some-ranks" if apart else "all-ranks", "steps": steps[:100]},
+        next=_advice(place),
+    )
+
+
+def _advice(place: int) -> tuple[str, ...]:
+    if place > NEXT:
+        return (
+            "Shift labels once, in the collator or in the model: models of transformers shift `labels` themselves, so "
+            "pass labels=input_ids with -100 where nothing is to be learnt.",
+        )
+    return (
+        "If the model is to predict the next token, shift: cross_entropy(logits[:, :-1].flatten(0, 1), "
+        "labels[:, 1:].flatten()).",
+    )

@@ -1,0 +1,55 @@
+"""What the losses of a Run were given (``schema/columns/loss_inputs.py``), by step and rank, and findings of that."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from trueline.judge.compared_ranks import MAX_SITES
+from trueline.schema.columns.loss_inputs import LossInputs
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding, Severity
+from trueline.schema.site import Site
+from trueline.schema.text.words import ranks_text
+from trueline.store.reader import Run
+
+Key = tuple[int, int]
+"""Step and rank."""
+
+
+def loss_inputs(run: Run) -> Mapping[Key, LossInputs]:
+    """Of each step and rank that was looked at; raises ``CannotTell`` where none was."""
+    found = {key: LossInputs.of(row.tolist()) for key, row in run.lists("loss_inputs").items()}
+    if not found:
+        raise CannotTell("no backward pass was seen from whose loss its functions can be read", reason="not-recorded")
+    return found
+
+
+def loss_finding(
+    run: Run,
+    code: str,
+    severity: Severity,
+    claim: str,
+    at: Collection[Key],
+    *,
+    kind: str,
+    advice: tuple[str, ...],
+    measured: float | None = None,
+    unit: str = "",
+) -> Finding:
+    """Of what the losses at these steps and ranks were given, an exact fact; ``claim`` has the ranks for {}."""
+    steps, ranks = sorted({step for step, _ in at}), tuple(sorted({rank for _, rank in at}))
+    return Finding(
+        code=code,
+        severity=severity,
+        claim=claim.format(ranks_text(ranks, all_ranks=run.ranks)),
+        ranks=ranks,
+        step_first=steps[0],
+        step_last=steps[-1],
+        sites=tuple(str(Site(step, 0, rank, "loss", "all")) for step, rank in sorted(at))[:MAX_SITES],
+        measured=measured,
+        expected=None if measured is None else 0.0,
+        unit=unit,
+        false_alarm_rate=0.0,
+        evidence={"kind": kind, "steps": steps[:100]},
+        next=advice,
+    )

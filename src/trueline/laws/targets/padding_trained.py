@@ -1,0 +1,77 @@
+"""Targets at positions that the attention mask leaves out count in the loss: padding is trained.
+
+What it finds
+-------------
+`labels = input_ids.clone()` of padded rows, collators that pad labels with the id of the padding token instead of -100,
+an `ignore_index` that is not the id that stands in the labels. All ranks share such a fault, so that comparing them
+shows nothing.
+
+Why it matters
+--------------
+The model learns to predict padding, which is easy: the loss is far lower than that of the text, falls faster the more
+rows are padded, and the text counts less the shorter it is.
+
+How it decides
+--------------
+By counting, at the first 16 sampled steps and then now and then: targets of cross-entropies that average or add up over
+all that count, at positions where `attention_mask` is 0, if they are the token there or the next one. It is a warning
+where there are more of them than rows that have any: the first token behind a text may be its end, on purpose, and with
+padding on the left the last one in front of it has the first word as its target. Losses that are computed without
+reduction are left alone, since scripts multiply them by a mask afterwards.
+
+What it may miss
+----------------
+Masks by other names, losses that are fused or compiled, targets that are neither as long as the mask nor one shorter,
+labels that are no tokens of the input (classes of tokens, a decoder's text).
+
+Example
+-------
+37 % of the targets that count in the loss of all ranks are padding, by the attention mask.
+
+Wrong and right
+---------------
+Wrong:
+
+```python
+batch["labels"] = batch["input_ids"].clone()
+```
+
+Right:
+
+```python
+batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+```
+"""
+
+from __future__ import annotations
+
+from trueline.laws.targets.loss_inputs import loss_finding, loss_inputs
+from trueline.schema.errors import CannotTell
+from trueline.schema.finding import Finding
+from trueline.store.reader import Run
+
+CODE = "padding-trained"
+QUESTION = "mask"
+NEEDS: tuple[str, ...] = ("loss_inputs",)
+ACROSS_RANKS = False
+
+
+def check(run: Run) -> list[Finding]:
+    """One Finding at most; raises ``CannotTell`` where no targets were seen beside an attention mask."""
+    looked = {key: each for key, each in loss_inputs(run).items() if each.targets}
+    if not looked:
+        raise CannotTell(
+            "no targets of a cross-entropy were seen that stand beside an attention mask", reason="not-recorded"
+        )
+    trained = {key: each for key, each in looked.items() if each.padded > each.padded_rows}
+    if not trained:
+        return []
+    share = sum(each.padded for each in trained.values()) / sum(each.targets for each in trained.values())
+    claim = f"{share:.0%} of the targets that count in the loss of {{}} are padding, by the attention mask."
+    advice = (
+        "Put -100 into the labels where attention_mask is 0, or pass the ignore_index that the labels have there.",
+    )
+    unit = "share of targets that are padding"
+    return [
+        loss_finding(run, CODE, "warning", claim, trained, kind="padding", advice=advice, measured=share, unit=unit)
+    ]

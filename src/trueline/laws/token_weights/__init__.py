@@ -1,0 +1,1 @@
+"""What a token weighs in a loss: counts, division, scale."""

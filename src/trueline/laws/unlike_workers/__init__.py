@@ -1,0 +1,1 @@
+"""A worker that is unlike the others: its loss, its gradient, its direction."""

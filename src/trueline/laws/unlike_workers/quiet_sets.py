@@ -1,0 +1,228 @@
+"""Whether no workers can have stood out together so far: too far apart, too close, or with too unequal tokens.
+
+As in ``quiet``, V is not known before the end, and undivided detectors are higher but for the number of their starts.
+Only the bets that an order recurs (``stats.persistence``) reach back by V: they are followed where V is 1.
+
+Here as there workers have equally many samples at each step, and none of them weighs more. Losses of single samples are
+not followed: those that a worker reads again are no evidence, and which these are only all samples tell.
+
+Letters: R steps at which workers can be compared, M workers of one declared group, B bets, P pairs of workers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueline.judge.compared_ranks import Floats
+from trueline.judge.follows import Stretch
+from trueline.judge.stats import closest_pairs, persistence
+from trueline.judge.stats.alarm_budget import alarm_budget_of
+from trueline.judge.stats.alarms import steps_needed
+from trueline.judge.stats.autocorrelation import NONE
+from trueline.judge.stats.exchangeability import SPREAD_STEPS, log_detectors, scores_after
+from trueline.laws.unlike_workers.comparable import (
+    FIRST_STEPS,
+    comparable_groups,
+    compared_among,
+    dependence_among,
+    measured_steps,
+    num_sample_detectors,
+)
+from trueline.laws.unlike_workers.copies import (
+    EQUAL_STEPS,
+    PAIR_STATISTICS,
+    is_paired,
+    num_pair_detectors,
+    pair_columns,
+    require_enough,
+)
+from trueline.laws.unlike_workers.quiet import ROUNDING, Arrays, advanced, start_of, tokens_of, uneven, weigh_alike
+from trueline.laws.unlike_workers.series import WorkerSeries, as_measured
+from trueline.laws.unlike_workers.token_counts import (
+    counts_among,
+    log_noise_e_values,
+    log_tokens,
+    noise_factors,
+    num_lasting,
+)
+from trueline.schema.finding import Finding
+from trueline.store.reader import Run
+
+
+@dataclass(frozen=True)
+class QuietOrder:
+    """Of the bets that workers keep their order, in losses and in gradient norms."""
+
+    name: str = "quiet order"
+
+    def further(self, stretch: Stretch, carried: Arrays) -> Arrays | None:
+        """What is carried past the steps of ``stretch``; None where values may not be those that were measured."""
+        series = _comparable(stretch)
+        if series is None:
+            return None
+        out: dict[str, NDArray[Any]] = {"tokens": tokens_of(series, carried)}
+        for number, members in enumerate(comparable_groups(series)):
+            for of, values_TN in (("loss", series.loss), ("norm", series.log_norm)):
+                _, values_RM = compared_among(series, values_TN, members)
+                out |= _kept_order(values_RM, f"{of} {number}", carried)
+        run = stretch.run
+        num_steps = measured_steps(int(np.searchsorted(run.steps, int(stretch.part.steps[-1]))) + 1)
+        if num_steps >= FIRST_STEPS:
+            known = carried.get("dependent", np.zeros(2))
+            out["dependent"] = known if known[0] == num_steps else np.array([num_steps, _dependent(run, num_steps)])
+        return out
+
+    def said(self, run: Run, carried: Arrays) -> list[Finding] | None:
+        """Nothing, where there are enough steps for a finding and no order recurs; V is 1."""
+        num_steps = measured_steps(len(run.steps))
+        known = carried.get("dependent", np.zeros(2))
+        if not weigh_alike(carried) or (known[1] if known[0] == num_steps else _dependent(run, num_steps)):
+            return None
+        series = start_of(run, 1)
+        threshold = alarm_budget_of(run).log_threshold("sample-losses", among=num_sample_detectors(series))
+        enough = False
+        for number, members in enumerate(comparable_groups(series)):
+            needed = 1 + steps_needed(
+                threshold, nats=math.log(2) * (len(members) // 2), num_bets=len(persistence.HORIZONS)
+            )
+            for of in ("loss", "norm"):
+                if float(carried[f"highest {of} {number}"]) >= threshold - ROUNDING:
+                    return None
+                enough |= int(carried[f"rows {of} {number}"]) >= needed
+        return [] if enough else None
+
+
+@dataclass(frozen=True)
+class QuietPairs:
+    """Of the bets that two workers are close to each other."""
+
+    name: str = "quiet pairs"
+
+    def further(self, stretch: Stretch, carried: Arrays) -> Arrays | None:
+        """What is carried past the steps of ``stretch``; None where values may not be those that were measured, or all
+        workers have equal losses.
+        """
+        series = _comparable(stretch)
+        if series is None:
+            return None
+        out: dict[str, NDArray[Any]] = {"tokens": tokens_of(series, carried)}
+        for number, members in enumerate(comparable_groups(series)):
+            loss_TM = series.loss[:, list(members)]
+            equal_T = np.isfinite(loss_TM).all(axis=1) & (loss_TM == loss_TM[:, :1]).all(axis=1)
+            equal = int(carried.get(f"equal {number}", np.array(0))) + int(np.count_nonzero(equal_T))
+            if equal >= EQUAL_STEPS:
+                return None
+            out[f"equal {number}"] = np.array(equal)
+            if not is_paired(members):
+                continue
+            before = carried.get(f"pairs {number}")
+            heights = [None] * len(PAIR_STATISTICS) if before is None else list(before)
+            rows = carried.get(f"rows {number}", np.zeros(len(PAIR_STATISTICS), dtype=np.int64)).copy()
+            after: list[Floats] = []
+            for place, (_, rows_R, values_RMC) in enumerate(pair_columns(series, members)):
+                after.append(closest_pairs.states_after(values_RMC, heights[place]))
+                rows[place] += len(rows_R)
+            out |= {f"pairs {number}": np.stack(after), f"rows {number}": rows}
+        return out
+
+    def said(self, run: Run, carried: Arrays) -> list[Finding] | None:
+        """Nothing, where there are enough steps for a finding and no two workers are close. Raises ``CannotTell`` where
+        there are no pairs to compare.
+        """
+        if not weigh_alike(carried):
+            return None
+        series, budget = start_of(run, 1), alarm_budget_of(run)
+        threshold = budget.log_threshold("pairs", among=num_pair_detectors(series))
+        have: dict[tuple[int, ...], int] = {}
+        for number, members in enumerate(comparable_groups(series)):
+            if is_paired(members):
+                rows = carried[f"rows {number}"]
+                with np.errstate(divide="ignore"):
+                    highest = np.log(carried[f"pairs {number}"][:, -1].max(axis=1, initial=0.0))
+                if np.any(np.logaddexp(highest, np.log(np.maximum(rows, 1))) >= threshold - ROUNDING):
+                    return None
+                have[members] = int(rows.max())
+        require_enough(series, budget, have)
+        return []
+
+
+@dataclass(frozen=True)
+class QuietTokens:
+    """Of the bets that workers have unequal numbers of tokens, for good or at each step."""
+
+    name: str = "quiet tokens"
+
+    def further(self, stretch: Stretch, carried: Arrays) -> Arrays | None:
+        """What is carried past the steps of ``stretch``; None where workers have unequally many samples."""
+        series = as_measured(stretch.part)
+        if uneven(series):
+            return None
+        out: dict[str, NDArray[Any]] = {}
+        for number, members in enumerate(comparable_groups(series)):
+            _, values_RM = compared_among(series, log_tokens(series), members)
+            out |= advanced(values_RM[:, None], number, carried)
+            counts_TM = counts_among(series, members)
+            factors_T = noise_factors(counts_TM)
+            log_e_RB = log_noise_e_values(factors_T[np.isfinite(factors_T)])
+            out |= _detected(log_e_RB, f"wild {number}", carried)
+            both = np.count_nonzero(np.count_nonzero(np.isfinite(counts_TM), axis=1) > 1)
+            out[f"counted {number}"] = np.array(int(carried.get(f"counted {number}", np.array(0))) + int(both))
+        return out
+
+    def said(self, run: Run, carried: Arrays) -> list[Finding] | None:
+        """Nothing, where there are enough steps for a finding and tokens are not unequal."""
+        series, budget = start_of(run, 1), alarm_budget_of(run)
+        groups = comparable_groups(series)
+        lasting = budget.log_threshold("tokens", among=num_lasting(series))
+        wild = budget.log_threshold("tokens", among=2 * len(groups)) if groups else math.inf
+        enough = False
+        for number, members in enumerate(groups):
+            rows = int(carried[f"rows {number}"])
+            bound = np.log(carried[f"highest {number}"].max() + max(rows, 1))
+            wild_rows = int(carried[f"rows wild {number}"])
+            wild_bound = np.logaddexp(float(carried[f"highest wild {number}"]), math.log(max(wild_rows, 1)))
+            if bound >= lasting - ROUNDING or wild_bound >= wild - ROUNDING:
+                return None
+            counted = int(carried[f"counted {number}"])
+            needed = steps_needed(lasting, nats=math.log(len(members)), num_bets=2)
+            enough |= counted > 0 and (counted >= needed or not rows)
+        return [] if enough else None
+
+
+def _comparable(stretch: Stretch) -> WorkerSeries | None:
+    """The series of the stretch where all is judged that its workers left."""
+    series = as_measured(stretch.part)
+    return None if uneven(series) or stretch.part.measured("part_losses").any() else series
+
+
+def _dependent(run: Run, num_steps: int) -> bool:
+    """Whether any group of workers was autocorrelated in the first steps."""
+    start = start_of(run, num_steps)
+    return any(dependence_among(start, "loss", members) != NONE for members in comparable_groups(start))
+
+
+def _kept_order(values_RM: Floats, name: str, carried: Arrays) -> dict[str, NDArray[Any]]:
+    spreads = carried.get(f"spreads {name}", np.zeros(0))
+    z_RM, spread_R = scores_after(values_RM, spreads)
+    past = carried.get(f"past {name}", np.zeros((2, len(persistence.HORIZONS), values_RM.shape[1])))
+    log_e_RB, past = persistence.log_e_after(z_RM, past)
+    spreads = np.concatenate([spreads, spread_R])[-(SPREAD_STEPS - 1) :]
+    return {f"spreads {name}": spreads, f"past {name}": past, **_detected(log_e_RB, name, carried)}
+
+
+def _detected(log_e_RB: Floats, name: str, carried: Arrays) -> dict[str, NDArray[Any]]:
+    """One detector after these steps: of each bet, the highest that their average has been, and of how many steps."""
+    num_bets = int(log_e_RB.shape[1])
+    log_m = carried.get(f"detector {name}", np.full(num_bets, -np.inf))
+    highest = float(carried.get(f"highest {name}", np.array(-np.inf)))
+    if len(log_e_RB):
+        log_m_RB = log_detectors(log_e_RB, before=log_m)
+        heights_R = np.logaddexp.reduce(log_m_RB, axis=-1) - math.log(num_bets)
+        highest, log_m = max(highest, float(heights_R.max())), log_m_RB[-1].copy()
+    rows = np.array(int(carried.get(f"rows {name}", np.array(0))) + len(log_e_RB))
+    return {f"detector {name}": log_m, f"highest {name}": np.array(highest), f"rows {name}": rows}

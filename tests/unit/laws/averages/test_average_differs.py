@@ -1,0 +1,303 @@
+"""Averages of the weights: what is no average of them is found, and what people do is left alone."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn, get_swa_multi_avg_fn
+
+import trueline
+from trueline.capture.probes.around_update import averages
+from trueline.laws.averages.average_differs import check
+from trueline.schema.errors import CannotTell, CaptureError
+from trueline.store.reader import Run
+
+STEPS = 24
+DECAY = 0.9
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 3))
+
+
+def follow(average, model, decay=DECAY):
+    with torch.no_grad():
+        for e, p in zip(average.parameters(), model.parameters(), strict=True):
+            e.data.mul_(decay).add_(p.data, alpha=1 - decay)
+        for e, p in zip(average.buffers(), model.buffers(), strict=True):
+            e.copy_(p)
+
+
+def trained(out, average, update, *, model=None, declare=(), params=None, lr=0.1):
+    """The state that training leaves in the model and its average, which ``update(step, average, model)`` follows."""
+    model = net() if model is None else model
+    average = average(model)
+    torch.manual_seed(1)
+    optimizer = torch.optim.SGD(params(model, average) if params else model.parameters(), lr=lr, momentum=0.9)
+    declared = declare(average, model) if callable(declare) else declare
+    watch = None if out is None else trueline.watch(model, optimizer, out=out, averages=declared)
+    for step in range(STEPS):
+        x = torch.randn(16, 6, dtype=model[0].weight.dtype)
+        (model(x) - x[:, :3]).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        update(step, average, model)
+    if watch is not None:
+        watch.close()
+    held = [average] if isinstance(average, nn.Module) else []
+    return {f"{at} {name}": each for at, one in enumerate([model, *held]) for name, each in one.state_dict().items()}
+
+
+def findings(out):
+    return [(each.severity, each.evidence["kind"]) for each in check(Run(str(out)))]
+
+
+def every_step(step, average, model):
+    follow(average, model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_teacher_that_is_declared_is_left_alone(tmp_path, dtype):
+    def update(step, average, model):
+        follow(average, model, 1 - (1 - 0.8) * (math.cos(math.pi * step / STEPS) + 1) / 2)
+
+    trained(tmp_path / "run", copy.deepcopy, update, model=net().to(dtype), declare=lambda average, model: [average])
+    assert findings(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"use_buffers": True},
+        {"multi_avg_fn": get_swa_multi_avg_fn()},
+        {"multi_avg_fn": get_ema_multi_avg_fn(0.99), "use_buffers": True},
+        {"avg_fn": get_ema_avg_fn(0.99)},
+    ],
+)
+def test_an_averaged_model_is_seen_and_left_alone(tmp_path, settings):
+    def update(step, average, model):
+        average.update_parameters(model)
+
+    trained(tmp_path / "run", lambda model: AveragedModel(model, **settings), update)
+    assert findings(tmp_path / "run") == []
+
+
+def test_training_and_the_average_are_the_same_when_watched(tmp_path):
+    def declared(average, model):
+        return [(average, DECAY)]
+
+    watched = trained(tmp_path / "run", copy.deepcopy, every_step, declare=declared)
+    alone = trained(None, copy.deepcopy, every_step)
+    assert all(torch.equal(watched[name], alone[name]) for name in alone)
+
+
+def stale(step, average, model, held={}):  # noqa: B006
+    follow(average, held.setdefault(id(average), copy.deepcopy(model)))
+
+
+def swapped(step, average, model):
+    follow(average, model, 1 - DECAY)
+
+
+def twice(step, average, model):
+    every_step(step, average, model)
+    every_step(step, average, model)
+
+
+def other(step, average, model):
+    follow(average, model, 0.95)
+
+
+def without_the_head(step, average, model):
+    follow(average[:3], model[:3])
+
+
+def without_buffers(step, average, model):
+    with torch.no_grad():
+        torch._foreach_lerp_([*average.parameters()], [*model.parameters()], 1 - DECAY)
+
+
+def partly_copied(step, average, model):
+    every_step(step, average, model)
+    average[3].load_state_dict(model[3].state_dict())
+
+
+def never(step, average, model):
+    pass
+
+
+def warming_up(step, average, model):
+    follow(average, model, min(DECAY, (1 + step) / (10 + step)))
+
+
+def alone(average, model):
+    return [average]
+
+
+def with_decay(average, model):
+    return [(average, model, DECAY)]
+
+
+@pytest.mark.parametrize(
+    ("update", "declare", "found"),
+    [
+        (stale, alone, ("error", "rule")),
+        (swapped, with_decay, ("error", "swapped")),
+        (twice, with_decay, ("error", "often")),
+        (other, with_decay, ("error", "decay")),
+        (without_the_head, alone, ("warning", "left-out")),
+        (never, with_decay, ("warning", "still")),
+        (never, alone, ("info", "still")),
+        (swapped, alone, ("info", "fast")),
+        (warming_up, with_decay, ("info", "rising")),
+        (without_buffers, with_decay, ("info", "buffers")),
+        (partly_copied, alone, ("info", "copied")),
+    ],
+)
+def test_how_an_average_differs_is_said(tmp_path, update, declare, found):
+    trained(tmp_path / "run", copy.deepcopy, update, declare=declare)
+    assert findings(tmp_path / "run") == [found]
+
+
+def test_an_average_that_rounding_holds_for_now_is_left_alone(tmp_path):
+    """As at the beginning of a warm-up of the learning rate."""
+
+    def update(step, average, model):
+        with torch.no_grad():
+            torch._foreach_lerp_([*average.parameters()], [*model.parameters()], 1e-4)
+
+    model = net()
+    with torch.no_grad():
+        torch._foreach_add_([*model.parameters()], 1.0)
+    declared = {"declare": lambda average, model: [(average, 0.9999)], "lr": 1e-8}
+    trained(tmp_path / "run", copy.deepcopy, update, model=model, **declared)
+    assert findings(tmp_path / "run") == []
+
+
+def test_copies_now_and_then_leave_no_buffers_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(averages, "NUM_PLACES", 3)
+
+    def update(step, average, model):
+        if step % 10 == 9:
+            follow(average, model, 0.0)
+
+    trained(tmp_path / "run", copy.deepcopy, update, declare=alone)
+    assert findings(tmp_path / "run") == []
+
+
+def test_what_follows_compiled_updates_is_judged_as_any(tmp_path):
+    """Torch calls its hooks beside what it compiles of an update."""
+    model = nn.Linear(6, 3)
+    average, optimizer = copy.deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    update = torch.compile(optimizer.step, backend="eager")
+    with trueline.watch(model, optimizer, out=tmp_path / "run", averages=[(average, DECAY)]):
+        for _ in range(6):
+            model(torch.randn(16, 6)).square().mean().backward()
+            update()
+            optimizer.zero_grad()
+            follow(average, model)
+    assert findings(tmp_path / "run") == []
+
+
+def test_an_average_that_the_optimizer_trains(tmp_path):
+    def also_trains(step, average, model):
+        with torch.enable_grad():
+            average(torch.ones(2, 6)).square().mean().backward()
+        every_step(step, average, model)
+
+    both = lambda model, average: [*model.parameters(), *average.parameters()]  # noqa: E731
+    trained(tmp_path / "run", copy.deepcopy, also_trains, declare=alone, params=both)
+    assert findings(tmp_path / "run") == [("error", "trained")]
+
+
+def test_an_average_that_is_the_model(tmp_path):
+    trained(tmp_path / "run", lambda model: nn.Sequential(*model), every_step, declare=alone)
+    assert findings(tmp_path / "run") == [("error", "same")]
+
+
+def test_an_average_in_bfloat16_loses_what_it_is_to_follow(tmp_path):
+    def update(step, average, model):
+        follow(average, model, 0.999)
+
+    trained(tmp_path / "run", lambda model: net().bfloat16(), update, declare=lambda average, _: [(average, 0.999)])
+    assert findings(tmp_path / "run") == [("warning", "lost")]
+
+
+@pytest.mark.parametrize("made", ["list", "mapping"])
+def test_averages_that_are_no_modules(tmp_path, made):
+    """They may be other tensors each time."""
+
+    def average(model):
+        held = {name: param.detach().clone() for name, param in model.named_parameters()}
+        return held if made == "mapping" else [*held.values()]
+
+    def update(step, average, model):
+        for key, param in zip(average if made == "mapping" else range(len(average)), model.parameters(), strict=True):
+            average[key] = DECAY * average[key] + (1 - DECAY) * (param.detach() if step != 3 else 2 * param.detach())
+
+    trained(tmp_path / "run", average, update, declare=lambda average, _: [average])
+    (finding,) = check(Run(str(tmp_path / "run")))
+    assert (finding.severity, finding.step_first, finding.step_last) == ("error", 3, 3)
+
+
+@pytest.mark.parametrize("wrong", [3, ["teacher"], [(net(), "0.9")], [(net(), 1.5)], [[1.0]]])
+def test_what_is_no_average_is_refused(tmp_path, wrong):
+    with pytest.raises(CaptureError, match="averages"):
+        trueline.watch(net(), out=tmp_path / "run", averages=wrong)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_average_that_nobody_declared_is_judged_by_what_it_does(tmp_path):
+    class Own(nn.Sequential):
+        """Of this test alone: models of other tests may be there still."""
+
+    def coarse(_):
+        return Own(*net(seed=7)).bfloat16().requires_grad_(False)
+
+    def update(step, average, model):
+        follow(average, model, 0.999)
+
+    trained(tmp_path / "run", coarse, update, model=Own(*net()))
+    assert findings(tmp_path / "run") == [("warning", "lost")]
+
+
+def towards_zero(step, average, model):
+    with torch.no_grad():
+        for each in average.parameters():
+            each *= 0.9
+
+
+def now_and_then(step, average, model):
+    if step % 16 == 15:
+        average.load_state_dict(model.state_dict())
+
+
+@pytest.mark.parametrize("update", [lambda *_: None, towards_zero, now_and_then])
+def test_a_copy_of_the_model_that_is_no_average_is_left_alone(tmp_path, update):
+    class Own(nn.Sequential):
+        """Of this test alone: models of other tests may be there still."""
+
+    trained(tmp_path / "run", copy.deepcopy, update, model=Own(*net()))
+    with pytest.raises(CannotTell, match="no average of the weights was seen"):
+        findings(tmp_path / "run")
+
+
+def test_only_copies_that_nothing_trains_are_looked_at():
+    class Own(nn.Sequential):
+        """Of this test alone: models of other tests may be there still."""
+
+    def own():
+        return Own(*net())
+
+    model, other = own(), Own(nn.Linear(6, 24), nn.BatchNorm1d(24))
+    copied, declared, trains, torchs = copy.deepcopy(model), copy.deepcopy(model), copy.deepcopy(model), own()
+    trains[0].weight.grad = torch.zeros(24, 6)
+    held = AveragedModel(torchs)
+    found = averages.copies_of(model, [averages.Average(declared)])
+    assert {id(each) for each in found} == {id(copied), id(torchs)}
+    assert id(held.module) not in {id(each) for each in averages.copies_of(torchs, [])}
+    assert averages.copies_of(other, []) == []

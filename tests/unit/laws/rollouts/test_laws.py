@@ -1,0 +1,96 @@
+"""The bets on sampled tokens have an expectation of at most 1: shown by adding up over all words, without chance."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from trueline.laws.rollouts import laws
+
+
+def _laws(p: np.ndarray, q: np.ndarray) -> dict[str, np.ndarray]:
+    """The expectation [B] under q of every bet of each law, for one token over V words."""
+    d, surprise = np.log(q) - np.log(p), -np.log(p)
+    entropy = np.full(len(p), (p * surprise).sum())
+    varentropy = np.full(len(p), (p * (surprise - entropy) ** 2).sum())
+    x, slack = np.exp(-d), np.zeros(len(p))
+    each = {
+        "above": laws.mean_above_one(x, slack),
+        "below": laws.mean_below_one(x, slack),
+        "cut": laws.cut(x, slack),
+        "sharper": laws.sharper(d, surprise, entropy, varentropy),
+        "flatter": laws.flatter(d, surprise, entropy, varentropy),
+    }
+    return {name: (q[:, None] * np.exp(logs)).sum(axis=0) for name, logs in each.items()}
+
+
+def _drawn(random: np.random.Generator, words: int, spread: float) -> np.ndarray:
+    logits = spread * random.normal(size=words)
+    p = np.exp(logits - logits.max())
+    return p / p.sum()
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 3.0, 8.0])
+@pytest.mark.parametrize("words", [2, 30, 2000])
+def test_bets_against_any_two_policies_win_nothing_on_average(spread: float, words: int) -> None:
+    random = np.random.default_rng(int(10 * spread) + words)
+    for _ in range(20):
+        means = _laws(_drawn(random, words, spread), _drawn(random, words, spread))
+        for law in ("above", "sharper", "flatter"):
+            assert means[law].max() <= 1 + 1e-9, law
+
+
+def test_bets_on_a_mean_below_one_win_nothing_where_the_tail_is_within_the_allowance() -> None:
+    random = np.random.default_rng(0)
+    tried = {"below": 0, "cut": 0}
+    for _ in range(200):
+        p = _drawn(random, 200, 2.0)
+        q = p * np.exp(0.5 * random.normal(size=200))
+        q /= q.sum()
+        means, x = _laws(p, q), p / q
+        for law, clip, tail in (("below", laws.CLIP, laws.TAIL), ("cut", laws.CUT_CLIP, laws.CUT_TAIL)):
+            if (q * np.maximum(x - clip, 0)).sum() <= tail:
+                tried[law] += 1
+                assert means[law].max() <= 1 + 1e-9, law
+    assert min(tried.values()) > 100
+
+
+@pytest.mark.parametrize("words", [2, 3, 30, 2000, 151_936])
+def test_no_distribution_has_more_varentropy_than_the_bound_by_its_words(words: int) -> None:
+    """The largest is of one word that is likelier than the others, which are alike: scanned over its probability."""
+    p = 1 / (1 + np.exp(-np.linspace(-20, 20, 40_001)))
+    largest = (p * (1 - p) * np.log(p * (words - 1) / (1 - p)) ** 2).max()
+    assert laws.most_varentropy(words) - 1 <= largest <= laws.most_varentropy(words)
+    random = np.random.default_rng(words)
+    for spread in (0.5, 3.0, 10.0):
+        q = _drawn(random, words, spread)
+        surprise = -np.log(np.maximum(q, 1e-300))
+        assert (q * (surprise - (q * surprise).sum()) ** 2).sum() <= laws.most_varentropy(words)
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 3.0, 8.0])
+def test_bets_against_the_trainers_own_distribution_win_nothing_by_the_bound_either(spread: float) -> None:
+    random = np.random.default_rng(int(10 * spread))
+    for words in (2, 30, 2000):
+        p = _drawn(random, words, spread)
+        surprise, none = -np.log(p), np.zeros(words)
+        entropy, bound = np.full(words, (p * surprise).sum()), np.full(words, laws.most_varentropy(words))
+        for law in (laws.sharper, laws.flatter):
+            assert (p[:, None] * np.exp(law(none, surprise, entropy, bound))).sum(axis=0).max() <= 1 + 1e-9
+
+
+def test_a_temperature_that_was_not_recorded_wins_what_it_is_worth() -> None:
+    p = _drawn(np.random.default_rng(1), 500, 2.5)
+    sampled = p ** (1 / 0.7) / (p ** (1 / 0.7)).sum()
+    surprise = -np.log(p)
+    entropy = np.full(500, (p * surprise).sum())
+    varentropy = np.full(500, (p * (surprise - entropy) ** 2).sum())
+    gains = (sampled[:, None] * laws.sharper(np.zeros(500), surprise, entropy, varentropy)).sum(axis=0)
+    assert gains.max() > 0.02  # nats a token: 700 tokens at most
+
+
+def test_events_rarer_than_allowed_win_nothing() -> None:
+    bets = (3.0, 6.0, 9.0)
+    hit, miss = np.exp(laws.more_often(np.array([True, False]), 0.1, bets))
+    assert np.allclose(0.1 * hit + 0.9 * miss, 1)
+    assert (0.05 * hit + 0.95 * miss < 1).all()
