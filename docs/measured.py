@@ -67,11 +67,15 @@ def watching() -> str:
     """What the default plan costs once it has settled."""
     steps = Table("benchmarks/overhead/README.md", "Step time")
     watched, again = steps.row("default plan"), steps.row("unmonitored once more")
+    first = Table("benchmarks/overhead/README.md", "First steps and later ones")
+    early, late = first.row("the first 300, together"), first.row("700 later, together")
     return (
         "And without a counterpart in msProbe: watching by the default plan, as `trueline run` does, once it has "
         f"settled, takes {watched[0]} (quartiles {watched[1]}) times an unmonitored step, and {watched[3]} times its "
         f"CPU time; the unmonitored step once more: {again[0]} ({again[1]}; CPU {again[3]}) "
-        f"([measured](benchmarks/overhead/README.md) on {steps.date}). The first 300 steps cost more."
+        f"([measured](benchmarks/overhead/README.md) on {steps.date}). The first steps cost more: of two ranks, the "
+        f"first 300 steps took {early[1]} times the CPU time of unmonitored ones, and the 700 after them {late[1]} "
+        f"times (on {first.date})."
     )
 
 
