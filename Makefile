@@ -19,11 +19,12 @@ demo: $(READY) ## watch a small language model train on local workers, right and
 test: $(READY) ## run all tests, three files at a time: they wait for other processes more than they compute
 	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
-check: $(READY) ## lint, format, types, imports
+check: $(READY) ## lint, format, types, imports, names
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+	$(BIN)/python tools/names.py
 
 bench: $(READY) ## measure costs and exact checks; rewrites the tables under benchmarks/ (one of them: ARGS=store)
 	$(BIN)/python -m benchmarks $(ARGS)
