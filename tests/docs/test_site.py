@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -16,12 +15,12 @@ import typer.main
 import trueline
 from trueline.schema.columns.records import RECORD_COLUMNS
 from trueline.schema.columns.workers import WORKER_COLUMNS
+from trueline.schema.law import installed_laws
 from trueline.schema.plan import Plan
 from trueline.schema.trial_verbs import SHARED, VERBS
 
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-REGISTERED_CHECKS: dict[str, str] = PROJECT["entry-points"]["trueline.checks"]
+REGISTERED_CHECKS = {code: law.module_of(code) for law in installed_laws() for code in law.checks}
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 

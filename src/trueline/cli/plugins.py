@@ -8,7 +8,10 @@ from typing import Annotated
 
 import typer
 
+from trueline.schema.law import DECLARED, GROUP, installed_laws
+
 GROUPS = ("trueline.checks", "trueline.adapters", "trueline.sinks")
+"""What enters as single entry points; checks of laws stand in the folder of their law."""
 
 
 def command(as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False) -> None:
@@ -17,11 +20,8 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="One JSON docum
 
     from trueline.cli.lines import screen
 
-    rows = [
-        {"role": group.partition(".")[2], "name": entry.name, "module": entry.value, "package": _package(entry)}
-        for group in GROUPS
-        for entry in sorted(importlib.metadata.entry_points(group=group), key=lambda entry: entry.name)
-    ]
+    rows = sorted([*_checks_of_laws(), *_entries("trueline.checks")], key=lambda row: row["name"])
+    rows += [row for group in GROUPS[1:] for row in _entries(group)]
     if as_json:
         print(json.dumps({"schema": 1, "plugins": rows}))
         return
@@ -31,5 +31,25 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="One JSON docum
     screen().print(table)
 
 
-def _package(entry: importlib.metadata.EntryPoint) -> str:
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
+def _entries(group: str) -> list[dict[str, str]]:
+    entries = sorted(importlib.metadata.entry_points(group=group), key=lambda entry: entry.name)
+    return [_row(group.partition(".")[2], entry.name, entry.value, entry.dist) for entry in entries]
+
+
+def _checks_of_laws() -> list[dict[str, str]]:
+    other = {entry.value: entry.dist for entry in importlib.metadata.entry_points(group=GROUP)}
+    own = importlib.metadata.distribution("trueline")
+    return [
+        _row("checks", code, law.module_of(code), other.get(f"{law.package}.{DECLARED}", own))
+        for law in installed_laws()
+        for code in law.checks
+    ]
+
+
+def _row(role: str, name: str, module: str, package: importlib.metadata.Distribution | None) -> dict[str, str]:
+    return {
+        "role": role,
+        "name": name,
+        "module": module,
+        "package": f"{package.name} {package.version}" if package is not None else "",
+    }

@@ -7,72 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueline.schema.finding import SEVERITIES, Finding, Severity, by_weight
-
-_OUTLIERS = ("worker-loss-outlier", "worker-grad-norm-outlier", "worker-direction-outlier", "worker-scale")
-_APART = (*_OUTLIERS, "dispersion-high")
-_JUMPS = ("loss-spike", "grad-spike", "grad-vanishes")
-_NONFINITE = ("worker-nonfinite", *_JUMPS, *_APART)
-_OF_UPDATES = ("update-magnitude", "update-lost", "replica-drift", *_JUMPS, *_APART)
-_GAPS = ("logprob-gap", "logprob-gap-grows")
-_OF_ROLLOUTS = ("prefill-diverges", "decode-diverges", "sampling-mismatch", "recorded-logprobs-wrong", *_GAPS)
-_BETWEEN_RUNS = ("structure-differs", "dtype-differs", "site-missing", "weight-differs", "first-divergence")
-_OF_JOBS = ("config-differs", "package-differs", "env-differs", "dataset-differs", "rng-differs")
-"""What differs between two jobs is no fault by itself, so what it explains may be graver."""
-EXPLAINS: dict[str, tuple[str, ...]] = {
-    "updates-apart": ("rank-config-differs", "gradient-not-reduced", "reduction-mismatch", "replica-drift", *_APART),
-    "duplicate-data": ("shard-overlap", "dispersion-low", "rng-streams"),
-    "shard-overlap": ("dispersion-low",),
-    "shard-small": _APART,
-    "sample-repeats": ("shard-overlap", *_APART),
-    "rank-config-differs": ("gradient-not-reduced", "reduction-mismatch", "replica-drift", "worker-silent", *_APART),
-    "gradient-not-reduced": ("reduction-mismatch", "replica-drift", *_APART),
-    "reduction-mismatch": ("replica-drift", *_APART),
-    "replica-drift": _APART,
-    "range-saturation": ("overflow-origin", "grad-explosion", *_NONFINITE),
-    "grad-explosion": ("overflow-origin", *_NONFINITE),
-    "overflow-origin": _NONFINITE,
-    "worker-nonfinite": (*_JUMPS, *_APART, "replica-drift", "reduction-mismatch", "worker-silent"),
-    "worker-silent": ("worker-grad-norm-outlier", "worker-direction-outlier", "worker-scale", "dispersion-high"),
-    "token-imbalance": _APART,
-    "input-constant": ("worker-silent", *_APART),
-    "labels-misplaced": _APART,
-    "loss-scale-wrong": ("worker-scale", "worker-grad-norm-outlier", "worker-loss-outlier", "dispersion-high", *_JUMPS),
-    "worker-scale": ("worker-grad-norm-outlier", "worker-loss-outlier", "dispersion-high", *_JUMPS),
-    "worker-loss-outlier": ("worker-grad-norm-outlier", "worker-direction-outlier", "dispersion-high", *_JUMPS),
-    "worker-grad-norm-outlier": ("worker-direction-outlier", "dispersion-high", "grad-spike"),
-    "worker-direction-outlier": ("dispersion-high",),
-    "grad-spike": ("loss-spike", "grad-vanishes"),
-    "grad-vanishes": ("loss-spike",),
-    "norm-misreported": ("clip-differs", "reduction-mismatch", *_OF_UPDATES),
-    "clip-differs": ("reduction-mismatch", *_OF_UPDATES),
-    "grad-accumulates": ("loss-scale-wrong", *_JUMPS, *_APART),
-    "optimizer-detached": ("param-frozen",),
-    "param-frozen": (*_OF_UPDATES, "optimizer-state-stale"),
-    "optimizer-state-stale": _OF_UPDATES,
-    "update-magnitude": _OF_UPDATES[1:],
-    "tokens-differ": _OF_ROLLOUTS,
-    "weights-not-synced": ("sampling-mismatch", "recorded-logprobs-wrong", *_GAPS),
-    "sampling-mismatch": ("recorded-logprobs-wrong", *_GAPS),
-    "prefill-diverges": _GAPS,
-    "decode-diverges": _GAPS,
-    "recorded-logprobs-wrong": _GAPS,
-    "policy-lag": ("sampling-mismatch", *_GAPS),
-    "logprob-gap": ("logprob-gap-grows",),
-    "structure-differs": ("site-missing", "dtype-differs", "weight-differs", "first-divergence"),
-    "config-differs": ("optimizer-differs", *_BETWEEN_RUNS),
-    "package-differs": _BETWEEN_RUNS,
-    "env-differs": _BETWEEN_RUNS,
-    "dataset-differs": ("input-differs", "first-divergence"),
-    "rng-differs": ("dataset-differs", "input-differs", "weight-differs", "first-divergence"),
-    "optimizer-differs": ("weight-differs",),
-    "weight-differs": ("first-divergence",),
-    "corruption-pattern": ("weight-differs", "optimizer-differs", "first-divergence"),
-    "input-differs": ("first-divergence",),
-    "dtype-differs": ("first-divergence",),
-}
-"""What each fault brings with it: a rank that was not reduced drifts, and a rank that drifted has losses unlike those
-of the others. No code explains itself, directly or by way of others.
-"""
+from trueline.schema.law import facts_of
 
 _FORERUN = {"range-saturation", "overflow-origin"}
 """A warning that a range is nearly full, and the error when it is exceeded: one fault, led by the error."""
@@ -129,9 +64,9 @@ def explains(cause: Finding, effect: Finding) -> bool:
     graver than it (but for what differs between jobs).
     """
     return (
-        effect.code in EXPLAINS.get(cause.code, ())
+        effect.code in facts_of(cause.code).explains
         and (not cause.ranks or not effect.ranks or not set(cause.ranks).isdisjoint(effect.ranks))
-        and (cause.code in _OF_JOBS or SEVERITIES.index(cause.severity) <= SEVERITIES.index(effect.severity))
+        and (facts_of(cause.code).of_jobs or SEVERITIES.index(cause.severity) <= SEVERITIES.index(effect.severity))
         and _onset(cause)[0] <= _onset(effect)[1]
     )
 

@@ -1,22 +1,22 @@
-"""The checks that are installed: ours and those of other packages enter by one door, the group
-``trueline.checks``.
+"""The checks that are installed: those of every law (``schema/law.py``), ours and of other packages, and single ones
+that other packages register in the group ``trueline.checks``.
 """
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
+from functools import partial
+from importlib.metadata import entry_points
 from types import ModuleType
 
-from trueline import laws
 from trueline.judge.follows import Adding, ByStep
 from trueline.judge.where import Calls
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
 from trueline.schema.judged import QUESTIONS, Question
+from trueline.schema.law import Law, broken_laws, installed_laws
 from trueline.schema.text.reading import why
 from trueline.store.reader import Run
 
@@ -44,30 +44,33 @@ class Check:
 
 
 def installed_checks() -> list[Check]:
-    """Every check, in the order of their codes. Of an entry point that cannot be loaded, or is no check, one that has
-    no answer but why: the others must not be lost with it.
-
-    Where the package is run from its sources without being installed there are no entry points; then it is the
-    modules with a ``CODE`` below ``trueline.laws``.
+    """Every check, in the order of their codes. Of a law or an entry point that cannot be loaded, or is none, a check
+    that has no answer but why: the others must not be lost with it.
     """
+    checks = [_broken(law.name, law.reason) for law in broken_laws()]
+    checks += [_of_law(law, code) for law in installed_laws() for code in law.checks]
     entries = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
-    loaded = [_loaded(entry) for entry in entries] or [
-        _checked(module)
-        for found in pkgutil.walk_packages(laws.__path__, f"{laws.__name__}.")
-        if hasattr(module := importlib.import_module(found.name), "CODE")
-    ]
-    return sorted({check.code: check for check in loaded}.values(), key=lambda check: check.code)
+    checks += [_loaded(entry.name, entry.value, entry.load) for entry in entries]
+    return sorted({check.code: check for check in checks}.values(), key=lambda check: check.code)
 
 
-def _loaded(entry: EntryPoint) -> Check:
+def _of_law(law: Law, code: str) -> Check:
+    module = law.module_of(code)
+    check = _loaded(code, module, partial(importlib.import_module, module))
+    if check.code != code:
+        return _broken(code, f"The law declares '{code}', and {module} has the CODE '{check.code}'. Make them one.")
+    return check
+
+
+def _loaded(name: str, value: str, load: Callable[[], ModuleType]) -> Check:
     try:
-        return _checked(entry.load())
+        return _checked(load())
     except InputError as error:
-        return _broken(entry.name, str(error))
+        return _broken(name, str(error))
     except (Exception, SystemExit) as error:  # whatever the module of another package does when it is imported
         return _broken(
-            entry.name,
-            f"It cannot be loaded from '{entry.value}': {type(error).__name__}: {why(error)}. Reinstall or remove the "
+            name,
+            f"It cannot be loaded from '{value}': {type(error).__name__}: {why(error)}. Reinstall or remove the "
             "package that registers it.",
         )
 

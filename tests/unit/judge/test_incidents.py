@@ -7,9 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trueline.judge.check_run import COMPARE_CODES, JOB_CODES
-from trueline.judge.incidents import EXPLAINS, advice_of, incidents_of
+from trueline.judge.incidents import advice_of, incidents_of
 from trueline.judge.registry import installed_checks
 from trueline.schema.finding import SEVERITIES, Finding
+from trueline.schema.law import codes
+
+EXPLAINS = {code: facts.explains for code, facts in codes().items() if facts.explains}
 
 
 def finding(code, ranks, step, severity="warning", *, crossed=None, advice=()):

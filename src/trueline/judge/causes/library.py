@@ -1,23 +1,28 @@
-"""The causes that are known: blocks of the TOML files under ``known``."""
+"""The causes that are known: blocks of the ``causes.toml`` of every law."""
 
 from __future__ import annotations
 
 import tomllib
 from functools import cache
-from pathlib import Path
+from importlib.resources import files
 from typing import Any, get_args
 
 from trueline.judge.causes.cause import Cause, Strength
+from trueline.schema.law import Law, installed_laws
 
-KNOWN = Path(__file__).parent / "known"
+CAUSES = "causes.toml"
 
 
 @cache
 def known_causes() -> tuple[Cause, ...]:
     """Every cause, in the order of their slugs."""
-    tables = [tomllib.loads(path.read_text(encoding="utf-8")) for path in KNOWN.glob("*.toml")]
-    causes = [_cause(slug, block) for table in tables for slug, block in table.items()]
+    causes = [_cause(slug, block) for law in installed_laws() for slug, block in _blocks(law).items()]
     return tuple(sorted(causes, key=lambda cause: cause.slug))
+
+
+def _blocks(law: Law) -> dict[str, Any]:
+    path = files(law.package) / CAUSES
+    return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def _cause(slug: str, block: dict[str, Any]) -> Cause:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from trueline.judge.causes.cause import Cause
 from trueline.judge.causes.signs import Signs
-from trueline.judge.incidents import EXPLAINS
+from trueline.schema.law import facts_of
 
 UNKNOWN = "unknown"
 """The cause that is none of the known."""
@@ -25,19 +25,6 @@ HINT = 0.5
 """The share of a finding's vote that one of severity info has: nothing is wrong by it alone."""
 NEUTRAL = 0.5
 """Probability of what a sign says beyond its code, under a cause that is silent on it."""
-
-ROOTS: tuple[tuple[str, ...], ...] = (
-    ("duplicate-data", "shard-overlap", "sample-repeats", "dispersion-low"),
-    ("gradient-not-reduced", "reduction-mismatch"),
-    ("worker-grad-norm-outlier", "worker-scale", "dispersion-high", "grad-spike", "clip-differs"),
-    ("worker-loss-outlier", "loss-spike"),
-    ("worker-nonfinite", "overflow-origin"),
-    ("grad-explosion", "range-saturation"),
-    ("update-magnitude", "optimizer-state-stale", "param-frozen", "update-lost", "optimizer-detached"),
-    ("first-divergence", "weight-differs", "structure-differs", "dtype-differs", "site-missing"),
-)
-"""Codes that one statistic moves together; any other code is a root of its own."""
-_ROOT_OF = {code: group[0] for group in ROOTS for code in group}
 
 
 def posterior(causes: Sequence[Cause], signs: Signs, telling: Sequence[str]) -> dict[str, float]:
@@ -114,7 +101,7 @@ def explained_by(cause: Cause, sign: str, signs: Signs) -> bool:
     """Whether what ``cause`` brings brings the finding ``sign`` with it."""
     weak = hints(cause, signs)
     found = [code for code in cause.codes if code in weak or (code in signs.fired and _brings(cause, code, signs))]
-    return any(sign in EXPLAINS.get(code, ()) for code in found)
+    return any(sign in facts_of(code).explains for code in found)
 
 
 def _log_ratio(cause: Cause, sign: str, signs: Signs) -> float:
@@ -133,7 +120,7 @@ def _is_code(sign: str) -> bool:
 
 def _root(sign: str) -> str:
     """Of a kind its code and kind's own; alternatives of who, when and how are each one question."""
-    return _ROOT_OF.get(sign, sign) if _is_code(sign) else sign.partition(":")[0]
+    return (facts_of(sign).root or sign) if _is_code(sign) else sign.partition(":")[0]
 
 
 def leading(chances: Mapping[str, float], within: float) -> list[str]:

@@ -27,25 +27,14 @@ from trueline.judge.series.declared_sampling import Declared, declared_sampling
 from trueline.judge.series.target_places import NEXT, target_places
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding
+from trueline.schema.law import facts_of
 from trueline.store.reader import Run
 
 if TYPE_CHECKING:
     from trueline.judge.check_run import CheckReport
 
-_ALL_AT_ONCE = ("replica-drift", "gradient-not-reduced", "rank-config-differs", "shard-overlap", "duplicate-data")
-"""Of two ranks both are named, for neither is the right one: who is at fault is open."""
 _SPLITTING_NOTHING = ("SequentialSampler", "RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
 """Samplers of torch.utils.data that know of no ranks."""
-_DATED = (
-    "reduction-mismatch",
-    "gradient-not-reduced",
-    "rank-config-differs",
-    "updates-apart",
-    "worker-nonfinite",
-    "worker-silent",
-    "replica-drift",
-)
-"""Seen exactly, so that the first step of the evidence is the first step of the fault."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +125,7 @@ def _who(findings: Sequence[Finding], world_size: int) -> set[str]:
     sizes = {len(finding.ranks) for finding in named}
     if 2 * min(sizes) < world_size or (world_size == 2 and 1 in sizes):
         return {"who:some"}
-    open_pair = world_size == 2 and all(finding.code in _ALL_AT_ONCE for finding in named)
+    open_pair = world_size == 2 and all(facts_of(finding.code).names_both for finding in named)
     return {"who:all"} if world_size in sizes and not open_pair else set()
 
 
@@ -148,7 +137,7 @@ def _since(findings: Sequence[Finding], report: CheckReport) -> set[str]:
     for finding in findings:
         if interval := finding.evidence.get("onset_interval"):
             begins.append(int(interval[0]))
-        elif finding.code in _DATED and finding.step_first is not None:
+        elif facts_of(finding.code).dated and finding.step_first is not None:
             begins.append(finding.step_first)
     if not begins:
         return set()

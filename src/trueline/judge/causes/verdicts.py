@@ -14,8 +14,9 @@ from trueline.judge.causes.library import known_causes
 from trueline.judge.causes.posterior import UNKNOWN, exclusions, explained_by, hints, leading, posterior
 from trueline.judge.causes.signs import Signs, signs_of
 from trueline.judge.causes.trial_signs import DECISIVE, PREFIX, Proposed, TrialSign, proposed
-from trueline.judge.incidents import EXPLAINS, Incident
+from trueline.judge.incidents import Incident
 from trueline.schema.judged import NotRun
+from trueline.schema.law import facts_of
 from trueline.schema.text.words import capitalized
 from trueline.schema.trial_verbs import VERBS
 
@@ -184,7 +185,7 @@ def _would_be_told(
     for entry in lacking:
         if entry.check not in against:
             continue
-        left = [code for code in telling if code not in EXPLAINS.get(entry.check, ())]
+        left = [code for code in telling if code not in facts_of(entry.check).explains]
         found = telling if len(left) == len(telling) else [entry.check, *left]
         then = leading(posterior(causes, signs.with_found(entry.check), found), 1.0)[0]
         if then != answer.slug:
@@ -204,7 +205,7 @@ def _is_not_shown(cause: Cause, signs: Signs, telling: Sequence[str], lacking: S
     always = {sign for sign, strength in cause.shows.items() if strength == "always"} - weak
     untold = {entry.check for entry in lacking} & always - signs.fired
     return not always.isdisjoint(signs.silent) or any(
-        code in EXPLAINS.get(sign, ()) for sign in untold for code in telling
+        code in facts_of(sign).explains for sign in untold for code in telling
     )
 
 

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from trueline.schema.law import facts_of
 from trueline.web.views.columns import columns_of
 from trueline.web.watched_run import WatchedRun
 
 _NUM_COLUMNS = 64
-_SIGNAL_OF: Mapping[str, str] = {
-    "worker-loss-outlier": "loss",
-    "loss-spike": "loss",
-    "worker-nonfinite": "loss",
-    "labels-misplaced": "loss",
-    "token-imbalance": "tokens",
-    "worker-grad-norm-outlier": "grad_norm",
-    "worker-scale": "grad_norm",
-    "worker-silent": "grad_norm",
-    "loss-scale-wrong": "grad_norm",
-    "grad-accumulates": "grad_norm",
-    "grad-spike": "grad_norm",
-    "grad-vanishes": "grad_norm",
-    "grad-explosion": "grad_norm",
-    "dispersion-high": "loss",
-    "dispersion-low": "loss",
-    "clip-differs": "grads_factor",
-    "worker-direction-outlier": "cosine_others",
-}
-"""Of the codes that are about a number over steps; the others are about samples, settings or single places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +32,7 @@ class Sparkline:
 
 def signal_of(code: str) -> str:
     """The column that findings of a code are about; "" for those that are about no number over steps."""
-    return _SIGNAL_OF.get(code, "")
+    return facts_of(code).signal
 
 
 def sparkline_of(watched: WatchedRun, signal: str, ranks: Sequence[int]) -> Sparkline | None:

@@ -1,0 +1,9 @@
+"""Averages of the weights: EMA, SWA, momentum teachers."""
+
+from trueline.schema.law import Code, Law
+
+LAW = Law(
+    checks={
+        "average-differs": Code(),
+    },
+)

@@ -1,0 +1,14 @@
+"""Which samples a rank reads: the split, the order, repeats."""
+
+from trueline.schema.law import Code, Law
+
+LAW = Law(
+    checks={
+        "duplicate-data": Code(
+            explains=("shard-overlap", "dispersion-low", "rng-streams"), root="sampling", names_both=True
+        ),
+        "sample-repeats": Code(explains=("shard-overlap", "*unlike-worker"), root="sampling"),
+        "shard-overlap": Code(explains=("dispersion-low",), root="sampling", names_both=True),
+        "shard-small": Code(explains=("*unlike-worker",)),
+    },
+)

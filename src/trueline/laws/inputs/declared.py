@@ -1,0 +1,9 @@
+"""What a model is fed with."""
+
+from trueline.schema.law import Code, Law
+
+LAW = Law(
+    checks={
+        "input-constant": Code(explains=("worker-silent", "*unlike-worker")),
+    },
+)

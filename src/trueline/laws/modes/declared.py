@@ -1,0 +1,12 @@
+"""Training and evaluation mode."""
+
+from trueline.schema.law import Code, Law
+
+LAW = Law(
+    checks={
+        "evaluation-draws": Code(),
+        "evaluation-mode": Code(),
+        "evaluation-state": Code(),
+        "frozen-model-drops": Code(),
+    },
+)

@@ -1,0 +1,27 @@
+"""What an optimizer makes of a gradient."""
+
+from trueline.schema.law import Code, Law
+
+LAW = Law(
+    checks={
+        "master-working-mismatch": Code(),
+        "optimizer-detached": Code(explains=("param-frozen",), root="update"),
+        "optimizer-state-stale": Code(
+            explains=("update-magnitude", "update-lost", "replica-drift", "*unlike-worker", "*jump"), root="update"
+        ),
+        "param-frozen": Code(
+            explains=(
+                "update-magnitude",
+                "update-lost",
+                "replica-drift",
+                "optimizer-state-stale",
+                "*unlike-worker",
+                "*jump",
+            ),
+            root="update",
+        ),
+        "param-moves-without-gradient": Code(),
+        "update-lost": Code(root="update"),
+        "update-magnitude": Code(explains=("update-lost", "replica-drift", "*unlike-worker", "*jump"), root="update"),
+    },
+)

@@ -1,0 +1,23 @@
+"""Values that are not finite, and ranges that are nearly full."""
+
+from trueline.schema.law import Code, Law
+
+LAW = Law(
+    checks={
+        "grad-explosion": Code(
+            explains=("overflow-origin", "worker-nonfinite", "*unlike-worker", "*jump"),
+            root="range",
+            signal="grad_norm",
+        ),
+        "overflow-origin": Code(explains=("worker-nonfinite", "*unlike-worker", "*jump"), root="not-finite"),
+        "range-saturation": Code(
+            explains=("overflow-origin", "grad-explosion", "worker-nonfinite", "*unlike-worker", "*jump"), root="range"
+        ),
+        "worker-nonfinite": Code(
+            explains=("replica-drift", "reduction-mismatch", "worker-silent", "*unlike-worker", "*jump"),
+            root="not-finite",
+            signal="loss",
+            dated=True,
+        ),
+    },
+)

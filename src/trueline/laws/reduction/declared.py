@@ -1,0 +1,15 @@
+"""The mean of gradients over workers."""
+
+from trueline.schema.law import Code, Law
+
+LAW = Law(
+    checks={
+        "gradient-not-reduced": Code(
+            explains=("reduction-mismatch", "replica-drift", "*unlike-worker"),
+            root="reduction",
+            dated=True,
+            names_both=True,
+        ),
+        "reduction-mismatch": Code(explains=("replica-drift", "*unlike-worker"), root="reduction", dated=True),
+    },
+)

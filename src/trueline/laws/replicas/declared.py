@@ -1,0 +1,25 @@
+"""Weights that ranks hold alike."""
+
+from trueline.schema.law import Code, Law
+
+LAW = Law(
+    checks={
+        "rank-config-differs": Code(
+            explains=("gradient-not-reduced", "reduction-mismatch", "replica-drift", "worker-silent", "*unlike-worker"),
+            dated=True,
+            names_both=True,
+        ),
+        "replica-drift": Code(explains=("*unlike-worker",), dated=True, names_both=True),
+        "shards-equal": Code(),
+        "updates-apart": Code(
+            explains=(
+                "rank-config-differs",
+                "gradient-not-reduced",
+                "reduction-mismatch",
+                "replica-drift",
+                "*unlike-worker",
+            ),
+            dated=True,
+        ),
+    },
+)

@@ -1,0 +1,9 @@
+"""The learning rate over a training."""
+
+from trueline.schema.law import Code, Law
+
+LAW = Law(
+    checks={
+        "schedule-differs": Code(),
+    },
+)

@@ -1,0 +1,11 @@
+"""Labels and targets of a loss."""
+
+from trueline.schema.law import Code, Law
+
+LAW = Law(
+    checks={
+        "labels-misplaced": Code(explains=("*unlike-worker",), signal="loss"),
+        "loss-misapplied": Code(),
+        "padding-trained": Code(),
+    },
+)

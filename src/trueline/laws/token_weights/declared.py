@@ -1,0 +1,14 @@
+"""What a token weighs in a loss: counts, division, scale."""
+
+from trueline.schema.law import Code, Law
+
+LAW = Law(
+    checks={
+        "loss-scale-wrong": Code(
+            explains=("worker-scale", "worker-grad-norm-outlier", "worker-loss-outlier", "dispersion-high", "*jump"),
+            signal="grad_norm",
+        ),
+        "token-imbalance": Code(explains=("*unlike-worker",), signal="tokens"),
+        "token-weights-differ": Code(),
+    },
+)

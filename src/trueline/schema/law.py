@@ -1,0 +1,143 @@
+"""What a law of training declares of itself, and the laws that are installed."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from trueline.schema.errors import InputError
+from trueline.schema.text.reading import why
+
+GROUP = "trueline.laws"
+"""Entry points of other packages: the module that has the ``LAW``, ``my_package.my_law.declared`` say."""
+LAWS, BESIDE = "trueline.laws", ("trueline.comparison", "trueline.same_job")
+"""The package of our own laws, and those that judge two Runs."""
+DECLARED = "declared"
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What is true of all findings of one code.
+
+    ``explains`` are the codes of findings that such a fault brings with it: a rank that was not reduced drifts; ``*``
+    before a name stands for all codes of this ``group``. Codes of one ``root`` are moved by one statistic and count as
+    one sign of a cause. ``signal`` is the column of the workers table that the page draws beside it. ``dated`` findings
+    are seen exactly: the first step of the evidence is the first step of the fault. Of ``names_both`` a job of two
+    ranks has both named, as neither is the right one. ``of_jobs`` are differences between two jobs, which are no fault
+    by themselves, so that what they explain may be graver.
+    """
+
+    explains: tuple[str, ...] = ()
+    group: str = ""
+    root: str = ""
+    signal: str = ""
+    dated: bool = False
+    names_both: bool = False
+    of_jobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """One law of training, as its folder declares it in ``declared.py``: ``LAW = Law(…)``.
+
+    ``checks`` are those of one Run, by code: ``loss-spike`` is the module ``loss_spike`` of the folder. ``findings``
+    are codes that something else finds, as a comparison. ``causes.toml`` of the folder, where there is one, has what
+    may be behind them. ``package`` is the folder, as Python imports it.
+    """
+
+    checks: Mapping[str, Code] = field(default_factory=dict[str, Code])
+    findings: Mapping[str, Code] = field(default_factory=dict[str, Code])
+    package: str = ""
+
+    @property
+    def codes(self) -> Mapping[str, Code]:
+        """All codes of the law."""
+        return {**self.checks, **self.findings}
+
+    def module_of(self, code: str) -> str:
+        """The module of the check ``code``."""
+        return f"{self.package}.{code.replace('-', '_')}"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenLaw:
+    """A folder that cannot be used: its name and why, in a sentence."""
+
+    name: str
+    reason: str
+
+
+@cache
+def installed_laws() -> tuple[Law, ...]:
+    """Every law that can be used: our own by name, then those of other packages."""
+    return tuple(law for law in _declarations() if isinstance(law, Law))
+
+
+@cache
+def broken_laws() -> tuple[BrokenLaw, ...]:
+    """The laws that cannot be used; the others are not lost with them."""
+    return tuple(law for law in _declarations() if isinstance(law, BrokenLaw))
+
+
+@cache
+def codes() -> Mapping[str, Code]:
+    """What is true of the findings of each declared code, groups written out."""
+    declared = {code: facts for law in installed_laws() for code, facts in law.codes.items()}
+    groups: dict[str, list[str]] = {}
+    for code, facts in declared.items():
+        groups.setdefault(f"*{facts.group}", []).append(code)
+    return {
+        code: replace(facts, explains=tuple(effect for name in facts.explains for effect in groups.get(name, [name])))
+        for code, facts in declared.items()
+    }
+
+
+def facts_of(code: str) -> Code:
+    """What is true of findings of ``code``; of one that nobody declared nothing is."""
+    return codes().get(code, Code())
+
+
+@cache
+def _declarations() -> tuple[Law | BrokenLaw, ...]:
+    """All declarations, each code in the first law that names it."""
+    owners: dict[str, str] = {}
+    laws: list[Law | BrokenLaw] = []
+    for name, module in _modules():
+        law = _declared(name, module)
+        twice = [code for code in law.codes if code in owners] if isinstance(law, Law) else []
+        if twice:
+            reason = f"It names the code '{twice[0]}', which the law '{owners[twice[0]]}' has. Give it another code."
+            law = BrokenLaw(name, reason)
+        elif isinstance(law, Law):
+            owners |= dict.fromkeys(law.codes, name)
+        laws.append(law)
+    return tuple(laws)
+
+
+def _modules() -> Iterator[tuple[str, str]]:
+    """Name and module of each declaration."""
+    home = importlib.import_module(LAWS)
+    for folder in pkgutil.iter_modules(home.__path__):
+        yield folder.name, f"{LAWS}.{folder.name}.{DECLARED}"
+    for package in BESIDE:
+        yield package.rpartition(".")[2], f"{package}.{DECLARED}"
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        yield entry.name, entry.value
+
+
+def _declared(name: str, module: str) -> Law | BrokenLaw:
+    try:
+        law: Any = getattr(importlib.import_module(module), "LAW", None)
+    except InputError as error:
+        return BrokenLaw(name, str(error))
+    except (Exception, SystemExit) as error:  # whatever the module of another package does when it is imported
+        reason = f"It cannot be loaded from '{module}': {type(error).__name__}: {why(error)}."
+        return BrokenLaw(name, f"{reason} Reinstall or remove the package that registers it.")
+    if not isinstance(law, Law):
+        return BrokenLaw(name, f"'{module}' has no LAW. Declare one: LAW = Law(checks={{…}}).")
+    return replace(law, package=module.rpartition(".")[0])

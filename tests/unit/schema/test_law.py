@@ -1,0 +1,132 @@
+"""Laws enter by their folder; one that is broken is said in a sentence, and the others are used."""
+
+import sys
+import types
+
+import pytest
+from tests.unit.healthy_run import healthy_rows, write_run
+
+import trueline
+from trueline.judge.causes import library
+from trueline.schema import law as laws
+from trueline.schema.law import Code, Law, broken_laws, codes, facts_of, installed_laws
+
+CHECK = '''"""Losses are written in ink.
+
+Manual of another package.
+"""
+from trueline.schema.finding import Finding
+
+CODE = "loss-inked"
+NEEDS = ("loss",)
+
+
+def check(run):
+    return [Finding(CODE, "error", "The loss is inked.", (1,), 3, 9, evidence={"kind": "blue"}, next=("Dry it.",))]
+'''
+DECLARED = """from trueline.schema.law import Code, Law
+
+LAW = Law(checks={"loss-inked": Code(explains=("*jump", "replica-drift"), signal="loss", dated=True)})
+"""
+CAUSES = '''[pen-leaks]
+manual = """
+The pen leaks.
+"""
+always = ["loss-inked", "loss-inked/blue"]
+needs = ["loss-inked"]
+settles = "Close the pen."
+'''
+
+
+def healthy_run(path):
+    return write_run(path, healthy_rows(2, 16))
+
+
+def forget():
+    for memo in (laws._declarations, laws.installed_laws, laws.broken_laws, laws.codes, library.known_causes):
+        memo.cache_clear()
+
+
+@pytest.fixture
+def entry(monkeypatch):
+    """Registers the module of a law under a name, as the package of somebody else does."""
+    entries = []
+    monkeypatch.setattr(laws, "entry_points", lambda group: entries if group == laws.GROUP else [])
+
+    def register(name, module):
+        entries.append(types.SimpleNamespace(name=name, value=module))
+        forget()
+
+    yield register
+    monkeypatch.undo()
+    forget()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, entry):
+    """Writes the folder of a law of another package and registers it."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(name="ink", **files):
+        package = tmp_path / name
+        package.mkdir()
+        (package / "__init__.py").touch()
+        for file, text in files.items():
+            (package / file.replace("__", ".")).write_text(text, encoding="utf-8")
+        entry(name, f"{name}.declared")
+
+    yield write
+    for module in [module for module in sys.modules if module.split(".")[0] in ("ink", "inkwell")]:
+        del sys.modules[module]
+
+
+def test_a_law_of_another_package_can_do_what_ours_can(folder, tmp_path):
+    folder(declared__py=DECLARED, loss_inked__py=CHECK, causes__toml=CAUSES)
+    assert facts_of("loss-inked").signal == "loss"
+    assert {"loss-spike", "grad-spike", "replica-drift"} <= set(codes()["loss-inked"].explains)
+
+    diagnosis = trueline.diagnose(healthy_run(tmp_path / "run"))
+    assert [finding.claim for finding in diagnosis.report.findings if finding.severity == "error"] == [
+        "The loss is inked."
+    ]
+    (verdict,) = diagnosis.verdicts
+    assert (verdict.cause, verdict.next[0]) == ("pen-leaks", "Close the pen.")
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "says"),
+    [
+        ({"declared__py": "import gone_for_good"}, "ink", "It cannot be loaded from 'ink.declared': ModuleNotFound"),
+        ({"declared__py": "raise SystemExit(3)"}, "ink", "It cannot be loaded from 'ink.declared': SystemExit: 3"),
+        ({"declared__py": "LAW = 3"}, "ink", "'ink.declared' has no LAW. Declare one: LAW = Law(checks={…})."),
+        (
+            {"declared__py": DECLARED.replace("loss-inked", "grad-spike")},
+            "ink",
+            "It names the code 'grad-spike', which the law 'jumps' has. Give it another code.",
+        ),
+        ({"declared__py": DECLARED}, "loss-inked", "It cannot be loaded from 'ink.loss_inked': ModuleNotFoundError"),
+        (
+            {"declared__py": DECLARED, "loss_inked__py": CHECK.replace("loss-inked", "loss-penned")},
+            "loss-inked",
+            "The law declares 'loss-inked', and ink.loss_inked has the CODE 'loss-penned'. Make them one.",
+        ),
+    ],
+    ids=["import fails", "ends", "no law", "code twice", "check missing", "another code"],
+)
+def test_a_broken_law_is_said_in_a_sentence_and_the_others_run(folder, tmp_path, files, name, says):
+    run = healthy_run(tmp_path / "run")
+    whole = trueline.check(run)
+    folder(**files)
+    report = trueline.check(run)
+    (entry,) = [entry for entry in report.checks_not_run if entry.check == name]
+    assert entry.why.startswith(says.removesuffix("."))
+    assert report.checks_run == whole.checks_run
+    assert entry.reason == "failed"
+
+
+def test_every_folder_of_ours_is_a_law():
+    assert broken_laws() == ()
+    names = [law.package.rpartition(".")[2] for law in installed_laws()]
+    assert len(names) == len(set(names)) > 20
+    assert facts_of("nobody-declared-it") == Code()
+    assert Law().codes == {}
