@@ -15,14 +15,7 @@ if TYPE_CHECKING:
     from trueline.trials.frame.trial import TrialAnswer
 
 
-def run_and_print(
-    asked: Asked,
-    prepared: Prepared,
-    *,
-    means: Mapping[Any, str],
-    dry_run: bool,
-    json: bool,
-) -> NoReturn:
+def run_and_print(asked: Asked, prepared: Prepared, *, dry_run: bool, json: bool) -> NoReturn:
     """Run a trial, print its answer, and leave with its exit code; or print what it would do."""
     from trueline.cli.json_document import print_document
 
@@ -34,8 +27,9 @@ def run_and_print(
     if json:
         print_document(answer.to_json())
     else:
-        _print_answer(answer, means)
-        if "out" not in VERBS[asked.verb].lacks:
+        verb = VERBS[asked.verb]
+        _print_answer(answer, verb.means)
+        if "out" not in verb.lacks:
             print(f"Trial: {asked.folder}")
     raise typer.Exit(answer.exit_code)
 
@@ -93,7 +87,7 @@ def _interrupt(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _print_answer(answer: TrialAnswer, means: Mapping[Any, str]) -> None:
+def _print_answer(answer: TrialAnswer, means: Mapping[str, str]) -> None:
     """What it says, what to do, and the runs behind it."""
     from rich.padding import Padding
     from rich.text import Text

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trueline.trials.frame.asked import Asked, Prepared
 from trueline.trials.frame.chance import Counts, decided, log_odds_present, most_rate
 from trueline.trials.frame.runs import Runs, Way
 from trueline.trials.frame.trial import Answer, TrialAnswer, Undecided, rate_of
@@ -240,6 +241,14 @@ class SyncTrial:
         return self.runs.end(
             TrialAnswer("sync", self.question, answer, tuple(says), self.runs.arms, tuple(then), left, self.error, rate)
         )
+
+
+def prepare(asked: Asked) -> Prepared:
+    """Is it a race, or of memory? Raises ``InputError``."""
+    question = asked.question("Is it a race, or of memory, that")
+    trial = SyncTrial(asked.runs_for_finding(), question, asked.error, asked.seed)
+    plan = [*asked.says(), f"Arms: {', '.join(ARMS)}; those that the answer needs."]
+    return asked.prepared(trial, plan, "8 to 20")
 
 
 def _differs(entry: Mapping[str, Any], base: Sequence[Mapping[str, Any]]) -> bool:

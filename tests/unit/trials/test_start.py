@@ -1,5 +1,7 @@
 """One vocabulary of verbs: the command line, Python and what is prepared take the same."""
 
+import importlib
+import inspect
 import sys
 
 import pytest
@@ -9,7 +11,6 @@ import trueline
 from trueline.cli.verbs.trial import app
 from trueline.schema.errors import InputError
 from trueline.schema.trial_verbs import SHARED, VERBS
-from trueline.trials import start
 from trueline.trials.frame.asked import Asked
 
 COMMAND = [sys.executable, "-c", ""]
@@ -19,7 +20,7 @@ BY_THEMSELVES = {"noise", "op", "precheck"}
 
 def test_every_verb_of_the_command_line_can_be_asked_for_in_python():
     group = typer.main.get_command(app)
-    assert set(group.commands) - BY_THEMSELVES == set(VERBS) == set(start._MAKE)
+    assert set(group.commands) - BY_THEMSELVES == set(VERBS)
     usual = Asked("knobs")
     for verb, command in group.commands.items():
         if verb in VERBS:
@@ -27,6 +28,17 @@ def test_every_verb_of_the_command_line_can_be_asked_for_in_python():
             assert options & {*SHARED} == {*SHARED} - VERBS[verb].lacks
             assert all(hasattr(usual, name) for name in SHARED)
             assert ("run" in options) == VERBS[verb].about_run
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=list(VERBS))
+def test_a_verb_takes_in_python_the_options_that_it_declares(verb):
+    prepare = importlib.import_module(f"trueline.trials.{verb.module}").prepare
+    asked, *options = inspect.signature(prepare).parameters.values()
+    assert asked.name == "asked"
+    assert [option.name for option in options] == [option.name for option in verb.options]
+    for option, declared in zip(options, verb.options, strict=True):
+        assert (option.default is inspect.Parameter.empty) == declared.required
+        assert declared.required or (option.default or None) == (declared.default or None)
 
 
 @pytest.mark.parametrize(

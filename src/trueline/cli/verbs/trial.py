@@ -7,39 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trueline.cli.options import Json
+from trueline.cli.trial_options import command_of
 from trueline.cli.verbs.run import SETTINGS
-from trueline.cli.verbs.trials import (
-    batch,
-    bisect,
-    knobs,
-    modules,
-    op,
-    phases,
-    precheck,
-    remedy,
-    repeat,
-    rl,
-    shrink,
-    sync,
-    vote,
-)
+from trueline.cli.verbs.trials import op, precheck
+from trueline.schema.trial_verbs import VERBS
 
 if TYPE_CHECKING:
     from trueline.comparison.expect.rounding import OrderJudgement
     from trueline.trials.noise import OrderNoise, SumSetup
 
 app = typer.Typer(no_args_is_help=True, help="Run an experiment for a question that recorded Runs cannot answer.")
-app.command("batch", **SETTINGS)(batch.command)
-app.command("bisect")(bisect.command)
-app.command("knobs")(knobs.command)
-app.command("modules")(modules.command)
-app.command("phases")(phases.command)
-app.command("remedy")(remedy.command)
-app.command("repeat")(repeat.command)
-app.command("rl")(rl.command)
-app.command("shrink")(shrink.command)
-app.command("sync")(sync.command)
-app.command("vote")(vote.command)
+for _name, _verb in sorted(VERBS.items()):
+    app.command(_name, **(SETTINGS if _verb.takes_bare_command else {}))(command_of(_verb))
 
 app.command("op")(op.command)
 app.command("precheck")(precheck.command)

@@ -274,9 +274,7 @@ def _trying(trial: Proposed | None) -> list[str]:
     """The command of the trial that would tell most."""
     if trial is None:
         return []
-    return [
-        f"Or let runs tell, about {trial.runs} where each shows it: `{VERBS[trial.verb].command(trial.verb, 'RUN')}`"
-    ]
+    return [f"Or let runs tell, about {trial.runs} where each shows it: `{VERBS[trial.verb].command('RUN')}`"]
 
 
 def _unknown(

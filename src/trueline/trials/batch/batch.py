@@ -21,6 +21,7 @@ from typing import Any
 from trueline.capture.child_env import trial_environment
 from trueline.capture.trial.changed_batches import Change
 from trueline.comparison.expect.rounding import UNIT_ROUNDOFF
+from trueline.schema.errors import InputError
 from trueline.trials.batch.first_steps import FirstStep, gradients_apart, losses_apart, read_first_step
 from trueline.trials.batch.gradient import Direction, judge_gradient
 from trueline.trials.batch.laws import (
@@ -34,6 +35,7 @@ from trueline.trials.batch.laws import (
     judge_same,
     rounding_of,
 )
+from trueline.trials.frame.asked import Asked, Prepared
 from trueline.trials.frame.trial import Arm, Ended, Job, TrialAnswer, Undecided
 
 LAWS: tuple[Law, ...] = ("permute", "halves", "padding", "gradient")
@@ -235,6 +237,17 @@ class BatchTrial:
         told = {"out": str(place), "seed": self.seed, "model_seed": MODEL_SEEDS[0]} | asked
         ended = self.job.run(trial_environment(told, base=dict(os.environ)), printed=place / "printed.txt")
         return read_first_step(place), ended
+
+
+def prepare(asked: Asked, *, law: str = ",".join(LAWS)) -> Prepared:
+    """Do loss and gradients obey the laws of a batch? Raises ``InputError``."""
+    laws = [each for each in LAWS if each in law.split(",")]
+    if not laws or {*law.split(",")} - {*LAWS}:
+        raise InputError(f"--law is '{law}'; give some of {', '.join(LAWS)}, with commas.")
+    plan = [f"Each run: {' '.join(asked.command)}, up to its first update.", f"Laws: {', '.join(laws)}."]
+    trial = BatchTrial(asked.plain_job, laws, asked.seed)
+    told = f", {trial.told}" if trial.told else ""
+    return Prepared(trial, plan, f"3 to {trial.most}{told}", trial)
 
 
 def _does_not_repeat(base: FirstStep, again: FirstStep) -> tuple[str, str]:

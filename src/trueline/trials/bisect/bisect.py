@@ -12,7 +12,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from trueline.trials.bisect.commits import Commits
 from trueline.trials.bisect.line import Line
+from trueline.trials.bisect.releases import Releases
+from trueline.trials.frame.asked import Asked, Prepared
 from trueline.trials.frame.chance import Counts, decided, log_odds_present, most_rate
 from trueline.trials.frame.runs import JobFails, Runs, Way
 from trueline.trials.frame.trial import Answer, TrialAnswer, Undecided, rate_of
@@ -136,3 +139,28 @@ class BisectTrial:
                 rate_of(self.runs.counts(BAD)),
             )
         )
+
+
+def prepare(asked: Asked, *, good: str, bad: str | None = None, package: str | None = None) -> Prepared:
+    """Since which commit is it there, or which release of a package? Raises ``InputError``."""
+    runs = asked.runs_for_finding(good=good, bad=bad, **({} if package is None else {"package": package}))
+    if package is None:
+        line, kind, then = Commits.between(good, bad, tree=asked.folder / "checkout"), "commit", "git show"
+    else:
+        releases = asked.folder / "releases"
+        line = Releases.between(package, good, bad, folder=releases, words=asked.command)
+        kind, then = "release", f"the changelog of {package}; report it there"
+    size = len(line.names)
+    trial = BisectTrial(
+        runs,
+        asked.question("Since which {kind} is it that"),
+        size,
+        lambda arm, version: line.way(arm, version, asked.command),
+        line.says,
+        asked.error,
+        asked.seed,
+        line.remove,
+        (f"Read its changes: {then}.",),
+    )
+    plan = [*asked.says(), f"{kind.capitalize()}s: {size}, from {line.says(0)} to {line.says(size - 1)}."]
+    return asked.prepared(trial, plan, str(6 + size.bit_length()))

@@ -68,7 +68,7 @@ class Asked:
         if not self.timeout > 0:
             raise InputError(f"--timeout is {self.timeout:g}; give a number of seconds above 0.")
         if not self.words:
-            usual = VERBS[self.verb].command(self.verb, shlex.quote(self.run) if self.run else "RUN")
+            usual = VERBS[self.verb].command(shlex.quote(self.run) if self.run else "RUN")
             launch = "torchrun --nproc-per-node 2 train.py"
             if self.engine.partition(":")[0] == "torchrun":  # which puts itself in front
                 usual, launch = usual.replace(" -- ", f" --engine {shlex.quote(self.engine)} -- "), "python train.py"
@@ -102,6 +102,23 @@ class Asked:
         asked = {"command": list(self.command), "seed": self.seed, **more}
         asked |= {} if isinstance(self.plain_job.engine, Local) else {"engine": self.engine}
         return Runs(self.verb, self.folder, runner, asked, most, keeps_all=self.keep, about=self.run)
+
+    def question(self, words: str) -> str:
+        """``words``, which end where the finding is named, as a question about it."""
+        wanted = self.job.wanted
+        return f"{words} {wanted.code} is found? {wanted.claim}"
+
+    def prepared(self, trial: Sequential, plan: Sequence[str], usual: str) -> Prepared:
+        """A trial that stops once it knows. ``usual`` are the runs that it then takes, in words whose last is a number,
+        the most of them.
+        """
+        most = int(usual.split()[-1])
+        if most > self.most:
+            enough = f"about {usual} where every run shows it (--runs {most})"
+            takes = f"at most {self.most}, which may not be enough: {enough}"
+        else:
+            takes = f"about {usual} where every run shows it, at most {self.most}"
+        return Prepared(trial, plan, takes, trial.runs)
 
 
 class Trial(Protocol):

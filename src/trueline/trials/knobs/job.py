@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trueline.schema.errors import InputError
+from trueline.trials.frame.asked import Asked, Prepared
 from trueline.trials.frame.runs import Way
 from trueline.trials.frame.watched_job import WatchedJob
 from trueline.trials.knobs.catalogue import IN_PROCESS, Switch, catalogue, in_use, own_switch, with_off
-from trueline.trials.knobs.knobs import BASE
+from trueline.trials.knobs.knobs import BASE, KnobTrial
 
 
 @dataclass
@@ -63,3 +65,17 @@ class SwitchedJob:
             "met": str(self.met_folder.resolve()),
         }
         return Way(arm, environ, words, changes)
+
+
+def prepare(asked: Asked, *, knob: Sequence[str] = (), only: Sequence[str] = ()) -> Prepared:
+    """Which setting does the finding need? ``knob`` are settings that the user names, ``only`` limits all by name.
+    Raises ``InputError``.
+    """
+    known = {switch.name for switch in catalogue()}
+    if unknown := sorted({*only} - known - {text.partition("=")[0] for text in knob}):
+        raise InputError(f"There is no setting '{unknown[0]}'; there are {', '.join(sorted(known))}.")
+    job = SwitchedJob(asked.job, asked.folder, knob, only)
+    runs = asked.runs_for_finding(knobs=list(knob), only=list(only))
+    question = asked.question("Which setting does it need that")
+    trial = KnobTrial(runs, question, job.find, job.way, asked.error, asked.seed)
+    return asked.prepared(trial, [*asked.says(), *job.plan()], "8 to 20")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.site import Site
 from trueline.schema.text.words import counted, listed
 from trueline.store.reader import Run
+from trueline.trials.frame.asked import Asked, Prepared
 from trueline.trials.frame.runs import Runs, Way
 from trueline.trials.frame.same_fault import Outcome
 from trueline.trials.frame.trial import Answer, Job, TrialAnswer, Undecided, how_it_ended
+from trueline.trials.modules.stored import modules_stored, step_stored, write_stored
 from trueline.trials.modules.wrong import Seen, Wrong, wrong_modules
 
 ARM = "fed"
@@ -137,6 +139,21 @@ class ModulesTrial:
     ) -> TrialAnswer:
         made = TrialAnswer("modules", QUESTION, answer, tuple(says), self.runs.arms, tuple(then), tuple(credible))
         return self.runs.end(made)
+
+
+def prepare(asked: Asked, *, ref: str, step: int | None = None) -> Prepared:
+    """Which modules are wrong by themselves? Raises ``InputError``, and ``CannotTell`` where ``ref`` stored nothing."""
+    good = Run(ref)
+    at, job, folder = step_stored(good, step), asked.plain_job, asked.folder / "stored"
+    plan = {**good.manifest.plan, "sinks": [], "on_finding": None, "stop": "", "when": []}
+    names = modules_stored(good, at)
+    fed = FedJob(job, ref, at, plan, lambda: write_stored(good, at, folder))
+    runs = replace(asked.runs_of(fed, asked.most, ref=str(Path(ref).absolute()), step=at), about=ref)
+    says = [
+        f"Each run: {' '.join(asked.command)}, up to step {at}, compared with {ref}.",
+        f"Arm: fed (twice): {counted(len(names), 'module')} given what they were given there.",
+    ]
+    return Prepared(ModulesTrial(runs, at, names), says, "2", runs)
 
 
 def _of(words: Sequence[str], what: str) -> list[str]:

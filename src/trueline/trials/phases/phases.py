@@ -22,6 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trueline.judge.registry import installed_checks
+from trueline.schema.errors import InputError
+from trueline.trials.frame.asked import Asked, Prepared
 from trueline.trials.frame.runs import Way
 from trueline.trials.frame.tree import SHAM, Experiment, TreeTrial
 
@@ -113,6 +115,19 @@ class PhaseTrial(TreeTrial):
     causes: tuple[str, ...] = CAUSES
     means: Mapping[str, str] = field(default_factory=_means)
     then: Mapping[str, tuple[str, ...]] = field(default_factory=_then)
+
+
+def prepare(asked: Asked) -> Prepared:
+    """Which phase of a step does it need, and which half of the model? Raises ``InputError``."""
+    if is_about_update(code := asked.job.wanted.code):
+        raise InputError(
+            f"{code} is about the update itself: its phase is known, and holding the update would make it. Take "
+            "trueline trial knobs, or trueline trial op for the call of the optimizer."
+        )
+    question = asked.question("Which phase of a step does it need that")
+    trial = PhaseTrial(asked.runs_for_finding(), question, EXPERIMENTS, ways(), asked.error, asked.seed)
+    arms = [f"{each.name}: {each.says}." for each in EXPERIMENTS]
+    return asked.prepared(trial, [*asked.says(), "Arms, those that the answer needs:", *arms], "10 to 20")
 
 
 def is_about_update(code: str) -> bool:

@@ -16,11 +16,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trueline.schema.errors import InputError
 from trueline.schema.text.words import counted, listed
+from trueline.store.reader import Run
+from trueline.trials.frame.asked import Asked, Prepared
 from trueline.trials.frame.runs import Runs, Way
 from trueline.trials.frame.trial import Answer, Arm, TrialAnswer, Undecided
 from trueline.trials.remedy.effect import Effect, effect_of
-from trueline.trials.remedy.treated_job import BASE, NOT_FINITE, REMEDY, SHAM, Measure, Treatment
+from trueline.trials.remedy.treated_job import BASE, NOT_FINITE, REMEDY, SHAM, Measure, TreatedJob, Treatment, Ways
 
 ARMS = (BASE, REMEDY, SHAM)
 LEAST_PAIRS = 6
@@ -186,3 +189,24 @@ class RemedyTrial:
         return self.runs.end(
             TrialAnswer("remedy", self.question, answer, tuple(says), tuple(arms), tuple(then), left, self.error)
         )
+
+
+def prepare(asked: Asked, *, remedy: str, ref: str | None = None, pairs: int = 8) -> Prepared:
+    """Does a remedy make the job well? Raises ``InputError``."""
+    if pairs < LEAST_PAIRS:
+        raise InputError(f"--pairs is {pairs}; give {LEAST_PAIRS} or more: fewer cannot beat chance.")
+    treatment = Treatment.of(remedy)
+    job = asked.plain_job
+    measure = Measure.between(Run(asked.run), None if ref is None else Run(ref), asked.steps)
+    known = {"remedy": remedy, "pairs": pairs, "error": asked.error}
+    known |= {"first": measure.first, "last": measure.last, "good": measure.good}
+    runs = asked.runs_of(TreatedJob(job, measure), asked.most, **known)
+    ways = Ways(asked.command, treatment, asked.seed, asked.folder / "files")
+    question = f"Does the remedy {remedy} make the job well?"
+    trial = RemedyTrial(runs, question, ways.way, treatment, measure, pairs, asked.error, asked.seed)
+    plan = [
+        f"Each run: {' '.join(asked.command)}, watched.",
+        f"Arms, in {counted(pairs, 'pair')} of the same seeds: {', '.join(ARMS)}.",
+        f"Measured: {measure}.",
+    ]
+    return Prepared(trial, plan, str(len(ARMS) * pairs), runs)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trueline.capture.child_env import CHANGES, environment
@@ -21,10 +21,13 @@ from trueline.comparison.compare import compare
 from trueline.comparison.first_apart import first_apart
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.text.words import counted
+from trueline.trials.frame.asked import Asked, Prepared
 from trueline.trials.frame.chance import most_rate
 from trueline.trials.frame.runs import JobFails, Runs, Way
 from trueline.trials.frame.same_fault import Outcome
 from trueline.trials.frame.trial import Answer, Job, TrialAnswer, how_it_ended
+from trueline.trials.repeat.in_place import InPlaceTrial
+from trueline.trials.repeat.in_place import RepeatedJob as RepeatedInPlace
 
 FIRST, AGAIN = "first", "again"
 QUESTION = "Do the first steps repeat themselves bit for bit, and which operation does not?"
@@ -127,3 +130,18 @@ class RepeatTrial:
     ) -> TrialAnswer:
         made = TrialAnswer("repeat", QUESTION, answer, tuple(says), self.runs.arms, tuple(then), tuple(credible))
         return self.runs.end(made)
+
+
+def prepare(asked: Asked, *, again: int = 3, in_place: bool = False) -> Prepared:
+    """Which operation does not repeat itself? Raises ``InputError``."""
+    steps, words = asked.num_steps, " ".join(asked.command)
+    if in_place:
+        asked = asked if asked.out else replace(asked, out="trials/repeat-in-place")
+        in_place_job = RepeatedInPlace(asked.plain_job, steps, asked.seed, again + 1)
+        runs = asked.runs_of(in_place_job, 1, steps=steps, times=again + 1)
+        each = f"The run: {words}, each operation of steps 0 to {steps - 1} called {again + 1} times."
+        return Prepared(InPlaceTrial(runs, again + 1), [each], "1", runs)
+    job = RepeatedJob(asked.plain_job, asked.folder, steps, asked.seed)
+    runs = asked.runs_of(job, again + 1, steps=steps)
+    each = f"Each run: {words}, steps 0 to {steps - 1} recorded with fingerprints."
+    return Prepared(RepeatTrial(runs, again), [each], str(again + 1), runs)

@@ -7,10 +7,16 @@ others), ``precision``, and ``model``: the two implementations, the tokens, or t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from trueline.judge.check_run import check
+from trueline.store.reader import Run
+from trueline.trials.frame.asked import Asked, Prepared
+from trueline.trials.frame.runs import Way
 from trueline.trials.frame.tree import TreeTrial
+from trueline.trials.rollouts.experiments import experiments, reached
 
 CAUSES = ("weights", "cache", "decoding", "batch", "precision", "model")
 MEANS: Mapping[str, str] = {
@@ -48,3 +54,23 @@ class RolloutTrial(TreeTrial):
     means: Mapping[str, str] = field(default_factory=lambda: MEANS)
     then: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: NEXT)
     to_reach: str = "--way {}=OPTION=VALUE"
+
+
+def prepare(asked: Asked, *, way: Sequence[str] = ()) -> Prepared:
+    """Why do rollout engine and trainer disagree? ``way`` are ways to reach an experiment, ``NAME=OPTION=VALUE``.
+    Raises ``InputError``.
+    """
+    if asked.code is None:  # what tells the gap from others of its kind cannot be judged of one token
+        found = {each.code for each in check(Run(asked.run)).findings}
+        code = next((code for code in ("logprob-gap", "logprob-gap-grows") if code in found), None)
+        asked = replace(asked, code=code)
+    every = experiments()
+    known = reached(asked.command, way, every)
+    ways = {name: Way(name, environ, words) for name, (words, environ) in known.items()}
+    trial = RolloutTrial(
+        asked.runs_for_finding(ways=list(way)), asked.question("Why is it that"), every, ways, asked.error, asked.seed
+    )
+    plan = [*asked.says(), *(f"{each.name}: {shlex.join(known[each.name][0])}" for each in every if each.name in known)]
+    open_ = [each.name for each in every if each.name not in known]
+    plan += [f"Cannot be reached: {', '.join(open_)} (name a way with --way)."] if open_ else []
+    return asked.prepared(trial, plan, "4 to 20")

@@ -10,13 +10,19 @@ fault by itself. Where that shows it, too, the next larger job is tried so.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from trueline.schema.errors import InputError
+from trueline.store.reader import Run
+from trueline.trials.frame.asked import Asked, Prepared
 from trueline.trials.frame.chance import Counts, decided, log_odds_present, most_rate
 from trueline.trials.frame.runs import OutOfRuns, Runs, Way
 from trueline.trials.frame.trial import Answer, TrialAnswer, Undecided, rate_of
-from trueline.trials.shrink.axes import Axis
+from trueline.trials.frame.watched_job import batch_of
+from trueline.trials.knobs.catalogue import IN_PROCESS, switch_named, with_off
+from trueline.trials.shrink.axes import BATCH, STEPS, Axis, axes_of, sized
 
 BASE, TWIN = "base", "twin"
 CONTROL_EVERY = 8
@@ -182,6 +188,35 @@ class ShrinkTrial:
                 rate_of(self.runs.counts(BASE)),
             )
         )
+
+
+def prepare(asked: Asked, *, axis: Sequence[str] = (), cured_by: str | None = None) -> Prepared:
+    """What is the smallest job that still shows it? ``axis`` are options of the command that may be smaller,
+    ``cured_by`` a setting as of ``knobs`` that makes the finding go away. Raises ``InputError``.
+    """
+    job, runs = asked.job, asked.runs_for_finding(axes=list(axis), cured_by=cured_by)
+    axes = axes_of(asked.command, steps=job.last_step + 1, batch=batch_of(Run(asked.run)), own=axis)
+    if not axes:
+        raise InputError("Nothing of this job can be made smaller from outside. Name options of it with --axis.")
+    cure = [] if cured_by is None else [switch_named(cured_by)]
+
+    def way(arm: str, sizes: Mapping[str, int], cured: bool) -> Way:
+        words, changes = sized(asked.command, sizes)
+        words, environ = with_off(words, cure if cured else (), asked.folder / "files")
+        held = [each.to_process() for each in cure if cured and each.how in IN_PROCESS]
+        changes["switches"] = [*changes["switches"], *held]
+        changes["off"] = [*changes["off"], *(each["name"] for each in held)]
+        return Way(arm, environ, words, changes | job.up_to(sizes.get(STEPS, job.last_step + 1) - 1))
+
+    def command(sizes: Mapping[str, int]) -> str:
+        words, _ = sized(asked.command, {name: value for name, value in sizes.items() if name != BATCH})
+        of = f", with batches of {sizes[BATCH]}" if BATCH in sizes else ""
+        return f"{shlex.join(words)} (up to step {sizes.get(STEPS, job.last_step + 1) - 1}{of})"
+
+    question = asked.question("What is the smallest job in which")
+    trial = ShrinkTrial(runs, question, axes, way, command, bool(cure), asked.error)
+    plan = [*asked.says(), "Axes: " + ", ".join(f"{each.name} (now {each.now})" for each in axes) + "."]
+    return asked.prepared(trial, plan, str(4 + sum(2 * each.now.bit_length() for each in axes)))
 
 
 def _named(sizes: Mapping[str, int]) -> str:

@@ -20,10 +20,12 @@ from typing import Any
 
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import counted, listed
+from trueline.trials.frame.asked import Asked, Prepared, require_share
 from trueline.trials.frame.chance import Counts, clean_runs_needed, most_rate
 from trueline.trials.frame.runs import OutOfRuns, Runs
 from trueline.trials.frame.trial import Answer, Arm, TrialAnswer, Undecided
-from trueline.trials.vote.groups import Group, Groups
+from trueline.trials.shrink.axes import ranks_started
+from trueline.trials.vote.groups import PLACEHOLDER, Group, Groups, devices_named, variables_of
 from trueline.trials.vote.replay import FirstApart, ReplayedJob, first_apart
 from trueline.trials.vote.suspects import Replay, Suspect, ranked
 
@@ -284,3 +286,36 @@ class VoteTrial:
                 findings=tuple(findings),
             )
         )
+
+
+def prepare(
+    asked: Asked,
+    *,
+    devices: str,
+    group: int | None = None,
+    variable: str | None = None,
+    rate: float = 0.3,
+    deterministic: bool = False,
+    at_once: int = 1,
+) -> Prepared:
+    """Which device makes something else of the same work? Raises ``InputError``."""
+    require_share("--rate", rate, below=1.0)
+    job, steps = asked.plain_job, asked.num_steps
+    names = devices_named(devices)
+    size = group or ranks_started(asked.command) or 1
+    groups = Groups(names, size, variables_of(names, asked.command, variable), asked.command)
+    is_told = variable is not None or any(PLACEHOLDER in word for word in asked.command)
+    replayed = ReplayedJob(job, steps, asked.seed, deterministic, is_told)
+    known = {"devices": list(names), "group": size, "variable": variable, "rate": rate, "error": asked.error}
+    runs = asked.runs_of(replayed, asked.most, steps=steps, deterministic=deterministic, **known)
+    trial = VoteTrial(runs, replayed, groups, rate, asked.error, asked.seed, at_once)
+    every = f"{counted(groups.count, 'group')} of {counted(size, 'device')}, of {', '.join(names)}"
+    plan = [
+        f"Each run: {' '.join(asked.command)}, the bits of steps 0 to {steps - 1}.",
+        f"{every}; {_variables_in_words(groups.variables)}.",
+    ]
+    return asked.prepared(trial, plan, f"{groups.count * max(clean_runs_needed(rate, error=0.05), 2)}")
+
+
+def _variables_in_words(variables: Sequence[str]) -> str:
+    return f"a run has them in {', '.join(variables)}" if variables else f"a run has them for {PLACEHOLDER}"

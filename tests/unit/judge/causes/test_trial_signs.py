@@ -152,5 +152,5 @@ def test_causes_state_answers_of_trials_that_there_are():
 
 
 def test_the_proposed_command_has_what_the_verb_cannot_do_without():
-    assert VERBS["vote"].command("vote", "runs/a") == "trueline trial vote --devices NAME,… -- COMMAND"
-    assert VERBS["knobs"].command("knobs", "runs/a") == "trueline trial knobs runs/a -- COMMAND"
+    assert VERBS["vote"].command("runs/a") == "trueline trial vote --devices NAME,… -- COMMAND"
+    assert VERBS["knobs"].command("runs/a") == "trueline trial knobs runs/a -- COMMAND"

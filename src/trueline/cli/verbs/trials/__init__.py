@@ -1,1 +1,1 @@
-"""The verbs of `trueline trial`, one a file."""
+"""Verbs of `trueline trial` that run no job, one a file."""
