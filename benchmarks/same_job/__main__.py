@@ -25,7 +25,7 @@ from benchmarks.same_job.configs import CONFIGS, SOURCES
 from trueline.same_job.compare_settings import compare_settings, is_harmless_option
 from trueline.same_job.derived import derive
 from trueline.same_job.diff import JobDiff, diff
-from trueline.same_job.settings import is_open, settings_of
+from trueline.same_job.settings import is_open, read_settings
 from trueline.schema.errors import InputError
 from trueline.store.job_files.config_files import SUFFIXES, read_config
 
@@ -107,7 +107,7 @@ def _changed(folder: Path) -> list[str]:
             unread += 1
             continue
         files += bool(options)
-        settings = settings_of({path.name: options})
+        settings = read_settings({path.name: options})
         for option, value in options.items():
             outcome = _outcome(settings, path.name, options, option, value)
             framework = settings.frameworks[0]
@@ -131,10 +131,10 @@ def _outcome(settings: Any, name: str, options: dict[str, Any], option: str, val
     """What a change of one option is taken for."""
     if is_open(value):
         return "not known (shell)"
-    other = settings_of({name: {**options, option: _other(value)}})
+    other = read_settings({name: {**options, option: _other(value)}})
     found, _ = compare_settings(other, settings, (derive(other), derive(settings)))
     if not found:
-        return "harmless" if option in settings.others and is_harmless_option(option) else "not found"
+        return "harmless" if option in settings.other_options and is_harmless_option(option) else "not found"
     return "by its own name" if any(each.name == option for each in found) else "in the vocabulary"
 
 

@@ -370,10 +370,10 @@ def _rollouts_beside(run: Run, ref: Run) -> tuple[list[Finding], list[str]]:
     if not run.kept("rollouts") or not ref.kept("rollouts"):
         return [], []
     from trueline.laws.rollouts.greedy import first_tokens
-    from trueline.same_job.alignment import unaligned
+    from trueline.same_job.alignment import unaligned_switches
     from trueline.store.job_files.job import open_job
 
-    remarks = unaligned(open_job(run).configs, open_job(ref).configs, rollouts=True)
+    remarks = unaligned_switches(open_job(run).configs, open_job(ref).configs, rollouts=True)
     try:
         return first_tokens(run, ref), remarks
     except CannotTell as error:

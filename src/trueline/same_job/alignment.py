@@ -1,5 +1,6 @@
-"""Switches that have to be off on both sides before rollouts of two jobs can be compared one by one: they order, pack
-or divide sequences by chance, or by their lengths.
+"""Switches that must be off in both jobs before their rollouts can be compared one by one.
+
+They order, pack or divide sequences by chance, or by their lengths.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trueline.same_job.settings import framework_of, is_off, is_open
+from trueline.same_job.settings import detect_framework, is_off, is_open
 
 SWITCHES = frozenset(
     (
@@ -30,19 +31,22 @@ Sources = Mapping[str, Mapping[str, Any]]
 
 
 def switched_on(sources: Sources) -> list[str]:
-    """The options of a job's configurations that are on, sorted."""
-    named = ((option, value) for options in sources.values() for option, value in options.items())
-    known = ((option, value) for option, value in named if option.rpartition(".")[2] in SWITCHES and not is_open(value))
-    return sorted({option for option, value in known if not is_off(value)})
+    """Sorted switches that are on in a job's configurations."""
+    entries = ((option, value) for options in sources.values() for option, value in options.items())
+    switches = (
+        (option, value) for option, value in entries if option.rpartition(".")[2] in SWITCHES and not is_open(value)
+    )
+    return sorted({option for option, value in switches if not is_off(value)})
 
 
-def unaligned(mine: Sources, theirs: Sources, *, rollouts: bool) -> list[str]:
-    """A sentence on what is on in two jobs of reinforcement learning (``rollouts``: they recorded some); none where all
-    is off, or where they are of another kind.
+def unaligned_switches(run: Sources, ref: Sources, *, rollouts: bool) -> list[str]:
+    """Sentence on switches that are on in two jobs of reinforcement learning (``rollouts``: they recorded some).
+
+    The list is empty where all are off, or for jobs of another kind.
     """
-    of_verl = all("verl" in map(framework_of, side.values()) for side in (mine, theirs))
-    on = [(side, found) for side, options in (("run", mine), ("ref", theirs)) if (found := switched_on(options))]
-    if not on or not (rollouts or of_verl):
+    of_verl = all("verl" in map(detect_framework, side.values()) for side in (run, ref))
+    sides = [(side, switches) for side, options in (("run", run), ("ref", ref)) if (switches := switched_on(options))]
+    if not sides or not (rollouts or of_verl):
         return []
-    named = "; ".join(f"{', '.join(found)} ({side})" for side, found in on)
-    return [f"Rollouts can be compared one by one only where this is off on both sides: {named}."]
+    sides_text = "; ".join(f"{', '.join(switches)} ({side})" for side, switches in sides)
+    return [f"Rollouts can be compared one by one only where this is off on both sides: {sides_text}."]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from trueline.same_job.difference import AS_IN_REF, NONE, Difference, cast_otherwise, divided_alike
+from trueline.same_job.difference import AS_IN_REF, NO_PART, Difference, has_other_dtypes, is_divided_alike
 from trueline.schema.errors import RunError
 from trueline.schema.files.job_facts import JobFacts
 from trueline.schema.files.run_manifest import RankEnv
@@ -16,60 +16,66 @@ from trueline.store.reader import Run
 _MAX_NAMED = 3
 
 
-def compare_model(one: Job, other: Job) -> tuple[list[Difference], int]:
-    """What differs in structure and first weights, and how many facts both jobs have. Names are compared where the two
-    share most of them: models of two frameworks take ``trueline compare`` with a map. So does what is divided between
-    ranks otherwise, of which a rank holds other shapes.
+def compare_model(job: Job, ref_job: Job) -> tuple[list[Difference], int]:
+    """Differences in structure and first weights, and the number of facts that both jobs have.
+
+    Parameters are compared by name where the jobs share most names; models of two frameworks take ``trueline compare``
+    with a map. So do models that are divided between ranks otherwise, of which a rank holds other shapes.
     """
-    if one.env is None or other.env is None or not one.env.params or not other.env.params:
+    if job.env is None or ref_job.env is None or not job.env.params or not ref_job.env.params:
         return [], 0
-    if one.run is not None and other.run is not None and not divided_alike(one.run, other.run):
+    if job.run is not None and ref_job.run is not None and not is_divided_alike(job.run, ref_job.run):
         return [], 0
-    prefix = prefix_between(one.env, other.env)
-    envs = _without_prefix(one.env, prefix), _without_prefix(other.env, prefix)
-    mine, theirs = (_shapes(env) for env in envs)
-    shared = set(mine) & set(theirs)
-    if 2 * len(shared) < min(len(mine), len(theirs)):
-        alone = [[name for name in side if name not in shared] for side in (mine, theirs)]
-        says = f"names of parameters ({len(shared)} of {len(mine):,} and {len(theirs):,} in common)"
+    prefix = prefix_between(job.env, ref_job.env)
+    envs = _without_prefix(job.env, prefix), _without_prefix(ref_job.env, prefix)
+    run_shapes, ref_shapes = (_parameter_shapes(env) for env in envs)
+    shared = set(run_shapes) & set(ref_shapes)
+    if 2 * len(shared) < min(len(run_shapes), len(ref_shapes)):
+        unshared = [[name for name in side if name not in shared] for side in (run_shapes, ref_shapes)]
+        says = f"names of parameters ({len(shared)} of {len(run_shapes):,} and {len(ref_shapes):,} in common)"
         return [
             Difference(
                 "structure-differs",
                 "model",
                 "parameters",
                 says,
-                named_some(alone[0]),
-                named_some(alone[1]),
+                named_some(unshared[0]),
+                named_some(unshared[1]),
                 60,
                 "start",
             )
         ], 1
-    found = [*_names(mine, theirs), *_states(*envs, shared), *_tree(*envs)]
+    differences = [
+        *_name_differences(run_shapes, ref_shapes),
+        *_state_differences(*envs, shared),
+        *_tree_differences(*envs),
+    ]
     compared = len(shared)
-    if one.run is not None and other.run is not None:
-        weights = _first_weights((one.run, other.run), prefix)
+    if job.run is not None and ref_job.run is not None:
+        weights = _weight_differences((job.run, ref_job.run), prefix)
         compared += weights is not None
-        found += weights or []
-    return found, compared
+        differences += weights or []
+    return differences, compared
 
 
-def prefix_between(one: RankEnv, other: RankEnv) -> str:
-    """What stands in front of the names of parameters of one model, or of a part of it, and not of the other, as where
-    one job watches a model and one its backbone: "" for nothing.
+def prefix_between(run: RankEnv, ref: RankEnv) -> str:
+    """Prefix of the parameter names of one model that the other lacks; "" for none.
+
+    There is one where a job watches a model and the other its backbone.
     """
-    sides = [(*env.params, *env.frozen) for env in (one, other)]
+    sides = [(*env.params, *env.frozen) for env in (run, ref)]
     if set(sides[0]) & set(sides[1]):
         return ""
     for long, short in (sides, sides[::-1]):
-        fronts = Counter(name.removesuffix(each) for each in short for name in long if name.endswith(f".{each}"))
+        fronts = Counter(name.removesuffix(suffix) for suffix in short for name in long if name.endswith(f".{suffix}"))
         front, times = next(iter(fronts.most_common(1)), ("", 0))
-        if 2 * times > len(short):
+        if 2 * times > len(short):  # one accidental suffix is no prefix
             return front
     return ""
 
 
 def _without_prefix(env: RankEnv, prefix: str) -> RankEnv:
-    """The environment with names of parameters and buffers as a model has them that is watched without ``prefix``."""
+    """Environment whose parameters and buffers are named without ``prefix``."""
     if not prefix:
         return env
     names = {
@@ -79,99 +85,114 @@ def _without_prefix(env: RankEnv, prefix: str) -> RankEnv:
     return env.model_copy(update={**names, "facts": facts})
 
 
-def _shapes(env: RankEnv) -> dict[str, tuple[int, ...]]:
+def _parameter_shapes(env: RankEnv) -> dict[str, tuple[int, ...]]:
     shapes = {name: tuple(shape) for name, shape in zip(env.params, env.param_shapes, strict=False)}
+    # Shapes of frozen parameters are not recorded.
     return shapes | dict.fromkeys(env.frozen, ())
 
 
-def _names(mine: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]) -> Iterator[Difference]:
-    for has, lacks, run_has in ((mine, theirs, True), (theirs, mine, False)):
-        alone = list(dict.fromkeys(numberless(name) for name in has if name not in lacks))
-        if alone:
-            texts = (named_some(alone), NONE) if run_has else (NONE, named_some(alone))
+def _name_differences(
+    run_shapes: Mapping[str, tuple[int, ...]], ref_shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[Difference]:
+    for holder, lacker, run_has in ((run_shapes, ref_shapes, True), (ref_shapes, run_shapes, False)):
+        unshared = list(dict.fromkeys(numberless(name) for name in holder if name not in lacker))
+        if unshared:
+            texts = (named_some(unshared), NO_PART) if run_has else (NO_PART, named_some(unshared))
             says = "parameters that one model has alone"
             yield Difference("structure-differs", "model", "parameters", says, *texts, 92, "start")
-    differing = [name for name in mine if name in theirs and mine[name] and theirs[name] and mine[name] != theirs[name]]
+    differing = [
+        name
+        for name in run_shapes
+        if name in ref_shapes and run_shapes[name] and ref_shapes[name] and run_shapes[name] != ref_shapes[name]
+    ]
     for name in differing[:_MAX_NAMED]:
-        texts = (str(list(mine[name])), str(list(theirs[name])))
-        more = f"and {len(differing) - 1} more parameters" if len(differing) > 1 else ""
-        yield Difference("structure-differs", "model", "shapes", f"shape of {name}", *texts, 92, "start", note=more)
+        texts = (str(list(run_shapes[name])), str(list(ref_shapes[name])))
+        rest = f"and {len(differing) - 1} more parameters" if len(differing) > 1 else ""
+        yield Difference("structure-differs", "model", "shapes", f"shape of {name}", *texts, 92, "start", note=rest)
 
 
-def _states(one: RankEnv, other: RankEnv, shared: set[str]) -> Iterator[Difference]:
-    """Which parameters train, in which dtype, which buffers there are."""
-    for what, says, likely in (("requires_grad", "trains", 84), ("param_dtypes", "dtype of", 78)):
-        a, b = (dict(zip(env.params, getattr(env, what), strict=False)) for env in (one, other))
-        differing = [name for name in a if name in shared and name in b and a[name] != b[name]]
+def _state_differences(run: RankEnv, ref: RankEnv, shared: set[str]) -> Iterator[Difference]:
+    """Differences in the parameters that train, their dtypes, and the buffers."""
+    for column, says, likely in (("requires_grad", "trains", 84), ("param_dtypes", "dtype of", 78)):
+        run_states, ref_states = (dict(zip(env.params, getattr(env, column), strict=False)) for env in (run, ref))
+        differing = [
+            name
+            for name in run_states
+            if name in shared and name in ref_states and run_states[name] != ref_states[name]
+        ]
         if differing:
             name = differing[0]
-            more = f"and {len(differing) - 1} more parameters" if len(differing) > 1 else ""
-            shown = f"{name} {says}" if says == "trains" else f"{says} {name}"
-            texts = (str(a[name]), str(b[name]))
-            yield Difference("structure-differs", "model", what, shown, *texts, likely, "start", note=more)
-    frozen = [sorted(set(env.frozen) & shared) for env in (one, other)]
+            rest = f"and {len(differing) - 1} more parameters" if len(differing) > 1 else ""
+            subject = f"{name} {says}" if says == "trains" else f"{says} {name}"
+            texts = (str(run_states[name]), str(ref_states[name]))
+            yield Difference("structure-differs", "model", column, subject, *texts, likely, "start", note=rest)
+    frozen = [sorted(set(env.frozen) & shared) for env in (run, ref)]
     if frozen[0] != frozen[1]:
-        texts = (_alone(frozen[0], frozen[1]), _alone(frozen[1], frozen[0]))
+        texts = (_unshared_names(frozen[0], frozen[1]), _unshared_names(frozen[1], frozen[0]))
         yield Difference("structure-differs", "model", "frozen", "frozen in one model alone", *texts, 84, "update")
-    if set(one.buffers) != set(other.buffers):
-        texts = (_alone(one.buffers, other.buffers), _alone(other.buffers, one.buffers))
+    if set(run.buffers) != set(ref.buffers):
+        texts = (_unshared_names(run.buffers, ref.buffers), _unshared_names(ref.buffers, run.buffers))
         yield Difference(
             "structure-differs", "model", "buffers", "buffers that one model has alone", *texts, 50, "start"
         )
 
 
-def _alone(mine: Sequence[str], theirs: Sequence[str]) -> str:
-    """The names that only the first has."""
-    return named_some(sorted(set(mine) - set(theirs))) or NONE
+def _unshared_names(names: Sequence[str], other_names: Sequence[str]) -> str:
+    """Text of the names that only ``names`` has."""
+    return named_some(sorted(set(names) - set(other_names))) or NO_PART
 
 
-def _tree(one: RankEnv, other: RankEnv) -> Iterator[Difference]:
-    """The modules in their order, so that a normalisation in front of a layer is not one behind it; and tied names."""
-    if one.facts is None or other.facts is None:
+def _tree_differences(run: RankEnv, ref: RankEnv) -> Iterator[Difference]:
+    """Differences in modules, their order (normalisation before a layer or behind it), and tied parameters."""
+    if run.facts is None or ref.facts is None:
         return
-    mine, theirs = (_kinds(env.facts) for env in (one, other) if env.facts)
-    shared = mine.keys() & theirs.keys()
-    for name in mine:
-        if name in shared and mine[name] != theirs[name]:
-            says, run, ref = f"class of {name or 'the model'}", *_first_kinds(mine[name], theirs[name])
-            yield Difference("structure-differs", "model", "modules", says, run, ref, 82, "start")
+    run_modules, ref_modules = (_module_kinds(env.facts) for env in (run, ref) if env.facts)
+    shared = run_modules.keys() & ref_modules.keys()
+    for name in run_modules:
+        if name in shared and run_modules[name] != ref_modules[name]:
+            kinds = _first_differing_kinds(run_modules[name], ref_modules[name])
+            says = f"class of {name or 'the model'}"
+            yield Difference("structure-differs", "model", "modules", says, *kinds, 82, "start")
             break
-    orders = [[name for name in side if name in shared] for side in (mine, theirs)]
+    orders = [[name for name in side if name in shared] for side in (run_modules, ref_modules)]
     if orders[0] != orders[1]:
-        at = next(place for place, (a, b) in enumerate(zip(*orders, strict=True)) if a != b)
-        says = f"module that follows {orders[0][at - 1] if at else 'the start'}"
-        yield Difference("structure-differs", "model", "module-order", says, orders[0][at], orders[1][at], 56, "start")
-    tied = [sorted(map(tuple, facts.tied)) for facts in (one.facts, other.facts)]
+        index = next(position for position, (a, b) in enumerate(zip(*orders, strict=True)) if a != b)
+        says = f"module that follows {orders[0][index - 1] if index else 'the start'}"
+        yield Difference(
+            "structure-differs", "model", "module-order", says, orders[0][index], orders[1][index], 56, "start"
+        )
+    tied = [sorted(map(tuple, facts.tied)) for facts in (run.facts, ref.facts)]
     if tied[0] != tied[1]:
-        texts = (_tied(tied[0]), _tied(tied[1]))
+        texts = (_tied_text(tied[0]), _tied_text(tied[1]))
         yield Difference("structure-differs", "model", "tied", "tied parameters", *texts, 88, "start")
 
 
-def _first_kinds(mine: Sequence[str], theirs: Sequence[str]) -> tuple[str, str]:
-    """Of the classes of modules of one name those of the first that differs; or, of more of one, how many."""
-    for a, b in zip(mine, theirs, strict=False):
-        if a != b:
-            return a, b
-    return counted(len(mine), "module"), counted(len(theirs), "module")
+def _first_differing_kinds(run_kinds: Sequence[str], ref_kinds: Sequence[str]) -> tuple[str, str]:
+    """Classes of the first module that differs, of modules that share a name; or the numbers of modules."""
+    for run_kind, ref_kind in zip(run_kinds, ref_kinds, strict=False):
+        if run_kind != ref_kind:
+            return run_kind, ref_kind
+    return counted(len(run_kinds), "module"), counted(len(ref_kinds), "module")
 
 
-def _kinds(facts: JobFacts) -> dict[str, list[str]]:
-    """The classes of modules by their names without numbers, which several may share, in the order of the model."""
-    found: dict[str, list[str]] = {}
-    for each in facts.modules:
-        found.setdefault(each.name, []).append(each.kind)
-    return found
+def _module_kinds(facts: JobFacts) -> dict[str, list[str]]:
+    """Classes of modules, in the order of the model, by the name without numbers, which several may share."""
+    kinds: dict[str, list[str]] = {}
+    for module in facts.modules:
+        kinds.setdefault(module.name, []).append(module.kind)
+    return kinds
 
 
-def _tied(groups: Sequence[Sequence[str]]) -> str:
-    return "; ".join(" = ".join(names) for names in groups) or NONE
+def _tied_text(groups: Sequence[Sequence[str]]) -> str:
+    return "; ".join(" = ".join(names) for names in groups) or NO_PART
 
 
-def _first_weights(runs: tuple[Run, Run], prefix: str) -> list[Difference] | None:
-    """Whether parameters were equal before the first update, by their digests; None where the Runs do not have these
-    of one step, or shard them otherwise. Names are compared without ``prefix``.
+def _weight_differences(runs: tuple[Run, Run], prefix: str) -> list[Difference] | None:
+    """Difference of parameters before the first update, by their digests and by names without ``prefix``.
+
+    Returns None where the Runs lack digests of one step, or shard them otherwise.
     """
-    sides: list[dict[str, int]] = []
+    digests_by_name: list[dict[str, int]] = []
     steps: list[int] = []
     for run in runs:
         rank = min(run.env)
@@ -184,12 +205,14 @@ def _first_weights(runs: tuple[Run, Run], prefix: str) -> list[Difference] | Non
         if first is None:
             return None
         steps.append(first[0])
-        sides.append(dict(zip(names, map(int, digests[first]), strict=False)))
-    shapes = [_shapes(_without_prefix(run.env[min(run.env)], prefix)) for run in runs]
-    shared = [name for name in sides[0] if name in sides[1] and shapes[0].get(name) == shapes[1].get(name)]
-    if steps[0] != steps[1] or not shared or cast_otherwise(*runs):
+        digests_by_name.append(dict(zip(names, map(int, digests[first]), strict=False)))
+    shapes = [_parameter_shapes(_without_prefix(run.env[min(run.env)], prefix)) for run in runs]
+    shared = [
+        name for name in digests_by_name[0] if name in digests_by_name[1] and shapes[0].get(name) == shapes[1].get(name)
+    ]
+    if steps[0] != steps[1] or not shared or has_other_dtypes(*runs):
         return None
-    differing = [name for name in shared if sides[0][name] != sides[1][name]]
+    differing = [name for name in shared if digests_by_name[0][name] != digests_by_name[1][name]]
     if not differing:
         return []
     texts = (f"other values in {len(differing)} of {counted(len(shared), 'parameter')}", AS_IN_REF)

@@ -7,26 +7,26 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from trueline.same_job.derived import Derived, rates_part
+from trueline.same_job.derived import Derived, first_differing_rates
 from trueline.same_job.difference import UNSET, Difference
 from trueline.same_job.settings import (
     Setting,
     Settings,
     canonical,
     canonical_value,
+    format_value,
     is_off,
     is_open,
-    same,
-    written,
+    is_same_setting,
 )
 from trueline.same_job.vocabulary import PLAIN, Term, fits, vocabulary, weights
 
 _UNKNOWN_OPTION = 42
-"""How likely an option explains anything of which nothing is known but that it is not one that cannot."""
+"""Likelihood of an option without a term that is not among the harmless ones."""
 _MODEL_OPTION = 64
-"""The same of an option of the model's own configuration, most of which say what it computes."""
+"""Likelihood of an option of the model's own configuration: most of these define what it computes."""
 _DERIVED_RTOL = 1e-6
-_COUNTED = {
+_DERIVED_TERMS = {
     "global-batch": "global_batch",
     "warmup-steps": "warmup_steps",
     "decay-steps": "decay_steps",
@@ -34,8 +34,8 @@ _COUNTED = {
     "min-learning-rate": "lowest_rate",
     "accumulation": "accumulation",
 }
-"""Terms that are compared by what follows from the settings, where both jobs say enough."""
-_STANDS_FOR = {
+"""Terms that are compared by a derived quantity, where the settings of both jobs suffice for it."""
+_REPLACED_BY = {
     "warmup-fraction": "warmup-steps",
     "warmup-samples": "warmup-steps",
     "decay-samples": "decay-steps",
@@ -45,31 +45,41 @@ _STANDS_FOR = {
     "ranks-per-node": "world-size",
     "nodes": "world-size",
 }
-"""Terms that say the same in another way, and by which one they are compared where that is known of both."""
+"""Terms that state a quantity in another unit, by the term that replaces them where both jobs have its quantity."""
 
 
-def compare_settings(one: Settings, other: Settings, derived: tuple[Derived, Derived]) -> tuple[list[Difference], int]:
-    """What differs, and how many settings were compared: those that both tell, or one tells and the other could."""
-    found: list[Difference] = []
+def compare_settings(
+    settings: Settings, ref_settings: Settings, derived: tuple[Derived, Derived]
+) -> tuple[list[Difference], int]:
+    """Differences, and the number of settings compared: set by both jobs, or set by one and settable by the other."""
+    differences: list[Difference] = []
     compared = 0
     for slug, term in vocabulary().terms.items():
-        counts = _counts(slug, derived)
-        if counts is None and None not in (_counts(_STANDS_FOR.get(slug, ""), derived) or (None,)):
+        counts = _derived_counts(slug, derived)
+        # A term whose quantity is compared under another term is not compared a second time.
+        if counts is None and None not in (_derived_counts(_REPLACED_BY.get(slug, ""), derived) or (None,)):
             continue
         if counts is not None:
             compared += 1
-            found += _counted(term, (one, other), counts)
+            differences += _derived_difference(term, (settings, ref_settings), counts)
             continue
-        if slug not in one.terms and slug not in other.terms:
+        if slug not in settings.terms and slug not in ref_settings.terms:
             continue
-        differs = _stated(term, one, other)
-        compared += differs is not None
-        found += differs or []
-    found += _curve(derived, found)
-    others = list(_unknown(one, other))
-    compared += len(set(one.others) & set(other.others))
-    known = {(each.run, each.ref): each for each in found if _is_number(each.run) and _is_number(each.ref)}
-    return found + [_behind(each, known.get((each.run, each.ref))) for each in others], compared
+        stated = _stated_difference(term, settings, ref_settings)
+        compared += stated is not None
+        differences += stated or []
+    differences += _rate_difference(derived, differences)
+    compared += len(set(settings.other_options) & set(ref_settings.other_options))
+    by_values = {
+        (difference.run, difference.ref): difference
+        for difference in differences
+        if _is_number(difference.run) and _is_number(difference.ref)
+    }
+    options = [
+        _rank_behind_setting(difference, by_values.get((difference.run, difference.ref)))
+        for difference in _option_differences(settings, ref_settings)
+    ]
+    return differences + options, compared
 
 
 def _is_number(text: str) -> bool:
@@ -80,75 +90,85 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _behind(each: Difference, known: Difference | None) -> Difference:
-    """An option of a script behind the setting that has the same two values: most likely that comes from it."""
-    if known is None:
-        return each
-    likely, note = max(min(each.likely, known.likely - 1), 0), f"the same values as {known.says}"
-    return replace(each, likely=likely, starts=known.starts, note=note)
+def _rank_behind_setting(option: Difference, setting: Difference | None) -> Difference:
+    """Rank an option of a script behind the setting with the same two values, which most likely comes from it."""
+    if setting is None:
+        return option
+    likely, note = max(min(option.likely, setting.likely - 1), 0), f"the same values as {setting.says}"
+    return replace(option, likely=likely, starts=setting.starts, note=note)
 
 
-def _counts(slug: str, derived: tuple[Derived, Derived]) -> tuple[float, float] | None:
-    """What follows for a term from the settings of both jobs; None where one does not say enough."""
-    name = _COUNTED.get(slug)
+def _derived_counts(slug: str, derived: tuple[Derived, Derived]) -> tuple[float, float] | None:
+    """Derived quantities of both jobs for a term; None where a job's settings do not suffice."""
+    name = _DERIVED_TERMS.get(slug)
     if slug == "world-size" or name is None:
         return None
-    one, other = (getattr(each, name) for each in derived)
-    return None if one is None or other is None else (one, other)
+    count, ref_count = (getattr(side, name) for side in derived)
+    return None if count is None or ref_count is None else (count, ref_count)
 
 
-def _counted(term: Term, sides: tuple[Settings, Settings], counts: tuple[float, float]) -> Iterator[Difference]:
+def _derived_difference(
+    term: Term, sides: tuple[Settings, Settings], counts: tuple[float, float]
+) -> Iterator[Difference]:
     if not math.isclose(*counts, rel_tol=_DERIVED_RTOL):
         texts = [f"{count:.6g}" if count % 1 else f"{count:.0f}" for count in counts]
-        yield _difference(term, *texts, *(_from(side, term) for side in sides))
+        yield _difference(term, *texts, *(_source_line(side, term) for side in sides))
 
 
-def _from(settings: Settings, term: Term) -> str:
-    """Where the setting stands that a number of this term follows from."""
+def _source_line(settings: Settings, term: Term) -> str:
+    """Line of the setting from which a quantity of this term is derived."""
     slugs = [
         slug
-        for slug in (*_STANDS_FOR, term.slug)
-        if slug in settings.terms and _STANDS_FOR.get(slug, slug) == term.slug
+        for slug in (*_REPLACED_BY, term.slug)
+        if slug in settings.terms and _REPLACED_BY.get(slug, slug) == term.slug
     ]
     if slugs:
         return settings.terms[slugs[0]].where
     default = settings.get(term.slug)
-    return "follows from other settings" if default is None else _where(default)
+    return "follows from other settings" if default is None else _setting_line(default)
 
 
-def _where(setting: Setting) -> str:
+def _setting_line(setting: Setting) -> str:
     return setting.where or f"default of {setting.framework}"
 
 
-def _stated(term: Term, one: Settings, other: Settings) -> list[Difference] | None:
-    """What differs in a term that a job states; None where the two cannot be compared in it."""
-    if term.slug in one.unknown | other.unknown:
+def _stated_difference(term: Term, settings: Settings, ref_settings: Settings) -> list[Difference] | None:
+    """Difference in a term that a job sets, if any; None where the jobs cannot be compared in it."""
+    if term.slug in settings.unknown | ref_settings.unknown:
         return None
-    a, b = one.get(term.slug), other.get(term.slug)
-    if a is not None and b is not None:
-        families = {vocabulary().includes.get(each.framework, each.framework) for each in (a, b)}
-        if term.within and len(families) > 1 and PLAIN not in families:
+    setting, ref_setting = settings.get(term.slug), ref_settings.get(term.slug)
+    if setting is not None and ref_setting is not None:
+        frameworks = (setting.framework, ref_setting.framework)
+        families = {vocabulary().includes.get(framework, framework) for framework in frameworks}
+        if term.within_framework and len(families) > 1 and PLAIN not in families:
             return None
-        return [] if same(a, b) else [_difference(term, a.text, b.text, _where(a), _where(b))]
-    given, lacking = (a, other) if a is not None else (b, one)
-    if given is None or not _could_say(lacking, given):
+        if is_same_setting(setting, ref_setting):
+            return []
+        wheres = (_setting_line(setting), _setting_line(ref_setting))
+        return [_difference(term, setting.text, ref_setting.text, *wheres)]
+    stated, silent = (setting, ref_settings) if setting is not None else (ref_setting, settings)
+    if stated is None or not _could_state(silent, stated):
         return None
-    if not given.switched_on:
+    if not stated.switched_on:
         return []
-    texts = (given.text, UNSET) if a is not None else (UNSET, given.text)
-    wheres = (given.where, "") if a is not None else ("", given.where)
+    texts = (stated.text, UNSET) if setting is not None else (UNSET, stated.text)
+    wheres = (stated.where, "") if setting is not None else ("", stated.where)
     return [_difference(term, *texts, *wheres)]
 
 
-def _could_say(lacking: Settings, given: Setting) -> bool:
-    """Whether a job that does not state a term could have."""
-    return lacking.covers(given.term, given.framework)
+def _could_state(silent: Settings, stated: Setting) -> bool:
+    """Tell whether a job that does not set a term could have set it."""
+    return silent.covers(stated.term, stated.framework)
 
 
-def one_sided(one: Settings, other: Settings) -> list[str]:
-    """In words, the terms that one job states and the other, of another framework, does not."""
-    found = [(a, b, slug) for a, b in ((one, other), (other, one)) for slug in a.terms if b.get(slug) is None]
-    return [a.terms[slug].term.says for a, b, slug in found if not _could_say(b, a.terms[slug])]
+def one_sided_terms(settings: Settings, ref_settings: Settings) -> list[str]:
+    """Terms, in words, that one job sets and the other, of another framework, cannot."""
+    return [
+        stated.term.says
+        for speaker, silent in ((settings, ref_settings), (ref_settings, settings))
+        for slug, stated in speaker.terms.items()
+        if silent.get(slug) is None and not _could_state(silent, stated)
+    ]
 
 
 def _difference(term: Term, run: str, ref: str, run_where: str, ref_where: str) -> Difference:
@@ -157,55 +177,55 @@ def _difference(term: Term, run: str, ref: str, run_where: str, ref_where: str) 
     )
 
 
-def _curve(derived: tuple[Derived, Derived], found: list[Difference]) -> Iterator[Difference]:
-    """That learning rates part, where nothing that is stated says so."""
-    parts = rates_part(*derived)
-    if parts is not None and not any(each.topic == "optimizer" for each in found):
-        step, one, other = parts
+def _rate_difference(derived: tuple[Derived, Derived], differences: list[Difference]) -> Iterator[Difference]:
+    """Difference of the derived learning rates, where no stated difference says so."""
+    rates = first_differing_rates(*derived)
+    if rates is not None and not any(difference.topic == "optimizer" for difference in differences):
+        step, rate, ref_rate = rates
         says = f"the learning rate of step {step:,}"
         yield Difference(
-            "config-differs", "optimizer", "learning-rate-curve", says, f"{one:.6g}", f"{other:.6g}", 70, "update"
+            "config-differs", "optimizer", "learning-rate-curve", says, f"{rate:.6g}", f"{ref_rate:.6g}", 70, "update"
         )
 
 
-def _unknown(one: Settings, other: Settings) -> Iterator[Difference]:
-    """Options that are no term of the vocabulary, and not known to change nothing: of jobs of one framework."""
-    if not set(one.frameworks) & set(other.frameworks):
+def _option_differences(settings: Settings, ref_settings: Settings) -> Iterator[Difference]:
+    """Differences in options without a term that are not harmless, of jobs that share a framework."""
+    if not set(settings.frameworks) & set(ref_settings.frameworks):
         return
-    for name in [*one.others, *(each for each in other.others if each not in one.others)]:
-        a, b = one.others.get(name), other.others.get(name)
-        if _agree(a, b) or is_harmless_option(name):
+    for name in settings.other_options | ref_settings.other_options:
+        sides = settings.other_options.get(name), ref_settings.other_options.get(name)
+        if _is_same_option(*sides) or is_harmless_option(name):
             continue
-        (run, run_where), (ref, ref_where) = (_shown(each) for each in (a, b))
-        of_model = "model.config" in (run_where, ref_where)
+        (run, run_where), (ref, ref_where) = map(_option_text, sides)
+        likely = _MODEL_OPTION if "model.config" in (run_where, ref_where) else _UNKNOWN_OPTION
         yield Difference(
-            "config-differs", "other", name, name, run, ref, _MODEL_OPTION if of_model else _UNKNOWN_OPTION, "start",
+            "config-differs", "other", name, name, run, ref, likely, "start",
             run_where, ref_where,
             note="not in the vocabulary: what it does is not known",
         )  # fmt: skip
 
 
 def is_harmless_option(name: str) -> bool:
-    """Whether an option is one of those that cannot change numbers."""
+    """Tell whether an option cannot change numbers."""
     options = weights()["options"]
     return fits(name, options["harmless"]) and not fits(name, options["keeps"])
 
 
-def _agree(a: tuple[Any, str] | None, b: tuple[Any, str] | None) -> bool:
-    one, other = (None if each is None else each[0] for each in (a, b))
-    if is_open(one) or is_open(other):
+def _is_same_option(option: tuple[Any, str] | None, ref_option: tuple[Any, str] | None) -> bool:
+    value, ref_value = (None if side is None else side[0] for side in (option, ref_option))
+    if is_open(value) or is_open(ref_value):
         return True
-    if a is None or b is None:
-        return is_off(one) and is_off(other)
-    if is_off(one) and is_off(other):
+    if option is None or ref_option is None:
+        return is_off(value) and is_off(ref_value)
+    if is_off(value) and is_off(ref_value):
         return True
-    return canonical_value(one) == canonical_value(other)
+    return canonical_value(value) == canonical_value(ref_value)
 
 
-def _shown(each: tuple[Any, str] | None) -> tuple[str, str]:
-    return (UNSET, "") if each is None else (written(each[0]), each[1])
+def _option_text(option: tuple[Any, str] | None) -> tuple[str, str]:
+    return (UNSET, "") if option is None else (format_value(option[0]), option[1])
 
 
-def told(settings: Settings) -> dict[str, str]:
-    """Every setting in the words of the vocabulary, with its value as it compares."""
+def canonical_texts(settings: Settings) -> dict[str, str]:
+    """Comparable value of every setting as text, by the slug of its term."""
     return {slug: str(canonical(setting)) for slug, setting in sorted(settings.terms.items())}

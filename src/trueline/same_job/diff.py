@@ -1,4 +1,4 @@
-"""``diff``: what differs between two jobs that should be the same, the most telling first."""
+"""``diff``: differences between two jobs that should be the same, the most telling first."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from trueline.same_job.alignment import unaligned
-from trueline.same_job.compare_data import BEFORE, compare_data, not_compared
+from trueline.same_job.alignment import unaligned_switches
+from trueline.same_job.compare_data import DRAWN_BEFORE, compare_data, uncompared_notes
 from trueline.same_job.compare_environment import compare_environment
 from trueline.same_job.compare_model import compare_model, prefix_between
-from trueline.same_job.compare_settings import compare_settings, one_sided, told
-from trueline.same_job.curves import Curves, curves_of
+from trueline.same_job.compare_settings import canonical_texts, compare_settings, one_sided_terms
+from trueline.same_job.curves import Curves, compare_curves
 from trueline.same_job.derived import Derived, derive
-from trueline.same_job.difference import TELLING, UNSET, Difference, divided_alike
-from trueline.same_job.settings import Settings, settings_of
+from trueline.same_job.difference import TELLING, UNSET, Difference, is_divided_alike
+from trueline.same_job.settings import Settings, read_settings
 from trueline.same_job.vocabulary import vocabulary
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
@@ -25,15 +25,16 @@ from trueline.store.job_files.job import Job, open_job
 from trueline.store.reader import Run
 
 SCHEMA = 1
-"""Of the document that ``JobDiff.to_json`` makes."""
-_CANNOT_EXPLAIN = 0.2
-"""What is left of how likely a difference explains the one at hand, where that began before it could have."""
+"""Version of the document of ``JobDiff.to_json``."""
+_TOO_LATE_FACTOR = 0.2
+"""Factor on the likelihood of a difference that takes effect only after the losses have parted."""
 
 
 @dataclass(frozen=True)
 class JobDiff(Shown):
-    """What differs between two jobs: ``differences``, the most likely to explain other numbers first. ``compared``
-    counts the facts that both have, by kind; ``curves`` says where losses and learning rates of two Runs part;
+    """Differences between two jobs, the most likely to explain other numbers first.
+
+    ``compared`` counts the facts that both have, by kind; ``curves`` compares losses and learning rates of two Runs;
     ``settings`` are both jobs' in the words of the vocabulary.
     """
 
@@ -47,18 +48,19 @@ class JobDiff(Shown):
 
     @property
     def began(self) -> str:
-        """When the losses of two Runs part: "at the first loss", "later", "never", or "" where that is not known."""
+        """Moment at which the losses of two Runs part: "at the first loss", "later", "never", or "" where unknown."""
         return self.curves.began
 
     @property
     def telling(self) -> tuple[Difference, ...]:
         """Differences that are more than information."""
-        return tuple(each for each in self.differences if each.severity != "info")
+        return tuple(difference for difference in self.differences if difference.severity != "info")
 
     @property
     def exit_code(self) -> int:
-        """0 nothing that is telling, 1 something, 3 nothing, and settings could not be compared or the losses part at
-        the first one all the same.
+        """Exit code: 0 without telling differences, 1 with some.
+
+        3 without any where settings could not be compared, or the losses part at the first one all the same.
         """
         # Later losses may part by rounding alone, which grows.
         unexplained = self.began == "at the first loss" and not self.differences
@@ -66,7 +68,7 @@ class JobDiff(Shown):
 
     @property
     def headline(self) -> str:
-        """All of it, where losses and learning rates part first."""
+        """Whole answer in a few sentences; the steps at which losses and learning rates part come first."""
         return " ".join(capitalized(f"{part}.") for part in (self.curves.line, self._differing) if part)
 
     @property
@@ -83,31 +85,31 @@ class JobDiff(Shown):
         if self.curves.as_if_same:
             says = f"The losses are the same at all {self.curves.steps:,} steps that both have"
             return f"{says}, and nothing explains other numbers up to there: {counted(small, 'difference')}. {first}"
-        others = f"; {small} more explain rounding only" if small and self.telling else ""
+        rest = f"; {small} more explain rounding only" if small and self.telling else ""
         if not self.telling:
             return f"Only what explains differences of the size of rounding: {counted(small, 'difference')}. {first}"
-        return f"{counted(len(self.telling), 'difference')} that can explain other numbers{others}. {first}"
+        return f"{counted(len(self.telling), 'difference')} that can explain other numbers{rest}. {first}"
 
     def findings(self) -> list[Finding]:
-        """One finding for each code: its most telling difference in the claim, all of them as evidence."""
+        """One finding per code: its most telling difference in the claim, all of them as evidence."""
         return [_finding(code, group) for code, group in self._by_code().items()]
 
     def _by_code(self) -> dict[str, list[Difference]]:
         groups: dict[str, list[Difference]] = {}
-        for each in self.differences:
-            groups.setdefault(each.code, []).append(each)
+        for difference in self.differences:
+            groups.setdefault(difference.code, []).append(difference)
         return groups
 
     def to_json(self) -> dict[str, Any]:
-        """The document of the outside contract."""
+        """Document of the outside contract."""
         return {
             "schema": SCHEMA,
             "run": self.run,
             "ref": self.ref,
             "verdict": self.headline,
             "began": self.began,
-            "differences": [each.to_json() for each in self.differences],
-            "findings": [each.to_json() for each in self.findings()],
+            "differences": [difference.to_json() for difference in self.differences],
+            "findings": [finding.to_json() for finding in self.findings()],
             "compared": dict(self.compared),
             "settings": {"run": dict(self.settings[0]), "ref": dict(self.settings[1])},
             "notes": list(self.notes),
@@ -118,147 +120,165 @@ class JobDiff(Shown):
 
     def _columns_shown(self) -> Mapping[str, Sequence[Any]]:
         names = ("likely", "code", "says", "run", "ref", "run_where", "ref_where", "note")
-        return {name: [getattr(each, name) for each in self.differences] for name in names}
+        return {name: [getattr(difference, name) for difference in self.differences] for name in names}
 
     def _notes(self) -> Sequence[str]:
         return self.notes
 
 
 def diff(run: str | os.PathLike[str] | Run | Job, ref: str | os.PathLike[str] | Run | Job) -> JobDiff:
-    """What differs between two jobs. Raises ``InputError`` for what is no job, ``CannotTell`` where the two have
-    nothing that can be compared.
-    """
-    one, other = (each if isinstance(each, Job) else open_job(each) for each in (run, ref))
-    mine, theirs = settings_of(_sources(one)), settings_of(_sources(other))
-    found, num_settings = compare_settings(mine, theirs, (_derive(one, mine), _derive(other, theirs)))
-    parts = {
-        "environment": compare_environment(one, other),
-        "data": compare_data(one, other),
-        "model": compare_model(one, other),
+    """Compare two jobs; raises ``InputError`` for a path that is no job, ``CannotTell`` without a common fact."""
+    job, ref_job = (side if isinstance(side, Job) else open_job(side) for side in (run, ref))
+    settings, ref_settings = read_settings(_sources(job)), read_settings(_sources(ref_job))
+    differences, num_settings = compare_settings(
+        settings, ref_settings, (_derive_quantities(job, settings), _derive_quantities(ref_job, ref_settings))
+    )
+    areas = {
+        "environment": compare_environment(job, ref_job),
+        "data": compare_data(job, ref_job),
+        "model": compare_model(job, ref_job),
     }
-    compared = {"settings": num_settings} | {name: count for name, (_, count) in parts.items()}
+    compared = {"settings": num_settings} | {name: count for name, (_, count) in areas.items()}
     if not any(compared.values()):
         raise CannotTell(
-            f"'{one.name}' and '{other.name}' have nothing in common that can be compared: {_has(one, mine)}, and "
-            f"{_has(other, theirs)}. Pass two of one kind: `trueline env collect OUT --config FILE` has both."
+            f"'{job.name}' and '{ref_job.name}' have nothing in common that can be compared: "
+            f"{_describe_facts(job, settings)}, and {_describe_facts(ref_job, ref_settings)}. "
+            "Pass two of one kind: `trueline env collect OUT --config FILE` has both."
         )
-    found += [each for part, _ in parts.values() for each in part]
-    curves = curves_of(one.run, other.run)
-    found += _rates(curves, found)
+    differences += [difference for area_differences, _ in areas.values() for difference in area_differences]
+    curves = compare_curves(job.run, ref_job.run)
+    differences += _rate_difference(curves, differences)
     return JobDiff(
-        run=one.name,
-        ref=other.name,
-        differences=tuple(sorted((_weighed(each, curves) for each in _without_idle(found)), key=_order)),
+        run=job.name,
+        ref=ref_job.name,
+        differences=tuple(
+            sorted(
+                (_weigh_difference(difference, curves) for difference in _without_idle_streams(differences)),
+                key=_difference_order,
+            )
+        ),
         compared=compared,
         curves=curves,
-        notes=tuple(_notes(one, other, mine, theirs)),
-        settings=(told(mine), told(theirs)),
+        notes=tuple(_notes(job, ref_job, settings, ref_settings)),
+        settings=(canonical_texts(settings), canonical_texts(ref_settings)),
     )
 
 
 def _sources(job: Job) -> dict[str, Mapping[str, Any]]:
-    """The configurations of a job, and in front of them what its optimizer was made with."""
-    optimizer = {} if job.env is None else _of_optimizer(job.env.optimizer)
+    """Configurations of a job; the options that its optimizer was made with come first, since they hold."""
+    optimizer = {} if job.env is None else _optimizer_options(job.env.optimizer)
     return ({"optimizer": optimizer} if optimizer else {}) | dict(job.configs)
 
 
-def _of_optimizer(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that all groups of parameters of the optimizer share. Its rates change by schedule, and are left out."""
-    groups = cast(Sequence[Mapping[str, Any]], described.get("groups") or [])
+def _optimizer_options(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    """Options shared by all parameter groups of the optimizer; rates change by schedule and are left out."""
+    groups = cast(Sequence[Mapping[str, Any]], optimizer.get("groups") or [])
     if not groups:
         return {}
     first = groups[0]
-    shared: dict[str, Any] = {k: v for k, v in first.items() if all(group.get(k) == v for group in groups)}
-    betas: Any = shared.get("betas")
+    shared_options: dict[str, Any] = {k: v for k, v in first.items() if all(group.get(k) == v for group in groups)}
+    betas: Any = shared_options.get("betas")
     names = ("weight_decay", "eps", "momentum", "amsgrad", "nesterov")
-    taken: dict[str, Any] = {name: shared[name] for name in names if name in shared}
+    options: dict[str, Any] = {name: shared_options[name] for name in names if name in shared_options}
     if isinstance(betas, list) and len(cast(list[Any], betas)) == 2:
-        taken |= {"betas.0": betas[0], "betas.1": betas[1]}
-    if "initial_lr" in shared:
-        taken["lr"] = shared["initial_lr"]
-    return {"optimizer": described.get("class", ""), **taken}
+        options |= {"betas.0": betas[0], "betas.1": betas[1]}
+    if "initial_lr" in shared_options:
+        options["lr"] = shared_options["initial_lr"]
+    return {"optimizer": optimizer.get("class", ""), **options}
 
 
-def _derive(job: Job, settings: Settings) -> Derived:
-    world = job.run.world_size if job.run is not None else _world_of(job.environ)
+def _derive_quantities(job: Job, settings: Settings) -> Derived:
+    world = job.run.world_size if job.run is not None else _environ_world_size(job.environ)
     rows = job.env.data.get("dataset_len") if job.env is not None else None
     return derive(settings, world_size=world, rows=rows if isinstance(rows, int) else None)
 
 
-def _world_of(environ: Mapping[str, str] | None) -> int | None:
-    given = (environ or {}).get("WORLD_SIZE", "")
-    return int(given) if given.isdigit() and int(given) > 0 else None
+def _environ_world_size(environ: Mapping[str, str] | None) -> int | None:
+    text = (environ or {}).get("WORLD_SIZE", "")
+    return int(text) if text.isdigit() and int(text) > 0 else None
 
 
-def _rates(curves: Curves, found: Sequence[Difference]) -> list[Difference]:
-    """That the learning rates that were recorded part, where nothing else that differs says so."""
-    if curves.rate is None or any(each.topic == "optimizer" and each.likely >= TELLING for each in found):
+def _rate_difference(curves: Curves, differences: Sequence[Difference]) -> list[Difference]:
+    """Difference of the recorded learning rates, where no other difference says so."""
+    if curves.rate is None or any(
+        difference.topic == "optimizer" and difference.likely >= TELLING for difference in differences
+    ):
         return []
     says, values = f"learning rate of step {curves.rate.step:,}", (curves.rate.run, curves.rate.ref)
     run, ref = (f"{value:.6g}" for value in values)
     return [Difference("config-differs", "optimizer", "learning-rate-curve", says, run, ref, 70, "update")]
 
 
-def _without_idle(found: Sequence[Difference]) -> list[Difference]:
-    """Without random streams that do not move while the jobs are watched, but where something differs that may have
-    been drawn from them before.
-    """
-    drawn = any(each.code == "weight-differs" or each.name in ("first-batch", "order", "labels") for each in found)
-    return [each for each in found if each.note != BEFORE or drawn]
+def _without_idle_streams(differences: Sequence[Difference]) -> list[Difference]:
+    """Leave out random streams that do not move while the jobs are watched.
 
-
-def _weighed(each: Difference, curves: Curves) -> Difference:
-    """The difference with how likely it explains what is at hand: an update cannot change the loss before it, what
-    changes the first loss is unlikely where that agrees, and equal losses take no explanation.
+    They stay where weights or samples differ, which may have been drawn from them before.
     """
-    began = curves.began
-    if curves.as_if_same:
-        return replace(each, likely=min(each.likely, TELLING - 1), note=each.note or "the losses are the same")
-    if began == "at the first loss" and each.starts == "update":
-        note = "cannot explain the first loss, which differs"
-    elif began in ("later", "never") and each.starts == "start" and each.likely >= TELLING:
-        note = "the first loss agrees" if began == "later" else "the losses agree"
-    else:
-        return each
-    return replace(
-        each, likely=round(each.likely * _CANNOT_EXPLAIN) if each.starts == "update" else each.likely // 2, note=note
+    drawn_differs = any(
+        difference.code == "weight-differs" or difference.name in ("first-batch", "order", "labels")
+        for difference in differences
     )
+    return [difference for difference in differences if difference.note != DRAWN_BEFORE or drawn_differs]
 
 
-def _order(each: Difference) -> tuple[int, str, str]:
-    return -each.likely, each.code, each.name
+def _weigh_difference(difference: Difference, curves: Curves) -> Difference:
+    """Weigh a difference by the moment at which losses part.
+
+    An update cannot change the loss before it; a cause of the first loss is unlikely where that agrees; equal losses
+    need no explanation.
+    """
+    moment = curves.began
+    if curves.as_if_same:
+        return replace(
+            difference, likely=min(difference.likely, TELLING - 1), note=difference.note or "the losses are the same"
+        )
+    if moment == "at the first loss" and difference.starts == "update":
+        note = "cannot explain the first loss, which differs"
+    elif moment in ("later", "never") and difference.starts == "start" and difference.likely >= TELLING:
+        note = "the first loss agrees" if moment == "later" else "the losses agree"
+    else:
+        return difference
+    likely = round(difference.likely * _TOO_LATE_FACTOR) if difference.starts == "update" else difference.likely // 2
+    return replace(difference, likely=likely, note=note)
 
 
-def _notes(one: Job, other: Job, mine: Settings, theirs: Settings) -> list[str]:
-    notes = [f"{job.name}: {note}" for job in (one, other) for note in job.notes]
-    notes += [f"within {job.name}, {note}" for job, each in ((one, mine), (other, theirs)) for note in each.notes]
-    alone = one_sided(mine, theirs)
-    if alone:
-        notes.append(f"One configuration alone tells {named_some(alone)}: not compared.")
-    automatic = sorted(vocabulary().terms[slug].says for slug in mine.automatic | theirs.automatic)
+def _difference_order(difference: Difference) -> tuple[int, str, str]:
+    return -difference.likely, difference.code, difference.name
+
+
+def _notes(job: Job, ref_job: Job, settings: Settings, ref_settings: Settings) -> list[str]:
+    sides = ((job, settings), (ref_job, ref_settings))
+    notes = [f"{side_job.name}: {note}" for side_job, _ in sides for note in side_job.notes]
+    notes += [f"within {side_job.name}, {note}" for side_job, side_settings in sides for note in side_settings.notes]
+    unshared = one_sided_terms(settings, ref_settings)
+    if unshared:
+        notes.append(f"One configuration alone tells {named_some(unshared)}: not compared.")
+    automatic = sorted(vocabulary().terms[slug].says for slug in settings.automatic | ref_settings.automatic)
     if automatic:
         notes.append(f"Left to `auto`, and not compared: {named_some(automatic)}.")
-    for job, each in ((one, mine), (other, theirs)):
-        if not each.terms and not each.others:
-            notes.append(f"{job.name} has no configuration: settings were not compared.")
-    if one.run is not None and other.run is not None and not divided_alike(one.run, other.run):
+    for side_job, side_settings in sides:
+        if not side_settings.terms and not side_settings.other_options:
+            notes.append(f"{side_job.name} has no configuration: settings were not compared.")
+    if job.run is not None and ref_job.run is not None and not is_divided_alike(job.run, ref_job.run):
         notes.append(
             "The Runs divide their work between ranks or micro-batches otherwise: parameters, weights and first "
             "batches were not compared."
         )
-    elif one.run is not None and other.run is not None:
-        notes += not_compared(one.run, other.run)
-    if one.env is not None and other.env is not None and (prefix := prefix_between(one.env, other.env)):
+    elif job.run is not None and ref_job.run is not None:
+        notes += uncompared_notes(job.run, ref_job.run)
+    if job.env is not None and ref_job.env is not None and (prefix := prefix_between(job.env, ref_job.env)):
         notes.append(f"Names of parameters are compared without '{prefix}', which stands in front of them in one job.")
-    recorded = all(job.run is not None and bool(job.run.kept("rollouts")) for job in (one, other))
-    notes += unaligned(one.configs, other.configs, rollouts=recorded)
+    both_have_rollouts = all(
+        side_job.run is not None and bool(side_job.run.kept("rollouts")) for side_job in (job, ref_job)
+    )
+    notes += unaligned_switches(job.configs, ref_job.configs, rollouts=both_have_rollouts)
     return list(dict.fromkeys(notes))
 
 
-def _has(job: Job, settings: Settings) -> str:
+def _describe_facts(job: Job, settings: Settings) -> str:
     kinds = [
         *(["an environment"] if job.environ is not None else []),
-        *(["settings"] if settings.terms or settings.others else []),
+        *(["settings"] if settings.terms or settings.other_options else []),
         *(["a tokenizer"] if job.tokenizer else []),
     ]
     return f"'{job.name}' has {' and '.join(kinds) or 'nothing that is known'}"
@@ -266,7 +286,7 @@ def _has(job: Job, settings: Settings) -> str:
 
 def _finding(code: str, group: Sequence[Difference]) -> Finding:
     worst = group[0]
-    more = f"; and {len(group) - 1} more" if len(group) > 1 else ""
+    rest = f"; and {len(group) - 1} more" if len(group) > 1 else ""
     where = f" ({worst.run_where})" if worst.run_where else ""
     lacking = worst.ref if worst.ref != UNSET else "leave it out"
     is_set = worst.run_where or worst.ref_where
@@ -275,12 +295,12 @@ def _finding(code: str, group: Sequence[Difference]) -> Finding:
         todo = "Call trueline.seed_all with the same seed in both jobs, before the model is made"
     return Finding(
         code=code,
-        severity="warning" if any(each.severity == "warning" for each in group) else "info",
-        claim=f"{capitalized(worst.claim)}{where}{more}.",
+        severity="warning" if any(difference.severity == "warning" for difference in group) else "info",
+        claim=f"{capitalized(worst.claim)}{where}{rest}.",
         measured=float(len(group)),
         expected=0.0,
         unit="differences",
         false_alarm_rate=0.0,
-        evidence={"kind": worst.topic, "differences": [each.to_json() for each in group[:50]]},
+        evidence={"kind": worst.topic, "differences": [difference.to_json() for difference in group[:50]]},
         next=(f"{todo}, and run again.",) if worst.severity == "warning" else (),
     )

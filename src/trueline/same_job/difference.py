@@ -1,4 +1,4 @@
-"""What differs between two jobs: one fact of each, how likely it explains other numbers, and why it may."""
+"""Difference between two jobs in one fact: both values, and how likely it explains other numbers."""
 
 from __future__ import annotations
 
@@ -12,43 +12,47 @@ from trueline.schema.finding import Severity
 from trueline.store.reader import Run
 
 TELLING = 40
-"""From here on a difference is a warning: it changes the loss or the update itself. What is below (order of sums,
-kernels, libraries below the framework) is information, and explains differences of the size of rounding only."""
+"""Least likelihood of a warning: the difference changes the loss or the update itself. Below it (order of sums,
+kernels, libraries below the framework) a difference is information, and explains rounding only."""
 UNSET = "not set"
-NONE = "none"
-"""What a model has of what the other one has, and it has not."""
+NO_PART = "none"
+"""Value of a model that lacks every part the other model has."""
 AS_IN_REF = "as in the reference"
-"""The value of the reference, where it is not of a kind that can be written."""
+"""Value of the reference where it cannot be written."""
 
 
-def divided_alike(one: Run, other: Run) -> bool:
-    """Whether both Runs divide the work between ranks and micro-batches in one way, so that a rank's first batch and
-    its parameters may be compared.
+def is_divided_alike(run: Run, ref: Run) -> bool:
+    """Tell whether both Runs divide the work between ranks and micro-batches in one way.
+
+    Only then may a rank's first batch and its parameters be compared.
     """
-    sides: list[tuple[str, int, list[float]]] = []
-    for run in (one, other):
-        micro_TN, measured_TN = run.pivot("num_micro")
-        first = np.where(measured_TN[:1], micro_TN[:1], 1.0).ravel().tolist()
-        sides.append((run.manifest.adapter, run.world_size, first))
-    return sides[0] == sides[1]
+    divisions: list[tuple[str, int, list[float]]] = []
+    for side in (run, ref):
+        micro_TN, measured_TN = side.pivot("num_micro")
+        first_micro_N = np.where(measured_TN[:1], micro_TN[:1], 1.0).ravel().tolist()
+        divisions.append((side.manifest.adapter, side.world_size, first_micro_N))
+    return divisions[0] == divisions[1]
 
 
-def cast_otherwise(one: Run, other: Run) -> bool:
-    """Whether a parameter has another dtype in the other Run, so that digests of weights, and of inputs that were cast
-    like them, differ though the values may be the same.
+def has_other_dtypes(run: Run, ref: Run) -> bool:
+    """Tell whether a parameter has another dtype in the reference.
+
+    Then digests of weights, and of inputs that were cast like them, differ though the values may be equal.
     """
-    if not one.env or not other.env:
+    if not run.env or not ref.env:
         return False
-    envs = [run.env[min(run.env)] for run in (one, other)]
-    mine, theirs = (dict(zip(env.params, env.param_dtypes, strict=False)) for env in envs)
-    return any(mine[name] != theirs[name] for name in mine.keys() & theirs.keys())
+    envs = [side.env[min(side.env)] for side in (run, ref)]
+    run_dtypes, ref_dtypes = (dict(zip(env.params, env.param_dtypes, strict=False)) for env in envs)
+    return any(run_dtypes[name] != ref_dtypes[name] for name in run_dtypes.keys() & ref_dtypes.keys())
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One difference. ``code`` is that of the finding it becomes, ``topic`` groups it, ``name`` is its term or fact,
-    and ``says`` that in words; ``run`` and ``ref`` are both values as text, ``run_where`` and ``ref_where``
-    where they were set; ``likely`` is 0 to 100, ``starts`` what it changes first.
+    """One difference.
+
+    ``code`` is that of the finding it becomes, ``topic`` groups it, ``name`` is its term or fact, ``says`` the name in
+    words. ``run`` and ``ref`` are the values as text; ``run_where`` and ``ref_where`` are the lines that set them.
+    ``likely`` is 0 to 100; ``starts`` is the first quantity that changes.
     """
 
     code: str
@@ -70,7 +74,7 @@ class Difference:
 
     @property
     def line(self) -> str:
-        """The difference in part of a sentence; of a model names are listed, without a verb."""
+        """Difference as part of a sentence; names of a model are listed without a verb."""
         if self.ref == AS_IN_REF:
             return f"{self.says}: {self.run}"
         if self.topic == "model":
@@ -82,12 +86,12 @@ class Difference:
 
     @property
     def claim(self) -> str:
-        """The difference in a sentence of its own, up to its full stop, that names the reference."""
-        told = "" if self.line.endswith("in the reference") else AS_IN_REF
-        return f"{self.line} {'compared with the reference' if self.ref == AS_IN_REF else told}".strip()
+        """Difference as a whole sentence without full stop, which names the reference."""
+        ending = "" if self.line.endswith("in the reference") else AS_IN_REF
+        return f"{self.line} {'compared with the reference' if self.ref == AS_IN_REF else ending}".strip()
 
     def to_json(self) -> dict[str, Any]:
-        """The document of the outside contract."""
+        """Document of the outside contract."""
         return {
             "code": self.code,
             "severity": self.severity,

@@ -1,6 +1,6 @@
-"""The terms in which settings of all frameworks are compared, and which option of which framework is which term.
+"""Terms in which settings of all frameworks are compared, and the options of each framework by term.
 
-The terms are in ``vocabulary.toml``, with their sources; what can change numbers of the rest is in ``weights.toml``.
+``vocabulary.toml`` has the terms with their sources; ``weights.toml`` rates everything else that can change numbers.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 Starts = Literal["start", "update", "rounding"]
-"""What a difference changes first: the first loss, the first update, or only how sums are rounded."""
+"""First quantity that a difference changes: the first loss, the first update, or only the rounding of sums."""
 
 PLAIN = "plain"
-"""The framework of scripts of one's own, whose names hold wherever another one has none."""
+"""Framework of home-made scripts: its option names hold wherever a framework has none of its own."""
 _FRAMEWORKS = ("hf", "llamafactory", "deepspeed", "megatron", "lightning", "torchtitan", "verl", PLAIN)
-_HERE = Path(__file__).parent
+_FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A setting by the name that all frameworks share here; ``defaults`` by framework."""
+    """Setting under the name that all frameworks share here; ``defaults`` are by framework."""
 
     slug: str
     says: str
@@ -34,26 +34,29 @@ class Term:
     likely: int
     starts: Starts
     kind: str
-    within: bool
+    within_framework: bool
     defaults: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What an option says of a term: its value, the ``fixed`` one where the option is on, or the opposite. Of several
-    options of a job for one term that of the lowest ``place`` holds.
+    """Reading of an option as a term: its value, the ``fixed`` one where the option is on, or the opposite.
+
+    Of several options of a job for one term, that with the lowest ``position`` holds.
     """
 
     term: Term
     fixed: Any = None
     negated: bool = False
-    place: int = 0
+    position: int = 0
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Terms by slug; rules by framework and option; values that mean the same, as ``framework:value`` or ``value``; the
-    framework whose options a framework ``includes``.
+    """Terms by slug, and rules by framework and option.
+
+    ``values`` has aliases of a value (``framework:value`` or ``value``) by term; ``includes`` has, by
+    framework, another one whose options hold in it, too.
     """
 
     terms: Mapping[str, Term]
@@ -61,36 +64,39 @@ class Vocabulary:
     values: Mapping[str, Mapping[str, str]]
     includes: Mapping[str, str]
 
-    def same_value(self, slug: str, text: str, framework: str) -> str:
-        """The word for a value of a term that several frameworks write differently."""
-        known = self.values.get(slug, {})
-        return known.get(f"{framework}:{text}", known.get(text, text))
+    def shared_spelling(self, slug: str, text: str, framework: str) -> str:
+        """Spelling shared by all frameworks for a value of a term."""
+        aliases = self.values.get(slug, {})
+        return aliases.get(f"{framework}:{text}", aliases.get(text, text))
 
 
 @cache
 def vocabulary() -> Vocabulary:
-    """The terms of ``vocabulary.toml``."""
-    table = tomllib.loads((_HERE / "vocabulary.toml").read_text(encoding="utf-8"))
+    """Read ``vocabulary.toml``."""
+    table = tomllib.loads((_FOLDER / "vocabulary.toml").read_text(encoding="utf-8"))
     includes = cast(Mapping[str, str], table.pop("includes"))
     values = {
         slug: {alias: value for value, aliases in kinds.items() for alias in aliases}
         for slug, kinds in cast(dict[str, dict[str, list[str]]], table.pop("values")).items()
     }
     table.pop("sources")
-    terms = {slug: _term(slug, entry) for slug, entry in table.items()}
+    terms = {slug: _read_term(slug, entry) for slug, entry in table.items()}
     rules: dict[str, defaultdict[str, list[Rule]]] = {name: defaultdict(list) for name in _FRAMEWORKS}
     for slug, entry in table.items():
         for name in _FRAMEWORKS:
-            options = _options(entry, name) + (_options(entry, includes[name]) if name in includes else [])
-            for place, option in enumerate(options):
-                _add(rules[name], option, terms[slug], place)
-    by_option = {name: {option: tuple(each) for option, each in found.items()} for name, found in rules.items()}
+            options = _read_options(entry, name) + (_read_options(entry, includes[name]) if name in includes else [])
+            for position, option in enumerate(options):
+                _add_rule(rules[name], option, terms[slug], position)
+    by_option = {
+        name: {option: tuple(option_rules) for option, option_rules in by_name.items()}
+        for name, by_name in rules.items()
+    }
     return Vocabulary(terms, by_option, values, includes)
 
 
-def _term(slug: str, entry: Mapping[str, Any]) -> Term:
+def _read_term(slug: str, entry: Mapping[str, Any]) -> Term:
     defaults = dict(entry.get("default", {}))
-    if "hf" in defaults:
+    if "hf" in defaults:  # LLaMA-Factory hands its options on to TrainingArguments
         defaults.setdefault("llamafactory", defaults["hf"])
     return Term(
         slug=slug,
@@ -100,41 +106,45 @@ def _term(slug: str, entry: Mapping[str, Any]) -> Term:
         likely=entry["likely"],
         starts=entry["from"],
         kind=entry.get("kind", ""),
-        within=entry.get("within", False),
+        within_framework=entry.get("within", False),
         defaults=defaults,
     )
 
 
-def _options(entry: Mapping[str, Any], framework: str) -> list[str]:
-    found = entry.get(framework, [])
-    return [found] if isinstance(found, str) else list(found)
+def _read_options(entry: Mapping[str, Any], framework: str) -> list[str]:
+    options = entry.get(framework, [])
+    return [options] if isinstance(options, str) else list(options)
 
 
-def _add(rules: defaultdict[str, list[Rule]], option: str, term: Term, place: int) -> None:
+def _add_rule(rules: defaultdict[str, list[Rule]], option: str, term: Term, position: int) -> None:
     name, arrow, fixed = (part.strip() for part in option.partition("->"))
-    rule = Rule(term, fixed=_fixed(fixed) if arrow else None, negated=name.startswith("!"), place=place)
+    rule = Rule(
+        term, fixed=_parse_fixed_value(fixed) if arrow else None, negated=name.startswith("!"), position=position
+    )
     rules[name.removeprefix("!")].append(rule)
 
 
-def _fixed(text: str) -> Any:
+def _parse_fixed_value(text: str) -> Any:
     return {"false": False, "true": True}.get(text, text)
 
 
 @cache
 def weights() -> Mapping[str, Any]:
-    """The tables of ``weights.toml``."""
-    return tomllib.loads((_HERE / "weights.toml").read_text(encoding="utf-8"))
+    """Read ``weights.toml``, by table."""
+    return tomllib.loads((_FOLDER / "weights.toml").read_text(encoding="utf-8"))
 
 
 def fits(name: str, patterns: Sequence[str]) -> bool:
-    """Whether one of the patterns fits a name, whatever its case."""
+    """Tell whether one of the patterns fits a name, whatever its case."""
     return any(fnmatchcase(name.lower(), pattern) for pattern in patterns)
 
 
-def likely_of(table: str, name: str, *, otherwise: int = 0) -> int:
-    """How likely a difference in a package, flag, device or build setting explains other numbers; ``otherwise`` where
-    no pattern fits.
+def likelihood_of(table: str, name: str, *, otherwise: int = 0) -> int:
+    """Likelihood, 0 to 100, that a difference in a package, flag, device or build setting explains other numbers.
+
+    Returns ``otherwise`` where no pattern fits.
     """
     entries = cast(Mapping[str, Any], weights()[table])
     patterns = cast(Mapping[str, int], entries.get("likely", entries))
+    # Tables of weights.toml are read from the top: the first pattern that fits holds.
     return next((likely for pattern, likely in patterns.items() if fnmatchcase(name.lower(), pattern)), otherwise)

@@ -6,11 +6,14 @@ import pytest
 from trueline.same_job.batch_content import IGNORED, content_differences
 
 ROWS = np.array([[5, 6, 7, 8, 0, 0], [9, 4, 3, 2, 1, 0]])
-LEFT = np.array([[0, 0, 5, 6, 7, 8], [0, 9, 4, 3, 2, 1]])
+LEFT_PADDED = np.array([[0, 0, 5, 6, 7, 8], [0, 9, 4, 3, 2, 1]])
 
 
-def differences(mine, theirs):
-    return [(each.name, each.run, each.ref) for each in content_differences(mine, theirs, step=0)]
+def differences(run_slots, ref_slots):
+    return [
+        (difference.name, difference.run, difference.ref)
+        for difference in content_differences(run_slots, ref_slots, step=0)
+    ]
 
 
 def test_equal_batches_do_not_differ():
@@ -18,24 +21,25 @@ def test_equal_batches_do_not_differ():
 
 
 def test_the_first_token_that_differs():
-    other = ROWS.copy()
-    other[1, 2] = 77
-    (found,) = content_differences({"input_ids": other}, {"input_ids": ROWS}, step=3)
-    assert (found.name, found.run, found.ref) == ("first-token", "77", "3")
-    assert "row 1, position 2" in found.says
-    assert found.note == "8% of tokens differ"
+    changed = ROWS.copy()
+    changed[1, 2] = 77
+    (difference,) = content_differences({"input_ids": changed}, {"input_ids": ROWS}, step=3)
+    assert (difference.name, difference.run, difference.ref) == ("first-token", "77", "3")
+    assert "row 1, position 2" in difference.says
+    assert difference.note == "8% of tokens differ"
 
 
 @pytest.mark.parametrize("masked", [True, False])
 def test_the_side_of_padding(masked):
     sides = [
-        {"input_ids": rows} | ({"attention_mask": (rows != 0).astype(int)} if masked else {}) for rows in (LEFT, ROWS)
+        {"input_ids": rows} | ({"attention_mask": (rows != 0).astype(int)} if masked else {})
+        for rows in (LEFT_PADDED, ROWS)
     ]
     assert differences(*sides) == [("padding", "left", "right")]
 
 
 def test_other_tokens_on_another_side_are_no_padding():
-    assert [name for name, _, _ in differences({"input_ids": LEFT + 1}, {"input_ids": ROWS})] == ["first-token"]
+    assert [name for name, _, _ in differences({"input_ids": LEFT_PADDED + 1}, {"input_ids": ROWS})] == ["first-token"]
 
 
 def test_a_tail_that_was_cut():
@@ -44,27 +48,27 @@ def test_a_tail_that_was_cut():
 
 
 def test_masks_of_the_same_tokens():
-    ones, some = np.ones_like(ROWS), (ROWS != 0).astype(int)
-    assert differences({"input_ids": ROWS, "attention_mask": ones}, {"input_ids": ROWS, "attention_mask": some}) == [
-        ("attention-mask", "12 tokens seen", "9 tokens seen")
-    ]
+    whole_mask, padding_mask = np.ones_like(ROWS), (ROWS != 0).astype(int)
+    assert differences(
+        {"input_ids": ROWS, "attention_mask": whole_mask}, {"input_ids": ROWS, "attention_mask": padding_mask}
+    ) == [("attention-mask", "12 tokens seen", "9 tokens seen")]
 
 
 def test_labels_of_the_same_tokens():
     labels = ROWS.copy()
     masked = np.where(np.arange(6) < 2, IGNORED, labels)
     shifted = np.roll(labels, 1, axis=1)
-    sides = [{"input_ids": ROWS, "labels": each} for each in (masked, labels, shifted)]
+    sides = [{"input_ids": ROWS, "labels": difference} for difference in (masked, labels, shifted)]
     assert differences(sides[0], sides[1]) == [("label-mask", "4 labels ignored", "0 labels ignored")]
     assert differences(sides[2], sides[1]) == [("first-label", "0", "5")]
 
 
 def test_labels_are_of_the_same_inputs_where_these_are_known_to_be_the_same():
     labels = [ROWS.copy(), np.where(np.arange(6) < 2, IGNORED, ROWS)]
-    sides = [{"labels": each} for each in labels]  # inputs of floating point, which are not stored
+    sides = [{"labels": label} for label in labels]  # inputs of floating point, which are not stored
     says = {
-        same: [each.says for each in content_differences(*sides, step=0, same_inputs=same)]
-        for same in (True, None, False)
+        same_inputs: [difference.says for difference in content_differences(*sides, step=0, same_inputs=same_inputs)]
+        for same_inputs in (True, None, False)
     }
     assert says == {
         True: ["mask of the labels of the same samples in step 0"],

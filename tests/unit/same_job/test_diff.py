@@ -6,9 +6,9 @@ import pytest
 from tests.unit.healthy_run import healthy_rows, rank_env, write_run
 
 import trueline
-from trueline.same_job.derived import derive, rates_part
+from trueline.same_job.derived import derive, first_differing_rates
 from trueline.same_job.diff import diff
-from trueline.same_job.settings import framework_of, settings_of
+from trueline.same_job.settings import detect_framework, read_settings
 from trueline.same_job.vocabulary import vocabulary, weights
 from trueline.schema.errors import CannotTell, InputError
 from trueline.schema.files.job_facts import JobFacts
@@ -22,7 +22,7 @@ def written(tmp_path, name, text):
 
 
 def names(result):
-    return [each.name for each in result.differences]
+    return [difference.name for difference in result.differences]
 
 
 MEGATRON = (
@@ -49,9 +49,9 @@ def test_a_megatron_job_and_a_trainer_job_that_are_the_same(tmp_path):
 
 
 def test_a_fraction_of_one_framework_is_compared_with_steps_of_another(tmp_path):
-    other = TRAINER.replace("warmup_ratio: 0.1", "warmup_steps: 50")
-    result = diff(written(tmp_path, "a.sh", MEGATRON), written(tmp_path, "b.yaml", other))
-    (only,) = [each for each in result.differences if each.topic == "optimizer"]
+    trainer = TRAINER.replace("warmup_ratio: 0.1", "warmup_steps: 50")
+    result = diff(written(tmp_path, "a.sh", MEGATRON), written(tmp_path, "b.yaml", trainer))
+    (only,) = [difference for difference in result.differences if difference.topic == "optimizer"]
     assert (only.name, only.run, only.ref) == ("warmup-steps", "100", "50")
     assert only.run_where == "a.sh: lr_warmup_fraction"
 
@@ -66,28 +66,28 @@ def test_the_same_global_batch_by_other_micro_batches_is_rounding(tmp_path):
 
 def test_curves_part_where_nothing_stated_differs():
     options = {"lr": 1e-3, "lr_decay_style": "cosine", "lr_warmup_iters": 10, "min_lr": 0.0}
-    one, other = (derive(settings_of({"a": {**options, "train_iters": steps}})) for steps in (100, 200))
-    step, rate, ref = rates_part(one, other)
+    derived, ref_derived = (derive(read_settings({"a": {**options, "train_iters": steps}})) for steps in (100, 200))
+    step, rate, ref = first_differing_rates(derived, ref_derived)
     assert step > 10
     assert rate < ref
-    assert rates_part(one, one) is None
+    assert first_differing_rates(derived, derived) is None
 
 
 def test_the_rate_is_that_of_torch():
     """Peak after warm-up, half way down a cosine in the middle, the lowest rate at its end."""
     options = {"lr": 1e-3, "lr_decay_style": "cosine", "lr_warmup_iters": 10, "min_lr": 1e-4, "train_iters": 110}
-    rate = derive(settings_of({"a": options})).rate
+    rate = derive(read_settings({"a": options})).rate
     assert [rate(step) for step in (5, 10, 60, 110)] == pytest.approx([5e-4, 1e-3, 5.5e-4, 1e-4])
 
 
 def test_order_of_options_paths_and_spelling_are_silent(tmp_path):
-    one = written(
+    run = written(
         tmp_path, "a/config.json", json.dumps({"lr": 1e-4, "data_path": "/data/x.bin", "seed": 1, "bf16": True})
     )
-    other = written(
+    ref = written(
         tmp_path, "b/config.json", json.dumps({"bf16": "true", "seed": "1", "data_path": "/mnt/x.bin", "lr": "0.0001"})
     )
-    assert names(diff(one, other)) == []
+    assert names(diff(run, ref)) == []
 
 
 def test_an_option_nobody_knows_is_named_as_it_is(tmp_path):
@@ -149,10 +149,10 @@ def test_tokenizers_are_compared_by_content(tmp_path):
 
 
 def test_every_framework_is_known_by_its_own_words():
-    assert framework_of({"tensor_model_parallel_size": 1, "lr": 1e-4, "train_iters": 10}) == "megatron"
-    assert framework_of({"learning_rate": 1e-4, "warmup_ratio": 0.1, "bf16": True}) == "hf"
-    assert framework_of({"optimizer.lr": 1e-4, "training.steps": 10}) == "torchtitan"
-    assert framework_of({"my_own": 1}) == "plain"
+    assert detect_framework({"tensor_model_parallel_size": 1, "lr": 1e-4, "train_iters": 10}) == "megatron"
+    assert detect_framework({"learning_rate": 1e-4, "warmup_ratio": 0.1, "bf16": True}) == "hf"
+    assert detect_framework({"optimizer.lr": 1e-4, "training.steps": 10}) == "torchtitan"
+    assert detect_framework({"my_own": 1}) == "plain"
 
 
 def test_every_term_has_what_the_vocabulary_promises():
@@ -212,7 +212,7 @@ def test_inputs_and_weights_that_were_cast_are_not_taken_for_other_ones(tmp_path
         rows = healthy_rows(2, 4)
         for row in rows.values():
             row["sample_digests"] = digests if name == "run" else [1, 2, 3]
-            row["param_digests"] = [each + (name == "run") for each in row["param_digests"]]
+            row["param_digests"] = [difference + (name == "run") for difference in row["param_digests"]]
         envs = {rank: rank_env(rank, 2) for rank in range(2)}
         for env in envs.values():
             env.param_dtypes = [dtype] * len(env.params)
@@ -231,7 +231,7 @@ def test_an_option_with_the_values_of_a_known_setting_stands_behind_it(tmp_path)
         sides.append(tmp_path / f"{name}.yaml")
     result = diff(*sides)
     assert names(result).index("accumulation") < names(result).index("my_count")
-    (behind,) = [each for each in result.differences if each.name == "my_count"]
+    (behind,) = [difference for difference in result.differences if difference.name == "my_count"]
     assert behind.note == "the same values as micro-batches per update (gradient accumulation)"
 
 
@@ -287,13 +287,15 @@ def test_where_losses_are_the_same_nothing_explains_other_numbers(tmp_path):
     assert (result.telling, result.exit_code) == ((), 0)
     assert result.headline.startswith("The losses are the same at all 4 steps that both have")
     assert "can explain" not in result.headline
-    assert not [each for each in trueline.check(result.run, ref=result.ref).findings if each.severity == "warning"]
+    assert not [
+        finding for finding in trueline.check(result.run, ref=result.ref).findings if finding.severity == "warning"
+    ]
     apart = two_runs(tmp_path / "apart", lambda step, row: row.update(rng_torch=7 + step), part=1, envs=envs)
     assert apart.exit_code == 1
 
 
-def of_files(tmp_path, mine, theirs, kind="yaml"):
-    return diff(written(tmp_path, f"a.{kind}", mine), written(tmp_path, f"b.{kind}", theirs))
+def of_files(tmp_path, run_files, ref_files, kind="yaml"):
+    return diff(written(tmp_path, f"a.{kind}", run_files), written(tmp_path, f"b.{kind}", ref_files))
 
 
 def test_what_is_left_to_auto_is_no_default(tmp_path):
@@ -357,14 +359,14 @@ def test_no_sentence_says_that_a_thing_is_itself_or_has_no_subject(tmp_path):
     }
     envs = {name: {rank: rank_env(rank, 2, **changed[name]) for rank in range(2)} for name in changed}
     result = two_runs(tmp_path, lambda step, row: row.update(sample_digests=[step + 1] * 3), envs=envs)
-    lines = {each.name: each.line for each in result.differences}
+    lines = {difference.name: difference.line for difference in result.differences}
     assert lines["modules"] == "class of the model: GPT, and Net in the reference"
     assert lines["tied"] == "tied parameters: none, and embed = head in the reference"
     assert lines["buffers"] == "buffers that one model has alone: x, and none in the reference"
-    for each in result.differences:
-        assert each.run != each.ref
-        assert "not not" not in each.claim
-        assert "  " not in each.claim
+    for line in result.differences:
+        assert line.run != line.ref
+        assert "not not" not in line.claim
+        assert "  " not in line.claim
 
 
 def test_models_without_a_common_name_are_told_apart_by_their_names(tmp_path):
@@ -393,11 +395,11 @@ def test_a_backbone_that_is_watched_in_place_of_its_model_has_the_same_parameter
 
 def test_what_one_job_does_not_set_is_said_as_that(tmp_path):
     base = json.dumps({"lr": 1e-4})
-    for mine, theirs, line in (
+    for options, ref_options, line in (
         (json.dumps({"lr": 1e-4, "frobnicate": True}), base, "frobnicate is True, and is not set in the reference"),
         (base, json.dumps({"lr": 1e-4, "frobnicate": True}), "frobnicate is not set, and is True in the reference"),
     ):
-        result = diff(written(tmp_path, "a.json", mine), written(tmp_path, "b.json", theirs))
+        result = diff(written(tmp_path, "a.json", options), written(tmp_path, "b.json", ref_options))
         assert result.headline.endswith(f"F{line[1:]}.")
         assert result.findings()[0].claim.count("reference") == 1
 
@@ -448,12 +450,14 @@ def test_findings_of_the_jobs_stand_beside_those_of_values(tmp_path):
         report = trueline.check(runs[0], ref=runs[1])
         assert code in {finding.code for finding in report.findings}
         incident = next(
-            place
-            for place, each in enumerate(report.incidents)
-            if code in {report.findings[at].code for at in each.findings}
+            row_index
+            for row_index, difference in enumerate(report.incidents)
+            if code in {report.findings[at].code for at in difference.findings}
         )
         assert cause in {
-            each.cause for each in report.causes if each.incident == incident and each.standing != "excluded"
+            difference.cause
+            for difference in report.causes
+            if difference.incident == incident and difference.standing != "excluded"
         }
     assert "config-differs" in trueline.check(runs[1], ref=runs[1]).checks_run
 
@@ -476,18 +480,18 @@ actor_rollout_ref:
 
 def test_switches_under_which_rollouts_cannot_be_aligned_are_named_though_they_are_the_same(tmp_path):
     sides = [written(tmp_path, f"{n}.yaml", VERL.format(balance="true")) for n in "ab"]
-    (note,) = [each for each in diff(*sides).notes if "one by one" in each]
+    (note,) = [difference for difference in diff(*sides).notes if "one by one" in difference]
     assert note.endswith(
         "is off on both sides: data.shuffle, trainer.balance_batch (run); data.shuffle, trainer.balance_batch (ref)."
     )
     text = VERL.replace("shuffle: true", "shuffle: false").format(balance="false")
     off = [written(tmp_path, f"{n}.yaml", text) for n in "cd"]
-    assert not any("one by one" in each for each in diff(*off).notes)
+    assert not any("one by one" in difference for difference in diff(*off).notes)
 
 
 def test_a_job_of_another_kind_may_shuffle(tmp_path):
     sides = [written(tmp_path, f"{n}.json", json.dumps({"shuffle": True, "lr": 0.1, "batch_size": 4})) for n in "ab"]
-    assert not any("one by one" in each for each in diff(*sides).notes)
+    assert not any("one by one" in note for note in diff(*sides).notes)
 
 
 def test_what_the_policy_wrote_explains_less_than_how_it_was_sampled(tmp_path, monkeypatch):
@@ -497,6 +501,6 @@ def test_what_the_policy_wrote_explains_less_than_how_it_was_sampled(tmp_path, m
         facts = JobFacts(configs={"args": {"top_k": top_k, "num_generations": 8, "learning_rate": 1e-6}})
         write_run(tmp_path / name, rows, envs={0: rank_env(0, 1, facts=facts)})
     monkeypatch.setattr("trueline.store.reader.Run.kept", lambda run, table: table == "rollouts")
-    found = diff(tmp_path / "run", tmp_path / "ref")
-    assert names(found) == ["top-k", "first-batch"]
-    assert found.differences[1].says == "what was sampled for the update of step 0"
+    differences = diff(tmp_path / "run", tmp_path / "ref")
+    assert names(differences) == ["top-k", "first-batch"]
+    assert differences.differences[1].says == "what was sampled for the update of step 0"

@@ -8,7 +8,7 @@ from trueline.same_job.diff import diff
 from trueline.same_job.vocabulary import vocabulary
 
 
-def found(tmp_path, case):
+def planted_diff(tmp_path, case):
     for name, text in (
         ("run", CONFIGS[case.config].replace(case.before, case.after, 1)),
         ("ref", CONFIGS[case.config]),
@@ -21,7 +21,7 @@ def found(tmp_path, case):
 @pytest.mark.parametrize("case", PLANTED, ids=lambda case: f"{case.config}-{case.term}")
 def test_a_planted_difference_is_found_and_named(tmp_path, case):
     assert case.before in CONFIGS[case.config]
-    differences = {each.name: each for each in found(tmp_path, case).differences}
+    differences = {difference.name: difference for difference in planted_diff(tmp_path, case).differences}
     assert case.term in differences
     assert len(differences) <= 2  # and what follows from it
 
@@ -29,16 +29,16 @@ def test_a_planted_difference_is_found_and_named(tmp_path, case):
 @pytest.mark.parametrize("case", HARMLESS, ids=lambda case: f"{case.config}-{case.before[:24].strip()}")
 def test_what_cannot_change_numbers_is_silent(tmp_path, case):
     assert case.before in CONFIGS[case.config]
-    result = found(tmp_path, case)
+    result = planted_diff(tmp_path, case)
     assert result.differences == ()
     assert result.exit_code == 0
     assert result.compared["settings"] > 5
 
 
-@pytest.mark.parametrize(("one", "option", "other", "its", "term"), ACROSS)
-def test_two_frameworks_share_a_word(one, option, other, its, term):
+@pytest.mark.parametrize(("config", "option", "other_config", "other_option", "term"), ACROSS)
+def test_two_frameworks_share_a_word(config, option, other_config, other_option, term):
     rules = vocabulary().rules
     frameworks = {"megatron.sh": "megatron", "llamafactory.yaml": "llamafactory", "lightning.yaml": "lightning"}
     frameworks |= {"torchtitan.toml": "torchtitan", "deepspeed.json": "deepspeed", "verl.sh": "verl"}
-    for config, name in ((one, option), (other, its)):
-        assert term in {rule.term.slug for rule in rules[frameworks[config]][name]}
+    for name, words in ((config, option), (other_config, other_option)):
+        assert term in {rule.term.slug for rule in rules[frameworks[name]][words]}
