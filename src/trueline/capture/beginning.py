@@ -75,14 +75,14 @@ def begin(
     except TrainedAlone:
         adapter.detach()
         raise
-    if team.apart is None:
+    if team.unlike is None:
         adapter.detach()
         adapter = StagesAdapter(process_group)
         if process_group is None:
             adapter = _among_holders(adapter, model)
             team = make_team(adapter.mesh, model=model, adapter=adapter.name if adapter.mesh.compares else "")
     elif own := getattr(adapter, "own", None):
-        team.apart = dataclasses.replace(team.apart, shape=team.apart.shape | own)
+        team.unlike = dataclasses.replace(team.unlike, shape=team.unlike.shape | own)
     adapter.notes += _notes(team)
     job = _job(model, adapter, plan, step=step, updates=updates)
     sink, start, followed = _open_together(team, make_sink, job, plan)
@@ -134,14 +134,14 @@ def _notes(team: Team) -> list[str]:
             f"rank{'s' if len(team.missing) > 1 else ''} {', '.join(map(str, team.missing))} did not come to train "
             f"this model in time: only {', '.join(map(str, team.ranks))} of its ranks are in this Run."
         )
-    if team.pieces and team.apart is not None:
+    if team.pieces and team.unlike is not None:
         alike = "; ".join(ranks_text(ranks) for ranks in team.pieces)
         notes.append(
             f"Ranks hold pieces of the same sequences (context parallelism): losses and gradients are compared among "
             f"those with the same piece ({alike})."
         )
-    if team.apart:
-        names = sorted(team.apart.shape | team.apart.frozen)
+    if team.unlike:
+        names = sorted(team.unlike.shape | team.unlike.frozen)
         if names:
             notes.append(
                 f"Parameters are not the same on all ranks ({len(names)}, {names[0]} for one): their gradients are not "

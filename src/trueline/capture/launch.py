@@ -167,7 +167,7 @@ class Attachment:
             watch = self._begin_another(model) if self._run_path else self._begin(model)
         except TrainedAlone as error:
             _log.warning("trueline: model '%s' is not watched, as %s.", name_of_called(model), error)
-            self._alone.put(model, None)
+            self._alone.set(model, None)
             patches.module_call.add(self._at_call)
             return
         except Exception as error:

@@ -90,7 +90,7 @@ class Watch:
         self._closed = False
         self._after_close: list[Callable[[], None]] = []
         patches.destroy_groups.add(self._before_destroy)
-        patches.serialising.put()
+        patches.serialising.install()
         _note_living(self)
         if (optimizer_running := self.updates.running()) is not None:
             self._recorder.before_update(optimizer_running, gradients_ready=False)
@@ -335,7 +335,7 @@ _unhooked: set[Watch] = set()
 def _note_living(watch: Watch) -> None:
     if not _closes_at_exit:
         _closes_at_exit.append(atexit.register(_close_all))
-    _living.put(watch, None)
+    _living.set(watch, None)
     _files.add(watch.records_to)
 
 

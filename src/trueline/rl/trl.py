@@ -94,7 +94,7 @@ class Follower:
             self._fails(f"{self._class.__name__} of this TRL has no {missing[0]}")
             return
         for name, call in wrapped.items():
-            Patch(self._class, name, calling(call)).put()
+            Patch(self._class, name, calling(call)).install()
 
     # -- around the methods of the trainer -----------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from trueline.capture.adapters import deepspeed
-from trueline.capture.model.layout import Apart, experts, in_shards, make_layout
+from trueline.capture.model.layout import UnlikeParams, experts, in_shards, make_layout
 from trueline.capture.model.mesh import Mesh
 from trueline.capture.probes.around_update.masters import copies_of
 from trueline.capture.step import shared_columns
@@ -125,7 +125,7 @@ def test_experts_are_left_out():
     model[1].weight.allreduce = False
     own = experts(nn.Sequential(model))
     assert own == {"0.1.weight"}
-    assert make_layout(nn.Sequential(model), patterns=("*",), max_groups=8, apart=Apart(shape=own)).names == (
+    assert make_layout(nn.Sequential(model), patterns=("*",), max_groups=8, unlike=UnlikeParams(shape=own)).names == (
         *("0.0.weight", "0.0.bias"),
         "0.1.bias",
     )

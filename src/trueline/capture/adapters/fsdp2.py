@@ -114,7 +114,7 @@ class Fsdp2Adapter(HookingAdapter):
             return workers_in(process_group)
         own, *others = (on_device_mesh(mesh, *("replica", "shard")[-mesh.ndim :]) for mesh in meshes)
         group = own.members if process_group is None else ranks_of(process_group)
-        own = replace(own, members=group, others=tuple(others))
+        own = replace(own, members=group, other_meshes=tuple(others))
         axes = own.ranks.ndim
         params = (param for _, param in named_parameters(model))
         cut = next((p.device_mesh for p in params if is_dtensor(p) and p.device_mesh.ndim > axes), None)

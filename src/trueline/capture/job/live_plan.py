@@ -101,19 +101,19 @@ class Live:
                 self._refuse(str(error), step)
             self._doubtful = stamp
 
-    def receive(self, revision: int, *, known: int) -> None:
-        """The first rank announced ``revision`` in a sum that every rank has before step ``known``."""
+    def receive(self, revision: int, *, from_step: int) -> None:
+        """The first rank announced ``revision`` in a sum that every rank has before step ``from_step``."""
         if revision > max([self._in_force, *(number for _, number in self._agreed)]):
-            self._agreed.append((known, revision))
+            self._agreed.append((from_step, revision))
 
     def due(self, step: int) -> Change | None:
         """What is new from ``step`` on. Ask before every step, in order."""
         if len(self._ranks) == 1:
-            self.receive(self.announced, known=step)
-        revision = max((number for known, number in self._agreed if known <= step), default=None)
+            self.receive(self.announced, from_step=step)
+        revision = max((number for from_step, number in self._agreed if from_step <= step), default=None)
         records = self.records
         if revision is not None:
-            self._agreed = [(known, number) for known, number in self._agreed if number > revision]
+            self._agreed = [(from_step, number) for from_step, number in self._agreed if number > revision]
             self._follow(revision, step)
             records = self._recorded_by(self._stretched(step))
         seen = self.triggers.start(step, when=self.plan.when, num_steps=self.plan.when_steps)

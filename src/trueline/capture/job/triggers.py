@@ -34,7 +34,7 @@ class Detection:
     code: str
     step: int
     workers: tuple[int, ...]
-    known: int
+    from_step: int
     clean: int | None = None
 
 
@@ -75,24 +75,24 @@ class Triggers:
         self._mine.clear()
         return float(bits)
 
-    def receive(self, bits_N: Sequence[float], *, step: int, known: int) -> None:
+    def receive(self, bits_N: Sequence[float], *, step: int, from_step: int) -> None:
         """Take the bits of every worker from the sum of ``step``. What was set in the sum before as well is no news."""
         at = {code: _workers(bits_N, place) for place, code in enumerate(TRIGGERS)}
         now = {code for code, workers in at.items() if workers}
         for code in (code for code in TRIGGERS if code in now - self._before):
             back = 1 if code in ("worker-nonfinite", "grad-spike") else 2  # a reduction is judged one sum later
             clean = self._clean[-back] if len(self._clean) >= back else None
-            self._detections.append(Detection(code, step, at[code], known, clean))
+            self._detections.append(Detection(code, step, at[code], from_step, clean))
         self._clean = self._clean if now else [*self._clean[-1:], step]
         self._before = now
 
     def start(self, step: int, *, when: Sequence[str], num_steps: int) -> Detection | None:
         """What starts a recording of ``num_steps`` steps at ``step``, if anything does. Ask before every step."""
-        due = [seen for seen in self._detections if seen.known <= step]
+        due = [seen for seen in self._detections if seen.from_step <= step]
         if not due:
             return None
         self.news_at = step
-        self._detections = [seen for seen in self._detections if seen.known > step]
+        self._detections = [seen for seen in self._detections if seen.from_step > step]
         found = next((seen for seen in due if seen.code in when), None)
         if found is None or step < self.ends or self.started >= MAX_RECORDINGS:
             return None

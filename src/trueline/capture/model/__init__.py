@@ -1,1 +1,1 @@
-"""What is watched: hooks on the model, its parameters and their layout, and the few patches of torch."""
+"""The watched model: hooks on it, its parameters and their layout, and the few patches of torch."""

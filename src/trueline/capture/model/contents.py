@@ -1,4 +1,4 @@
-"""What is inside of whatever a model reads or returns, found without running any code of it.
+"""Contents of what a model reads or returns, found without running any code of it.
 
 Only what a container or an object holds itself is looked at: no property, no ``__iter__``, ``items`` or
 ``__getattr__`` of a class of the user's is called, which may count, print, load or never end.
@@ -28,7 +28,7 @@ _ABSENT = object()
 
 
 def stored(value: Any, name: str) -> Any:
-    """What ``value`` itself holds as the entry, or else as the attribute, of this name; None without."""
+    """The entry, or else the attribute, of this name that ``value`` itself holds; None without."""
     kind = type(value)
     if issubclass(kind, dict) and (entry := dict.get(value, name, _ABSENT)) is not _ABSENT:
         return entry
@@ -37,6 +37,7 @@ def stored(value: Any, name: str) -> Any:
         return tuple.__getitem__(value, fields.index(name))
     if (entry := attributes(value).get(name, _ABSENT)) is not _ABSENT:
         return entry
+    # Through __mro__ and not getattr, which would call a property of the user's.
     slot = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
     if isinstance(slot, MemberDescriptorType):
         return _in_slot(slot, value)
@@ -45,12 +46,12 @@ def stored(value: Any, name: str) -> Any:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it is one, and no object that passes itself off as one: to ask it would run code of its class."""
+    """True if it is one, and no object that passes itself off as one: to ask it would run code of its class."""
     return issubclass(type(value), Tensor)
 
 
 def elements(value: Any) -> Iterator[Any]:
-    """Those of a list or tuple; none of anything else."""
+    """Elements of a list or tuple; none of anything else."""
     kind = type(value)
     return list.__iter__(value) if issubclass(kind, list) else tuple.__iter__(value if issubclass(kind, tuple) else ())
 
@@ -58,10 +59,10 @@ def elements(value: Any) -> Iterator[Any]:
 def attributes(value: Any) -> dict[str, Any]:
     """The attributes that an object itself holds, but for those in slots."""
     try:
-        held = object.__getattribute__(value, "__dict__")
+        own_dict = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return {}
-    return held if type(held) is dict else {}
+    return own_dict if type(own_dict) is dict else {}
 
 
 class Walk:
@@ -78,7 +79,7 @@ class Walk:
 
     def tensors(self, name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
         """The tensors in ``value``, which is called ``name``."""
-        self._left = MAX_VALUES
+        self._num_left = MAX_VALUES
         return self._inside(name, value, 0)
 
     def _inside(self, name: str, value: Any, depth: int) -> Iterator[tuple[str, Tensor]]:
@@ -92,20 +93,20 @@ class Walk:
             self.is_complete = False
             return
         for number, (key, inner) in enumerate(parts):
-            self._left -= 1
-            if number == MAX_LENGTH or self._left < 0:
+            self._num_left -= 1
+            if number == MAX_LENGTH or self._num_left < 0:
                 self.is_complete = False
                 return
             if type(inner) not in PLAIN:
-                yield from self._inside(self._called(name, key, number), inner, depth + 1)
+                yield from self._inside(self._name_inside(name, key, number), inner, depth + 1)
 
-    def _called(self, name: str, key: Any, number: int) -> str:
+    def _name_inside(self, name: str, key: Any, number: int) -> str:
         if not self._paths:
             return key if type(key) is str else str(key) if type(key) is int else name
         return f"{name}.{number if key is None or type(key) not in PLAIN else slot_of(key)}"
 
     def _parts(self, value: Any) -> Iterable[tuple[Any, Any]] | None:
-        """What is directly inside of ``value``, with names or None; None where it is no container."""
+        """(name or None, value) of what is directly inside of ``value``; None where it is no container."""
         kind = type(value)
         if issubclass(kind, dict):
             return dict.items(value)
@@ -126,8 +127,8 @@ def _entries(value: Any) -> dict[Any, Any] | None:
     """
     if not issubclass(type(value), Mapping):
         return None
-    held = [each for each in attributes(value).values() if issubclass(type(each), dict)]
-    return held[0] if len(held) == 1 else None
+    dicts = [attribute for attribute in attributes(value).values() if issubclass(type(attribute), dict)]
+    return dicts[0] if len(dicts) == 1 else None
 
 
 def _in_slot(slot: MemberDescriptorType, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Whose exception it is that arrives in our code: ours ends a part of watching, the user's ends what the user wants."""
+"""Owner of an exception that arrives in our code: ours ends a part of watching, the user's ends what the user wants."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trueline.schema.errors import TrainingStopped
 
 
 def is_users(error: BaseException | None) -> bool:
-    """Whether training is to see ``error``: what a handler of a signal raised, which Python runs between any two lines
+    """True if training is to see ``error``: what a handler of a signal raised, which Python runs between any two lines
     of ours (a limit of time, a job that is preempted), or the stop that the Plan asks for.
     """
     if not isinstance(error, Exception) or isinstance(error, TrainingStopped):

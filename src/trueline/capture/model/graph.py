@@ -19,28 +19,28 @@ MAX_NODES = 20_000
 """Operations of a graph that is asked, each of which is called from Python."""
 
 _UNKNOWN = object()
-"""Of versions of torch that do not say whether hooks keep a saved tensor."""
+"""Stands for the hook in versions of torch that do not say whether hooks keep a saved tensor."""
 
 
 def nodes_below(roots: Iterable[Tensor]) -> Iterator[Any]:
     """The operations that ``roots`` were made by."""
     ahead: list[Any] = [root.grad_fn for root in roots]
-    seen = set[Any]()
+    visited = set[Any]()
     while ahead:
         node: Any = ahead.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
+        if node is not None and node not in visited:
+            visited.add(node)
             yield node
             ahead.extend(below for below, _ in node.next_functions)
 
 
 def is_hooked(saved: Any) -> bool:
-    """Whether hooks keep this saved tensor: to read it may run a forward pass again."""
+    """True if hooks keep this saved tensor: to read it may run a forward pass again."""
     return getattr(saved, "unpack_hook", _UNKNOWN) is not None
 
 
 def can_be_asked(roots: Iterable[Tensor]) -> bool:
-    """Whether all operations below ``roots`` are torch's own, and what they keep for backward is there, as it was, and
+    """True if all operations below ``roots`` are torch's own, and what they keep for backward is there, as it was, and
     is read by no hook. A library that shards may have freed the memory of parameters until backward begins, and to
     read it then ends the process.
     """
@@ -49,26 +49,31 @@ def can_be_asked(roots: Iterable[Tensor]) -> bool:
             return False
         if not hasattr(node, "_input_metadata"):  # in a torch that does not say what forms gradients have
             return False
-        for name in _kept_by(type(node)):
+        for name in _saved_names(type(node)):
             raw = getattr(node, f"_raw_saved_{name}")
-            if any(one is not None and is_hooked(one) for one in (raw if isinstance(raw, (tuple, list)) else (raw,))):
+            if any(
+                saved is not None and is_hooked(saved) for saved in (raw if isinstance(raw, (tuple, list)) else (raw,))
+            ):
                 return False
             try:
-                kept = getattr(node, f"_saved_{name}")
+                values = getattr(node, f"_saved_{name}")
             except RuntimeError:  # changed in place, or freed: backward will raise, too
                 return False
-            if not all(one is None or _is_there(one) for one in (kept if isinstance(kept, (tuple, list)) else (kept,))):
+            if not all(
+                saved is None or _is_in_memory(saved)
+                for saved in (values if isinstance(values, (tuple, list)) else (values,))
+            ):
                 return False
     return True
 
 
 @cache
-def _kept_by(kind: type) -> tuple[str, ...]:
+def _saved_names(kind: type) -> tuple[str, ...]:
     prefix = "_raw_saved_"
     return tuple(name.removeprefix(prefix) for name in dir(kind) if name.startswith(prefix))
 
 
-def _is_there(x: Tensor) -> bool:
+def _is_in_memory(x: Tensor) -> bool:
     if type(x) not in (Tensor, nn.Parameter) or x.layout != torch.strided:
         return False
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
@@ -80,30 +85,32 @@ def gradients_of(outputs: Sequence[Tensor], inputs: Sequence[Tensor], weights: S
     """The gradients of a weighted sum of ``outputs``, whose graph ``can_be_asked``, with respect to ``inputs``, None
     where there is none. No hook is called, and the graph and every ``.grad`` stay as they are.
     """
-    edges = [tuple(get_gradient_edge(each)[:2]) for each in inputs]
-    asked, slots = {node for node, _ in edges}, set(edges)
-    roots = [tuple(get_gradient_edge(each)[:2]) for each in outputs]
-    found: dict[Any, Tensor] = {}
-    arrived: dict[Any, list[Tensor | None]] = {}
+    edges = [tuple(get_gradient_edge(tensor)[:2]) for tensor in inputs]
+    targets, slots = {node for node, _ in edges}, set(edges)
+    roots = [tuple(get_gradient_edge(tensor)[:2]) for tensor in outputs]
+    gradient_at: dict[Any, Tensor] = {}
+    incoming: dict[Any, list[Tensor | None]] = {}
     with torch.no_grad():
         for root, weight in zip(roots, weights, strict=True):
-            _add(arrived, root, weight)
-        for node, leads in _in_order([node for node, _ in roots], asked):
-            gradients = arrived.pop(node, None)
+            _add(incoming, root, weight)
+        for node, leads in _in_order([node for node, _ in roots], targets):
+            gradients = incoming.pop(node, None)
             if gradients is None:
                 continue
-            found |= {(node, slot): x for slot, x in enumerate(gradients) if x is not None and (node, slot) in slots}
+            gradient_at |= {
+                (node, slot): x for slot, x in enumerate(gradients) if x is not None and (node, slot) in slots
+            }
             if leads:
                 below = node(*gradients)
                 for edge, x in zip(node.next_functions, below if isinstance(below, tuple) else (below,), strict=True):
                     if edge[0] in leads and x is not None:
-                        _add(arrived, edge, x)
-    return [found.get(edge) for edge in edges]
+                        _add(incoming, edge, x)
+    return [gradient_at.get(edge) for edge in edges]
 
 
-def _in_order(roots: Sequence[Any], asked: set[Any]) -> list[tuple[Any, set[Any]]]:
-    """The operations below ``roots`` by which ``asked`` are reached, each after all that need it, and with those below
-    it by which they are.
+def _in_order(roots: Sequence[Any], targets: set[Any]) -> list[tuple[Any, set[Any]]]:
+    """(operation, operations below it) on the ways from ``roots`` to ``targets``, each after all that need it; of the
+    operations below only those that lead to a target.
     """
     after: list[tuple[Any, set[Any]]] = []
     reaches: dict[Any, bool] = {}
@@ -112,7 +119,7 @@ def _in_order(roots: Sequence[Any], asked: set[Any]) -> list[tuple[Any, set[Any]
         node, is_done = ahead.pop()
         if is_done:
             leads = {below for below, _ in node.next_functions if below is not None and reaches[below]}
-            reaches[node] = bool(leads) or node in asked
+            reaches[node] = bool(leads) or node in targets
             after += [(node, leads)] if reaches[node] else []
         elif node not in reaches:
             reaches[node] = False
@@ -121,15 +128,15 @@ def _in_order(roots: Sequence[Any], asked: set[Any]) -> list[tuple[Any, set[Any]
     return after[::-1]
 
 
-def _add(arrived: dict[Any, list[Tensor | None]], edge: tuple[Any, int], x: Tensor) -> None:
-    """Add a gradient to those that have arrived at an operation, in the form of what it returned, as the engine does:
-    of what was broadcast it is the sum.
+def _add(incoming: dict[Any, list[Tensor | None]], edge: tuple[Any, int], x: Tensor) -> None:
+    """Add gradient ``x`` to the ``incoming`` of an operation, in shape and dtype of what it returned, as the engine
+    does: what was broadcast gets the sum.
     """
     node, slot = edge
     form = node._input_metadata[slot]
     shape = tuple(form.shape)
     x = x if tuple(x.shape) == shape else x.sum_to_size(shape)
     x = x if x.dtype == form.dtype else x.to(form.dtype)
-    slots = arrived.setdefault(node, [None] * len(node._input_metadata))
+    slots = incoming.setdefault(node, [None] * len(node._input_metadata))
     before = slots[slot]
     slots[slot] = x if before is None else before + x

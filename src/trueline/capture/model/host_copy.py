@@ -20,13 +20,14 @@ class HostCopy:
         self.add(tensors)
 
     def add(self, tensors: Mapping[str, Tensor]) -> None:
-        """Start to copy these, too."""
+        """Start to copy further ``tensors``."""
         device = None
         for name, tensor in tensors.items():
             if tensor.device.type == "cpu":
                 self.host[name] = tensor
                 continue
             device = tensor.device
+            # Only a copy to pinned memory returns before the device has made it.
             target = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
             self.host[name] = target.copy_(tensor, non_blocking=True)
         if device is not None:
@@ -34,14 +35,14 @@ class HostCopy:
             self._event.record()
 
     def ready(self) -> bool:
-        """Whether ``host`` may be read; never blocks."""
+        """True if ``host`` may be read; never blocks."""
         return self._event is None or self._event.query()
 
     def arrives(self, *, within_s: float) -> bool:
-        """Whether ``host`` may be read within that time; a device may be stuck in what another rank never ends."""
-        until = time.monotonic() + within_s
+        """True if ``host`` may be read within that time; a device may be stuck in what another rank never ends."""
+        deadline = time.monotonic() + within_s
         while not self.ready():
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 return False
             time.sleep(0.001)
         return True

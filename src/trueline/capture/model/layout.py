@@ -1,4 +1,4 @@
-"""Which parameters are watched, in which groups, and what sketches them."""
+"""The parameters that are watched, their groups, and what sketches them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped
 
 
 @dataclass(frozen=True)
-class Apart:
+class UnlikeParams:
     """Names of parameters that not all ranks hold alike when watching begins: those that some lack, or hold in another
     ``shape``, and those that some have ``frozen``.
     """
@@ -37,20 +37,20 @@ class Apart:
     frozen: frozenset[str] = frozenset()
 
 
-ALIKE = Apart()
+NOTHING_UNLIKE = UnlikeParams()
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, groups and sketcher of the P watched parameters of one model, the same on every rank. ``group_of`` says
-    which group each is in, and ``group_index`` the same as an array.
+    """Names, groups and sketcher of the P watched parameters of one model, equal on every rank. ``group_of`` says
+    which group each parameter is in, and ``group_index`` [P] is that as an array.
 
-    ``frozen`` are the others, whose gradients there are none of but which replicas must share. ``shapes`` are of whole
+    ``frozen`` are the others, which have no gradients but which replicas must share. ``shapes`` are of whole
     parameters, or of a rank's part where that is reduced by itself (tensor parallelism); ``mesh`` says in how many
     equal pieces each is reduced. ``whole`` are the positions of parameters that ranks hold whole, unlike the sharded
-    others, and reduce by other means: they have norms and digests, and no sketch. ``digest`` is one of
-    names, shapes and groups: ranks add up what they measured only where theirs are equal. A parameter that this rank
-    does not hold any more is an empty one, ``gone``.
+    others, and reduce by other means: they have norms and digests, and no sketch. ``digest`` is of names, shapes and
+    groups: ranks add up what they measured only where their digests are equal. A parameter that this rank
+    does not hold any more is an empty one, ``absent``.
     """
 
     names: tuple[str, ...]
@@ -66,10 +66,10 @@ class Layout:
     group_index: NDArray[np.int64]
     frozen: tuple[tuple[str, nn.Parameter], ...] = ()
     whole: tuple[int, ...] = ()
-    gone: nn.Parameter | None = None
+    absent: nn.Parameter | None = None
     index_of: dict[int, int] = field(default_factory=dict[int, int])
     tables: tuple[dict[str, Any], ...] = ()
-    held: tuple[Any, ...] = ()
+    entries: tuple[Any, ...] = ()
     lengths: tuple[int, ...] = ()
     facts: tuple[Any, ...] = ()
 
@@ -84,41 +84,41 @@ class Layout:
         return tuple(math.prod(shape) for shape in self.shapes)
 
     def fits(self) -> bool:
-        """Whether the model still has exactly these parameters, trained and frozen as they were (people replace them
-        after wrapping). ``tables`` are the modules' own of their children and parameters, ``held`` what is in them one
-        after the other: looking there, in no loop of Python's, takes a hundredth of the time of walking through
+        """True if the model still has exactly these parameters, trained and frozen as they were (people replace them
+        after wrapping). ``tables`` are the modules' own dicts of children and parameters, ``entries`` their values in
+        order: to compare these, in no loop of Python's, takes a hundredth of the time of walking through
         ``model.parameters()``, and is done at every step.
         """
         if tuple(map(len, self.tables)) != self.lengths:
             return False
-        return all(map(operator.is_, _inside(self.tables), self.held)) and self._facts() == self.facts
+        return all(map(operator.is_, _entries_of(self.tables), self.entries)) and self._facts() == self.facts
 
-    def held_by(self, model: nn.Module) -> Layout:
-        """The same Layout over the parameters that ``model`` holds now under these names."""
-        held = dict(named_parameters(model))
-        gone = nn.Parameter(torch.empty(0, device=self.device), requires_grad=False)
+    def rebind(self, model: nn.Module) -> Layout:
+        """Returns this Layout over the parameters that ``model`` holds now under these names."""
+        params_now = dict(named_parameters(model))
+        absent = nn.Parameter(torch.empty(0, device=self.device), requires_grad=False)
         params = tuple(
-            param if param is not None and _shape(param, self.mesh) == shape else gone
-            for param, shape in zip(map(held.get, self.names), self.shapes, strict=True)
+            param if param is not None and _shape(param, self.mesh) == shape else absent
+            for param, shape in zip(map(params_now.get, self.names), self.shapes, strict=True)
         )
-        made = replace(
+        layout = replace(
             self,
             params=params,
-            frozen=tuple((name, held.get(name, gone)) for name, _ in self.frozen),
-            gone=gone,
-            index_of={id(param): index for index, param in enumerate(params) if param is not gone},
+            frozen=tuple((name, params_now.get(name, absent)) for name, _ in self.frozen),
+            absent=absent,
+            index_of={id(param): index for index, param in enumerate(params) if param is not absent},
         )
         tables = tuple(table for module in model.modules() for table in (module._modules, module._parameters))
-        held_by = {"tables": tables, "held": tuple(_inside(tables)), "lengths": tuple(map(len, tables))}
-        return replace(made, facts=made._facts(), **held_by)
+        table_facts = {"tables": tables, "entries": tuple(_entries_of(tables)), "lengths": tuple(map(len, tables))}
+        return replace(layout, facts=layout._facts(), **table_facts)
 
     def _facts(self) -> tuple[Any, ...]:
         frozen = map(operator.itemgetter(1), self.frozen)
         return tuple(map(operator.attrgetter("requires_grad", "dtype"), itertools.chain(self.params, frozen)))
 
 
-def _inside(tables: Sequence[dict[str, Any]]) -> Iterator[Any]:
-    """What is in the tables, one after the other."""
+def _entries_of(tables: Sequence[dict[str, Any]]) -> Iterator[Any]:
+    """Values of the tables, one table after the other."""
     return itertools.chain.from_iterable(map(operator.methodcaller("values"), tables))
 
 
@@ -142,7 +142,7 @@ def compiled_inside(module: nn.Module) -> nn.Module | None:
 
 
 def is_fsdp2(module: nn.Module) -> bool:
-    """Whether ``fully_shard`` was called on ``module``, which then has a class of its own."""
+    """True if ``fully_shard`` was called on ``module``, which then has a class of its own."""
     return hasattr(type(module), "_get_fsdp_state")
 
 
@@ -165,13 +165,13 @@ def deepspeed_engine() -> Any:
 
 
 def is_engine(model: nn.Module) -> bool:
-    """Whether ``model`` is an engine of DeepSpeed, with the user's own module inside."""
+    """True if ``model`` is an engine of DeepSpeed, with the user's own module inside."""
     engine = deepspeed_engine()
     return engine is not None and isinstance(model, engine)
 
 
 def holds_padding(model: nn.Module) -> bool:
-    """Whether this rank's part of a parameter that ZeRO 3 has cut is longer than what is left of the parameter: the
+    """True if this rank's part of a parameter that ZeRO 3 has cut is longer than what is left of the parameter: the
     rest is memory that nothing has filled.
     """
     return any(
@@ -199,14 +199,14 @@ def named_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     pass) its shard: the gathered one is empty again before the optimizer's step.
     """
     shards = {
-        id(getattr(each, "_unsharded_param", None)): each.sharded_param
+        id(getattr(fsdp_param, "_unsharded_param", None)): fsdp_param.sharded_param
         for group in fsdp2_groups(model)
-        for each in group.fsdp_params
+        for fsdp_param in group.fsdp_params
     }
-    named = unwrap(model).named_parameters()
+    named_params = unwrap(model).named_parameters()
     if not shards:
-        return [(clean_name(name), param) for name, param in named]
-    return [(clean_name(name), shards.get(id(param), param)) for name, param in named]
+        return [(clean_name(name), param) for name, param in named_params]
+    return [(clean_name(name), shards.get(id(param), param)) for name, param in named_params]
 
 
 def experts(model: nn.Module) -> frozenset[str]:
@@ -219,23 +219,23 @@ def watched_parameters(model: nn.Module, *, patterns: tuple[str, ...]) -> list[t
 
     Raises ``CaptureError`` for a model without trainable parameters and for globs that match none.
     """
-    every = [
+    trainable = [
         (name, param)
         for name, param in named_parameters(model)
         if param.requires_grad and (param.is_floating_point() or param.is_complex())
     ]
-    if not every:
+    if not trainable:
         raise CaptureError(
             f"{type(unwrap(model)).__name__} has no parameter that requires a gradient, so there is nothing to watch. "
             "Pass the model that the optimizer trains."
         )
-    chosen = [(name, param) for name, param in every if any(fnmatch.fnmatch(name, glob) for glob in patterns)]
-    if not chosen:
+    matching = [(name, param) for name, param in trainable if any(fnmatch.fnmatch(name, glob) for glob in patterns)]
+    if not matching:
         raise CaptureError(
-            f"names={list(patterns)} matches none of the {len(every)} parameters; "
-            f"the first are {', '.join(name for name, _ in every[:5])}."
+            f"names={list(patterns)} matches none of the {len(trainable)} parameters; "
+            f"the first are {', '.join(name for name, _ in trainable[:5])}."
         )
-    return chosen
+    return matching
 
 
 def make_layout(
@@ -244,19 +244,20 @@ def make_layout(
     patterns: tuple[str, ...],
     max_groups: int,
     mesh: Mesh | None = None,
-    apart: Apart = ALIKE,
+    unlike: UnlikeParams = NOTHING_UNLIKE,
 ) -> Layout:
-    """The Layout of ``watched_parameters`` but for those ``apart``, and its errors; also where none is left. ``mesh``
-    is that of the model (None: of replicas).
+    """The Layout of ``watched_parameters`` but for those ``unlike``. ``mesh`` is that of the model (None: of replicas).
+
+    Raises ``CaptureError`` as ``watched_parameters`` does, and where no parameter is left.
     """
     mesh = workers_in() if mesh is None else mesh
     shards = mesh.shards
-    left_out = apart.shape | apart.frozen
-    chosen = [(name, param) for name, param in watched_parameters(model, patterns=patterns) if name not in left_out]
-    if not chosen:
+    left_out = unlike.shape | unlike.frozen
+    watched = [(name, param) for name, param in watched_parameters(model, patterns=patterns) if name not in left_out]
+    if not watched:
         raise CaptureError("no parameter is trained by all ranks, so there are no gradients to compare.")
-    names = tuple(name for name, _ in chosen)
-    params = tuple(param for _, param in chosen)
+    names = tuple(name for name, _ in watched)
+    params = tuple(param for _, param in watched)
     shapes = tuple(_shape(param, mesh) for param in params)
     groups, group_of = _group(names, [math.prod(shape) for shape in shapes], max_groups=max_groups)
     k = sketch_length(len(groups))
@@ -264,9 +265,9 @@ def make_layout(
     frozen = tuple(
         (name, param)
         for name, param in named_parameters(model)
-        if name in apart.frozen or (not param.requires_grad and name not in apart.shape)
+        if name in unlike.frozen or (not param.requires_grad and name not in unlike.shape)
     )
-    said = repr((names, shapes, group_of, k, shards, [name for name, _ in frozen]))
+    identity = repr((names, shapes, group_of, k, shards, [name for name, _ in frozen]))
     layout = Layout(
         names=names,
         params=params,
@@ -283,35 +284,39 @@ def make_layout(
             shards=shards,
             device=device,
         ),
-        digest=int(hashlib.sha256(said.encode()).hexdigest()[:13], 16),  # 52 bits: a float64 holds it whole
+        digest=int(hashlib.sha256(identity.encode()).hexdigest()[:13], 16),  # 52 bits: a float64 holds it whole
         device=device,
         group_index=np.array(group_of, dtype=np.int64),
         frozen=frozen,
         whole=tuple(index for index, param in enumerate(params) if shards > 1 and not is_piece(param)),
     )
-    return layout.held_by(model)
+    return layout.rebind(model)
 
 
 def copies(layout: Layout) -> dict[tuple[int, ...], list[str]]:
-    """By ranks among which this one's part of the model is cut by tensor parallelism, the names of the parameters that
-    these hold in copies instead.
+    """Names of the parameters that ranks hold in copies, by the ranks among which tensor parallelism cuts this rank's
+    part of the model.
     """
-    named = [*zip(layout.names, layout.params, strict=True), *layout.frozen]
-    meshes = {name: layout.mesh.of(param) for name, param in named if is_dtensor(param) or hasattr(param, "_st_info")}
+    named_params = [*zip(layout.names, layout.params, strict=True), *layout.frozen]
+    meshes = {
+        name: layout.mesh.mesh_of(param)
+        for name, param in named_params
+        if is_dtensor(param) or hasattr(param, "_st_info")
+    }
     cuts = {
         mesh.group(axis)
         for mesh in meshes.values()
         for axis, role in zip(mesh.names, mesh.roles, strict=True)
         if role == "part"
     }
-    found: dict[tuple[int, ...], list[str]] = {}
-    for ranks in sorted(each for each in cuts if len(each) > 1):
-        for name, _ in named:
+    names_by_ranks: dict[tuple[int, ...], list[str]] = {}
+    for ranks in sorted(group for group in cuts if len(group) > 1):
+        for name, _ in named_params:
             mesh = meshes.get(name)
             beyond = mesh is None or set(ranks).isdisjoint(set(mesh.members) - {mesh.rank})
             if beyond or (mesh is not None and set(ranks) <= set(mesh.replicas)):
-                found.setdefault(ranks, []).append(name)
-    return found
+                names_by_ranks.setdefault(ranks, []).append(name)
+    return names_by_ranks
 
 
 def local(x: Tensor) -> Tensor:
@@ -356,12 +361,12 @@ def _shape(param: Tensor, mesh: Mesh) -> tuple[int, ...]:
     whole = getattr(param, "ds_shape", getattr(param, "_trueline_shape", None))
     if whole is not None:
         return tuple(whole)
-    shape, own = list(param.shape), mesh.of(param)
-    for axis, (role, at) in enumerate(zip(own.roles, own.coordinates(), strict=True)):
+    shape, param_mesh = list(param.shape), mesh.mesh_of(param)
+    for axis, (role, coordinate) in enumerate(zip(param_mesh.roles, param_mesh.coordinates(), strict=True)):
         if role == "part":
             dim = param.placements[axis].dim  # type: ignore[attr-defined]
-            piece = -(-shape[dim] // own.ranks.shape[axis])
-            shape[dim] = min(max(shape[dim] - piece * at, 0), piece)
+            piece = -(-shape[dim] // param_mesh.ranks.shape[axis])
+            shape[dim] = min(max(shape[dim] - piece * coordinate, 0), piece)
     return tuple(shape)
 
 
@@ -390,8 +395,8 @@ def _group(
     specs = tuple(
         GroupSpec(
             name=group[0] if len(group) == 1 else f"{group[0]} … {group[-1]}",
-            params=[name for name, of in zip(names, group_of, strict=True) if of == index],
-            numel=sum(numel for numel, of in zip(numels, group_of, strict=True) if of == index),
+            params=[name for name, param_group in zip(names, group_of, strict=True) if param_group == index],
+            numel=sum(numel for numel, param_group in zip(numels, group_of, strict=True) if param_group == index),
         )
         for index, group in enumerate(merged)
     )

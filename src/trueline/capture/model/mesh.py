@@ -26,16 +26,15 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 Role = Literal["replica", "shard", "part"]
-"""What the ranks along one axis of a mesh are to each other. Replicas hold the same parameters, shards hold pieces of
-them between steps: both compute gradients of whole parameters, which are then averaged (data and context parallelism,
-FSDP). Parts hold one model together, and have the gradients of their own part only (tensor, pipeline and expert
-parallelism).
+"""Relation of the ranks along one axis of a mesh. Replicas hold equal parameters, shards hold pieces of them between
+steps: both compute gradients of whole parameters, which are then averaged (data and context parallelism, FSDP). Parts
+hold one model together, and have the gradients of their own part only (tensor, pipeline and expert parallelism).
 """
 
 ALONG_SEQUENCES = frozenset(
     ("cp", "context", "context_parallel", "seq", "sequence", "sequence_parallel", "sp", "ring", "ulysses")
 )
-"""What an axis is called along which ranks hold pieces of one sequence: cp in torchtitan and Accelerate, which calls
+"""Names of an axis along which ranks hold pieces of one sequence: cp in torchtitan and Accelerate, which calls
 DeepSpeed's sp, sequence_parallel in DeepSpeed, CONTEXT_PARALLEL_GROUP in Megatron-core.
 """
 
@@ -44,8 +43,8 @@ DeepSpeed's sp, sequence_parallel in DeepSpeed, CONTEXT_PARALLEL_GROUP in Megatr
 class Mesh:
     """Global ``ranks`` by coordinates (int64, one dim an axis), and the name and role of each axis, as ``rank`` needs
     it. ``members`` are the ranks that write one Run together: those of the mesh, unless a process group was passed.
-    ``others`` are meshes that some parameters are on instead, such as those of experts. ``flat`` is whether shards are
-    pieces of a parameter's elements in order, and not of its first dimension.
+    ``other_meshes`` are meshes that some parameters are on instead, such as those of experts. ``flat`` says that shards
+    are pieces of a parameter's elements in order, and not of its first dimension.
     """
 
     ranks: NDArray[np.int64]
@@ -53,23 +52,26 @@ class Mesh:
     roles: tuple[Role, ...]
     rank: int
     members: tuple[int, ...]
-    others: tuple[Mesh, ...] = ()
+    other_meshes: tuple[Mesh, ...] = ()
     flat: bool = False
 
     def coordinates(self, rank: int | None = None) -> tuple[int, ...]:
-        """Where ``rank`` (this one, if None) is on each axis. Raises ValueError for a rank that is not on the mesh."""
+        """Index of ``rank`` (this one, if None) on each axis. Raises ValueError for a rank that is not on the mesh."""
         rank = self.rank if rank is None else rank
-        found = np.argwhere(self.ranks == rank)
-        if len(found) != 1:
+        positions = np.argwhere(self.ranks == rank)
+        if len(positions) != 1:
             raise ValueError(f"Rank {rank} is not on the mesh of the ranks {self.ranks.ravel().tolist()}.")
-        return tuple(found[0].tolist())
+        return tuple(positions[0].tolist())
 
     def group(self, *names: str, rank: int | None = None) -> tuple[int, ...]:
         """The ranks that differ from ``rank`` (this one, if None) along the axes of these names only, itself included,
         in the order of the mesh.
         """
-        own = self.coordinates(rank)
-        index = tuple(slice(None) if name in names else at for name, at in zip(self.names, own, strict=True))
+        coordinates = self.coordinates(rank)
+        index = tuple(
+            slice(None) if name in names else coordinate
+            for name, coordinate in zip(self.names, coordinates, strict=True)
+        )
         return tuple(self.ranks[index].ravel().tolist())
 
     def along(self, *roles: Role) -> tuple[int, ...]:
@@ -89,17 +91,17 @@ class Mesh:
 
     @functools.cached_property
     def shards(self) -> int:
-        """In how many pieces a gradient is reduced; 1 where every worker receives all of it."""
+        """Number of pieces in which a gradient is reduced; 1 where every worker receives all of it."""
         return len(self.along("shard"))
 
     @functools.cached_property
     def shard(self) -> int:
-        """Which of these pieces is this rank's."""
+        """Index of this rank's piece among the ``shards``."""
         return self.along("shard").index(self.rank)
 
     @functools.cached_property
     def compares(self) -> bool:
-        """Whether the members are workers, which are compared, and do not hold one model together."""
+        """True if the members are workers, which are compared, and do not hold one model together."""
         return len(self.along("part")) == 1
 
     @functools.cached_property
@@ -109,24 +111,24 @@ class Mesh:
             return f"rank {self.rank}"
         return "all" if self.shards == 1 else f"shard {self.shard} of {self.shards}"
 
-    def of(self, param: Tensor) -> Mesh:
+    def mesh_of(self, param: Tensor) -> Mesh:
         """The mesh that ``param`` is on, with the roles that its own placements give the axes. (For DDP over tensor
         parallelism torch leaves what they were beside the local tensor, ``torch.distributed.tensor.parallel.ddp``.)
         """
         spec: Any = getattr(param, "_st_info", param)
-        held = getattr(spec, "device_mesh", None)
-        if held is None:
+        device_mesh = getattr(spec, "device_mesh", None)
+        if device_mesh is None:
             return self if is_piece(param) else replace(self, roles=tuple(map(_whole, self.roles)))
-        mesh = on_device_mesh(held, rank=self.rank)
+        mesh = on_device_mesh(device_mesh, rank=self.rank)
         cuts = [not placement.is_replicate() for placement in spec.placements]  # FSDP cuts what is cut in strides
         roles = [self._role(mesh.group(name)) if cut else "replica" for name, cut in zip(mesh.names, cuts, strict=True)]
         return replace(mesh, roles=tuple(roles))
 
     def _role(self, group: tuple[int, ...]) -> Role:
-        """What ranks that hold other pieces are to each other: a framework that reduces in shards has said so."""
-        for mesh in (self, *self.others):
-            known = zip(mesh.names, mesh.roles, strict=True)
-            if any(role == "shard" and mesh.group(name) == group for name, role in known):
+        """Role of ranks that hold other pieces: shards where the framework has said that it reduces in shards."""
+        for mesh in (self, *self.other_meshes):
+            axes = zip(mesh.names, mesh.roles, strict=True)
+            if any(role == "shard" and mesh.group(name) == group for name, role in axes):
                 return "shard"
         return "part"
 
@@ -155,26 +157,26 @@ def on_device_mesh(device_mesh: Any, *roles: Role, rank: int | None = None) -> M
 
 
 def piece_of_sequence() -> tuple[int, ...]:
-    """Which piece of its sequences this rank holds: its place in each process group, or on each axis of a device mesh,
-    that was named so (``ALONG_SEQUENCES``); () where none was.
+    """Indices of the piece of its sequences that this rank holds: in each process group, or on each axis of a device
+    mesh, that has one of the names ``ALONG_SEQUENCES``; () where none has.
     """
     if not is_initialised():
         return ()
     groups = {(group.group_desc, ranks_of(group)) for group in dist.distributed_c10d._world.pg_map}
-    named = {(name, ranks) for name, ranks in groups if _is_along(name)} or _along_in_meshes()
-    return tuple(ranks.index(own_rank()) for _, ranks in sorted(named))
+    along_sequence = {(name, ranks) for name, ranks in groups if _is_along(name)} or _along_in_meshes()
+    return tuple(ranks.index(own_rank()) for _, ranks in sorted(along_sequence))
 
 
 def _is_along(description: str) -> bool:
-    """Whether the name that torch (``mesh_cp``) or a framework (``CONTEXT_PARALLEL_GROUP``) gave a group says so."""
+    """True for a group's name along sequences, of torch (``mesh_cp``) or a framework (``CONTEXT_PARALLEL_GROUP``)."""
     return description.lower().removeprefix("mesh_").removesuffix("_group") in ALONG_SEQUENCES
 
 
 def _along_in_meshes() -> set[tuple[str, tuple[int, ...]]]:
     """Name and ranks of axes that hold all ranks, for which torch takes the default group."""
     kind: Any = getattr(sys.modules.get("torch.distributed.device_mesh"), "DeviceMesh", ())
-    held = gc.get_objects()  # a million, of which one by one would take longer than all else that begins a Run
-    meshes = itertools.compress(held, map(operator.is_, map(type, held), itertools.repeat(kind)))
+    objects = gc.get_objects()  # a million, of which one by one would take longer than all else that begins a Run
+    meshes = itertools.compress(objects, map(operator.is_, map(type, objects), itertools.repeat(kind)))
     return {
         (name, on_device_mesh(mesh).group(name))
         for mesh in meshes
@@ -184,13 +186,13 @@ def _along_in_meshes() -> set[tuple[str, tuple[int, ...]]]:
 
 
 def is_dtensor(x: object) -> TypeGuard[DTensor]:
-    """Whether ``x`` is a DTensor. There is none before their module is imported, which this does not do."""
+    """True if ``x`` is a DTensor. There is none before their module is imported, which this does not do."""
     dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     return dtensor is not None and isinstance(x, dtensor)
 
 
 def is_piece(param: Tensor) -> bool:
-    """Whether a rank may hold a piece of ``param`` only: a DTensor, what FSDP1 flattened, what ZeRO 3 partitioned. (The
+    """True if a rank may hold a piece of ``param`` only: a DTensor, what FSDP1 flattened, what ZeRO 3 partitioned. (The
     marks of the latter two are private: ``torch.distributed.fsdp._common_utils``, ``deepspeed.zero``.)
     """
     return any(hasattr(param, mark) for mark in ("to_local", "_fsdp_flattened", "ds_tensor"))

@@ -1,4 +1,4 @@
-"""What the training script calls its models."""
+"""Names that the training script has for its models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIBRARIES = ("torch", "trueline")
 
 
 def name_of(model: nn.Module) -> str:
-    """The name of its class, inside of DDP and torch.compile."""
+    """Name of the model's class, inside of DDP and torch.compile."""
     return type(unwrap(model)).__name__
 
 

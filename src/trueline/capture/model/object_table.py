@@ -1,4 +1,4 @@
-"""What is known of objects of the user's, for as long as they live."""
+"""Facts about objects of the user's, for as long as these live."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ class ObjectTable(Generic[Key, Value]):
     """
 
     def __init__(self) -> None:
-        self._held: dict[int, tuple[weakref.ref[Any], Value]] = {}
+        self._entries: dict[int, tuple[weakref.ref[Any], Value]] = {}
 
     def get(self, key: Key) -> Value | None:
         """The value of ``key``, None without one."""
-        held = self._held.get(id(key))
-        return None if held is None else held[1]
+        entry = self._entries.get(id(key))
+        return None if entry is None else entry[1]
 
-    def put(self, key: Key, value: Value) -> None:
-        """Set the value of ``key``; it must not refer to that."""
-        held, at = self._held, id(key)
-        held[at] = weakref.ref(key, lambda _: held.pop(at, None)), value
+    def set(self, key: Key, value: Value) -> None:
+        """Set the value of ``key``, to which it must not refer: the key would live for ever."""
+        entries, identity = self._entries, id(key)
+        entries[identity] = weakref.ref(key, lambda _: entries.pop(identity, None)), value
 
     def __contains__(self, key: Key) -> bool:
-        return id(key) in self._held
+        return id(key) in self._entries
 
     def __bool__(self) -> bool:
-        """Whether it has an object that is alive."""
-        return any(ref() is not None for ref, _ in tuple(self._held.values()))
+        """True if it has an object that is alive."""
+        return any(ref() is not None for ref, _ in tuple(self._entries.values()))
 
     def items(self) -> Iterator[tuple[Key, Value]]:
         """Objects that are alive with their values, in the order in which they came."""
-        alive = [(ref(), value) for ref, value in tuple(self._held.values())]
+        alive = [(ref(), value) for ref, value in tuple(self._entries.values())]
         return ((key, value) for key, value in alive if key is not None)
 
     def values(self) -> list[Value]:
-        """Those of all objects, in the order in which they came."""
-        return [value for _, value in tuple(self._held.values())]
+        """Values of all objects, in the order in which they came."""
+        return [value for _, value in tuple(self._entries.values())]
 
     def __iter__(self) -> Iterator[Key]:
         return (key for key, _ in self.items())
 
     def drop(self, key: Key) -> None:
         """Forget ``key``."""
-        self._held.pop(id(key), None)
+        self._entries.pop(id(key), None)
 
     def clear(self) -> None:
-        """Forget all of them."""
-        self._held.clear()
+        """Forget all objects."""
+        self._entries.clear()

@@ -29,7 +29,7 @@ from trueline.schema.safe_logger import SafeLogger
 _log = SafeLogger()
 
 UNSEEN = "<trueline only passes the call on; no line of warnings, as importlib._bootstrap>"
-"""Where a traceback says that our frame is, between the user's call and what it calls."""
+"""File name that a traceback shows for our frame, between the user's call and what it calls."""
 
 Function = Callable[..., Any]
 
@@ -48,12 +48,12 @@ def unseen(function: Function) -> Function:
 
 
 def calling(call: Function) -> Callable[[Function], Function]:
-    """What makes a function that runs ``call(original, *args, **kwargs)`` of an original."""
+    """Returns a decorator: of an original it makes a function that runs ``call(original, *args, **kwargs)``."""
     return lambda original: lambda *args, **kwargs: call(original, *args, **kwargs)
 
 
 def calling_of(method: MethodType) -> Callable[[Function], Function]:
-    """The same with a method, as long as its object lives, which this does not keep."""
+    """Returns a decorator as ``calling`` does, of a method, as long as its object lives, which it does not keep."""
     weak = weakref.WeakMethod(method)
     return lambda original: (
         lambda *args, **kwargs: (
@@ -72,89 +72,92 @@ class Patch:
         self._name = name
         self._make = make
         self._original: Any = None
-        self._put: Function | None = None
+        self._wrapped: Function | None = None
 
-    def put(self) -> None:
-        """Put ours in its place, unless it is there."""
-        if self._put is not None:
+    def install(self) -> None:
+        """Replace the attribute, unless it is replaced."""
+        if self._wrapped is not None:
             return
         original = getattr(self._owner, self._name)
         wrapped = functools.wraps(original)(skipped(unseen(self._make(original))))
         wrapped._torchdynamo_inline = original  # type: ignore[attr-defined]  # what dynamo has in a graph instead
 
-        self._original, self._put = vars(self._owner).get(self._name, original), wrapped
+        # What the class itself holds: getattr has bound a classmethod or unpacked a staticmethod.
+        self._original, self._wrapped = vars(self._owner).get(self._name, original), wrapped
         setattr(self._owner, self._name, wrapped)
         if getattr(self._also, self._name, None) is original:
             setattr(self._also, self._name, wrapped)
 
     def remove(self) -> None:
         """Put the original back, if nobody patched over ours."""
-        if self._put is not None and getattr(self._owner, self._name) is self._put:
+        if self._wrapped is not None and getattr(self._owner, self._name) is self._wrapped:
             setattr(self._owner, self._name, self._original)
-            if getattr(self._also, self._name, None) is self._put:
+            if getattr(self._also, self._name, None) is self._wrapped:
                 setattr(self._also, self._name, self._original)
-            self._original = self._put = None
+            self._original = self._wrapped = None
 
 
 class Switch:
-    """Whether the listeners that were added with it are called: while it is off, a call does nothing for them."""
+    """True if the listeners that were added with it are called: while it is off, a call does nothing for them."""
 
     def __init__(self) -> None:
         self.is_on = False
-        self._of: list[_Listeners] = []
+        self._groups: list[_Listeners] = []
 
     def set(self, is_on: bool) -> None:
-        """Call its listeners from now on, or not."""
+        """Turn the listeners on or off."""
         if is_on != self.is_on:
             self.is_on = is_on
-            for listeners in self._of:
+            for listeners in self._groups:
                 listeners.choose()
 
     def turn(self, listeners: _Listeners) -> None:
-        """Turn some of these on and off from now on."""
-        self._of.append(listeners)
+        """Turn entries of ``listeners`` on and off from now on."""
+        self._groups.append(listeners)
         if self.is_on:
             listeners.choose()
 
 
 class _Listeners:
-    """Functions to be called, in order; ``called`` are those that are switched on. A method does not keep its object
-    alive: what belongs to a model ends with it. One that raises is dropped.
+    """Functions to be called, in order; ``active`` are those that are switched on. A method does not keep its object
+    alive: what belongs to a model ends with it. A listener that raises is dropped.
     """
 
-    def __init__(self, of: str) -> None:
-        self._of = of
-        self._held: tuple[tuple[_Listener, Switch | None], ...] = ()
-        self.called: tuple[_Listener, ...] = ()
+    def __init__(self, call_name: str) -> None:
+        self._call_name = call_name
+        self._entries: tuple[tuple[_Listener, Switch | None], ...] = ()
+        self.active: tuple[_Listener, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self._held)
+        return bool(self._entries)
 
     def add(self, listener: Callable[..., Any], *, keep: bool = False, switch: Switch | None = None) -> None:
         """Call ``listener`` from now on, while ``switch`` is on, and ``keep`` the object of a method alive."""
         if isinstance(listener, MethodType) and not keep:
-            held: _Listener = weakref.ref(listener.__self__), listener.__func__
+            entry: _Listener = weakref.ref(listener.__self__), listener.__func__
         else:
-            held = None, listener
-        self._held += ((held, switch),)
+            entry = None, listener
+        self._entries += ((entry, switch),)
         if switch is None:
-            self.called += (held,)
+            self.active += (entry,)
         else:
             switch.turn(self)
 
     def remove(self, listener: Callable[..., Any]) -> None:
         """Call ``listener`` no more, nor what is gone."""
-        self._held = tuple(one for one in self._held if (call := _call_of(one[0])) is not None and call != listener)
+        self._entries = tuple(
+            entry for entry in self._entries if (call := _call_of(entry[0])) is not None and call != listener
+        )
         self.choose()
 
     def choose(self) -> None:
-        """Look again which are switched on."""
-        self.called = tuple(listener for listener, switch in self._held if switch is None or switch.is_on)
+        """Set ``active`` to the entries that are switched on."""
+        self.active = tuple(listener for listener, switch in self._entries if switch is None or switch.is_on)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the last of them returns that returns anything."""
+        """Call the active listeners in order; returns the last result that is not None."""
         last = None
-        for listener in self.called:
+        for listener in self.active:
             ref, call = listener
             try:
                 if ref is None:
@@ -168,8 +171,8 @@ class _Listeners:
             except Exception as error:
                 if is_users(error):
                     raise
-                _log.exception("trueline: a listener on %s failed and was dropped", self._of)
-                self._held = tuple(one for one in self._held if one[0] is not listener)
+                _log.exception("trueline: a listener on %s failed and was dropped", self._call_name)
+                self._entries = tuple(entry for entry in self._entries if entry[0] is not listener)
                 self.choose()
         return last
 
@@ -194,7 +197,7 @@ class PatchedCall:
         """Call ``listener(*args, **kwargs)`` before (or ``after``) every call from now on, while ``switch`` is on, as
         long as its object lives, which is ``keep`` for ever.
         """
-        self._patch.put()
+        self._patch.install()
         (self._after if after else self._before).add(listener, keep=keep, switch=switch)
 
     def remove(self, listener: Callable[..., None]) -> None:
@@ -205,13 +208,13 @@ class PatchedCall:
             self._patch.remove()
 
     def _notifying(self, original: Function) -> Function:
-        before, after = self._before, self._after
+        before, after = self._before, self._after  # closed over: two attribute reads less in every call of torch's
 
         def passing(*args: Any, **kwargs: Any) -> Any:
-            if before.called and not _is_tracing():
+            if before.active and not _is_tracing():
                 untraced(before.call, args, kwargs)
             result = original(*args, **kwargs)
-            if after.called and not _is_tracing():
+            if after.active and not _is_tracing():
                 untraced(after.call, args, kwargs)
             return result
 
@@ -252,9 +255,9 @@ def _warning_of_others(original: Function) -> Function:
     """
 
     def warn_if_has_hooks(tensor: torch.Tensor) -> None:
-        others = [hook for hook in (tensor._backward_hooks or {}).values() if not is_ours(hook)]
-        if others:
-            for _ in range(1 + len(others)):
+        users_hooks = [hook for hook in (tensor._backward_hooks or {}).values() if not is_ours(hook)]
+        if users_hooks:
+            for _ in range(1 + len(users_hooks)):
                 tensor._backward_hooks  # noqa: B018
             with torch._C.DisableTorchFunction():
                 original(tensor)
@@ -274,14 +277,16 @@ backward = PatchedCall(torch.autograd, "backward")
 scale = PatchedCall(torch.amp.GradScaler, "scale")
 scaler_step = PatchedCall(torch.amp.GradScaler, "step")
 average = PatchedCall(torch.optim.swa_utils.AveragedModel, "update_parameters")
-schedules = tuple(PatchedCall(of, "step") for of in (LRScheduler, CosineAnnealingWarmRestarts, ReduceLROnPlateau))
+schedules = tuple(
+    PatchedCall(scheduler, "step") for scheduler in (LRScheduler, CosineAnnealingWarmRestarts, ReduceLROnPlateau)
+)
 """The ``step`` of every scheduler of torch; those that hold others (chained, in sequence) call that of these."""
 loader_iter = PatchedCall(DataLoader, "__iter__")
 loader_iterator = PatchedCall(_BaseDataLoaderIter, "__init__")
 """Calls of ``(iterator, loader)``, as an iterator over a loader is made."""
 destroy_groups = PatchedCall(torch.distributed, "destroy_process_group")
 seed = PatchedCall(torch, "manual_seed", also=torch.random)
-"""What seeds the global generators of host and devices."""
+"""Seeds the global generators of host and devices."""
 rng_set = PatchedCall(torch, "set_rng_state", also=torch.random)
 """``torch.random.fork_rng`` ends with it."""
 module_call = PatchedCall(torch.nn.Module, "__call__")

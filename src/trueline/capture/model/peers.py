@@ -1,6 +1,4 @@
-"""What the ranks of a team hold when watching begins: each its model, the same but for some parameters, or parts of
-one.
-"""
+"""Parameters of a team when watching begins: of models alike but for some parameters, or of parts of one model."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from trueline.capture.model.layout import Apart, local, named_parameters
+from trueline.capture.model.layout import UnlikeParams, local, named_parameters
 from trueline.capture.model.mesh import is_dtensor
 from trueline.capture.model.world import meet
 from trueline.tensor.digest import digest_tensor
@@ -34,8 +32,8 @@ class Param:
     digest: int | None
 
 
-Held = Mapping[str, Param]
-"""By name."""
+ParamsByName = Mapping[str, Param]
+"""Parameters of one rank by FQN."""
 
 
 def outline(model: nn.Module) -> list[tuple[str, tuple[int, ...], bool]]:
@@ -54,28 +52,28 @@ def holdings(model: nn.Module) -> dict[str, Param]:
 
 
 def holders(model: nn.Module, ranks: Sequence[int], *, patience_s: float) -> tuple[int, ...]:
-    """Those of ``ranks`` that hold the same part of one model as this one, itself included: workers that can be
-    compared. All of ``ranks`` must call it, and one that never does is waited for a while.
+    """Returns those of ``ranks`` that hold the part of one model that this one holds, itself included: workers that can
+    be compared. All of ``ranks`` must call it, and one that never does is waited for a while.
 
     The same part are the same names and pieces. Stages of a pipeline may have those, too: where the ranks that have
     them begin with several sets of weights, each on as many ranks, these are parts of their own. One rank that begins
     with weights of its own, as where a seed differs, is no such part.
     """
-    message = _digest_of(_places(model)) + _digest_of([(name, one.digest) for name, one in holdings(model).items()])
-    met = meet(ranks, purpose="part", message=message, patience_s=patience_s)
+    message = _digest_of(_pieces(model)) + _digest_of([(name, param.digest) for name, param in holdings(model).items()])
+    meeting = meet(ranks, purpose="part", message=message, patience_s=patience_s)
     by_weights: defaultdict[bytes, list[int]] = defaultdict(list)
-    for rank in sorted(met.messages):
-        place, weights = met.messages[rank][:32], met.messages[rank][32:]
-        if place == message[:32]:
+    for rank in sorted(meeting.messages):
+        pieces, weights = meeting.messages[rank][:32], meeting.messages[rank][32:]
+        if pieces == message[:32]:
             by_weights[weights].append(rank)
-    if len({len(each) for each in by_weights.values()}) == 1:
+    if len({len(ranks_alike) for ranks_alike in by_weights.values()}) == 1:
         return tuple(by_weights[message[32:]])
-    return tuple(sorted(rank for each in by_weights.values() for rank in each))
+    return tuple(sorted(rank for ranks_alike in by_weights.values() for rank in ranks_alike))
 
 
-def _places(model: nn.Module) -> list[object]:
-    """Of each parameter its name, own shape, whether it trains, and which piece this rank has along each axis on which
-    it is cut.
+def _pieces(model: nn.Module) -> list[object]:
+    """Name, local shape, whether it trains, and this rank's piece along each axis on which it is cut, of each
+    parameter.
     """
     return [
         (name, tuple(local(param).shape), param.requires_grad, _piece(param)) for name, param in named_parameters(model)
@@ -85,44 +83,52 @@ def _places(model: nn.Module) -> list[object]:
 def _piece(param: Tensor) -> list[int]:
     if not is_dtensor(param):
         return []
-    at = param.device_mesh.get_coordinate() or []
-    return [here for here, placement in zip(at, param.placements, strict=False) if not placement.is_replicate()]
+    coordinates = param.device_mesh.get_coordinate() or []
+    return [
+        index for index, placement in zip(coordinates, param.placements, strict=False) if not placement.is_replicate()
+    ]
 
 
-def _digest_of(said: object) -> bytes:
-    return hashlib.sha256(repr(said).encode()).digest()
+def _digest_of(value: object) -> bytes:
+    return hashlib.sha256(repr(value).encode()).digest()
 
 
-def apart(held: Mapping[int, Held], *, replicas: bool) -> Apart | None:
-    """What the ranks do not hold alike; None where they hold parts of one model, or nothing that all train.
-    ``replicas`` says that the framework has seen to it that they hold one model each.
+def unlike_params(params_of: Mapping[int, ParamsByName], *, replicas: bool) -> UnlikeParams | None:
+    """Parameters that the ranks do not hold alike; None where they hold parts of one model, or nothing that all train.
+    ``params_of`` is by rank; ``replicas`` says that the framework has seen to it that each holds the whole model.
     """
-    every = list(held.values())
-    names = {name for one in every for name in one}
-    shared = {name for name in names if len({one[name].shape if name in one else None for one in every}) == 1}
-    found = Apart(
+    per_rank = list(params_of.values())
+    names = {name for params in per_rank for name in params}
+    shared = {
+        name for name in names if len({params[name].shape if name in params else None for params in per_rank}) == 1
+    }
+    unlike = UnlikeParams(
         shape=frozenset(names - shared),
-        frozen=frozenset(name for name in shared if len({one[name].trains for one in every}) > 1),
+        frozen=frozenset(name for name in shared if len({params[name].trains for params in per_rank}) > 1),
     )
-    if not any(every[0][name].trains for name in shared - found.frozen):
+    if not any(per_rank[0][name].trains for name in shared - unlike.frozen):
         return None
-    if not found.shape or replicas:
-        return found
-    return found if len(shared) >= SHARED * len(names) and _are_replicas(every, shared) else None
+    if not unlike.shape or replicas:
+        return unlike
+    return unlike if len(shared) >= SHARED * len(names) and _are_replicas(per_rank, shared) else None
 
 
-def _are_replicas(every: list[Held], shared: Iterable[str]) -> bool:
-    """Whether what ranks share says that they are copies: those that hold the same list of parameters hold the same
+def _are_replicas(per_rank: list[ParamsByName], shared: Iterable[str]) -> bool:
+    """True if what ranks share says that they are copies: those that hold the same list of parameters hold the same
     values, or, where no two do, all ranks hold the same in what they share. Of two, one must lack what the other has.
     """
-    lists = [frozenset((name, param.shape) for name, param in one.items()) for one in every]
+    lists = [frozenset((name, param.shape) for name, param in params.items()) for params in per_rank]
     common, count = Counter(lists).most_common(1)[0]
-    if len(every) == 2 and not (lists[0] <= lists[1] or lists[1] <= lists[0]):
+    if len(per_rank) == 2 and not (lists[0] <= lists[1] or lists[1] <= lists[0]):
         return False
-    alike = [one for one, held in zip(every, lists, strict=True) if held == common] if count > 1 else every
-    telling = [name for name in shared if any(one[name].digest is not None for one in alike)]
-    equal = [name for name in telling if len({one[name].digest for one in alike}) == 1]
-    return len(equal) >= SHARED * len(telling)
+    alike = (
+        [params for params, param_list in zip(per_rank, lists, strict=True) if param_list == common]
+        if count > 1
+        else per_rank
+    )
+    named_values = [name for name in shared if any(params[name].digest is not None for params in alike)]
+    equal = [name for name in named_values if len({params[name].digest for params in alike}) == 1]
+    return len(equal) >= SHARED * len(named_values)
 
 
 def _digest(x: Tensor) -> int | None:

@@ -15,15 +15,15 @@ from trueline.capture.model.untraced import is_ours
 
 @contextlib.contextmanager
 def without_hooks(model: Any) -> Iterator[None]:
-    """Inside, ``model`` and what is in it have no hook of ours; then they have them again, where they were."""
+    """Takes our hooks off ``model`` and what is in it for the block, and puts them back in their order."""
     before: list[tuple[dict[int, Any], dict[int, Any]]] = []
     with contextlib.suppress(Exception):
         for module in model.modules() if isinstance(model, nn.Module) else ():
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
-                ours = [key for key, hook in hooks.items() if is_ours(hook)]
-                if ours:
+                own_keys = [key for key, hook in hooks.items() if is_ours(hook)]
+                if own_keys:
                     before.append((hooks, dict(hooks)))
-                    for key in ours:
+                    for key in own_keys:
                         del hooks[key]
     try:
         yield
@@ -31,8 +31,8 @@ def without_hooks(model: Any) -> Iterator[None]:
         for hooks, all_hooks in before:
             users = dict(hooks)
             hooks.clear()
-            kept = {key: hook for key, hook in all_hooks.items() if is_ours(hook) or key in users}
-            hooks.update(kept | users)
+            hooks_before = {key: hook for key, hook in all_hooks.items() if is_ours(hook) or key in users}
+            hooks.update(hooks_before | users)
 
 
 def _scripting(original: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -45,4 +45,4 @@ _script = Patch(torch.jit._recursive, "create_script_module", calling(_scripting
 
 def hide_hooks() -> None:
     """Let TorchScript see models without our hooks from now on, as copies of a model have them for longer."""
-    _script.put()
+    _script.install()

@@ -1,4 +1,4 @@
-"""How torch calls Trueline: hooks that survive what people do to modules, and that ``torch.compile`` never looks into.
+"""Calls of Trueline by torch: hooks that survive what people do to modules, and that ``torch.compile`` never sees.
 
 Dynamo compiles every Python frame that starts while a compiled region runs, after a graph break too, and what a frame
 calls. So each of our frames that torch may call is marked as one to leave alone, and calls the rest with dynamo turned
@@ -33,7 +33,7 @@ _is_tracing: Callable[[], bool] = torch._C._is_tracing  # what runs while `torch
 num_dispatch_modes = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined]
 _FunctionsUnseen = torch._C.DisableTorchFunction
 are_functions_unseen: Callable[[], bool] = getattr(torch._C, "_is_torch_function_all_disabled", lambda: False)
-"""Whether no mode of functions sees what runs now, as in an ``Unseen`` block."""
+"""True if no mode of functions sees what runs now, as in an ``Unseen`` block."""
 
 
 def skipped(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,6 +58,7 @@ class Unseen:
         self._functions, self._dispatch = _FunctionsUnseen(), None
         self._functions.__enter__()
         if num_dispatch_modes():
+            # Costs much more than the functions' switch, so only where a dispatch mode is on.
             self._dispatch = _disable_current_modes()
             self._dispatch.__enter__()
 
@@ -69,7 +70,7 @@ class Unseen:
 
 @skipped
 def untraced(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What ``call`` returns, run with dynamo and all modes turned off in this thread."""
+    """Returns what ``call`` does, run with dynamo and all modes turned off in this thread."""
     before = _dynamo.set_eval_frame(None)
     try:
         if num_dispatch_modes():
@@ -82,7 +83,7 @@ def untraced(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 class CapturingHook:
-    """What every hook of Trueline is an instance of."""
+    """Base of every hook of Trueline."""
 
     __slots__ = ()
 
@@ -131,19 +132,19 @@ class Hook(CapturingHook):
 
 
 def is_ours(hook: object) -> bool:
-    """Whether it is a hook of Trueline, or what becomes of one that is pickled."""
+    """True if it is a hook of Trueline, or what becomes of one that is pickled."""
     return isinstance(hook, CapturingHook) or isinstance(getattr(hook, "__self__", None), contextlib.nullcontext)
 
 
 def in_backward() -> bool:
-    """Whether autograd runs a backward pass in this thread: a forward pass is then a recomputation, as of a checkpoint,
+    """True if autograd runs a backward pass in this thread: a forward pass is then a recomputation, as of a checkpoint,
     and a backward pass one inside another.
     """
     return torch._C._current_graph_task_id() != -1  # type: ignore[attr-defined]
 
 
 def in_transform() -> bool:
-    """Whether ``torch.func`` transforms what runs: tensors then stand for others, and parameters are arguments."""
+    """True if ``torch.func`` transforms what runs: tensors then stand for others, and parameters are arguments."""
     return torch._C._functorch.maybe_current_level() is not None  # type: ignore[attr-defined]
 
 
@@ -180,5 +181,5 @@ def _one_inside(model: nn.Module) -> nn.Module | None:
 
 
 def compiled_in_place(module: nn.Module) -> bool:
-    """Whether calls of ``module`` itself are compiled, so that no hook runs in eager mode; TorchScript takes none."""
+    """True if calls of ``module`` itself are compiled, so that no hook runs in eager mode; TorchScript takes none."""
     return vars(module).get("_compiled_call_impl") is not None or isinstance(module, ScriptModule)

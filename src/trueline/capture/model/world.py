@@ -1,4 +1,4 @@
-"""How many ranks there are, in a process that may not use ``torch.distributed`` at all."""
+"""Ranks of the job and their meetings, in a process that may not use ``torch.distributed`` at all."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from itertools import chain, groupby, repeat
 import torch.distributed as dist
 
 LOOK_S = 0.5
-"""Time between two looks of the first rank that came at where the others are: a value of the store for each."""
+"""Seconds between two looks of the first rank at where the others wait: a look reads a value of the store for each."""
 
 
 def is_initialised() -> bool:
-    """Whether this process is one of several that can exchange tensors, or could be: a world of one counts."""
+    """True where ``torch.distributed`` is initialised in this process, even in a world of one rank."""
     return dist.is_available() and dist.is_initialized()
 
 
@@ -42,8 +42,8 @@ def ranks_of(process_group: dist.ProcessGroup | None = None) -> tuple[int, ...]:
 
 
 def collectives_started(ranks: Sequence[int] | None = None) -> int:
-    """How many collectives this process has started in the groups of ``torch.distributed`` (of just these ``ranks``, if
-    given), of backends that count.
+    """Number of collectives that this process has started in the groups of ``torch.distributed`` (of just these
+    ``ranks``, if given), of backends that count.
     """
     started = 0
     for group in dist.distributed_c10d._world.pg_map if is_initialised() else ():
@@ -54,7 +54,7 @@ def collectives_started(ranks: Sequence[int] | None = None) -> int:
 
 
 def in_pipeline() -> bool:
-    """Whether this is called from a stage of ``torch.distributed.pipelining``: another rank may wait for its result."""
+    """True if this is called from a stage of ``torch.distributed.pipelining``: another rank may wait for its result."""
     stages = sys.modules.get("torch.distributed.pipelining.stage")
     frame = sys._getframe() if stages is not None else None
     while frame is not None and frame.f_code.co_filename != getattr(stages, "__file__", None):
@@ -72,25 +72,25 @@ def start_id() -> str:
 
 @dataclass(frozen=True)
 class Meeting:
-    """A place of its own in the store of the default group, and the message of each rank that came there. Where all
-    others of those that were waited for were seen to wait at another place, they are ``elsewhere``.
+    """A prefix of its own in the store of the default group, and the message of each rank that came there, by rank.
+    ``elsewhere`` is True where every other rank that was waited for was seen to wait at another meeting.
     """
 
-    place: dist.Store
+    store: dist.Store
     messages: dict[int, bytes]
     elsewhere: bool = False
 
     def exchange(self, key: str, message: bytes) -> dict[int, bytes]:
         """The message of every rank that came, under ``key``, by rank. All of them must call it."""
-        self.place.set(f"{key}/{dist.get_rank()}", message)
-        said = self.place.multi_get([f"{key}/{rank}" for rank in self.messages])
-        return dict(zip(self.messages, said, strict=True))
+        self.store.set(f"{key}/{dist.get_rank()}", message)
+        messages = self.store.multi_get([f"{key}/{rank}" for rank in self.messages])
+        return dict(zip(self.messages, messages, strict=True))
 
 
 def meet(
     ranks: Sequence[int], *, purpose: str, message: bytes, patience_s: float, stays: bool = False, again: bool = False
 ) -> Meeting:
-    """Those of ``ranks`` that come here, for ``purpose``, as often as this one did, at most ``patience_s`` apart.
+    """Meeting of those of ``ranks`` that come for ``purpose``, as often as this one did, at most ``patience_s`` apart.
 
     Nobody waits for ranks that wait for something else, and will not come before that ends: where all that are missing
     do, the first to come ends the meeting. A rank that ``stays`` (its backward pass would wait for the others anyway)
@@ -105,67 +105,75 @@ def meet(
     number = store.add(f"{name}/came/{rank}", 1)
     while store.check([f"{name}/{number}/void"]):  # a rank was here alone, as the others waited for something else
         number = store.add(f"{name}/came/{rank}", 1)
-    place = dist.PrefixStore(f"{name}/{number}", store)
-    place.set(f"message/{rank}", message)
-    elsewhere, came = False, place.add("came", 1)
+    meeting_store = dist.PrefixStore(f"{name}/{number}", store)
+    meeting_store.set(f"message/{rank}", message)
+    elsewhere, num_here = False, meeting_store.add("came", 1)
     store.set(f"trueline/at/{rank}", json.dumps([f"{name}/{number}", again]))
-    if came < len(ranks):
-        looks = (lambda: _are_elsewhere(store, place, f"{name}/{number}", ranks, stays=stays)) if came == 1 else None
-        elsewhere = _wait(place, patience_s, looks)
-    if not place.check(["who"]):
-        place.compare_set("who", "", json.dumps(_said(place, ranks)))
-    messages = _heard(json.loads(place.get("who")), ranks)
+    if num_here < len(ranks):
+        looks = (
+            (lambda: _are_elsewhere(store, meeting_store, f"{name}/{number}", ranks, stays=stays))
+            if num_here == 1
+            else None
+        )
+        elsewhere = _wait(meeting_store, patience_s, looks)
+    # compare_set: of several ranks whose patience ends at once, the first decides for all.
+    if not meeting_store.check(["who"]):
+        meeting_store.compare_set("who", "", json.dumps(_pack_messages(meeting_store, ranks)))
+    messages = _unpack_messages(json.loads(meeting_store.get("who")), ranks)
     if rank not in messages:
-        return Meeting(dist.PrefixStore(f"late/{rank}", place), {rank: message})
+        return Meeting(dist.PrefixStore(f"late/{rank}", meeting_store), {rank: message})
     if elsewhere and len(messages) == 1:
-        place.set("void", "")
-    return Meeting(place, messages, elsewhere)
+        meeting_store.set("void", "")
+    return Meeting(meeting_store, messages, elsewhere)
 
 
-def _wait(place: dist.Store, patience_s: float, looks: Callable[[], bool] | None) -> bool:
-    """Wait until it is known who came, or ``patience_s``; true as soon as ``looks``, now and then, says that it is in
-    vain.
-    """
-    until = time.monotonic() + patience_s
-    while (left_s := until - time.monotonic()) > 0:
+def _wait(meeting_store: dist.Store, patience_s: float, is_in_vain: Callable[[], bool] | None) -> bool:
+    """Wait until it is known who came, or ``patience_s``; True once ``is_in_vain``, asked at times, says so."""
+    deadline = time.monotonic() + patience_s
+    while (left_s := deadline - time.monotonic()) > 0:
         with contextlib.suppress(RuntimeError):
-            place.wait(["who"], datetime.timedelta(seconds=left_s if looks is None else min(left_s, LOOK_S)))
+            meeting_store.wait(
+                ["who"], datetime.timedelta(seconds=left_s if is_in_vain is None else min(left_s, LOOK_S))
+            )
             return False
-        if looks is not None and looks():
+        if is_in_vain is not None and is_in_vain():
             return True
     return False
 
 
-def _are_elsewhere(store: dist.Store, place: dist.Store, here: str, ranks: Sequence[int], *, stays: bool) -> bool:
-    """Whether each of ``ranks`` that has not come waits at another place, where it is not known yet who came."""
-    for rank in (rank for rank in ranks if not place.check([f"message/{rank}"])):
+def _are_elsewhere(
+    store: dist.Store, meeting_store: dist.Store, own_key: str, ranks: Sequence[int], *, stays: bool
+) -> bool:
+    """True if each of ``ranks`` that has not come waits at another meeting, of which it is not known yet who came."""
+    for rank in (rank for rank in ranks if not meeting_store.check([f"message/{rank}"])):
         if not store.check([f"trueline/at/{rank}"]):
             return False
-        there, again = json.loads(store.get(f"trueline/at/{rank}"))
-        if there == here or store.check([f"{there}/who"]) or (stays and not again):
+        key, again = json.loads(store.get(f"trueline/at/{rank}"))
+        if key == own_key or store.check([f"{key}/who"]) or (stays and not again):
             return False
     return True
 
 
-def _said(place: dist.Store, ranks: Sequence[int]) -> list[tuple[str | None, int]]:
-    """The message of each of ``ranks`` in hexadecimal, None of those that did not come, and how many in a row said it:
-    ranks mostly say the same.
+def _pack_messages(meeting_store: dist.Store, ranks: Sequence[int]) -> list[tuple[str | None, int]]:
+    """Messages of ``ranks`` in hexadecimal, None for a rank that did not come, run-length encoded as (message, count):
+    ranks mostly send equal ones.
     """
     keys = [f"message/{rank}" for rank in ranks]
-    came = keys if place.check(keys) else [key for key in keys if place.check([key])]
-    said = dict(zip(came, place.multi_get(came), strict=True))
+    present = keys if meeting_store.check(keys) else [key for key in keys if meeting_store.check([key])]
+    text_of = dict(zip(present, meeting_store.multi_get(present), strict=True))
     return [
-        (text, len(list(alike))) for text, alike in groupby(said[key].hex() if key in said else None for key in keys)
+        (text, len(list(alike)))
+        for text, alike in groupby(text_of[key].hex() if key in text_of else None for key in keys)
     ]
 
 
-def _heard(said: Sequence[tuple[str | None, int]], ranks: Sequence[int]) -> dict[int, bytes]:
-    """The message of each of ``ranks`` that came, from what ``_said`` returned."""
-    each = chain.from_iterable(repeat(text, count) for text, count in said)
-    return {rank: bytes.fromhex(text) for rank, text in zip(ranks, each, strict=True) if text is not None}
+def _unpack_messages(packed: Sequence[tuple[str | None, int]], ranks: Sequence[int]) -> dict[int, bytes]:
+    """Message of each of ``ranks`` that came, from what ``_pack_messages`` returned."""
+    texts = chain.from_iterable(repeat(text, count) for text, count in packed)
+    return {rank: bytes.fromhex(text) for rank, text in zip(ranks, texts, strict=True) if text is not None}
 
 
 def all_come(*, purpose: str, patience_s: float = 10.0) -> bool:
-    """Whether every rank comes here for ``purpose``; all that come get the same answer (see ``meet``)."""
+    """True if every rank comes here for ``purpose``; all that come get the same answer (see ``meet``)."""
     met = meet(range(world_size()), purpose=purpose, message=b"", patience_s=patience_s, again=True)
     return len(met.messages) == world_size()

@@ -225,7 +225,7 @@ class PassesBeforeTraining:
         passes = self._of.get(module)
         if passes is None:
             passes = UntrainedPasses()
-            self._of.put(module, passes)
+            self._of.set(module, passes)
         self._end()
         if passes.begins(module, step=None):
             self._open = module, passes

@@ -58,7 +58,7 @@ def param_digests(layout: Layout) -> Tensor:
     that this rank does not hold any more.
     """
     params = [*layout.params, *(param for _, param in layout.frozen)]
-    return digest_each([None if p is layout.gone else local(p) for p in params], layout.device)
+    return digest_each([None if p is layout.absent else local(p) for p in params], layout.device)
 
 
 def buffer_digests(model: nn.Module) -> tuple[list[str], Tensor | None]:

@@ -84,7 +84,7 @@ class Collectives:
         self._thread = threading.get_ident()
         if is_initialised() and self._wait is not None:
             dispatched.add(self)
-            self._wait.put()
+            self._wait.install()
 
     def detach(self) -> None:
         """Stop observing."""

@@ -42,9 +42,9 @@ class CompiledCalls:
         dynamo = sys.modules.get("torch._dynamo.eval_frame")
         if hasattr(dynamo, "_maybe_set_eval_frame"):
             self._patch = Patch(dynamo, "_maybe_set_eval_frame", calling_of(self._set_callback))
-            self._patch.put()
+            self._patch.install()
         elif dynamo is None:
-            self._compile.put()
+            self._compile.install()
 
     def detach(self) -> None:
         """Put the original back."""

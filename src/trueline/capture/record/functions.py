@@ -177,7 +177,7 @@ class FunctionCalls(TorchFunctionMode):
             torch.overrides._pop_mode()
         return innermost
 
-    def put(self, *, above: int) -> None:
+    def install(self, *, above: int) -> None:
         """Put it on the stack, with so many of the modes that are there above it."""
         others = [torch.overrides._pop_mode() for _ in range(above)]
         for mode in (self, *reversed(others)):
@@ -214,7 +214,7 @@ class BackwardCalls:
         """
         self._sees_functions = sees_functions
         if hasattr(torch.autograd, "_engine_run_backward"):
-            self._patch.put()
+            self._patch.install()
 
     def detach(self) -> None:
         """Put the original back."""

@@ -486,7 +486,7 @@ class Session:
         """Put the mode on the stack, below others, unless it is there or not needed; return whether it was put on."""
         if not self._functions_too or self._mode.is_on():
             return False
-        self._mode.put(above=above)
+        self._mode.install(above=above)
         return True
 
     def _phase_now(self) -> str:

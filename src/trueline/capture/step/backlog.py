@@ -71,7 +71,7 @@ class Backlog:
 
 
 def _any_decides(records: Iterable[StepRecord], step: int) -> bool:
-    return any(record.of.sampled and record.known <= step for record in records)
+    return any(record.of.sampled and record.known_from <= step for record in records)
 
 
 def _left(until: float) -> float:
@@ -106,7 +106,7 @@ class StepRecord:
         return self.of.number
 
     @property
-    def known(self) -> int:
+    def known_from(self) -> int:
         """The first step that may depend on what its sum says: two samples later every rank has it."""
         return self.step + 2 * self.interval
 

@@ -69,7 +69,7 @@ class Description:
                 "reduce_known": reduction.known,
                 "reduce_lossy": reduction.lossy,
                 "local_updates": reduction.hook if reduction.local else step.facts.get("local_updates", ""),
-                "apart": parameters.apart,
+                "apart": parameters.unlike,
                 "changes": parameters.changes,
                 "lists": self._lists if len(self._lists) > 1 else [],
                 "optimizer": describe_optimizer(step.optimizer, layout.index_of),

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from trueline.capture.model import peers
-from trueline.capture.model.layout import ALIKE, Apart
+from trueline.capture.model.layout import NOTHING_UNLIKE, UnlikeParams
 from trueline.capture.model.mesh import Mesh, piece_of_sequence
 from trueline.capture.model.world import Meeting, meet
 from trueline.schema.errors import CaptureError
@@ -71,10 +71,10 @@ class Team:
     ranks: tuple[int, ...]
     rank: int
     group: dist.ProcessGroupGloo | None
-    place: dist.Store | None = None
+    store: dist.Store | None = None
     side: dist.ProcessGroupGloo | None = None
     room: int = 0
-    apart: Apart | None = ALIKE
+    unlike: UnlikeParams | None = NOTHING_UNLIKE
     missing: tuple[int, ...] = ()
     pieces: tuple[tuple[int, ...], ...] = ()
     under_way: list[dist.Work] = field(default_factory=list)
@@ -108,22 +108,22 @@ class Team:
 
     def connect(self, *, side: bool) -> None:
         """Connect ``group``, and ``side`` where it is asked for; all ranks of the team must call it."""
-        if self.place is not None:
-            self.group = _connected(self.place, self.index, self.size)
-            self.side = _connected(dist.PrefixStore("side", self.place), self.index, self.size) if side else None
+        if self.store is not None:
+            self.group = _connected(self.store, self.index, self.size)
+            self.side = _connected(dist.PrefixStore("side", self.store), self.index, self.size) if side else None
             # A rank that closes at once would break the connections that the others are still making.
-            if self.place.add("connected", 1) == self.size:
-                self.place.set("all connected", "")
+            if self.store.add("connected", 1) == self.size:
+                self.store.set("all connected", "")
             with contextlib.suppress(RuntimeError):
-                self.place.wait(["all connected"], datetime.timedelta(seconds=PATIENCE_S))
+                self.store.wait(["all connected"], datetime.timedelta(seconds=PATIENCE_S))
 
     def share(self, value: Any) -> Any:
         """The ``value`` of the first worker, on all of them (by pickle)."""
-        if self.place is None:
+        if self.store is None:
             return value
         if self.index == 0:
-            self.place.set("shared", pickle.dumps(value))
-        return pickle.loads(self.place.get("shared"))
+            self.store.set("shared", pickle.dumps(value))
+        return pickle.loads(self.store.get("shared"))
 
 
 def _keep(*objects: object) -> None:
@@ -152,11 +152,11 @@ def make_team(mesh: Mesh, *, model: nn.Module, adapter: str = "", replicas: bool
     missing = tuple(sorted(set(ranks) - set(met.messages)))
     differ = len({other[: len(said)] for other in met.messages.values()}) > 1
     pieces = _by_piece({rank: other[len(said) :] for rank, other in met.messages.items()})
-    apart = _apart(met, model, adapter, replicas=replicas) if differ else ALIKE
+    apart = _apart(met, model, adapter, replicas=replicas) if differ else NOTHING_UNLIKE
     came = tuple(other for other in ranks if other in met.messages)
     if len(came) == 1:
         return Team(ranks=came, rank=rank, group=None, missing=missing)
-    return Team(ranks=came, rank=rank, group=None, place=met.place, apart=apart, missing=missing, pieces=pieces)
+    return Team(ranks=came, rank=rank, group=None, store=met.store, unlike=apart, missing=missing, pieces=pieces)
 
 
 def _by_piece(said: Mapping[int, bytes]) -> tuple[tuple[int, ...], ...]:
@@ -165,13 +165,13 @@ def _by_piece(said: Mapping[int, bytes]) -> tuple[tuple[int, ...], ...]:
     return tuple(sorted(alike.values())) if len(alike) > 1 else ()
 
 
-def _apart(met: Meeting, model: nn.Module, adapter: str, *, replicas: bool) -> Apart | None:
+def _apart(met: Meeting, model: nn.Module, adapter: str, *, replicas: bool) -> UnlikeParams | None:
     """The parameters that differ between ranks, None where ranks hold parts of one model or have other adapters."""
     messages = met.exchange("held", pickle.dumps((adapter, peers.holdings(model))))
     said = {rank: pickle.loads(data) for rank, data in messages.items()}
     if len({name for name, _ in said.values()}) > 1:
         return None
-    return peers.apart({rank: held for rank, (_, held) in said.items()}, replicas=replicas)
+    return peers.unlike_params({rank: held for rank, (_, held) in said.items()}, replicas=replicas)
 
 
 def _connected(place: dist.Store, index: int, size: int) -> dist.ProcessGroupGloo:

@@ -223,7 +223,7 @@ class Contributions:
         if few is None:
             held = {id(param) for group in optimizer.param_groups for param in group["params"]}
             few = _few([param for param in self._params if id(param) in held])
-            self._trained.put(optimizer, few)
+            self._trained.set(optimizer, few)
             self._followed = ()
         self._updated = few
         self._update_from = self._num_begun

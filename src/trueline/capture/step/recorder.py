@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from trueline.capture.model.host_copy import HostCopy
-from trueline.capture.model.layout import ALIKE, Layout, make_layout, unwrap
+from trueline.capture.model.layout import NOTHING_UNLIKE, Layout, make_layout, unwrap
 from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.parameters import Parameters
 from trueline.capture.probes.base import Probe
@@ -51,7 +51,9 @@ class Recorder:
         self.notes = self._adapter.notes
         limits = {"patterns": plan.param_names, "max_groups": plan.max_groups, "mesh": self._adapter.mesh}
         make = partial(make_layout, self.model, **limits)
-        self._parameters = Parameters(self.model, make=lambda apart: make(apart=apart), apart=self.team.apart or ALIKE)
+        self._parameters = Parameters(
+            self.model, make=lambda unlike: make(unlike=unlike), unlike=self.team.unlike or NOTHING_UNLIKE
+        )
         self._description = Description(watching)
         self._next = NextStep(watching, parameters=self._parameters, description=self._description)
         self._sum = SharedSum(watching, self._next)

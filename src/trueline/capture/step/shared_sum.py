@@ -68,7 +68,7 @@ class SharedSum:
         triggers, attempt = self._next.live.triggers, self._parts.attempt
         attempt("plan", triggers.look, record.copy.host, scaled=self._next.description.env.in_float16)
         if self._team.group is None:
-            attempt("plan", triggers.receive, [triggers.take_bits()], step=record.step, known=now)
+            attempt("plan", triggers.receive, [triggers.take_bits()], step=record.step, from_step=now)
 
     def _take(self, record: StepRecord) -> None:
         if self._team.group is None and record.of.sampled:
@@ -83,9 +83,9 @@ class SharedSum:
             self._parts.end("exchange", RuntimeError(apart))
             return
         plan, seen, wants = (scalars[:, shared_columns.SCALARS.index(name)] for name in ("plan", "seen", "wants"))
-        self._next.live.receive(int(plan.max()), known=record.known)
-        self._next.live.triggers.receive(seen.tolist(), step=record.step, known=record.known)
-        self._next.parameters.receive(shared_columns.agreed(wants), known=record.known)
+        self._next.live.receive(int(plan.max()), from_step=record.known_from)
+        self._next.live.triggers.receive(seen.tolist(), step=record.step, from_step=record.known_from)
+        self._next.parameters.receive(shared_columns.agreed(wants), from_step=record.known_from)
         self._write_shared(record, *result)
         if not record.beat:
             self._follow_budget(worst(scalars), record)

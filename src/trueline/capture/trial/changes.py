@@ -145,7 +145,7 @@ class Changes:
             seed_all(self._seed, deterministic="warn" if self._deterministic else False)
         if self._shift:
             for owner, name in _seeders():
-                patches.Patch(owner, name, patches.calling(self._shifted)).put()
+                patches.Patch(owner, name, patches.calling(self._shifted)).install()
 
     def _shifted(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Seed with another number; what is no number is left as it is."""
@@ -205,7 +205,7 @@ class Changes:
             return
         if isinstance(getattr(owner, name), type):
             owner, name = getattr(owner, name), "__init__"
-        patches.Patch(owner, name, make).put()
+        patches.Patch(owner, name, make).install()
 
     def _with_keyword(self, switch: Mapping[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -102,7 +102,7 @@ class FirstStep:
         """Seed all streams and listen."""
         seed_all(self._seed, dropout=False)
         fetch = patches.Patch(dataloader._BaseDataLoaderIter, "__next__", patches.calling(self._at_fetch))
-        fetch.put()
+        fetch.install()
         patches.module_call.add(self._at_call, keep=True)
         patches.backward.add(self._at_backward, keep=True)
         for norm in patches.norms:

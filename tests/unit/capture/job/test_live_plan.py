@@ -86,13 +86,13 @@ def test_both_follow_the_content_that_was_announced_though_the_file_changes_agai
     look(first, clock, 3)
     edit(tmp_path, {"preset": "mix"})
     for member in (first, second):
-        member.receive(first.announced, known=5)
+        member.receive(first.announced, from_step=5)
         assert member.due(4) is None
     look(first, clock, 5)
     for member in (first, second):
         change = member.due(5)
         assert (change.revision, change.plan.preset, change.records.preset) == (1, "ops", "ops")
-        member.receive(first.announced, known=8)
+        member.receive(first.announced, from_step=8)
         assert [member.due(step) for step in (6, 7)] == [None, None]
         assert member.due(8).plan.preset == "mix"
     assert reports == [[], []]
@@ -105,7 +105,7 @@ def test_a_revision_that_is_told_again_is_taken_up_once(team, clock, tmp_path):
     taken_up = []
     for step in range(2, 9):
         taken_up.append(first.due(step) is not None)
-        first.receive(1, known=step + 2)
+        first.receive(1, from_step=step + 2)
     assert taken_up == [False, False, True, False, False, False, False]
 
 
@@ -152,7 +152,7 @@ def test_a_rank_that_cannot_see_the_copy_says_so_and_keeps_its_plan(team, clock,
     edit(tmp_path, {"preset": "mix"})
     look(first, clock, 1)
     os.remove(revision_path(str(tmp_path), 1))
-    second.receive(1, known=3)
+    second.receive(1, from_step=3)
     assert second.due(3).plan == Plan()
     assert "revision 1 of the Plan cannot be read on rank 1" in reports[1][0].claim
 
@@ -162,7 +162,7 @@ def test_a_rank_that_does_not_record_follows_the_plan_without_recording(team, cl
     edit(tmp_path, {"preset": "mix", "ranks": [1]})
     look(first, clock, 1)
     for member in (first, second):
-        member.receive(1, known=3)
+        member.receive(1, from_step=3)
     assert (first.due(3).records, second.due(3).records.preset) == (None, "mix")
 
 
@@ -192,7 +192,7 @@ def starts(told, **plan):
     for step in range(40):
         if triggers.start(step, when=plan.get("when", TRIGGERS), num_steps=plan.get("num_steps", 3)) is not None:
             begun.append(step)
-        triggers.receive(told.get(step, (0.0, 0.0)), step=step, known=step + 2)
+        triggers.receive(told.get(step, (0.0, 0.0)), step=step, from_step=step + 2)
     return begun
 
 

@@ -76,24 +76,24 @@ def test_an_expert_is_on_a_mesh_of_its_own():
     shards = on_device_mesh(
         SimpleNamespace(mesh=torch.tensor([1, 5]), mesh_dim_names=("efsdp",), ndim=1), "shard", rank=5
     )
-    one = Mesh(np.arange(8), ("fsdp",), ("shard",), rank=5, members=tuple(range(8)), others=(shards,))
-    expert = one.of(parameter(experts, ("efsdp", "ep"), Shard(1), Shard(0)))
+    one = Mesh(np.arange(8), ("fsdp",), ("shard",), rank=5, members=tuple(range(8)), other_meshes=(shards,))
+    expert = one.mesh_of(parameter(experts, ("efsdp", "ep"), Shard(1), Shard(0)))
     assert expert.roles == ("shard", "part")
     assert (expert.shards, expert.shard, expert.workers, expert.replicas) == (2, 1, (1, 5), (5,))
-    router = one.of(parameter(list(range(8)), ("fsdp",), Shard(0)))
+    router = one.mesh_of(parameter(list(range(8)), ("fsdp",), Shard(0)))
     assert (router.shards, router.shard) == (8, 5)
 
 
 def test_what_tensor_parallelism_holds_whole_has_replicas_across_the_cut():
     one = Mesh(np.array([1, 3]), ("dp",), ("shard",), rank=3, members=(1, 3))
     tp = [[0, 1], [2, 3]]
-    norm = one.of(parameter(tp, ("dp", "tp"), Shard(0), Replicate()))
+    norm = one.mesh_of(parameter(tp, ("dp", "tp"), Shard(0), Replicate()))
     assert (norm.replicas, norm.shards, norm.along("part")) == ((2, 3), 2, (3,))
-    cut = one.of(parameter(tp, ("dp", "tp"), _StridedShard(0, split_factor=2), Shard(0)))  # both along dim 0
+    cut = one.mesh_of(parameter(tp, ("dp", "tp"), _StridedShard(0, split_factor=2), Shard(0)))  # both along dim 0
     assert (cut.replicas, cut.shards, cut.along("part")) == ((3,), 2, (2, 3))
 
 
 def test_what_no_framework_cut_is_a_replica_beside_shards():
     one = mesh(4, replicate=2, shard=3)
-    whole = one.of(torch.zeros(3))
+    whole = one.mesh_of(torch.zeros(3))
     assert (whole.shards, whole.replicas) == (1, (0, 1, 2, 3, 4, 5))

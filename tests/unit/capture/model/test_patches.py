@@ -36,7 +36,7 @@ def test_a_warning_points_at_the_code_of_the_user_while_a_seam_is_listened_to():
 def test_a_warning_points_at_the_code_of_the_user_through_a_patch():
     unpatched = where_it_points()
     patch = Patch(Old, "__init__", calling(unseen(lambda original, *args: original(*args))))
-    patch.put()
+    patch.install()
     try:
         assert where_it_points() == unpatched
     finally:

@@ -246,7 +246,7 @@ class AverageProbe:
             return
         key = f"AveragedModel {_number_of(average)}"
         times = self._times_of.get(average) or NowAndThen()
-        self._times_of.put(average, times)
+        self._times_of.set(average, times)
         if key in self._seen or not times.due(step):
             return
         self._seen.add(key)
@@ -281,7 +281,7 @@ class AverageProbe:
         known = self._pairs.get(average)
         if known is None or known[0] is not layout:
             known = (layout, list(_pairs(average, model)))
-            self._pairs.put(average, known)
+            self._pairs.set(average, known)
         return known[1]
 
 
@@ -356,7 +356,7 @@ def _number_of(average: AveragedModel) -> int:
     number = _MADE.get(average)
     if number is None:
         number = next(_numbers)
-        _MADE.put(average, number)
+        _MADE.set(average, number)
     return number
 
 

@@ -293,7 +293,7 @@ def _on(layout: Layout, value: Any) -> Tensor:
 def _in_parts(layout: Layout, params: Sequence[Tensor]) -> bool:
     """Whether ranks hold parts of these that are no shards of what is reduced together, whose norms are not here."""
     several = {(id(p.device_mesh), p.placements): p for p in params if is_dtensor(p)}
-    return any("part" in layout.mesh.of(param).roles for param in several.values())
+    return any("part" in layout.mesh.mesh_of(param).roles for param in several.values())
 
 
 def _dtype(tensor: Any) -> str:

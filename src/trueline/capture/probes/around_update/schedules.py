@@ -63,7 +63,7 @@ class ScheduleProbe(FactProbe):
         calls = self._calls.get(scheduler)
         if calls is None:
             calls = _Calls()
-            self._calls.put(scheduler, calls)
+            self._calls.set(scheduler, calls)
         calls.number = 0 if made else calls.number + 1
 
 

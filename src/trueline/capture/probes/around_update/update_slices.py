@@ -89,7 +89,7 @@ def _number_of(optimizer: torch.optim.Optimizer) -> int:
     number = _MADE.get(optimizer)
     if number is None:
         number = next(_numbers)
-        _MADE.put(optimizer, number)
+        _MADE.set(optimizer, number)
     return number
 
 
@@ -407,7 +407,7 @@ def _held(optimizer: torch.optim.Optimizer) -> frozenset[int]:
 def _not_held(held: Collection[int], layout: Layout) -> Iterator[tuple[str, Tensor]]:
     """Of the model, also those that were frozen when watching began."""
     for name, param in (*zip(layout.names, layout.params, strict=True), *layout.frozen):
-        if id(param) not in held and param is not layout.gone:
+        if id(param) not in held and param is not layout.absent:
             yield name, param
 
 
