@@ -65,7 +65,7 @@ from trueline.judge.compared_ranks import MAX_SITES, any_over, sites_of
 from trueline.judge.follows import ByStep
 from trueline.judge.series.local_updates import require_equal_replicas
 from trueline.judge.series.whole_parameters import EQUAL
-from trueline.laws.reduction.reduction import Reductions, at_steps, reductions_of
+from trueline.laws.reduction.reduction import Reductions, masked_steps, read_reductions
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import capitalized, named_some, ranks_text, steps_text
@@ -92,41 +92,42 @@ _WRAP_AGAIN = (
 
 
 def check(run: Run) -> list[Finding]:
-    """The Findings of what was not reduced; raises ``CannotTell`` where that was not measured."""
+    """Findings on gradients that were not reduced; raises ``CannotTell`` where that was not measured."""
     require_equal_replicas(run)
-    held = run.lists("unreduced_params")
-    findings = _held_back(run, held)
+    unreduced = run.lists("unreduced_params")
+    findings = _held_back_findings(run, unreduced)
     try:
-        reductions = reductions_of(run, "group_used_residual")
+        reductions = read_reductions(run, "group_used_residual")
     except CannotTell:
-        if not held:
+        # without sketches, a column of FSDP2's that is there has answered
+        if not unreduced:
             raise
         return findings
-    return findings + ([_finding(reductions)] if reductions.not_reduced.any() else [])
+    return findings + ([_not_reduced_finding(reductions)] if reductions.not_reduced.any() else [])
 
 
-def _held_back(run: Run, held: Mapping[tuple[int, int], np.ndarray]) -> list[Finding]:
-    """What the framework still held at an update, on any rank."""
-    at = sorted(key for key, positions in held.items() if len(positions))
-    if not at:
+def _held_back_findings(run: Run, unreduced: Mapping[tuple[int, int], np.ndarray]) -> list[Finding]:
+    """The Finding on gradients that the framework still held at an update; ``unreduced`` by step and rank."""
+    keys = sorted(key for key, positions in unreduced.items() if len(positions))
+    if not keys:
         return []
-    ranks, steps = sorted({rank for _, rank in at}), sorted({step for step, _ in at})
+    ranks, steps = sorted({rank for _, rank in keys}), sorted({step for step, _ in keys})
     params = run.env[ranks[0]].params if ranks[0] in run.env else []
-    places = sorted({int(place) for key in at if key[0] == steps[0] for place in held[key]})
-    names = [params[place] for place in places if place < len(params)]
-    what = "all parameters" if len(names) == len(params) else named_some(names)
+    positions = sorted({int(position) for key in keys if key[0] == steps[0] for position in unreduced[key]})
+    names = [params[position] for position in positions if position < len(params)]
+    names_text = "all parameters" if len(names) == len(params) else named_some(names)
     return [
         Finding(
             code=CODE,
             severity="error",
-            claim=f"FSDP2 still held gradients of {what} on {ranks_text(ranks)}, not reduced, when the optimizer "
-            f"updated at {steps_text(steps, among=sorted({step for step, _ in held}))}: they missed that update and go "
-            "into a later one.",
+            claim=f"FSDP2 still held gradients of {names_text} on {ranks_text(ranks)}, not reduced, when the optimizer "
+            f"updated at {steps_text(steps, among=sorted({step for step, _ in unreduced}))}: they missed that update "
+            "and go into a later one.",
             ranks=tuple(ranks),
             step_first=steps[0],
             step_last=steps[-1],
             sites=sites_of(steps[0], ranks[:2], phase="reduce", names=names[: MAX_SITES // 2]),
-            measured=float(len(places)),
+            measured=float(len(positions)),
             expected=0.0,
             unit="parameters whose gradient was held back",
             false_alarm_rate=0.0,
@@ -139,12 +140,12 @@ def _held_back(run: Run, held: Mapping[tuple[int, int], np.ndarray]) -> list[Fin
     ]
 
 
-def _finding(reductions: Reductions) -> Finding:
-    at_T = any_over(reductions.not_reduced, 1)
-    first = int(np.argmax(at_T))
-    steps = at_steps(reductions, at_T)
+def _not_reduced_finding(reductions: Reductions) -> Finding:
+    not_reduced_T = any_over(reductions.not_reduced, 1)
+    first = int(np.argmax(not_reduced_T))
+    steps = masked_steps(reductions, not_reduced_T)
     groups = np.flatnonzero(reductions.not_reduced[first])
-    names = [name for group in groups for name in _names(reductions, first, int(group))]
+    names = [name for group in groups for name in _blamed_names(reductions, first, int(group))]
     residual = reductions.groups("group_used_residual")[first][:, groups]
     floor = np.fmax(reductions.groups("group_used_floor")[first][:, groups], EQUAL)
     if np.isnan(residual).all():  # held whole while others are sharded: there are norms only
@@ -154,7 +155,7 @@ def _finding(reductions: Reductions) -> Finding:
     return Finding(
         code=CODE,
         severity="error",
-        claim=f"{capitalized(ranks_text(ranks))} used their own gradients of {_what(reductions, names)} "
+        claim=f"{capitalized(ranks_text(ranks))} used their own gradients of {_names_text(reductions, names)} "
         f"unreduced at {steps_text(steps, among=reductions.steps.tolist())}.",
         ranks=ranks,
         step_first=steps[0],
@@ -178,14 +179,14 @@ def _finding(reductions: Reductions) -> Finding:
     )
 
 
-def _names(reductions: Reductions, t: int, group: int) -> list[str]:
-    """The parameters of the group that were not reduced, or its own name where all were not or none stands out."""
-    params = reductions.param_names(reductions.not_reduced_params[t], group)
+def _blamed_names(reductions: Reductions, row: int, group: int) -> list[str]:
+    """Parameters of the group that were not reduced, or the group's own name where all were not or none stands out."""
+    params = reductions.param_names(reductions.not_reduced_params[row], group)
     spec = reductions.env.groups[group]
     return params if params and len(params) < len(spec.params) else [spec.name]
 
 
-def _what(reductions: Reductions, names: list[str]) -> str:
+def _names_text(reductions: Reductions, names: list[str]) -> str:
     if names == [group.name for group in reductions.env.groups]:
         return "all parameters"
     return named_some(names)

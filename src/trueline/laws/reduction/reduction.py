@@ -1,4 +1,4 @@
-"""What the workers table holds about each reduction: what went in, what came out, what the optimizer received.
+"""Columns of the workers table on each reduction: what went in, what came out, what the optimizer received.
 
 Letters: T steps, N workers, G parameter groups, P parameters. NaN is not measured.
 """
@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from trueline.judge.compared_ranks import Bools, Floats, Ints, any_over, columns_of, several_workers
+from trueline.judge.compared_ranks import Bools, Floats, Ints, any_over, columns_of, numbers, several_workers
 from trueline.judge.series.whole_parameters import EQUAL, held_by_one
 from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.files.run_manifest import RankEnv
@@ -36,7 +36,7 @@ class Reductions:
     steps: Ints
     ranks: tuple[int, ...]
     env: RankEnv
-    _read: dict[str, Floats] = field(default_factory=dict[str, Floats], repr=False, compare=False)
+    _columns: dict[str, Floats] = field(default_factory=dict[str, Floats], repr=False, compare=False)
 
     def groups(self, column: str) -> Floats:
         """[T, N, G] of a column with one number a group; all NaN where the Run has none."""
@@ -48,19 +48,19 @@ class Reductions:
 
     @cached_property
     def used_apart(self) -> Bools:
-        """[T, G] whether the optimizers of replicas received different gradients, beyond rounding."""
+        """[T, G] groups of which the optimizers of replicas received different gradients, beyond rounding."""
         with np.errstate(invalid="ignore"):
-            apart = np.any(self.groups("group_used_residual") > self.groups("group_used_floor"), axis=1)
-        return apart & ~self.in_groups(self.own_P[None])
+            beyond_floor = np.any(self.groups("group_used_residual") > self.groups("group_used_floor"), axis=1)
+        return beyond_floor & ~self.in_groups(self.own_P[None])
 
     @cached_property
     def backward_TN(self) -> Bools:
-        """[T, N] whether the worker computed a gradient."""
+        """[T, N] steps at which the worker computed a gradient."""
         return any_over(~np.isnan(self.params("param_grad_norms")), 2)
 
     @cached_property
     def used_TN(self) -> Bools:
-        """[T, N] whether the worker's optimizer received any gradient."""
+        """[T, N] steps at which the worker's optimizer received any gradient."""
         return any_over(self.params("used_param_norms") >= 0, 2)
 
     @cached_property
@@ -70,39 +70,41 @@ class Reductions:
         Their norms differ between workers, and on every worker that has one it is the norm before any reduction, or
         there was none to be seen before reduction. Both to the rounding of a norm, ``group_used_floor``.
         """
-        local, used = self.params("param_grad_norms"), self.params("used_param_norms")
+        local_norm, used_norm = self.params("param_grad_norms"), self.params("used_param_norms")
         floor_T11 = self._floor_T11
-        present = used > 0
-        low = np.min(np.where(present, used, np.inf), axis=1)
-        high = np.max(np.where(present, used, -np.inf), axis=1)
+        present = used_norm > 0
+        low = np.min(np.where(present, used_norm, np.inf), axis=1)
+        high = np.max(np.where(present, used_norm, -np.inf), axis=1)
         with np.errstate(invalid="ignore"):
             spread = high - low > floor_T11[:, 0] * high
-            own = (np.abs(used - local) <= floor_T11 * used) | (local == ABSENT)
-        several = np.count_nonzero(present, axis=1) > 1
-        return spread & several & np.all(own | ~present, axis=1) & ~self.own_P
+            # a gradient that no hook saw before reduction has no norm to compare, and may be local all the same
+            is_local = (np.abs(used_norm - local_norm) <= floor_T11 * used_norm) | (local_norm == ABSENT)
+        on_several_workers = np.count_nonzero(present, axis=1) > 1
+        return spread & on_several_workers & np.all(is_local | ~present, axis=1) & ~self.own_P
 
     @cached_property
     def disagreeing_params(self) -> Bools:
         """[T, P] parameters whose gradients, as the optimizers received them, have different norms on different
         workers.
         """
-        used = self.params("used_param_norms")
-        known = ~np.isnan(used)
+        norm = self.params("used_param_norms")
+        measured = ~np.isnan(norm)
         low, high = (
-            extreme(np.where(known, used, fill), axis=1) for extreme, fill in ((np.min, np.inf), (np.max, -np.inf))
+            extreme(np.where(measured, norm, fill), axis=1) for extreme, fill in ((np.min, np.inf), (np.max, -np.inf))
         )
         return high - low > self._floor_T11[:, 0] * np.maximum(high, 0)
 
     @cached_property
     def not_reduced(self) -> Bools:
-        """[T, G] whether every worker's optimizer received its own gradient of the group, or of parameters in it."""
+        """[T, G] groups of which every worker's optimizer received its own gradient, or that of parameters in it."""
         local, floor = self.groups("group_used_local"), self.groups("group_used_floor")
         with np.errstate(invalid="ignore"):
-            own = np.all(np.isnan(local) | (local <= floor) | (self.groups("group_seen") == 0), axis=1)
+            is_local = np.all(np.isnan(local) | (local <= floor) | (self.groups("group_seen") == 0), axis=1)
         measured = np.any(~np.isnan(local), axis=1)
-        part = self.in_groups(self.not_reduced_params)
-        whole = self.in_groups(self.not_reduced_params & self.replicated_P)
-        return (self.used_apart & ((own & measured) | part)) | whole
+        partly = self.in_groups(self.not_reduced_params)
+        replicated = self.in_groups(self.not_reduced_params & self.replicated_P)
+        # sketches of sharded groups differ between ranks by nature, so the norms of whole parameters are enough
+        return (self.used_apart & ((is_local & measured) | partly)) | replicated
 
     @cached_property
     def replicated_P(self) -> Bools:
@@ -117,26 +119,106 @@ class Reductions:
         """[P] parameters that are each rank's own, and no replicas."""
         return np.isin(np.array(self.env.params, dtype=str), sorted(held_by_one(self.run)))
 
-    def in_groups(self, chosen_TP: Bools) -> Bools:
-        """[T, G] groups in which a parameter is chosen."""
-        part = np.zeros((len(chosen_TP), len(self.env.groups)), dtype=np.bool_)
-        np.logical_or.at(part.T, self.group_of_param, chosen_TP.T)
-        return part
+    def in_groups(self, mask_TP: Bools) -> Bools:
+        """[T, G] groups in which the mask is set for a parameter."""
+        mask_TG = np.zeros((len(mask_TP), len(self.env.groups)), dtype=np.bool_)
+        np.logical_or.at(mask_TG.T, self.group_of_param, mask_TP.T)
+        return mask_TG
 
     @cached_property
     def group_of_param(self) -> Ints:
-        """[P] the group of each parameter."""
+        """[P] index of the group of each parameter."""
         group_of = {name: index for index, group in enumerate(self.env.groups) for name in group.params}
         return np.array([group_of.get(name, 0) for name in self.env.params], dtype=np.int64)
 
-    def param_names(self, chosen_P: Bools, group: int) -> list[str]:
-        """Names of the chosen parameters of one group."""
-        inside = np.flatnonzero(chosen_P & (self.group_of_param == group))
-        return [self.env.params[index] for index in inside]
+    def param_names(self, mask_P: Bools, group: int) -> list[str]:
+        """Names of the parameters of one group for which the mask is set."""
+        positions = np.flatnonzero(mask_P & (self.group_of_param == group))
+        return [self.env.params[position] for position in positions]
+
+    @cached_property
+    def by_hand(self) -> bool:
+        """True where the script averages gradients itself: no framework's reduction was seen."""
+        return self.run.manifest.adapter == "manual"
+
+    @cached_property
+    def envs(self) -> list[RankEnv]:
+        """Environments of the ranks that left one."""
+        return [self.run.env[rank] for rank in self.ranks if rank in self.run.env]
+
+    def numbers(self, column: str) -> tuple[Floats, Bools]:
+        """[T, N] of a column with one number a step and rank, and where it was measured."""
+        rows = np.searchsorted(self.run.steps, self.steps)
+        values_TN, measured_TN = numbers(self.run, column, self.ranks)
+        return values_TN[rows], measured_TN[rows]
+
+    @cached_property
+    def num_micro_TN(self) -> Floats:
+        """[T, N] micro-batches of the step, 1 where they were not counted."""
+        return np.nan_to_num(self.numbers("num_micro")[0], nan=1.0)
+
+    @cached_property
+    def common_floor(self) -> Floats:
+        """[T, N, G] how far rounding can take the received gradient from the mean."""
+        return np.fmax(self.groups("group_used_floor"), self.groups("group_reduce_floor"))
+
+    @cached_property
+    def used_factor(self) -> Floats:
+        """[T, N, G] factor of the gradient that the optimizer received, against the mean."""
+        return self.groups(f"{self._used_prefix}_factor")
+
+    @cached_property
+    def used_shape_residual(self) -> Floats:
+        """[T, N, G] difference of the received gradient from the mean that is left without ``used_factor``."""
+        return self.groups(f"{self._used_prefix}_shape_residual")
+
+    @property
+    def _used_prefix(self) -> str:
+        # by hand there is no reduced gradient in between: the optimizer's is compared with the mean itself
+        return "group_reduce" if self.by_hand else "group_used"
+
+    @cached_property
+    def residual(self) -> Floats:
+        """[T, N, G] how far the reduced gradient is from the mean of the workers' gradients.
+
+        Where only the optimizer's gradient was sketched: the part of it that no factor explains, provided that it was
+        the reduced gradient times a factor at every step that shows both.
+        """
+        residual, shape_residual = self.groups("group_reduce_residual"), self.groups("group_reduce_shape_residual")
+        changed = self.groups("group_used_shape_residual")
+        in_both = ~np.isnan(residual) & ~np.isnan(changed)
+        only_scaled = bool(in_both.any()) and not np.any(in_both & (changed > self.common_floor))
+        return np.where(np.isnan(residual) & only_scaled, shape_residual, residual)
+
+    @cached_property
+    def beyond_floor(self) -> Bools:
+        """[T, N, G] cells in which the gradient was reduced, and the result is not the mean."""
+        return (self.residual > self.groups("group_reduce_floor")) & ~self.not_reduced[:, None, :]
+
+    @cached_property
+    def replicas_agree(self) -> Bools:
+        """[T, 1, G] groups of which replicas received one gradient, whose reduction gave the mean or was not seen."""
+        agree = ~self.used_apart & ~self.not_reduced
+        if not self.by_hand:
+            agree &= ~any_over(self.beyond_floor, 1)
+        return agree[:, None, :]
+
+    def slack(self, divisor: int) -> Floats:
+        """[T, N, G] how far rounding can move ``divisor`` times ``used_factor`` from 1.
+
+        The floor is relative to the mean norm s of the workers' gradients, the factor to the norm of their mean m. For
+        a factor c, residual^2 - shape^2 = ((c - 1) |m| / s)^2 gives |m| / s. What the optimizer received after a
+        framework's reduction is relative to its own norm already.
+        """
+        if not self.by_hand:
+            return self.common_floor
+        squares = self.groups("group_reduce_residual") ** 2 - self.used_shape_residual**2
+        ratio = np.sqrt(np.maximum(squares, 0)) / np.abs(self.used_factor - 1)
+        return np.where(ratio > 0, divisor * self.common_floor / ratio, self.common_floor)
 
     @property
     def in_shards(self) -> bool:
-        """Whether the optimizers of the ranks received different shards of one gradient each."""
+        """True where each rank's optimizer received another shard of one gradient."""
         return len({env.replica_key for env in self.run.env.values()}) > 1
 
     @property
@@ -152,9 +234,9 @@ class Reductions:
         return floor.max(axis=(1, 2), initial=EQUAL if self.env.whole else 0.0)[:, None, None]
 
     def _stack(self, column: str, width: int) -> Floats:
-        if column not in self._read:
-            self._read[column] = self._from_run(column, width)
-        return self._read[column]
+        if column not in self._columns:
+            self._columns[column] = self._from_run(column, width)
+        return self._columns[column]
 
     def _from_run(self, column: str, width: int) -> Floats:
         try:
@@ -163,13 +245,13 @@ class Reductions:
             raise CannotTell(
                 "ranks have different parameter groups, which cannot be compared", reason="undecidable"
             ) from error
-        chosen = columns_of(self.run, self.ranks)
+        positions = columns_of(self.run, self.ranks)
         if not measured.any() or values.shape[2] != width:
             return np.full((len(self.steps), len(self.ranks), width), np.nan)
-        return values if len(chosen) == values.shape[1] else values[:, chosen]  # NaN where not measured
+        return values if len(positions) == values.shape[1] else values[:, positions]  # NaN where not measured
 
 
-def reductions_of(run: Run, *columns: str) -> Reductions:
+def read_reductions(run: Run, *columns: str) -> Reductions:
     """The reductions of steps at which one of ``columns`` was measured (or norms of what ranks hold whole next to
     shards); raises ``CannotTell`` where there is none.
 
@@ -188,6 +270,6 @@ def reductions_of(run: Run, *columns: str) -> Reductions:
     return Reductions(run, steps, tuple(ranks), env)
 
 
-def at_steps(reductions: Reductions, chosen_T: Bools) -> Sequence[int]:
-    """The steps of a mask."""
-    return reductions.steps[chosen_T].tolist()
+def masked_steps(reductions: Reductions, mask_T: Bools) -> Sequence[int]:
+    """Steps for which the mask is set."""
+    return reductions.steps[mask_T].tolist()

@@ -8,18 +8,18 @@ from trueline.laws.reduction import gradient_not_reduced
 from trueline.schema.errors import CannotTell
 from trueline.schema.files.run_manifest import ParamLists
 
-EVERY = range(len(GROUPS))
+ALL_GROUPS = range(len(GROUPS))
 
 
-def unreduced(rows, *, steps, groups=EVERY, seen=True):
+def unreduced(rows, *, steps, groups=ALL_GROUPS, reduction_seen=True):
     """The rows with every worker using its own gradient of ``groups`` at ``steps``."""
     for (step, rank), row in rows.items():
         if step not in steps:
             continue
         for group in groups:
             row["group_used_residual"][group] = 0.6
-            row["group_used_local"][group] = 1e-9 if seen else 1.0
-            row["group_seen"][group] = float(seen)
+            row["group_used_local"][group] = 1e-9 if reduction_seen else 1.0
+            row["group_seen"][group] = float(reduction_seen)
         row["used_param_norms"] = row["used_param_norms"] + 0.1 * rank
     return rows
 
@@ -35,14 +35,14 @@ def test_all_groups_at_all_steps(tmp_path):
     assert 0 < finding.false_alarm_rate < 1e-10
 
 
-@pytest.mark.parametrize("since", [None, 2])
-def test_where_others_came_to_be_trained_the_model_is_to_be_wrapped_again(tmp_path, since):
+@pytest.mark.parametrize("changed_step", [None, 2])
+def test_where_others_came_to_be_trained_the_model_is_to_be_wrapped_again(tmp_path, changed_step):
     lists = ParamLists(params=PARAMS, groups=rank_env(0, 2).groups)
-    many = [] if since is None else [lists.model_copy(update={"step": step}) for step in (0, since)]
+    many = [] if changed_step is None else [lists.model_copy(update={"step": step}) for step in (0, changed_step)]
     envs = {rank: rank_env(rank, 2, lists=many) for rank in range(2)}
     rows = unreduced(healthy_rows(2, 9), steps=range(2, 9))
     (finding,) = gradient_not_reduced.check(write_run(tmp_path, rows, envs=envs))
-    assert ("wrap the model again after parameters are unfrozen" in finding.next[0]) == (since is not None)
+    assert ("wrap the model again after parameters are unfrozen" in finding.next[0]) == (changed_step is not None)
 
 
 def test_a_single_step_is_named(tmp_path):
@@ -52,7 +52,7 @@ def test_a_single_step_is_named(tmp_path):
 
 
 def test_no_reduction_seen_at_all(tmp_path):
-    rows = unreduced(healthy_rows(2, 4), steps=range(4), seen=False)
+    rows = unreduced(healthy_rows(2, 4), steps=range(4), reduction_seen=False)
     assert len(gradient_not_reduced.check(write_run(tmp_path, rows))) == 1
 
 

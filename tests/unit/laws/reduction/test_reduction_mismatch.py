@@ -8,10 +8,10 @@ from tests.unit.healthy_run import GROUPS, healthy_rows, rank_env, write_run
 from trueline.laws.reduction import reduction_mismatch
 from trueline.schema.errors import CannotTell
 
-EVERY = range(len(GROUPS))
+ALL_GROUPS = range(len(GROUPS))
 
 
-def altered(rows, *, steps, ranks, groups=EVERY, **values):
+def altered(rows, *, steps, ranks, groups=ALL_GROUPS, **values):
     """The rows with ``values`` in the columns ``group_<name>`` of ``groups``, at ``steps`` on ``ranks``."""
     for (step, rank), row in rows.items():
         if step in steps and rank in ranks:
@@ -56,8 +56,8 @@ def blind(rows, *, steps, shape=1e-7):
 
 def test_a_lost_result_names_the_rank_where_only_its_use_was_seen(tmp_path):
     rows = healthy_rows(2, 9)
-    lost = {(7, 1): rows[7, 1]}
-    blind(lost, steps=[7], shape=0.9)
+    lost_row = {(7, 1): rows[7, 1]}
+    blind(lost_row, steps=[7], shape=0.9)
     altered(rows, steps=[7], ranks=[0, 1], used_residual=0.5)
     (finding,) = reduction_mismatch.check(write_run(tmp_path, rows))
 
@@ -392,8 +392,10 @@ def test_a_mean_times_a_number_that_ranks_are_counted_by_is_a_warning(tmp_path, 
     if adapter == "manual":
         values |= {"reduce_factor": factor, "reduce_residual": (factor - 1) * 0.5}
     rows = altered(healthy_rows(num_ranks, 4), steps=range(4), ranks=range(num_ranks), **values)
-    found = reduction_mismatch.check(write_run(tmp_path, rows, adapter=adapter))
-    assert [(each.severity, each.evidence["kind"]) for each in found] == ([("warning", kinds)] if kinds else [])
+    findings = reduction_mismatch.check(write_run(tmp_path, rows, adapter=adapter))
+    assert [(finding.severity, finding.evidence["kind"]) for finding in findings] == (
+        [("warning", kinds)] if kinds else []
+    )
 
 
 @pytest.mark.parametrize(("factor", "residual", "number"), [(0.0, 2**0.5, 1), (0.0, 5.0, 0), (0.7, 1.0, 0)])
@@ -406,8 +408,8 @@ def test_a_mean_at_other_places_has_its_length_and_not_its_direction(tmp_path, f
         healthy_rows(2, 4), steps=range(4), ranks=[0, 1], used_shape_residual=sine, used_factor=factor, **changed
     )
     envs = {rank: rank_env(rank, 2, sketch_length=2053) for rank in range(2)}
-    found = reduction_mismatch.check(write_run(tmp_path, rows, envs=envs, adapter="manual"))
-    assert [each.evidence["kind"] for each in found] == [["misplaced"]] * number
+    findings = reduction_mismatch.check(write_run(tmp_path, rows, envs=envs, adapter="manual"))
+    assert [finding.evidence["kind"] for finding in findings] == [["misplaced"]] * number
 
 
 @pytest.mark.parametrize("extra", [(2, 4, 6), (2, 4, 5, 6), (2, 4)])
@@ -417,8 +419,8 @@ def test_backward_calls_of_one_rank_alone_tell_where_they_are_at_just_these_step
         row["passes_begun"] = 2 if rank == 1 and step in extra else 1
     (finding,) = reduction_mismatch.check(write_run(tmp_path, rows))
 
-    named = extra == (2, 4, 6)
-    assert ("extra-pass" in finding.evidence["kind"]) == named
-    assert ("rank 1 made 2 backward calls, the others 1" in finding.claim) == named
-    assert finding.ranks == ((1,) if named else (0, 1, 2))
-    assert ("torch.autograd.grad" in finding.next[0]) == named
+    at_just_these = extra == (2, 4, 6)
+    assert ("extra-pass" in finding.evidence["kind"]) == at_just_these
+    assert ("rank 1 made 2 backward calls, the others 1" in finding.claim) == at_just_these
+    assert finding.ranks == ((1,) if at_just_these else (0, 1, 2))
+    assert ("torch.autograd.grad" in finding.next[0]) == at_just_these

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trueline.laws.reduction.used_gradients import clipped_apart
+from trueline.laws.reduction.used_gradients import clipped_by_own_norms
 
 CLIPPED = np.array([[0.4, 0.5, 1.0], [0.3, 1.0, 0.7], [0.5, 0.6, 0.6], [0.2, 0.4, 0.9]])
 """[T, N] factors of three ranks that each clip by their own norm."""
@@ -21,6 +21,6 @@ CLIPPED = np.array([[0.4, 0.5, 1.0], [0.3, 1.0, 0.7], [0.5, 0.6, 0.6], [0.2, 0.4
 )
 def test_each_rank_that_clips_by_its_own_norm_has_factors_of_its_own(factor_TN, clipped):
     factor_TNG = np.repeat(factor_TN[:, :, None], 2, axis=2)
-    assert clipped_apart(factor_TNG) is clipped
+    assert clipped_by_own_norms(factor_TNG) is clipped
     factor_TNG[:, :, 1] *= 0.9  # one norm gives one factor for all groups
-    assert not clipped_apart(factor_TNG)
+    assert not clipped_by_own_norms(factor_TNG)
