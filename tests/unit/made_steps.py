@@ -139,7 +139,7 @@ def judged(mine: StepValues, theirs: StepValues, *, measure: Any = exactly, **se
 
 
 def place_of(row: Compared) -> str:
-    value = row.mine or row.theirs
+    value = row.run_value or row.ref_value
     assert value is not None
     return f"{value.site.phase}/{value.site.name.removeprefix('m.sub.')}:{value.site.slot}"
 

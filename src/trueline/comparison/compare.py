@@ -17,7 +17,7 @@ from trueline.comparison.judgement.consequence import with_consequences, without
 from trueline.comparison.judgement.first_cause import Conclusion, conclude, in_causal_order
 from trueline.comparison.judgement.history.loss_gap import judge_losses, loss_curve, losses_by_rank
 from trueline.comparison.judgement.history.over_time import late_fault
-from trueline.comparison.judgement.step import Step, value_of
+from trueline.comparison.judgement.step import Step
 from trueline.comparison.judgement.values.difference import describe_difference
 from trueline.comparison.judgement.values.distance import MAX_BYTES
 from trueline.comparison.judgement.values.judged_share import incomparable, judged_share, one_sided_calls
@@ -222,7 +222,7 @@ def update_distance(mine: Run, theirs: Run, num_steps: int) -> float | None:
 
 def _described(row: ComparedRow, compared: Compared, max_bytes: int) -> ComparedRow:
     """``row`` with details of the difference element by element, where both sides stored the value."""
-    mine, theirs = compared.mine, compared.theirs
+    mine, theirs = compared.run_value, compared.ref_value
     if mine is None or theirs is None or mine.load is None or theirs.load is None:
         return row
     dtype = coarser(mine.dtype, theirs.dtype)
@@ -288,14 +288,19 @@ def _notes(mine: Run, theirs: Run, arrangements: Sequence[Arrangement], num_deta
 
 def _row_of(step: Step, compared: Compared) -> ComparedRow:
     """One value of ``step`` and its twin, as texts and numbers."""
-    mine, theirs, distance, expectation = compared.mine, compared.theirs, compared.distance, compared.expectation
-    value = value_of(compared)
+    mine, theirs, distance, expectation = (
+        compared.run_value,
+        compared.ref_value,
+        compared.distance,
+        compared.expectation,
+    )
+    value = compared.value
     nonfinite = distance is not None and distance.nonfinite_differ
     shown = None if distance is None or nonfinite else distance.rel
     return ComparedRow(
         step.step,
         step.rank,
-        compared.place,
+        compared.position,
         None if mine is None else str(mine.site),
         None if theirs is None else str(theirs.site),
         compared.judgement,
@@ -322,7 +327,7 @@ def _summary_of(step: Step, rows: Sequence[ComparedRow]) -> StepSummary:
         step=step.step,
         rank=step.rank,
         counts={name: counts[name] for name in JUDGEMENTS if counts[name]},
-        first_site=None if first is None or first.mine is None else str(first.mine.site),
+        first_site=None if first is None or first.run_value is None else str(first.run_value.site),
         largest_times=max((row.times for row in rows if row.times is not None), default=None),
         loss_rel=_loss_rel(step.rows),
     )
@@ -331,7 +336,7 @@ def _summary_of(step: Step, rows: Sequence[ComparedRow]) -> StepSummary:
 def _loss_rel(rows: Sequence[Compared]) -> float | None:
     """The relative difference of the loss: the last single number that the forward pass returned."""
     for row in reversed(rows):
-        value = row.mine
+        value = row.run_value
         if value is None or row.distance is None or value.shape != () or value.site.phase != "fwd":
             continue
         if value.returned and value.dtype.startswith(("float", "bfloat")):

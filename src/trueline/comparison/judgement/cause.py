@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trueline.comparison.expect.propagation import is_swamped
-from trueline.comparison.judgement.step import Step, value_of
+from trueline.comparison.judgement.step import Step
 from trueline.comparison.judgement.values.argument_differences import (
     Arguments,
     arguments_in_words,
@@ -33,7 +33,7 @@ class Cause:
 
 def cause_of(step: Step, row: Compared) -> Cause:
     """What differs in the inputs of the call of a value, or that nothing does."""
-    value = value_of(row)
+    value = row.value
     if function_of(value.api) in RANDOM:
         different = differing_arguments(step, row)
         called = f": its arguments differ, {arguments_in_words(different)}" if different else ""
@@ -52,7 +52,7 @@ def cause_of(step: Step, row: Compared) -> Cause:
     return Cause(
         backward if value.site.phase == "bwd" else "computation",
         by_statistics=any(each.distance is not None and each.distance.how == "statistics" for each in inputs),
-        unknown=tuple(dict.fromkeys(str(value_of(each).site) for each in inputs if _is_unknown(each))),
+        unknown=tuple(dict.fromkeys(str(each.value.site) for each in inputs if _is_unknown(each))),
     )
 
 
@@ -74,7 +74,7 @@ def _draws_before(step: Step, row: Compared) -> str:
     '' where both draw as often before the call.
     """
     alone = step.graph_diff.alone
-    for name, value, calls in (("RUN", row.mine, alone.mine), ("REF", row.theirs, alone.theirs)):
+    for name, value, calls in (("RUN", row.run_value, alone.mine), ("REF", row.ref_value, alone.theirs)):
         drawn = (call.first for call in calls if function_of(call.first.api) in RANDOM)
         first = next((each for each in drawn if value is None or each.index < value.index), None)
         if first is not None:
@@ -116,9 +116,9 @@ def _inputs(step: Step, row: Compared) -> list[Compared]:
 
 def _is_unknown(row: Compared) -> bool:
     """Whether nothing says that a value agrees with its twin: it has none, or its masks hide the rest."""
-    if row.mine is None or row.theirs is None or row.distance is None or row.judgement == "not-comparable":
+    if row.run_value is None or row.ref_value is None or row.distance is None or row.judgement == "not-comparable":
         return True
-    return row.distance.how == "statistics" and is_swamped(row.mine)
+    return row.distance.how == "statistics" and is_swamped(row.run_value)
 
 
 def _differing_params(step: Step, row: Compared) -> list[str]:
@@ -130,7 +130,7 @@ def _differing_params(step: Step, row: Compared) -> list[str]:
 
 def differing_arguments(step: Step, row: Compared) -> Arguments:
     """Arguments of the call of a value that differ between the runs, by name or place."""
-    site = value_of(row).site
+    site = row.value.site
     phase = "fwd" if site.phase == "bwd" else site.phase
     mine, theirs = step.calls.get((site.micro, phase, site.name, site.call), (None, None))
     if mine is None or theirs is None:
@@ -142,7 +142,7 @@ def _called_otherwise(step: Step, row: Compared) -> str:
     """The call, with its line and its arguments, that takes the value whose gradient ``row`` is and is called with
     other arguments in the reference; '' where there is none.
     """
-    spot = spot_of(value_of(row))
+    spot = spot_of(row.value)
     forward = [value for value in step.alignment.mine.values if value.site.phase == "fwd"]
     root = next((value.root for value in forward if spot_of(value) == spot), None)
     for mine, theirs in step.calls.values():

@@ -45,8 +45,8 @@ def with_consequences(rows: Sequence[Compared], blamed: Sequence[Compared]) -> S
     one.
     """
     behind = {row.root for row in blamed}
-    first = min((row.place for row in blamed), default=0)
-    return [_as_consequence(row, behind) if row.place > first else row for row in rows] if blamed else rows
+    first = min((row.position for row in blamed), default=0)
+    return [_as_consequence(row, behind) if row.position > first else row for row in rows] if blamed else rows
 
 
 def _as_consequence(row: Compared, behind: set[int | None]) -> Compared:
@@ -65,7 +65,7 @@ def _is_harmless(rows: Sequence[Compared]) -> bool:
 
 def results_agree(rows: Sequence[Compared]) -> bool:
     """Whether the results of the model and the gradients of all parameters were judged, and agree for certain."""
-    pairs = [(row, row.mine) for row in rows if row.mine is not None and row.theirs is not None]
+    pairs = [(row, row.run_value) for row in rows if row.run_value is not None and row.ref_value is not None]
     results = [row for row, value in pairs if _is_result(value)]
     params = [(row, value.site.phase) for row, value in pairs if value.kind == "param"]
     phase = "grad" if any(of == "grad" for _, of in params) else "bwd"
@@ -78,7 +78,7 @@ def results_agree(rows: Sequence[Compared]) -> bool:
 
 
 def _may_be_excused(row: Compared) -> bool:
-    value = row.mine or row.theirs
+    value = row.run_value or row.ref_value
     if value is None or row.expectation is None or row.distance is None:
         return False
     if value.site.phase != "fwd" and not (value.site.phase == "bwd" and row.distance.reordered):

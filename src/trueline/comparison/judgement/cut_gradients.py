@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from trueline.comparison.expect.rounding import UNIT_ROUNDOFF
-from trueline.comparison.judgement.step import Step, value_of
+from trueline.comparison.judgement.step import Step
 from trueline.comparison.judgement.structure import Structure, agrees
 from trueline.comparison.judgement.unrecorded_code import is_of_modules
 from trueline.comparison.judgement.values.value_judgement import COARSE_REL, Compared
@@ -37,27 +37,27 @@ class CutGradient(NamedTuple):
 def cut_gradient(step: Step) -> CutGradient | None:
     """Where gradients of a step end or turn, where the forward pass agrees and gradients of parameters do not."""
     first = step.first
-    of_backward = first is not None and value_of(first).site.phase != "fwd"
+    of_backward = first is not None and first.value.site.phase != "fwd"
     if first is not None and not of_backward:
         return None
     params = list(_without_twin(step))
     rows = _first_gradients(step)
     if not params and not of_backward and not (first is None and step.rewired_rows):
-        alike = {spot_of(value_of(row)) for row in step.rows if value_of(row).site.phase == "fwd" and agrees(row)}
+        alike = {spot_of(row.value) for row in step.rows if row.value.site.phase == "fwd" and agrees(row)}
         received = _received(step)
         rows = [row for row in rows if _is_another(row) or _is_lost(row, received)]
-        rows = [row for row in rows if spot_of(value_of(row)) in alike]
+        rows = [row for row in rows if spot_of(row.value) in alike]
     structure = Structure(step)
     for row in rows:
         found = structure.passing_on(_forward_calls(step, row), _PASSING_ON)
         if found is not None:
-            return CutGradient(*found, row, [value_of(each).site.name for each in params], _is_of_run(params))
+            return CutGradient(*found, row, [each.value.site.name for each in params], _is_of_run(params))
     lost = _first_lost(step) if params else None
-    if not params or (first is not None and (lost is None or lost.place > first.place)):
+    if not params or (first is not None and (lost is None or lost.position > first.position)):
         return None
     after = lost or params[0]
     return CutGradient(
-        GraphDifference((), ()), after, after, [value_of(each).site.name for each in params], _is_of_run(params)
+        GraphDifference((), ()), after, after, [each.value.site.name for each in params], _is_of_run(params)
     )
 
 
@@ -68,14 +68,14 @@ def _first_lost(step: Step) -> Compared | None:
     """
     if not is_of_modules(step):
         return None
-    rows = [row for row in step.rows if row.unmatched and value_of(row).site.phase == "bwd"]
-    rows = [row for row in rows if (row.mine is None) == (rows[0].mine is None)]
-    values = {value_of(row).site.name: row for row in reversed(rows) if value_of(row).kind == "module"}
+    rows = [row for row in step.rows if row.unmatched and row.value.site.phase == "bwd"]
+    rows = [row for row in rows if (row.run_value is None) == (rows[0].run_value is None)]
+    values = {row.value.site.name: row for row in reversed(rows) if row.value.kind == "module"}
     if not values:
         return None
-    side = step.alignment.sides[rows[0].mine is None].values
-    first = value_of(next(row for row in rows if value_of(row).kind == "module"))
-    param = next((value_of(row).site.name.rpartition(".")[0] for row in rows if value_of(row).kind == "param"), "")
+    side = step.alignment.sides[rows[0].run_value is None].values
+    first = next(row for row in rows if row.value.kind == "module").value
+    param = next((row.value.site.name.rpartition(".")[0] for row in rows if row.value.kind == "param"), "")
     made = next((value for value in side if value.site.phase == "fwd" and _is_of(value, first)), first)
     maker = side[made.root]
     named = (maker.site.name, param, maker.module)
@@ -94,7 +94,7 @@ def calls_behind(step: Step, row: Compared) -> tuple[GraphDifference, Compared] 
     """Forward calls that only one run has, of what the call of a gradient took or returned, or of the parameter that it
     is of, and the row to show.
     """
-    value = value_of(row)
+    value = row.value
     if value.kind != "param":
         return Structure(step).passing_on(_forward_calls(step, row), None)
     mine, theirs = (
@@ -108,14 +108,14 @@ def own_backward(step: Step, modules: frozenset[str]) -> str:
     """`` In RUN, calls at train.py:22 Norm.forward have no gradients of their own: …``, of calls in ``modules`` that
     both runs make, and that have gradients in one run only: those of an autograd function have none; '' without any.
     """
-    both = (row for row in step.rows if value_of(row).site.phase == "fwd" and not row.unmatched)
-    matched = {spot_of(value_of(row)): row for row in both}
+    both = (row for row in step.rows if row.value.site.phase == "fwd" and not row.unmatched)
+    matched = {spot_of(row.value): row for row in both}
     for row in step.rows:
-        value = value_of(row)
+        value = row.value
         forward = matched.get(spot_of(value))
         if value.site.phase != "bwd" or value.kind != "op" or not row.unmatched or forward is None:
             continue
-        name, side = ("REF", forward.theirs) if row.theirs is None else ("RUN", forward.mine)
+        name, side = ("REF", forward.ref_value) if row.ref_value is None else ("RUN", forward.run_value)
         if side is None or side.module not in modules:
             continue
         at = step.frame(side, of_reference=name == "REF")
@@ -125,7 +125,7 @@ def own_backward(step: Step, modules: frozenset[str]) -> str:
 
 
 def _is_of_run(params: list[Compared]) -> bool:
-    return bool(params) and params[0].mine is not None
+    return bool(params) and params[0].run_value is not None
 
 
 def _is_another(row: Compared) -> bool:
@@ -138,7 +138,7 @@ def _received(step: Step) -> dict[CallKey, float]:
     most: dict[CallKey, float] = {}
     autocast = {side.autocast for side in step.alignment.sides} - {""}
     for row in step.rows:
-        each = value_of(row)
+        each = row.value
         if each.site.phase == "bwd" and each.returned and each.stats is not None and not row.unmatched:
             unit = max(UNIT_ROUNDOFF.get(dtype, 0.0) for dtype in (each.dtype, *autocast))
             most[key_of(each)] = max(most.get(key_of(each), 0.0), unit * each.stats.norm)
@@ -149,7 +149,7 @@ def _is_lost(row: Compared, received: dict[CallKey, float]) -> bool:
     """Whether only one run has a gradient of what a call took that received gradients in both, and it is more than what
     rounding left of a sum that is 0, as that of a maximum which softmax subtracts.
     """
-    value = value_of(row)
+    value = row.value
     if not row.unmatched or value.returned or value.stats is None:
         return False
     return value.stats.norm > _REAL * received.get(key_of(value), math.inf)
@@ -161,12 +161,20 @@ _REAL = 16.0
 
 def _without_twin(step: Step) -> Iterator[Compared]:
     """Gradients, not all zero, of parameters that both runs have, where only one run has a gradient."""
-    both = {row.mine.site.name for row in step.rows if row.mine and row.theirs and row.mine.site.phase == "param"}
-    both |= {row.theirs.site.name for row in step.rows if row.mine and row.theirs and row.theirs.site.phase == "param"}
+    both = {
+        row.run_value.site.name
+        for row in step.rows
+        if row.run_value and row.ref_value and row.run_value.site.phase == "param"
+    }
+    both |= {
+        row.ref_value.site.name
+        for row in step.rows
+        if row.run_value and row.ref_value and row.ref_value.site.phase == "param"
+    }
     phases = [{value.site.phase for value in side.values if value.kind == "param"} for side in step.alignment.sides]
     phase = "grad" if all("grad" in each for each in phases) else "bwd"
     for row in step.rows if all(phase in each for each in phases) else ():
-        value = value_of(row)
+        value = row.value
         if not row.unmatched or value.kind != "param" or value.site.phase != phase or value.site.name not in both:
             continue
         if value.stats is not None and value.stats.sum_sq > 0:
@@ -175,19 +183,19 @@ def _without_twin(step: Step) -> Iterator[Compared]:
 
 def _first_gradients(step: Step) -> list[Compared]:
     """Gradients that differ or that only one run has, in the order of the backward pass."""
-    rows = [row for row in step.rows if value_of(row).site.phase == "bwd" and value_of(row).kind == "op"]
+    rows = [row for row in step.rows if row.value.site.phase == "bwd" and row.value.kind == "op"]
     return sorted((row for row in rows if not agrees(row)), key=lambda row: _in_order(step, row))
 
 
 def _in_order(step: Step, row: Compared) -> float:
     """Both runs go backwards through the same calls: the share of the step that came before."""
-    which = 0 if row.mine is not None else 1
-    return value_of(row).index / len(step.alignment.sides[which].values)
+    which = 0 if row.run_value is not None else 1
+    return row.value.index / len(step.alignment.sides[which].values)
 
 
 def _forward_calls(step: Step, row: Compared) -> tuple[Call, Call] | None:
     """The forward call that a gradient belongs to, of both runs."""
-    site, which = value_of(row).site, 0 if row.mine is not None else 1
+    site, which = row.value.site, 0 if row.run_value is not None else 1
     for pair in step.alignment.calls:
         call = pair[which]
         if call is not None and call.key == (site.micro, "fwd", site.name, site.call):

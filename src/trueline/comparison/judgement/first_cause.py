@@ -16,7 +16,7 @@ from trueline.comparison.judgement.history.loss_gap import FIRST_STEP, loss_rati
 from trueline.comparison.judgement.history.over_time import LateFault, execution_order
 from trueline.comparison.judgement.inserted_calls import inserted_calls
 from trueline.comparison.judgement.settings import SettingsDifference, differing_settings, setting_of
-from trueline.comparison.judgement.step import Step, value_of
+from trueline.comparison.judgement.step import Step
 from trueline.comparison.judgement.structure import Cause as StructureCause
 from trueline.comparison.judgement.structure import Structure, calls_alone, innermost
 from trueline.comparison.judgement.structure_text import difference_in_words, the_runs_part
@@ -71,7 +71,7 @@ def conclude(mine: Run, theirs: Run, steps: Sequence[Step], late: LateFault | No
     findings, first, begins = _by_laws(steps)
     marked = steps
     if late is not None and (first is None or _is_before(steps[late.at], late, begins)):
-        rows = [late.row if row.place == late.row.place else row for row in steps[late.at].rows]
+        rows = [late.row if row.position == late.row.position else row for row in steps[late.at].rows]
         step = replace(steps[late.at], rows=rows)
         findings, first, marked = [late.finding], (step, late.row), [*steps[: late.at], step, *steps[late.at + 1 :]]
         begins = execution_order(*first)
@@ -140,11 +140,11 @@ def _by_laws(steps: Sequence[Step]) -> tuple[list[Finding], First | None, Order]
     weights = list(_all(concerned, "param"))
     others = sorted(
         _all(concerned, "given", "call", "gradient", "unrecorded"),
-        key=lambda found: (found[1].place, found[0].rank or 0),
+        key=lambda found: (found[1].position, found[0].rank or 0),
     )
     if any(step.before is not None for step, _ in weights):
         # What calls make of parameters that were updated otherwise is a consequence.
-        others = [found for found in others if found[1].place < weights[0][1].place]
+        others = [found for found in others if found[1].position < weights[0][1].position]
         findings = [] if others else [_update_result_differs(weights)]
     else:
         findings = _weights_differ(weights)
@@ -199,14 +199,14 @@ def _lonely_inside(found: Sequence[First]) -> tuple[Step, StructureCause] | None
     if not found:
         return None
     step, first = found[0]
-    if not is_of_modules(step) or value_of(first).site.phase != "fwd":
+    if not is_of_modules(step) or first.value.site.phase != "fwd":
         return None
-    value = value_of(first)
+    value = first.value
     module = value.site.name if value.returned else value.module
     difference = lonely_calls(step, module)
     calls = [call.first for call in (*difference.mine, *difference.theirs)]
-    row = next((row for row in step.rows if any(each in (row.mine, row.theirs) for each in calls)), None)
-    return None if row is None else (step, StructureCause(difference, first.place, row, first))
+    row = next((row for row in step.rows if any(each in (row.run_value, row.ref_value) for each in calls)), None)
+    return None if row is None else (step, StructureCause(difference, first.position, row, first))
 
 
 def _with_its_module(step: Step, cause: StructureCause) -> StructureCause:
@@ -215,18 +215,18 @@ def _with_its_module(step: Step, cause: StructureCause) -> StructureCause:
     """
     if not is_of_modules(step):
         return cause
-    difference = lonely_calls(step, value_of(cause.row).module)
+    difference = lonely_calls(step, cause.row.value.module)
     calls = [call.first for call in (*difference.mine, *difference.theirs)]
-    if value_of(cause.row) not in [value for call in (*difference.mine, *difference.theirs) for value in call.values]:
+    if cause.row.value not in [value for call in (*difference.mine, *difference.theirs) for value in call.values]:
         return cause
-    row = next((row for row in step.rows if any(each in (row.mine, row.theirs) for each in calls)), cause.row)
+    row = next((row for row in step.rows if any(each in (row.run_value, row.ref_value) for each in calls)), cause.row)
     return cause._replace(difference=replace(difference, seam=cause.difference.seam), row=row)
 
 
 def _structure_differs(step: Step, cause: StructureCause) -> Finding:
     """A difference of the call graphs, and the first value that it changes."""
     words = difference_in_words(step, cause.difference)
-    after = value_of(cause.after)
+    after = cause.after.value
     claim = (
         f"{the_runs_part(cause.difference, words)} The values after it differ, first {after.site} {_by(cause.after)}."
     )
@@ -259,17 +259,17 @@ def _gradients_cut(step: Step, cut: CutGradient) -> Finding:
             f"{counted(len(cut.params), 'parameter')} {verb} only in {'RUN' if cut.of_run else 'REF'}: "
             f"{named_some(cut.params)}."
         )
-        if is_of_modules(step) and value_of(cut.row).kind == "module":
-            claim += f" They end in code of {value_of(cut.row).site.name} that was not recorded."
+        if is_of_modules(step) and cut.row.value.kind == "module":
+            claim += f" They end in code of {cut.row.value.site.name} that was not recorded."
     else:
         agree = _loss_in_words(step) or "The values agree, and gradients do not. "
-        claim += f"{agree}The first gradient that differs is {value_of(cut.after).site}."
+        claim += f"{agree}The first gradient that differs is {cut.after.value.site}."
         calls = (*cut.difference.mine, *cut.difference.theirs)
-        if cut.after.unmatched and value_of(cut.after).returned:
+        if cut.after.unmatched and cut.after.value.returned:
             claim += own_backward(step, frozenset(call.module for call in calls))
     evidence = {"difference": words, "parameters": cut.params[:100]}
     code = "Compare the code of both runs at these lines." if words else "Compare where both runs cut gradients off."
-    next = (code, command_for(step.run.path, value_of(cut.row).site))
+    next = (code, command_for(step.run.path, cut.row.value.site))
     return _finding("structure-differs", "error", claim, [(step, cut.row)], evidence=evidence, next=next)
 
 
@@ -287,7 +287,7 @@ def _origin(row: Compared) -> str:
     """The origin of the first difference; values of the optimizer have an origin of their own."""
     assert row.expectation is not None
     origin = row.expectation.origin
-    return "update" if origin in ("call", "gradient") and value_of(row).site.phase == "opt" else origin
+    return "update" if origin in ("call", "gradient") and row.value.site.phase == "opt" else origin
 
 
 _BEFORE_MODEL = (
@@ -301,7 +301,7 @@ def _input_differs(found: Sequence[First]) -> Finding:
     buffer or a constant where a module inside of the model does.
     """
     step, first = found[0]
-    value = value_of(first)
+    value = first.value
     command = command_for(step.run.path, value.site)
     if value.site.phase == "opt":
         return _state_differs(step, first)
@@ -325,8 +325,10 @@ def _input_differs(found: Sequence[First]) -> Finding:
 
 def _state_differs(step: Step, first: Compared) -> Finding:
     """The finding on a state that the optimizer of one run had before the first update that was compared."""
-    value = value_of(first)
-    sums = [None if side is None or side.stats is None else side.stats.sum for side in (first.mine, first.theirs)]
+    value = first.value
+    sums = [
+        None if side is None or side.stats is None else side.stats.sum for side in (first.run_value, first.ref_value)
+    ]
     is_count = value.numel == 1 and value.dtype in UNIT_ROUNDOFF and function_of(value.api) == "add"
     numbers = f": {sums[0]:.6g} in RUN and {sums[1]:.6g} in REF" if value.numel == 1 and None not in sums else ""
     what = "the number of updates so far" if is_count else "a state"
@@ -357,9 +359,9 @@ def _weights_differ(found: Sequence[First]) -> list[Finding]:
     if not found:
         return []
     step, first = found[0]
-    names = list(dict.fromkeys(row.param or value_of(row).site.name for _, row in found))
+    names = list(dict.fromkeys(row.param or row.value.site.name for _, row in found))
     # A parameter is named by its own site, not by that of the call that took it first.
-    found = sorted(found, key=lambda each: value_of(each[1]).site.phase != "param")
+    found = sorted(found, key=lambda each: each[1].value.site.phase != "param")
     num_params = len({row.param for row in step.rows} | set(names)) - 1
     claim = (
         f"{len(names)} of {counted(num_params, 'parameter')} {'differs' if len(names) == 1 else 'differ'} from the "
@@ -375,15 +377,15 @@ def _update_result_differs(found: Sequence[First]) -> Finding:
     """Parameters that differ although they and their gradients were equal before the update."""
     step, first = found[0]
     assert step.before is not None
-    names = list(dict.fromkeys(row.param or value_of(row).site.name for _, row in found))
-    alone = next((row for row in step.before.rows if row.unmatched and value_of(row).site.phase == "opt"), None)
+    names = list(dict.fromkeys(row.param or row.value.site.name for _, row in found))
+    alone = next((row for row in step.before.rows if row.unmatched and row.value.site.phase == "opt"), None)
     claim = (
         f"The update at step {step.before.step} differs from the reference: all parameters and gradients are equal "
         f"before it, and at step {step.step} {counted(len(names), 'parameter')} "
         f"{'differs' if len(names) == 1 else 'differ'}: {named_some(names)}, {_by(first)}."
     )
     if alone is not None:
-        claim += f" {value_of(alone).site.name} is {alone.note}."
+        claim += f" {alone.value.site.name} is {alone.note}."
     same = "Build both optimizers from one configuration, and compare what else changes parameters between two steps."
     return _finding("optimizer-differs", "error", claim, found, evidence={"parameters": names[:100]}, next=(same,))
 
@@ -392,11 +394,13 @@ def _wiring_differs(steps: Sequence[Step], *, before: First | None) -> tuple[Fin
     """Where calls take different inputs than in the reference, and that value, unless the final results are equal."""
     found = _rewired(steps)
     if before is not None:
-        found = [(step, row) for step in steps for row in step.rows if row.rewired and row.place < before[1].place]
+        found = [
+            (step, row) for step in steps for row in step.rows if row.rewired and row.position < before[1].position
+        ]
     if not found:
         return None
-    step, first = min(found, key=lambda each: (each[1].place, each[0].rank or 0))
-    value = value_of(first)
+    step, first = min(found, key=lambda each: (each[1].position, each[0].rank or 0))
+    value = first.value
     found = _gradients_turn(step, first, alone=before is None)
     if found is not None:
         return found, (step, first)
@@ -415,7 +419,7 @@ def _wiring_differs(steps: Sequence[Step], *, before: First | None) -> tuple[Fin
 
 def _updates_differ(step: Step, first: Compared) -> Finding:
     """The finding on calls between the backward pass and the end of the update that only one run makes."""
-    value = value_of(first)
+    value = first.value
     clips = [len(calls_at(run, step.step, step.rank)) for run in (step.run, step.ref or step.run)]
     alone = calls_alone(step, value.site.phase)
     words = difference_in_words(step, alone) if alone.mine or alone.theirs else "the same calls take other values"
@@ -438,7 +442,7 @@ def _gradients_turn(step: Step, first: Compared, *, alone: bool) -> Finding | No
     """The finding on calls that only one run makes, where the ``first`` gradient that differs is of what they took or
     returned; ``alone``: nothing of the forward pass differs. None where there are no such calls.
     """
-    value = value_of(first)
+    value = first.value
     behind = calls_behind(step, first) if value.site.phase == "bwd" else None
     if behind is None:
         return None
@@ -462,7 +466,7 @@ def _with_functions_of_one_run(
     calls = [*own.mine, *own.theirs]
     if not calls:
         return difference, row
-    return own, next(each for each in step.rows if calls[0].first in (each.mine, each.theirs))
+    return own, next(each for each in step.rows if calls[0].first in (each.run_value, each.ref_value))
 
 
 def _loss_in_words(step: Step) -> str:
@@ -483,10 +487,10 @@ def _sites(calls: Sequence[Call]) -> list[str]:
 def _update_differs(found: Sequence[First]) -> Finding:
     step, first = found[0]
     why = in_words(cause_of(step, first))
-    claim = f"The update differs from the reference at {value_of(first).site} {_by(first)}; {why}"
+    claim = f"The update differs from the reference at {first.value.site} {_by(first)}; {why}"
     settings = None if step.ref is None else differing_settings(step.run, step.ref)
     setting = setting_of(
-        value_of(first).site.name,
+        first.value.site.name,
         differing_arguments(step, first),
         on_param=_takes_parameter(step, first),
         apart=None if settings is None else settings.settings,
@@ -495,7 +499,7 @@ def _update_differs(found: Sequence[First]) -> Finding:
         claim = f"{claim[:-1]}: {setting}."
     same = "Build both optimizers from one configuration, and compare their param_groups."
     return _finding(
-        "optimizer-differs", "error", claim, found[:1], next=(same, command_for(step.run.path, value_of(first).site))
+        "optimizer-differs", "error", claim, found[:1], next=(same, command_for(step.run.path, first.value.site))
     )
 
 
@@ -505,7 +509,7 @@ def _with_settings(
     """``findings`` and that on ``settings``, which leads where they may have caused the first difference, and has then
     the evidence of what the update shows.
     """
-    at = None if first is None else (first[0].step, value_of(first[1]).site.phase)
+    at = None if first is None else (first[0].step, first[1].value.site.phase)
     caused = at is None or settings.may_have_caused(*at)
     of_update = next((each for each in findings if each.code == "optimizer-differs"), None)
     if settings.only_class and of_update is None:
@@ -529,9 +533,9 @@ def _with_settings(
             else "Build both optimizers from one configuration, and compare their param_groups.",
         ),
     )
-    if caused and settings.only_clipping and first is not None and value_of(first[1]).site.phase == "grad":
+    if caused and settings.only_clipping and first is not None and first[1].value.site.phase == "grad":
         return [
-            replace(own, sites=(str(value_of(first[1]).site),)),
+            replace(own, sites=(str(first[1].value.site),)),
             *(each for each in findings if each.code != _FIRST),
         ]
     if not caused or of_update is None:
@@ -551,11 +555,11 @@ _FIRST = "first-divergence"
 def _updated_in_one(steps: Sequence[Step]) -> Mapping[str, list[str]]:
     """By run, the parameters that are other than at the first step at the last one, and in the other run are not."""
     ends = [step for step in steps if step.rank == steps[0].rank] if steps else []
-    seen = [{value_of(row).site.name: row for row in step.rows if value_of(row).site.phase == "param"} for step in ends]
+    seen = [{row.value.site.name: row for row in step.rows if row.value.site.phase == "param"} for step in ends]
     found: dict[str, list[str]] = {}
     for name, last in seen[-1].items() if seen else ():
         first = seen[0].get(name)
-        pairs = [] if first is None else [(first.mine, last.mine), (first.theirs, last.theirs)]
+        pairs = [] if first is None else [(first.run_value, last.run_value), (first.ref_value, last.ref_value)]
         moved = [one.stats != other.stats for one, other in pairs if one is not None and other is not None]
         if len(moved) == 2 and moved[0] != moved[1]:
             found.setdefault("RUN" if moved[0] else "REF", []).append(name)
@@ -565,9 +569,9 @@ def _updated_in_one(steps: Sequence[Step]) -> Mapping[str, list[str]]:
 def _first_divergence(found: Sequence[First]) -> Finding:
     step, first = found[0]
     user = user_of(step, first)
-    if user is not None and value_of(first).site.phase == "bwd":
+    if user is not None and first.value.site.phase == "bwd":
         return _made_by_code(found, user)
-    value, cause, at = value_of(first), cause_of(step, first), step.frame(value_of(first))
+    value, cause, at = first.value, cause_of(step, first), step.frame(first.value)
     why = in_words(cause)
     if cause.reason == "received":
         turned = _gradients_turn(step, first, alone=True)
@@ -576,13 +580,13 @@ def _first_divergence(found: Sequence[First]) -> Finding:
         taken = taken_by(step, first)
         if taken is not None:
             found = [(step, taken), *found[1:]]
-            first, value, cause = taken, value_of(taken), cause_of(step, taken)
+            first, value, cause = taken, taken.value, cause_of(step, taken)
             why = f"{in_words(cause)[:-1]}, or a hook on this tensor changes it."
     what = "value whose checksum differs" if _by_checksum(first) else "difference that rounding does not explain"
     claim = (
         f"The first {what} is at {value.site} ({value.api or value.kind}{', ' + at if at else ''}): {_by(first)}; {why}"
     )
-    there = {each.rank for each, row in found if each.rank is not None and value_of(row).site.name == value.site.name}
+    there = {each.rank for each, row in found if each.rank is not None and row.value.site.name == value.site.name}
     return _finding(
         "first-divergence",
         "error",
@@ -610,7 +614,7 @@ def _unrecorded_differs(found: Sequence[First]) -> Finding:
 def _made_by_code(found: Sequence[First], module: str) -> Finding:
     """The same, where the ``module`` is known."""
     step, first = found[0]
-    value = value_of(first)
+    value = first.value
     whose = f"code of {module}" if module else "code outside of the model"
     had = "the gradients that it was given agree" if value.site.phase == "bwd" else "what it was given agrees"
     by = _by(first)
@@ -629,10 +633,10 @@ def _at_call_around(finding: Finding, step: Step, first: Compared, module: str) 
     around = call_around(step, first, module)
     if around is None:
         return finding
-    at = step.frame(value_of(around))
+    at = step.frame(around.value)
     return replace(
         finding,
-        sites=(str(value_of(around).site), *finding.sites),
+        sites=(str(around.value.site), *finding.sites),
         evidence={**finding.evidence, **({"where": at} if at else {})},
     )
 
@@ -677,7 +681,7 @@ def _buffers_updated_otherwise(steps: Sequence[Step]) -> Iterator[Finding]:
         if (mine.first.function, "in1") not in _BUFFERS:
             continue
         pair = different_arguments(mine, theirs).get("momentum")
-        row = next((row for row in steps[0].rows if row.mine is mine.first), None)
+        row = next((row for row in steps[0].rows if row.run_value is mine.first), None)
         if pair is None or row is None or '"training":false' in (mine.first.args or ""):
             continue
         one, other = shown_arguments({"momentum": pair})["momentum"]
@@ -703,9 +707,9 @@ def _sites_missing(steps: Sequence[Step]) -> list[Finding]:
         most_common.append(f"{rest:,} for other reasons")
     has = "has" if len(unmatched) == 1 else "have"
     claim = f"{counted(len(unmatched), 'value')} of one run {has} no twin in the other: {'; '.join(most_common)}."
-    params = [found for found in unmatched if value_of(found[1]).site.phase == "param"]
+    params = [found for found in unmatched if found[1].value.site.phase == "param"]
     if params:
-        names = list(dict.fromkeys(value_of(row).site.name for _, row in params))
+        names = list(dict.fromkeys(row.value.site.name for _, row in params))
         claim += f" Among them {counted(len(names), 'parameter')}: {named_some(names)}."
     cut_otherwise = _have_as_many_numbers(params)
     if cut_otherwise:
@@ -728,7 +732,7 @@ def _have_as_many_numbers(params: Sequence[First]) -> bool:
     numbers = Counter[bool]()
     for step, row in params:
         if step.step == params[0][0].step:
-            numbers[row.mine is None] += math.prod(value_of(row).shape)
+            numbers[row.run_value is None] += math.prod(row.value.shape)
     return 0 < numbers[True] == numbers[False]
 
 
@@ -737,22 +741,22 @@ def _dtype_differs(steps: Sequence[Step]) -> list[Finding]:
         (step, row)
         for step in steps
         for row in step.rows
-        if row.mine is not None and row.theirs is not None and row.mine.dtype != row.theirs.dtype
+        if row.run_value is not None and row.ref_value is not None and row.run_value.dtype != row.ref_value.dtype
     ]
     if not found:
         return []
-    pairs = Counter((row.mine.dtype, row.theirs.dtype) for _, row in found if row.mine and row.theirs)
+    pairs = Counter((row.run_value.dtype, row.ref_value.dtype) for _, row in found if row.run_value and row.ref_value)
     pairs_text = "; ".join(f"{count:,} {mine} compared with {theirs}" for (mine, theirs), count in pairs.most_common(3))
     claim = (
         f"Values have different dtypes than in the reference and are judged by the rounding of the coarser one: "
-        f"{pairs_text}, first {value_of(found[0][1]).site}."
+        f"{pairs_text}, first {found[0][1].value.site}."
     )
     return [_finding("dtype-differs", "info", claim, [])]
 
 
 def _update_precision_differs(part: DtypesPart) -> Finding:
     """The finding on an update in another precision than in the reference, where the forward pass is in one."""
-    value = value_of(part.row)
+    value = part.row.value
     coarse = coarser(part.dtype, part.ref_dtype)
     side = "RUN" if coarse == part.dtype else "REF"
     claim = (
@@ -769,14 +773,14 @@ def _update_precision_differs(part: DtypesPart) -> Finding:
 def _tie_differs(tie: BrokenTie) -> Finding:
     """The finding on parameters that are one tensor in one run alone."""
     one, other = ("RUN", "REF") if tie.of_run else ("REF", "RUN")
-    at = tie.step.frame(value_of(tie.row))
+    at = tie.step.frame(tie.row.value)
     claim = (
         f"{named_some(tie.names)} are one tensor in {one}, and parameters of their own in {other}: the tie is "
         f"{'only there' if tie.of_run else 'lost'}, and each gets the gradient of its own use alone. "
-        f"{value_of(tie.row).site} takes it{f' ({at})' if at else ''}."
+        f"{tie.row.value.site} takes it{f' ({at})' if at else ''}."
     )
     keep = f"Tie them in {other} too, after the model is made and its weights are loaded, or in neither."
-    next = (keep, command_for(tie.step.run.path, value_of(tie.row).site))
+    next = (keep, command_for(tie.step.run.path, tie.row.value.site))
     evidence = {"parameters": list(tie.names)}
     return _finding("structure-differs", "error", claim, [(tie.step, tie.row)], evidence=evidence, next=next)
 
@@ -799,8 +803,8 @@ def _calls_inserted(steps: Sequence[Step]) -> tuple[Finding, First] | None:
             "rounding; with others they need not."
         )
         calls = innermost([*difference.mine, *difference.theirs])
-        row = next(row for row in step.rows if calls[0].first in (row.mine, row.theirs))
-        next_ = ("Compare the code of both runs at these lines.", command_for(step.run.path, value_of(row).site))
+        row = next(row for row in step.rows if calls[0].first in (row.run_value, row.ref_value))
+        next_ = ("Compare the code of both runs at these lines.", command_for(step.run.path, row.value.site))
         evidence = {
             "difference": words,
             "only in RUN": _sites(difference.mine),
@@ -813,8 +817,8 @@ def _calls_inserted(steps: Sequence[Step]) -> tuple[Finding, First] | None:
 
 def _precision_differs(part: DtypesPart, *, found: Sequence[Finding]) -> Finding:
     """The finding on the first place of another precision; it leads what was ``found`` after it."""
-    value, at = value_of(part.row), part.step.frame(value_of(part.row))
-    whose = "only the reference" if part.row.mine is None else "only the run" if part.row.theirs is None else ""
+    value, at = part.row.value, part.step.frame(part.row.value)
+    whose = "only the reference" if part.row.run_value is None else "only the run" if part.row.ref_value is None else ""
     made = f"{value.api or value.kind}{', ' + at if at else ''}{', a call of ' + whose if whose else ''}"
     claim = (
         f"The run computes in {part.dtype} where the reference computes in {part.ref_dtype}, first at {value.site} "
@@ -835,7 +839,7 @@ def _explained(steps: Sequence[Step]) -> list[Finding]:
     differ = f"{counted(len(within), 'value')} {'differs' if len(within) == 1 else 'differ'}"
     claim = (
         f"Rounding explains every difference that could be judged: {differ}, by at most "
-        f"{largest[1].times or 0.0:.2g} times what is expected, at {value_of(largest[1]).site}. Up to "
+        f"{largest[1].times or 0.0:.2g} times what is expected, at {largest[1].value.site}. Up to "
         f"{LIMIT['tensor']:.0f} times, or {LIMIT['statistics']:.0f} where it is measured less well, counts as rounding."
     )
     return [_finding("explained-by-rounding", "info", claim, [largest])]
@@ -853,7 +857,7 @@ def _finding(
 ) -> Finding:
     rows = [row for _, row in found]
     first = rows[0] if rows else None
-    seen = sorted({rank for row in rows for rank in value_of(row).ranks})
+    seen = sorted({rank for row in rows for rank in row.value.ranks})
     steps = [step.step for step, _ in found]
     distance, expectation = (None, None) if first is None else (first.distance, first.expectation)
     return Finding(
@@ -863,7 +867,7 @@ def _finding(
         ranks=tuple(seen) if ranks is None else ranks,
         step_first=min(steps, default=None),
         step_last=max(steps, default=None),
-        sites=tuple(str(value_of(row).site) for row in rows[:5]),
+        sites=tuple(str(row.value.site) for row in rows[:5]),
         measured=None if distance is None else distance.rel,
         expected=None if expectation is None else expectation.rel,
         unit="relative L2 difference" if distance is not None else "",
@@ -873,14 +877,14 @@ def _finding(
 
 
 def _next(step: Step, row: Compared, cause: Cause) -> tuple[str, ...]:
-    seen = command_for(step.run.path, value_of(row).site)
+    seen = command_for(step.run.path, row.value.site)
     if cause.reason == "random" and differing_arguments(step, row):
         return (_DO["arguments"], seen)
     if cause.reason == "random" and cause.different:
         return ("Draw as often in both runs, or give what draws in one alone a torch.Generator of its own.", seen)
     if cause.reason in _DO:
         return (_DO[cause.reason], seen)
-    if all(side is not None and side.load is not None for side in (row.mine, row.theirs)):
+    if all(side is not None and side.load is not None for side in (row.run_value, row.ref_value)):
         return (seen,)
     record = 'Record the values of this call in both runs: put its name under names in the Plan, and depth = "tensor".'
     decides = cause.by_statistics or cause.unknown

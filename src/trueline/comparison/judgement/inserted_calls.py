@@ -49,9 +49,9 @@ def _differences(step: Step) -> Iterator[GraphDifference]:
         return  # ranks that are merged gather and cut what one has whole
     graph, first = step.graph_diff, _first_by_root(step)
     for row in step.rows:
-        if row.mine is None or row.theirs is None or row.mine.site.phase != "fwd" or not agrees(row):
+        if row.run_value is None or row.ref_value is None or row.run_value.site.phase != "fwd" or not agrees(row):
             continue
-        seam = graph.seams.get((row.mine.index, row.theirs.index))
+        seam = graph.seams.get((row.run_value.index, row.ref_value.index))
         if seam is None:
             continue
         difference = graph.leading_to(seam)
@@ -61,7 +61,7 @@ def _differences(step: Step) -> Iterator[GraphDifference]:
         calls = difference.mine or difference.theirs
         handed = (seam.theirs if which == 0 else seam.mine).root
         twin = first[1 - which].get(handed)
-        taken = None if twin is None else (twin.mine, twin.theirs)[which]
+        taken = None if twin is None else (twin.run_value, twin.ref_value)[which]
         if twin is None or taken is None or not agrees(twin):
             continue
         if not any(value.root == taken.root for call in calls for value in call.ins):
@@ -74,9 +74,9 @@ def _first_by_root(step: Step) -> tuple[dict[int, Compared], dict[int, Compared]
     """The first row of each tensor of the run, and of the reference, that has a twin."""
     found: tuple[dict[int, Compared], dict[int, Compared]] = ({}, {})
     for row in step.rows:
-        if row.mine is not None and row.theirs is not None and row.mine.site.phase == "fwd":
-            found[0].setdefault(row.mine.root, row)
-            found[1].setdefault(row.theirs.root, row)
+        if row.run_value is not None and row.ref_value is not None and row.run_value.site.phase == "fwd":
+            found[0].setdefault(row.run_value.root, row)
+            found[1].setdefault(row.ref_value.root, row)
     return found
 
 

@@ -36,8 +36,8 @@ class Step:
     @cached_property
     def equal_before_update(self) -> bool:
         """Whether the update starts from the same in both runs: all parameters and their gradients are equal."""
-        params = [row for row in self.rows if value_of(row).kind == "param"]
-        phases = {value_of(row).site.phase for row in params}
+        params = [row for row in self.rows if row.value.kind == "param"]
+        phases = {row.value.site.phase for row in params}
         return {"param", "grad"} <= phases and all(row.judgement == "equal" for row in params)
 
     @cached_property
@@ -54,15 +54,15 @@ class Step:
         """
         if self.first is not None:
             return ()
-        measured = [row for row in self.rows if row.mine is not None and row.distance is not None]
-        forward = next((row for row in reversed(measured) if value_of(row).site.phase == "fwd"), None)
+        measured = [row for row in self.rows if row.run_value is not None and row.distance is not None]
+        forward = next((row for row in reversed(measured) if row.value.site.phase == "fwd"), None)
         if forward is not None and forward.rewired:
             return [row for row in self.rows if row.rewired]
-        params = [row for row in measured if value_of(row).kind == "param"]
-        used = {value_of(row).site.name: row for row in params if value_of(row).site.phase == "grad"}
-        rewired = [row for row in measured if row.rewired and (value_of(row).kind == "param" or _is_multiple(row))]
-        if any(_differs_as(used.get(value_of(row).site.name, row), row) for row in rewired):
-            return [row for row in self.rows if row.rewired and value_of(row).site.phase in ("bwd", "grad")]
+        params = [row for row in measured if row.value.kind == "param"]
+        used = {row.value.site.name: row for row in params if row.value.site.phase == "grad"}
+        rewired = [row for row in measured if row.rewired and (row.value.kind == "param" or _is_multiple(row))]
+        if any(_differs_as(used.get(row.value.site.name, row), row) for row in rewired):
+            return [row for row in self.rows if row.rewired and row.value.site.phase in ("bwd", "grad")]
         return ()
 
     @cached_property
@@ -132,13 +132,6 @@ def _user_frame(run: Run | None, rank: int, stack: int) -> str:
     except RunError:
         return ""
     return next((frame for frame in frames if not any(own in frame for own in _OWN_FRAMES)), "")
-
-
-def value_of(row: Compared) -> Value:
-    """The value of the run, or that of the reference where only it has one."""
-    value = row.mine or row.theirs
-    assert value is not None
-    return value
 
 
 def _call_key(call: Call | None) -> tuple[int, str, str, int]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from trueline.comparison.expect.propagation import is_masked, is_swamped
 from trueline.comparison.expect.rounding import UNIT_ROUNDOFF
 from trueline.comparison.judgement.consequence import results_agree
-from trueline.comparison.judgement.step import Step, value_of
+from trueline.comparison.judgement.step import Step
 from trueline.comparison.judgement.values.value_judgement import Compared
 from trueline.comparison.match.graph_diff import GraphDifference, Seam
 from trueline.comparison.op_names import function_of, op_class_of
@@ -57,8 +57,10 @@ class Structure:
             return None
         first = self.step.first
         rows = [*self._results, *self._handed_on, *self._never_undone, *([] if first is None else [first])]
-        found = min((self._reached[row.place] for row in rows if row.place in self._reached), key=_place, default=None)
-        if found is None or (first is not None and found.place > first.place):
+        found = min(
+            (self._reached[row.position] for row in rows if row.position in self._reached), key=_place, default=None
+        )
+        if found is None or (first is not None and found.place > first.position):
             return None
         reached = (row for row in self.step.rows if self._is_reached_by(row, found))
         after = next((row for row in reached if is_apart(row)), None)
@@ -92,18 +94,18 @@ class Structure:
         """The place of ``row`` in the order of execution; of a value that only the side has that does not give the
         order, that of the next one of its side that has a place there.
         """
-        return self._place_of[row.mine is None][value_of(row).index]
+        return self._place_of[row.run_value is None][row.value.index]
 
     def _is_reached_by(self, row: Compared, reach: Reach) -> bool:
-        return row.place in self._reached and self._reached[row.place].difference is reach.difference
+        return row.position in self._reached and self._reached[row.position].difference is reach.difference
 
     @cached_property
     def _results(self) -> list[Compared]:
         """The last value of the forward pass that was measured of each micro-batch, where it differs, or rounding may
         explain too much.
         """
-        measured = (row for row in self.step.rows if row.mine is not None and row.distance is not None)
-        last = {value_of(row).site.micro: row for row in measured if value_of(row).site.phase == "fwd"}
+        measured = (row for row in self.step.rows if row.run_value is not None and row.distance is not None)
+        last = {row.value.site.micro: row for row in measured if row.value.site.phase == "fwd"}
         return [row for row in last.values() if not _agrees(row)]
 
     @cached_property
@@ -119,7 +121,7 @@ class Structure:
         no call is alone, and they are only connected otherwise, sums may have their addends in another order.
         """
         pairs = [(one, other) for one, other in self.step.alignment.calls if one and other and one.phase == "fwd"]
-        params = (row for row in self.step.rows if value_of(row).site.phase == "param")
+        params = (row for row in self.step.rows if row.value.site.phase == "param")
         if any(one.first.args != other.first.args for one, other in pairs) or results_agree(self.step.rows):
             return []
         alone = _keys(self.step.graph_diff.alone)
@@ -131,22 +133,24 @@ class Structure:
             if seam is not None and row.rewired and _shows_all(row) and (any(alone) or not _takes_in_any_order(mine))
         ]
         return [
-            row for row in seams if row.place in self._reached and _keys(self._reached[row.place].difference) == alone
+            row
+            for row in seams
+            if row.position in self._reached and _keys(self._reached[row.position].difference) == alone
         ]
 
     def _is_outside(self, row: Compared) -> bool:
         """Whether the difference that reaches the result of a module is of calls outside of it."""
-        reach = self._reached.get(row.place)
+        reach = self._reached.get(row.position)
         if reach is None:
             return False
-        name = value_of(row).site.name
+        name = row.value.site.name
         calls = [*reach.difference.mine, *reach.difference.theirs]
         return bool(calls) and not any(f"{call.module}.".startswith(f"{name}.") for call in calls)
 
     @cached_property
     def _matched(self) -> list[tuple[Compared, Value, Seam | None]]:
         """Values of the forward pass that have a twin, in order, with the run's value and the seam that they are."""
-        rows = ((row, row.mine, row.theirs) for row in self.step.rows)
+        rows = ((row, row.run_value, row.ref_value) for row in self.step.rows)
         return [
             (row, mine, self.step.graph_diff.seams.get((mine.index, theirs.index)))
             for row, mine, theirs in rows
@@ -174,7 +178,7 @@ class Structure:
         origin: dict[int, Reach] = {}
         taken: dict[CallKey, Reach] = {}
         found: dict[int, Reach] = {}
-        off: set[int] = {row.mine.root for row in self.step.beyond("param") if row.mine is not None}
+        off: set[int] = {row.run_value.root for row in self.step.beyond("param") if row.run_value is not None}
         for row, mine, seam in self._matched:
             key = key_of(mine)
             own = None if seam is None else self._through(row, seam, origin, off)
@@ -191,7 +195,7 @@ class Structure:
             else:
                 taken[key] = first
             if not _agrees(row):
-                found[row.place] = first
+                found[row.position] = first
         return found
 
     def _through(self, row: Compared, seam: Seam, origin: dict[int, Reach], off: set[int]) -> Reach | None:
@@ -219,9 +223,9 @@ class Structure:
         """
         found: tuple[dict[int, float], dict[int, float]] = ({}, {})
         for row in self.step.rows:
-            for which, value in enumerate((row.mine, row.theirs)):
+            for which, value in enumerate((row.run_value, row.ref_value)):
                 if value is not None and row.root is not None:
-                    found[which][value.index] = row.place
+                    found[which][value.index] = row.position
         for which, step in enumerate(self.step.alignment.sides):
             after = float(len(self.step.rows))
             for value in reversed(step.values):
@@ -242,7 +246,7 @@ class Structure:
         return self._row_of(difference.seam.mine, 0)
 
     def _row_of(self, value: Value, which: int) -> Compared:
-        sides = ((row, (row.mine, row.theirs)[which]) for row in self.step.rows)
+        sides = ((row, (row.run_value, row.ref_value)[which]) for row in self.step.rows)
         return next(row for row, side in sides if side is not None and side.index == value.index)
 
 
@@ -298,7 +302,7 @@ def _takes_in_any_order(value: Value) -> bool:
 
 def _shows_all(row: Compared) -> bool:
     """Whether no number of a value is so large, or not finite, that it may stand for none: a mask."""
-    values = [value for value in (row.mine, row.theirs) if value is not None]
+    values = [value for value in (row.run_value, row.ref_value) if value is not None]
     apart = row.distance is not None and row.distance.nonfinite_differ
     return not apart and not any(is_masked(value) or is_swamped(value) for value in values)
 

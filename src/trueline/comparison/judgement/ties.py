@@ -33,11 +33,11 @@ def _of_step(step: Step) -> BrokenTie | None:
     one, other = (_names_by_root(side) for side in step.alignment.sides)
     pairs: dict[tuple[bool, str], dict[str, Compared]] = {}
     for row in step.rows:
-        if row.mine is None or row.theirs is None or row.mine.site.phase != "fwd":
+        if row.run_value is None or row.ref_value is None or row.run_value.site.phase != "fwd":
             continue
-        if row.mine.shape != row.theirs.shape or PART in row.mine.flags | row.theirs.flags:
+        if row.run_value.shape != row.ref_value.shape or PART in row.run_value.flags | row.ref_value.flags:
             continue  # parts of one weight are of one name, and tied to nothing
-        mine, theirs = one.get(row.mine.root), other.get(row.theirs.root)
+        mine, theirs = one.get(row.run_value.root), other.get(row.ref_value.root)
         if mine is not None and theirs is not None:
             pairs.setdefault((False, theirs), {}).setdefault(mine, row)
             pairs.setdefault((True, mine), {}).setdefault(theirs, row)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trueline.comparison.expect.unrecorded import is_of_torch
-from trueline.comparison.judgement.step import Step, value_of
+from trueline.comparison.judgement.step import Step
 from trueline.comparison.judgement.values.value_judgement import Compared
 from trueline.comparison.match.graph_diff import GraphDifference
 from trueline.judge.recorded.step_values import Call, spot_of
@@ -17,16 +17,16 @@ def module_of(step: Step, row: Compared) -> str | None:
     """
     if row.expectation is None or row.expectation.within is None:
         return None
-    value = value_of(row)
+    value = row.value
     if value.site.phase != "bwd" or not value.returned:
         return row.expectation.within
-    roots = {spot_of(value_of(each)): each.root for each in step.rows if value_of(each).site.phase == "fwd"}
+    roots = {spot_of(each.value): each.root for each in step.rows if each.value.site.phase == "fwd"}
     root = roots.get(spot_of(value))
     around = [
-        value_of(each).site.name
+        each.value.site.name
         for each in step.rows
-        if value_of(each).site.phase == "bwd" and _is_returned(each) and each.judgement in ("equal", "within")
-        if root is not None and roots.get(spot_of(value_of(each))) == root
+        if each.value.site.phase == "bwd" and _is_returned(each) and each.judgement in ("equal", "within")
+        if root is not None and roots.get(spot_of(each.value)) == root
     ]
     outer = [name for name in around if value.site.name.startswith(f"{name}.")]
     return max(outer, key=len, default=row.expectation.within)
@@ -41,11 +41,11 @@ def user_of(step: Step, row: Compared) -> str | None:
     """The module whose unrecorded code uses a parameter whose gradient ``row`` is; None where a function of torch alone
     does, or calls were recorded. A gradient of 0 throughout is none that such code computed: nothing is then known.
     """
-    value = value_of(row)
+    value = row.value
     module = value.site.name.rpartition(".")[0]
     if value.kind != "param" or not is_of_modules(step) or value.stats is None or not value.stats.norm:
         return None
-    forward = [value_of(each) for each in step.rows if value_of(each).site.phase == "fwd"]
+    forward = [each.value for each in step.rows if each.value.site.phase == "fwd"]
     own = [each for each in forward if each.site.name == module]
     has_code = any(each.module == module for each in forward) or not all(is_of_torch(each) for each in own)
     return module if own and has_code else None
@@ -55,16 +55,16 @@ def taken_by(step: Step, row: Compared) -> Compared | None:
     """The gradient ``row`` of what a module returned, as the only module that takes it has it: one that computes it
     there. None where several do, or unrecorded code does; or where it is 0 throughout, as a hook leaves it.
     """
-    stats = value_of(row).stats
-    if not is_of_modules(step) or not value_of(row).returned or stats is None or not stats.norm:
+    stats = row.value.stats
+    if not is_of_modules(step) or not row.value.returned or stats is None or not stats.norm:
         return None
-    place, forward = spot_of(value_of(row)), [each for each in step.rows if value_of(each).site.phase == "fwd"]
-    root = next((each.root for each in forward if spot_of(value_of(each)) == place), None)
-    users = [value_of(each) for each in forward if each.root == root and not value_of(each).returned]
+    place, forward = spot_of(row.value), [each for each in step.rows if each.value.site.phase == "fwd"]
+    root = next((each.root for each in forward if spot_of(each.value) == place), None)
+    users = [each.value for each in forward if each.root == root and not each.value.returned]
     places = {spot_of(each) for each in users if is_of_torch(each)}
     if len(users) != 1 or not places:
         return None
-    return next((each for each in step.rows if each.root == row.root and spot_of(value_of(each)) in places), None)
+    return next((each for each in step.rows if each.root == row.root and spot_of(each.value) in places), None)
 
 
 def call_around(step: Step, first: Compared, module: str) -> Compared | None:
@@ -73,16 +73,16 @@ def call_around(step: Step, first: Compared, module: str) -> Compared | None:
     What the model returned goes through code outside of it too: then, and for such code alone, it is the model's call
     in the forward pass.
     """
-    value = value_of(first)
-    returned = [row for row in step.rows if _is_returned(row) and value_of(row).site.micro == value.site.micro]
-    models = [row for row in returned if not value_of(row).module]
+    value = first.value
+    returned = [row for row in step.rows if _is_returned(row) and row.value.site.micro == value.site.micro]
+    models = [row for row in returned if not row.value.module]
     of_model = not module or (
-        any(value_of(row).site.name == module for row in models) and any(row.root == first.root for row in models)
+        any(row.value.site.name == module for row in models) and any(row.root == first.root for row in models)
     )
-    calls = models if of_model else [row for row in returned if value_of(row).site.name == module]
+    calls = models if of_model else [row for row in returned if row.value.site.name == module]
     phase = "fwd" if of_model else value.site.phase
-    calls = [row for row in calls if value_of(row).site.phase == phase] or calls
-    return next((row for row in calls if row.place > first.place), None) or next(reversed(calls), None)
+    calls = [row for row in calls if row.value.site.phase == phase] or calls
+    return next((row for row in calls if row.position > first.position), None) or next(reversed(calls), None)
 
 
 def lonely_calls(step: Step, module: str) -> GraphDifference:
@@ -97,5 +97,5 @@ def _is_by(call: Call, module: str) -> bool:
 
 
 def _is_returned(row: Compared) -> bool:
-    value = value_of(row)
+    value = row.value
     return value.kind == "module" and value.returned

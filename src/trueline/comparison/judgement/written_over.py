@@ -49,19 +49,19 @@ def written_over(steps: Sequence[Step], *, max_bytes: int) -> list[Finding]:
 
 
 def _is_stored(row: Compared, max_bytes: int) -> bool:
-    mine, theirs = row.mine, row.theirs
+    mine, theirs = row.run_value, row.ref_value
     if mine is None or theirs is None or mine.load is None or theirs.load is None:
         return False
     return mine.shape == theirs.shape and mine.dtype == theirs.dtype and 64 * mine.numel <= max_bytes
 
 
 def _pattern_of(row: Compared) -> BlockPattern | None:
-    assert row.mine is not None
-    assert row.theirs is not None
-    one, other = _array(row.mine), _array(row.theirs)
+    assert row.run_value is not None
+    assert row.ref_value is not None
+    one, other = _array(row.run_value), _array(row.ref_value)
     if one is None or other is None or one.shape != other.shape:
         return None
-    return block_pattern(wrong_elements(one, other, coarser(row.mine.dtype, row.theirs.dtype)), one.shape)
+    return block_pattern(wrong_elements(one, other, coarser(row.run_value.dtype, row.ref_value.dtype)), one.shape)
 
 
 def _array(value: Value) -> NDArray[Any] | None:
@@ -73,7 +73,7 @@ def _array(value: Value) -> NDArray[Any] | None:
 
 def _finding(step: Step, found: Sequence[tuple[Compared, BlockPattern]], bits: float, max_bytes: int) -> Finding:
     row, pattern = found[0]
-    value = row.mine
+    value = row.run_value
     assert value is not None
     ends = sum(len(each.runs) for _, each in found)
     begin, end = pattern.runs[0]
@@ -94,7 +94,7 @@ def _finding(step: Step, found: Sequence[tuple[Compared, BlockPattern]], bits: f
         ranks=value.ranks,
         step_first=step.step,
         step_last=step.step,
-        sites=tuple(str(each.mine.site) for each, _ in found[:5] if each.mine is not None),
+        sites=tuple(str(each.run_value.site) for each, _ in found[:5] if each.run_value is not None),
         measured=float(sum(last - first for first, last in pattern.runs)),
         expected=0.0,
         unit="elements",

@@ -47,17 +47,22 @@ def judged(mine: Making, theirs: Making, *, explained: float = 0.0, as_: Judgeme
     """The rows, of which those of gradients that differ are ``as_`` said where rounding explains ``explained``."""
     rows = []
     for row in Divergence(align(mine.done, theirs.done, NameMap()), measure=exactly).rows:
-        if explained and row.judgement in ("beyond", "propagated") and row.mine and row.mine.site.phase == "grad":
+        if (
+            explained
+            and row.judgement in ("beyond", "propagated")
+            and row.run_value
+            and row.run_value.site.phase == "grad"
+        ):
             assert row.expectation is not None
             row = replace(row, judgement=as_, expectation=replace(row.expectation, rel=explained))
-        if row.judgement == "beyond" and row.mine and row.mine.site.phase == "bwd":
+        if row.judgement == "beyond" and row.run_value and row.run_value.site.phase == "bwd":
             row = replace(row, judgement="propagated")  # as the gradients of what differs are
         rows.append(row)
     return list(without_harmless(rows))
 
 
 def excused(rows: list[Compared]) -> bool:
-    assert rows[1].mine is not None
+    assert rows[1].run_value is not None
     return rows[1].note == NO_CONSEQUENCE and rows[1].judgement == "not-comparable"
 
 

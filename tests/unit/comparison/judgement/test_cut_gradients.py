@@ -10,7 +10,7 @@ from tests.unit.comparison.judgement.test_structure import API, array, called, c
 from tests.unit.made_steps import Making, exactly
 
 from trueline.comparison.judgement.cut_gradients import calls_behind
-from trueline.comparison.judgement.step import Step, value_of
+from trueline.comparison.judgement.step import Step
 from trueline.comparison.judgement.values.value_judgement import Divergence
 from trueline.comparison.match.align import align
 from trueline.comparison.match.names import NameMap
@@ -87,7 +87,7 @@ def test_calls_that_take_a_parameter_in_one_run_only_are_behind_its_gradient() -
 
     alignment = align(multiplied("einsum").done, multiplied("linear").done, NameMap())
     step = Step(cast(Any, None), 0, 0, alignment, Divergence(alignment, measure=exactly).rows)
-    found = calls_behind(step, next(row for row in step.rows if value_of(row).site.phase == "bwd"))
+    found = calls_behind(step, next(row for row in step.rows if row.value.site.phase == "bwd"))
     assert found is not None
     assert [call.name for calls in (found[0].mine, found[0].theirs) for call in calls] == [
         "m.sub.einsum",

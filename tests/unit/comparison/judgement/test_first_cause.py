@@ -12,7 +12,7 @@ import pytest
 from tests.unit.made_steps import Making, Off, by_statistics, chain, exactly
 
 from trueline.comparison.judgement.first_cause import conclude
-from trueline.comparison.judgement.step import Step, value_of
+from trueline.comparison.judgement.step import Step
 from trueline.comparison.judgement.values.value_judgement import Compared, Divergence
 from trueline.comparison.match.align import align
 from trueline.comparison.match.names import NameMap
@@ -48,7 +48,7 @@ def chains(off: Off, *, step: int = 0, backward: bool = False, **settings: Any) 
 def told(*steps: Step, mine: Any = None, theirs: Any = None) -> tuple[dict[str, Any], str]:
     """Findings by code, and the site of the first difference."""
     found = conclude(mine or run_of(), theirs or run_of(), steps)
-    site = "" if found.first is None else str(value_of(found.first[1]).site)
+    site = "" if found.first is None else str(found.first[1].value.site)
     return {finding.code: finding for finding in found.findings}, site
 
 
@@ -100,7 +100,9 @@ def unlike(row: Compared) -> Compared:
 def test_other_wiring_that_ends_alike_is_no_difference() -> None:
     step = chains({"z": 0.5})
     rows = [unlike(row) if row.judgement == "beyond" else row for row in step.rows]
-    kept = [replace(row, judgement="within") if "add#" in str(row.mine and row.mine.site) else row for row in rows]
+    kept = [
+        replace(row, judgement="within") if "add#" in str(row.run_value and row.run_value.site) else row for row in rows
+    ]
     findings, _ = told(replace(step, rows=kept))
     assert set(findings) == {"explained-by-rounding"}
 
@@ -128,8 +130,8 @@ def test_what_was_stored_need_not_be_recorded_in_full() -> None:
 
 
 def _bare(row: Compared) -> Compared:
-    mine, theirs = (None if value is None else replace(value, load=None) for value in (row.mine, row.theirs))
-    return replace(row, mine=mine, theirs=theirs)
+    mine, theirs = (None if value is None else replace(value, load=None) for value in (row.run_value, row.ref_value))
+    return replace(row, run_value=mine, ref_value=theirs)
 
 
 def test_settings_of_the_optimizers_are_told_but_not_the_choice_of_kernels() -> None:

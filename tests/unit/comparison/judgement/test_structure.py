@@ -12,7 +12,7 @@ import pytest
 from tests.unit.made_steps import Making, by_statistics, exactly, judged
 
 from trueline.comparison.judgement.first_cause import Conclusion, conclude
-from trueline.comparison.judgement.step import Step, value_of
+from trueline.comparison.judgement.step import Step
 from trueline.comparison.judgement.values.value_judgement import Divergence
 from trueline.comparison.match.align import align
 from trueline.comparison.match.names import NameMap
@@ -31,7 +31,7 @@ def concluded(mine: Making, theirs: Making, *, measure: Any = exactly) -> tuple[
     """Findings that are no mere information, and the site of the first difference."""
     found = conclusion(mine, theirs, measure=measure)
     grave = [finding for finding in found.findings if finding.severity != "info"]
-    return grave, "" if found.first is None else str(value_of(found.first[1]).site)
+    return grave, "" if found.first is None else str(found.first[1].value.site)
 
 
 def all_findings(mine: Making, theirs: Making) -> Sequence[Finding]:

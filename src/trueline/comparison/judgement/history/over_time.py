@@ -9,7 +9,7 @@ from typing import Any
 from trueline.comparison.judgement.cause import cause_of, differing_arguments, in_words
 from trueline.comparison.judgement.history.own_history import HistoryOutlier, history_outliers
 from trueline.comparison.judgement.history.parameter_continuity import Changed, changed_between_steps
-from trueline.comparison.judgement.step import Step, value_of
+from trueline.comparison.judgement.step import Step
 from trueline.comparison.judgement.values.argument_differences import (
     ChangedArguments,
     arguments_in_words,
@@ -42,7 +42,7 @@ def late_fault(steps: Sequence[Step]) -> LateFault | None:
 
 def execution_order(step: Step, row: Compared) -> tuple[int, int, int]:
     """By which values of several steps are sorted: what comes first may be the cause of what comes after it."""
-    return step.step, row.place, step.rank or 0
+    return step.step, row.position, step.rank or 0
 
 
 def _candidates(steps: Sequence[Step]) -> Iterator[LateFault]:
@@ -60,7 +60,7 @@ def _candidates(steps: Sequence[Step]) -> Iterator[LateFault]:
             break
     for outlier in history_outliers(steps):
         step = steps[outlier.at]
-        row = next(each for each in step.rows if each.place == outlier.place)
+        row = next(each for each in step.rows if each.position == outlier.place)
         if row.expectation is not None:
             note = f"expected from its inputs and from {counted(outlier.num_steps, 'step')} of its own history"
             expectation = replace(row.expectation, rel=outlier.expected)
@@ -71,7 +71,7 @@ def _candidates(steps: Sequence[Step]) -> Iterator[LateFault]:
 
 def _param_row(step: Step, name: str) -> Compared | None:
     """The first sighting of a parameter in a step, judged as beyond rounding."""
-    row = next((row for row in step.rows if row.param == name and row.root == row.place), None)
+    row = next((row for row in step.rows if row.param == name and row.root == row.position), None)
     if row is None:
         return None
     return replace(row, judgement="beyond", expectation=None, note="not what the update before left of it")
@@ -80,14 +80,14 @@ def _param_row(step: Step, name: str) -> Compared | None:
 def _returned_row(step: Step, call: Call) -> Compared | None:
     """The first result of a call, judged as beyond rounding."""
     inside = {id(value) for value in call.values}
-    row = next((row for row in step.rows if id(row.mine) in inside and value_of(row).returned), None)
+    row = next((row for row in step.rows if id(row.run_value) in inside and row.value.returned), None)
     if row is None:
         return None
     return replace(row, judgement="beyond", expectation=None, note="called with different arguments from this step on")
 
 
 def _arguments_changed(step: Step, other: ChangedArguments, row: Compared) -> Finding:
-    value, at = value_of(row), step.frame(value_of(row))
+    value, at = row.value, step.frame(row.value)
     claim = (
         f"From step {step.step} on, {value.site} ({value.api or value.kind}{', ' + at if at else ''}) is called with "
         f"different arguments than in the reference: {arguments_in_words(other.arguments)}. They agreed at each of "
@@ -129,13 +129,13 @@ def _changed(steps: Sequence[Step], changes: Sequence[Changed], first: Changed, 
         evidence={"parameters": names[:100]},
         next=(
             "Look for what writes to parameters between two steps: loading, synchronising, clipping, or memory.",
-            command_for(step.run.path, value_of(row).site),
+            command_for(step.run.path, row.value.site),
         ),
     )
 
 
 def _history_outlier(step: Step, row: Compared, outlier: HistoryOutlier) -> Finding:
-    value, why, at = value_of(row), _why(step, row), step.frame(value_of(row))
+    value, why, at = row.value, _why(step, row), step.frame(row.value)
     measured = row.distance.rel if row.distance is not None else None
     by = "" if row.distance is None else f"by {row.distance.size_text}"
     times = "" if row.times is None else f", {row.times:.3g} times what earlier steps predict"
@@ -166,7 +166,7 @@ def _history_outlier(step: Step, row: Compared, outlier: HistoryOutlier) -> Find
 
 
 def _where(step: Step, row: Compared) -> dict[str, Any]:
-    value = value_of(row)
+    value = row.value
     return {
         "ranks": value.ranks,
         "step_first": step.step,

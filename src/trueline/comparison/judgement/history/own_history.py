@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from trueline.comparison.expect.propagation import is_masked, is_swamped
 from trueline.comparison.expect.rounding import UNIT_ROUNDOFF, coarser, rounding_rel
-from trueline.comparison.judgement.step import Step, value_of
+from trueline.comparison.judgement.step import Step
 from trueline.comparison.judgement.values.value_judgement import Compared
 from trueline.comparison.op_names import function_of, op_class_of
 from trueline.judge.stats.peaks_over_threshold import log_tail, tail_size
@@ -196,7 +196,7 @@ def _added(step: Step) -> Iterator[_Added]:
     """What each call of the forward and backward pass added, value by value, in the order of execution."""
     measured = {row.root: row for row in step.rows if _is_first_sighting(row) and row.distance is not None}
     for row in step.rows:
-        if not _is_judged(row) or row.mine is None or row.theirs is None or row.expectation is None:
+        if not _is_judged(row) or row.run_value is None or row.ref_value is None or row.expectation is None:
             continue
         taken = [_taken(measured.get(root), row) for root in row.expectation.sources]
         known = [rel for rel in taken if rel is not None]
@@ -205,14 +205,14 @@ def _added(step: Step) -> Iterator[_Added]:
             continue
         if not any((m, *known)):  # equal, of equal inputs: nothing was there to be passed on
             continue
-        unit = UNIT_ROUNDOFF[coarser(row.mine.dtype, row.theirs.dtype)]
+        unit = UNIT_ROUNDOFF[coarser(row.run_value.dtype, row.ref_value.dtype)]
         u = max(row.expectation.own, math.sqrt(2) * rounding_rel(unit), 0.0 if _is_exact(row) else VISIBLE)
         u = max(u, *(_left_by_addends(row, measured.get(root)) for root in row.expectation.sources))
         before = math.hypot(u, *known)
         least = u if _is_exact(row) else math.hypot(u, HIDDEN * before)
-        site = value_of(row).site
+        site = row.value.site
         key = site.micro, site.phase, site.name, site.call, site.slot, row.expectation.decided
-        yield _Added(key, row.place, math.log(math.hypot(m, least) / before), before)
+        yield _Added(key, row.position, math.log(math.hypot(m, least) / before), before)
 
 
 def _taken(source: Compared | None, row: Compared) -> float | None:
@@ -220,7 +220,7 @@ def _taken(source: Compared | None, row: Compared) -> float | None:
     where it was not measured, or only that of the masks beside which nothing else shows.
     """
     rel = None if source is None else _rel(source)
-    value, term = value_of(row), None if source is None else value_of(source)
+    value, term = row.value, None if source is None else source.value
     if term is not None and is_swamped(term):
         return None
     if rel is None or term is None or value.site.phase != "fwd" or function_of(value.api) not in _SUMS:
@@ -237,7 +237,7 @@ def _left_by_addends(row: Compared, source: Compared | None) -> float:
     each run. It is far above u where they cancel: softmax takes no notice of a bias of keys, and what is left of its
     gradient is rounding.
     """
-    value, addends = value_of(row), None if source is None else value_of(source)
+    value, addends = row.value, None if source is None else source.value
     if addends is None or addends.site.phase != "bwd" or addends.dtype not in UNIT_ROUNDOFF or len(value.shape) != 1:
         return 0.0
     if value.site.phase == "fwd" or value.stats is None or addends.stats is None or not value.stats.rms:
@@ -251,7 +251,7 @@ _SUMS = frozenset({"add", "sub", "radd", "rsub"})
 
 
 def _is_first_sighting(row: Compared) -> bool:
-    return row.root == row.place
+    return row.root == row.position
 
 
 def _is_exact(row: Compared) -> bool:
@@ -272,7 +272,7 @@ def _is_judged(row: Compared) -> bool:
         return False
     if row.expectation.within is not None:
         return False  # of code that was not recorded it is not known what it had
-    value = value_of(row)
+    value = row.value
     if value.site.phase not in _PASSES or value.dtype not in UNIT_ROUNDOFF or value.stats is None:
         return False
     moves = value.site.phase == "fwd" and op_class_of(function_of(value.api)) == "exact"

@@ -63,8 +63,8 @@ def changed_between_steps(steps: Sequence[Step]) -> list[Changed]:
 def _continuity(before: Step, after: Step, at: int) -> Iterator[tuple[str, Changed | None]]:
     """Each parameter whose continuity is known in both runs, and its change; None where neither changed."""
     sides = [
-        (_after_update([row.mine for row in before.rows]), _at_start([row.mine for row in after.rows])),
-        (_after_update([row.theirs for row in before.rows]), _at_start([row.theirs for row in after.rows])),
+        (_after_update([row.run_value for row in before.rows]), _at_start([row.run_value for row in after.rows])),
+        (_after_update([row.ref_value for row in before.rows]), _at_start([row.ref_value for row in after.rows])),
     ]
     (left, start), (ref_left, ref_start) = sides
     for name in left.keys() & start.keys() & ref_left.keys() & ref_start.keys():

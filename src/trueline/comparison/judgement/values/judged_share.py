@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from trueline.comparison.judgement.consequence import NO_CONSEQUENCE
-from trueline.comparison.judgement.step import Step, value_of
+from trueline.comparison.judgement.step import Step
 from trueline.comparison.judgement.values.value_judgement import COARSE_REL, DRAWN, LEFT_BY_UPDATE, Compared
 from trueline.comparison.result import ComparedRow, Judged, JudgedPass, OneSidedCall, Pass
 from trueline.judge.recorded.step_values import Call, Value
@@ -66,10 +66,10 @@ def _passes(steps: Iterable[Step]) -> tuple[JudgedPass, ...]:
     counts: defaultdict[Pass, _Count] = defaultdict(_Count)
     for step in steps:
         for row in step.rows:
-            count, why = counts[_pass_of(value_of(row))], _not_judged(row)
+            count, why = counts[_pass_of(row.value)], _not_judged(row)
             count.values += 1
-            count.of_run += row.mine is not None
-            count.of_ref += row.theirs is not None
+            count.of_run += row.run_value is not None
+            count.of_ref += row.ref_value is not None
             if why:
                 count.why[why] += 1
             else:
@@ -99,8 +99,12 @@ def _pass_of(value: Value) -> Pass:
 
 def _not_judged(row: Compared) -> str:
     """Why a value was not judged; '' where it was."""
-    if row.judgement == "not-comparable" and row.mine is not None and row.theirs is not None:
-        return OTHER_SHAPES if row.mine.shape != row.theirs.shape and row.distance is None else row.note or _UNMEASURED
+    if row.judgement == "not-comparable" and row.run_value is not None and row.ref_value is not None:
+        return (
+            OTHER_SHAPES
+            if row.run_value.shape != row.ref_value.shape and row.distance is None
+            else row.note or _UNMEASURED
+        )
     if row.judgement == "not-comparable":
         return row.note or _UNMEASURED
     if row.judgement != "within":
@@ -118,13 +122,13 @@ def incomparable(steps: Sequence[Step]) -> list[str]:
     found: dict[str, str] = {}
     for step in steps:
         for row in step.rows:
-            value = value_of(row)
-            if row.note == DRAWN and row.mine is not None and row.theirs is not None:
+            value = row.value
+            if row.note == DRAWN and row.run_value is not None and row.ref_value is not None:
                 found.setdefault(
                     DRAWN,
-                    f"{value.site} draws random numbers in {row.mine.dtype}, in the reference in {row.theirs.dtype}: "
-                    "torch then draws others from the same seed, and what follows from them cannot be judged. Draw "
-                    "them in one dtype in both runs.",
+                    f"{value.site} draws random numbers in {row.run_value.dtype}, in the reference in "
+                    f"{row.ref_value.dtype}: torch then draws others from the same seed, and what follows from them "
+                    "cannot be judged. Draw them in one dtype in both runs.",
                 )
             elif row.note == NO_CONSEQUENCE:
                 found.setdefault(

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trueline.comparison.expect.rounding import UNIT_ROUNDOFF
-from trueline.comparison.judgement.step import Step, value_of
+from trueline.comparison.judgement.step import Step
 from trueline.comparison.judgement.values.value_judgement import Compared
 from trueline.comparison.match.names import ROOT
 from trueline.comparison.op_names import function_of, op_class_of
@@ -41,7 +41,7 @@ def dtypes_part(steps: Sequence[Step]) -> DtypesPart | None:
     """Where dtypes part at the first of ``steps``; None where they do not, or where most of the model has others."""
     at = min((step.step for step in steps), default=None)
     found = [each for step in steps if step.step == at and (each := _first_of(step)) is not None]
-    return min(found, key=lambda each: (each.row.place, each.step.rank or 0), default=None)
+    return min(found, key=lambda each: (each.row.position, each.step.rank or 0), default=None)
 
 
 def update_part(steps: Sequence[Step]) -> DtypesPart | None:
@@ -51,7 +51,7 @@ def update_part(steps: Sequence[Step]) -> DtypesPart | None:
     """
     at = min((step.step for step in steps), default=None)
     found = [each for step in steps if step.step == at and (each := _update_of(step)) is not None]
-    return min(found, key=lambda each: (each.row.place, each.step.rank or 0), default=None)
+    return min(found, key=lambda each: (each.row.position, each.step.rank or 0), default=None)
 
 
 _FEW_OF_UPDATE = 0.25
@@ -59,13 +59,17 @@ _FEW_OF_UPDATE = 0.25
 
 
 def _update_of(step: Step) -> DtypesPart | None:
-    pairs = [(row, mine, theirs) for row in step.rows if (mine := _float(row.mine)) and (theirs := _float(row.theirs))]
+    pairs = [
+        (row, mine, theirs)
+        for row in step.rows
+        if (mine := _float(row.run_value)) and (theirs := _float(row.ref_value))
+    ]
     products = [mine == theirs for row, mine, theirs in pairs if _is_product(row)]
     updates = [
         (row, mine, theirs)
         for row, mine, theirs in pairs
-        if value_of(row).site.phase == "opt" and value_of(row).kind == "op" and value_of(row).numel > 1
-        if not value_of(row).function.endswith("_like")
+        if row.value.site.phase == "opt" and row.value.kind == "op" and row.value.numel > 1
+        if not row.value.function.endswith("_like")
     ]
     apart = [each for each in updates if each[1] != each[2]]
     if not products or 2 * sum(products) <= len(products) or len(apart) <= _FEW_OF_UPDATE * len(updates):
@@ -79,13 +83,13 @@ def _first_of(step: Step) -> DtypesPart | None:
     names = _own_names(step)
     coarsest = _coarsest_by_module(step, names)
     for row in step.rows:
-        if value_of(row).site.phase != "fwd" or _is_another_input(row):
+        if row.value.site.phase != "fwd" or _is_another_input(row):
             continue
-        mine, theirs = _float(row.mine), _float(row.theirs)
+        mine, theirs = _float(row.run_value), _float(row.ref_value)
         if mine and theirs and (UNIT_ROUNDOFF[mine] > UNIT_ROUNDOFF[theirs] or (mine != theirs and _is_product(row))):
             return DtypesPart(step, row, mine, theirs)
-        value = value_of(row)
-        pair = coarsest.get(value.module if row.mine is not None else names.get(value.module, value.module))
+        value = row.value
+        pair = coarsest.get(value.module if row.run_value is not None else names.get(value.module, value.module))
         if pair is not None and value.kind == "op" and _coarsest(pair) in (mine, theirs):
             return DtypesPart(step, row, *pair)
     return None
@@ -93,23 +97,23 @@ def _first_of(step: Step) -> DtypesPart | None:
 
 def _is_alike(row: Compared) -> bool:
     """Whether both runs have a value, in the same module and of the same dtype."""
-    mine, theirs = row.mine, row.theirs
+    mine, theirs = row.run_value, row.ref_value
     return mine is not None and theirs is not None and mine.dtype == theirs.dtype and mine.module == theirs.module
 
 
 def _is_another_input(row: Compared) -> bool:
     """Whether a call takes another value there than in the reference, as a sum whose addends are swapped does."""
-    return row.expectation is not None and row.expectation.origin == "wiring" and not value_of(row).returned
+    return row.expectation is not None and row.expectation.origin == "wiring" and not row.value.returned
 
 
 def _is_chosen(rows: Sequence[Compared]) -> bool:
     """Whether most parameters, or most matrix products, are of another dtype."""
     pairs: dict[str, list[bool]] = {"param": [], "product": []}
     for row in rows:
-        one, other = _float(row.mine), _float(row.theirs)
+        one, other = _float(row.run_value), _float(row.ref_value)
         if not one or not other:
             continue
-        value = value_of(row)
+        value = row.value
         if value.site.phase == "param":
             pairs["param"].append(one != other)
         elif _is_product(row):
@@ -119,13 +123,13 @@ def _is_chosen(rows: Sequence[Compared]) -> bool:
 
 def _is_compiled_model(row: Compared) -> bool:
     """Whether a value is of a model that is compiled as a whole: in which precision most of it computes is not seen."""
-    value = value_of(row)
+    value = row.value
     return value.kind == "module" and not value.module and "compiled" in value.flags
 
 
 def _is_product(row: Compared) -> bool:
     """Whether a value is what a matrix product of the forward pass returned."""
-    value = value_of(row)
+    value = row.value
     return value.site.phase == "fwd" and value.returned and op_class_of(function_of(value.api)) in _PRODUCTS
 
 
@@ -135,7 +139,7 @@ def _coarsest_by_module(step: Step, names: Mapping[str, str]) -> Mapping[str, tu
     """
     sides: tuple[defaultdict[str, set[str]], ...] = (defaultdict(set), defaultdict(set))
     for row in step.rows:
-        for of_reference, value in enumerate((row.mine, row.theirs)):
+        for of_reference, value in enumerate((row.run_value, row.ref_value)):
             dtype = _float(value)
             if value is not None and dtype and value.kind == "op" and value.site.phase == "fwd":
                 name = value.module if not of_reference else names.get(value.module, value.module)

@@ -94,16 +94,17 @@ class _Outcome:
 
 @fact(eq=False)
 class Compared:
-    """A judged pair of values, or a value without a twin; ``place`` is its zero-based index in the order of execution.
+    """A judged pair of values, or a value without a twin; ``position`` is its zero-based index in the order of
+    execution.
 
     ``root`` is that of the value on the side whose order it is, as in ``Expectation.sources``; None for a value that
     only the other side has. ``param`` is the name of the parameter that the value is.
     """
 
-    place: int
+    position: int
     root: int | None
-    mine: Value | None
-    theirs: Value | None
+    run_value: Value | None
+    ref_value: Value | None
     judgement: Judgement
     distance: Distance | None = None
     expectation: Expectation | None = None
@@ -114,9 +115,16 @@ class Compared:
     """
 
     @property
+    def value(self) -> Value:
+        """The value of the run, or that of the reference where only it has one."""
+        value = self.run_value or self.ref_value
+        assert value is not None
+        return value
+
+    @property
     def unmatched(self) -> bool:
-        """Whether one side has no such value."""
-        return self.mine is None or self.theirs is None
+        """True where one side has no such value."""
+        return self.run_value is None or self.ref_value is None
 
     @property
     def hardly_differs(self) -> bool:
@@ -135,7 +143,7 @@ class Compared:
     @property
     def norm(self) -> float:
         """The larger norm of the value in either run; infinite where it was not measured in both."""
-        values = (self.mine, self.theirs)
+        values = (self.run_value, self.ref_value)
         return max(math.inf if value is None or value.stats is None else value.stats.norm for value in values)
 
     @property

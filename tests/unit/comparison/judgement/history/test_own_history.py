@@ -65,10 +65,10 @@ def healthy(seed: int, *, num_steps: int = 8) -> Table:
 def changed(step: Step, call: int, *, api: str = "", how: str = "", **stats: float) -> Step:
     """``step``, with another function, or other statistics, of what a call returns."""
     row = step.rows[call]
-    assert row.mine is not None
-    side = SimpleNamespace(**{**vars(row.mine), **({"api": api} if api else {})})
+    assert row.run_value is not None
+    side = SimpleNamespace(**{**vars(row.run_value), **({"api": api} if api else {})})
     side.stats = SimpleNamespace(**{**vars(side.stats), **stats})
-    rows = [*step.rows[:call], replace(row, mine=side, theirs=side), *step.rows[call + 1 :]]
+    rows = [*step.rows[:call], replace(row, run_value=side, ref_value=side), *step.rows[call + 1 :]]
     return replace(step, rows=rows)
 
 
@@ -173,7 +173,7 @@ def test_values_that_are_seen_again_are_not_judged_again() -> None:
     steps = [step_of(s, rels) for s, rels in enumerate(faulty())]
     once = history_outliers(steps)
     for step in steps:
-        again = [replace(row, place=row.place + NUM_CALLS) for row in step.rows]
+        again = [replace(row, position=row.position + NUM_CALLS) for row in step.rows]
         step.rows.extend(again)
     assert once == history_outliers(steps)
 

@@ -72,7 +72,11 @@ def test_calls_of_each_run_alone_have_their_own_line_where_both_have_one_site() 
 def coarse(step: Step, num: int, *, off: float = 1e-2) -> Step:
     """Of the gradients ``num`` differ by ``off``, and rounding may explain as much as the whole value."""
     rows = list(step.rows)
-    at = [place for place, row in enumerate(rows) if row.mine is not None and row.mine.site.phase in ("bwd", "grad")]
+    at = [
+        place
+        for place, row in enumerate(rows)
+        if row.run_value is not None and row.run_value.site.phase in ("bwd", "grad")
+    ]
     for place in at[:num]:
         known, distance = rows[place].expectation, rows[place].distance
         assert known is not None

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.made_steps import Making, by_statistics
 
 from trueline.comparison.judgement.first_cause import conclude
-from trueline.comparison.judgement.step import Step, value_of
+from trueline.comparison.judgement.step import Step
 from trueline.comparison.judgement.values.precision import dtypes_part
 from trueline.comparison.judgement.values.value_judgement import Divergence
 from trueline.comparison.match.align import align
@@ -77,7 +77,7 @@ def test_dtypes_part_at_the_first_place_unless_most_of_the_model_has_others(
     run: dict[str, Any], ref: dict[str, Any], site: str | None
 ) -> None:
     found = dtypes_part([compared(model("run", **run), model("ref", **ref))])
-    assert site == (None if found is None else str(value_of(found.row).site))
+    assert site == (None if found is None else str(found.row.value.site))
     if found is not None:
         assert {found.dtype, found.ref_dtype} == {"float16", "float32"}
 
@@ -89,7 +89,7 @@ def test_lower_precision_in_one_place_is_a_warning_with_both_dtypes() -> None:
     assert (finding.code, finding.severity) == ("dtype-differs", "warning")
     assert "computes in float16 where the reference computes in float32" in finding.claim
     assert found.first is not None
-    assert value_of(found.first[1]).site.name == "m.1.linear"
+    assert found.first[1].value.site.name == "m.1.linear"
 
 
 def test_a_call_of_one_run_leads_where_it_comes_before_another_precision() -> None:
@@ -145,5 +145,8 @@ def test_of_a_model_that_is_compiled_as_a_whole_no_precision_is_known() -> None:
 
     step = compared(made("run", np.float16), made("ref", np.float32))
     assert dtypes_part([step]) is not None
-    rows = [replace(row, mine=row.mine and replace(row.mine, flags=frozenset({"compiled"}))) for row in step.rows]
+    rows = [
+        replace(row, run_value=row.run_value and replace(row.run_value, flags=frozenset({"compiled"})))
+        for row in step.rows
+    ]
     assert dtypes_part([replace(step, rows=rows)]) is None
