@@ -1,4 +1,4 @@
-"""Which parameters each rank held, in which state, from which step on; and where ranks part."""
+"""States of the parameters that each rank holds, step by step, and where ranks come to hold them differently."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ class Parting:
     step_last: int
 
 
-def partings(run: Run) -> list[Parting]:
-    """Where ranks come to hold parameters differently, the first first; parameters that do so together are one."""
+def find_partings(run: Run) -> list[Parting]:
+    """Steps from which ranks hold parameters differently, in order; parameters that part together are one Parting."""
     ranks = [rank for rank in data_parallel_ranks(run) if rank in run.env]
     names = {change.name for rank in ranks for change in run.env[rank].changes if change.name}
     names |= {state.name for rank in ranks for state in run.env[rank].apart}
     if len(ranks) < 2 or not names or not len(run.steps):
         return []
-    last = {rank: _last_step(run, rank) for rank in ranks}
-    lines = {rank: _timeline(run.env[rank], names) for rank in ranks}
+    last_steps = {rank: _last_step(run, rank) for rank in ranks}
+    timelines = {rank: _timeline(run.env[rank], names) for rank in ranks}
     steps = sorted({int(run.steps[0])} | {change.step for rank in ranks for change in run.env[rank].changes})
-    together: defaultdict[tuple[object, ...], list[str]] = defaultdict(list)
-    found: dict[tuple[object, ...], Parting] = {}
+    names_by_key: defaultdict[tuple[object, ...], list[str]] = defaultdict(list)
+    partings: dict[tuple[object, ...], Parting] = {}
     for name in sorted(names):
-        for one in _of(name, lines, last, steps=steps, end=int(run.steps[-1])):
-            key = (one.step, one.step_last, one.aspect, *one.values.items())
-            together[key].append(name)
-            found.setdefault(key, one)
-    merged = [replace(one, names=tuple(together[key])) for key, one in found.items()]
-    return sorted(merged, key=lambda one: (one.step, one.aspect, one.names))
+        for parting in _partings_of_param(name, timelines, last_steps, steps=steps, end=int(run.steps[-1])):
+            key = (parting.step, parting.step_last, parting.aspect, *parting.values.items())
+            names_by_key[key].append(name)
+            partings.setdefault(key, parting)
+    merged = [replace(parting, names=tuple(names_by_key[key])) for key, parting in partings.items()]
+    return sorted(merged, key=lambda parting: (parting.step, parting.aspect, parting.names))
 
 
-_Line = dict[str, list[tuple[int, dict[str, str]]]]
-"""By name of a parameter, from which step on each aspect of it has which value; '' for one that is not known."""
+_Timeline = dict[str, list[tuple[int, dict[str, str]]]]
+"""By name of a parameter, the value of each aspect from a step on; '' where it is not known."""
 
 
-def _timeline(env: RankEnv, names: set[str]) -> _Line:
+def _timeline(env: RankEnv, names: set[str]) -> _Timeline:
     first = env.lists[0] if env.lists else env
     trains = dict(zip(first.params, first.requires_grad, strict=False))
     dtypes = dict(zip(first.params, first.param_dtypes, strict=False))
@@ -64,44 +64,50 @@ def _timeline(env: RankEnv, names: set[str]) -> _Line:
         name: ParamState(name=name, trains=trains[name], dtype=dtypes.get(name, ""), shape=shapes.get(name, []))
         for name in trains
     }
+    # the manifest lists parameters of the first rank, and these where this rank differs
     start |= {state.name: state for state in env.apart}
-    line: _Line = {name: [(-1, _aspects(start[name], replaced=0))] for name in names}
-    count: defaultdict[str, int] = defaultdict(int)
+    timeline: _Timeline = {name: [(-1, _aspects(start[name], replaced=0))] for name in names}
+    num_replaced: defaultdict[str, int] = defaultdict(int)
     for change in env.changes:
         if change.name:
-            count[change.name] += change.replaced
-            line[change.name].append((change.step, _aspects(change, replaced=count[change.name])))
-    return line
+            num_replaced[change.name] += change.replaced
+            timeline[change.name].append((change.step, _aspects(change, replaced=num_replaced[change.name])))
+    return timeline
 
 
 def _aspects(state: ParamState, *, replaced: int) -> dict[str, str]:
-    held = state.trains is not None
+    is_held = state.trains is not None
     return {
-        "state": ABSENT if not held else TRAINS if state.trains else FROZEN,
-        "dtype": state.dtype if held else "",
-        "shape": str(state.shape) if held and state.dtype else "",
-        "replaced": str(replaced) if held else "",
+        "state": ABSENT if not is_held else TRAINS if state.trains else FROZEN,
+        "dtype": state.dtype if is_held else "",
+        "shape": str(state.shape) if is_held and state.dtype else "",
+        "replaced": str(replaced) if is_held else "",
     }
 
 
-def _of(
-    name: str, lines: Mapping[int, _Line], last: Mapping[int, int], *, steps: Sequence[int], end: int
+def _partings_of_param(
+    name: str, timelines: Mapping[int, _Timeline], last_steps: Mapping[int, int], *, steps: Sequence[int], end: int
 ) -> Iterator[Parting]:
-    """The partings of one parameter: for each aspect the first, until ranks hold it equally again."""
+    """Partings of one parameter: for each aspect the first, until ranks hold it equally again."""
     for aspect in ("state", "dtype", "shape", "replaced"):
         open_: Parting | None = None
         before: dict[int, str] = {}
         for step in steps:
-            values = {rank: _at(lines[rank][name], step)[aspect] for rank in lines if last[rank] >= step}
-            known = {rank: value for rank, value in values.items() if value}
-            apart = len(set(known.values())) > 1
-            if apart and open_ is None:
-                changed = frozenset(rank for rank in known if before.get(rank, known[rank]) != known[rank])
-                odd = odd_ranks(known)
-                if len(odd) == len(known) and 0 < len(changed) < len(known):
+            values = {
+                rank: _aspects_at(timeline[name], step)[aspect]
+                for rank, timeline in timelines.items()
+                if last_steps[rank] >= step
+            }
+            value_of = {rank: value for rank, value in values.items() if value}
+            differ = len(set(value_of.values())) > 1
+            if differ and open_ is None:
+                changed = frozenset(rank for rank, value in value_of.items() if before.get(rank, value) != value)
+                odd = odd_ranks(value_of)
+                # without a majority, those that have just changed are the ones to look at
+                if len(odd) == len(value_of) and 0 < len(changed) < len(value_of):
                     odd = tuple(sorted(changed))
-                open_ = Parting(aspect, (name,), known, odd, changed, step=step, step_last=end)
-            elif open_ is not None and not apart and len(known) == len(open_.values):
+                open_ = Parting(aspect, (name,), value_of, odd, changed, step=step, step_last=end)
+            elif open_ is not None and not differ and len(value_of) == len(open_.values):
                 yield replace(open_, step_last=step - 1)
                 open_ = None
             before = values
@@ -109,12 +115,13 @@ def _of(
             yield open_
 
 
-def _at(line: Sequence[tuple[int, dict[str, str]]], step: int) -> dict[str, str]:
-    return next(aspects for since, aspects in reversed(line) if since <= step)
+def _aspects_at(timeline: Sequence[tuple[int, dict[str, str]]], step: int) -> dict[str, str]:
+    return next(aspects for step_first, aspects in reversed(timeline) if step_first <= step)
 
 
 def _last_step(run: Run, rank: int) -> int:
     """The last step that the rank has finished while its parameters were followed, -1 where there is none."""
-    there = run.pivot("time_ns")[1][:, run.ranks.index(rank)]
-    ended = int(run.steps[there][-1]) if there.any() else -1
-    return min([ended, *(change.step - 1 for change in run.env[rank].changes if not change.name)])
+    measured_T = run.pivot("time_ns")[1][:, run.ranks.index(rank)]
+    last_row = int(run.steps[measured_T][-1]) if measured_T.any() else -1
+    # a change without a name says that parameters are followed no longer
+    return min([last_row, *(change.step - 1 for change in run.env[rank].changes if not change.name)])

@@ -68,7 +68,7 @@ from trueline.judge.compared_ranks import (
     several_workers,
 )
 from trueline.judge.follows import ByStep
-from trueline.laws.replicas.held_parameters import ABSENT, FROZEN, TRAINS, Parting, partings
+from trueline.laws.replicas.held_parameters import ABSENT, FROZEN, TRAINS, Parting, find_partings
 from trueline.schema.errors import RunError
 from trueline.schema.files.run_manifest import RankEnv
 from trueline.schema.finding import Finding, Severity
@@ -98,7 +98,7 @@ class _Difference:
 
 
 def _never_changes(run: Run) -> bool:
-    """Whether no rank changed how it holds its parameters: when it did is told of the whole Run."""
+    """True where no rank changed how it holds its parameters: a change is reported of the whole Run."""
     return not any(env.changes or env.apart for env in run.env.values())
 
 
@@ -109,26 +109,25 @@ def check(run: Run) -> list[Finding]:
     """Findings on optimizer, precision and environment, where they differ; raises ``CannotTell`` for one worker."""
     ranks = several_workers(run)
     env = {rank: run.env[rank] for rank in ranks if rank in run.env}
-    replicas = _of_largest_replica_set(env)
-    found = [
-        _optimizer(run, ranks, {rank: env[rank] for rank in replicas}),
-        _static("error", "precision", _precision(env, replicas), run),
-        _static("warning", "environment", _environment(env), run),
+    replicas = _largest_replica_set(env)
+    findings = [
+        _optimizer_finding(run, ranks, {rank: env[rank] for rank in replicas}),
+        _static_finding("error", "precision", _precision_differences(env, replicas), run),
+        _static_finding("warning", "environment", _environment_differences(env), run),
+        _mode_finding(run),
     ]
-    found += [_mode(run)]
-    return [*map(_parted, partings(run)), *(finding for finding in found if finding is not None)]
+    return [*map(_parting_finding, find_partings(run)), *(finding for finding in findings if finding is not None)]
 
 
-def _of_largest_replica_set(env: Mapping[int, RankEnv]) -> list[int]:
-    """Ranks with the same list of parameters: those whose optimizers and dtypes can be compared."""
+def _largest_replica_set(env: Mapping[int, RankEnv]) -> list[int]:
+    """Ranks with equal lists of parameters: those whose optimizers and dtypes can be compared."""
     by_params: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank, facts in env.items():
         by_params[tuple(facts.params)].append(rank)
-    none: list[int] = []
-    return max(by_params.values(), key=len, default=none)
+    return max(by_params.values(), key=len, default=list[int]())
 
 
-def _precision(env: Mapping[int, RankEnv], replicas: Sequence[int]) -> list[_Difference]:
+def _precision_differences(env: Mapping[int, RankEnv], replicas: Sequence[int]) -> list[_Difference]:
     settings: dict[int, dict[str, Any]] = {}
     for rank in replicas:
         facts = env[rank]
@@ -144,7 +143,7 @@ def _precision(env: Mapping[int, RankEnv], replicas: Sequence[int]) -> list[_Dif
     return _differences(settings)
 
 
-def _environment(env: Mapping[int, RankEnv]) -> list[_Difference]:
+def _environment_differences(env: Mapping[int, RankEnv]) -> list[_Difference]:
     settings: dict[int, dict[str, Any]] = {}
     for rank, facts in env.items():
         settings[rank] = {
@@ -156,7 +155,7 @@ def _environment(env: Mapping[int, RankEnv]) -> list[_Difference]:
 
 
 def _holds_rank(entry: _Difference) -> bool:
-    """Whether a variable holds each rank's own number, whatever its name."""
+    """True for a variable that holds each rank's own number, whatever its name."""
     return entry.name.startswith("$") and all(json.loads(value) == str(rank) for rank, value in entry.values.items())
 
 
@@ -170,42 +169,43 @@ def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def _static(severity: Severity, what: str, entries: list[_Difference], run: Run) -> Finding | None:
-    """A Finding on settings that hold for the whole Run."""
+def _static_finding(severity: Severity, topic: str, entries: list[_Difference], run: Run) -> Finding | None:
+    """Finding on settings that hold for the whole Run."""
     if not entries or not len(run.steps):
         return None
     ranks = tuple(sorted({rank for entry in entries for rank in odd_ranks(entry.values)}))
     first, last = int(run.steps[0]), int(run.steps[-1])
-    return _finding(severity, what, entries, ranks, among=[*entries[0].values], step_first=first, step_last=last)
+    return _finding(severity, topic, entries, ranks, among=[*entries[0].values], step_first=first, step_last=last)
 
 
-def _optimizer(run: Run, ranks: Sequence[int], env: Mapping[int, RankEnv]) -> Finding | None:
-    """A Finding on hyper-parameters, from the first step at which they differ."""
+def _optimizer_finding(run: Run, ranks: Sequence[int], env: Mapping[int, RankEnv]) -> Finding | None:
+    """Finding on hyper-parameters, from the first step at which they differ."""
     replicas = [rank for rank in ranks if rank in env]
     if len(replicas) < 2:
         return None
     rates = _rates_by_step(run, replicas)
     digests, measured = run.digests("optimizer_digest")
-    chosen = columns_of(run, replicas)
-    differ_T = differs(digests[:, chosen], measured[:, chosen])
+    columns = columns_of(run, replicas)
+    differ_T = differs(digests[:, columns], measured[:, columns])
     steps = sorted({int(step) for step in run.steps[differ_T]} | set(rates))
     if not steps:
         return None
     first = steps[0]
     row = int(np.searchsorted(run.steps, first))
-    of_step = {rank: int(digests[row, column]) for rank, column in zip(replicas, chosen.tolist(), strict=True)}
+    digest_of = {rank: int(digests[row, column]) for rank, column in zip(replicas, columns.tolist(), strict=True)}
     entries = [_Difference("lr", rates[first])] if first in rates else []
     static = _differences({rank: _flat(env[rank].optimizer) for rank in replicas})
     # each rank wrote those at a moment of its own: they count where nothing else says what differs at one step
     lasting = [entry for entry in static if entry.name.rpartition(".")[2] not in MOVED]
     entries += lasting if entries or lasting else static
+    # of two entries with one name the first counts: learning rates of the step
     entries = list({entry.name: entry for entry in reversed(entries)}.values())[::-1]
-    odd = odd_ranks(rates[first]) if first in rates else odd_ranks(of_step)
+    odd = odd_ranks(rates[first]) if first in rates else odd_ranks(digest_of)
     return _finding("error", "optimizer", entries, odd, among=replicas, step_first=first, step_last=steps[-1])
 
 
-def rates_apart(run: Run) -> int | None:
-    """The first step at which learning rates differ between ranks; None where they do at none."""
+def first_step_of_unequal_rates(run: Run) -> int | None:
+    """First step at which learning rates differ between ranks; None where they do at none."""
     return min(_rates_by_step(run, data_parallel_ranks(run)), default=None)
 
 
@@ -213,45 +213,45 @@ def _rates_by_step(run: Run, ranks: Sequence[int]) -> dict[int, dict[int, str]]:
     """Learning rates by rank, as text, at the steps at which they differ."""
     try:
         rates_TNK, measured_TN = run.stack("lr", ranks=ranks)
-    except RunError:  # their numbers differ
+    except RunError:  # ranks have different numbers of groups
         steps = None
     else:
-        bits_TNK = rates_TNK.view(np.uint64)
+        bits_TNK = rates_TNK.view(np.uint64)  # by bits NaN equals itself, and 0.0 is not -0.0
         changed_T = np.any([differs(bits_TN, measured_TN) for bits_TN in np.moveaxis(bits_TNK, 2, 0)], axis=0)
         steps = run.steps[changed_T].tolist()
     by_step: defaultdict[int, dict[int, Floats]] = defaultdict(dict)
     for (step, rank), rates in run.lists("lr", steps=steps, ranks=ranks).items():
         by_step[step][rank] = rates
     return {
-        step: {rank: _text(rates.tolist()) for rank, rates in of_step.items()}
-        for step, of_step in by_step.items()
-        if len({rates.tobytes() for rates in of_step.values()}) > 1
+        step: {rank: _text(rates.tolist()) for rank, rates in rates_of.items()}
+        for step, rates_of in by_step.items()
+        if len({rates.tobytes() for rates in rates_of.values()}) > 1
     }
 
 
-def _mode(run: Run) -> Finding | None:
-    """A Finding on modules that are in evaluation mode on some replicas only."""
+def _mode_finding(run: Run) -> Finding | None:
+    """Finding on modules that are in evaluation mode on some replicas only."""
     ranks = data_parallel_ranks(run)
     modules_TN, measured_TN = numbers(run, "eval_modules", ranks)
     rows: list[int] = np.flatnonzero(differs(modules_TN, measured_TN)).tolist() if modules_TN.size else []
     if not rows:
         return None
-    first, there = rows[0], np.flatnonzero(measured_TN[rows[0]]).tolist()
+    first, workers = rows[0], np.flatnonzero(measured_TN[rows[0]]).tolist()
     entry = _Difference(
-        "the number of modules in evaluation mode", {ranks[n]: f"{modules_TN[first, n]:.0f}" for n in there}
+        "the number of modules in evaluation mode", {ranks[n]: f"{modules_TN[first, n]:.0f}" for n in workers}
     )
     step_first, step_last = (int(run.steps[t]) for t in (first, rows[-1]))
     odd = odd_ranks(entry.values)
-    found = _finding("error", "mode", [entry], odd, among=[*entry.values], step_first=step_first, step_last=step_last)
-    train = (
+    finding = _finding("error", "mode", [entry], odd, among=[*entry.values], step_first=step_first, step_last=step_last)
+    advice = (
         "Call model.train() on every rank before training goes on after an evaluation, also where only one rank "
         "evaluates: dropout and normalisation work otherwise in evaluation mode."
     )
-    return replace(found, claim=f"{capitalized(_told(entry))} at step {step_first}.", next=(train,))
+    return replace(finding, claim=f"{capitalized(_values_text(entry))} at step {step_first}.", next=(advice,))
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one level, ``groups[0].weight_decay``; learning rates come from the rows."""
+    """Nested settings as one level, ``groups[0].weight_decay``, without learning rates, which come from the rows."""
     if isinstance(value, Mapping):
         items = cast(Mapping[str, Any], value).items()
         return {
@@ -263,15 +263,15 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     return {prefix.lstrip("."): value}
 
 
-def _who(what: str, ranks: Sequence[int], among: Sequence[int]) -> str:
+def _subject(topic: str, ranks: Sequence[int], among: Sequence[int]) -> str:
     if set(ranks) == set(among):
-        return f"{capitalized(what)} settings differ between {ranks_text(ranks)}"
-    return f"{capitalized(what)} settings of {ranks_text(ranks)} differ from those of other ranks"
+        return f"{capitalized(topic)} settings differ between {ranks_text(ranks)}"
+    return f"{capitalized(topic)} settings of {ranks_text(ranks)} differ from those of other ranks"
 
 
 def _finding(
     severity: Severity,
-    what: str,
+    topic: str,
     entries: list[_Difference],
     ranks: tuple[int, ...],
     *,
@@ -279,14 +279,15 @@ def _finding(
     step_first: int,
     step_last: int,
 ) -> Finding:
-    phase = {"optimizer": "opt", "precision": "param"}.get(what, "env")
+    phase = {"optimizer": "opt", "precision": "param"}.get(topic, "env")
     names = [entry.name for entry in entries] or ["hyper-parameters"]
+    values = "; ".join(map(_values_text, entries[:3]))
+    values = values or "in what an optimizer updates, or in settings without a name"
     more = f"; and {len(entries) - 3} more" if len(entries) > 3 else ""
     return Finding(
         code=CODE,
         severity=severity,
-        claim=f"{_who(what, ranks, among)} at step {step_first}: "
-        f"{'; '.join(map(_told, entries[:3])) or 'in what an optimizer updates, or in settings without a name'}{more}.",
+        claim=f"{_subject(topic, ranks, among)} at step {step_first}: {values}{more}.",
         ranks=ranks,
         step_first=step_first,
         step_last=step_last,
@@ -297,7 +298,7 @@ def _finding(
         expected=0.0,
         unit="settings that differ between ranks",
         false_alarm_rate=0.0,
-        evidence={"kind": what}
+        evidence={"kind": topic}
         | {entry.name: {str(rank): value for rank, value in entry.values.items()} for entry in entries[:50]},
         next=(
             f"Make {named_some(names)} equal on all ranks, or build the optimizer and the configuration from one file "
@@ -306,7 +307,7 @@ def _finding(
     )
 
 
-def _told(entry: _Difference) -> str:
+def _values_text(entry: _Difference) -> str:
     by_value: defaultdict[str, list[int]] = defaultdict(list)
     for rank, value in entry.values.items():
         by_value[value].append(rank)
@@ -318,17 +319,17 @@ def _told(entry: _Difference) -> str:
 
 # -- parameters --------------------------------------------------------------------------------------------------------
 
-_DO = {
+_VERBS = {
     TRAINS: ("train {}", "trains {}"),
     FROZEN: ("hold {} frozen", "holds {} frozen"),
     ABSENT: ("do not hold {}", "does not hold {}"),
 }
-"""What several ranks do with parameters, and what one does."""
-_DID = {TRAINS: "began to train {}", FROZEN: "froze {}", ABSENT: "dropped {}"}
+"""Verb for several ranks, and for one, that hold parameters in a state."""
+_VERBS_OF_CHANGE = {TRAINS: "began to train {}", FROZEN: "froze {}", ABSENT: "dropped {}"}
 
 
-def _parted(parting: Parting) -> Finding:
-    """The Finding on parameters that ranks hold differently."""
+def _parting_finding(parting: Parting) -> Finding:
+    """Finding on parameters that ranks hold differently."""
     ranks = parting.odd or tuple(sorted(parting.values))
     names, phase = parting.names, "param"
     return Finding(
@@ -357,23 +358,24 @@ def _parted(parting: Parting) -> Finding:
 
 def _claim(parting: Parting) -> str:
     """``Rank 1 froze layers.3.weight from step 12 on, while ranks 0 and 2 train it.``"""
-    who: defaultdict[str, list[int]] = defaultdict(list)
+    ranks_of: defaultdict[str, list[int]] = defaultdict(list)
     for rank, value in sorted(parting.values.items()):
-        who[value].append(rank)
-    first = next((value for value, ranks in who.items() if set(ranks) <= set(parting.odd)), next(iter(who)))
-    it = "it" if len(parting.names) == 1 else "them"
-    odd = _does(parting, first, who.pop(first), named_some(parting.names))
-    others = listed([_does(parting, value, ranks, it) for value, ranks in who.items()])
-    return f"{capitalized(odd)} from step {parting.step} on, while {others}."
+        ranks_of[value].append(rank)
+    odd_values = (value for value, ranks in ranks_of.items() if set(ranks) <= set(parting.odd))
+    odd_value = next(odd_values, next(iter(ranks_of)))
+    odd_clause = _clause(parting, odd_value, ranks_of.pop(odd_value), named_some(parting.names))
+    pronoun = "it" if len(parting.names) == 1 else "them"
+    clauses = listed([_clause(parting, value, ranks, pronoun) for value, ranks in ranks_of.items()])
+    return f"{capitalized(odd_clause)} from step {parting.step} on, while {clauses}."
 
 
-def _does(parting: Parting, value: str, ranks: Sequence[int], params: str) -> str:
-    """``rank 1 froze layers.3.weight``: what ``ranks`` do with ``params``, whose state, dtype or shape is ``value``."""
-    one = len(ranks) == 1
+def _clause(parting: Parting, value: str, ranks: Sequence[int], params: str) -> str:
+    """``rank 1 froze layers.3.weight``, of ``ranks`` with the state, dtype or shape ``value`` of ``params``."""
+    is_single = len(ranks) == 1
     if parting.aspect == "replaced":
-        does = "replaced {} by another of the same name" if set(ranks) & parting.changed else "kept {}"
+        verb = "replaced {} by another of the same name" if set(ranks) & parting.changed else "kept {}"
     elif parting.aspect != "state":
-        does = f"{'holds' if one else 'hold'} {{}} {'in' if parting.aspect == 'dtype' else 'with shape'} {value}"
+        verb = f"{'holds' if is_single else 'hold'} {{}} {'in' if parting.aspect == 'dtype' else 'with shape'} {value}"
     else:
-        does = _DID[value] if set(ranks) <= parting.changed else _DO[value][one]
-    return f"{ranks_text(ranks)} {does.format(params)}"
+        verb = _VERBS_OF_CHANGE[value] if set(ranks) <= parting.changed else _VERBS[value][is_single]
+    return f"{ranks_text(ranks)} {verb.format(params)}"

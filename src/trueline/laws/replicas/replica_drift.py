@@ -101,7 +101,7 @@ from trueline.judge.series.whole_parameters import (
     parts_of_one_model,
     sharers,
 )
-from trueline.laws.replicas.states_alike import counts_of_drifted, scaled_apart, states_of_drifted
+from trueline.laws.replicas.states_alike import compare_states, find_scaled_gradient, unequal_update_counts
 from trueline.schema.errors import CannotTell
 from trueline.schema.files.run_manifest import RankEnv
 from trueline.schema.finding import Finding
@@ -113,13 +113,13 @@ QUESTION = "replicas"
 NEEDS: tuple[str, ...] = ("param_digests", "buffer_digests", "closing_digests")
 FOLLOWS = ByStep()
 
-Kind = Literal["parameter", "buffer"]
-_KINDS: tuple[Kind, ...] = ("parameter", "buffer")
+TensorKind = Literal["parameter", "buffer"]
+_TENSOR_KINDS: tuple[TensorKind, ...] = ("parameter", "buffer")
 NOT_HELD = 0
 """Digest that stands for a parameter which a rank does not hold any more (`rank-config-differs` reports that)."""
 
-_COLUMN: dict[Kind, str] = {"parameter": "param_digests", "buffer": "buffer_digests"}
-_PHASE: dict[Kind, str] = {"parameter": "param", "buffer": "buffer"}
+_COLUMN: dict[TensorKind, str] = {"parameter": "param_digests", "buffer": "buffer_digests"}
+_PHASE: dict[TensorKind, str] = {"parameter": "param", "buffer": "buffer"}
 
 _AT_THE_START = (
     "Start all ranks from the same weights: broadcast them from one rank (DDP does so when it is constructed; a "
@@ -162,8 +162,8 @@ _STATISTICS = (
 
 @dataclass(frozen=True)
 class _Drift:
-    """Where replicas of one key first differ, and when they last do. ``equal_at``: the last step before at which they
-    were equal, None where they never were.
+    """First and last step at which replicas of one key differ, the odd ranks and the parameters at the first.
+    ``equal_at``: the last step before at which they were equal, None where they never were.
     """
 
     step: int
@@ -171,7 +171,7 @@ class _Drift:
     equal_at: int | None
     ranks: tuple[int, ...]
     names: tuple[str, ...]
-    all_named: bool
+    blames_all: bool
 
 
 def check(run: Run) -> list[Finding]:
@@ -179,55 +179,65 @@ def check(run: Run) -> list[Finding]:
     ``CannotTell`` without replicas.
     """
     require_equal_replicas(run)
-    alike = held_alike(run)
-    if alike is None:
-        return _between_replicas(run)
-    sets = [_Replicas(*each) for each in alike.sets]
-    drifts = [one for each in sets if (one := _drift(alike.env, "parameter", each, alike.by_step)) is not None]
-    apart = [_with_gradients(alike, _finding("parameter", drifts))] if drifts else []
+    shared = held_alike(run)
+    if shared is None:
+        return _findings_of_replicas(run)
+    copies = [_Replicas(ranks, names) for ranks, names in shared.sets]
+    drifts = _drifts(shared.env, "parameter", copies, shared.by_step)
+    findings = [_with_gradients(shared, _finding("parameter", drifts))] if drifts else []
     try:
-        return [*_between_replicas(run), *apart]
+        return [*_findings_of_replicas(run), *findings]
     except CannotTell:
-        return apart
+        return findings
 
 
-def _with_gradients(alike: HeldAlike, finding: Finding) -> Finding:
-    """The finding about copies on parts of one model, with what optimizers received of the same elements, if that is
-    one gradient times a factor.
+def _with_gradients(shared: HeldAlike, finding: Finding) -> Finding:
+    """The finding about copies on parts of one model, with the factor between the gradients that optimizers received of
+    the same elements, if there is one.
     """
     finding = replace(finding, severity="warning", next=(_ON_PARTS,))
-    found = [scaled_apart(alike.runs, ranks) for ranks, _ in alike.sets if set(ranks) <= set(finding.ranks)]
-    scaled = min((one for one in found if one is not None), key=lambda one: one.step, default=None)
+    gradients = [
+        gradient
+        for ranks, _ in shared.sets
+        if set(ranks) <= set(finding.ranks)
+        if (gradient := find_scaled_gradient(shared.runs, ranks)) is not None
+    ]
+    scaled = min(gradients, key=lambda gradient: gradient.step, default=None)
     if scaled is None or scaled.step > (finding.step_last or 0):
         return finding
     claim = (
         f"{finding.claim} At step {scaled.step} the optimizer of rank {scaled.rank} received {scaled.factor:.4g} times "
-        f"the gradient that the optimizer of rank {scaled.beside} did, of the same elements."
+        f"the gradient that the optimizer of rank {scaled.reference_rank} did, of the same elements."
     )
     kinds = [*finding.evidence["kind"], "received-scaled"]
     evidence = {**finding.evidence, "kind": kinds, "factor": scaled.factor, "scaled_at": scaled.step}
     return replace(finding, claim=claim, evidence=evidence, next=(_CLIPPED,))
 
 
-def _between_replicas(run: Run) -> list[Finding]:
-    replicas: dict[Kind, list[_Replicas]] = {kind: _replicas(run, kind) for kind in _KINDS}
-    measured: list[Kind] = [kind for kind in _KINDS if _measured_together(run, _COLUMN[kind], replicas[kind])]
-    own = [_own(run, names)] if (names := sorted(held_by_one(run))) else []
-    if own and not measured:
-        return own
+def _findings_of_replicas(run: Run) -> list[Finding]:
+    """Findings on parameters and buffers of ranks that should hold equal ones; raises ``CannotTell`` without such."""
+    replicas: dict[TensorKind, list[_Replicas]] = {kind: _replica_sets(run, kind) for kind in _TENSOR_KINDS}
+    measured: list[TensorKind] = [
+        kind for kind in _TENSOR_KINDS if _measured_together(run, _COLUMN[kind], replicas[kind])
+    ]
+    own_params = [_own_params_finding(run, names)] if (names := sorted(held_by_one(run))) else []
+    if own_params and not measured:
+        return own_params
     if not measured and not replicas["parameter"]:
         raise _without_replicas(run)
     if not measured:
         raise CannotTell("no step has digests of parameters from two replicas")
-    found: list[tuple[Kind, list[_Drift]]] = [(kind, _drifts(run, kind, replicas[kind])) for kind in measured]
-    findings = [_with_states(run, _finding(kind, drifts)) for kind, drifts in found if drifts]
-    if not any(drifts for kind, drifts in found if kind == "parameter"):
-        findings += _at_the_end(run, replicas["parameter"])
-    return findings + own
+    drifts_of: dict[TensorKind, list[_Drift]] = {
+        kind: _drifts(run.env, kind, replicas[kind], _digests_by_step(run, _COLUMN[kind])) for kind in measured
+    }
+    findings = [_with_states(run, _finding(kind, drifts)) for kind, drifts in drifts_of.items() if drifts]
+    if not drifts_of.get("parameter"):
+        findings += _findings_at_the_end(run, replicas["parameter"])
+    return findings + own_params
 
 
 def _without_replicas(run: Run) -> CannotTell:
-    """Why there is nothing to compare: one rank, shards, or ranks whose parameters differ without a known reason."""
+    """Reason for comparing nothing: one rank, shards, or ranks whose parameters differ without a known reason."""
     if run.world_size == 1:
         return CannotTell("it compares ranks, and there is only one worker", reason="one-worker")
     if other_parts_beside(run):
@@ -245,26 +255,31 @@ class _Replicas:
     names: frozenset[str] | None = None
 
 
-def _replicas(run: Run, kind: Kind) -> list[_Replicas]:
+def _replica_sets(run: Run, kind: TensorKind) -> list[_Replicas]:
     by_key: defaultdict[str, list[int]] = defaultdict(list)
-    whole: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
+    by_whole: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank in run.ranks:
         if rank in run.env:
             env = run.env[rank]
             by_key[env.buffer_key or env.replica_key if kind == "buffer" else env.replica_key].append(rank)
-            whole[tuple(env.whole)].append(rank)
-    found = [_Replicas(tuple(ranks)) for ranks in by_key.values()]
-    own: frozenset[str] = held_by_one(run) if kind == "parameter" else frozenset()
-    if own and len(by_key) == 1:
-        found = [replace(each, names=frozenset(param_names(run.env[each.ranks[0]])) - own) for each in found]
-    found += [_Replicas(ranks, own) for ranks in (sharers(run, own) if own else ())]
+            by_whole[tuple(env.whole)].append(rank)
+    sets = [_Replicas(tuple(ranks)) for ranks in by_key.values()]
+    own_params: frozenset[str] = held_by_one(run) if kind == "parameter" else frozenset()
+    if own_params and len(by_key) == 1:
+        sets = [replace(key, names=frozenset(param_names(run.env[key.ranks[0]])) - own_params) for key in sets]
+    sets += [_Replicas(ranks, own_params) for ranks in (sharers(run, own_params) if own_params else ())]
+    # several keys are shards: those of one key share what is cut, and all ranks what is whole
     if kind == "parameter" and len(by_key) > 1:
-        found = [replace(each, names=_cut(run.env[each.ranks[0]])) for each in found]
-        found += [_Replicas(tuple(ranks), frozenset(names) - own) for names, ranks in whole.items() if set(names) - own]
-    return [each for each in found if len(each.ranks) > 1]
+        sets = [replace(key, names=_sharded_names(run.env[key.ranks[0]])) for key in sets]
+        sets += [
+            _Replicas(tuple(ranks), frozenset(names) - own_params)
+            for names, ranks in by_whole.items()
+            if set(names) - own_params
+        ]
+    return [replicas for replicas in sets if len(replicas.ranks) > 1]
 
 
-def _cut(env: RankEnv) -> frozenset[str]:
+def _sharded_names(env: RankEnv) -> frozenset[str]:
     return frozenset(param_names(env)) - set(env.whole)
 
 
@@ -273,15 +288,19 @@ def _measured_together(run: Run, column: str, replicas: Sequence[_Replicas]) -> 
     ranks_of: defaultdict[int, set[int]] = defaultdict(set)
     for step, rank in rows:
         ranks_of[step].add(rank)
-    return any(len(ranks_of[step] & set(each.ranks)) > 1 for step in ranks_of for each in replicas)
+    return any(len(ranks & set(group.ranks)) > 1 for ranks in ranks_of.values() for group in replicas)
 
 
-def _drifts(run: Run, kind: Kind, replicas: Sequence[_Replicas]) -> list[_Drift]:
-    by_step = _by_step(run, _COLUMN[kind])
-    return [drift for each in replicas if (drift := _drift(run.env, kind, each, by_step)) is not None]
+def _drifts(
+    env: Mapping[int, RankEnv],
+    kind: TensorKind,
+    replicas: Sequence[_Replicas],
+    by_step: dict[int, dict[int, NDArray[Any]]],
+) -> list[_Drift]:
+    return [drift for group in replicas if (drift := _drift(env, kind, group, by_step)) is not None]
 
 
-def _by_step(run: Run, column: str) -> dict[int, dict[int, NDArray[Any]]]:
+def _digests_by_step(run: Run, column: str) -> dict[int, dict[int, NDArray[Any]]]:
     by_step: defaultdict[int, dict[int, NDArray[Any]]] = defaultdict(dict)
     for (step, rank), digests in run.lists(column).items():
         by_step[step][rank] = digests
@@ -289,89 +308,95 @@ def _by_step(run: Run, column: str) -> dict[int, dict[int, NDArray[Any]]]:
 
 
 def _drift(
-    env: Mapping[int, RankEnv], kind: Kind, replicas: _Replicas, by_step: dict[int, dict[int, NDArray[Any]]]
+    env: Mapping[int, RankEnv], kind: TensorKind, replicas: _Replicas, by_step: dict[int, dict[int, NDArray[Any]]]
 ) -> _Drift | None:
     first: _Drift | None = None
     step_last = -1
-    equal: dict[int, set[int]] = {}
+    equal_ranks: dict[int, set[int]] = {}
     for step in sorted(by_step):
-        held = {rank: by_step[step][rank] for rank in replicas.ranks if rank in by_step[step]}
+        digests_of = {rank: by_step[step][rank] for rank in replicas.ranks if rank in by_step[step]}
         if replicas.names is not None:
-            held = {rank: _only(env[rank], replicas.names, digests) for rank, digests in held.items()}
-        if not _apart(list(held.values())):
-            equal[step] = set(held)
+            digests_of = {rank: _mask(env[rank], replicas.names, digests) for rank, digests in digests_of.items()}
+        if not _differ(list(digests_of.values())):
+            equal_ranks[step] = set(digests_of)
             continue
         step_last = step
         if first is None:
-            odd, names = _who_and_what(env, kind, held)
-            equal_at = max((before for before, those in equal.items() if those >= set(held)), default=None)
-            first = _Drift(step, step, equal_at, odd, names, all_named=len(odd) == len(held))
+            odd, names = _odd_ranks_and_names(env, kind, digests_of)
+            # ranks that were not measured at a step may have differed there
+            equal_steps = [earlier for earlier, ranks in equal_ranks.items() if ranks >= set(digests_of)]
+            equal_at = max(equal_steps, default=None)
+            first = _Drift(step, step, equal_at, odd, names, blames_all=len(odd) == len(digests_of))
     return None if first is None else replace(first, step_last=step_last)
 
 
-def _only(env: RankEnv, names: frozenset[str], digests: NDArray[Any]) -> NDArray[Any]:
-    """The digests with 0 for every parameter that is none of ``names``."""
-    every = param_names(env)
-    return np.where(np.isin(every, sorted(names)), digests, 0) if len(every) == len(digests) else digests
+def _mask(env: RankEnv, names: frozenset[str], digests: NDArray[Any]) -> NDArray[Any]:
+    """The digests with ``NOT_HELD`` for every parameter that is none of ``names``."""
+    all_names = param_names(env)
+    if len(all_names) != len(digests):
+        return digests
+    return np.where(np.isin(all_names, sorted(names)), digests, NOT_HELD)
 
 
-def _at_the_end(run: Run, replicas: Sequence[_Replicas]) -> list[Finding]:
+def _findings_at_the_end(run: Run, replicas: Sequence[_Replicas]) -> list[Finding]:
     """An info where replicas were equal at every step measured, and not when watching ended."""
-    by_step = _by_step(run, "closing_digests")
-    looks = sorted(_by_step(run, "param_digests"))
-    ends = [
-        replace(drift, equal_at=max((step for step in looks if step <= drift.step), default=None))
-        for each in replicas
-        if (drift := _drift(run.env, "parameter", each, by_step)) is not None
+    digest_steps = sorted(_digests_by_step(run, "param_digests"))
+    drifts = [
+        replace(drift, equal_at=max((step for step in digest_steps if step <= drift.step), default=None))
+        for drift in _drifts(run.env, "parameter", replicas, _digests_by_step(run, "closing_digests"))
     ]
-    return [replace(_finding("parameter", ends, ended=True), severity="info", next=(_AT_THE_END,))] if ends else []
+    if not drifts:
+        return []
+    return [replace(_finding("parameter", drifts, at_end=True), severity="info", next=(_AT_THE_END,))]
 
 
-def _apart(digests: list[NDArray[Any]]) -> bool:
-    if len({len(one) for one in digests}) > 1:
+def _differ(digests: list[NDArray[Any]]) -> bool:
+    if len(set(map(len, digests))) > 1:
         return True
     return bool(digests) and bool(_differing(np.stack(digests)).any())
 
 
 def _differing(digests_NP: NDArray[Any]) -> NDArray[np.bool_]:
-    """[P] whether any two ranks that hold the parameter hold different values."""
+    """[P] parameters of which any two ranks that hold them hold different values."""
     held_NP = digests_NP != NOT_HELD
     low = np.where(held_NP, digests_NP, np.iinfo(np.uint64).max).min(axis=0)
     return np.asarray(np.where(held_NP, digests_NP, 0).max(axis=0) > low, dtype=np.bool_)
 
 
-def _who_and_what(
-    env: Mapping[int, RankEnv], kind: Kind, held: dict[int, NDArray[Any]]
+def _odd_ranks_and_names(
+    env: Mapping[int, RankEnv], kind: TensorKind, digests_of: dict[int, NDArray[Any]]
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The ranks that differ in the first of the parameters that do, and the names of all that do."""
-    if len({len(digests) for digests in held.values()}) > 1:
-        return odd_ranks({rank: len(digests) for rank, digests in held.items()}), ("(their number)",)
-    digests_NP = np.stack(list(held.values()))
+    """Ranks that differ in the first of the parameters that do, and the names of all that do."""
+    if len({len(digests) for digests in digests_of.values()}) > 1:
+        return odd_ranks({rank: len(digests) for rank, digests in digests_of.items()}), ("(their number)",)
+    digests_NP = np.stack(list(digests_of.values()))
     different = np.flatnonzero(_differing(digests_NP))
-    first = env[next(iter(held))]
-    names = param_names(first) if kind == "parameter" else first.buffers
-    odd = odd_ranks({rank: int(one) for rank, digests in held.items() if (one := digests[different[0]]) != NOT_HELD})
+    first_env = env[next(iter(digests_of))]
+    names = param_names(first_env) if kind == "parameter" else first_env.buffers
+    first_digests = {rank: int(digests[different[0]]) for rank, digests in digests_of.items()}
+    odd = odd_ranks({rank: digest for rank, digest in first_digests.items() if digest != NOT_HELD})
     return odd, tuple(names[index] if index < len(names) else f"#{index}" for index in different)
 
 
-def _finding(kind: Kind, drifts: list[_Drift], *, ended: bool = False) -> Finding:
-    """``ended``: the difference was seen only when watching ended, after the step of ``drifts``."""
+def _finding(kind: TensorKind, drifts: list[_Drift], *, at_end: bool = False) -> Finding:
+    """``at_end``: the difference was seen only when watching ended, after the step of ``drifts``."""
     step = min(drift.step for drift in drifts)
     earliest = [drift for drift in drifts if drift.step == step]
     ranks = tuple(sorted({rank for drift in earliest for rank in drift.ranks}))
     names = tuple(dict.fromkeys(name for drift in earliest for name in drift.names))
-    since = [drift.equal_at for drift in earliest if drift.equal_at is not None]
-    equal_at = min(since) if len(since) == len(earliest) else None
-    before = f"before the update of step {step}" if equal_at is None else f"before that of step {step}"
-    seen = f"when watching ended, after step {step}" if ended else before
+    equal_steps = [drift.equal_at for drift in earliest if drift.equal_at is not None]
+    equal_at = min(equal_steps) if len(equal_steps) == len(earliest) else None
+    moment = f"before the update of step {step}" if equal_at is None else f"before that of step {step}"
+    if at_end:
+        moment = f"when watching ended, after step {step}"
     if equal_at is None:
-        when = f"different at the first comparison, {seen}"
+        when = f"different at the first comparison, {moment}"
     else:
-        when = f"equal before the update of step {equal_at} and different {seen}"
+        when = f"equal before the update of step {equal_at} and different {moment}"
     return Finding(
         code=CODE,
         severity="error" if kind == "parameter" else "warning",
-        claim=f"{_who(earliest)} of {counted(len(names), kind)}, {when}: {named_some(names)}.",
+        claim=f"{_subject(earliest)} of {counted(len(names), kind)}, {when}: {named_some(names)}.",
         ranks=ranks,
         step_first=step,
         step_last=max(drift.step_last for drift in drifts),
@@ -385,30 +410,30 @@ def _finding(kind: Kind, drifts: list[_Drift], *, ended: bool = False) -> Findin
             "names": list(names[:100]),
             "last_equal": equal_at,
             "first_different": step,
-            **({} if equal_at is None or ended else {"onset_interval": [equal_at + 1, step]}),
+            **({} if equal_at is None or at_end else {"onset_interval": [equal_at + 1, step]}),
         },
         next=(_advice(kind, names, step),),
     )
 
 
 def _with_states(run: Run, finding: Finding) -> Finding:
-    """The finding with what states of the optimizer say of the parameters that drifted since a known step."""
+    """The finding with the relation of optimizer states of the parameters that drifted since a known step."""
     kinds, equal_at = finding.evidence["kind"], finding.evidence["last_equal"]
     if "from-the-start" in kinds:
         return _with_counts(run, finding)
     if "later" not in kinds or finding.step_first is None:
         return finding
-    found = states_of_drifted(run, finding.evidence["names"], equal_at, finding.step_first)
-    if found is None:
+    comparison = compare_states(run, finding.evidence["names"], equal_at, finding.step_first)
+    if comparison is None:
         return finding
-    alike, step = found
-    said = {
+    relation, step = comparison
+    sentence = {
         "states-equal": f"Sampled states of the optimizer are equal between ranks at step {step}.",
         "states-apart": f"States of the optimizer differed already before the update of step {step}.",
-    }[alike]
-    evidence = {**finding.evidence, "kind": [*kinds, alike], "states_at": step}
-    advice = (*((_STATES,) if alike == "states-apart" else ()), *finding.next)
-    return replace(finding, claim=f"{finding.claim} {said}", evidence=evidence, next=advice)
+    }[relation]
+    evidence = {**finding.evidence, "kind": [*kinds, relation], "states_at": step}
+    advice = (*((_STATES,) if relation == "states-apart" else ()), *finding.next)
+    return replace(finding, claim=f"{finding.claim} {sentence}", evidence=evidence, next=advice)
 
 
 def _with_counts(run: Run, finding: Finding) -> Finding:
@@ -420,41 +445,41 @@ def _with_counts(run: Run, finding: Finding) -> Finding:
         return finding
     kinds = ["begun-before" if kind == "from-the-start" else kind for kind in finding.evidence["kind"]]
     claim, counted_by = f"{finding.claim} Updates had been made before that.", {}
-    if (found := counts_of_drifted(run, finding.evidence["names"])) is not None:
-        by_rank, step = found
+    if (counts := unequal_update_counts(run, finding.evidence["names"])) is not None:
+        by_rank, step = counts
         kinds.append("counts-apart")
         counted_by = {"counts": {str(rank): count for rank, count in by_rank.items()}, "counts_at": step}
-        said = [f"{count} on {ranks_text(r for r, c in by_rank.items() if c == count)}" for count in _each(by_rank)]
-        claim = f"{finding.claim} Before the update of step {step} optimizers had counted {listed(said)}."
+        counts_text = listed(
+            [
+                f"{count} on {ranks_text(r for r, c in by_rank.items() if c == count)}"
+                for count in sorted(set(by_rank.values()), reverse=True)
+            ]
+        )
+        claim = f"{finding.claim} Before the update of step {step} optimizers had counted {counts_text}."
     return replace(finding, claim=claim, next=(_LATER,), evidence={**finding.evidence, "kind": kinds, **counted_by})
 
 
-def _each(by_rank: Mapping[int, int]) -> list[int]:
-    """The different numbers, largest first."""
-    return sorted(set(by_rank.values()), reverse=True)
-
-
-def _kinds(kind: Kind, equal_at: int | None, names: Sequence[str]) -> list[str]:
-    """What differs, since when, and whether it is one tensor alone."""
-    since = ["from-the-start" if equal_at is None else "later"]
+def _kinds(kind: TensorKind, equal_at: int | None, names: Sequence[str]) -> list[str]:
+    """Kinds of the drift: its tensors, its beginning, and whether it is of one tensor alone."""
+    onset = ["from-the-start" if equal_at is None else "later"]
     if kind == "buffer":
         return ["buffers", *dict.fromkeys("statistics" if _is_statistic(name) else "by-code" for name in names)]
-    return since + (["one"] if len(names) == 1 else ["several"])
+    return onset + (["one"] if len(names) == 1 else ["several"])
 
 
-def _advice(kind: Kind, names: Sequence[str], step: int) -> str:
+def _advice(kind: TensorKind, names: Sequence[str], step: int) -> str:
     if kind == "buffer":
-        others = [name for name in names if not _is_statistic(name)]
-        return _BUFFERS.format(names=named_some(others)) if others else _STATISTICS
+        by_code = [name for name in names if not _is_statistic(name)]
+        return _BUFFERS.format(names=named_some(by_code)) if by_code else _STATISTICS
     return _AT_THE_START if step == 0 else _LATER
 
 
 def _is_statistic(name: str) -> bool:
-    """Whether the buffer is one of batch normalisation, which SyncBatchNorm keeps equal."""
+    """True for a buffer of batch normalisation, which SyncBatchNorm keeps equal."""
     return name.rpartition(".")[2] in ("running_mean", "running_var", "num_batches_tracked")
 
 
-def _own(run: Run, names: list[str]) -> Finding:
+def _own_params_finding(run: Run, names: list[str]) -> Finding:
     ranks = tuple(rank for rank, env in sorted(run.env.items()) if env.whole or env.talks_in_forward)
     step, equal = int(run.steps[0]), equal_at_first(run, names)
     began = f" Of these {named_some(equal)} began equal on all of them." if equal else ""
@@ -481,10 +506,9 @@ def _own(run: Run, names: list[str]) -> Finding:
     )
 
 
-def _who(drifts: list[_Drift]) -> str:
-    who = capitalized(listed([ranks_text(drift.ranks) for drift in drifts]))
-    if all(drift.all_named for drift in drifts):
-        return f"{who} hold different values"
-    return (
-        f"{who} {'holds' if sum(len(drift.ranks) for drift in drifts) == 1 else 'hold'} other values than the replicas"
-    )
+def _subject(drifts: list[_Drift]) -> str:
+    ranks_clause = capitalized(listed([ranks_text(drift.ranks) for drift in drifts]))
+    if all(drift.blames_all for drift in drifts):
+        return f"{ranks_clause} hold different values"
+    verb = "holds" if sum(len(drift.ranks) for drift in drifts) == 1 else "hold"
+    return f"{ranks_clause} {verb} other values than the replicas"

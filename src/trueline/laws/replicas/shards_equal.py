@@ -75,58 +75,59 @@ def check(run: Run) -> list[Finding]:
     """A Finding for each set of ranks whose shards are equal; raises ``CannotTell`` where no shards of one model are
     known, or parameters were looked at once only.
     """
-    held = held_alike(run)
-    if held is None:
+    shared = held_alike(run)
+    if shared is None:
         raise CannotTell("no ranks are known to hold shards of the same matrices", reason="by-design")
-    if len(held.by_step) < 2:
+    if len(shared.by_step) < 2:
         raise CannotTell("it takes two looks at the parameters", reason="too-few-steps")
-    found: list[Finding] = []
-    for ranks, copies in held.sets:
-        equal = {pair: names for pair in combinations(ranks, 2) if (names := _equal(held, *pair, copies))}
+    findings: list[Finding] = []
+    for ranks, copies in shared.sets:
+        equal = {pair: names for pair in combinations(ranks, 2) if (names := _equal_matrices(shared, pair, copies))}
         if equal:
-            names = {name for each in equal.values() for name in each}
-            found.append(_finding(held, tuple(sorted({rank for pair in equal for rank in pair})), names))
-    return found
+            names = {name for pair_names in equal.values() for name in pair_names}
+            findings.append(_finding(shared, tuple(sorted({rank for pair in equal for rank in pair})), names))
+    return findings
 
 
-def _equal(held: HeldAlike, one: int, other: int, copies: frozenset[str]) -> list[str]:
-    """The cut matrices that two ranks hold equal though updates have changed them; none where some began unequal."""
-    env = held.env[one]
-    looks = [step for step, by_rank in sorted(held.by_step.items()) if one in by_rank and other in by_rank]
-    cut = [index for index in _matrices(env, held.env[other]) if param_names(env)[index] not in copies]
-    if len(looks) < 2 or not cut:
+def _equal_matrices(shared: HeldAlike, pair: tuple[int, int], copies: frozenset[str]) -> list[str]:
+    """Cut matrices that two ranks hold equal though updates have changed them; none where some began unequal."""
+    env = shared.env[pair[0]]
+    steps = [step for step, by_rank in sorted(shared.by_step.items()) if set(pair) <= by_rank.keys()]
+    indices = [index for index in _matrix_indices(env, shared.env[pair[1]]) if param_names(env)[index] not in copies]
+    if len(steps) < 2 or not indices:
         return []
-    first, last = (np.stack([held.by_step[step][rank][cut] for rank in (one, other)]) for step in (looks[0], looks[-1]))
+    first, last = (np.stack([shared.by_step[step][rank][indices] for rank in pair]) for step in (steps[0], steps[-1]))
+    # parts that are drawn as one whole begin unequal, all of them
     if not np.array_equal(first[0], first[1]):
         return []
-    stayed = (last[0] == last[1]) & (last[0] != first[0])
-    return [param_names(env)[index] for index, is_equal in zip(cut, stayed, strict=True) if is_equal]
+    stayed_equal = (last[0] == last[1]) & (last[0] != first[0])
+    return [param_names(env)[index] for index, is_equal in zip(indices, stayed_equal, strict=True) if is_equal]
 
 
-def _matrices(env: RankEnv, other: RankEnv) -> list[int]:
-    """The parameters with two dims of more than one element, as large on both ranks, and large enough."""
+def _matrix_indices(env: RankEnv, env_of_peer: RankEnv) -> list[int]:
+    """Positions of parameters with two dims of more than one element, as large on both ranks, and large enough."""
     return [
         index
         for index, name in enumerate(env.params)
         if sum(size > 1 for size in env.param_shapes[index]) == 2
-        and env.param_sizes[name] == other.param_sizes.get(name)
+        and env.param_sizes[name] == env_of_peer.param_sizes.get(name)
         and env.param_sizes[name] >= FEWEST
     ]
 
 
-def _finding(held: HeldAlike, ranks: tuple[int, ...], found: Collection[str]) -> Finding:
-    looks = [step for step, by_rank in held.by_step.items() if set(ranks) <= set(by_rank)]
-    names = [name for name in held.env[ranks[0]].params if name in found]
+def _finding(shared: HeldAlike, ranks: tuple[int, ...], equal_names: Collection[str]) -> Finding:
+    steps = [step for step, by_rank in shared.by_step.items() if set(ranks) <= set(by_rank)]
+    names = [name for name in shared.env[ranks[0]].params if name in equal_names]
     return Finding(
         code=CODE,
         severity="warning",
         claim=f"{capitalized(ranks_text(ranks))} hold one model together, and equal values of "
-        f"{counted(len(names), 'shard')} of matrices that are cut between them, from step {min(looks)} on: "
+        f"{counted(len(names), 'shard')} of matrices that are cut between them, from step {min(steps)} on: "
         f"{named_some(names)}.",
         ranks=ranks,
-        step_first=min(looks),
-        step_last=max(looks),
-        sites=sites_of(min(looks), ranks[:2], phase="param", names=names[: MAX_SITES // 2]),
+        step_first=min(steps),
+        step_last=max(steps),
+        sites=sites_of(min(steps), ranks[:2], phase="param", names=names[: MAX_SITES // 2]),
         measured=float(len(names)),
         expected=0.0,
         unit="matrices of which shards are equal",

@@ -1,4 +1,4 @@
-"""Whether ranks whose weights drifted apart have the same states of the optimizer.
+"""Comparison of optimizer states between ranks whose weights drifted apart.
 
 States remember gradients and updates, and no weights: replicas that reduce their gradients keep equal states also after
 something else wrote other weights on one of them. Where states differed while weights were still equal, the next update
@@ -20,93 +20,142 @@ from trueline.judge.series.update_rules import GRAD, LAWS, PARAM, TOLERANCE, Arr
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 
-Alike = Literal["states-equal", "states-apart"]
+StateRelation = Literal["states-equal", "states-apart"]
 
-_IN_LINE = 5e-4
+_PARALLEL = 5e-4
 """The least 1 - cosine of gradients of 16 elements that are not one gradient times a factor: those of other elements
 come as near with a probability below 1e-24. Copies whose weights have just parted are nearer."""
 
-_FEWEST = 16
-"""Elements of a sample that say so."""
+_MIN_ELEMENTS = 16
+"""Elements of a sample from which on its direction is no chance."""
 
-_SCALED = 0.05
-"""How far from 1 a factor is none of these."""
+_MIN_SCALING = 0.05
+"""Distance from 1 from which on a factor is reported, and up to which factors of several samples are one."""
 
-_KEPT = 0.5
+_MIN_MEMORY = 0.5
 """The least share of a difference between states that must be left in them, for equal states to say that none was."""
 
 
-def states_of_drifted(run: Run, names: Collection[str], equal_at: int, different_at: int) -> tuple[Alike, int] | None:
-    """What the states say of the parameters ``names``, and at which step: ``states-apart`` where they differed at a
-    step at which all weights were equal (up to ``equal_at``), ``states-equal`` where they are the same bits in elements
-    whose weights differ by more than updates round (from ``different_at`` on). None where no ranks' samples tell.
+def compare_states(
+    run: Run, names: Collection[str], equal_at: int, different_at: int
+) -> tuple[StateRelation, int] | None:
+    """Relation of optimizer states of the parameters ``names`` between ranks, and its step: ``states-apart`` where they
+    differed while all weights were equal (up to ``equal_at``), ``states-equal`` where they are bitwise equal in
+    elements whose weights differ by more than updates round (from ``different_at`` on). None where no samples tell.
     """
     try:
         slices = sampled_updates(run).slices
     except CannotTell:
         return None
-    same: defaultdict[tuple[int, str, int, int], list[Slice]] = defaultdict(list)
-    for each in slices:
-        if each.name in names and each.law in LAWS:
-            same[each.step, each.name, each.start, each.end].append(each)
-    pairs = [(each, other) for alike in same.values() for each, other in combinations(alike, 2)]
-    for each, other in pairs:
-        if each.step <= equal_at and not _equal(_states(each), _states(other)):
-            return "states-apart", each.step
-    drifted = [pair for pair in pairs if pair[0].step >= different_at and _weights_differ(*pair, equal_at)]
-    if not drifted or not all(_remembers(pair, equal_at) and _alike(*pair) for pair in drifted):
+    by_elements: defaultdict[tuple[int, str, int, int], list[Slice]] = defaultdict(list)
+    for sample in slices:
+        if sample.name in names and sample.law in LAWS:
+            by_elements[sample.step, sample.name, sample.start, sample.end].append(sample)
+    pairs = [_Pair(a, b) for samples in by_elements.values() for a, b in combinations(samples, 2)]
+    for pair in pairs:
+        if pair.step <= equal_at and not pair.states_equal:
+            return "states-apart", pair.step
+    drifted = [pair for pair in pairs if pair.step >= different_at and pair.weights_differ(equal_at)]
+    if not drifted or not all(pair.remembers(equal_at) and pair.updates_alike for pair in drifted):
         return None
-    return "states-equal", drifted[0][0].step
+    return "states-equal", drifted[0].step
 
 
 @dataclass(frozen=True)
-class Received:
-    """What the optimizer of ``rank`` received of some elements at ``step``: ``factor`` times what that of the rank
-    ``beside`` it did, in all of ``num`` samples.
+class _Pair:
+    """Samples of the same elements at one step, from two ranks."""
+
+    a: Slice
+    b: Slice
+
+    @property
+    def step(self) -> int:
+        return self.a.step
+
+    @property
+    def states_equal(self) -> bool:
+        """True where all states are bitwise equal."""
+        states_a, states_b = _states(self.a), _states(self.b)
+        return states_a.keys() == states_b.keys() and all(
+            np.array_equal(states_a[name], states_b[name], equal_nan=True) for name in states_a
+        )
+
+    @property
+    def updates_alike(self) -> bool:
+        """True where both update by equal settings and states, and the states are not all zero."""
+        is_filled = any(np.any(values) for values in _states(self.a).values())
+        return is_filled and self.a.settings == self.b.settings and self.states_equal
+
+    def weights_differ(self, equal_at: int) -> bool:
+        """True where weights differ by more than the updates since ``equal_at`` can have rounded."""
+        weights_a, weights_b = self.a.before[PARAM], self.b.before[PARAM]
+        magnitude = np.maximum(np.abs(weights_a), np.abs(weights_b))
+        rounding = TOLERANCE * self.a.unit * magnitude * (self.step - equal_at)
+        return bool(np.any(np.abs(weights_a - weights_b) > rounding))
+
+    def remembers(self, equal_at: int) -> bool:
+        """True where both states still have ``_MIN_MEMORY`` of those at the last step with equal weights."""
+        num_updates = self.step - equal_at
+        return all(_longest_memory(sample) ** num_updates >= _MIN_MEMORY for sample in (self.a, self.b))
+
+
+@dataclass(frozen=True)
+class ScaledGradient:
+    """Gradient that the optimizer of ``rank`` received of some elements at ``step``: ``factor`` times that of
+    ``reference_rank``, in all of ``num`` samples.
     """
 
     step: int
     rank: int
-    beside: int
+    reference_rank: int
     factor: float
     num: int
 
 
-def scaled_apart(runs: Iterable[Run], ranks: Sequence[int]) -> Received | None:
-    """The first sampled step, in ``runs`` together, at which optimizers of ``ranks`` received the same gradients of
-    the same elements but for one factor, in two samples or more; None where there is none. Elements of what is cut
-    have other gradients on each rank, in no factor.
+def find_scaled_gradient(runs: Iterable[Run], ranks: Sequence[int]) -> ScaledGradient | None:
+    """First sampled step, in ``runs`` together, at which optimizers of two of ``ranks`` received gradients of the same
+    elements that differ by one factor, in two samples or more; None where there is none. Elements of what is cut have
+    other gradients on each rank, in no factor.
     """
-    same: defaultdict[int, defaultdict[tuple[str, int, int, int], dict[int, Array]]]
-    same = defaultdict(lambda: defaultdict(dict))
+    grads: defaultdict[int, defaultdict[tuple[str, int, int, int], dict[int, Array]]]
+    grads = defaultdict(lambda: defaultdict(dict))
     for run in runs:
         try:
             slices = sampled_updates(run).slices
         except CannotTell:
             return None
-        for one in slices:
-            if one.rank in ranks and GRAD in one.before and len(one.before[GRAD]) >= _FEWEST:
-                same[one.step][one.name, one.made, one.start, one.end][one.rank] = one.before[GRAD]
-    for step in sorted(same):
+        for sample in slices:
+            if sample.rank in ranks and GRAD in sample.before and len(sample.before[GRAD]) >= _MIN_ELEMENTS:
+                elements = sample.name, sample.made, sample.start, sample.end
+                grads[sample.step][elements][sample.rank] = sample.before[GRAD]
+    reference = ranks[0]
+    for step in sorted(grads):
         for rank in ranks[1:]:
-            pairs = [(held[ranks[0]], held[rank]) for held in same[step].values() if {ranks[0], rank} <= set(held)]
-            factors = [factor for pair in pairs if (factor := _factor(*pair)) is not None]
-            usual = float(np.median(factors)) if len(factors) > 1 else 1.0
-            if abs(usual - 1) > _SCALED and all(abs(one - usual) <= _SCALED * usual for one in factors):
-                return Received(step, rank, ranks[0], usual, len(factors))
+            pairs = [
+                (grad_of[reference], grad_of[rank])
+                for grad_of in grads[step].values()
+                if {reference, rank} <= set(grad_of)
+            ]
+            factors = [factor for pair in pairs if (factor := _parallel_factor(*pair)) is not None]
+            median = float(np.median(factors)) if len(factors) > 1 else 1.0
+            is_one_factor = all(abs(factor - median) <= _MIN_SCALING * median for factor in factors)
+            if abs(median - 1) > _MIN_SCALING and is_one_factor:
+                return ScaledGradient(step, rank, reference, median, len(factors))
     return None
 
 
-def _factor(beside: Array, own: Array) -> float | None:
-    """What ``beside`` is multiplied by in ``own``, both [K]; None where they are not in one line."""
-    norms = float(np.linalg.norm(beside)), float(np.linalg.norm(own))
-    if not 0 < min(norms) <= max(norms) < np.inf or float(beside @ own) < (1 - _IN_LINE) * norms[0] * norms[1]:
+def _parallel_factor(reference_grad: Array, grad: Array) -> float | None:
+    """Factor between two gradients [K]; None where they do not have one direction."""
+    reference_norm, norm = float(np.linalg.norm(reference_grad)), float(np.linalg.norm(grad))
+    if not 0 < min(reference_norm, norm) <= max(reference_norm, norm) < np.inf:
         return None
-    return norms[1] / norms[0]
+    if float(reference_grad @ grad) < (1 - _PARALLEL) * reference_norm * norm:
+        return None
+    return norm / reference_norm
 
 
-def counts_of_drifted(run: Run, names: Collection[str]) -> tuple[Mapping[int, int], int] | None:
-    """By rank how many updates of these parameters its optimizer had counted before the first one whose sample several
+def unequal_update_counts(run: Run, names: Collection[str]) -> tuple[Mapping[int, int], int] | None:
+    """Updates of these parameters that each rank's optimizer had counted before the first one whose sample several
     ranks left, where these numbers differ, and the step of that; None where they agree, or are not known.
     """
     try:
@@ -114,42 +163,20 @@ def counts_of_drifted(run: Run, names: Collection[str]) -> tuple[Mapping[int, in
     except CannotTell:
         return None
     counts: defaultdict[int, dict[int, int]] = defaultdict(dict)
-    for each in slices:
-        if each.name in names and "step" in each.numbers_before:
-            counts[each.step][each.rank] = int(each.numbers_before["step"])
+    for sample in slices:
+        if sample.name in names and "step" in sample.numbers_before:
+            counts[sample.step][sample.rank] = int(sample.numbers_before["step"])
     first = min((step for step, by_rank in counts.items() if len(by_rank) > 1), default=None)
     if first is None or len(set(counts[first].values())) == 1:
         return None
     return counts[first], first
 
 
-def _states(of: Slice) -> Mapping[str, Array]:
-    return {name: values for name, values in of.before.items() if name not in (PARAM, GRAD)}
+def _states(sample: Slice) -> Mapping[str, Array]:
+    return {name: values for name, values in sample.before.items() if name not in (PARAM, GRAD)}
 
 
-def _equal(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name], equal_nan=True) for name in one)
-
-
-def _alike(one: Slice, other: Slice) -> bool:
-    """Whether both update by the same settings and states, and there is something in these."""
-    states = _states(one)
-    filled = any(np.any(values) for values in states.values())
-    return filled and one.settings == other.settings and _equal(states, _states(other))
-
-
-def _weights_differ(one: Slice, other: Slice, equal_at: int) -> bool:
-    mine, theirs = one.before[PARAM], other.before[PARAM]
-    rounded = TOLERANCE * one.unit * np.maximum(np.abs(mine), np.abs(theirs)) * (one.step - equal_at)
-    return bool(np.any(np.abs(mine - theirs) > rounded))
-
-
-def _remembers(slices: Iterable[Slice], equal_at: int) -> bool:
-    """Whether states still have ``_KEPT`` of what was in them at the last step at which weights were equal."""
-    return all(_longest(each) ** (each.step - equal_at) >= _KEPT for each in slices)
-
-
-def _longest(of: Slice) -> float:
-    """What the longest average of an optimizer keeps of itself in an update."""
-    betas: Sequence[float] = of.settings.get("betas") or ()
-    return max([*betas, of.settings.get("momentum") or 0.0, of.settings.get("alpha") or 0.0])
+def _longest_memory(sample: Slice) -> float:
+    """Largest share of itself that an average of the optimizer keeps in an update."""
+    betas: Sequence[float] = sample.settings.get("betas") or ()
+    return max([*betas, sample.settings.get("momentum") or 0.0, sample.settings.get("alpha") or 0.0])

@@ -70,39 +70,41 @@ FOLLOWS = ByStep(alone=lambda run: not may_part(run))
 
 
 def check(run: Run) -> list[Finding]:
-    """The Finding of the first update that not all ranks made; raises ``CannotTell`` where passes were not counted."""
-    ranks = several_workers(run)
+    """Finding on the first update that not all ranks made; raises ``CannotTell`` where passes were not counted."""
+    several_workers(run)
     if not run.pivot("passes")[1].any():
         raise CannotTell(
             "no backward pass that the framework reduces and no collective was seen, and updates are compared by these"
         )
     parting = parting_of(run)
-    return [] if parting is None else [_finding(run, ranks, parting)]
+    return [] if parting is None else [_finding(run, parting)]
 
 
-def _finding(run: Run, ranks: list[int], parting: Parting) -> Finding:
+def _finding(run: Run, parting: Parting) -> Finding:
     step, odd = parting.step, parting.ranks
-    others = [rank for rank in data_parallel_ranks(run) if rank not in odd]
-    who, theirs = capitalized(ranks_text(odd)), ranks_text(others) if others else ""
-    if not others:
-        claim = f"{who} do not make the same updates from step {step} on, and it is undecided which of them is faulty."
+    peers = [rank for rank in data_parallel_ranks(run) if rank not in odd]
+    odd_text, peers_text = capitalized(ranks_text(odd)), ranks_text(peers) if peers else ""
+    if not peers:
+        claim = (
+            f"{odd_text} do not make the same updates from step {step} on, and it is undecided which of them is faulty."
+        )
     elif parting.left_out:
-        claim = f"{who} left out the update of step {step} that {theirs} made."
+        claim = f"{odd_text} left out the update of step {step} that {peers_text} made."
     else:
-        claim = f"{who} made the update of step {step - 1} once more than {theirs}."
+        claim = f"{odd_text} made the update of step {step - 1} once more than {peers_text}."
     return Finding(
         code=CODE,
         severity="error",
         claim=f"{claim} Ranks are not compared from there on.",
         ranks=odd,
-        step_first=step if parting.left_out or not others else step - 1,
+        step_first=step if parting.left_out or not peers else step - 1,
         step_last=int(run.steps[-1]),
         sites=sites_of(step, odd, phase="opt", names=("update",)),
         measured=float(max(parting.passes.values()) - min(parting.passes.values())),
         expected=0.0,
         unit=f"{_clock(run)} by which ranks differ at the same update",
         false_alarm_rate=0.0,
-        evidence={"passes": {str(rank): passes for rank, passes in parting.passes.items()}, "undecided": not others},
+        evidence={"passes": {str(rank): passes for rank, passes in parting.passes.items()}, "undecided": not peers},
         next=(
             "Let all ranks decide together whether to update: all-reduce the flag (an overflow, a limit on the loss) "
             "before the branch, or average the gradients of a step that is to be skipped to zero on all.",

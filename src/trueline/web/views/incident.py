@@ -14,7 +14,7 @@ import numpy as np
 from trueline.judge.actions import record_step
 from trueline.judge.compared_ranks import differs
 from trueline.judge.registry import installed_checks
-from trueline.laws.replicas.rank_config_differs import rates_apart
+from trueline.laws.replicas.rank_config_differs import first_step_of_unequal_rates
 from trueline.render.cause_words import excluded_because, speaking_against, speaking_for
 from trueline.render.report.environment_table import Differing, Environment, environment, holders
 from trueline.render.report.finding_row import FindingRow, finding_row
@@ -263,7 +263,7 @@ def environment_of(run: Run) -> Environment:
     digests, measured = run.digests("optimizer_digest")
     apart = bool(digests.size) and bool(differs(digests, measured).any())
     found = environment(run.manifest, run.env, optimizer_alike=bool(measured.any()) and not apart)
-    step = rates_apart(run) if apart else None
+    step = first_step_of_unequal_rates(run) if apart else None
     if step is None:
         return found
     rates = {rank: rates.tolist() for (_, rank), rates in sorted(run.lists("lr", steps=[step]).items())}

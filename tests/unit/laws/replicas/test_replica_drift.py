@@ -13,17 +13,17 @@ from trueline.schema.errors import CannotTell
 from trueline.schema.files.run_manifest import Attempt
 
 
-def changed(rows, column, index, *, ranks, since):
-    """The rows with one digest of ``column`` changed on ``ranks``, differently on each, from ``since`` on."""
+def changed(rows, column, index, *, ranks, step_first):
+    """The rows with one digest of ``column`` changed on ``ranks``, differently on each, from ``step_first`` on."""
     for (step, rank), row in rows.items():
-        if rank in ranks and step >= since:
+        if rank in ranks and step >= step_first:
             row[column] = row[column].copy()
             row[column][index] += np.uint64(1 + rank)
     return rows
 
 
 def test_one_replica_of_four_is_named(tmp_path):
-    rows = changed(healthy_rows(4, 10), "param_digests", 3, ranks=[2], since=5)
+    rows = changed(healthy_rows(4, 10), "param_digests", 3, ranks=[2], step_first=5)
     (finding,) = replica_drift.check(write_run(tmp_path, rows))
 
     assert (finding.severity, finding.ranks) == ("error", (2,))
@@ -37,7 +37,7 @@ def test_one_replica_of_four_is_named(tmp_path):
 
 
 def test_two_replicas_are_both_named(tmp_path):
-    rows = changed(healthy_rows(2, 4), "param_digests", 0, ranks=[1], since=0)
+    rows = changed(healthy_rows(2, 4), "param_digests", 0, ranks=[1], step_first=0)
     (finding,) = replica_drift.check(write_run(tmp_path, rows))
 
     assert finding.ranks == (0, 1)
@@ -48,7 +48,7 @@ def test_two_replicas_are_both_named(tmp_path):
 def test_all_parameters_are_counted_and_the_first_named(tmp_path):
     rows = healthy_rows(4, 3)
     for index in range(len(PARAMS)):
-        rows = changed(rows, "param_digests", index, ranks=[1], since=1)
+        rows = changed(rows, "param_digests", index, ranks=[1], step_first=1)
     (finding,) = replica_drift.check(write_run(tmp_path, rows))
 
     assert finding.measured == 4.0
@@ -56,13 +56,13 @@ def test_all_parameters_are_counted_and_the_first_named(tmp_path):
 
 
 def test_the_rank_is_named_by_the_first_parameter_that_differs(tmp_path):
-    rows = changed(healthy_rows(4, 3), "param_digests", 1, ranks=[3], since=0)
+    rows = changed(healthy_rows(4, 3), "param_digests", 1, ranks=[3], step_first=0)
     (finding,) = replica_drift.check(write_run(tmp_path, rows))
     assert finding.ranks == (3,)
 
 
 def test_buffers_alone_are_a_warning(tmp_path):
-    rows = changed(healthy_rows(2, 4), "buffer_digests", 0, ranks=[1], since=1)
+    rows = changed(healthy_rows(2, 4), "buffer_digests", 0, ranks=[1], step_first=1)
     (finding,) = replica_drift.check(write_run(tmp_path, rows))
 
     assert (finding.severity, finding.step_first) == ("warning", 1)
@@ -72,7 +72,7 @@ def test_buffers_alone_are_a_warning(tmp_path):
 
 def test_a_buffer_that_code_writes_has_no_advice_of_batch_normalisation(tmp_path):
     """The bias of a router, which counts of tokens move."""
-    rows = changed(healthy_rows(2, 4), "buffer_digests", 0, ranks=[1], since=1)
+    rows = changed(healthy_rows(2, 4), "buffer_digests", 0, ranks=[1], step_first=1)
     envs = {rank: rank_env(rank, 2, buffers=["gate.expert_bias", "norm.running_mean"]) for rank in range(2)}
     run = write_run(tmp_path, rows, envs=envs)
     (finding,) = replica_drift.check(run)
@@ -84,7 +84,7 @@ def test_a_buffer_that_code_writes_has_no_advice_of_batch_normalisation(tmp_path
 
 
 def test_only_steps_with_digests_count(tmp_path):
-    rows = changed(healthy_rows(2, 9), "param_digests", 0, ranks=[1], since=3)
+    rows = changed(healthy_rows(2, 9), "param_digests", 0, ranks=[1], step_first=3)
     for (step, _), row in rows.items():
         if step % 4:
             del row["param_digests"], row["buffer_digests"]
@@ -95,14 +95,14 @@ def test_only_steps_with_digests_count(tmp_path):
 
 
 def test_a_difference_at_the_first_look_has_no_date(tmp_path):
-    rows = changed(healthy_rows(2, 9), "param_digests", 0, ranks=[1], since=0)
+    rows = changed(healthy_rows(2, 9), "param_digests", 0, ranks=[1], step_first=0)
     (finding,) = replica_drift.check(write_run(tmp_path, rows))
     assert "different at the first comparison, before the update of step 0" in finding.claim
     assert finding.evidence["last_equal"] is None
 
 
 def test_a_rank_that_was_not_seen_to_be_equal_is_not_said_to_have_been(tmp_path):
-    rows = changed(healthy_rows(3, 9), "param_digests", 0, ranks=[2], since=6)
+    rows = changed(healthy_rows(3, 9), "param_digests", 0, ranks=[2], step_first=6)
     for step in (3, 4, 5):
         del rows[step, 2]["param_digests"]
     (finding,) = replica_drift.check(write_run(tmp_path, rows))
@@ -131,7 +131,7 @@ def test_ranks_that_ended_at_other_steps_or_equal_are_silent_at_the_end(tmp_path
 
 
 def test_drift_that_was_seen_before_the_end_is_told_once(tmp_path):
-    rows = closed_with(changed(healthy_rows(2, 6), "param_digests", 0, ranks=[1], since=2), 1, 2, at=(5, 5))
+    rows = closed_with(changed(healthy_rows(2, 6), "param_digests", 0, ranks=[1], step_first=2), 1, 2, at=(5, 5))
     (finding,) = replica_drift.check(write_run(tmp_path, rows))
     assert (finding.severity, finding.step_first) == ("error", 2)
 
@@ -162,7 +162,7 @@ def test_states_tell_updates_that_differ_from_weights_that_something_else_wrote(
         sampled_slice(rank, step, **{"weight": 1.0, "state": 0.2} | (change if rank == 2 else {})) for rank in (0, 2)
     ]
     monkeypatch.setattr(states_alike, "sampled_updates", lambda run: Sampled(tuple(slices), {}, {}, ()))
-    rows = changed(healthy_rows(4, 10), "param_digests", 3, ranks=[2], since=5)
+    rows = changed(healthy_rows(4, 10), "param_digests", 3, ranks=[2], step_first=5)
     (finding,) = replica_drift.check(write_run(tmp_path, rows))
     assert finding.evidence["kind"] == ["later", "one", *([alike] if alike else [])]
     assert finding.claim.count(f"step {step}") == (alike is not None) + (step == 4)
@@ -170,7 +170,7 @@ def test_states_tell_updates_that_differ_from_weights_that_something_else_wrote(
 
 
 @pytest.mark.parametrize(
-    ("updates", "counts", "kinds", "said"),
+    ("updates", "counts", "kinds", "sentence"),
     [
         (0, (1, 1), ["from-the-start"], "before the update of step 0: head."),
         (None, (1, 1), ["from-the-start"], "before the update of step 0: head."),
@@ -179,22 +179,22 @@ def test_states_tell_updates_that_differ_from_weights_that_something_else_wrote(
     ],
 )
 def test_what_was_first_seen_after_updates_need_not_come_from_the_start(
-    tmp_path, monkeypatch, updates, counts, kinds, said
+    tmp_path, monkeypatch, updates, counts, kinds, sentence
 ):
     slices = [
         replace(sampled_slice(rank, 3, weight=1.0, state=0.2), numbers_before={"step": float(count)})
         for rank, count in zip((0, 2), counts, strict=True)
     ]
     monkeypatch.setattr(states_alike, "sampled_updates", lambda run: Sampled(tuple(slices), {}, {}, ()))
-    rows = changed(healthy_rows(4, 4), "param_digests", 3, ranks=[2], since=0)
+    rows = changed(healthy_rows(4, 4), "param_digests", 3, ranks=[2], step_first=0)
     run = write_run(tmp_path, rows, attempts=[Attempt(step=0, updates=updates)])
     (finding,) = replica_drift.check(run)
     assert [kind for kind in finding.evidence["kind"] if kind != "one"] == kinds
-    assert finding.claim.endswith(said)
+    assert finding.claim.endswith(sentence)
 
 
 def test_shards_are_not_compared_but_their_replicas_are(tmp_path):
-    rows = changed(healthy_rows(4, 4), "param_digests", 0, ranks=[1, 3], since=0)
+    rows = changed(healthy_rows(4, 4), "param_digests", 0, ranks=[1, 3], step_first=0)
     sharded = {rank: rank_env(rank, 4, replica_key=f"shard {rank % 2} of 2") for rank in range(4)}
     (finding,) = replica_drift.check(write_run(tmp_path, rows, envs=sharded))
     assert finding.ranks == (1, 3)
@@ -206,10 +206,10 @@ def test_shards_are_not_compared_but_their_replicas_are(tmp_path):
 
 def test_buffers_are_compared_between_shards(tmp_path):
     whole = {rank: rank_env(rank, 3, replica_key=f"shard {rank} of 3", buffer_key="all") for rank in range(3)}
-    rows = changed(healthy_rows(3, 4), "param_digests", 0, ranks=[0, 1, 2], since=0)
+    rows = changed(healthy_rows(3, 4), "param_digests", 0, ranks=[0, 1, 2], step_first=0)
     assert replica_drift.check(write_run(tmp_path / "healthy", rows, envs=whole)) == []
 
-    rows = changed(rows, "buffer_digests", 0, ranks=[1], since=2)
+    rows = changed(rows, "buffer_digests", 0, ranks=[1], step_first=2)
     (finding,) = replica_drift.check(write_run(tmp_path / "drifted", rows, envs=whole))
     assert (finding.severity, finding.ranks, finding.step_first) == ("warning", (1,), 2)
 
@@ -220,7 +220,7 @@ def test_buffers_are_compared_between_shards(tmp_path):
 
 
 def test_two_sets_of_replicas_make_one_finding(tmp_path):
-    rows = changed(healthy_rows(4, 4), "param_digests", 0, ranks=[0, 1, 2, 3], since=0)
+    rows = changed(healthy_rows(4, 4), "param_digests", 0, ranks=[0, 1, 2, 3], step_first=0)
     sharded = {rank: rank_env(rank, 4, replica_key=f"shard {rank % 2} of 2") for rank in range(4)}
     (finding,) = replica_drift.check(write_run(tmp_path, rows, envs=sharded))
     assert finding.ranks == (0, 1, 2, 3)

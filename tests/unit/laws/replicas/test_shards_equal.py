@@ -10,7 +10,7 @@ from trueline.schema.files.run_manifest import HeldAlike
 
 PARAMS = ["norm.weight", "up.weight", "down.weight", "up.bias"]
 SHAPES = [[16], [16, 8], [8, 16], [128]]
-APART, ALIKE = ([1, 2, 3, 4], [1, 5, 6, 7]), ([1, 2, 3, 4], [1, 2, 3, 4])
+UNEQUAL, ALIKE = ([1, 2, 3, 4], [1, 5, 6, 7]), ([1, 2, 3, 4], [1, 2, 3, 4])
 MOVED = ([11, 12, 13, 14], [11, 12, 13, 14])
 
 
@@ -41,7 +41,7 @@ def test_one_matrix_that_parts_does_not_hide_another(tmp_path):
 @pytest.mark.parametrize(
     ("looks", "shapes"),
     [
-        ((APART, ([11, 12, 13, 14], [11, 15, 16, 17])), SHAPES),
+        ((UNEQUAL, ([11, 12, 13, 14], [11, 15, 16, 17])), SHAPES),
         ((ALIKE, ([11, 12, 13, 14], [11, 15, 16, 14])), SHAPES),
         ((ALIKE, ALIKE), SHAPES),
         ((([1, 2, 3, 4], [1, 2, 6, 4]), ([11, 12, 13, 14], [11, 12, 16, 14])), SHAPES),
@@ -62,6 +62,6 @@ def test_what_cannot_be_told(tmp_path):
 
 
 def test_matrices_that_are_held_in_copies_are_equal_rightly(tmp_path):
-    apart = ([1, 2, 3, 4], [1, 2, 6, 4]), ([11, 12, 13, 14], [11, 12, 16, 14])
+    unequal = ([1, 2, 3, 4], [1, 2, 6, 4]), ([11, 12, 13, 14], [11, 12, 16, 14])
     shapes = [[16], [16, 8], [4, 8], [128]]
-    assert shards_equal.check(parts(tmp_path, *apart, shapes=shapes, alike=("norm.weight", "up.weight"))) == []
+    assert shards_equal.check(parts(tmp_path, *unequal, shapes=shapes, alike=("norm.weight", "up.weight"))) == []

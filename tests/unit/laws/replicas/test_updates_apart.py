@@ -15,15 +15,15 @@ from trueline.store.reader import Run
 def _rows(num_ranks, num_steps, updates, *, rank=1, at=6, per_update=1):
     """``rank`` makes so many ``updates`` of iteration ``at``; all rows hold the samples of their own iterations."""
     rows = {}
-    for each in range(num_ranks):
+    for row_rank in range(num_ranks):
         step = 0
         for iteration in range(num_steps):
-            for _ in range(updates if (each, iteration) == (rank, at) else 1):
-                rows[step, each] = {
+            for _ in range(updates if (row_rank, iteration) == (rank, at) else 1):
+                rows[step, row_rank] = {
                     "passes": per_update * (iteration + 1),
                     "lr": [0.1 / (1 + iteration)],
-                    "param_digests": np.full(4, 7 + iteration + 100 * (each == rank and iteration > at), np.uint64),
-                    "sample_digests": np.array([1 + num_ranks * iteration + each], np.uint64),
+                    "param_digests": np.full(4, 7 + iteration + 100 * (row_rank == rank and iteration > at), np.uint64),
+                    "sample_digests": np.array([1 + num_ranks * iteration + row_rank], np.uint64),
                 }
                 step += 1
     return rows
