@@ -110,8 +110,8 @@ def _reader(run: Run, ref: Run, step: int, names: NameMap, rank: int | None = No
             one, other = Parts(gather(run, step, mine, **gathered)), Parts(gather(ref, step, theirs, **gathered))
             fusion = Fusion(one.values, other.values, names)
             alignment = align(*fusion.sides, names, shapes=(one.shapes, other.shapes))
-            sides = joined(one, other, fusion.before(alignment.twins))
-        return alignment.of(*fusion.of(*map(with_parameters, sides)))
+            sides = joined(one, other, fusion.original_indices(alignment.twins))
+        return alignment.apply_to(*fusion.apply_to(*map(with_parameters, sides)))
 
     return read
 

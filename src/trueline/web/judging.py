@@ -96,7 +96,7 @@ def name_map(renames: Renames) -> NameMap | None:
     from trueline.comparison.match.names import NameMap
 
     rules = tuple(Rename(old, new) for old, new in renames)
-    return NameMap(renames=rules, given="the map made by hand", checked=(rules, ())) if rules else None
+    return NameMap(renames=rules, source="the map made by hand", checked=(rules, ())) if rules else None
 
 
 def _compared(path: str, ref: str, renames: Renames = ()) -> Compared:

@@ -1,4 +1,4 @@
-"""Which value of one run is which of the other, in one step of each."""
+"""Alignment of two runs: pairs of values, in one step of each."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from functools import cached_property
 from operator import attrgetter, eq
 from typing import NamedTuple, TypeVar
 
-from trueline.comparison.match.call_pairs import Shapes, Side, Twins, matched, matched_values, own_shape
+from trueline.comparison.match.call_pairs import Shapes, Side, Twins, match_calls, match_values, own_shape
 from trueline.comparison.match.names import NameMap, shared_names
-from trueline.comparison.match.unmatched import Reasons, is_inside, nothing_aligned
+from trueline.comparison.match.unmatched import Reasons, is_inside, nothing_aligned_error
 from trueline.judge.recorded.step_values import Call, StepValues, Value
 
 Item = TypeVar("Item")
 
 
 class Pair(NamedTuple):
-    """A value and its twin in the other run; where one is None, ``reason`` says why there is none."""
+    """A value and its twin in the other run; where one is None, ``reason`` tells why."""
 
     mine: Value | None
     theirs: Value | None
@@ -28,9 +28,9 @@ class Pair(NamedTuple):
 class Alignment:
     """The values of ``mine`` (of the run) matched with those of ``theirs`` (of the reference).
 
-    ``pairs`` has every value of both sides once, in the order of execution of ``mine``; a value that only the other
-    side has follows what it follows there. ``calls`` the same for calls. ``loss_scale`` is what gradients of the run
-    before the update were divided by to be comparable.
+    ``pairs`` has every value of both sides once, in the order of execution of ``mine``; a value of the other side alone
+    stands behind its predecessor there. ``calls`` pairs calls likewise. Gradients of the run before the update were
+    divided by ``loss_scale`` to be comparable.
     """
 
     mine: StepValues
@@ -41,25 +41,25 @@ class Alignment:
 
     @property
     def sides(self) -> tuple[StepValues, StepValues]:
-        """The step of the run, and that of the reference."""
+        """Step of the run and step of the reference."""
         return self.mine, self.theirs
 
     @cached_property
     def connects_alike(self) -> bool:
-        """Whether every value has a twin, in the same place and seen before in the same place."""
+        """True where every value has a twin with equal index, first seen at an equal index."""
         return all(
-            one is not None and other is not None and one.index == other.index and one.root == other.root
-            for one, other, _ in self.pairs
+            value is not None and twin is not None and value.index == twin.index and value.root == twin.root
+            for value, twin, _ in self.pairs
         )
 
     @property
     def twins(self) -> list[tuple[int, int]]:
-        """The indices of each two values that were matched."""
-        return [(mine.index, theirs.index) for mine, theirs, _ in self.pairs if mine is not None and theirs is not None]
+        """Indices of matched values, as (run, reference)."""
+        return [(value.index, twin.index) for value, twin, _ in self.pairs if value is not None and twin is not None]
 
-    def of(self, mine: StepValues, theirs: StepValues) -> Alignment:
-        """The same alignment of two steps whose values have taken the places of those that were aligned."""
-        if mine is self.mine and theirs is self.theirs:
+    def apply_to(self, run: StepValues, ref: StepValues) -> Alignment:
+        """Apply the alignment to two steps whose values replace, index by index, those that were aligned."""
+        if run is self.mine and ref is self.theirs:
             return self
 
         def call_of(step: StepValues, call: Call | None) -> Call | None:
@@ -68,29 +68,27 @@ class Alignment:
         def value_of(step: StepValues, value: Value | None) -> Value | None:
             return None if value is None else step.values[value.index]
 
-        pairs = [Pair(value_of(mine, one), value_of(theirs, other), reason) for one, other, reason in self.pairs]
-        return Alignment(
-            mine, theirs, pairs, [(call_of(mine, one), call_of(theirs, other)) for one, other in self.calls]
-        )
+        pairs = [Pair(value_of(run, value), value_of(ref, twin), reason) for value, twin, reason in self.pairs]
+        return Alignment(run, ref, pairs, [(call_of(run, call), call_of(ref, twin)) for call, twin in self.calls])
 
 
 def align(
-    mine: StepValues, theirs: StepValues, names: NameMap, *, shapes: tuple[Shapes, Shapes] = (own_shape, own_shape)
+    run: StepValues, ref: StepValues, names: NameMap, *, shapes: tuple[Shapes, Shapes] = (own_shape, own_shape)
 ) -> Alignment:
-    """The alignment of two steps, names as ``names`` has them; ``shapes`` gives those that values of each may have.
+    """Align two steps under the names of ``names``; ``shapes`` gives the possible shapes of each side's values.
 
     Raises ``AlignmentError`` where nothing of the two models aligns.
     """
-    same_layout = _laid_out_alike(mine.values, theirs.values)
-    words, other_words = shared_names(mine.values, mine.values if same_layout else theirs.values, names)
+    same_layout = _has_same_layout(run.values, ref.values)
+    run_plain, ref_plain = shared_names(run.values, run.values if same_layout else ref.values, names)
     if same_layout:
-        calls: Twins = [*zip(mine.calls(), theirs.calls(), strict=True)]
-        found = Alignment(mine, theirs, [*map(Pair, mine.values, theirs.values)], calls)
+        calls: Twins = [*zip(run.calls(), ref.calls(), strict=True)]
+        alignment = Alignment(run, ref, [*map(Pair, run.values, ref.values)], calls)
     else:
-        found = Alignment(mine, theirs, *_matched(Side(mine, words, shapes[0]), Side(theirs, other_words, shapes[1])))
-    if mine.values and theirs.values and not _is_of_one_model(found, words):
-        raise nothing_aligned(mine, theirs, words, other_words)
-    return found
+        alignment = Alignment(run, ref, *_match_sides(Side(run, run_plain, shapes[0]), Side(ref, ref_plain, shapes[1])))
+    if run.values and ref.values and not _is_of_one_model(alignment, run_plain):
+        raise nothing_aligned_error(run, ref, run_plain, ref_plain)
+    return alignment
 
 
 _LAYOUT = attrgetter(
@@ -98,72 +96,83 @@ _LAYOUT = attrgetter(
 )
 
 
-def _laid_out_alike(mine: Sequence[Value], theirs: Sequence[Value]) -> bool:
-    """Whether both sides have, value by value, the same in all that values are matched by, as one script has that ran
-    twice: the twin of each value is then the one of the same index.
+def _has_same_layout(run: Sequence[Value], ref: Sequence[Value]) -> bool:
+    """Tell whether both sides agree, value by value, in everything that values are matched by.
+
+    So it is for one script that ran twice; the twin of each value then has its index.
     """
-    if len(mine) != len(theirs) or not all(map(eq, map(_LAYOUT, mine), map(_LAYOUT, theirs))):
+    if len(run) != len(ref) or not all(map(eq, map(_LAYOUT, run), map(_LAYOUT, ref))):
         return False
-    args = [[value.args for value in values if value.args is not None] for values in (mine, theirs)]
+    args = [[value.args for value in values if value.args is not None] for values in (run, ref)]
     if args[0] != args[1] and sorted(args[0]) == sorted(args[1]):
         return False  # calls in another order
     return all(
-        (one.args is None) == (other.args is None) and (one.root == other.root or one.site.phase not in _OF_UPDATE)
-        for one, other in zip(mine, theirs, strict=True)
+        (value.args is None) == (twin.args is None)
+        and (value.root == twin.root or value.site.phase not in _UPDATE_PHASES)
+        for value, twin in zip(run, ref, strict=True)
     )
 
 
-_OF_UPDATE = ("param", "grad", "opt")
+_UPDATE_PHASES = ("param", "grad", "opt")
 """Phases in which calls are matched by the parameter that they work on."""
 
 
-def _is_of_one_model(found: Alignment, words: Callable[[str], str]) -> bool:
-    """Whether values inside of a model have twins; also where values have twins and a side has nothing of a model."""
-    if any(pair.mine and pair.theirs and is_inside(pair.mine, words) for pair in found.pairs):
+def _is_of_one_model(alignment: Alignment, plain: Callable[[str], str]) -> bool:
+    """Tell whether values inside a model have twins; or any values, if a side recorded nothing of a model."""
+    if any(pair.mine and pair.theirs and is_inside(pair.mine, plain) for pair in alignment.pairs):
         return True
-    return bool(found.twins) and not (_has_places(found.mine) and _has_places(found.theirs))
+    return bool(alignment.twins) and not (_has_model_values(alignment.mine) and _has_model_values(alignment.theirs))
 
 
-def _has_places(step: StepValues) -> bool:
+def _has_model_values(step: StepValues) -> bool:
     return any(value.kind in ("module", "param") or value.module for value in step.values)
 
 
-def _matched(mine: Side, theirs: Side) -> tuple[list[Pair], Twins]:
-    twins = matched(mine, theirs)
-    reasons = Reasons(mine, theirs, "RUN", "REF"), Reasons(theirs, mine, "REF", "RUN")
+def _match_sides(run: Side, ref: Side) -> tuple[list[Pair], Twins]:
+    twins = match_calls(run, ref)
+    reasons = Reasons(run, ref, "RUN", "REF"), Reasons(ref, run, "REF", "RUN")
 
     def fit(value: Value, twin: Value) -> bool:
-        return not mine.shapes(value).isdisjoint(theirs.shapes(twin))
+        return not run.shapes(value).isdisjoint(ref.shapes(twin))
 
     pairs: list[Pair] = []
     for call, twin in twins:
         if call is not None and twin is not None:
-            pairs += [_pair(*each, *reasons, called=True) for each in matched_values(call, twin, fit)]
+            pairs += [
+                _make_pair(*value_pair, *reasons, call_has_twin=True) for value_pair in match_values(call, twin, fit)
+            ]
             continue
-        pairs += [_pair(value, None, *reasons, called=False) for value in (call.values if call is not None else ())]
-        pairs += [_pair(None, value, *reasons, called=False) for value in (twin.values if twin is not None else ())]
-    return _in_order(pairs, _indices_of_pair), _in_order(twins, _indices_of_call)
+        run_values, ref_values = (side.values if side is not None else () for side in (call, twin))
+        pairs += [_make_pair(value, None, *reasons, call_has_twin=False) for value in run_values]
+        pairs += [_make_pair(None, value, *reasons, call_has_twin=False) for value in ref_values]
+    return _sort_items(pairs, _indices_of_pair), _sort_items(twins, _indices_of_call)
 
 
-def _pair(value: Value | None, other: Value | None, mine: Reasons, theirs: Reasons, *, called: bool) -> Pair:
+def _make_pair(
+    value: Value | None, twin: Value | None, run_reasons: Reasons, ref_reasons: Reasons, *, call_has_twin: bool
+) -> Pair:
     if value is not None:
-        return Pair(value, other, mine.of(value, called=called) if other is None else "")
-    return Pair(value, other, theirs.of(other, called=called) if other is not None else "")
+        return Pair(value, twin, run_reasons.text(value, call_has_twin=call_has_twin) if twin is None else "")
+    return Pair(value, twin, ref_reasons.text(twin, call_has_twin=call_has_twin) if twin is not None else "")
 
 
-def _in_order(items: Sequence[Item], index: Callable[[Item], tuple[int | None, int | None]]) -> list[Item]:
-    """Items by ``index`` on the side of the run; those that only the other side has follow what they follow there."""
+def _sort_items(items: Sequence[Item], index: Callable[[Item], tuple[int | None, int | None]]) -> list[Item]:
+    """Sort items by their ``index`` in the run; items of the reference alone follow their predecessor there."""
     indices = [index(item) for item in items]
-    place = {other: own for own, other in indices if own is not None and other is not None}
-    after = _followed(place, [other for _, other in indices if other is not None])
+    run_index_by_ref = {
+        ref_index: run_index for run_index, ref_index in indices if run_index is not None and ref_index is not None
+    }
+    predecessors = _matched_predecessors(
+        run_index_by_ref, [ref_index for _, ref_index in indices if ref_index is not None]
+    )
 
-    def at(item: Item) -> tuple[int, int, int]:
-        own, other = index(item)
-        if own is not None:
-            return own, 0, 0
-        return (after[other], 1, other) if other is not None else (-1, 1, 0)
+    def position(item: Item) -> tuple[int, int, int]:
+        run_index, ref_index = index(item)
+        if run_index is not None:
+            return run_index, 0, 0
+        return (predecessors[ref_index], 1, ref_index) if ref_index is not None else (-1, 1, 0)
 
-    return sorted(items, key=at)
+    return sorted(items, key=position)
 
 
 def _indices_of_pair(pair: Pair) -> tuple[int | None, int | None]:
@@ -175,13 +184,13 @@ def _indices_of_call(pair: tuple[Call | None, Call | None]) -> tuple[int | None,
     return call and call.first.index, twin and twin.first.index
 
 
-def _followed(place: dict[int, int], theirs: list[int]) -> dict[int, int]:
-    """For each index of theirs without a ``place`` in mine: that of the nearest one before it that has one, or -1."""
-    found: dict[int, int] = {}
+def _matched_predecessors(run_index_by_ref: dict[int, int], ref_indices: list[int]) -> dict[int, int]:
+    """Index in the run of the nearest predecessor that is matched, or -1, by index of an unmatched reference item."""
+    predecessors: dict[int, int] = {}
     last = -1
-    for index in sorted(theirs):
-        if index in place:
-            last = place[index]
+    for index in sorted(ref_indices):
+        if index in run_index_by_ref:
+            last = run_index_by_ref[index]
         else:
-            found[index] = last
-    return found
+            predecessors[index] = last
+    return predecessors

@@ -1,4 +1,4 @@
-"""Which call of one run is which of the other: by name and order within a module, else by function, shapes, inputs."""
+"""Pairs of calls of two runs: by name and order within a module, else by function, shapes and inputs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trueline.comparison.match.needleman_wunsch import aligned
+from trueline.comparison.match.needleman_wunsch import align_sequences
 from trueline.comparison.op_names import op_class_of
 from trueline.judge.recorded.step_values import Call, StepValues, Value
 from trueline.judge.recorded.stored_tensors import Shape
 
 Twins = list[tuple[Call | None, Call | None]]
 Shapes = Callable[[Value], frozenset[Shape]]
-"""Every shape that a value may have: several where it is not merged yet, one part standing for all."""
+"""Possible shapes of a value: several where it is not merged yet and one part stands for all."""
 
 
 def own_shape(value: Value) -> frozenset[Shape]:
-    """The only shape of a value that is whole."""
+    """Shapes of a value that is whole: its own alone."""
     return frozenset((value.shape,))
 
 
@@ -31,15 +31,16 @@ _IN_PLACE = {
     "radd": "add",
     "rmul": "mul",
 }
-"""Operators that compute what a function of another name does."""
+"""Operators by the name of the function that computes the same."""
 
-_OF_STEP = ("param", "grad", "opt", "comm")
-"""Phases that come once a step: the micro-batch that is noted with them is the last one."""
+_STEP_PHASES = ("param", "grad", "opt", "comm")
+"""Phases that occur once a step; the micro-batch noted with them is the last one."""
 
 
 class Side:
-    """The calls of one step as they are matched. ``plain`` gives the name of a call, parameter or module that both
-    runs are to share, ``shapes`` the shapes that a value may have.
+    """Calls of one step, prepared for matching.
+
+    ``plain`` gives the shared name of a call, parameter or module, ``shapes`` the possible shapes of a value.
     """
 
     def __init__(self, step: StepValues, plain: Callable[[str], str], shapes: Shapes = own_shape) -> None:
@@ -52,27 +53,27 @@ class Side:
         forward = any(call.phase == "fwd" for call in self.calls)
         self.gradients = [call for call in self.calls if _is_gradient(call, forward)]
         gradients = set(map(id, self.gradients))
-        self._trained = {_key(call) for call in self.gradients}
+        self._trained = {_call_key(call) for call in self.gradients}
         self.executed = [call for call in self.calls if id(call) not in gradients]
-        self._updated = updated(step.values, plain)
+        self._updated = updated_params(step.values, plain)
 
-    def kind_of(self, call: Call) -> tuple[object, ...]:
-        """What a call has in common with those that it may be matched with: place and kind, under the shared names."""
-        micro = 0 if call.phase in _OF_STEP else call.micro
+    def match_key(self, call: Call) -> tuple[object, ...]:
+        """Key of a call that its twin must share: phase, kind and module under the shared names, and parameter."""
+        micro = 0 if call.phase in _STEP_PHASES else call.micro
         first = call.first
-        place = self.plain(first.module if first.kind == "op" else call.name)
-        return micro, call.phase, first.kind, place, "recomputed" in first.flags, self._updated.get(first.index, "")
+        owner = self.plain(first.module if first.kind == "op" else call.name)
+        return micro, call.phase, first.kind, owner, "recomputed" in first.flags, self._updated.get(first.index, "")
 
     def traits(self, call: Call) -> CallTraits:
-        """See ``CallTraits``."""
-        taken = [value for value in call.values if not value.returned]
+        """Return the ``CallTraits`` of a call."""
+        inputs = [value for value in call.values if not value.returned]
         return CallTraits(
             op=op_of(call),
-            taken=tuple(map(self.shapes, taken)),
-            returned=tuple(self.shapes(value) for value in call.values if value.returned),
+            inputs=tuple(map(self.shapes, inputs)),
+            outputs=tuple(self.shapes(value) for value in call.values if value.returned),
             args=_arguments(call),
-            makers=tuple(self._maker(value) for value in taken),
-            trained=_key(call) in self._trained,
+            makers=tuple(self._maker(value) for value in inputs),
+            trained=_call_key(call) in self._trained,
         )
 
     def _maker(self, value: Value) -> str:
@@ -82,64 +83,72 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class CallTraits:
-    """What distinguishes calls of one module: op, shapes, arguments, names of the calls that made the inputs, and
-    whether gradients came back through it.
+    """Traits that distinguish calls of one module.
+
+    These are op, shapes of inputs and outputs, arguments, names of the calls that made the inputs (``makers``), and
+    whether gradients came back through the call (``trained``).
     """
 
     op: str
-    taken: tuple[frozenset[Shape], ...]
-    returned: tuple[frozenset[Shape], ...]
+    inputs: tuple[frozenset[Shape], ...]
+    outputs: tuple[frozenset[Shape], ...]
     args: str | None
     makers: tuple[str, ...]
     trained: bool
 
-    def similarity(self, other: CallTraits) -> int:
-        """0 for different ops; else more, the more of the traits are equal. Calls that only move numbers are identified
-        by what they move: two that take other shapes from other calls do not match. Neither do two that work number by
-        number where what they return has another shape, too.
+    def similarity(self, twin: CallTraits) -> int:
+        """Score of a pair of calls: 0 for different ops, else the higher, the more traits are equal.
+
+        Calls that only move numbers are identified by their inputs: two with other shapes from other calls do not
+        match. Neither do two elementwise calls whose outputs have other shapes, too.
         """
-        if self.op != other.op:
+        if self.op != twin.op:
             return 0
-        same_taken, same_returned = _fit(self.taken, other.taken), _fit(self.returned, other.returned)
-        if not same_taken and self.makers != other.makers:
+        same_inputs = _may_share_shapes(self.inputs, twin.inputs)
+        same_outputs = _may_share_shapes(self.outputs, twin.outputs)
+        if not same_inputs and self.makers != twin.makers:
             op_class = op_class_of(self.op)
-            if op_class == "exact" or (op_class in ("rounded", "activation") and not same_returned):
+            if op_class == "exact" or (op_class in ("rounded", "activation") and not same_outputs):
                 return 0
-        alike = 4 + 3 * same_taken + 2 * same_returned + 2 * (self.makers == other.makers) + (self.args == other.args)
-        return alike + 2 * (self.trained == other.trained)
+        # Shapes weigh most: makers and arguments change with the way in which code is written.
+        score = 4 + 3 * same_inputs + 2 * same_outputs + 2 * (self.makers == twin.makers) + (self.args == twin.args)
+        return score + 2 * (self.trained == twin.trained)
 
 
-def _fit(one: Sequence[frozenset[Shape]], other: Sequence[frozenset[Shape]]) -> bool:
-    """Whether the values of both sides may have the same shapes."""
-    return len(one) == len(other) and not any(a.isdisjoint(b) for a, b in zip(one, other, strict=True))
+def _may_share_shapes(shapes: Sequence[frozenset[Shape]], twin_shapes: Sequence[frozenset[Shape]]) -> bool:
+    if len(shapes) != len(twin_shapes):
+        return False
+    return not any(shape.isdisjoint(twin) for shape, twin in zip(shapes, twin_shapes, strict=True))
 
 
-def updated(values: Sequence[Value], plain: Callable[[str], str]) -> dict[int, str]:
-    """The parameter that a call of the optimizer works on, by the index of the call's first value, as ``plain`` names
-    it: the one that the call takes, or whose gradient or state (of its shape) it takes. Single numbers, such as a count
-    of steps, belong to the parameter of the next call. Calls on several or on unknown parameters have none.
+def updated_params(values: Sequence[Value], plain: Callable[[str], str]) -> dict[int, str]:
+    """Parameter, named by ``plain``, of each call of the optimizer, by the index of the call's first value.
+
+    A call belongs to the parameter that it takes, or whose gradient or state (of its shape) it takes. Single numbers,
+    such as a count of steps, belong to the parameter of the next call. Calls on several or on unknown parameters are
+    left out.
     """
     names = {value.root: plain(value.site.name) for value in values if value.site.phase in ("param", "grad")}
-    found: dict[int, str] = {}
-    waiting: list[int] = []
+    param_by_index: dict[int, str] = {}
+    pending: list[int] = []
     calls = [call for call in _calls_of(values) if call[0].kind == "op"]
     for call in calls if names else ():
-        known = {names[value.root] for value in call if value.root in names}
-        if len(known) == 1:
-            (name,) = known
+        params = {names[value.root] for value in call if value.root in names}
+        if len(params) == 1:
+            (name,) = params
             shapes = {value.shape for value in call if value.root in names}
             names |= {value.root: name for value in call if value.root not in names and value.shape in shapes}
-            found |= dict.fromkeys([*waiting, call[0].index], name)
-            waiting = []
-        elif known or any(math.prod(value.shape) > 1 for value in call):
-            waiting = []
+            param_by_index |= dict.fromkeys([*pending, call[0].index], name)
+            pending = []
+        elif params or any(math.prod(value.shape) > 1 for value in call):
+            pending = []
         else:
-            waiting.append(call[0].index)
-    return found
+            pending.append(call[0].index)
+    return param_by_index
 
 
 def _calls_of(values: Sequence[Value]) -> list[list[Value]]:
-    """The values of each call of the optimizer."""
+    """Values of each call of the optimizer."""
     calls: dict[tuple[object, ...], list[Value]] = defaultdict(list)
     for value in values:
         if value.site.phase == "opt":
@@ -148,9 +157,10 @@ def _calls_of(values: Sequence[Value]) -> list[list[Value]]:
 
 
 def op_of(call: Call) -> str:
-    """What a call computes, however it was written: ``add`` for ``+``, ``+=``, ``add_`` and ``torch.add``. Modules are
-    all ``module``, and parameters ``param``: their place says what they are, while FSDP or a subclass may change a
-    class, and a map the last part of a name.
+    """Name of a call's function, however it was written: ``add`` for ``+``, ``+=``, ``add_`` and ``torch.add``.
+
+    Modules are all ``module`` and parameters ``param``: their name identifies them, while FSDP or a subclass may change
+    a class, and a map the last part of a name.
     """
     if call.first.kind in ("module", "param"):
         return call.first.kind
@@ -158,177 +168,191 @@ def op_of(call: Call) -> str:
     return _IN_PLACE.get(op, op)
 
 
-def matched(mine: Side, theirs: Side) -> Twins:
-    """Every call once, with its twin or None, in no particular order."""
-    twins = _matched_executed(mine, theirs)
-    forward = {id(one): other for one, other in twins if one is not None and other is not None}
-    return twins + _matched_gradients(mine, theirs, forward)
+def match_calls(run: Side, ref: Side) -> Twins:
+    """Pair every call with its twin or None, in no particular order."""
+    twins = _match_executed(run, ref)
+    twin_by_id = {id(call): twin for call, twin in twins if call is not None and twin is not None}
+    return twins + _match_gradients(run, ref, twin_by_id)
 
 
-def _matched_executed(mine: Side, theirs: Side) -> Twins:
+def _match_executed(run: Side, ref: Side) -> Twins:
     groups: dict[tuple[object, ...], tuple[list[Call], list[Call]]] = defaultdict(lambda: ([], []))
-    for which, side in enumerate((mine, theirs)):
+    for index, side in enumerate((run, ref)):
         for call in side.executed:
-            groups[side.kind_of(call)][which].append(call)
-    return [pair for ours, others in groups.values() for pair in _in_group(mine, theirs, ours, others)]
+            groups[side.match_key(call)][index].append(call)
+    return [pair for run_calls, ref_calls in groups.values() for pair in _match_group(run, ref, run_calls, ref_calls)]
 
 
-def _in_group(mine: Side, theirs: Side, ours: list[Call], others: list[Call]) -> Twins:
-    if not ours or not others:
-        return [*((call, None) for call in ours), *((None, call) for call in others)]
-    if [op_of(call) for call in ours] == [op_of(call) for call in others]:
-        return list(zip(ours, by_arguments(ours, others), strict=True))
-    found = aligned(
-        [mine.traits(call) for call in ours],
-        [theirs.traits(call) for call in others],
-        lambda one, other: one.similarity(other),
+def _match_group(run: Side, ref: Side, run_calls: list[Call], ref_calls: list[Call]) -> Twins:
+    if not run_calls or not ref_calls:
+        return [*((call, None) for call in run_calls), *((None, call) for call in ref_calls)]
+    if [op_of(call) for call in run_calls] == [op_of(call) for call in ref_calls]:
+        return list(zip(run_calls, reorder_by_arguments(run_calls, ref_calls), strict=True))
+    indices = align_sequences(
+        [run.traits(call) for call in run_calls],
+        [ref.traits(call) for call in ref_calls],
+        CallTraits.similarity,
     )
-    return [(None if i is None else ours[i], None if j is None else others[j]) for i, j in found]
+    return [(None if i is None else run_calls[i], None if j is None else ref_calls[j]) for i, j in indices]
 
 
-def by_arguments(ours: Sequence[Call], others: Sequence[Call]) -> list[Call]:
-    """``others``, which call the same functions as ``ours`` in turn, in the order of their arguments: two runs may do
-    the same for each of several numbers, as for the experts of a layer, in another order. What takes the results of
-    such calls follows them. Functions whose arguments are not the same in both, or that several calls share, stay.
+def reorder_by_arguments(run_calls: Sequence[Call], ref_calls: Sequence[Call]) -> list[Call]:
+    """Reorder ``ref_calls``, calls of the same functions as ``run_calls``, so that arguments agree.
+
+    Two runs may loop in another order over several numbers, such as the experts of a layer. Calls that take the results
+    of such calls follow them. Functions stay in place if their arguments differ between the runs, or repeat.
     """
-    found, places = list(others), defaultdict[str, list[int]](list)
-    for place, call in enumerate(ours):
-        places[op_of(call)].append(place)
-    moved: dict[int, int] = {}
-    """By root of what a call of ``ours`` returned that was moved, the root of the twin."""
-    for same in places.values():
-        keys = [[_arguments(calls[place]) for place in same] for calls in (ours, others)]
-        if keys[0] == keys[1] or None in keys[0] or len(set(keys[0])) < len(same) or set(keys[0]) != set(keys[1]):
+    reordered, positions_by_op = list(ref_calls), defaultdict[str, list[int]](list)
+    for position, call in enumerate(run_calls):
+        positions_by_op[op_of(call)].append(position)
+    twin_roots: dict[int, int] = {}
+    # Root in the reference by root in the run, of values that calls with a new twin returned.
+    for positions in positions_by_op.values():
+        keys = [[_arguments(calls[position]) for position in positions] for calls in (run_calls, ref_calls)]
+        if keys[0] == keys[1] or None in keys[0] or len(set(keys[0])) < len(positions) or set(keys[0]) != set(keys[1]):
             continue
-        place_of = dict(zip(keys[1], same, strict=True))
-        for key, place in zip(keys[0], same, strict=True):
-            found[place] = others[place_of[key]]
-            moved |= _returned_by(ours[place], found[place])
-    if moved:
-        _follow(ours, found, places, moved)
-    return found
+        ref_position = dict(zip(keys[1], positions, strict=True))
+        for key, position in zip(keys[0], positions, strict=True):
+            reordered[position] = ref_calls[ref_position[key]]
+            twin_roots |= _output_roots(run_calls[position], reordered[position])
+    if twin_roots:
+        _pair_followers(run_calls, reordered, positions_by_op, twin_roots)
+    return reordered
 
 
-def _follow(
-    ours: Sequence[Call], found: list[Call], places: Mapping[str, Sequence[int]], moved: dict[int, int]
+def _pair_followers(
+    run_calls: Sequence[Call],
+    reordered: list[Call],
+    positions_by_op: Mapping[str, Sequence[int]],
+    twin_roots: dict[int, int],
 ) -> None:
-    """Give calls that take what ``moved`` calls returned the twins that take the twins of that, by exchange."""
-    for place, call in enumerate(ours):
-        if any(value.root in moved for value in call.outs):
+    """Exchange twins so that a call that takes a root in ``twin_roots`` is paired with one that takes its twin."""
+    for position, call in enumerate(run_calls):
+        if any(value.root in twin_roots for value in call.outs):
             continue
-        taken = {moved[value.root] for value in call.ins if value.root in moved}
-        same = [each for each in places[op_of(call)] if taken <= {value.root for value in found[each].ins}]
-        if not taken or not same:
+        taken_roots = {twin_roots[value.root] for value in call.ins if value.root in twin_roots}
+        candidates = [
+            candidate
+            for candidate in positions_by_op[op_of(call)]
+            if taken_roots <= {value.root for value in reordered[candidate].ins}
+        ]
+        if not taken_roots or not candidates:
             continue
-        other = place if place in same else same[0]
-        found[place], found[other] = found[other], found[place]
-        moved |= _returned_by(call, found[place])
+        partner = position if position in candidates else candidates[0]
+        reordered[position], reordered[partner] = reordered[partner], reordered[position]
+        twin_roots |= _output_roots(call, reordered[position])
 
 
-def _returned_by(call: Call, twin: Call) -> dict[int, int]:
-    return {one.root: other.root for one, other in zip(call.outs, twin.outs, strict=False)}
+def _output_roots(call: Call, twin: Call) -> dict[int, int]:
+    return {value.root: twin_value.root for value, twin_value in zip(call.outs, twin.outs, strict=False)}
 
 
 def _arguments(call: Call) -> str | None:
     return next((value.args for value in call.values if value.args is not None), None)
 
 
-def _matched_gradients(mine: Side, theirs: Side, forward: dict[int, Call]) -> Twins:
-    """Gradients belong to calls of the forward pass, and so do their twins."""
-    waiting: dict[tuple[object, ...], list[Call]] = defaultdict(list)
-    belongs = _originals(theirs)
-    for call in theirs.gradients:
-        original = belongs.get(_key(call))
-        waiting[("call", id(original)) if original is not None else _by_name(theirs, call)].append(call)
+def _match_gradients(run: Side, ref: Side, twin_by_id: dict[int, Call]) -> Twins:
+    """Pair gradients by the twins of the forward calls that they belong to."""
+    unmatched: dict[tuple[object, ...], list[Call]] = defaultdict(list)
+    originals = _original_calls(ref)
+    for call in ref.gradients:
+        original = originals.get(_call_key(call))
+        unmatched[("call", id(original)) if original is not None else _name_key(ref, call)].append(call)
     twins: Twins = []
-    belongs = _originals(mine)
-    for call in mine.gradients:
-        original = belongs.get(_key(call))
+    originals = _original_calls(run)
+    for call in run.gradients:
+        original = originals.get(_call_key(call))
         if original is not None:
-            twin = forward.get(id(original))
-            candidates = waiting.get(("call", id(twin)), []) if twin is not None else []
+            twin = twin_by_id.get(id(original))
+            candidates = unmatched.get(("call", id(twin)), []) if twin is not None else []
         else:
-            candidates = waiting.get(_by_name(mine, call), [])
+            candidates = unmatched.get(_name_key(run, call), [])
         twins.append((call, candidates.pop(0) if candidates else None))
-    return twins + [(None, call) for calls in waiting.values() for call in calls]
+    return twins + [(None, call) for calls in unmatched.values() for call in calls]
 
 
-def _originals(side: Side) -> dict[tuple[object, ...], Call]:
-    """By micro-batch, name and number of a forward call: the call, or the one that it recomputes."""
-    own: dict[tuple[int, str], list[Call]] = defaultdict(list)
-    again: dict[tuple[int, str], list[Call]] = defaultdict(list)
+def _original_calls(side: Side) -> dict[tuple[object, ...], Call]:
+    """Forward call, or the call that it recomputes, by micro-batch, name and number."""
+    first_calls: dict[tuple[int, str], list[Call]] = defaultdict(list)
+    recomputed: dict[tuple[int, str], list[Call]] = defaultdict(list)
     for call in side.executed:
         if call.phase in ("fwd", "save"):
-            (again if "recomputed" in call.first.flags else own)[call.micro, call.name].append(call)
-    found = {_key(call): call for calls in own.values() for call in calls}
-    for key, calls in again.items():
-        found |= {_key(call): original for call, original in zip(calls, own.get(key, calls), strict=False)}
-    return found
+            (recomputed if "recomputed" in call.first.flags else first_calls)[call.micro, call.name].append(call)
+    originals = {_call_key(call): call for calls in first_calls.values() for call in calls}
+    for key, calls in recomputed.items():
+        originals |= {
+            _call_key(call): original for call, original in zip(calls, first_calls.get(key, calls), strict=False)
+        }
+    return originals
 
 
-def _key(call: Call) -> tuple[object, ...]:
+def _call_key(call: Call) -> tuple[object, ...]:
     return call.micro, call.name, call.number
 
 
-def _by_name(side: Side, call: Call) -> tuple[object, ...]:
+def _name_key(side: Side, call: Call) -> tuple[object, ...]:
     return call.micro, call.first.kind, side.plain(call.name), call.number
 
 
 def _is_gradient(call: Call, forward: bool) -> bool:
-    """Whether a call of phase bwd holds the gradients of a forward call; calls that run in backward have arguments.
-    Where the forward pass was not recorded (``forward`` False), the first gradient of a call has them.
+    """Tell whether a call of phase bwd holds the gradients of a forward call.
+
+    Other calls that run in backward have arguments. Where the forward pass was not recorded (``forward`` False), the
+    first gradient of a call has arguments.
     """
     return call.phase == "bwd" and (call.first.args is None or not forward)
 
 
-def matched_values(
-    mine: Call, theirs: Call, fit: Callable[[Value, Value], bool]
+def match_values(
+    run_call: Call, ref_call: Call, fit: Callable[[Value, Value], bool]
 ) -> list[tuple[Value | None, Value | None]]:
-    """The values of two matched calls by slot; inputs by position and by name in their order, where shapes ``fit``.
-    Lists of different lengths are not matched: which is which is not known.
+    """Pair the values of two matched calls by slot, then inputs by position and by name where shapes ``fit``.
+
+    Lists of different lengths are not matched, since their items cannot be identified.
     """
-    if [value.site.slot for value in mine.values] == [value.site.slot for value in theirs.values]:
-        return list(zip(mine.values, theirs.values, strict=True))
-    lists = _lengths_of_lists(mine), _lengths_of_lists(theirs)
-    apart = {name for name, length in lists[0].items() if lists[1].get(name, length) != length}
-    if apart:
-        found = matched_values(_without(mine, apart), _without(theirs, apart), fit)
-        alone = ((value, None) for value in mine.values if _list_of(value) in apart)
-        return [*found, *alone, *((None, value) for value in theirs.values if _list_of(value) in apart)]
-    theirs_by_slot: dict[str, list[Value]] = defaultdict(list)
-    for value in theirs.values:
-        theirs_by_slot[value.site.slot].append(value)
+    if [value.site.slot for value in run_call.values] == [value.site.slot for value in ref_call.values]:
+        return list(zip(run_call.values, ref_call.values, strict=True))
+    lists = _lengths_of_lists(run_call), _lengths_of_lists(ref_call)
+    unequal_lists = {name for name, length in lists[0].items() if lists[1].get(name, length) != length}
+    if unequal_lists:
+        run_rest, ref_rest = (_without_lists(call, unequal_lists) for call in (run_call, ref_call))
+        run_only = ((value, None) for value in run_call.values if _list_name(value) in unequal_lists)
+        ref_only = ((None, value) for value in ref_call.values if _list_name(value) in unequal_lists)
+        return [*match_values(run_rest, ref_rest, fit), *run_only, *ref_only]
+    ref_by_slot: dict[str, list[Value]] = defaultdict(list)
+    for value in ref_call.values:
+        ref_by_slot[value.site.slot].append(value)
     pairs: list[tuple[Value | None, Value | None]] = []
-    for value in mine.values:
-        twins = theirs_by_slot.get(value.site.slot)
+    for value in run_call.values:
+        twins = ref_by_slot.get(value.site.slot)
         pairs.append((value, twins.pop(0) if twins else None))
-    left = [value for values in theirs_by_slot.values() for value in values]
-    return _by_order(pairs, sorted(left, key=lambda value: value.index), fit)
+    unmatched = [value for values in ref_by_slot.values() for value in values]
+    return _match_by_order(pairs, sorted(unmatched, key=lambda value: value.index), fit)
 
 
-def _list_of(value: Value) -> str:
-    """``in0`` of ``in0.3``; '' of a slot that is not in a list."""
-    name, _, place = value.site.slot.rpartition(".")
-    return name if place.isdigit() else ""
+def _list_name(value: Value) -> str:
+    """Return ``in0`` for ``in0.3``, '' for a slot that is not in a list."""
+    name, _, index = value.site.slot.rpartition(".")
+    return name if index.isdigit() else ""
 
 
 def _lengths_of_lists(call: Call) -> Counter[str]:
-    return Counter(filter(None, map(_list_of, call.values)))
+    return Counter(filter(None, map(_list_name, call.values)))
 
 
-def _without(call: Call, lists: set[str]) -> Call:
-    return replace(call, values=[value for value in call.values if _list_of(value) not in lists])
+def _without_lists(call: Call, lists: set[str]) -> Call:
+    return replace(call, values=[value for value in call.values if _list_name(value) not in lists])
 
 
-def _by_order(
-    pairs: list[tuple[Value | None, Value | None]], left: Sequence[Value], fit: Callable[[Value, Value], bool]
+def _match_by_order(
+    pairs: list[tuple[Value | None, Value | None]], unmatched: Sequence[Value], fit: Callable[[Value, Value], bool]
 ) -> list[tuple[Value | None, Value | None]]:
-    rest = list(left)
-    for at, (value, twin) in enumerate(pairs):
+    rest = list(unmatched)
+    for index, (value, twin) in enumerate(pairs):
         if value is None or twin is not None:
             continue
-        found = next((x for x in rest if x.returned == value.returned and fit(value, x)), None)
-        if found is not None:
-            rest.remove(found)
-            pairs[at] = (value, found)
+        candidate = next((x for x in rest if x.returned == value.returned and fit(value, x)), None)
+        if candidate is not None:
+            rest.remove(candidate)
+            pairs[index] = (value, candidate)
     return pairs + [(None, value) for value in rest]

@@ -1,4 +1,4 @@
-"""Fuses modules that are separate in one run (``q_proj, k_proj, v_proj``) and one in the other (``qkv_proj``)."""
+"""Fusion of modules that are separate in one run (``q_proj, k_proj, v_proj``) and one in the other (``qkv_proj``)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from trueline.judge.recorded.stored_tensors import in_groups
 from trueline.schema.errors import InputError
 
 PART = "part of a merged value"
-"""The flag of a value that was merged away where a module returned it, and that a call takes."""
+"""Flag of a value that a call takes, and that was merged away where a module returned it."""
 
 _WEIGHTS = frozenset({"in1", "in2", "weight", "bias"})
-"""Slots of a linear layer that are cut as its output is, along the first dim."""
+"""Slots of a linear layer that are cut like its output, along the first dim."""
 
 _FUSED = ("fwd", "bwd", "param", "grad", "save")
 """Phases in which values are fused; the optimizer works on each parameter by itself."""
@@ -27,103 +27,106 @@ Sides = tuple[StepValues, StepValues]
 
 
 class Fusion:
-    """The merges of ``names`` that two sides take: each is made where one side has the parts and the other the whole.
-    ``sides`` are the two with these made.
+    """Merges of ``names`` that apply to two sides: one has the parts, the other the whole.
+
+    ``sides`` are the two steps after these merges.
     """
 
-    def __init__(self, mine: StepValues, theirs: StepValues, names: NameMap) -> None:
-        if names.checked[1] and mine.values and theirs.values:
-            names.require_parts(_pieces(mine, names) | _pieces(theirs, names))
+    def __init__(self, run: StepValues, ref: StepValues, names: NameMap) -> None:
+        if names.checked[1] and run.values and ref.values:
+            names.require_parts(_name_pieces(run, names) | _name_pieces(ref, names))
         self._names = names
-        self._made: list[tuple[int, Merge]] = []
-        self._before = tuple(list(range(len(step.values))) for step in (mine, theirs))
-        sides = [mine, theirs]
+        self._applied: list[tuple[int, Merge]] = []
+        self._old_indices = tuple(list(range(len(step.values))) for step in (run, ref))
+        sides = [run, ref]
         for merge in names.merges:
-            pieces = [_pieces(step, names) for step in sides]
-            for which, (own, other) in enumerate((pieces, pieces[::-1])):
-                if merge.whole in other and merge.whole not in own and set(merge.parts) <= own:
-                    sides[which], left = _merged(sides[which], merge, names, whole=False)
-                    before = self._before[which]
-                    before[:] = [-1 if index is None else before[index] for index in left]
-                    self._made.append((which, merge))
+            pieces = [_name_pieces(step, names) for step in sides]
+            for side, (side_pieces, other_pieces) in enumerate((pieces, pieces[::-1])):
+                if merge.whole in other_pieces and merge.whole not in side_pieces and set(merge.parts) <= side_pieces:
+                    sides[side], step_indices = _merge_step(sides[side], merge, names, whole=False)
+                    indices = self._old_indices[side]
+                    indices[:] = [-1 if index is None else indices[index] for index in step_indices]
+                    self._applied.append((side, merge))
         self.sides: Sides = (sides[0], sides[1])
 
-    def of(self, mine: StepValues, theirs: StepValues) -> Sides:
-        """The same merges made in two sides that have the same values as the former ones, with other numbers."""
-        sides = [mine, theirs]
-        for which, merge in self._made:
-            sides[which], _ = _merged(sides[which], merge, self._names, whole=True)
+    def apply_to(self, run: StepValues, ref: StepValues) -> Sides:
+        """Apply the merges to two steps with the values of the former ones, but other numbers in them."""
+        sides = [run, ref]
+        for side, merge in self._applied:
+            sides[side], _ = _merge_step(sides[side], merge, self._names, whole=True)
         return sides[0], sides[1]
 
-    def before(self, twins: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The indices that twins among ``sides`` had before, without those that were merged."""
-        found = [(self._before[0][i], self._before[1][j]) for i, j in twins]
-        return [pair for pair in found if min(pair) >= 0]
+    def original_indices(self, twins: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Indices before the merges of twins among ``sides``, without merged values."""
+        indices = [(self._old_indices[0][i], self._old_indices[1][j]) for i, j in twins]
+        return [pair for pair in indices if min(pair) >= 0]
 
 
-def _pieces(step: StepValues, names: NameMap) -> set[str]:
+def _name_pieces(step: StepValues, names: NameMap) -> set[str]:
     return {piece for name in {value.site.name for value in step.values} for piece in names.plain(name).split(".")}
 
 
-def _merged(step: StepValues, merge: Merge, names: NameMap, *, whole: bool) -> tuple[StepValues, list[int | None]]:
-    """The step with one merge made, and of each of its values the index that it had, None where it was merged.
-    ``whole`` False: values may be those of one rank, of which the rows of a head need not be whole.
+def _merge_step(step: StepValues, merge: Merge, names: NameMap, *, whole: bool) -> tuple[StepValues, list[int | None]]:
+    """Step with one merge made, and the former index of each of its values, None for merged ones.
+
+    With ``whole`` False, values may be those of one rank, whose rows need not make up whole heads.
     """
     groups: dict[Key, list[Value]] = {}
-    found: dict[int, Key] = {}
+    key_of_index: dict[int, Key] = {}
     for value in step.values:
         part = merge.part_of(names.plain(value.site.name)) if value.site.phase in _FUSED else None
         if part is None:
             continue
         site = value.site
         key = (site.micro, site.phase, part[1], site.call, site.slot, value.kind, "recomputed" in value.flags)
-        found[value.index] = key
+        key_of_index[value.index] = key
         groups.setdefault(key, []).append(value)
     head_size = _head_size(step, merge, names)
-    complete = {key: parts for key, parts in groups.items() if _complete(parts, merge, names)}
+    complete = {key: parts for key, parts in groups.items() if _is_complete(parts, merge, names)}
     values: list[Value] = []
-    left: list[int | None] = []
-    moved: dict[int, int] = {}
-    wholes: dict[tuple[int, ...], int] = {}
+    former_indices: list[int | None] = []
+    new_roots: dict[int, int] = {}
+    merged_roots: dict[tuple[int, ...], int] = {}
     for value in step.values:
-        key = found.get(value.index)
+        key = key_of_index.get(value.index)
         if key not in complete:
             # The tensor of a value that was merged away has its next sighting as its first.
-            is_part = value.site.phase == "fwd" and found.get(value.root) in complete
+            is_part = value.site.phase == "fwd" and key_of_index.get(value.root) in complete
             flags = value.flags | {PART} if is_part else value.flags
             values.append(
-                replace(value, index=len(values), root=moved.setdefault(value.root, len(values)), flags=flags)
+                replace(value, index=len(values), root=new_roots.setdefault(value.root, len(values)), flags=flags)
             )
-            left.append(value.index)
+            former_indices.append(value.index)
         elif value is max(complete[key], key=lambda part: part.index):
-            parts = _in_order(complete[key], merge, names)
-            made, roots = _joined(parts, merge, names, head_size, whole=whole), tuple(part.root for part in parts)
-            seen = (
-                moved.setdefault(roots[0], len(values))
+            parts = _sort_parts(complete[key], merge, names)
+            merged_value = _join_parts(parts, merge, names, head_size, whole=whole)
+            roots = tuple(part.root for part in parts)
+            root = (
+                new_roots.setdefault(roots[0], len(values))
                 if len(set(roots)) == 1
-                else wholes.setdefault(roots, len(values))
+                else merged_roots.setdefault(roots, len(values))
             )
-            values.append(replace(made, index=len(values), root=seen))
-            left.append(None)
-    return replace(step, values=values), left
+            values.append(replace(merged_value, index=len(values), root=root))
+            former_indices.append(None)
+    return replace(step, values=values), former_indices
 
 
-def _complete(parts: Sequence[Value], merge: Merge, names: NameMap) -> bool:
-    """Whether each part occurs once."""
-    places = [part[0] for value in parts if (part := merge.part_of(names.plain(value.site.name))) is not None]
-    return sorted(places) == list(range(len(merge.parts)))
+def _is_complete(parts: Sequence[Value], merge: Merge, names: NameMap) -> bool:
+    """Tell whether each part occurs once."""
+    part_indices = [part[0] for value in parts if (part := merge.part_of(names.plain(value.site.name))) is not None]
+    return sorted(part_indices) == list(range(len(merge.parts)))
 
 
-def _in_order(parts: Sequence[Value], merge: Merge, names: NameMap) -> list[Value]:
-    def place(value: Value) -> int:
+def _sort_parts(parts: Sequence[Value], merge: Merge, names: NameMap) -> list[Value]:
+    def part_index(value: Value) -> int:
         part = merge.part_of(names.plain(value.site.name))
         return part[0] if part is not None else 0
 
-    return sorted(parts, key=place)
+    return sorted(parts, key=part_index)
 
 
 def _head_size(step: StepValues, merge: Merge, names: NameMap) -> int | None:
-    """Rows of one head, from the shape to which the output of the last part is reshaped; None if not recorded."""
+    """Rows of one head, by the shape that the output of the last part is reshaped to; None if not recorded."""
     if merge.head_size is not None or not merge.grouped:
         return merge.head_size
     outs: dict[int, int] = {}
@@ -136,7 +139,7 @@ def _head_size(step: StepValues, merge: Merge, names: NameMap) -> int | None:
 
 
 def _num_groups(merge: Merge, rows: int, head_size: int | None, *, whole: bool) -> int | None:
-    """The number of groups that the rows of the last part form; 1 without groups, None where it is not known."""
+    """Number of groups that the rows of the last part form: 1 without groups, None where unknown."""
     if not merge.grouped:
         return 1
     if head_size and not rows % head_size:
@@ -149,16 +152,18 @@ def _num_groups(merge: Merge, rows: int, head_size: int | None, *, whole: bool) 
     return None
 
 
-def _joined(parts: Sequence[Value], merge: Merge, names: NameMap, head_size: int | None, *, whole: bool) -> Value:
+def _join_parts(parts: Sequence[Value], merge: Merge, names: NameMap, head_size: int | None, *, whole: bool) -> Value:
     first, last = parts[0], max(parts, key=lambda part: part.index)
     part = merge.part_of(names.plain(first.site.name))
-    own = merge.part_of(first.module)
+    module_part = merge.part_of(first.module)
     name = part[1] if part is not None else first.site.name
-    made = replace(last, site=replace(first.site, name=name), module=own[1] if own is not None else first.module)
+    merged = replace(
+        last, site=replace(first.site, name=name), module=module_part[1] if module_part is not None else first.module
+    )
     if not _is_cut(first):
         if first.site.phase == "bwd":
-            return replace(made, stats=None, load=None, note="a sum over modules that the other run has as one")
-        return replace(made, stats=first.stats, load=first.load, note=first.note)
+            return replace(merged, stats=None, load=None, note="a sum over modules that the other run has as one")
+        return replace(merged, stats=first.stats, load=first.load, note=first.note)
     dim = 0 if _is_weight(first) else len(first.shape) - 1
     stats = [value.stats for value in parts if value.stats is not None]
     loads = [value.load for value in parts if value.load is not None]
@@ -168,7 +173,7 @@ def _joined(parts: Sequence[Value], merge: Merge, names: NameMap, head_size: int
     groups = _num_groups(merge, last_part.shape[dim], head_size, whole=whole)
     stored = len(loads) == len(parts) and groups is not None
     return replace(
-        made,
+        merged,
         shape=shape,
         stats=None if total is None else replace(total, shape=shape, fingerprint=None, projections=None),
         load=(lambda: in_groups([load() for load in loads], dim, groups or 1)) if stored else None,
@@ -181,5 +186,5 @@ def _is_weight(value: Value) -> bool:
 
 
 def _is_cut(value: Value) -> bool:
-    """Whether each module has its own part of a value; else all share it."""
+    """Tell whether each module has its own part of a value; else all share it."""
     return bool(value.shape) and (value.returned or _is_weight(value))

@@ -1,4 +1,4 @@
-"""Rules by which names of one framework become those of another, and the maps of names that come with Trueline."""
+"""Rules that turn names of one framework into those of another, and the maps of names that come with Trueline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trueline.schema.errors import InputError
 from trueline.schema.text.reading import why
 
 REGEX = "re:"
-"""In front of a pattern that is a regular expression over the whole name."""
+"""Prefix of a pattern that is a regular expression over the whole name."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,17 @@ class Rename:
             raise InputError(f"A rename of '{self.old}' to '{self.new}' has no name on its left side.")
         try:
             pattern, new = self._pattern
-            re.compile(pattern.pattern + "|").sub(new, "")
+            re.compile(pattern.pattern + "|").sub(new, "")  # the empty match shows a bad group in ``new`` now
         except (re.error, IndexError, OverflowError, RecursionError, ValueError) as error:
             raise InputError(f"The rename of '{self.old}' to '{self.new}' cannot be read: {why(error)}.") from None
 
     def __call__(self, name: str) -> str:
-        """``name``, renamed; itself where the rule does not fit."""
+        """Rename ``name``; returns it unchanged where the rule does not fit."""
         pattern, new = self._pattern
         return re.sub(r"\.{2,}", ".", pattern.sub(new, name)).strip(".")
 
     def fits(self, name: str) -> bool:
-        """Whether the rule changes ``name``."""
+        """Tell whether the rule changes ``name``."""
         return self._pattern[0].search(name) is not None
 
     @functools.cached_property
@@ -55,6 +55,7 @@ class Rename:
         for number in range(1, self.new.count("*") + 1):
             new = new.replace("*", rf"\g<{number}>", 1)
         if self.old.endswith("."):
+            # A front is dropped only where a name is left behind it.
             return re.compile(rf"^{parts}\.(?=.)"), f"{new}." if new else ""
         return re.compile(rf"(?:(?<=\.)|^){parts}(?=\.|$)"), new
 
@@ -63,10 +64,10 @@ class Rename:
 class Merge:
     """Modules that are separate in one framework (``parts``) and one in the other (``whole``).
 
-    The output of the whole is the concatenation of theirs along the last dim; with ``grouped``, group by group: for
-    each head of the last part, which has ``head_size`` rows, first the rows of the other parts that belong to it. Where
-    ``head_size`` is None, it is read off the shape that heads are reshaped to; where that is not recorded, only
-    statistics are compared.
+    The output of the whole is the concatenation of the parts' outputs along the last dim. With ``grouped`` it goes
+    group by group: for each head of the last part, which has ``head_size`` rows, first the rows of the other parts that
+    belong to it. A ``head_size`` of None is read off the shape that heads are reshaped to; where that is not recorded,
+    only statistics are compared.
     """
 
     parts: tuple[str, ...]
@@ -82,11 +83,11 @@ class Merge:
             )
 
     def part_of(self, name: str) -> tuple[int, str] | None:
-        """The index of the part that ``name`` belongs to, and the name of the whole; None where it belongs to none."""
+        """Index of the part that ``name`` belongs to, and the name of the whole; None for any other name."""
         pieces = name.split(".")
-        for place, piece in enumerate(pieces):
+        for position, piece in enumerate(pieces):
             if piece in self.parts:
-                return self.parts.index(piece), ".".join([*pieces[:place], self.whole, *pieces[place + 1 :]])
+                return self.parts.index(piece), ".".join([*pieces[:position], self.whole, *pieces[position + 1 :]])
         return None
 
 
@@ -104,7 +105,7 @@ _EXPERTS = (
     Rename("experts.down_proj", "experts.w2_weight"),
     Rename("block_sparse_moe", "mlp"),
 )
-"""All experts of a layer in one parameter, as transformers has them since its version 5, and `FusedMoE` of engines."""
+"""All experts of a layer in one parameter: transformers since version 5, and `FusedMoE` of inference engines."""
 
 BUILT_IN: dict[str, Rules] = {
     # `stacked_params_mapping` and `FusedMoE` in the models of vLLM and SGLang (`llama.py`, `mixtral.py` and
@@ -128,4 +129,4 @@ BUILT_IN: dict[str, Rules] = {
         (Merge(_QKV, "linear_qkv", grouped=True), Merge(_GATE_UP, "linear_fc1")),
     ),
 }
-"""By name. They are applied to both runs, in whichever order these are given."""
+"""Maps by name. A map applies to both runs, in whichever order these are passed."""

@@ -32,7 +32,7 @@ def with_one_loss_scale(alignment: Alignment, clipped: float | None = None) -> A
     mine, chosen = alignment.mine, _divided(alignment, scale)
     values = [scaled(value, 1 / scale) if value.root in chosen else value for value in mine.values]
     unscaled = replace(mine, values=values)
-    return replace(alignment.of(unscaled, alignment.theirs), loss_scale=scale)
+    return replace(alignment.apply_to(unscaled, alignment.theirs), loss_scale=scale)
 
 
 def clipped_ratio(mine: Run, theirs: Run, step: int, rank: int | None) -> float | None:

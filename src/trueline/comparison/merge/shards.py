@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Literal
 
-from trueline.comparison.match.gather import Gathered, Gathering, Part, numbers_of
+from trueline.comparison.match.gather import Gathered, Gathering, Part, value_digest
 from trueline.judge.recorded.step_values import OF_BATCH, Loader, Value
 from trueline.judge.recorded.stored_tensors import Scaled, Shape, SideBySide, Sum, in_groups, placed
 from trueline.schema.stats import MergeError, TensorStats
@@ -177,7 +177,7 @@ def _layouts_of_batch(
         # Of a count, such as that of tokens, each rank has its share, and equal shares are likely.
         counted = math.prod(shape) == 1 and entry.first.dtype in _WHOLE_NUMBERS
         return [PartLayout("mean" if counted else "same", shape), *cuts]
-    if all(numbers_of(part.value) in gathering.params for part in entry.parts):  # replicas that drifted
+    if all(value_digest(part.value) in gathering.params for part in entry.parts):  # replicas that drifted
         return [PartLayout("same", shape)]
     return [*cuts, PartLayout("own" if math.prod(shape) != 1 else "mean", shape)]
 

@@ -8,7 +8,7 @@ import pytest
 
 from trueline.comparison.match.align import align
 from trueline.comparison.match.names import NameMap
-from trueline.comparison.match.needleman_wunsch import aligned
+from trueline.comparison.match.needleman_wunsch import align_sequences
 from trueline.judge.recorded.step_values import StepValues, Value
 from trueline.schema.errors import AlignmentError
 from trueline.schema.site import Site
@@ -295,7 +295,7 @@ def test_sequences_align_as_well_as_trying_everything_does():
 
     for _ in range(60):
         mine, theirs = ([(draw.choice("ab"), draw.randrange(2)) for _ in range(draw.randrange(7))] for _ in range(2))
-        found = aligned(mine, theirs, score)
+        found = align_sequences(mine, theirs, score)
         assert [i for i, _ in found if i is not None] == list(range(len(mine)))
         assert [j for _, j in found if j is not None] == list(range(len(theirs)))
         total = sum(score(mine[i], theirs[j]) for i, j in found if i is not None and j is not None)
@@ -305,7 +305,7 @@ def test_sequences_align_as_well_as_trying_everything_does():
 def test_long_sequences_align_within_a_band():
     mine = [i % 97 for i in range(3000)]
     theirs = mine[:500] + [1000] * 5 + mine[500:2000] + mine[2010:]
-    found = aligned(mine, theirs, lambda one, other: one == other)
+    found = align_sequences(mine, theirs, lambda one, other: one == other)
     pairs = [(i, j) for i, j in found if i is not None and j is not None]
     assert len(pairs) == 2990
     assert all(mine[i] == theirs[j] for i, j in pairs)
@@ -336,7 +336,7 @@ def training_step(label, *, swapped=False):
 def test_steps_laid_out_alike_are_beside_each_other_as_matching_has_them(monkeypatch):
     mine, theirs = training_step("a"), training_step("b")
     quick = align(mine, theirs, NameMap())
-    monkeypatch.setattr("trueline.comparison.match.align._laid_out_alike", lambda *_: False)
+    monkeypatch.setattr("trueline.comparison.match.align._has_same_layout", lambda *_: False)
     matched = align(mine, theirs, NameMap())
 
     assert [(pair.mine, pair.theirs, pair.reason) for pair in quick.pairs] == [

@@ -18,7 +18,7 @@ from trueline.schema.stats import TensorStats
 
 
 def fused(mine: StepValues, theirs: StepValues, names: NameMap) -> tuple[StepValues, StepValues]:
-    return Fusion(mine, theirs, names).of(mine, theirs)
+    return Fusion(mine, theirs, names).apply_to(mine, theirs)
 
 
 @pytest.mark.parametrize(
