@@ -10,7 +10,6 @@ from benchmarks.laws.settings import Setting, train
 from benchmarks.page import table
 
 from trueline.judge.series.update_rules import TOLERANCE
-from trueline.laws.optimizer.judgement import worst_units
 
 AT, MORE, LR, DECAY = 30, 10, 1e-3, 0.1
 """The first update that is faulty, and how many follow."""
@@ -95,7 +94,7 @@ def _shown(setting: Setting, fault: Fault, first: int) -> str:
             fault(param, optimizer.state[param], held)
 
     for step, judged in train(setting, steps=first + MORE, tamper=tamper):
-        worst = max(worst_units(judged, each) for each in judged.excess)
+        worst = max(judged.worst_error(each) for each in judged.excess)
         if step >= first and worst > TOLERANCE and found is None:
             found = step - first
         largest = max(largest, worst if step >= first else 0.0)

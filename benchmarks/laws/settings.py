@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trueline.capture.probes.around_update.update_slices import Place, UpdateSample
 from trueline.judge.series.sampled_updates import slices_of
-from trueline.laws.optimizer.judgement import Judged, judge
+from trueline.laws.optimizer.judgement import JudgedUpdate, judge_update
 
 NUMEL, STEPS, SPIKE_AT, SPIKE, MAX_NORM = 4096, 120, 100, 100.0, 1.0
 
@@ -76,7 +76,7 @@ def train(
     steps: int = STEPS,
     numel: int = NUMEL,
     tamper: Callable[[int, torch.optim.Optimizer, dict[str, Any]], None] | None = None,
-) -> Iterator[tuple[int, Judged]]:
+) -> Iterator[tuple[int, JudgedUpdate]]:
     """(step, its update, judged) of a tensor [numel] that is fitted to another in ``steps`` noisy steps, with clipping,
     and gradients that are ``SPIKE`` times as large at ``SPIKE_AT``. ``tamper`` is called between what is seen of an
     update before and after, with the step, the optimizer and copies of what was there before.
@@ -99,7 +99,7 @@ def train(
                 tamper(step, optimizer, held)
         sample.after()
         (one,) = slices_of((step, 0), sample.facts, sample.values(sample.hand_over()))
-        judged = judge(one)
+        judged = judge_update(one)
         assert judged is not None, setting
         yield step, judged
 

@@ -6,7 +6,6 @@ from benchmarks.laws.settings import BROKEN, settings, train
 from benchmarks.page import table
 
 from trueline.judge.series.update_rules import PARAM
-from trueline.laws.optimizer.judgement import worst_units
 
 
 def measure() -> tuple[str, float, int]:
@@ -17,8 +16,8 @@ def measure() -> tuple[str, float, int]:
         errors: dict[str, float] = {}
         for _, judged in train(setting):
             for name in judged.excess:
-                errors[name] = max(errors.get(name, 0.0), worst_units(judged, name))
-            assert judged.counted
+                errors[name] = max(errors.get(name, 0.0), judged.worst_error(name))
+            assert judged.counts_right
         states = ", ".join(f"{name} {value:.2f}" for name, value in errors.items() if name != PARAM)
         dtype = str(setting.dtype).removeprefix("torch.")
         name = f"{setting.rule}{f' ({BROKEN})' if setting.broken else ''}"

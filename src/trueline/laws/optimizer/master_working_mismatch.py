@@ -74,14 +74,14 @@ def check(run: Run) -> list[Finding]:
     pairs = sampled_updates(run).pairs
     if not pairs:
         raise CannotTell("no copies of parameters in higher precision were seen", reason="by-design")
-    wrong = list(_apart(pairs))
+    wrong = list(_mismatched(pairs))
     if not wrong:
         return []
-    first = min(each.step for each in wrong)
-    ranks = tuple(sorted({each.rank for each in wrong}))
-    names = list(dict.fromkeys(each.name for each in wrong))
-    steps = steps_text((each.step for each in wrong), among=(each.step for each in pairs))
-    sites = [str(Site(first, 0, each.rank, "param", each.name)) for each in wrong if each.step == first]
+    first = min(pair.step for pair in wrong)
+    ranks = tuple(sorted({pair.rank for pair in wrong}))
+    names = list(dict.fromkeys(pair.name for pair in wrong))
+    steps = steps_text((pair.step for pair in wrong), among=(pair.step for pair in pairs))
+    sites = [str(Site(first, 0, pair.rank, "param", pair.name)) for pair in wrong if pair.step == first]
     return [
         Finding(
             code=CODE,
@@ -90,9 +90,9 @@ def check(run: Run) -> list[Finding]:
             "those that the optimizer holds.",
             ranks=ranks,
             step_first=first,
-            step_last=max(each.step for each in wrong),
+            step_last=max(pair.step for pair in wrong),
             sites=tuple(sites[:MAX_SITES]),
-            measured=max(float(spacings(each).max()) for each in wrong),
+            measured=max(float(spacings(pair).max()) for pair in wrong),
             expected=1.0,
             unit="largest distance of an element from its copy, in spacings of its format (at most)",
             false_alarm_rate=0.0,
@@ -105,22 +105,23 @@ def check(run: Run) -> list[Finding]:
     ]
 
 
-def _apart(pairs: Sequence[Pair]) -> Iterator[Pair]:
+def _mismatched(pairs: Sequence[Pair]) -> Iterator[Pair]:
     """Pairs that differ and belong together."""
-    known: set[tuple[int, str]] = set()
+    confirmed: set[tuple[int, str]] = set()
     for pair in pairs:
         key = (pair.rank, pair.name)
         differs = bool((spacings(pair) > 1).any())
-        if differs and (pair.certain or key in known):
+        if differs and (pair.certain or key in confirmed):
             yield pair
+        # Elements that are all alike, as of norms at the start, match a copy of any other parameter too.
         elif not differs and np.ptp(pair.working) > 0:
-            known.add(key)
+            confirmed.add(key)
 
 
 def spacings(pair: Pair) -> Array:
     """[K] distance over the largest spacing of the format at the copy; 0 where one of both is not finite."""
-    kind = FORMATS[pair.dtype]
-    known = np.isfinite(pair.working) & np.isfinite(pair.master) & (np.abs(pair.master) <= kind.largest)
+    dtype = FORMATS[pair.dtype]
+    finite = np.isfinite(pair.working) & np.isfinite(pair.master) & (np.abs(pair.master) <= dtype.largest)
     with np.errstate(invalid="ignore"):
-        distance = np.abs(pair.working - pair.master) / (2 * kind.unit * np.abs(pair.master) + 2 * kind.smallest)
-    return np.where(known, distance, 0.0)
+        distance = np.abs(pair.working - pair.master) / (2 * dtype.unit * np.abs(pair.master) + 2 * dtype.smallest)
+    return np.where(finite, distance, 0.0)

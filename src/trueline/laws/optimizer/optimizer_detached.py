@@ -56,7 +56,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trueline.judge.compared_ranks import MAX_SITES, sites_of
-from trueline.laws.optimizer.outside import Left, left_alone
+from trueline.laws.optimizer.unheld_params import UnheldParams, unheld_params
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import listed, named_some, ranks_text, steps_text
 from trueline.store.reader import Run
@@ -70,50 +70,53 @@ ACROSS_RANKS = False
 
 def check(run: Run) -> list[Finding]:
     """The Finding of an optimizer without the model's parameters; raises ``CannotTell`` where no update was sampled."""
-    every = [each for each in left_alone(run) if each.why]
-    return [_finding(run, [each for each in every if each.why == why]) for why in dict.fromkeys(e.why for e in every)]
+    unheld = [params for params in unheld_params(run) if params.sign]
+    signs = dict.fromkeys(params.sign for params in unheld)
+    return [_finding(run, [params for params in unheld if params.sign == sign]) for sign in signs]
 
 
-def _finding(run: Run, left: Sequence[Left]) -> Finding:
-    why = left[0].why
-    first, last = min(each.step_first for each in left), max(each.step_last for each in left)
-    since = min(each.since for each in left)
-    ranks = tuple(each.rank for each in left)
-    kinds = [name.rpartition(".")[2] for name in left[0].optimizers]
+def _finding(run: Run, unheld: Sequence[UnheldParams]) -> Finding:
+    """The Finding of parameters with one sign, of one entry for each rank or more."""
+    sign = unheld[0].sign
+    first, last = min(params.step_first for params in unheld), max(params.step_last for params in unheld)
+    earliest = min(params.earliest_step for params in unheld)
+    ranks = tuple(params.rank for params in unheld)
+    optimizers = [name.rpartition(".")[2] for name in unheld[0].optimizers]
     steps = steps_text((int(step) for step in run.steps if first <= step <= last), among=run.steps.tolist())
-    names = list(dict.fromkeys(name for each in left for name in each.names))
-    holds = "hold" if len(kinds) > 1 else "holds"
-    what, expected = _LACKS[why]
-    whole = why in ("all", "frozen")
+    names = list(dict.fromkeys(name for params in unheld for name in params.names))
+    holds = "hold" if len(optimizers) > 1 else "holds"
+    description, remedy = _SIGNS[sign]
+    whole = sign in ("all", "frozen")
     lacks = "none of the parameters of the model"
-    if why == "frozen":
-        lacks = f"of the model what is frozen alone ({named_some(left[0].held_frozen)}), and not {named_some(names)}"
+    if sign == "frozen":
+        lacks = f"of the model what is frozen alone ({named_some(unheld[0].held_frozen)}), and not {named_some(names)}"
     return Finding(
         code=CODE,
         severity="error" if whole else "warning",
-        claim=f"{listed(kinds)} {holds} {lacks} on {ranks_text(ranks)}, which have gradients and stay as they were at "
-        f"{steps}."
+        claim=f"{listed(optimizers)} {holds} {lacks} on {ranks_text(ranks)}, which have gradients and stay as they "
+        f"were at {steps}."
         if whole
-        else f"{listed(kinds)} {'do' if len(kinds) > 1 else 'does'} not hold {named_some(names)} on "
-        f"{ranks_text(ranks)}, {what}: with gradients, nothing of that changes at {steps}.",
+        else f"{listed(optimizers)} {'do' if len(optimizers) > 1 else 'does'} not hold {named_some(names)} on "
+        f"{ranks_text(ranks)}, {description}: with gradients, nothing of that changes at {steps}.",
         ranks=ranks,
         step_first=first,
         step_last=last,
         sites=sites_of(first, ranks[:2], phase="opt", names=names[: MAX_SITES // 2]),
         measured=0.0,
-        expected=float(len(left[0].names)),
+        expected=float(len(unheld[0].names)),
         unit="parameters of the model that the optimizer holds" if whole else "of these that the optimizer holds",
+        # Arithmetic shows a whole model that stays; that a part of it was to train is a guess from how it looks.
         false_alarm_rate=0.0 if whole else None,
         evidence={
-            "kind": why,
+            "kind": sign,
             "names": names[:100],
-            **({"onset_interval": [since, first]} if since < first else {}),
+            **({"onset_interval": [earliest, first]} if earliest < first else {}),
         },
-        next=(expected,),
+        next=(remedy,),
     )
 
 
-_LACKS: Mapping[str, tuple[str, str]] = {
+_SIGNS: Mapping[str, tuple[str, str]] = {
     "all": (
         "",
         "Make the optimizer after the model is wrapped, cast, moved and loaded, from the parameters of the model that "
@@ -144,4 +147,4 @@ _LACKS: Mapping[str, tuple[str, str]] = {
         "Make the optimizer from all parameters that are to train; set requires_grad to False for what is not.",
     ),
 }
-"""By what shows that parameters were to train: that in words, and what to do."""
+"""By the sign that parameters were to train: it in words, and advice."""

@@ -58,9 +58,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trueline.judge.series.update_rules import PARAM, TOLERANCE
-from trueline.laws.optimizer.between import Lost, lost_states
-from trueline.laws.optimizer.evidence import finding_on, optimizer_of, place_text, sampled_steps
-from trueline.laws.optimizer.judgement import Judged, judged_updates, worst_units
+from trueline.laws.optimizer.evidence import AffectedSlices, sampled_steps
+from trueline.laws.optimizer.judgement import JudgedUpdate, judged_updates
+from trueline.laws.optimizer.lost_states import LostState, lost_states
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import listed, named_some, ranks_text, steps_text
 from trueline.store.reader import Run
@@ -82,74 +82,105 @@ def check(run: Run) -> list[Finding]:
     """Findings of states and of counts that do not follow from what was before; raises ``CannotTell`` where no update
     could be predicted.
     """
-    every = judged_updates(run)
-    steps = sampled_steps(every)
-    wrong = [each for each in every if _wrong_states(each)]
-    uncounted = [each for each in every if not each.counted]
-    lost = lost_states(run)
+    updates = judged_updates(run)
+    wrong = [update for update in updates if _wrong_states(update)]
+    miscounted = [update for update in updates if not update.counts_right]
+    states = lost_states(run)
     return [
-        *([_of_states(wrong, every)] if wrong else []),
-        *([_of_counts(uncounted, every)] if uncounted else []),
-        *([_of_lost(lost, steps)] if lost else []),
+        *([_states_finding(wrong, updates)] if wrong else []),
+        *([_counts_finding(miscounted, updates)] if miscounted else []),
+        *([_lost_finding(states, sampled_steps(updates))] if states else []),
     ]
 
 
-def _wrong_states(judged: Judged) -> list[str]:
-    return [name for name, excess in judged.excess.items() if name != PARAM and (excess > 1).any()]
+def _wrong_states(update: JudgedUpdate) -> list[str]:
+    return [name for name, excess in update.excess.items() if name != PARAM and (excess > 1).any()]
 
 
-def _of_states(wrong: Sequence[Judged], every: Sequence[Judged]) -> Finding:
-    steps = sampled_steps(every)
-    names = list(dict.fromkeys(name for each in wrong for name in _wrong_states(each)))
-    stays = all((each.of.after[n] == each.of.before.get(n)).all() for each in wrong for n in _arrays(each))
-    slices = [each.of for each in wrong]
-    called_off = all(each.of.skipped for each in wrong)
+def _wrong_arrays(update: JudgedUpdate) -> list[str]:
+    """Wrong states but for those that are one number, or that the update made."""
+    return [name for name in _wrong_states(update) if name in update.sample.before and name in update.sample.after]
+
+
+def _affected(wrong: Sequence[JudgedUpdate], updates: Sequence[JudgedUpdate]) -> AffectedSlices:
+    return AffectedSlices(
+        [update.sample for update in wrong], sampled_steps(updates), [update.sample for update in updates]
+    )
+
+
+def _states_finding(wrong: Sequence[JudgedUpdate], updates: Sequence[JudgedUpdate]) -> Finding:
+    affected = _affected(wrong, updates)
+    names = list(dict.fromkeys(name for update in wrong for name in _wrong_states(update)))
+    stays = all(
+        (update.sample.after[name] == update.sample.before.get(name)).all()
+        for update in wrong
+        for name in _wrong_arrays(update)
+    )
+    called_off = all(sample.skipped for sample in affected.slices)
     does = (
         "changed at an update that the gradient scaler had called off, since gradients were not finite"
         if called_off
         else "did not change, although its rule changes it"
         if stays
-        else f"is not what {optimizer_of(slices)} makes of the state before and the gradient"
+        else f"is not what {affected.optimizer} makes of the state before and the gradient"
     )
-    return finding_on(
-        slices,
+    return affected.finding(
         code=CODE,
         severity="error",
-        claim=f"{listed(names)} {place_text(slices, among=steps)} {does}.",
-        measured=max(worst_units(each, name) for each in wrong for name in _wrong_states(each)),
+        claim=f"{listed(names)} {affected.location} {does}.",
+        measured=max(update.worst_error(name) for update in wrong for name in _wrong_states(update)),
         expected=TOLERANCE,
         unit="largest error of an element, in roundings of its terms (at most)",
         slot=names[0],
         evidence={"states": names, "unchanged": stays, "called_off": called_off},
-        looked=[each.of for each in every],
         next=_NEXT,
     )
 
 
-def _of_lost(every: Sequence[Lost], steps: Sequence[int]) -> Finding:
-    told = [each for each in every if each.known and (not each.new or _again(every, each))]
-    lost = [each for each in told or every if each.kind == (told or every)[0].kind]
-    first = lost[0]
-    whose = ranks_text(sorted({each.found.rank for each in lost}))
-    before, after = (of.get("step", 0.0) for of in (first.left.numbers_after, first.found.numbers_before))
-    does = {
-        "older": f"was {before:g} after the update of step {first.left.step} and is {after:g} before that of",
-        "gone": f"was there after the update of step {first.left.step} and is gone before that of",
-        "replaced": f"is not what the update of step {first.left.step} had left before that of",
-    }[first.kind]
-    what = "The count of updates" if first.kind == "older" else listed(list(first.names))
-    since = f"a new {optimizer_of([first.found])} was made" if first.new else "the job was not started again"
-    return finding_on(
-        [each.found for each in lost],
+def _counts_finding(wrong: Sequence[JudgedUpdate], updates: Sequence[JudgedUpdate]) -> Finding:
+    affected = _affected(wrong, updates)
+    first = affected.slices[0]
+    before, after = first.numbers_before.get("step", 0.0), first.numbers_after.get("step", 0.0)
+    is_without_effect = first.skipped or not first.has_gradient
+    return affected.finding(
         code=CODE,
-        severity="warning" if told else "info",
-        claim=f"{what} of {named_some(list(dict.fromkeys(each.found.name for each in lost)))} on {whose} {does} "
-        f"{steps_text((each.found.step for each in lost), among=steps)}: {since}.",
+        severity="error",
+        claim=f"The count of updates {affected.location} went from {before:g} to {after:g} by one update"
+        f"{', which was to change nothing' if is_without_effect else ''}.",
+        measured=after - before,
+        expected=0.0 if is_without_effect else 1.0,
+        unit="updates counted",
+        slot="step",
+        next=_NEXT,
+    )
+
+
+def _lost_finding(states: Sequence[LostState], steps: Sequence[int]) -> Finding:
+    unmeant = [state for state in states if _is_unmeant(state, states)]
+    candidates = unmeant or states
+    alike = [state for state in candidates if state.kind == candidates[0].kind]
+    first = alike[0]
+    affected = AffectedSlices([state.later for state in alike])
+    ranks = ranks_text(sorted({sample.rank for sample in affected.slices}))
+    before = first.earlier.numbers_after.get("step", 0.0)
+    after = first.later.numbers_before.get("step", 0.0)
+    does = {
+        "older": f"was {before:g} after the update of step {first.earlier.step} and is {after:g} before that of",
+        "gone": f"was there after the update of step {first.earlier.step} and is gone before that of",
+        "replaced": f"is not what the update of step {first.earlier.step} had left before that of",
+    }[first.kind]
+    subject = "The count of updates" if first.kind == "older" else listed(list(first.names))
+    circumstance = f"a new {affected.optimizer} was made" if first.is_new_optimizer else "the job was not started again"
+    return affected.finding(
+        code=CODE,
+        severity="warning" if unmeant else "info",
+        claim=f"{subject} of {named_some(affected.names)} on {ranks} {does} "
+        f"{steps_text((sample.step for sample in affected.slices), among=steps)}: {circumstance}.",
         measured=after,
         expected=before,
         unit="updates counted",
         slot=first.names[0],
-        evidence={"kind": "between-updates", "lost": first.kind, "new_optimizer": first.new},
+        evidence={"kind": "between-updates", "lost": first.kind, "new_optimizer": first.is_new_optimizer},
         next=(
             "Look for what makes the optimizer anew, clears optimizer.state or calls optimizer.load_state_dict between "
             "these updates.",
@@ -158,29 +189,10 @@ def _of_lost(every: Sequence[Lost], steps: Sequence[int]) -> Finding:
     )
 
 
-def _again(every: Sequence[Lost], one: Lost) -> bool:
-    """Whether an optimizer of the same settings was made anew more than once."""
-    return len({each.found.made for each in every if each.new and each.left.settings == one.left.settings}) > 1
-
-
-def _arrays(judged: Judged) -> list[str]:
-    return [name for name in _wrong_states(judged) if name in judged.of.before and name in judged.of.after]
-
-
-def _of_counts(wrong: Sequence[Judged], every: Sequence[Judged]) -> Finding:
-    slices, steps = [each.of for each in wrong], sampled_steps(every)
-    first = slices[0]
-    before, after = first.numbers_before.get("step", 0.0), first.numbers_after.get("step", 0.0)
-    return finding_on(
-        slices,
-        code=CODE,
-        severity="error",
-        claim=f"The count of updates {place_text(slices, among=steps)} went from {before:g} to {after:g} by one "
-        f"update{', which was to change nothing' if first.skipped or not first.has_gradient else ''}.",
-        measured=after - before,
-        expected=0.0 if first.skipped or not first.has_gradient else 1.0,
-        unit="updates counted",
-        slot="step",
-        next=_NEXT,
-        looked=[each.of for each in every],
-    )
+def _is_unmeant(state: LostState, states: Sequence[LostState]) -> bool:
+    """Whether the state was lost while the job went on, other than by one new optimizer."""
+    if not state.job_went_on or not state.is_new_optimizer:
+        return state.job_went_on
+    # One new optimizer may be meant, as at another stage of training; several of the same settings are not.
+    alike = [new for new in states if new.is_new_optimizer and new.earlier.settings == state.earlier.settings]
+    return len({new.later.made for new in alike}) > 1

@@ -61,10 +61,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from trueline.judge.compared_ranks import sites_of
-from trueline.laws.optimizer.evidence import finding_on, optimizer_of, place_text, sampled_steps
-from trueline.laws.optimizer.judgement import Judged, judged_updates
-from trueline.laws.optimizer.outside import Left, left_alone
-from trueline.laws.optimizer.untrained import Untrained, untrained
+from trueline.laws.optimizer.evidence import AffectedSlices, sampled_steps
+from trueline.laws.optimizer.judgement import JudgedUpdate, judged_updates
+from trueline.laws.optimizer.unheld_params import UnheldParams, unheld_params
+from trueline.laws.optimizer.untrained import UntrainedParams, untrained_params
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import capitalized, counted, named_some, ranks_text
@@ -82,33 +82,36 @@ _CUTS = "a detach, no_grad, a checkpoint whose input asks for no gradient, a par
 
 def check(run: Run) -> list[Finding]:
     """Findings of parameters that stay; raises ``CannotTell`` where no update could be predicted."""
-    left = [each for each in left_alone(run) if not each.why]
-    findings = [*map(_untrained, untrained(run)), *([_outside(left)] if left else [])]
+    unheld = [params for params in unheld_params(run) if not params.sign]
+    findings = [*map(_untrained_finding, untrained_params(run)), *([_unheld_finding(unheld)] if unheld else [])]
     try:
-        every = judged_updates(run)
+        updates = judged_updates(run)
     except CannotTell:
+        # What is not in an update is told whatever the law of the optimizer is.
         if not findings:
             raise
         return findings
-    still = [each for each in every if each.of.has_gradient and each.still]
-    return [*([_still(still, every)] if still else []), *findings]
+    still = [update for update in updates if update.sample.has_gradient and update.is_still]
+    return [*([_still_finding(still, updates)] if still else []), *findings]
 
 
-def _still(still: Sequence[Judged], every: Sequence[Judged]) -> Finding:
-    slices, steps = [each.of for each in still], sampled_steps(every)
-    first = min(each.step for each in slices)
-    largest = max(float(np.nanmax(np.abs(each.move))) for each in still if each.of.step == first)
-    return finding_on(
-        slices,
+def _still_finding(still: Sequence[JudgedUpdate], updates: Sequence[JudgedUpdate]) -> Finding:
+    affected = AffectedSlices(
+        [update.sample for update in still],
+        sampled_steps(updates),
+        [update.sample for update in updates if update.sample.has_gradient],
+    )
+    at_first = [update for update in still if update.sample.step == affected.step_first]
+    largest = max(float(np.nanmax(np.abs(update.move))) for update in at_first)
+    return affected.finding(
         code=CODE,
         severity="error",
-        claim=f"{optimizer_of(slices)} did not move elements {place_text(slices, among=steps)} by a bit, although its "
-        f"settings declare moves of up to {largest:.3g}.",
+        claim=f"{affected.optimizer} did not move elements {affected.location} by a bit, although its settings declare "
+        f"moves of up to {largest:.3g}.",
         measured=0.0,
         expected=largest,
         unit="largest move of an element",
         evidence={"kind": "not-moved"},
-        looked=[each.of for each in every if each.of.has_gradient],
         next=(
             "Compare with the plain form of the optimizer: foreach=False, fused=False. If that moves them, the kernel "
             "of the form that you use is wrong: look for a newer version of torch.",
@@ -117,37 +120,38 @@ def _still(still: Sequence[Judged], every: Sequence[Judged]) -> Finding:
     )
 
 
-def _untrained(of: Untrained) -> Finding:
-    num, names = len(of.names), named_some(of.names)
-    is_zero = of.kind == "zero-gradient"
+def _untrained_finding(params: UntrainedParams) -> Finding:
+    num, names = len(params.names), named_some(params.names)
+    is_zero = params.kind == "zero-gradient"
     subject = f"The parameter {names}" if num == 1 else f"{counted(num, 'parameter')} ({names})"
-    verb, them = ("has", "it") if num == 1 else ("have", "them")
+    verb, pronoun = ("has", "it") if num == 1 else ("have", "them")
     return Finding(
         code=CODE,
-        severity="warning" if not of.by_design and (is_zero or of.share >= 0.5) else "info",
-        claim=f"{subject}, {100 * of.share:.3g} % of the elements that are to train, {verb} "
-        f"{'a gradient of exactly zero' if is_zero else 'no gradient'} on {ranks_text(of.ranks)} at all {of.num_steps} "
-        f"measured steps: nothing trains {them}.",
-        ranks=tuple(of.ranks),
-        step_first=of.step_first,
-        step_last=of.step_last,
-        sites=sites_of(of.step_first, of.ranks[:1], phase="grad", names=of.names),
+        # A gradient of zero is a fault of the model; none is often meant, but not for half of it.
+        severity="warning" if not params.by_design and (is_zero or params.share >= 0.5) else "info",
+        claim=f"{subject}, {100 * params.share:.3g} % of the elements that are to train, {verb} "
+        f"{'a gradient of exactly zero' if is_zero else 'no gradient'} on {ranks_text(params.ranks)} at all "
+        f"{params.num_steps} measured steps: nothing trains {pronoun}.",
+        ranks=tuple(params.ranks),
+        step_first=params.step_first,
+        step_last=params.step_last,
+        sites=sites_of(params.step_first, params.ranks[:1], phase="grad", names=params.names),
         measured=float(num),
         expected=0.0,
         unit="parameters that nothing trains",
         false_alarm_rate=0.0,
-        evidence={"kind": of.kind, "names": list(of.names[:100])},
+        evidence={"kind": params.kind, "names": list(params.names[:100])},
         next=(
-            f"Look at what follows {them} in the forward pass: {_ZEROS if is_zero else _CUTS}?",
-            f"If {them if num == 1 else 'they'} {'is' if num == 1 else 'are'} not to train, call requires_grad_(False) "
-            f"and leave {them} out of the optimizer.",
+            f"Look at what follows {pronoun} in the forward pass: {_ZEROS if is_zero else _CUTS}?",
+            f"If {pronoun if num == 1 else 'they'} {'is' if num == 1 else 'are'} not to train, call "
+            f"requires_grad_(False) and leave {pronoun} out of the optimizer.",
         ),
     )
 
 
-def _outside(left: Sequence[Left]) -> Finding:
-    names = list(dict.fromkeys(name for each in left for name in each.names))
-    ranks = [each.rank for each in left]
+def _unheld_finding(unheld: Sequence[UnheldParams]) -> Finding:
+    names = list(dict.fromkeys(name for params in unheld for name in params.names))
+    ranks = [params.rank for params in unheld]
     return Finding(
         code=CODE,
         severity="info",
@@ -155,8 +159,8 @@ def _outside(left: Sequence[Left]) -> Finding:
         f"{ranks_text(ranks)} and did not change: no optimizer that was seen holds "
         f"{'it' if len(names) == 1 else 'them'}.",
         ranks=tuple(sorted(ranks)),
-        step_first=min(each.step_first for each in left),
-        step_last=max(each.step_last for each in left),
+        step_first=min(params.step_first for params in unheld),
+        step_last=max(params.step_last for params in unheld),
         measured=float(len(names)),
         expected=0.0,
         unit="parameters with a gradient that no optimizer holds",

@@ -52,9 +52,9 @@ import numpy as np
 from trueline.judge.compared_ranks import MAX_SITES, sites_of
 from trueline.judge.series.sampled_updates import Slice, sampled_updates
 from trueline.judge.series.update_rules import GRAD, PARAM
-from trueline.laws.optimizer.evidence import finding_on, optimizer_of, place_text
-from trueline.laws.optimizer.judgement import judge
-from trueline.laws.optimizer.outside import Decayed, decayed
+from trueline.laws.optimizer.evidence import AffectedSlices
+from trueline.laws.optimizer.judgement import judge_update
+from trueline.laws.optimizer.unheld_params import DecayedParam, decayed_params
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.text.words import capitalized, named_some, ranks_text, steps_text
 from trueline.store.reader import Run
@@ -69,61 +69,40 @@ ACROSS_RANKS = False
 def check(run: Run) -> list[Finding]:
     """Findings of what moves without a gradient; raises ``CannotTell`` where no update was sampled."""
     slices = sampled_updates(run).slices
-    steps = sorted({each.step for each in slices})
-    frozen = [each for each in slices if each.is_own and not each.trains and _moves(each) and _is_without(each)]
-    bare = [each for each in slices if each.trains and not each.has_gradient and _is_changed(each)]
+    steps = sorted({sample.step for sample in slices})
+    frozen = [sample for sample in slices if sample.is_own and not sample.trains and _moves_by_zeros(sample)]
+    without_gradient = [
+        sample for sample in slices if sample.trains and not sample.has_gradient and _breaks_law(sample)
+    ]
+    decayed = decayed_params(run)
+    frozen_text, other_text = "is frozen and has no gradient but zeros", "has no gradient"
     return [
-        *([_finding(frozen, steps, "warning", "is frozen and has no gradient but zeros")] if frozen else []),
-        *([_finding(bare, steps, "error", "has no gradient")] if bare else []),
-        *([_of_decayed(decay, steps)] if (decay := decayed(run)) else []),
+        *([_moves_finding(AffectedSlices(frozen, steps), "warning", frozen_text)] if frozen else []),
+        *([_moves_finding(AffectedSlices(without_gradient, steps), "error", other_text)] if without_gradient else []),
+        *([_decay_finding(decayed, steps)] if decayed else []),
     ]
 
 
-def _of_decayed(every: Sequence[Decayed], steps: Sequence[int]) -> Finding:
-    names = list(dict.fromkeys(each.name for each in every))
-    ranks = tuple(sorted({each.rank for each in every}))
-    first, last = min(each.step for each in every), max(each.until for each in every)
-    return Finding(
-        code=CODE,
-        severity="warning",
-        claim=f"{capitalized(named_some(names))} {'is' if len(names) == 1 else 'are'} frozen and in no optimizer on "
-        f"{ranks_text(ranks)}, and {'is' if len(names) == 1 else 'are'} multiplied by {every[0].factor:.6g} from one "
-        f"update to the next at {steps_text((each.step for each in every), among=steps)}.",
-        ranks=ranks,
-        step_first=first,
-        step_last=last,
-        sites=sites_of(first, ranks[:2], phase="opt", names=names[: MAX_SITES // 2]),
-        measured=every[0].factor,
-        expected=1.0,
-        unit="factor of all elements",
-        false_alarm_rate=0.0,
-        evidence={"kind": "decayed", "names": names[:100]},
-        next=("Look for decay by hand, and leave out what does not require a gradient.",),
-    )
+def _moves_by_zeros(sample: Slice) -> bool:
+    """Whether the parameter moves, to finite values, without a gradient or with one of zeros."""
+    after = sample.after.get(PARAM)
+    if after is None or not np.any(after != sample.before[PARAM]) or not np.isfinite(after).all():
+        return False
+    return not sample.has_gradient or (GRAD in sample.before and not np.any(sample.before[GRAD]))
 
 
-def _moves(of: Slice) -> bool:
-    after = of.after.get(PARAM)
-    return after is not None and bool(np.any(after != of.before[PARAM])) and bool(np.isfinite(after).all())
+def _breaks_law(sample: Slice) -> bool:
+    """Whether an update that was to pass the parameter by changed it or a state of it."""
+    update = judge_update(sample)
+    return update is not None and any((excess > 1).any() for excess in update.excess.values())
 
 
-def _is_without(of: Slice) -> bool:
-    return not of.has_gradient or (GRAD in of.before and not np.any(of.before[GRAD]))
-
-
-def _is_changed(of: Slice) -> bool:
-    """Whether an update that was to pass it by changed it."""
-    judged = judge(of)
-    return judged is not None and any((excess > 1).any() for excess in judged.excess.values())
-
-
-def _finding(slices: Sequence[Slice], steps: Sequence[int], severity: Severity, what: str) -> Finding:
-    largest = max(float(np.nanmax(np.abs(each.after[PARAM] - each.before[PARAM]))) for each in slices)
-    return finding_on(
-        slices,
+def _moves_finding(affected: AffectedSlices, severity: Severity, description: str) -> Finding:
+    largest = max(float(np.nanmax(np.abs(sample.after[PARAM] - sample.before[PARAM]))) for sample in affected.slices)
+    return affected.finding(
         code=CODE,
         severity=severity,
-        claim=f"{optimizer_of(slices)} moves elements {place_text(slices, among=steps)}; what it moves {what}.",
+        claim=f"{affected.optimizer} moves elements {affected.location}; what it moves {description}.",
         measured=largest,
         expected=0.0,
         unit="largest move of an element",
@@ -131,4 +110,27 @@ def _finding(slices: Sequence[Slice], steps: Sequence[int], severity: Severity, 
             "Set .grad to None where a parameter is frozen (zero_grad() does by default), or leave frozen parameters "
             "out of the optimizer.",
         ),
+    )
+
+
+def _decay_finding(decayed: Sequence[DecayedParam], steps: Sequence[int]) -> Finding:
+    names = list(dict.fromkeys(param.name for param in decayed))
+    ranks = tuple(sorted({param.rank for param in decayed}))
+    first, last = min(param.step for param in decayed), max(param.next_step for param in decayed)
+    return Finding(
+        code=CODE,
+        severity="warning",
+        claim=f"{capitalized(named_some(names))} {'is' if len(names) == 1 else 'are'} frozen and in no optimizer on "
+        f"{ranks_text(ranks)}, and {'is' if len(names) == 1 else 'are'} multiplied by {decayed[0].factor:.6g} from one "
+        f"update to the next at {steps_text((param.step for param in decayed), among=steps)}.",
+        ranks=ranks,
+        step_first=first,
+        step_last=last,
+        sites=sites_of(first, ranks[:2], phase="opt", names=names[: MAX_SITES // 2]),
+        measured=decayed[0].factor,
+        expected=1.0,
+        unit="factor of all elements",
+        false_alarm_rate=0.0,
+        evidence={"kind": "decayed", "names": names[:100]},
+        next=("Look for decay by hand, and leave out what does not require a gradient.",),
     )

@@ -18,21 +18,23 @@ FEWEST = 16
 """Steps with measured gradients: layers that begin as zeros learn one after the other, each an update later than the
 one behind it, as the first matrix of a LoRA pair does."""
 
-Kind = Literal["zero-gradient", "no-gradient"]
+GradientLack = Literal["zero-gradient", "no-gradient"]
 
-_FILLS = frozenset({"deepspeed", "fsdp1", "megatron"})
+_ZERO_FILLING_ADAPTERS = frozenset({"deepspeed", "fsdp1", "megatron"})
 """Adapters of what gives parameters without a part in the loss a gradient of zeros."""
 
 
 @dataclass(frozen=True)
-class Untrained:
+class UntrainedParams:
     """``names`` have a gradient of exactly zero, or none, on all ``ranks`` at all ``num_steps`` measured steps from
-    ``step_first`` to ``step_last``. ``share`` is theirs of the elements of the model that are to train. ``by_design``:
-    of each a layer alike is trained, as of experts of which not every one is chosen, and nothing else of its own
-    module; or each is a bias whose weight is trained, as a critic's last one: the loss goes by differences.
+    ``step_first`` to ``step_last``.
+
+    ``share`` is theirs of the elements of the model that are to train. They are so ``by_design`` in two cases. Of each,
+    a layer alike is trained, as of experts of which not every one is chosen, and nothing else of its own module. Or
+    each is a bias whose weight is trained, as a critic's last one: the loss goes by differences.
     """
 
-    kind: Kind
+    kind: GradientLack
     names: Sequence[str]
     ranks: Sequence[int]
     step_first: int
@@ -42,27 +44,29 @@ class Untrained:
     by_design: bool
 
 
-def untrained(run: Run) -> list[Untrained]:
+def untrained_params(run: Run) -> list[UntrainedParams]:
     """At most one for each kind and ``by_design``. Raises ``CannotTell`` where no update was sampled."""
-    held: defaultdict[str, list[Slice]] = defaultdict(list)
-    for each in sampled_updates(run).slices:
-        if each.is_own and each.trains:
-            held[each.name].append(each)
-    zeros, steps = _zeros(run)
+    samples_of: defaultdict[str, list[Slice]] = defaultdict(list)
+    for sample in sampled_updates(run).slices:
+        if sample.is_own and sample.trains:
+            samples_of[sample.name].append(sample)
+    zeros, steps = _without_gradient(run)
     if len(steps) < FEWEST:
         return []
     sizes = run.env[min(run.env)].param_sizes
-    trained = {numberless(name) for name in sizes.keys() - zeros}
-    alive = {name.rpartition(".")[0] for name in sizes.keys() - zeros}
-    found: defaultdict[tuple[Kind, bool], list[str]] = defaultdict(list)
+    trained = sizes.keys() - zeros
+    trained_layers = {numberless(name) for name in trained}
+    trained_modules = {name.rpartition(".")[0] for name in trained}
+    untrained: defaultdict[tuple[GradientLack, bool], list[str]] = defaultdict(list)
     for name in zeros:
-        kind = _kind(held.get(name, ()), fills=run.manifest.adapter in _FILLS)
+        kind = _gradient_lack(samples_of.get(name, ()), fills_zeros=run.manifest.adapter in _ZERO_FILLING_ADAPTERS)
         if kind is not None:
-            of, _, own = name.rpartition(".")
-            found[kind, own == "bias" if of in alive else numberless(name) in trained].append(name)
+            module, _, role = name.rpartition(".")
+            by_design = role == "bias" if module in trained_modules else numberless(name) in trained_layers
+            untrained[kind, by_design].append(name)
     total = sum(sizes.values())
     return [
-        Untrained(
+        UntrainedParams(
             kind,
             names,
             tuple(run.ranks),
@@ -72,29 +76,37 @@ def untrained(run: Run) -> list[Untrained]:
             sum(sizes[name] for name in names) / total,
             by_design,
         )
-        for (kind, by_design), names in found.items()
+        for (kind, by_design), names in untrained.items()
     ]
 
 
-def _zeros(run: Run) -> tuple[list[str], list[int]]:
-    """Parameters of all ranks that never had a gradient other than zero, and the steps at which that was measured."""
-    names = [env.params for env in run.env.values()]
+def _without_gradient(run: Run) -> tuple[list[str], list[int]]:
+    """Parameters of all ranks that never had a gradient other than zero, and the steps at which that was measured.
+
+    Both are empty where ranks have different parameters, or one of them has no rows.
+    """
+    params = [env.params for env in run.env.values()]
     rows = run.lists("param_grad_norms")
-    if not rows or not names or any(each != names[0] for each in names) or {rank for _, rank in rows} != set(run.ranks):
+    if not rows or not params or any(names != params[0] for names in params):
         return [], []
-    if any(len(row) != len(names[0]) for row in rows.values()):
+    if {rank for _, rank in rows} != set(run.ranks):
+        return [], []
+    if any(len(row) != len(params[0]) for row in rows.values()):
         return [], []  # the model changed while it was trained
     never_P = (np.stack(list(rows.values())) <= 0).all(axis=0)
-    return [names[0][p] for p in np.flatnonzero(never_P)], sorted({step for step, _ in rows})
+    return [params[0][p] for p in np.flatnonzero(never_P)], sorted({step for step, _ in rows})
 
 
-def _kind(slices: Sequence[Slice], *, fills: bool) -> Kind | None:
-    """What the updates had for a gradient of one parameter; None where that changed, was not zero, or is not known."""
-    slices = [each for each in slices if each.settings.get("lr") != 0]
-    has = {each.has_gradient for each in slices}
-    if len(has) != 1:
+def _gradient_lack(samples: Sequence[Slice], *, fills_zeros: bool) -> GradientLack | None:
+    """Gradient of one parameter at its updates; None where it changed, was not zero, or is not known.
+
+    A gradient of zeros is no gradient of a framework that ``fills_zeros``.
+    """
+    samples = [sample for sample in samples if sample.settings.get("lr") != 0]  # a rate of 0 trains nothing anyway
+    presence = {sample.has_gradient for sample in samples}
+    if len(presence) != 1:
         return None
-    if has == {False}:
+    if presence == {False}:
         return "no-gradient"
-    zero = all(GRAD in each.before and not each.before[GRAD].any() for each in slices)
-    return ("no-gradient" if fills else "zero-gradient") if zero else None
+    is_zero = all(GRAD in sample.before and not sample.before[GRAD].any() for sample in samples)
+    return ("no-gradient" if fills_zeros else "zero-gradient") if is_zero else None

@@ -50,8 +50,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from trueline.judge.series.update_rules import PARAM
-from trueline.laws.optimizer.evidence import finding_on, optimizer_of
-from trueline.laws.optimizer.judgement import Judged, judged_updates
+from trueline.laws.optimizer.evidence import AffectedSlices
+from trueline.laws.optimizer.judgement import JudgedUpdate, judged_updates
 from trueline.schema.finding import Finding
 from trueline.schema.formats import FORMATS
 from trueline.schema.text.words import listed
@@ -69,61 +69,64 @@ WORTH_TELLING = 0.2
 _ROUNDINGS = 2.0
 """Of weight decay and of the move: together they lose at most twice half a spacing."""
 
-_SECOND = ("exp_avg_sq", "square_avg")
+_SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
 
 
 def check(run: Run) -> list[Finding]:
     """Findings of what rounding loses; raises ``CannotTell`` where no update could be predicted."""
-    every = [each for each in judged_updates(run) if each.of.has_gradient and not each.of.skipped]
-    found: list[Finding] = []
-    share = share_lost(every)
+    updates = [update for update in judged_updates(run) if update.sample.has_gradient and not update.sample.skipped]
+    findings: list[Finding] = []
+    share = share_lost(updates)
     if share > WORTH_TELLING:
-        found.append(_lost(every, share))
-    stuck = share_stuck(every)
+        findings.append(_lost_finding(updates, share))
+    stuck = share_stuck(updates)
     if stuck > WORTH_TELLING:
-        found.append(_stuck(every, stuck))
-    return found
+        findings.append(_stuck_finding(updates, stuck))
+    return findings
 
 
-def share_lost(every: Sequence[Judged]) -> float:
+def share_lost(updates: Sequence[JudgedUpdate]) -> float:
     """The share of the squared norm of the declared moves that is lost; 0 where nothing was to move."""
-    whole = lost = 0.0
-    for each in every:
-        move2 = np.where(np.isfinite(each.move), each.move, 0.0) ** 2 * each.of.numel / len(each.move)
-        before = each.of.before[PARAM]
-        in_reach = np.abs(each.move) <= _ROUNDINGS * FORMATS[each.of.dtypes[PARAM]].unit * np.abs(before)
-        stays = (each.of.after[PARAM] == before) & in_reach
-        whole += float(move2.sum())
-        lost += float(move2[stays].sum())
-    return lost / whole if whole > 0 else 0.0
+    total = total_lost = 0.0
+    for update in updates:
+        sample = update.sample
+        before = sample.before[PARAM]
+        # K elements stand for all of their parameter.
+        move2 = np.where(np.isfinite(update.move), update.move, 0.0) ** 2 * sample.numel / len(update.move)
+        in_reach = np.abs(update.move) <= _ROUNDINGS * FORMATS[sample.dtypes[PARAM]].unit * np.abs(before)
+        stays = (sample.after[PARAM] == before) & in_reach
+        total += float(move2.sum())
+        total_lost += float(move2[stays].sum())
+    return total_lost / total if total > 0 else 0.0
 
 
-def share_stuck(every: Sequence[Judged]) -> float:
+def share_stuck(updates: Sequence[JudgedUpdate]) -> float:
     """The share of sampled second moments that stayed, of those that were to fall."""
-    falling = stuck = 0
-    for each in every:
-        for name in _SECOND:
-            before, after, declared = each.of.before.get(name), each.of.after.get(name), each.predicted.get(name)
+    num_falling = num_stuck = 0
+    for update in updates:
+        sample = update.sample
+        for name in _SECOND_MOMENTS:
+            before, after, declared = sample.before.get(name), sample.after.get(name), update.predicted.get(name)
             if before is None or after is None or declared is None:
                 continue
             falls = declared < before
-            falling += int(falls.sum())
-            stuck += int((falls & (after == before) & (each.excess[name] <= 1)).sum())
-    return stuck / falling if falling else 0.0
+            num_falling += int(falls.sum())
+            num_stuck += int((falls & (after == before) & (update.excess[name] <= 1)).sum())
+    return num_stuck / num_falling if num_falling else 0.0
 
 
-def _dtypes(every: Sequence[Judged], *names: str) -> str:
-    return listed(sorted({each.of.dtypes[name] for each in every for name in names if name in each.of.dtypes}))
+def _dtypes_text(updates: Sequence[JudgedUpdate], *names: str) -> str:
+    dtypes = [update.sample.dtypes for update in updates]
+    return listed(sorted({of_name[name] for of_name in dtypes for name in names if name in of_name}))
 
 
-def _lost(every: Sequence[Judged], share: float) -> Finding:
-    slices = [each.of for each in every]
-    return finding_on(
-        slices,
+def _lost_finding(updates: Sequence[JudgedUpdate], share: float) -> Finding:
+    affected = AffectedSlices([update.sample for update in updates])
+    return affected.finding(
         code=CODE,
         severity="warning",
-        claim=f"Rounding loses {share:.0%} of what {optimizer_of(slices)} declares to move (squared norm): parameters "
-        f"are {_dtypes(every, PARAM)}.",
+        claim=f"Rounding loses {share:.0%} of what {affected.optimizer} declares to move (squared norm): parameters "
+        f"are {_dtypes_text(updates, PARAM)}.",
         measured=share,
         expected=WORTH_TELLING,
         unit="share of the squared norm of declared moves that is lost (at most)",
@@ -134,14 +137,13 @@ def _lost(every: Sequence[Judged], share: float) -> Finding:
     )
 
 
-def _stuck(every: Sequence[Judged], share: float) -> Finding:
-    slices = [each.of for each in every]
-    return finding_on(
-        slices,
+def _stuck_finding(updates: Sequence[JudgedUpdate], share: float) -> Finding:
+    affected = AffectedSlices([update.sample for update in updates])
+    return affected.finding(
         code=CODE,
         severity="info",
-        claim=f"{share:.0%} of the second moments of {optimizer_of(slices)} that were to fall stayed where they were: "
-        f"their decay is less than half a rounding of {_dtypes(every, *_SECOND)}.",
+        claim=f"{share:.0%} of the second moments of {affected.optimizer} that were to fall stayed where they were: "
+        f"their decay is less than half a rounding of {_dtypes_text(updates, *_SECOND_MOMENTS)}.",
         measured=share,
         expected=WORTH_TELLING,
         unit="share of falling second moments that stay (at most)",

@@ -58,10 +58,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trueline.judge.series.sampled_updates import Slice
 from trueline.judge.series.update_rules import PARAM, TOLERANCE
-from trueline.laws.optimizer.evidence import factor_of, finding_on, optimizer_of, place_text, sampled_steps
-from trueline.laws.optimizer.judgement import Judged, judged_updates, worst_units
+from trueline.laws.optimizer.evidence import AffectedSlices, least_squares_factor, sampled_steps
+from trueline.laws.optimizer.judgement import JudgedUpdate, judged_updates
 from trueline.laws.optimizer.magnitudes import bounded_updates
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
@@ -79,46 +78,50 @@ def check(run: Run) -> list[Finding]:
     """
     bounded = bounded_updates(run)
     if not bounded:
-        return _unlike_the_rule(judged_updates(run))
-    beyond = [(each, float(excess.max())) for each, excess in bounded if (excess > 1).any()]
-    return [_beyond(beyond, among=sorted({each.step for each, _ in bounded}))] if beyond else []
+        return _rule_findings(judged_updates(run))
+    beyond = [(sample, float(excess.max())) for sample, excess in bounded if (excess > 1).any()]
+    steps = sorted({sample.step for sample, _ in bounded})
+    if not beyond:
+        return []
+    return [_bound_finding(AffectedSlices([sample for sample, _ in beyond], steps), max(e for _, e in beyond))]
 
 
-def _beyond(beyond: Sequence[tuple[Slice, float]], *, among: Sequence[int]) -> Finding:
-    slices = [each for each, _ in beyond]
-    return finding_on(
-        slices,
+def _bound_finding(affected: AffectedSlices, excess: float) -> Finding:
+    return affected.finding(
         code=CODE,
         severity="error",
-        claim=f"{optimizer_of(slices)} moves elements {place_text(slices, among=among)} as its settings do not allow.",
-        measured=max(excess for _, excess in beyond),
+        claim=f"{affected.optimizer} moves elements {affected.location} as its settings do not allow.",
+        measured=excess,
         expected=1.0,
         unit="move over what the settings allow (at most)",
         next=("Look for what changes parameters, gradients or settings while the optimizer steps.",),
     )
 
 
-def _unlike_the_rule(every: Sequence[Judged]) -> list[Finding]:
-    wrong = [each for each in every if each.of.has_gradient and (each.excess[PARAM] > 1).any() and not each.still]
+def _rule_findings(updates: Sequence[JudgedUpdate]) -> list[Finding]:
+    """The Finding of moves that are not the predicted ones, unless the parameter stood still: see ``param-frozen``."""
+    with_gradient = [update for update in updates if update.sample.has_gradient]
+    wrong = [update for update in with_gradient if (update.excess[PARAM] > 1).any() and not update.is_still]
     if not wrong:
         return []
-    slices = [each.of for each in wrong]
-    factor = factor_of(wrong)
-    near = math.isfinite(factor) and 0.001 < abs(factor) < 1000
-    called_off = all(each.of.skipped for each in wrong)
-    by = f"{factor:.4g} times what" if near and abs(factor - 1) > 1e-3 else "other than"
-    how = "though the gradient scaler had called the update off" if called_off else f"by {by} its settings declare"
+    affected = AffectedSlices(
+        [update.sample for update in wrong], sampled_steps(updates), [update.sample for update in with_gradient]
+    )
+    factor = least_squares_factor(wrong)
+    # Beyond these a fit of one factor says nothing: the moves have little to do with the declared ones.
+    is_plausible = math.isfinite(factor) and 0.001 < abs(factor) < 1000
+    called_off = all(sample.skipped for sample in affected.slices)
+    amount = f"{factor:.4g} times what" if is_plausible and abs(factor - 1) > 1e-3 else "other than"
+    how = "though the gradient scaler had called the update off" if called_off else f"by {amount} its settings declare"
     return [
-        finding_on(
-            slices,
+        affected.finding(
             code=CODE,
             severity="error",
-            claim=f"{optimizer_of(slices)} moves elements {place_text(slices, among=sampled_steps(every))} {how}.",
-            measured=max(worst_units(each, PARAM) for each in wrong),
+            claim=f"{affected.optimizer} moves elements {affected.location} {how}.",
+            measured=max(update.worst_error(PARAM) for update in wrong),
             expected=TOLERANCE,
             unit="largest error of an element, in roundings of its terms (at most)",
             evidence={"factor": factor if math.isfinite(factor) else None, "called_off": called_off},
-            looked=[each.of for each in every if each.of.has_gradient],
             next=(
                 "Compare with the plain form of the optimizer: foreach=False, fused=False. If that is right, the "
                 "kernel of the form that you use is wrong: look for a newer version of torch, or report it.",

@@ -7,7 +7,6 @@ from benchmarks.laws.settings import Setting, settings, train
 
 from trueline.capture.probes.around_update.update_slices import KNOWN
 from trueline.judge.series.update_rules import LAWS, PARAM, TOLERANCE
-from trueline.laws.optimizer.judgement import worst_units
 
 FLOAT32 = Setting("AdamW", "foreach", torch.float32)
 
@@ -16,9 +15,9 @@ def errors(setting, **more):
     """The worst error of each name over a short training, in the units of TOLERANCE."""
     found = {}
     for _, judged in train(setting, numel=256, **more):
-        assert judged.counted
+        assert judged.counts_right
         for name in judged.excess:
-            found[name] = max(found.get(name, 0.0), worst_units(judged, name))
+            found[name] = max(found.get(name, 0.0), judged.worst_error(name))
     return found
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import trueline
 from trueline.capture.probes.around_update.sampling import gap
-from trueline.laws.optimizer.outside import _owners
+from trueline.laws.optimizer.unheld_params import _owner_prefixes
 
 AT = 6
 """The first update that is faulty."""
@@ -319,7 +319,7 @@ def test_what_was_to_train_and_no_optimizer_holds(tmp_path, make, before, kind, 
     ],
 )
 def test_modules_around_a_parameter_but_for_most_of_the_model(name, begins):
-    assert _owners(name) == begins
+    assert _owner_prefixes(name) == begins
 
 
 def _added(step, model, optimizer):
