@@ -68,7 +68,7 @@ import numpy as np
 
 from trueline.judge.compared_ranks import MAX_SITES, sites_of
 from trueline.judge.series.update_rules import TOLERANCE
-from trueline.laws.averages.averaging import Averaging, Interval, Piece, agree, sampled_averagings
+from trueline.laws.averages.averaging import Averaging, Interval, Piece, common_share, sampled_averagings
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.formats import FORMATS
@@ -92,15 +92,15 @@ MOST_CALLS = 8
 WORTH_TELLING = 0.2
 """Share of what is to move and stays, from which on that is told, as of `update-lost`."""
 
-Kind = Literal[
+AverageFault = Literal[
     "rule", "trained", "same", "left-out", "several", "swapped", "often", "decay", "lost", "ranks", "still", "buffers",
     "copied", "rising", "fast",
 ]  # fmt: skip
 
-_ERRORS: tuple[Kind, ...] = ("rule", "trained", "same", "swapped", "often", "decay")
-_WARNINGS: tuple[Kind, ...] = ("left-out", "lost", "ranks")
+_ERRORS: tuple[AverageFault, ...] = ("rule", "trained", "same", "swapped", "often", "decay")
+_WARNINGS: tuple[AverageFault, ...] = ("left-out", "lost", "ranks")
 
-_ADVICE: Mapping[Kind, str] = {
+_ADVICE: Mapping[AverageFault, str] = {
     "rule": "Look at which model the update is given: the one that is trained, after the optimizer's update, not a "
     "copy of it; and for what else writes into the average. If it is not to be d e + (1 - d) p, do not declare it.",
     "trained": "Leave the average's parameters out of the optimizer, and use the average under torch.no_grad().",
@@ -119,170 +119,214 @@ _ADVICE: Mapping[Kind, str] = {
     "fast": "If the model is to have the smaller part, swap them: e = decay * e + (1 - decay) * p.",
 }
 
-Judged = tuple[Averaging, Sequence[Piece]]
-"""An averaging and which of its tensors a Finding is about."""
+Affected = tuple[Averaging, Sequence[Piece]]
+"""An averaging and its tensors that a Finding is about."""
 
 
 def check(run: Run) -> list[Finding]:
     """A Finding for each way in which an average is not one; raises ``CannotTell`` where none was seen."""
-    of_each: dict[str, list[Averaging]] = {}
-    for one in sampled_averagings(run):
-        of_each.setdefault(one.key, []).append(one)
-    of_each = {key: some for key, some in of_each.items() if not some[0].found or _averages(some)}
-    every = [one for some in of_each.values() for one in some]
-    if not every:
+    by_key: dict[str, list[Averaging]] = {}
+    for averaging in sampled_averagings(run):
+        by_key.setdefault(averaging.key, []).append(averaging)
+    histories = [history for history in by_key.values() if not history[0].is_undeclared or _behaves_as_average(history)]
+    averagings = [averaging for history in histories for averaging in history]
+    if not averagings:
         raise CannotTell(
             "no average of the weights was seen: there is none, it is no AveragedModel of torch and not declared, or "
             "its tensors have other names or shapes than the model's",
             reason="by-design",
         )
-    if not any(one.moves or (one.gap != "update" and not all(each.is_buffer for each in one.pieces)) for one in every):
+    if not any(averaging.moves or _follows_params(averaging) for averaging in averagings):
         raise CannotTell(
             "what the averages follow is not the same from an update to the next one, as where that is compiled",
             reason="undecidable",
         )
-    found: list[Finding] = []
-    for some in of_each.values():
-        found += _same(some) or [*_each(some), *_still(some), *_lost(some), *_buffers(some), *_ranks(some)]
-    return found
+    return [finding for history in histories for finding in _findings(history)]
 
 
-def _averages(some: Sequence[Averaging]) -> bool:
-    """Whether what nobody declared is an average by what it does: it moves between updates, in several samples, each
-    time to the model, and no optimizer holds it.
+def _follows_params(averaging: Averaging) -> bool:
+    """Whether it follows parameters that stay from the update on."""
+    return averaging.gap != "update" and not all(piece.is_buffer for piece in averaging.pieces)
+
+
+def _findings(history: Sequence[Averaging]) -> list[Finding]:
+    """Findings of one average, whose averagings are its ``history``."""
+    # An average that is the model itself breaks every other rule, too.
+    return _alias_findings(history) or [
+        *_rule_findings(history),
+        *_still_findings(history),
+        *_rounding_findings(history),
+        *_buffer_findings(history),
+        *_rank_findings(history),
+    ]
+
+
+def _behaves_as_average(history: Sequence[Averaging]) -> bool:
+    """Whether a module that nobody declared is an average by what it does: it moves between updates, in several
+    samples, each time to the model, and no optimizer holds it.
     """
-    moving = [one for one in some if one.moves]
-    held = any(piece.held or piece.same for one in some for piece in one.pieces)
-    return len({one.step for one in moving}) >= FEWEST and not held and all(share_of(one) for one in moving)
+    moving = [averaging for averaging in history if averaging.moves]
+    pieces = [piece for averaging in history for piece in averaging.pieces]
+    is_trained = any(piece.in_optimizer or piece.is_model_tensor for piece in pieces)
+    num_steps = len({averaging.step for averaging in moving})
+    return num_steps >= FEWEST and not is_trained and all(share_of(averaging) for averaging in moving)
 
 
-def share_of(one: Averaging) -> Interval | None:
+def share_of(averaging: Averaging) -> Interval | None:
     """The shares that explain all moving parameters of an averaging; None for none, or where nothing moves."""
-    moving = [each for each in one.params if each.moves]
-    found = agree([(0.0, 1.0), *(each.share for each in moving)]) if moving else None
-    if found is None and one.gap == "update":
-        return agree([(0.0, 1.0), *(each.share_of(each.earlier) for each in moving)]) if moving else None
-    return found
+    moving = [piece for piece in averaging.params if piece.moves]
+    if not moving:
+        return None
+    share = common_share([(0.0, 1.0), *(piece.share for piece in moving)])
+    if share is None and averaging.gap == "update":
+        # An average that is made just before the update follows the model of before.
+        return common_share([(0.0, 1.0), *(piece.share_towards(piece.earlier_model) for piece in moving)])
+    return share
 
 
-def _each(some: Sequence[Averaging]) -> list[Finding]:
-    """What each averaging shows by itself, and what they show of a decay."""
-    of_kind: defaultdict[Kind, list[Judged]] = defaultdict(list)
+def _rule_findings(history: Sequence[Averaging]) -> list[Finding]:
+    """Findings of averagings that no share explains, and of the decays that the others show."""
+    by_fault: defaultdict[AverageFault, list[Affected]] = defaultdict(list)
     shares: list[tuple[Averaging, Interval]] = []
-    for one in some:
-        moving = [each for each in one.params if each.moves]
-        share = share_of(one)
+    for averaging in history:
+        moving = [piece for piece in averaging.params if piece.moves]
+        share = share_of(averaging)
         if share is not None:
-            shares.append((one, share))
-            left = [each for each in one.params if not each.moves and each.trains and not agree([share, each.share])]
-            if left and one.gap != "update":
-                of_kind["left-out"].append((one, left))
-        elif moving and one.gap == "update":
-            trained = [each for each in moving if each.held]
-            of_kind["trained" if trained else "rule"].append((one, trained or moving))
+            shares.append((averaging, share))
+            unmoved = [piece for piece in averaging.params if not piece.moves and piece.trains]
+            left_out = [piece for piece in unmoved if not common_share([share, piece.share])]
+            if left_out and averaging.gap != "update":
+                by_fault["left-out"].append((averaging, left_out))
+        elif moving and averaging.gap == "update":
+            trained = [piece for piece in moving if piece.in_optimizer]
+            by_fault["trained" if trained else "rule"].append((averaging, trained or moving))
         elif moving:
-            kind, pieces = _kind_of(moving)
-            of_kind[kind].append((one, pieces))
-    found = [_finding(kind, judged, some) for kind, judged in of_kind.items()]
-    return [*found, *_decay(shares, some)]
+            fault, pieces = _fault_between_updates(moving)
+            by_fault[fault].append((averaging, pieces))
+    findings = [_finding(fault, affected, history) for fault, affected in by_fault.items()]
+    return [*findings, *_decay_findings(shares, history)]
 
 
-def _kind_of(moving: Sequence[Piece]) -> tuple[Kind, list[Piece]]:
-    """Why no share explains all of these."""
-    wrong = [each for each in moving if agree([(0.0, 1.0), each.share]) is None]
+def _fault_between_updates(moving: Sequence[Piece]) -> tuple[AverageFault, list[Piece]]:
+    """Fault of pieces that no one share explains, and those that have it."""
+    wrong = [piece for piece in moving if common_share([(0.0, 1.0), piece.share]) is None]
     if wrong:
         return "rule", wrong
-    copies = [each for each in moving if each.share[1] >= 1]
-    rest = [each for each in moving if each.share[1] < 1]
-    return ("copied", copies) if agree([each.share for each in rest]) else ("several", list(moving))
+    copies = [piece for piece in moving if piece.share[1] >= 1]
+    averaged = [piece for piece in moving if piece.share[1] < 1]
+    return ("copied", copies) if common_share([piece.share for piece in averaged]) else ("several", list(moving))
 
 
-def _decay(shares: Sequence[tuple[Averaging, Interval]], some: Sequence[Averaging]) -> list[Finding]:
+def _decay_findings(shares: Sequence[tuple[Averaging, Interval]], history: Sequence[Averaging]) -> list[Finding]:
     """Of a declared decay, what all samples but copies contradict; without one, what is far from usual."""
-    known = [(one, share) for one, share in shares if share[1] < 1]
-    judged = [(one, one.params) for one, _ in known]
-    intervals = [share for _, share in known]
-    decay = some[0].decay
-    if len(known) < FEWEST:
+    averaged = [(averaging, share) for averaging, share in shares if share[1] < 1]
+    affected = [(averaging, averaging.params) for averaging, _ in averaged]
+    intervals = [share for _, share in averaged]
+    decay = history[0].decay
+    if len(averaged) < FEWEST:
         return []
-    low, high = 1 - intervals[-1][1], 1 - intervals[-1][0]
-    told = next((f"{low:.{n}g}" for n in (6, 4, 2) if f"{low:.{n}g}" == f"{high:.{n}g}"), f"{low:.4g} to {high:.4g}")
+    decay_text = _decay_text(intervals[-1])
     if decay is None:
-        slow = all(share[0] > 0.5 for share in intervals) and agree([intervals[0], intervals[-1]])
-        return [_finding("fast", judged, some, told)] if slow and len(known) >= FAST else []
-    if any(least <= 1 - decay <= most for least, most in intervals):
+        is_fast = all(low > 0.5 for low, _ in intervals) and common_share([intervals[0], intervals[-1]])
+        return [_finding("fast", affected, history, decay_text)] if is_fast and len(averaged) >= FAST else []
+    if any(low <= 1 - decay <= high for low, high in intervals):
         return []
-    if _all_have(decay, intervals):
-        return [_finding("swapped", judged, some, told)]
-    if times := next((k for k in range(2, MOST_CALLS + 1) if _all_have(1 - decay**k, intervals)), 0):
-        return [_finding("often", judged, some, counted(times, "time"))]
+    if _all_contain(intervals, decay):
+        return [_finding("swapped", affected, history, decay_text)]
+    if times := next((k for k in range(2, MOST_CALLS + 1) if _all_contain(intervals, 1 - decay**k)), 0):
+        return [_finding("often", affected, history, counted(times, "time"))]
     rises = intervals[0][0] > intervals[-1][1] and intervals[-1][0] > 1 - decay
-    return [_finding("rising" if rises else "decay", judged, some, told)]
+    return [_finding("rising" if rises else "decay", affected, history, decay_text)]
 
 
-def _all_have(share: float, intervals: Iterable[Interval]) -> bool:
+def _decay_text(share: Interval) -> str:
+    """The decay in as many digits as both ends of the interval of its share agree in; else both."""
+    low, high = 1 - share[1], 1 - share[0]
+    agreed = (f"{low:.{digits}g}" for digits in (6, 4, 2) if f"{low:.{digits}g}" == f"{high:.{digits}g}")
+    return next(agreed, f"{low:.4g} to {high:.4g}")
+
+
+def _all_contain(intervals: Iterable[Interval], share: float) -> bool:
     return all(low <= share <= high for low, high in intervals)
 
 
-def _same(some: Sequence[Averaging]) -> list[Finding]:
+def _alias_findings(history: Sequence[Averaging]) -> list[Finding]:
     """An average all of whose tensors are the model's own."""
-    judged = [(one, one.pieces) for one in some if all(each.same for each in one.pieces)]
-    return [_finding("same", judged, some)] if len(judged) == len(some) else []
+    affected = [
+        (averaging, averaging.pieces)
+        for averaging in history
+        if all(piece.is_model_tensor for piece in averaging.pieces)
+    ]
+    return [_finding("same", affected, history)] if len(affected) == len(history) else []
 
 
-def _still(some: Sequence[Averaging]) -> list[Finding]:
+def _still_findings(history: Sequence[Averaging]) -> list[Finding]:
     """An average that is not the model, is further from it than a declared decay lets stay, and does not move in any
     sample.
     """
-    decay = some[0].decay
+    decay = history[0].decay
     declared: Interval = (0.0, 0.0) if decay is None else (1 - decay, 1 - decay)
-    judged = [
-        (one, pieces)
-        for one in some
-        if one.gap != "update"
-        and (pieces := [e for e in one.params if e.apart.any() and (decay is None or not agree([e.share, declared]))])
-    ]
-    if any(one.moves for one in some) or len({one.step for one, _ in judged}) < FEWEST or _share_lost(some) is not None:
+    affected: list[Affected] = []
+    for averaging in history:
+        far = [piece for piece in averaging.params if piece.is_far.any()]
+        pieces = [piece for piece in far if decay is None or not common_share([piece.share, declared])]
+        if pieces and averaging.gap != "update":
+            affected.append((averaging, pieces))
+    num_steps = len({averaging.step for averaging, _ in affected})
+    if any(averaging.moves for averaging in history) or num_steps < FEWEST or _share_lost(history) is not None:
         return []
-    return [_finding("still", judged, some)]
+    return [_finding("still", affected, history)]
 
 
-def _buffers(some: Sequence[Averaging]) -> list[Finding]:
+def _buffer_findings(history: Sequence[Averaging]) -> list[Finding]:
     """Buffers that never move while parameters of the average and the model's buffers do."""
-    held: defaultdict[str, list[tuple[Averaging, Piece]]] = defaultdict(list)
-    for one in (each for each in some if each.moves):
-        for each in one.pieces:
-            if each.is_buffer and not each.same and each.is_finite:
-                held[each.name].append((one, each))
+    buffers: defaultdict[str, list[tuple[Averaging, Piece]]] = defaultdict(list)
+    for averaging in history:
+        for piece in averaging.pieces if averaging.moves else ():
+            if piece.is_buffer and not piece.is_model_tensor and piece.is_finite:
+                buffers[piece.name].append((averaging, piece))
     still = {
         name
-        for name, each in held.items()
-        if len({one.step for one, _ in each}) >= FEWEST
-        and not any(piece.moves for _, piece in each)
-        and sum(bool(piece.apart.any()) for _, piece in each) >= FEWEST
+        for name, samples in buffers.items()
+        if len({averaging.step for averaging, _ in samples}) >= FEWEST
+        and not any(piece.moves for _, piece in samples)
+        and sum(bool(piece.is_far.any()) for _, piece in samples) >= FEWEST
     }
-    judged = [(one, pieces) for one in some if (pieces := [each for each in one.pieces if each.name in still])]
-    return [_finding("buffers", judged, some)] if judged else []
+    affected = [
+        (averaging, pieces)
+        for averaging in history
+        if (pieces := [piece for piece in averaging.pieces if piece.name in still])
+    ]
+    return [_finding("buffers", affected, history)] if affected else []
 
 
-def _lost(some: Sequence[Averaging]) -> list[Finding]:
-    share = _share_lost(some)
+def _rounding_findings(history: Sequence[Averaging]) -> list[Finding]:
+    """Moves that rounding loses, of an average in a coarse format."""
+    share = _share_lost(history)
     if share is None or share < WORTH_TELLING:
         return []
-    judged = [(one, pieces) for one in some if (pieces := [each for each in one.params if _is_coarse(each)])]
-    return [_finding("lost", judged, some, f"{share:.0%}", measured=share)]
+    affected = [
+        (averaging, pieces)
+        for averaging in history
+        if (pieces := [piece for piece in averaging.params if _is_coarse(piece)])
+    ]
+    return [_finding("lost", affected, history, f"{share:.0%}", measured=share)]
 
 
-def _share_lost(some: Sequence[Averaging]) -> float | None:
+def _share_lost(history: Sequence[Averaging]) -> float | None:
     """Of elements in a coarse format that are far from the model, the share of the squared distance that stays although
     the average is known to be updated; None where there are none.
     """
-    known = [one for one in some if one.gap == "call" or (one.gap == "between" and (one.moves or one.decay))]
+    updated = [
+        averaging
+        for averaging in history
+        if averaging.gap == "call" or (averaging.gap == "between" and (averaging.moves or averaging.decay))
+    ]
     far = stay = 0.0
-    for each in (piece for one in known for piece in one.params if _is_coarse(piece)):
-        gap2 = np.where(each.apart, each.model - each.before, 0.0) ** 2
+    for piece in (piece for averaging in updated for piece in averaging.params if _is_coarse(piece)):
+        gap2 = np.where(piece.is_far, piece.model - piece.before, 0.0) ** 2
         far += float(gap2.sum())
-        stay += float(gap2[each.before == each.after].sum())
+        stay += float(gap2[piece.before == piece.after].sum())
     return stay / far if far else None
 
 
@@ -290,91 +334,102 @@ def _is_coarse(piece: Piece) -> bool:
     return piece.unit > FORMATS["float32"].unit
 
 
-def _ranks(some: Sequence[Averaging]) -> list[Finding]:
+def _rank_findings(history: Sequence[Averaging]) -> list[Finding]:
     """Averages that differ although what they follow is the same, among ranks on which they move."""
-    moving = {one.rank for one in some if one.moves}
-    at: defaultdict[tuple[int, str, str], list[tuple[Averaging, Piece]]] = defaultdict(list)
-    for one in some:
-        if one.gap != "update" and one.rank in moving:
-            for each in one.params:
-                at[one.step, one.gap, each.name].append((one, each))
-    of: dict[int, tuple[Averaging, list[Piece]]] = {}
-    for each in at.values():
-        first = each[0][1]
-        others = [(one, piece) for one, piece in each[1:] if piece.after.shape == first.after.shape]
-        others = [(one, piece) for one, piece in others if (piece.model == first.model).all()]
-        differing = [(one, piece) for one, piece in others if (piece.after != first.after).any()]
-        for one, piece in [each[0], *differing] if differing else []:
-            of.setdefault(id(one), (one, []))[1].append(piece)
-    return [_finding("ranks", [*of.values()], some)] if of else []
+    moving_ranks = {averaging.rank for averaging in history if averaging.moves}
+    replicas: defaultdict[tuple[int, str, str], list[tuple[Averaging, Piece]]] = defaultdict(list)
+    for averaging in history:
+        if averaging.gap != "update" and averaging.rank in moving_ranks:
+            for piece in averaging.params:
+                replicas[averaging.step, averaging.gap, piece.name].append((averaging, piece))
+    differing: dict[int, tuple[Averaging, list[Piece]]] = {}
+    for samples in replicas.values():
+        first = samples[0][1]
+        unlike = [(averaging, piece) for averaging, piece in samples[1:] if _differs_from(piece, first)]
+        for averaging, piece in [samples[0], *unlike] if unlike else []:
+            differing.setdefault(id(averaging), (averaging, []))[1].append(piece)
+    return [_finding("ranks", [*differing.values()], history)] if differing else []
+
+
+def _differs_from(piece: Piece, first: Piece) -> bool:
+    """Whether averages of the same weights differ."""
+    if piece.after.shape != first.after.shape or not (piece.model == first.model).all():
+        return False
+    return bool((piece.after != first.after).any())
 
 
 def _finding(
-    kind: Kind, judged: Sequence[Judged], some: Sequence[Averaging], told: str = "", *, measured: float | None = None
+    fault: AverageFault,
+    affected: Sequence[Affected],
+    history: Sequence[Averaging],
+    detail: str = "",
+    *,
+    measured: float | None = None,
 ) -> Finding:
-    names = list(dict.fromkeys(each.name for _, pieces in judged for each in pieces))
-    steps = sorted({one.step for one, _ in judged})
-    ranks = tuple(sorted({one.rank for one, _ in judged}))
-    among = sorted({one.step for one in some})
-    who = f"The average {some[0].name}" if some[0].name != "the average" else "The average"
-    where = f"on {ranks_text(ranks)} at {steps_text(steps, among=among)}"
-    of, decay = named_some(names), some[0].decay
-    dtypes = named_some(sorted({each.dtype for _, pieces in judged for each in pieces}))
-    claims: dict[Kind, str] = {
-        "rule": f"{who} follows other weights than those of the model {where}: no decay explains {of}.",
-        "trained": f"{who} is changed by the update of the optimizer, which holds {of}, {where}.",
-        "same": f"{who} is the model itself {where}: {of} of both are one tensor.",
-        "left-out": f"{who} leaves out {of} {where}, which the model trains.",
-        "several": f"{who} has different decays for {of} {where}.",
-        "swapped": f"{who} is updated with a decay of {told} {where}, and {decay:g} is declared: they are swapped."
+    """The Finding of one fault; ``detail`` is the decay, the share or the number that its claim says."""
+    names = list(dict.fromkeys(piece.name for _, pieces in affected for piece in pieces))
+    steps = sorted({averaging.step for averaging, _ in affected})
+    ranks = tuple(sorted({averaging.rank for averaging, _ in affected}))
+    among = sorted({averaging.step for averaging in history})
+    average = f"The average {history[0].name}" if history[0].name != "the average" else "The average"
+    location = f"on {ranks_text(ranks)} at {steps_text(steps, among=among)}"
+    tensors, decay = named_some(names), history[0].decay
+    dtypes = named_some(sorted({piece.dtype for _, pieces in affected for piece in pieces}))
+    claims: dict[AverageFault, str] = {
+        "rule": f"{average} follows other weights than those of the model {location}: no decay explains {tensors}.",
+        "trained": f"{average} is changed by the update of the optimizer, which holds {tensors}, {location}.",
+        "same": f"{average} is the model itself {location}: {tensors} of both are one tensor.",
+        "left-out": f"{average} leaves out {tensors} {location}, which the model trains.",
+        "several": f"{average} has different decays for {tensors} {location}.",
+        "swapped": f"{average} is updated with a decay of {detail} {location}, and {decay:g} is declared: they are "
+        "swapped."
         if decay is not None
         else "",
-        "often": f"{who} moves between two updates {where} as if its decay of {decay} were applied {told}.",
-        "decay": f"{who} is updated with a decay of {told} {where}, and {decay} is declared.",
-        "lost": f"Rounding loses {told} of what {who[0].lower()}{who[1:]} is to move (squared norm) {where}: it is "
-        f"{dtypes}.",
-        "ranks": f"{who} differs between the {ranks_text(ranks)} at {steps_text(steps, among=among)}, while what it "
-        f"follows is the same: {of}.",
-        "still": f"{who} does not move {where}, and is not the model: {of}.",
-        "buffers": f"{who} leaves out the buffers {of} {where}, which are not those of the model.",
-        "copied": f"{who} has copies of {of} of the model {where}, and averages of the others.",
-        "rising": f"{who} begins with a lower decay than the declared {decay}, and is at {told} {where}.",
-        "fast": f"{who} has a decay of {told} {where}: the model has the larger part in each update.",
+        "often": f"{average} moves between two updates {location} as if its decay of {decay} were applied {detail}.",
+        "decay": f"{average} is updated with a decay of {detail} {location}, and {decay} is declared.",
+        "lost": f"Rounding loses {detail} of what {average[0].lower()}{average[1:]} is to move (squared norm) "
+        f"{location}: it is {dtypes}.",
+        "ranks": f"{average} differs between the {ranks_text(ranks)} at {steps_text(steps, among=among)}, while what "
+        f"it follows is the same: {tensors}.",
+        "still": f"{average} does not move {location}, and is not the model: {tensors}.",
+        "buffers": f"{average} leaves out the buffers {tensors} {location}, which are not those of the model.",
+        "copied": f"{average} has copies of {tensors} of the model {location}, and averages of the others.",
+        "rising": f"{average} begins with a lower decay than the declared {decay}, and is at {detail} {location}.",
+        "fast": f"{average} has a decay of {detail} {location}: the model has the larger part in each update.",
     }
-    severity: Severity = "error" if kind in _ERRORS else "warning" if kind in _WARNINGS else "info"
-    if some[0].custom and kind in ("rule", "left-out"):
+    severity: Severity = "error" if fault in _ERRORS else "warning" if fault in _WARNINGS else "info"
+    if history[0].custom and fault in ("rule", "left-out"):
         severity = "info"  # a function of the user's own may average otherwise
-    if kind == "still" and decay is not None and decay < 1:
+    if fault == "still" and decay is not None and decay < 1:
         severity = "warning"
     return Finding(
         code=CODE,
         severity=severity,
-        claim=claims[kind],
+        claim=claims[fault],
         ranks=ranks,
         step_first=steps[0],
         step_last=steps[-1],
         sites=sites_of(steps[0], ranks[:2], phase="opt", names=names[: MAX_SITES // 2]),
-        measured=_worst(judged) if kind == "rule" else measured,
-        expected=1.0 if kind == "rule" else WORTH_TELLING if kind == "lost" else None,
+        measured=_worst_excess(affected) if fault == "rule" else measured,
+        expected=1.0 if fault == "rule" else WORTH_TELLING if fault == "lost" else None,
         unit="largest difference, over what rounding may explain (at most)"
-        if kind == "rule"
+        if fault == "rule"
         else "share of the squared distance to the model that stays (at most)",
         false_alarm_rate=0.0,
-        evidence={"kind": kind, "names": names[:100]},
-        next=(_ADVICE[kind],),
+        evidence={"kind": fault, "names": names[:100]},
+        next=(_ADVICE[fault],),
     )
 
 
-def _worst(judged: Sequence[Judged]) -> float:
+def _worst_excess(affected: Sequence[Affected]) -> float:
     """The largest difference from the share that fits best, over what rounding explains."""
     worst = 0.0
-    for _, pieces in judged:
-        for each in pieces:
-            gap, moved = each.model - each.before, each.after - each.before
+    for _, pieces in affected:
+        for piece in pieces:
+            gap, moved = piece.model - piece.before, piece.after - piece.before
+            # Least squares; the norm is kept from 0 where the average is the model.
             share = min(max(float(gap @ moved) / max(float(gap @ gap), 1e-300), 0.0), 1.0)
-            allowed = (
-                TOLERANCE * max(each.unit, each.of_model * share) * (np.abs(each.before) + np.abs(each.model))
-                + each.tiny
-            )
+            unit = max(piece.unit, piece.model_unit * share)
+            allowed = TOLERANCE * unit * (np.abs(piece.before) + np.abs(piece.model)) + piece.tiny
             worst = max(worst, float(np.max(np.abs(moved - share * gap) / allowed)))
     return worst

@@ -24,29 +24,31 @@ Gap = Literal["update", "between", "call"]
 
 Interval = tuple[float, float]
 
-_ALL: Interval = (0.0, float("inf"))
+_NON_NEGATIVE: Interval = (0.0, float("inf"))
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Elements [K] of one tensor of an average: ``before`` and ``after``, and what it follows, ``model`` just after and
-    ``earlier`` just before. ``unit`` and ``of_model`` are their unit roundoffs, ``tiny`` the smallest number. ``held``:
-    the optimizer holds the average's; ``same``: both are one tensor.
+    """Elements [K] of one tensor of an average, ``before`` and ``after`` a gap.
+
+    ``model`` is what they follow, just after the gap, and ``earlier_model`` just before. ``unit`` and ``model_unit``
+    are the unit roundoffs of both, ``tiny`` the smallest number. ``in_optimizer``: the optimizer holds the average's
+    tensor; ``is_model_tensor``: both are one tensor.
     """
 
     name: str
     before: Array
     after: Array
     model: Array
-    earlier: Array
+    earlier_model: Array
     dtype: str
     unit: float
-    of_model: float
+    model_unit: float
     tiny: float
     is_buffer: bool
     trains: bool
-    held: bool
-    same: bool
+    in_optimizer: bool
+    is_model_tensor: bool
 
     @property
     def moves(self) -> bool:
@@ -56,57 +58,60 @@ class Piece:
     @property
     def is_finite(self) -> bool:
         """Whether all elements are."""
-        return all(bool(np.isfinite(each).all()) for each in (self.before, self.after, self.model, self.earlier))
+        arrays = (self.before, self.after, self.model, self.earlier_model)
+        return all(bool(np.isfinite(array).all()) for array in arrays)
 
     @cached_property
     def share(self) -> Interval:
         """Least and largest share s ≥ 0 by which all elements may have moved to ``model``; the least is the larger one
         where no s explains all of them.
         """
-        return self.share_of(self.model)
+        return self.share_towards(self.model)
 
-    def share_of(self, model: Array) -> Interval:
-        """The same of another ``model``.
+    def share_towards(self, target: Array) -> Interval:
+        """Least and largest share s ≥ 0 by which all elements may have moved to ``target`` [K].
 
         The difference e' - e - s (p - e) is at most ``TOLERANCE`` units of the format of e, of |e| + |p|, and where p
         has a coarser one, in which s p may be rounded, as many of that, of s |p|. Both are linear in s.
         """
-        gap, moved = model - self.before, self.after - self.before
-        fixed = TOLERANCE * self.unit * (np.abs(self.before) + np.abs(model)) + 2 * self.tiny
-        growing = TOLERANCE * self.of_model * np.abs(model) if self.of_model > self.unit else np.zeros_like(model)
-        return _meet([_at_least(gap + growing, moved - fixed), _at_least(growing - gap, -moved - fixed)])
+        gap, moved = target - self.before, self.after - self.before
+        fixed = TOLERANCE * self.unit * (np.abs(self.before) + np.abs(target)) + 2 * self.tiny
+        is_coarser = self.model_unit > self.unit
+        growing = TOLERANCE * self.model_unit * np.abs(target) if is_coarser else np.zeros_like(target)
+        return _intersection([_at_least(gap + growing, moved - fixed), _at_least(growing - gap, -moved - fixed)])
 
     @property
-    def apart(self) -> NDArray[np.bool_]:
+    def is_far(self) -> NDArray[np.bool_]:
         """[K] whether the model's is further from the average than rounding the average explains."""
         return np.abs(self.model - self.before) > TOLERANCE * self.unit * (np.abs(self.before) + np.abs(self.model))
 
 
-def _at_least(factor: Array, right: Array) -> Interval:
-    """The s ≥ 0 with factor * s ≥ right everywhere."""
+def _at_least(factor: Array, bound: Array) -> Interval:
+    """The s ≥ 0 with factor * s ≥ bound everywhere."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        quotient = right / factor
+        quotient = bound / factor
     low = float(np.max(quotient, where=factor > 0, initial=0.0))
     high = float(np.min(quotient, where=factor < 0, initial=float("inf")))
-    impossible = bool((right[factor == 0] > 0).any())
+    impossible = bool((bound[factor == 0] > 0).any())
     return (float("inf"), 0.0) if impossible else (low, high)
 
 
-def _meet(intervals: Sequence[Interval]) -> Interval:
+def _intersection(intervals: Sequence[Interval]) -> Interval:
     return max((low for low, _ in intervals), default=0.0), min((high for _, high in intervals), default=float("inf"))
 
 
-def agree(intervals: Sequence[Interval]) -> Interval | None:
-    """What all intervals have in common, None for nothing."""
-    low, high = _meet([_ALL, *intervals])
+def common_share(intervals: Sequence[Interval]) -> Interval | None:
+    """The shares that all intervals contain, None for none."""
+    low, high = _intersection([_NON_NEGATIVE, *intervals])
     return (low, high) if low <= high else None
 
 
 @dataclass(frozen=True, eq=False)
 class Averaging:
-    """What one average did on ``rank`` after the update of ``step``. ``key`` tells it from others, ``decay`` is the one
-    that is declared, ``custom`` says that it is averaged by a function of the user's own, ``found`` that it is a module
-    like the model which nobody declared.
+    """Moves of one average on ``rank`` after the update of ``step``.
+
+    ``key`` tells it from others, ``decay`` is the one that is declared, ``custom`` says that it is averaged by a
+    function of the user's own, ``is_undeclared`` that it is a module like the model which nobody declared.
     """
 
     step: int
@@ -116,63 +121,71 @@ class Averaging:
     gap: Gap
     decay: float | None
     custom: bool
-    found: bool
+    is_undeclared: bool
     pieces: tuple[Piece, ...]
 
     @property
     def params(self) -> list[Piece]:
         """Those of parameters, which are no model's own, and finite."""
-        return [each for each in self.pieces if not each.is_buffer and not each.same and each.is_finite]
+        return [piece for piece in self.pieces if not piece.is_buffer and not piece.is_model_tensor and piece.is_finite]
 
     @property
     def moves(self) -> bool:
         """Whether a parameter of the average moves."""
-        return any(each.moves for each in self.params)
+        return any(piece.moves for piece in self.params)
 
 
 def sampled_averagings(run: Run) -> list[Averaging]:
-    """All of them, by step, then rank, in the order of time."""
+    """Averagings of all ranks, by step, then rank, in the order of time."""
     values = run.lists("average_values")
-    found: list[Averaging] = []
+    averagings: list[Averaging] = []
     for key, text in run.texts("average_facts").items():
         if key in values:
-            at = 0
+            start = 0
             for facts in json.loads(text):
-                size = 2 * sum(int(each[1]) for each in facts["slices"])
-                end = at + size * len(facts["moments"])
-                found += _averagings(key[1], facts, values[key][at:end].reshape(len(facts["moments"]), size))
-                at = end
-    return sorted(found, key=lambda each: (each.step, each.rank))
+                # Each slice has the elements of the average, then as many of the model, at every moment.
+                size = 2 * sum(int(entry[1]) for entry in facts["slices"])
+                end = start + size * len(facts["moments"])
+                moments = values[key][start:end].reshape(len(facts["moments"]), size)
+                averagings += _averagings(key[1], facts, moments)
+                start = end
+    return sorted(averagings, key=lambda averaging: (averaging.step, averaging.rank))
 
 
 def _averagings(rank: int, facts: Any, moments: Array) -> Iterator[Averaging]:
-    ends = np.cumsum([int(each[1]) for each in facts["slices"] for _ in range(2)])[:-1]
-    split = [np.split(each, ends) for each in moments]
+    ends = np.cumsum([int(entry[1]) for entry in facts["slices"] for _ in range(2)])[:-1]
+    arrays_by_moment = [np.split(moment, ends) for moment in moments]
     gaps: tuple[Gap, ...] = ("call",) if facts["moments"][0] == "call" else ("update", "between")
     for number, gap in enumerate(gaps):
-        before, after = split[number], split[number + 1]
-        pieces = [
-            Piece(
-                name=str(each[0]),
-                before=before[2 * at],
-                after=after[2 * at],
-                model=after[2 * at + 1],
-                earlier=before[2 * at + 1],
-                dtype=str(each[2]),
-                unit=FORMATS[each[2]].unit,
-                of_model=FORMATS[each[3]].unit,
-                tiny=FORMATS[each[2]].smallest,
-                is_buffer=each[4],
-                trains=each[5],
-                held=each[6],
-                same=each[7],
-            )
-            for at, each in enumerate(facts["slices"])
-            if each[2] in FORMATS and each[3] in FORMATS
-        ]
+        pieces = list(_pieces(facts["slices"], arrays_by_moment[number], arrays_by_moment[number + 1]))
         if gap != "update":  # what follows something that moves meanwhile is not judged
-            pieces = [each for each in pieces if each.is_buffer or each.same or (each.model == each.earlier).all()]
+            pieces = [
+                piece
+                for piece in pieces
+                if piece.is_buffer or piece.is_model_tensor or (piece.model == piece.earlier_model).all()
+            ]
         if pieces:
             settings = {name: facts[name] for name in ("key", "name", "decay", "custom")}
-            found = facts.get("found", False)
-            yield Averaging(facts["step"], rank, gap=gap, pieces=tuple(pieces), found=found, **settings)
+            is_undeclared = facts.get("found", False)
+            yield Averaging(facts["step"], rank, gap=gap, pieces=tuple(pieces), is_undeclared=is_undeclared, **settings)
+
+
+def _pieces(entries: Sequence[Any], before: Sequence[Array], after: Sequence[Array]) -> Iterator[Piece]:
+    """Pieces of the formats that are known; arrays are of the average and of the model by turns."""
+    for i, (name, _, dtype, model_dtype, is_buffer, trains, in_optimizer, is_model_tensor, *_) in enumerate(entries):
+        if dtype in FORMATS and model_dtype in FORMATS:
+            yield Piece(
+                name=str(name),
+                before=before[2 * i],
+                after=after[2 * i],
+                model=after[2 * i + 1],
+                earlier_model=before[2 * i + 1],
+                dtype=str(dtype),
+                unit=FORMATS[dtype].unit,
+                model_unit=FORMATS[model_dtype].unit,
+                tiny=FORMATS[dtype].smallest,
+                is_buffer=is_buffer,
+                trains=trains,
+                in_optimizer=in_optimizer,
+                is_model_tensor=is_model_tensor,
+            )
