@@ -66,7 +66,14 @@ from typing import Literal
 import numpy as np
 
 from trueline.judge.compared_ranks import MAX_SITES, sites_of
-from trueline.laws.batch_norm.running_statistics import Counted, NormPass, excess, sampled_passes, whole_batch
+from trueline.laws.batch_norm.running_statistics import (
+    BatchCount,
+    NormPass,
+    PassKey,
+    excess,
+    sampled_passes,
+    whole_batch,
+)
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.text.words import named_some, ranks_text, steps_text
@@ -79,9 +86,9 @@ NEEDS: tuple[str, ...] = ("norm_facts", "norm_values")
 FEWEST = 3
 """Gaps between sampled steps in which only what is trained on was counted."""
 
-Kind = Literal["rule", "evaluation", "nonfinite", "again", "frozen", "between"]
+BatchNormFault = Literal["rule", "evaluation", "nonfinite", "again", "frozen", "between"]
 
-_ADVICE: Mapping[Kind, str] = {
+_ADVICE: Mapping[BatchNormFault, str] = {
     "rule": "Compare with the same layer in float64 on the CPU: if that is right, the kernel here is wrong. Look for a "
     "newer version, and for what writes into running_mean and running_var.",
     "evaluation": "Look for what writes into running_mean and running_var while the layer is in evaluation mode.",
@@ -95,127 +102,134 @@ _ADVICE: Mapping[Kind, str] = {
 
 def check(run: Run) -> list[Finding]:
     """A Finding for each way in which statistics are not as declared; raises ``CannotTell`` where none was seen."""
-    passes, counted = sampled_passes(run)
+    passes, counts = sampled_passes(run)
     if not passes:
         raise CannotTell(
             "no pass of torch's BatchNorm was seen in a sampled step: the model has none, it is compiled, or its "
             "layers have a forward of their own",
             reason="by-design",
         )
-    every = {(one.step, one.rank, one.name, one.number): one for one in passes}
-    of_kind: defaultdict[Kind, list[tuple[NormPass, float]]] = defaultdict(list)
-    for one in passes:
-        whole = whole_batch(one, every)
-        off = None if whole is None else excess(whole)
-        if off is None or whole is None:
+    by_key = {norm_pass.key: norm_pass for norm_pass in passes}
+    faulty: defaultdict[BatchNormFault, list[tuple[NormPass, float]]] = defaultdict(list)
+    for norm_pass in passes:
+        whole = whole_batch(norm_pass, by_key)
+        excesses = None if whole is None else excess(whole)
+        if excesses is None or whole is None:
             continue
         if _is_poisoned(whole):
-            of_kind["nonfinite"].append((one, math.inf))
-        elif (worst := max(float(np.max(each)) for each in off.values())) > 1:
-            of_kind["rule" if one.tracks else "evaluation"].append((one, worst))
-        if one.frozen and one.tracks:
-            of_kind["frozen"].append((one, 0.0))
-    found = [_finding(kind, some, passes, every) for kind, some in sorted(of_kind.items())]
-    return [*found, *_again(counted), *_between(run, counted)]
+            faulty["nonfinite"].append((norm_pass, math.inf))
+        elif (worst := max(float(np.max(values)) for values in excesses.values())) > 1:
+            faulty["rule" if norm_pass.tracks else "evaluation"].append((norm_pass, worst))
+        if norm_pass.frozen and norm_pass.tracks:
+            faulty["frozen"].append((norm_pass, 0.0))
+    findings = [_pass_finding(fault, affected, by_key) for fault, affected in sorted(faulty.items())]
+    return [*findings, *_recomputation_findings(counts), *_evaluation_findings(run, counts)]
 
 
-def _is_poisoned(one: NormPass) -> bool:
+def _is_poisoned(norm_pass: NormPass) -> bool:
     """Whether statistics have no finite number, and the batch has."""
-    old, new = np.concatenate(one.before[1:]), np.concatenate(one.after[1:])
-    finite = bool(np.isfinite(one.sums).all() and np.isfinite(one.squares).all())
+    old, new = np.concatenate(norm_pass.before[1:]), np.concatenate(norm_pass.after[1:])
+    finite = bool(np.isfinite(norm_pass.sums).all() and np.isfinite(norm_pass.squares).all())
     return finite and not np.isfinite(old).all() and not np.isfinite(new).all()
 
 
-def _finding(
-    kind: Kind,
-    some: Sequence[tuple[NormPass, float]],
-    among: Sequence[NormPass],
-    every: Mapping[tuple[int, int, str, int], NormPass],
+def _pass_finding(
+    fault: BatchNormFault, affected: Sequence[tuple[NormPass, float]], by_key: Mapping[PassKey, NormPass]
 ) -> Finding:
-    passes = [one for one, _ in some]
+    """The Finding of passes, each with its largest excess, among all that were sampled."""
+    passes = [norm_pass for norm_pass, _ in affected]
     names = _names(passes)
-    layers = "layer" if len(names) == 1 else "layers"
-    steps, ranks = sorted({one.step for one in passes}), tuple(sorted({one.rank for one in passes}))
-    where = f"on {ranks_text(ranks)} at {steps_text(steps, among=sorted({one.step for one in among}))}"
-    claims: dict[Kind, str] = {
-        "rule": f"The running statistics of the {layers} {named_some(names)} {where} are not what batch "
-        f"normalisation declares{_how(passes, every)}.",
-        "evaluation": f"The running statistics of the {layers} {named_some(names)} change {where} in evaluation mode.",
-        "nonfinite": f"The running statistics of the {layers} {named_some(names)} hold NaN or infinity {where}, while "
-        "what goes in is finite: an earlier batch was not, and evaluation will be NaN.",
-        "frozen": f"No parameter of the {layers} {named_some(names)} is trained, but the running statistics "
-        f"change {where}.",
+    layers = f"the {'layer' if len(names) == 1 else 'layers'} {named_some(names)}"
+    steps = sorted({norm_pass.step for norm_pass in passes})
+    ranks = tuple(sorted({norm_pass.rank for norm_pass in passes}))
+    sampled_steps = sorted({step for step, *_ in by_key})
+    location = f"on {ranks_text(ranks)} at {steps_text(steps, among=sampled_steps)}"
+    claims: dict[BatchNormFault, str] = {
+        "rule": f"The running statistics of {layers} {location} are not what batch normalisation "
+        f"declares{_wrong_statistic(passes, by_key)}.",
+        "evaluation": f"The running statistics of {layers} change {location} in evaluation mode.",
+        "nonfinite": f"The running statistics of {layers} hold NaN or infinity {location}, while what goes in is "
+        "finite: an earlier batch was not, and evaluation will be NaN.",
+        "frozen": f"No parameter of {layers} is trained, but the running statistics change {location}.",
     }
-    severity: Severity = "info" if kind == "frozen" else "error"
+    severity: Severity = "info" if fault == "frozen" else "error"
+    has_number = fault not in ("nonfinite", "frozen")
     return Finding(
         code=CODE,
         severity=severity,
-        claim=claims[kind],
+        claim=claims[fault],
         ranks=ranks,
         step_first=steps[0],
         step_last=steps[-1],
         sites=sites_of(steps[0], ranks[:2], phase="fwd", names=names[: MAX_SITES // 2]),
-        measured=None if kind in ("nonfinite", "frozen") else max(worst for _, worst in some),
-        expected=None if kind in ("nonfinite", "frozen") else 1.0,
+        measured=max(worst for _, worst in affected) if has_number else None,
+        expected=1.0 if has_number else None,
         unit="largest difference, over what rounding may explain (at most)",
         false_alarm_rate=0.0,
-        evidence={"kind": kind, "names": names[:100]},
-        next=(_ADVICE[kind],),
+        evidence={"kind": fault, "names": names[:100]},
+        next=(_ADVICE[fault],),
     )
 
 
-def _how(passes: Sequence[NormPass], every: Mapping[tuple[int, int, str, int], NormPass]) -> str:
-    """What is off, if it is one thing: the mean, the variance or the count."""
-    off = [excess(whole) for one in passes if (whole := whole_batch(one, every)) is not None]
-    wrong = {name for each in off if each is not None for name, values in each.items() if (values > 1).any()}
-    named = {"mean": "the mean", "variance": "the variance", "count": "the count of batches"}
-    return f": {named[wrong.pop()]} is off" if len(wrong) == 1 else ""
+def _wrong_statistic(passes: Sequence[NormPass], by_key: Mapping[PassKey, NormPass]) -> str:
+    """``: the mean is off``, or the variance, or the count; '' if several are."""
+    wholes = [whole for norm_pass in passes if (whole := whole_batch(norm_pass, by_key)) is not None]
+    excesses = [values_by_name for whole in wholes if (values_by_name := excess(whole)) is not None]
+    wrong = {name for by_name in excesses for name, values in by_name.items() if (values > 1).any()}
+    phrases = {"mean": "the mean", "variance": "the variance", "count": "the count of batches"}
+    return f": {phrases[wrong.pop()]} is off" if len(wrong) == 1 else ""
 
 
-def _names(passes: Sequence[NormPass | Counted]) -> list[str]:
-    return list(dict.fromkeys(one.name for one in passes))
+def _names(samples: Sequence[NormPass | BatchCount]) -> list[str]:
+    return list(dict.fromkeys(sample.name for sample in samples))
 
 
-def _again(counted: Sequence[Counted]) -> list[Finding]:
+def _recomputation_findings(counts: Sequence[BatchCount]) -> list[Finding]:
     """Layers that count a batch in the forward pass and once more in the backward pass."""
-    twice = [one for one in counted if 0 < one.again < one.passes and one.last - one.first >= one.passes]
+    twice = [
+        count for count in counts if 0 < count.in_backward < count.passes and count.last - count.first >= count.passes
+    ]
     if not twice:
         return []
-    names, steps = _names(twice), sorted({one.step for one in twice})
+    names, steps = _names(twice), sorted({count.step for count in twice})
     claim = (
         f"Activation checkpointing computes {named_some(names)} again in the backward pass, which counts each batch "
         "twice in the running statistics: they follow the last batches more closely than their momentum says."
     )
-    return [_info("again", claim, names, steps, sorted({one.rank for one in twice}))]
+    return [_info("again", claim, names, steps, sorted({count.rank for count in twice}))]
 
 
-def _between(run: Run, counted: Sequence[Counted]) -> list[Finding]:
+def _evaluation_findings(run: Run, counts: Sequence[BatchCount]) -> list[Finding]:
     """Batches that the first layer counts between some steps, and not between others, and that no step descends."""
     rank = run.ranks[0]  # DDP gives the others the count of the first
-    own = [one for one in counted if one.rank == rank]
-    numbers, measured = (each[:, 0] for each in run.pivot("num_micro"))
-    micro = {int(step): float(num) for step, num, known in zip(run.steps, numbers, measured, strict=True) if known}
-    quiet, loud = 0, list[tuple[int, int, float]]()
-    for before, after in pairwise(one for one in own if one.name == own[0].name and one.passes):
+    counts_of_rank = [count for count in counts if count.rank == rank]
+    numbers, measured = (cells_TN[:, 0] for cells_TN in run.pivot("num_micro"))
+    cells = zip(run.steps, numbers, measured, strict=True)
+    num_micro = {int(step): float(num) for step, num, is_measured in cells if is_measured}
+    num_quiet, excesses = 0, list[tuple[int, int, float]]()
+    layer = counts_of_rank[0].name if counts_of_rank else ""
+    for before, after in pairwise(count for count in counts_of_rank if count.name == layer and count.passes):
         steps = range(before.step + 1, after.step)
-        if before.passes != micro.get(before.step) or any(step not in micro for step in steps):
+        if before.passes != num_micro.get(before.step) or any(step not in num_micro for step in steps):
             continue
-        more = after.first - before.last - sum(micro[step] for step in steps)
-        quiet += more == 0
-        if more > 0:
-            loud.append((before.step, after.step, more))
-    if not loud or quiet < FEWEST:
+        num_extra = after.first - before.last - sum(num_micro[step] for step in steps)
+        num_quiet += num_extra == 0
+        if num_extra > 0:
+            excesses.append((before.step, after.step, num_extra))
+    if not excesses or num_quiet < FEWEST:
         return []
-    begin, end, more = loud[0]
+    begin, end, num_extra = excesses[0]
     claim = (
-        f"{own[0].name} counts {more:.0f} more batch{'' if more == 1 else 'es'} between steps {begin} and {end} on "
-        f"{ranks_text((rank,))} than these train on, as an evaluation in training mode does: its running statistics "
-        "hold these, too."
+        f"{layer} counts {num_extra:.0f} more batch{'' if num_extra == 1 else 'es'} between steps {begin} and "
+        f"{end} on {ranks_text((rank,))} than these train on, as an evaluation in training mode does: its running "
+        "statistics hold these, too."
     )
-    return [_info("between", claim, [own[0].name], [begin, loud[-1][1]], [rank])]
+    return [_info("between", claim, [layer], [begin, excesses[-1][1]], [rank])]
 
 
-def _info(kind: Kind, claim: str, names: Sequence[str], steps: Sequence[int], ranks: Sequence[int]) -> Finding:
+def _info(
+    fault: BatchNormFault, claim: str, names: Sequence[str], steps: Sequence[int], ranks: Sequence[int]
+) -> Finding:
     return Finding(
         code=CODE,
         severity="info",
@@ -225,6 +239,6 @@ def _info(kind: Kind, claim: str, names: Sequence[str], steps: Sequence[int], ra
         step_last=steps[-1],
         sites=sites_of(steps[0], ranks[:2], phase="fwd", names=names[: MAX_SITES // 2]),
         false_alarm_rate=0.0,
-        evidence={"kind": kind, "names": list(names[:100])},
-        next=(_ADVICE[kind],),
+        evidence={"kind": fault, "names": list(names[:100])},
+        next=(_ADVICE[fault],),
     )
