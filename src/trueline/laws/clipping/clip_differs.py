@@ -71,6 +71,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -87,7 +88,7 @@ from trueline.store.reader import Run
 _NEAR = 1e-3
 """How far from 1 a factor of gradients is no rounding, in bfloat16 either way of all elements alike."""
 
-_FEWEST = 3
+_FEWEST_STEPS = 3
 """Steps at which gradients are multiplied after clipping for that to be no coincidence."""
 
 _CLAIMS = {
@@ -95,7 +96,7 @@ _CLAIMS = {
     "early": "clipped gradients that a later backward pass of the step then added to",
     "multiplied": "was followed by code that multiplied the gradients again",
 }
-"""What calls at another place did, by kind."""
+"""Effect of a call at a wrong place, by kind."""
 
 CODE = "clip-differs"
 CALLS = {"": ("clip_grad_norm_",)}
@@ -110,87 +111,130 @@ def check(run: Run) -> list[Finding]:
     """
     late = [call for call in late_calls(run) if call.clips]
     try:
-        every = clip_calls(run)
+        calls = clip_calls(run)
     except CannotTell:
         if not late:
             raise
-        every = ()
-    in_time = {(call.step, call.rank) for call in every}
+        calls = ()
+    in_time = {(call.step, call.rank) for call in calls}
     late = [call for call in late if (call.step, call.rank) not in in_time]
-    steps = sorted({call.step for call in (*every, *late)})
-    nothing = list(_nothing(run, every))
-    apart = [(call, names) for call in every if (names := _apart(call))]
-    ranks = list(_between_ranks(run, every))
-    early = [call for call in every if call.clips and call.then == "backward" and call.added and _is_left(call)]
-    ends = [call for call in every if call.clips and call.then == "update" and not call.scaled]
-    multiplied = [call for call in ends if call.since > 1 + _NEAR]
-    if len(multiplied) < min(_FEWEST, len(ends)):
-        multiplied = []
+    steps = sorted({call.step for call in (*calls, *late)})
+    without_gradient = list(_calls_without_gradient(run, calls))
+    elements = [(call, names) for call in calls if (names := _wrong_gradients(call))]
+    disagreements = list(_disagreements(run, calls))
+    misplaced = {"late": late, "early": _early_calls(calls), "multiplied": _multiplied_calls(calls)}
     return [
-        *([_of_ranks(ranks, steps)] if ranks else []),
-        *([_of_nothing(nothing, steps)] if nothing else []),
-        *([_of_elements(apart, steps)] if apart else []),
-        *(
-            _misplaced(kind, calls, steps)
-            for kind, calls in zip(_CLAIMS, (late, early, multiplied), strict=True)
-            if calls
-        ),
+        *([_rank_finding(disagreements, steps)] if disagreements else []),
+        *([_empty_finding(_AffectedCalls(without_gradient, steps))] if without_gradient else []),
+        *([_element_finding(elements, steps)] if elements else []),
+        *(_misplaced_finding(kind, _AffectedCalls(wrong, steps)) for kind, wrong in misplaced.items() if wrong),
     ]
 
 
-def _is_left(call: ClipCall) -> bool:
+@dataclass(frozen=True)
+class _AffectedCalls:
+    """Calls that a Finding is about, at least one, of those at ``sampled_steps``."""
+
+    calls: Sequence[ClipCall]
+    sampled_steps: Sequence[int]
+
+    @property
+    def steps(self) -> list[int]:
+        """Their steps, ascending."""
+        return sorted({call.step for call in self.calls})
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Their ranks, ascending."""
+        return tuple(sorted({call.rank for call in self.calls}))
+
+    @property
+    def first(self) -> ClipCall:
+        """The first call of the first step."""
+        return next(call for call in self.calls if call.step == self.steps[0])
+
+    @property
+    def steps_text(self) -> str:
+        """``step 3``, ``steps 0-7``."""
+        return steps_text(self.steps, among=self.sampled_steps)
+
+    @property
+    def location(self) -> str:
+        """``on rank 0 at steps 0-7``."""
+        return f"on {ranks_text(self.ranks)} at {self.steps_text}"
+
+
+def _early_calls(calls: Sequence[ClipCall]) -> list[ClipCall]:
+    """Calls after which another backward pass adds to the gradients that were clipped."""
+    return [call for call in calls if call.clips and call.then == "backward" and call.added and _gradients_stay(call)]
+
+
+def _multiplied_calls(calls: Sequence[ClipCall]) -> list[ClipCall]:
+    """Calls before an update after which gradients were made larger; none where that is no habit of the job."""
+    # Gradients with the loss scale are divided by it after the call, as they should be.
+    last_calls = [call for call in calls if call.clips and call.then == "update" and not call.scaled]
+    multiplied = [call for call in last_calls if call.since > 1 + _NEAR]
+    return multiplied if len(multiplied) >= min(_FEWEST_STEPS, len(last_calls)) else []
+
+
+def _gradients_stay(call: ClipCall) -> bool:
     """Whether gradients, not all of them zero, are still as the call had left them."""
-    same = all(np.array_equal(one, other) for one, other in zip(call.after, call.used, strict=True))
-    return same and any(np.any(values) for values in call.after)
+    stay = all(np.array_equal(after, at_next) for after, at_next in zip(call.after, call.used, strict=True))
+    return stay and any(np.any(values) for values in call.after)
 
 
-def _nothing(run: Run, every: Sequence[ClipCall]) -> Iterator[ClipCall]:
+def _calls_without_gradient(run: Run, calls: Sequence[ClipCall]) -> Iterator[ClipCall]:
     """Calls that found no gradient in steps that have one, of which no call found any."""
-    norms, _ = run.pivot("grad_norm")
-    norm_of = {(step, rank): norms[t, n] for t, step in enumerate(run.steps) for n, rank in enumerate(run.ranks)}
-    for (step, rank), group in groupby(every, key=lambda call: (call.step, call.rank)):
-        calls = list(group)
+    norms_TN, _ = run.pivot("grad_norm")
+    norm_at = {(step, rank): norms_TN[t, n] for t, step in enumerate(run.steps) for n, rank in enumerate(run.ranks)}
+    for (step, rank), group in groupby(calls, key=lambda call: (call.step, call.rank)):
+        step_calls = list(group)
         num_params = len(run.env[rank].params) if rank in run.env else 0
-        of_all = [call for call in calls if not call.num_params or call.num_params >= num_params]
-        if of_all and not any(call.num_grads for call in calls) and norm_of.get((step, rank), math.nan) > 0:
-            yield of_all[-1]
+        # A call on some of the parameters may rightly find none that has a gradient.
+        on_all = [call for call in step_calls if not call.num_params or call.num_params >= num_params]
+        found_any = any(call.num_grads for call in step_calls)
+        if on_all and not found_any and norm_at.get((step, rank), math.nan) > 0:
+            yield on_all[-1]
 
 
-def _apart(call: ClipCall) -> list[str]:
+def _wrong_gradients(call: ClipCall) -> list[str]:
     """The names of gradients of which elements were not multiplied by the one factor."""
     factor = call.factor if math.isfinite(call.factor) else call.ratio
     if not math.isfinite(factor):
         return []
-    found: list[str] = []
+    wrong: list[str] = []
     for name, dtype, before, after in zip(call.names, call.dtypes, call.before, call.after, strict=True):
         if dtype not in FORMATS or before.shape != after.shape:
             continue
         with np.errstate(invalid="ignore"):
-            wanted = factor * before
-        slack = TOLERANCE * call.unit * np.abs(wanted) + 2 * FORMATS[dtype].smallest
-        finite = np.isfinite(before) & np.isfinite(wanted)
-        if np.any(finite & ~(np.abs(after - wanted) <= slack)):
-            found.append(name)
-    return found
+            expected = factor * before
+        slack = TOLERANCE * call.unit * np.abs(expected) + 2 * FORMATS[dtype].smallest
+        finite = np.isfinite(before) & np.isfinite(expected)
+        # Negated, so that a NaN which the call made of a number is wrong, too.
+        if np.any(finite & ~(np.abs(after - expected) <= slack)):
+            wrong.append(name)
+    return wrong
 
 
-def _between_ranks(run: Run, every: Sequence[ClipCall]) -> Iterator[list[ClipCall]]:
+def _disagreements(run: Run, calls: Sequence[ClipCall]) -> Iterator[list[ClipCall]]:
     """Calls of several ranks on the same gradient, or on shards of one, that multiplied it by different factors."""
     ranks = data_parallel_ranks(run)
     by_step: defaultdict[int, defaultdict[int, list[ClipCall]]] = defaultdict(lambda: defaultdict(list))
-    for call in every:
+    for call in calls:
         if call.rank in ranks:
             by_step[call.step][call.rank].append(call)
-    for of_rank in by_step.values():
-        if len({len(calls) for calls in of_rank.values()}) > 1:
+    for by_rank in by_step.values():
+        if len({len(rank_calls) for rank_calls in by_rank.values()}) > 1:
             continue
-        for alike in zip(*of_rank.values(), strict=True):
-            calls = [call for call in alike if math.isfinite(call.ratio)]
-            if len(calls) > 1 and _of_one_gradient(calls) and any(not _near(calls[0], call) for call in calls):
-                yield calls
+        for peers in zip(*by_rank.values(), strict=True):
+            multiplying = [call for call in peers if math.isfinite(call.ratio)]
+            if len(multiplying) < 2 or not _on_one_gradient(multiplying):
+                continue
+            if any(not _have_one_ratio(multiplying[0], call) for call in multiplying):
+                yield multiplying
 
 
-def _of_one_gradient(calls: Sequence[ClipCall]) -> bool:
+def _on_one_gradient(calls: Sequence[ClipCall]) -> bool:
     """Whether these calls of several ranks were given the same gradient, or shards of one."""
     first = calls[0]
     if any((call.names, call.num_grads) != (first.names, first.num_grads) for call in calls):
@@ -198,28 +242,34 @@ def _of_one_gradient(calls: Sequence[ClipCall]) -> bool:
     if all(call.in_shards and call.known for call in calls):
         return True
     return all(
-        np.array_equal(one, other) for call in calls for one, other in zip(first.before, call.before, strict=True)
+        np.array_equal(expected, values)
+        for call in calls
+        for expected, values in zip(first.before, call.before, strict=True)
     )
 
 
-def _near(one: ClipCall, other: ClipCall) -> bool:
-    return abs(one.ratio - other.ratio) <= max(one.slack, other.slack) * max(abs(one.ratio), abs(other.ratio))
+def _have_one_ratio(call: ClipCall, peer: ClipCall) -> bool:
+    largest = max(abs(call.ratio), abs(peer.ratio))
+    return abs(call.ratio - peer.ratio) <= max(call.slack, peer.slack) * largest
 
 
-def _of_ranks(every: Sequence[list[ClipCall]], among: Sequence[int]) -> Finding:
-    steps = sorted({calls[0].step for calls in every})
-    first = every[0]
-    like = [sum(_near(call, other) for other in first) for call in first]
-    usual = first[like.index(max(like))]
-    odd = [call for call, num in zip(first, like, strict=True) if num < max(like) or max(like) * 2 <= len(first)]
-    shown = odd[:MAX_SITES] if usual in odd else [usual, *odd[: MAX_SITES - 1]]
-    factors = ", ".join(f"{call.ratio:.4g} on rank {call.rank} (max_norm {call.max_norm:g})" for call in shown)
+def _rank_finding(disagreements: Sequence[list[ClipCall]], sampled_steps: Sequence[int]) -> Finding:
+    """Ranks that clipped one gradient differently; each disagreement has a call of every rank."""
+    affected = _AffectedCalls([calls[0] for calls in disagreements], sampled_steps)
+    first, steps = disagreements[0], affected.steps
+    num_alike = [sum(_have_one_ratio(call, peer) for peer in first) for call in first]
+    usual = first[num_alike.index(max(num_alike))]
+    # Without a majority no rank is the one that is wrong.
+    no_majority = max(num_alike) * 2 <= len(first)
+    odd = [call for call, num in zip(first, num_alike, strict=True) if num < max(num_alike) or no_majority]
+    named_calls = odd[:MAX_SITES] if usual in odd else [usual, *odd[: MAX_SITES - 1]]
+    factors = ", ".join(f"{call.ratio:.4g} on rank {call.rank} (max_norm {call.max_norm:g})" for call in named_calls)
     ranks = tuple(sorted(call.rank for call in odd))
     return Finding(
         code=CODE,
         severity="error",
         claim=f"Ranks clipped {'their shards of one gradient' if first[0].in_shards else 'the same gradient'} "
-        f"differently at {steps_text(steps, among=among)}: at step {first[0].step} it was multiplied by {factors}.",
+        f"differently at {affected.steps_text}: at step {first[0].step} it was multiplied by {factors}.",
         ranks=ranks,
         step_first=steps[0],
         step_last=steps[-1],
@@ -236,45 +286,44 @@ def _of_ranks(every: Sequence[list[ClipCall]], among: Sequence[int]) -> Finding:
     )
 
 
-def _of_nothing(calls: Sequence[ClipCall], among: Sequence[int]) -> Finding:
-    steps, ranks = sorted({call.step for call in calls}), tuple(sorted({call.rank for call in calls}))
-    empty = not any(call.num_params for call in calls)
-    found = "was given no parameters" if empty else "found none of its parameters with a gradient"
+def _empty_finding(affected: _AffectedCalls) -> Finding:
+    """Calls that clipped nothing."""
+    is_empty = not any(call.num_params for call in affected.calls)
+    fault = "was given no parameters" if is_empty else "found none of its parameters with a gradient"
     return Finding(
         code=CODE,
         severity="warning",
-        claim=f"clip_grad_norm_ {found} on {ranks_text(ranks)} at {steps_text(steps, among=among)}, and clipped "
-        "nothing.",
-        ranks=ranks,
-        step_first=steps[0],
-        step_last=steps[-1],
+        claim=f"clip_grad_norm_ {fault} {affected.location}, and clipped nothing.",
+        ranks=affected.ranks,
+        step_first=affected.steps[0],
+        step_last=affected.steps[-1],
         measured=0.0,
         expected=None,
         unit="gradients that were clipped",
         false_alarm_rate=0.0,
-        evidence={"kind": "nothing", "num_steps": len(steps)},
+        evidence={"kind": "nothing", "num_steps": len(affected.steps)},
         next=(
             "Give it a list: a generator (model.parameters()) that an optimizer or an earlier call has gone through is "
             "empty."
-            if empty
+            if is_empty
             else "Call it after the backward pass and before zero_grad; where a framework keeps gradients elsewhere, "
             "set its own clipping.",
         ),
     )
 
 
-def _misplaced(kind: str, calls: Sequence[ClipCall], among: Sequence[int]) -> Finding:
-    steps, ranks = sorted({call.step for call in calls}), tuple(sorted({call.rank for call in calls}))
-    first = next(call for call in calls if call.step == steps[0])
-    more = f", by {first.since:.4g} at step {first.step}" if kind == "multiplied" else ""
+def _misplaced_finding(kind: str, affected: _AffectedCalls) -> Finding:
+    """Calls before or after the place where they clip what the update uses."""
+    first, steps = affected.first, affected.steps
+    amount = f", by {first.since:.4g} at step {first.step}" if kind == "multiplied" else ""
     return Finding(
         code=CODE,
         severity="warning",
-        claim=f"clip_grad_norm_ {_CLAIMS[kind]} on {ranks_text(ranks)} at {steps_text(steps, among=among)}{more}.",
-        ranks=ranks,
+        claim=f"clip_grad_norm_ {_CLAIMS[kind]} {affected.location}{amount}.",
+        ranks=affected.ranks,
         step_first=steps[0],
         step_last=steps[-1],
-        sites=sites_of(steps[0], ranks[:2], phase="bwd", names=first.names[: MAX_SITES // 2]),
+        sites=sites_of(steps[0], affected.ranks[:2], phase="bwd", names=first.names[: MAX_SITES // 2]),
         measured=first.since if kind == "multiplied" else first.ratio,
         expected=1.0,
         unit="factor since the call" if kind == "multiplied" else "factor of all elements",
@@ -287,22 +336,22 @@ def _misplaced(kind: str, calls: Sequence[ClipCall], among: Sequence[int]) -> Fi
     )
 
 
-def _of_elements(apart: Sequence[tuple[ClipCall, list[str]]], among: Sequence[int]) -> Finding:
-    steps = sorted({call.step for call, _ in apart})
-    ranks = tuple(sorted({call.rank for call, _ in apart}))
-    names = list(dict.fromkeys(name for _, some in apart for name in some))
-    first = next(call for call, _ in apart if call.step == steps[0])
+def _element_finding(wrong: Sequence[tuple[ClipCall, list[str]]], sampled_steps: Sequence[int]) -> Finding:
+    """Calls, with the names of gradients of which elements were not multiplied by the one factor."""
+    affected = _AffectedCalls([call for call, _ in wrong], sampled_steps)
+    steps, factor = affected.steps, affected.first.factor
+    names = list(dict.fromkeys(name for _, call_names in wrong for name in call_names))
     return Finding(
         code=CODE,
         severity="error",
-        claim=f"Clipping did not multiply elements of {named_some(names)} on {ranks_text(ranks)} at "
-        f"{steps_text(steps, among=among)} by the factor that it declares.",
-        ranks=ranks,
+        claim=f"Clipping did not multiply elements of {named_some(names)} {affected.location} by the factor that it "
+        "declares.",
+        ranks=affected.ranks,
         step_first=steps[0],
         step_last=steps[-1],
-        sites=sites_of(steps[0], ranks[:2], phase="bwd", names=names[: MAX_SITES // 2]),
+        sites=sites_of(steps[0], affected.ranks[:2], phase="bwd", names=names[: MAX_SITES // 2]),
         measured=None,
-        expected=first.factor if math.isfinite(first.factor) else None,
+        expected=factor if math.isfinite(factor) else None,
         unit="factor of all elements",
         false_alarm_rate=0.0,
         evidence={"kind": "elements", "names": names[:100], "num_steps": len(steps)},

@@ -75,32 +75,35 @@ QUESTION = "updates"
 NEEDS: tuple[str, ...] = ("clip_facts", "clip_values")
 ACROSS_RANKS = False
 
-Kind = Literal["own-shard", "scaled", "other"]
+NormFault = Literal["own-shard", "scaled", "other"]
 
 
 def check(run: Run) -> list[Finding]:
     """A Finding for each way in which norms are wrong; raises ``CannotTell`` where no call was seen that tells."""
-    every = [each for each in clip_norms(run) if each.call.norm_type in (2.0, None)]
-    if not every:
+    norms = [norm for norm in clip_norms(run) if norm.call.norm_type in (2.0, None)]
+    if not norms:
         raise CannotTell(
             "of the calls that clip by a norm, none shows a 2-norm of gradients of which this Run has all",
             reason="undecidable",
         )
-    alone = len(run.ranks) == run.manifest.world_size
+    is_complete = len(run.ranks) == run.manifest.world_size
     calls = [call for call in clip_calls(run) if call.norm_type in (2.0, None) and math.isfinite(call.clipped_by)]
     scaled = [call for call in calls if _is_scaled(call)]
+    # Where max_norm has the scale in it, too, clipping before unscale_ is right.
     if not all(call.max_norm * math.sqrt(call.scale) < call.clipped_by for call in scaled):
         scaled = []
-    wrong: dict[Kind, list[ClipNorm]] = {"own-shard": [], "scaled": [], "other": []}
-    for each in every:
-        kind = "scaled" if scaled and _is_scaled(each.call) else _kind(each, alone=alone)
-        if kind is not None:
-            wrong[kind].append(each)
-    known = [each.call for each in every]
+    wrong: dict[NormFault, list[ClipNorm]] = {"own-shard": [], "scaled": [], "other": []}
+    for norm in norms:
+        fault = "scaled" if scaled and _is_scaled(norm.call) else _fault(norm, is_complete=is_complete)
+        if fault is not None:
+            wrong[fault].append(norm)
+    judged = [norm.call for norm in norms]
     return [
-        _finding(kind, found, *((scaled, calls) if kind == "scaled" else ([each.call for each in found], known)))
-        for kind, found in wrong.items()
-        if found
+        _finding("scaled", faulty, scaled, calls)
+        if fault == "scaled"
+        else _finding(fault, faulty, [norm.call for norm in faulty], judged)
+        for fault, faulty in wrong.items()
+        if faulty
     ]
 
 
@@ -108,28 +111,32 @@ def _is_scaled(call: ClipCall) -> bool:
     return call.scaled and call.scale > 1
 
 
-def _kind(norm: ClipNorm, *, alone: bool) -> Kind | None:
+def _fault(norm: ClipNorm, *, is_complete: bool) -> NormFault | None:
+    """Fault of a norm, None for none; ``is_complete`` says that the Run has all ranks of the job."""
     slack = norm.call.slack
     low, high = norm.was * (1 - slack), norm.was * (1 + slack)
     if low <= norm.by <= high or slack >= 1:
         return None
     if norm.own < low and abs(norm.by - norm.own) <= slack * norm.own:
         return "own-shard"
-    return "other" if norm.call.norm_type == 2 and (norm.by < low or alone) else None
+    # A larger norm may be that of gradients on ranks that this Run has not.
+    return "other" if norm.call.norm_type == 2 and (norm.by < low or is_complete) else None
 
 
-def _finding(kind: Kind, wrong: Sequence[ClipNorm], at: Sequence[ClipCall], among: Sequence[ClipCall]) -> Finding:
-    """``at`` are the calls that are wrong, ``among`` those that were looked at."""
-    steps, ranks = sorted({call.step for call in at}), tuple(sorted({call.rank for call in at}))
-    where = steps_text(steps, among=[call.step for call in among])
-    factor = float(np.median([each.call.scale if kind == "scaled" else each.by / each.was for each in wrong]))
-    what = {
+def _finding(
+    fault: NormFault, wrong: Sequence[ClipNorm], affected: Sequence[ClipCall], judged: Sequence[ClipCall]
+) -> Finding:
+    """The Finding on the ``affected`` calls of those that were ``judged``; ``wrong`` are their norms that are known."""
+    steps, ranks = sorted({call.step for call in affected}), tuple(sorted({call.rank for call in affected}))
+    when = steps_text(steps, among=[call.step for call in judged])
+    factor = float(np.median([norm.call.scale if fault == "scaled" else norm.by / norm.was for norm in wrong]))
+    how = {
         "own-shard": f"by the norm of each rank's own shard, {factor:.3g} times their norm",
         "scaled": f"before the gradient scaler had divided them by {factor:g}, so that their norm after that is "
         f"{wrong[0].call.max_norm / factor:.2g} where {wrong[0].call.max_norm:g} was asked for",
         "other": f"by {factor:.4g} times their norm",
-    }[kind]
-    next_of = {
+    }[fault]
+    advice = {
         "own-shard": "Add up the squared norms over the ranks that hold shards (all_reduce) before the root is taken, "
         "or give clip_grad_norm_ the parameters themselves, not their local parts; of FSDP1, call the model's own "
         "clip_grad_norm_.",
@@ -140,7 +147,7 @@ def _finding(kind: Kind, wrong: Sequence[ClipNorm], at: Sequence[ClipCall], amon
     return Finding(
         code=CODE,
         severity="error",
-        claim=f"Gradients were clipped on {ranks_text(ranks)} at {where} {what}.",
+        claim=f"Gradients were clipped on {ranks_text(ranks)} at {when} {how}.",
         ranks=ranks,
         step_first=steps[0],
         step_last=steps[-1],
@@ -148,6 +155,6 @@ def _finding(kind: Kind, wrong: Sequence[ClipNorm], at: Sequence[ClipCall], amon
         expected=1.0,
         unit="norm that was clipped by, over that of the gradients",
         false_alarm_rate=0.0,
-        evidence={"kind": kind, "by": wrong[0].by, "was": wrong[0].was, "num_steps": len(steps)},
-        next=(next_of[kind],),
+        evidence={"kind": fault, "by": wrong[0].by, "was": wrong[0].was, "num_steps": len(steps)},
+        next=(advice[fault],),
     )
