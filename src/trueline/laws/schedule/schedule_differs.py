@@ -95,80 +95,169 @@ _ROUNDING = 1e-9
 """Of the first rate, what differences of rates in float64 may leave in place of 0."""
 
 FEWEST = 3
-"""Updates in a row from which something is no coincidence."""
+"""Updates in a row from which on a pattern is no coincidence."""
 
-Kind = Literal[
+ScheduleFault = Literal[
     "ended", "never-positive", "started-again", "began-again", "written-over", "stepped-first", "never-stepped"
 ]
-Lists = Mapping[int, np.ndarray]
+RowsByStep = Mapping[int, np.ndarray]
 
 
 @dataclass(frozen=True)
 class _Schedule:
-    """Of one rank, by step: the ``rates`` of all groups, the ``epochs`` of its schedulers, how often these were stepped
-    between forward pass and update (``early``), and the rates that the only one has ``set``. ``waiting`` are the steps
-    at which one had been made and none stepped. ``declared`` is the largest rate that a schedule begins with,
-    ``num_epochs`` how often the data was gone through, at least; 0 where nothing shows that.
+    """Learning rates of one rank and the schedulers behind them.
+
+    By step: the ``rates`` of all groups, the ``epochs`` of its schedulers, how often these were stepped between forward
+    pass and update (``early_calls``), and the rates that the only one has ``set``. ``waiting`` are the steps at which
+    one had been made and none stepped. ``declared`` is the largest rate that a schedule begins with, ``num_epochs`` how
+    often the data was gone through, at least; 0 where nothing shows that.
     """
 
-    rates: Lists
-    epochs: Lists
-    early: Lists
-    set: Lists
+    rates: RowsByStep
+    epochs: RowsByStep
+    early_calls: RowsByStep
+    set: RowsByStep
     waiting: Sequence[int]
     declared: float
     num_epochs: int
 
     @property
-    def is_seen(self) -> bool:
+    def exists(self) -> bool:
         """Whether there is a schedule."""
         return bool(self.declared or self.epochs or self.waiting)
 
     @property
-    def never_stepped(self) -> Sequence[int]:
+    def unstepped(self) -> Sequence[int]:
         """The steps of all updates, where there was a scheduler at each and none was stepped in between; else none."""
-        at = list(self.epochs.values())
-        stays = self.waiting if not at else at if all(np.array_equal(each, at[0]) for each in at) else []
-        return list(self.rates) if len(stays) == len(self.rates) else []
+        rows = list(self.epochs.values())
+        is_still = all(np.array_equal(row, rows[0]) for row in rows)
+        num_still = len(rows or self.waiting) if is_still else 0
+        return list(self.rates) if num_still == len(self.rates) else []
+
+    def faults(self, starts: Sequence[int]) -> Iterator[tuple[ScheduleFault, int, int]]:
+        """Faults, with the first and last step that show them; ``starts`` are the later ones of the job."""
+        steps = list(self.rates)
+        positive = [step for step in steps if not np.all(self.rates[step] == 0)]
+        zero = [step for step in steps if not positive or step > positive[-1]]
+        if len(zero) >= FEWEST and not positive and self.declared > 0:
+            yield "never-positive", zero[0], zero[-1]
+        elif positive and len(zero) > max(self.num_epochs, 1) + 2:
+            yield "ended", zero[0], zero[-1]
+        for start in starts:
+            last = self._last_repeated(start)
+            if last is not None:
+                yield "started-again", start, last
+        for begin, last in self._new_beginnings(starts):
+            yield "began-again", begin, last
+        if overwritten := self._overwritten():
+            yield "written-over", overwritten[0], overwritten[-1]
+        early = [step for step, calls in self.early_calls.items() if np.any(calls > 0)]
+        if len(early) >= FEWEST and len(early) == len(self.early_calls):
+            yield "stepped-first", early[0], early[-1]
+        # In one or two epochs a scheduler that is stepped once in each has hardly been.
+        if len(self.unstepped) >= FEWEST and self.num_epochs not in (1, 2):
+            yield "never-stepped", self.unstepped[0], self.unstepped[-1]
+
+    def _last_repeated(self, start: int) -> int | None:
+        """The last step that has the rate of the first ones again from ``start`` on, where the schedule went back; None
+        where it went on.
+        """
+        before = [step for step in self.rates if step < start]
+        after = [step for step in self.rates if step >= start]
+        epochs_before = [self.epochs[step] for step in before if step in self.epochs]
+        epochs_after = [self.epochs[step] for step in after if step in self.epochs]
+        if not epochs_before or not epochs_after or np.max(epochs_after[0]) >= np.max(epochs_before[-1]):
+            return None
+        if np.array_equal(self.rates[before[0]], self.rates[before[-1]]):
+            return None
+        num = self._num_repeated(before, after)
+        return after[num - 1] if num >= FEWEST else None
+
+    def _num_repeated(self, before: Sequence[int], after: Sequence[int]) -> int:
+        """How many steps ``after`` begins with that have the rates of as many that ``before`` begins with."""
+        equal = [np.array_equal(self.rates[old], self.rates[new]) for old, new in zip(before, after, strict=False)]
+        return equal.index(False) if False in equal else len(equal)
+
+    def _new_beginnings(self, starts: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Steps at which the schedule begins anew within a start of the job, each with the last that has the first
+        rates.
+        """
+        for previous, begin in pairwise(step for step in self.epochs if step in self.rates):
+            if not self._goes_back(previous, begin) or any(previous < start <= begin for start in starts):
+                continue
+            job_start = max((start for start in starts if start <= previous), default=0)
+            before = [step for step in self.rates if job_start <= step < begin]
+            rows = [self.rates[step] for step in before]
+            if len(rows) < FEWEST or len({len(row) for row in rows}) > 1 or np.array_equal(rows[0], rows[-1]):
+                continue
+            moves = np.max(np.abs(np.diff(np.stack(rows), axis=0)), axis=1)
+            # Warm restarts begin anew where a cycle has come to its end: it moves no more, or is at 0.
+            was_under_way = 2 * moves[-1] >= moves.max() and bool(np.all(rows[-1] - moves[-1] > _ROUNDING * rows[0]))
+            after = [step for step in self.rates if step >= begin]
+            num = self._num_repeated(before, after)
+            if was_under_way and num >= FEWEST:
+                yield begin, after[num - 1]
+
+    def _goes_back(self, previous: int, step: int) -> bool:
+        """Whether a scheduler is at an earlier epoch than at the step before, or another one was made that is."""
+        old, new = self.epochs[previous], self.epochs[step]
+        if len(new) > len(old):
+            return bool(new[-1] < np.max(old))
+        return len(new) == len(old) and bool(np.any(new < old))
+
+    def _overwritten(self) -> list[int]:
+        """The steps at which the one rate of all updates is not what the scheduler had set; none where rates change."""
+        first = next(iter(self.rates.values()), np.zeros(0))
+        if not all(np.array_equal(first, rates) for rates in self.rates.values()):
+            return []
+        overwritten = [
+            step
+            for step, rates in self.set.items()
+            if step in self.rates and rates.shape == first.shape and not np.any(rates == self.rates[step])
+        ]
+        following = [step for step in self.set if overwritten and step >= overwritten[0]]
+        return overwritten if len(overwritten) >= FEWEST and len(overwritten) == len(following) else []
 
 
 def check(run: Run) -> list[Finding]:
     """A Finding for each way in which rates do not follow; raises ``CannotTell`` where no schedule was seen."""
-    schedules = {rank: schedule for rank, schedule in _schedules(run).items() if schedule.is_seen}
+    schedules = {rank: schedule for rank, schedule in _schedules(run).items() if schedule.exists}
     if not schedules:
         raise CannotTell(
             "no scheduler of torch.optim.lr_scheduler was seen (ReduceLROnPlateau is, once it is stepped)",
             reason="by-design",
         )
-    found: defaultdict[tuple[Kind, int, int], list[int]] = defaultdict(list)
+    starts = [attempt.step for attempt in run.manifest.attempts[1:]]
+    ranks_by_fault: defaultdict[tuple[ScheduleFault, int, int], list[int]] = defaultdict(list)
     for rank, schedule in schedules.items():
-        for kind, first, last in _wrong(schedule, [attempt.step for attempt in run.manifest.attempts[1:]]):
-            found[kind, first, last].append(rank)
-    return [
-        _finding(kind, first, last, ranks, schedules[ranks[0]]) for (kind, first, last), ranks in sorted(found.items())
-    ]
+        for fault in schedule.faults(starts):
+            ranks_by_fault[fault].append(rank)
+    return [_finding(*fault, ranks, schedules[ranks[0]]) for fault, ranks in sorted(ranks_by_fault.items())]
 
 
 def _schedules(run: Run) -> dict[int, _Schedule]:
+    """Schedules by rank; empty where no rank has one."""
     epochs = _by_rank(run.lists("schedule_epochs"))
     declared: defaultdict[int, float] = defaultdict(float)
     for (_, rank), text in run.texts("update_facts").items():
         groups: Mapping[str, Any] = json.loads(text)["groups"]
-        begins = [cast(Mapping[str, Any], group).get("initial_lr") for group in groups.values()]
-        declared[rank] = max([declared[rank], *(each for each in begins if isinstance(each, (int, float)))])
-    seen = [rank for rank in run.ranks if rank in epochs or declared[rank]]
-    if not seen:
+        rates = [cast(Mapping[str, Any], group).get("initial_lr") for group in groups.values()]
+        declared[rank] = max([declared[rank], *(rate for rate in rates if isinstance(rate, (int, float)))])
+    scheduled = [rank for rank in run.ranks if rank in epochs or declared[rank]]
+    if not scheduled:
         return {}
-    rates, early, given = (_by_rank(run.lists(name, ranks=seen)) for name in ("lr", "schedule_calls", "schedule_rates"))
+    rates, early_calls, rates_set = (
+        _by_rank(run.lists(name, ranks=scheduled)) for name in ("lr", "schedule_calls", "schedule_rates")
+    )
     passes, measured = run.pivot("epoch")
     num_epochs = int(np.max(passes[measured], initial=-1)) + 1
     return {
         rank: _Schedule(
             by_step,
-            {step: at for step, at in epochs.get(rank, {}).items() if len(at)},
-            early.get(rank, {}),
-            given.get(rank, {}),
-            [step for step, at in epochs.get(rank, {}).items() if not len(at)],
+            {step: row for step, row in epochs.get(rank, {}).items() if len(row)},
+            early_calls.get(rank, {}),
+            rates_set.get(rank, {}),
+            [step for step, row in epochs.get(rank, {}).items() if not len(row)],
             declared[rank],
             num_epochs,
         )
@@ -176,114 +265,39 @@ def _schedules(run: Run) -> dict[int, _Schedule]:
     }
 
 
-def _by_rank(lists: Mapping[tuple[int, int], np.ndarray]) -> dict[int, dict[int, np.ndarray]]:
-    found: defaultdict[int, dict[int, np.ndarray]] = defaultdict(dict)
-    for step, rank in sorted(lists):
-        found[rank][step] = lists[step, rank]
-    return dict(found)
+def _by_rank(rows: Mapping[tuple[int, int], np.ndarray]) -> dict[int, dict[int, np.ndarray]]:
+    """Rows by rank, then by step, ascending."""
+    by_rank: defaultdict[int, dict[int, np.ndarray]] = defaultdict(dict)
+    for step, rank in sorted(rows):
+        by_rank[rank][step] = rows[step, rank]
+    return dict(by_rank)
 
 
-def _wrong(of: _Schedule, starts: Sequence[int]) -> list[tuple[Kind, int, int]]:
-    """What is wrong, with the first and last step that show it."""
-    steps = list(of.rates)
-    found: list[tuple[Kind, int, int]] = []
-    positive = [step for step in steps if not np.all(of.rates[step] == 0)]
-    zero = [step for step in steps if not positive or step > positive[-1]]
-    if len(zero) >= FEWEST and not positive and of.declared > 0:
-        found.append(("never-positive", zero[0], zero[-1]))
-    elif positive and len(zero) > max(of.num_epochs, 1) + 2:
-        found.append(("ended", zero[0], zero[-1]))
-    for start in starts:
-        last = _again(of, start)
-        if last is not None:
-            found.append(("started-again", start, last))
-    for at, last in _under_way(of, starts):
-        found.append(("began-again", at, last))
-    if others := _written_over(of):
-        found.append(("written-over", others[0], others[-1]))
-    early = [step for step, calls in of.early.items() if np.any(calls > 0)]
-    if len(early) >= FEWEST and len(early) == len(of.early):
-        found.append(("stepped-first", early[0], early[-1]))
-    unstepped = of.never_stepped
-    if len(unstepped) >= FEWEST and of.num_epochs not in (1, 2):
-        found.append(("never-stepped", unstepped[0], unstepped[-1]))
-    return found
-
-
-def _again(of: _Schedule, start: int) -> int | None:
-    """The last step that has the rate of the first ones again from ``start`` on, where the schedule went back; None
-    where it went on.
-    """
-    before = [step for step in of.rates if step < start]
-    after = [step for step in of.rates if step >= start]
-    epochs_before = [of.epochs[step] for step in before if step in of.epochs]
-    epochs_after = [of.epochs[step] for step in after if step in of.epochs]
-    if not epochs_before or not epochs_after or np.max(epochs_after[0]) >= np.max(epochs_before[-1]):
-        return None
-    if np.array_equal(of.rates[before[0]], of.rates[before[-1]]):
-        return None
-    same = [np.array_equal(of.rates[old], of.rates[new]) for old, new in zip(before, after, strict=False)]
-    num = same.index(False) if False in same else len(same)
-    return after[num - 1] if num >= FEWEST else None
-
-
-def _under_way(of: _Schedule, starts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Each step at which the schedule begins anew within a start of the job, and the last one with the first rates."""
-    for before, at in pairwise(step for step in of.epochs if step in of.rates):
-        since = max((start for start in starts if start <= before), default=0)
-        old, new = of.epochs[before], of.epochs[at]
-        back = new[-1] < np.max(old) if len(new) > len(old) else len(new) == len(old) and bool(np.any(new < old))
-        if not back or any(before < start <= at for start in starts):
-            continue
-        then = [step for step in of.rates if since <= step < at]
-        past = [of.rates[step] for step in then]
-        if len(past) < FEWEST or len({len(each) for each in past}) > 1 or np.array_equal(past[0], past[-1]):
-            continue
-        moves = np.max(np.abs(np.diff(np.stack(past), axis=0)), axis=1)
-        goes_on = 2 * moves[-1] >= moves.max() and bool(np.all(past[-1] - moves[-1] > _ROUNDING * past[0]))
-        after = [step for step in of.rates if step >= at]
-        same = [np.array_equal(of.rates[one], of.rates[other]) for one, other in zip(then, after, strict=False)]
-        num = same.index(False) if False in same else len(same)
-        if goes_on and num >= FEWEST:
-            yield at, after[num - 1]
-
-
-def _written_over(of: _Schedule) -> list[int]:
-    """The steps at which the one rate of all updates is not what the scheduler had set; none where rates change."""
-    first = next(iter(of.rates.values()), np.zeros(0))
-    if not all(np.array_equal(first, rates) for rates in of.rates.values()):
-        return []
-    others = [
-        step
-        for step, given in of.set.items()
-        if step in of.rates and given.shape == first.shape and not np.any(given == of.rates[step])
-    ]
-    since = [step for step in of.set if others and step >= others[0]]
-    return others if len(others) >= FEWEST and len(others) == len(since) else []
-
-
-def _finding(kind: Kind, first: int, last: int, ranks: Sequence[int], of: _Schedule) -> Finding:
-    at = list(of.epochs.values())
-    pace = float(np.max(at[-1] - at[0])) / (len(at) - 1) if len(at) > 1 and at[0].shape == at[-1].shape else math.nan
-    paced = f": its schedule goes on by {pace:.3g} an update" if pace > 1.5 else ""
-    where, num_idle = ranks_text(ranks), counted(len(of.never_stepped), "update")
-    severity: Severity = "info" if kind == "never-stepped" else "warning"
-    claims: dict[Kind, str] = {
-        "ended": f"The learning rate is 0 on {where} since step {first}, to the last at step {last}{paced}.",
-        "never-positive": f"The learning rate is 0 on {where} at all of steps {first}-{last}, although its schedule "
-        f"declares {of.declared:g}.",
+def _finding(fault: ScheduleFault, first: int, last: int, ranks: Sequence[int], schedule: _Schedule) -> Finding:
+    epochs = list(schedule.epochs.values())
+    is_one_list = len(epochs) > 1 and epochs[0].shape == epochs[-1].shape
+    pace = float(np.max(epochs[-1] - epochs[0])) / (len(epochs) - 1) if is_one_list else math.nan
+    # Far more than 1 is a scheduler that is stepped by every micro-batch or rank.
+    pace_text = f": its schedule goes on by {pace:.3g} an update" if pace > 1.5 else ""
+    location, updates = ranks_text(ranks), counted(len(schedule.unstepped), "update")
+    rate_set = schedule.set[last][0] if last in schedule.set else math.nan
+    severity: Severity = "info" if fault == "never-stepped" else "warning"
+    claims: dict[ScheduleFault, str] = {
+        "ended": f"The learning rate is 0 on {location} since step {first}, to the last at step {last}{pace_text}.",
+        "never-positive": f"The learning rate is 0 on {location} at all of steps {first}-{last}, although its schedule "
+        f"declares {schedule.declared:g}.",
         "started-again": f"The job was started again at step {first}, and the learning rates of steps {first}-{last} "
-        f"on {where} are those of the first steps: the schedule went back.",
-        "began-again": f"The schedule began anew on {where} at step {first}, while it was under way: the learning "
+        f"on {location} are those of the first steps: the schedule went back.",
+        "began-again": f"The schedule began anew on {location} at step {first}, while it was under way: the learning "
         f"rates of steps {first}-{last} are those of the first steps.",
-        "written-over": f"The learning rate is {of.rates[last][0]:g} on {where} at all updates, while its scheduler "
-        f"had set another at steps {first}-{last}, at last {of.set[last][0] if last in of.set else math.nan:g}.",
-        "stepped-first": f"The scheduler was stepped before the optimizer in each of steps {first}-{last} on {where}: "
-        "each update has the learning rate of the next one.",
-        "never-stepped": f"A scheduler was made on {where} and not stepped in {num_idle}, steps "
-        f"{first}-{last}" + (f", over {of.num_epochs} epochs of the data." if of.num_epochs else "."),
+        "written-over": f"The learning rate is {schedule.rates[last][0]:g} on {location} at all updates, while its "
+        f"scheduler had set another at steps {first}-{last}, at last {rate_set:g}.",
+        "stepped-first": f"The scheduler was stepped before the optimizer in each of steps {first}-{last} on "
+        f"{location}: each update has the learning rate of the next one.",
+        "never-stepped": f"A scheduler was made on {location} and not stepped in {updates}, steps "
+        f"{first}-{last}" + (f", over {schedule.num_epochs} epochs of the data." if schedule.num_epochs else "."),
     }
-    advice: dict[Kind, str] = {
+    advice: dict[ScheduleFault, str] = {
         "ended": "Step the scheduler once after each optimizer.step(), not once a micro-batch or rank, or make it for "
         "as many steps as it is called.",
         "never-positive": "Step the scheduler after each optimizer.step().",
@@ -296,14 +310,14 @@ def _finding(kind: Kind, first: int, last: int, ranks: Sequence[int], of: _Sched
     return Finding(
         code=CODE,
         severity=severity,
-        claim=claims[kind],
+        claim=claims[fault],
         ranks=tuple(ranks),
         step_first=first,
         step_last=last,
-        measured=float(np.max(of.rates[last])),
+        measured=float(np.max(schedule.rates[last])),
         expected=None,
         unit="learning rate at the last of these steps",
         false_alarm_rate=0.0,
-        evidence={"kind": kind},
-        next=(advice[kind],),
+        evidence={"kind": fault},
+        next=(advice[fault],),
     )
