@@ -106,27 +106,30 @@ _NEXT = (
     "If you do: look whether that optimizer holds these parameters, and whether the call is ever skipped.",
 )
 
-
-_FEWEST = 3
+_FEWEST_STEPS = 3
 """Steps at which gradients are changed between passes for that to be no single intervention."""
 
 _FIELDS = 4
-"""What ``changed_between`` has of each gradient that was changed."""
+"""Numbers that ``changed_between`` has of each gradient that was changed."""
 
 _NEAR = 1e-3
 """Relative difference within which the factors of two gradients are one, in bfloat16 too."""
 
+PositionsByKey = Mapping[tuple[int, int], np.ndarray]
+"""Positions of parameters among those of the model, by step and rank."""
+
 
 @dataclass(frozen=True)
 class _Change:
-    """A gradient, by position, that was changed after backward pass ``after`` of a step and before the next: multiplied
-    by ``factor`` (NaN: by no one number), or so that it ``shrinks`` element by element.
+    """A gradient, by position, that was changed between two backward passes of a step, the first of this ``number``.
+
+    It was multiplied by ``factor`` (NaN: by no one number), or so that it ``shrinks`` element by element.
     """
 
     step: int
     rank: int
     position: int
-    after: int
+    number: int
     factor: float
     shrinks: bool
 
@@ -135,25 +138,27 @@ def check(run: Run) -> list[Finding]:
     """A Finding for all gradients that were kept, and one for those changed between passes; raises ``CannotTell`` where
     none was looked at.
     """
-    looked = run.lists("kept_gradients")
-    between = run.lists("changed_between")
-    if not looked and not between:
-        seen = run.has("optimizer_digest")
+    uncleared = run.lists("kept_gradients")
+    changed = run.lists("changed_between")
+    if not uncleared and not changed:
+        has_optimizer = run.has("optimizer_digest")
         raise CannotTell(
             "no update left gradients in .grad that were looked at before the next backward pass: the framework keeps "
             "them elsewhere, updates are compiled, or the Run is of an older version"
-            if seen
+            if has_optimizer
             else "no update of an optimizer was seen",
-            reason="no-data" if seen else "not-recorded",
+            reason="no-data" if has_optimizer else "not-recorded",
         )
-    kept = {key: positions for key, positions in looked.items() if len(positions)}
-    return [*([_of_kept(run, kept)] if kept else []), *_between(run, between), *_left_over(run)]
+    uncleared = {key: positions for key, positions in uncleared.items() if len(positions)}
+    findings = [_uncleared_finding(run, uncleared)] if uncleared else []
+    return [*findings, *_change_findings(run, changed), *_epoch_findings(run)]
 
 
-def _of_kept(run: Run, kept: Mapping[tuple[int, int], np.ndarray]) -> Finding:
-    steps, ranks = sorted({step for step, _ in kept}), tuple(sorted({rank for _, rank in kept}))
-    names = _names(run, kept)
-    of_first = _names(run, {key: places for key, places in kept.items() if key[0] == steps[0]})
+def _uncleared_finding(run: Run, uncleared: PositionsByKey) -> Finding:
+    """Gradients that an update had used and that the next backward passes added to."""
+    steps, ranks = sorted({step for step, _ in uncleared}), tuple(sorted({rank for _, rank in uncleared}))
+    names = _names(run, uncleared)
+    names_at_first = _names(run, {key: positions for key, positions in uncleared.items() if key[0] == steps[0]})
     return Finding(
         code=CODE,
         severity="error",
@@ -163,7 +168,7 @@ def _of_kept(run: Run, kept: Mapping[tuple[int, int], np.ndarray]) -> Finding:
         ranks=ranks,
         step_first=steps[0],
         step_last=steps[-1],
-        sites=sites_of(steps[0], ranks[:2], phase="bwd", names=of_first[: MAX_SITES // 2]),
+        sites=sites_of(steps[0], ranks[:2], phase="bwd", names=names_at_first[: MAX_SITES // 2]),
         measured=float(len(names)),
         expected=0.0,
         unit="parameters whose gradient was not cleared, of those that were looked at",
@@ -173,53 +178,59 @@ def _of_kept(run: Run, kept: Mapping[tuple[int, int], np.ndarray]) -> Finding:
     )
 
 
-def _between(run: Run, looked: Mapping[tuple[int, int], np.ndarray]) -> list[Finding]:
-    clipped = _clipped(run) if looked else frozenset[tuple[int, int]]()
+def _change_findings(run: Run, rows: Mapping[tuple[int, int], np.ndarray]) -> list[Finding]:
+    """Gradients that are changed between passes at several steps; ``rows`` are those of ``changed_between``."""
+    clipped = _clipped_between_passes(run) if rows else frozenset[tuple[int, int]]()
     changes = [
-        _Change(*key, int(position), int(after), float(factor), bool(shrinks))
-        for key, row in sorted(looked.items())
+        _Change(*key, int(position), int(number), float(factor), bool(shrinks))
+        for key, row in sorted(rows.items())
         if key not in clipped
-        for position, after, factor, shrinks in np.reshape(row[1:], (-1, _FIELDS))
+        for position, number, factor, shrinks in np.reshape(row[1:], (-1, _FIELDS))
     ]
+    # A loop that averages over ranks by hand may do so after each pass: that is no one factor.
     if run.manifest.adapter == "manual" and len(data_parallel_ranks(run)) > 1:
-        changes = [each for each in changes if math.isfinite(each.factor)]
-    steps = sorted({step for step, _ in looked.keys() - clipped})
-    if len({each.step for each in changes}) < min(_FEWEST, len(steps)) or not changes:
+        changes = [change for change in changes if math.isfinite(change.factor)]
+    steps = sorted({step for step, _ in rows.keys() - clipped})
+    if len({change.step for change in changes}) < min(_FEWEST_STEPS, len(steps)) or not changes:
         return []
-    return [_of_changes(run, changes, steps)]
+    return [_change_finding(run, changes, steps)]
 
 
-def _clipped(run: Run) -> frozenset[tuple[int, int]]:
+def _clipped_between_passes(run: Run) -> frozenset[tuple[int, int]]:
     """The steps and ranks at which gradients were clipped between backward passes by a function of torch."""
+    # clip-differs tells of these.
     try:
         return frozenset((call.step, call.rank) for call in clip_calls(run) if call.then == "backward")
     except CannotTell:
         return frozenset()
 
 
-def _left_over(run: Run) -> list[Finding]:
+def _epoch_findings(run: Run) -> list[Finding]:
     """One Finding of ranks that go on with what was left of the epoch before."""
     (micros_TN, measured_TN), (epochs_TN, _) = run.pivot("num_micro"), run.pivot("epoch")
-    found: dict[int, tuple[list[int], int, int]] = {}
+    by_rank: dict[int, tuple[list[int], int, int]] = {}
     for column, rank in enumerate(run.ranks):
-        told_T = measured_TN[:, column]
-        steps, micros, epochs = (each[told_T] for each in (run.steps, micros_TN[:, column], epochs_TN[:, column]))
+        measured_T = measured_TN[:, column]
+        steps, micros, epochs = (
+            values_T[measured_T] for values_T in (run.steps, micros_TN[:, column], epochs_TN[:, column])
+        )
         begins = np.concatenate([[False], epochs[1:] > epochs[:-1]])[: len(steps)]
-        usual, begun = np.unique(micros[~begins]), np.unique(micros[begins])
-        if len(usual) == len(begun) == 1 and 0 < begun[0] - usual[0] < usual[0]:
-            found[rank] = steps[begins].tolist(), int(begun[0]), int(usual[0])
-    if not found:
+        usual, at_begin = np.unique(micros[~begins]), np.unique(micros[begins])
+        # As many micro-batches or more than an update has would be another batch size, not a rest.
+        if len(usual) == len(at_begin) == 1 and 0 < at_begin[0] - usual[0] < usual[0]:
+            by_rank[rank] = steps[begins].tolist(), int(at_begin[0]), int(usual[0])
+    if not by_rank:
         return []
-    steps, num, usual = next(iter(found.values()))
-    ranks, left = tuple(found), num - usual
-    last = "the last one" if left == 1 else f"the last {left}"
+    steps, num, usual = next(iter(by_rank.values()))
+    ranks, num_left = tuple(by_rank), num - usual
+    last = "the last one" if num_left == 1 else f"the last {num_left}"
     return [
         Finding(
             code=CODE,
             severity="warning",
             claim=f"{steps_text(steps).capitalize()}, where epochs begin, use the gradients of {num} micro-batches on "
             f"{ranks_text(ranks)}, and all others those of {usual}: {last} of each epoch had no update, and what "
-            f"{'it' if left == 1 else 'they'} left was not cleared.",
+            f"{'it' if num_left == 1 else 'they'} left was not cleared.",
             ranks=ranks,
             step_first=steps[0],
             step_last=steps[-1],
@@ -237,33 +248,36 @@ def _left_over(run: Run) -> list[Finding]:
     ]
 
 
-def _of_changes(run: Run, changes: Sequence[_Change], among: Sequence[int]) -> Finding:
-    steps, ranks = sorted({each.step for each in changes}), tuple(sorted({each.rank for each in changes}))
-    by_key = {
-        (each.step, each.rank): np.array([one.position for one in changes if one.step == each.step]) for each in changes
+def _change_finding(run: Run, changes: Sequence[_Change], sampled_steps: Sequence[int]) -> Finding:
+    steps, ranks = sorted({change.step for change in changes}), tuple(sorted({change.rank for change in changes}))
+    positions = {
+        (change.step, change.rank): np.array([peer.position for peer in changes if peer.step == change.step])
+        for change in changes
     }
-    names = _names(run, by_key)
-    factors = [each.factor for each in changes]
-    one = bool(np.isfinite(factors).all()) and float(np.ptp(factors)) <= _NEAR * abs(factors[0])
-    plain = all(math.isfinite(each.factor) or each.shrinks for each in changes)
+    names = _names(run, positions)
+    factors = [change.factor for change in changes]
+    is_one_factor = bool(np.isfinite(factors).all()) and float(np.ptp(factors)) <= _NEAR * abs(factors[0])
+    is_smaller = all(math.isfinite(change.factor) or change.shrinks for change in changes)
     multiplied = f"multiplied by {factors[0]:.4g}" if factors[0] else "set to zero"
-    how = multiplied if one else "made smaller" if plain else "changed"
-    passes = {each.after for each in changes}
-    which = "" if len(passes) > 1 else f" {changes[0].after + 1} and {changes[0].after + 2}"
+    how = multiplied if is_one_factor else "made smaller" if is_smaller else "changed"
+    numbers = {change.number for change in changes}
+    passes = "" if len(numbers) > 1 else f" {changes[0].number + 1} and {changes[0].number + 2}"
     return Finding(
         code=CODE,
-        severity="warning" if plain else "info",
+        severity="warning" if is_smaller else "info",
         claim=f"The gradient{'' if len(names) == 1 else 's'} of {named_some(names)} "
-        f"{'was' if len(names) == 1 else 'were'} {how} between backward passes{which} of "
-        f"{steps_text(steps, among=among)} on {ranks_text(ranks)}: earlier micro-batches "
-        "weigh otherwise than later ones.",
+        f"{'was' if len(names) == 1 else 'were'} {how} between backward passes{passes} of "
+        f"{steps_text(steps, among=sampled_steps)} on {ranks_text(ranks)}: earlier micro-batches weigh otherwise than "
+        "later ones.",
         ranks=ranks,
         step_first=steps[0],
         step_last=steps[-1],
         sites=sites_of(steps[0], ranks[:2], phase="bwd", names=names[: MAX_SITES // 2]),
-        measured=factors[0] if one else float(len(names)),
-        expected=1.0 if one else 0.0,
-        unit="times what the pass before had left" if one else "parameters whose gradient was changed between passes",
+        measured=factors[0] if is_one_factor else float(len(names)),
+        expected=1.0 if is_one_factor else 0.0,
+        unit="times what the pass before had left"
+        if is_one_factor
+        else "parameters whose gradient was changed between passes",
         false_alarm_rate=0.0,
         evidence={"kind": "between-passes", "names": names[:100], "num_steps": len(steps)},
         next=(
@@ -273,8 +287,8 @@ def _of_changes(run: Run, changes: Sequence[_Change], among: Sequence[int]) -> F
     )
 
 
-def _names(run: Run, kept: Mapping[tuple[int, int], np.ndarray]) -> list[str]:
-    """The parameters at these positions, by (step, rank), each once."""
+def _names(run: Run, positions: PositionsByKey) -> list[str]:
+    """Names of the parameters at these positions, once each."""
     params = {rank: env.params for rank, env in run.env.items()}
-    found = [(params[rank], int(place)) for (_, rank), places in kept.items() for place in places if rank in params]
-    return list(dict.fromkeys(known[place] for known, place in found if place < len(known)))
+    rows = [(params[rank], int(position)) for (_, rank), row in positions.items() for position in row if rank in params]
+    return list(dict.fromkeys(names[position] for names, position in rows if position < len(names)))
