@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from trueline.capture.probes.initial_values import numbers_of
 from trueline.laws.initial_values.init_differs import judge
-from trueline.laws.initial_values.initial_values import Begun, are_drawn_anew, by_role
+from trueline.laws.initial_values.initial_values import InitialParams, look_fresh, matrices_by_role
 from trueline.schema.columns.initial_values import InitialValues
 from trueline.schema.errors import CannotTell
 
@@ -49,11 +49,11 @@ ELEMENTS = (256, 1024, 4096, 16384)
 STEPS = (0, 1, 3, 10, 30, 100, 300)
 
 
-def begun(model: nn.Module) -> Begun:
+def begun(model: nn.Module) -> InitialParams:
     """What a Run would hold of ``model`` as it is."""
     named = [(name, param.detach()) for name, param in model.named_parameters() if param.is_floating_point()]
     values = [InitialValues(*numbers_of(param).tolist()) for _, param in named]
-    return Begun(0, [name for name, _ in named], [tuple(param.shape) for _, param in named], values)
+    return InitialParams(0, [name for name, _ in named], [tuple(param.shape) for _, param in named], values)
 
 
 def outcome(model: nn.Module) -> tuple[str, ...]:
@@ -168,7 +168,7 @@ def fresh() -> tuple[str, list[str]]:
                     continue
                 counts["models"] += 1
                 one = begun(model)
-                compared += sum(map(len, by_role(one).values())) if are_drawn_anew(one) else 0
+                compared += sum(map(len, matrices_by_role(one).values())) if look_fresh(one) else 0
                 said = outcome(model)
                 counts.update(said)
                 loud += [f"{name}: {', '.join(said)}"] if {"info", "warning", "error"} & set(said) else []
@@ -260,7 +260,7 @@ def _smallest(elements: int, layers: int) -> tuple[float, float]:
             )
             always = [InitialValues(16384, 0, 0, 0.0, 1.0, 3.0, 4.0)] * 40  # a model that looks drawn just now
             names = [f"layers.{number}.weight" for number in range(layers)] + [f"w{n}" for n in range(len(always))]
-            one = Begun(0, names, [(2, elements // 2)] * len(names), [*peers, *always])
+            one = InitialParams(0, names, [(2, elements // 2)] * len(names), [*peers, *always])
             with contextlib.suppress(CannotTell):
                 hits += any(f"layers.{layers // 2}.weight" in each.evidence["names"] for each in judge([one]))
         return hits / DRAWS

@@ -75,14 +75,14 @@ from typing import Literal
 from trueline.judge.compared_ranks import MAX_SITES, sites_of
 from trueline.laws.initial_values.initial_values import (
     ODD_ERRORS,
-    Begun,
-    Odd,
-    are_drawn_anew,
-    begun,
-    by_role,
+    InitialParams,
+    OddMatrix,
+    initial_params,
     is_garbage,
-    left_as_made,
-    odd_ones,
+    look_fresh,
+    matrices_by_role,
+    odd_matrices,
+    torch_defaults,
 )
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding, Severity
@@ -94,9 +94,9 @@ QUESTION = "start"
 NEEDS: tuple[str, ...] = ("initial_values",)
 ACROSS_RANKS = False
 
-Kind = Literal["nonfinite", "garbage", "peers", "left", "one-module"]
+InitFault = Literal["nonfinite", "garbage", "peers", "left", "one-module"]
 
-_ADVICE: Mapping[Kind, str] = {
+_ADVICE: Mapping[InitFault, str] = {
     "nonfinite": "Look for what fills it: torch.empty and to_empty leave what memory held; torch.nn.init fills it.",
     "garbage": "Look for what fills it: torch.empty and to_empty leave what memory held; torch.nn.init fills it.",
     "peers": "Print the standard deviation of this weight in each layer right after initialisation, and look for what "
@@ -112,113 +112,120 @@ def check(run: Run) -> list[Finding]:
     """A Finding for each way in which weights begin wrongly; raises ``CannotTell`` as ``judge``, and where nothing was
     seen of them or training had begun before.
     """
-    shared = _one_module(run)
+    shared = _shared_module_findings(run)
     try:
-        return [*shared, *judge(begun(run))]
+        return [*shared, *judge(initial_params(run))]
     except CannotTell:
         if shared:
             return shared
         raise
 
 
-def judge(each: Sequence[Begun]) -> list[Finding]:
+def judge(starts: Sequence[InitialParams]) -> list[Finding]:
     """The Findings on what ranks began with; raises ``CannotTell`` where there are none and layers were not compared:
     weights look trained, or no layer is repeated.
     """
-    fresh = [one for one in each if are_drawn_anew(one)]
-    found = [*_filled("nonfinite", each), *_filled("garbage", each), *_peers(fresh), *_left(fresh)]
-    if not found and not fresh:
+    fresh = [params for params in starts if look_fresh(params)]
+    findings = [
+        *_unfilled_findings("nonfinite", starts),
+        *_unfilled_findings("garbage", starts),
+        *_peer_findings(fresh),
+        *_default_findings(fresh),
+    ]
+    if not findings and not fresh:
         raise CannotTell(
             "weights do not look drawn just now, or there are too few of them: those that were trained before may "
             "differ from layer to layer",
             reason="by-design",
         )
-    if not found and not any(by_role(one) for one in fresh):
+    if not findings and not any(matrices_by_role(params) for params in fresh):
         raise CannotTell("no weight matrix is repeated in four layers or more", reason="by-design")
-    return found
+    return findings
 
 
-def _one_module(run: Run) -> list[Finding]:
+def _shared_module_findings(run: Run) -> list[Finding]:
     """Layers that are one module."""
-    of_rank = {rank: places for rank, env in run.env.items() for places in env.repeated[:1]}
-    if not of_rank:
+    names_by_rank = {rank: layers for rank, env in run.env.items() for layers in env.repeated[:1]}
+    if not names_by_rank:
         return []
-    names = _names(of_rank)
+    names, ranks = _all_names(names_by_rank), tuple(names_by_rank)
     layers = counted(len(names), "layer")
     claim = f"{named_some(names)} are one and the same module: these {layers} share one set of weights."
     unit = "modules in these places"
-    return [
-        _finding("one-module", "warning", claim, names, tuple(of_rank), measured=1.0, expected=len(names), unit=unit)
-    ]
+    return [_finding("one-module", "warning", claim, names, ranks, measured=1.0, expected=len(names), unit=unit)]
 
 
-def _filled(kind: Literal["nonfinite", "garbage"], each: Sequence[Begun]) -> list[Finding]:
+def _unfilled_findings(fault: Literal["nonfinite", "garbage"], starts: Sequence[InitialParams]) -> list[Finding]:
     """Weights that no rule of initialisation has filled."""
-    wrong = {one.rank: names for one in each if (names := _unfilled(kind, one))}
-    if not wrong:
+    names_by_rank = {params.rank: names for params in starts if (names := _unfilled(fault, params))}
+    if not names_by_rank:
         return []
-    names, ranks = _names(wrong), tuple(wrong)
-    values = [value for one in each for name, value in one.named() if name in names]
-    if kind == "nonfinite":
+    names, ranks = _all_names(names_by_rank), tuple(names_by_rank)
+    values = [value for params in starts for name, value in params.items() if name in names]
+    if fault == "nonfinite":
         worst = max(value.nonfinite / value.looked for value in values)
-        what = f"NaN or infinity before the first update: up to {worst:.1%} of what was looked at"
+        content = f"NaN or infinity before the first update: up to {worst:.1%} of what was looked at"
     else:
         largest = max(value.largest for value in values)
-        low = max(value.subnormal / value.looked for value in values)
-        what = "numbers like those of memory that nothing has filled: " + (
-            f"up to {largest:.2g}" if largest > 1 else f"up to {low:.1%} of them below 1e-38 and not zero"
+        share = max(value.subnormal / value.looked for value in values)
+        content = "numbers like those of memory that nothing has filled: " + (
+            f"up to {largest:.2g}" if largest > 1 else f"up to {share:.1%} of them below 1e-38 and not zero"
         )
-    claim = f"{named_some(names)} {_verb(names, 'hold')} {what} ({ranks_text(ranks)})."
-    return [_finding(kind, "error" if kind == "nonfinite" else "warning", claim, names, ranks)]
+    claim = f"{named_some(names)} {_verb(names, 'hold')} {content} ({ranks_text(ranks)})."
+    return [_finding(fault, "error" if fault == "nonfinite" else "warning", claim, names, ranks)]
 
 
-def _unfilled(kind: Literal["nonfinite", "garbage"], one: Begun) -> list[str]:
-    if kind == "nonfinite":
-        return [name for name, value in one.named() if value.nonfinite]
-    return [name for name, value in one.named() if not value.nonfinite and is_garbage(value, one)]
+def _unfilled(fault: Literal["nonfinite", "garbage"], params: InitialParams) -> list[str]:
+    if fault == "nonfinite":
+        return [name for name, value in params.items() if value.nonfinite]
+    return [name for name, value in params.items() if not value.nonfinite and is_garbage(value, params)]
 
 
-def _peers(fresh: Sequence[Begun]) -> list[Finding]:
+def _peer_findings(fresh: Sequence[InitialParams]) -> list[Finding]:
     """Weights unlike those of the other layers, what can hardly be meant first."""
-    of_rank = {one.rank: odd_ones(one) for one in fresh}
-    found: list[Finding] = []
+    odd_by_rank = {params.rank: odd_matrices(params) for params in fresh}
+    # The share of a normal distribution beyond the threshold, for every parameter.
+    false_alarms = sum(len(params.names) for params in fresh) * math.erfc(ODD_ERRORS / math.sqrt(2))
+    findings: list[Finding] = []
     severities: tuple[Severity, ...] = ("warning", "info")
     for severity in severities:
-        some = {rank: [odd for odd in odds if _severity(odd, odds) == severity] for rank, odds in of_rank.items()}
-        some = {rank: odds for rank, odds in some.items() if odds}
-        if not some:
+        alike = {
+            rank: [odd for odd in matrices if _severity(odd, matrices) == severity]
+            for rank, matrices in odd_by_rank.items()
+        }
+        alike = {rank: matrices for rank, matrices in alike.items() if matrices}
+        if not alike:
             continue
-        names = _names({rank: [odd.name for odd in odds] for rank, odds in some.items()})
-        first = next(iter(some.values()))[0]
-        others = f" ({len(names) - 1} more: {named_some(names[1:])})" if len(names) > 1 else ""
+        names = _all_names({rank: [odd.name for odd in matrices] for rank, matrices in alike.items()})
+        first = next(iter(alike.values()))[0]
+        more = f" ({len(names) - 1} more: {named_some(names[1:])})" if len(names) > 1 else ""
         claim = (
-            f"{first.name} does not begin like the same weight of the {first.peers} other layers: "
-            f"{_how(first)}{others}."
+            f"{first.name} does not begin like the same weight of the {first.num_peers} other layers: "
+            f"{_how(first)}{more}."
         )
-        chance = sum(len(one.names) for one in fresh) * math.erfc(ODD_ERRORS / math.sqrt(2))
-        found.append(
+        findings.append(
             _finding(
                 "peers",
                 severity,
                 claim,
                 names,
-                tuple(some),
+                tuple(alike),
                 measured=first.value.spread if first.kind != "law" else first.value.kurtosis,
                 expected=first.spread if first.kind != "law" else first.kurtosis,
                 unit="standard deviation of initial values" if first.kind != "law" else "kurtosis of initial values",
-                rate=chance,
+                false_alarm_rate=false_alarms,
             )
         )
-    return found
+    return findings
 
 
-def _severity(odd: Odd, among: Sequence[Odd]) -> Severity:
-    """Whether it can hardly be meant."""
-    in_layer = Counter(each.layer for each in among)
+def _severity(odd: OddMatrix, matrices: Sequence[OddMatrix]) -> Severity:
+    """``warning`` where it can hardly be meant: in the middle of the model, or not alone in its layer."""
+    in_layer = Counter(matrix.layer for matrix in matrices)
     return "info" if odd.spaced or (odd.at_end and in_layer[odd.layer] < 2) else "warning"
 
 
-def _how(odd: Odd) -> str:
+def _how(odd: OddMatrix) -> str:
     if odd.kind == "constant":
         return f"its elements are all {odd.value.mean:.3g}, and the others are drawn at random"
     if odd.kind == "spread":
@@ -229,23 +236,26 @@ def _how(odd: Odd) -> str:
     )
 
 
-def _left(fresh: Sequence[Begun]) -> list[Finding]:
+def _default_findings(fresh: Sequence[InitialParams]) -> list[Finding]:
     """Weights that the initialisation may have left out, beside those unlike their peers."""
-    of_rank = {one.rank: left_as_made(one) for one in fresh}
-    odd = {each.name for one in fresh for each in odd_ones(one)}
-    of_rank = {rank: left for rank, names in of_rank.items() if (left := [name for name in names if name not in odd])}
-    if not of_rank:
+    odd_names = {odd.name for params in fresh for odd in odd_matrices(params)}
+    names_by_rank = {
+        params.rank: [name for name in torch_defaults(params) if name not in odd_names] for params in fresh
+    }
+    names_by_rank = {rank: names for rank, names in names_by_rank.items() if names}
+    if not names_by_rank:
         return []
-    names = _names(of_rank)
+    names = _all_names(names_by_rank)
     claim = (
         f"{named_some(names)} {_verb(names, 'begin')} with the values that torch's own layers draw when they are made, "
         "while most weights of this model do not."
     )
-    return [_finding("left", "info", claim, names, tuple(of_rank))]
+    return [_finding("left", "info", claim, names, tuple(names_by_rank))]
 
 
-def _names(of_rank: Mapping[int, Sequence[str]]) -> list[str]:
-    return list(dict.fromkeys(name for names in of_rank.values() for name in names))
+def _all_names(names_by_rank: Mapping[int, Sequence[str]]) -> list[str]:
+    """Names of all ranks, once each."""
+    return list(dict.fromkeys(name for names in names_by_rank.values() for name in names))
 
 
 def _verb(names: Sequence[str], verb: str) -> str:
@@ -253,7 +263,7 @@ def _verb(names: Sequence[str], verb: str) -> str:
 
 
 def _finding(
-    kind: Kind,
+    fault: InitFault,
     severity: Severity,
     claim: str,
     names: Sequence[str],
@@ -262,7 +272,7 @@ def _finding(
     measured: float | None = None,
     expected: float | None = None,
     unit: str = "",
-    rate: float = 0.0,
+    false_alarm_rate: float = 0.0,
 ) -> Finding:
     return Finding(
         code=CODE,
@@ -275,7 +285,7 @@ def _finding(
         measured=measured,
         expected=expected,
         unit=unit,
-        false_alarm_rate=rate,
-        evidence={"kind": kind, "names": list(names[:100])},
-        next=(_ADVICE[kind],),
+        false_alarm_rate=false_alarm_rate,
+        evidence={"kind": fault, "names": list(names[:100])},
+        next=(_ADVICE[fault],),
     )

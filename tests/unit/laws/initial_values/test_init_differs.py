@@ -14,7 +14,7 @@ import trueline
 from trueline.capture.probes.initial_values import numbers_of
 from trueline.laws.initial_values import init_differs
 from trueline.laws.initial_values.init_differs import judge
-from trueline.laws.initial_values.initial_values import Begun
+from trueline.laws.initial_values.initial_values import InitialParams
 from trueline.schema.columns.initial_values import InitialValues
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
@@ -74,7 +74,7 @@ def test_small_weights_are_judged_though_one_of_them_has_long_tails_by_chance():
     values[5] = replace(normal, spread=2 * SPREAD)
     fresh = [InitialValues(16384, 0, 0, 0.0, 1.0, 3.0, 4.0)] * 10
     names = [f"layers.{number}.weight" for number in range(12)] + [f"other{number}" for number in range(10)]
-    (finding,) = judge([Begun(0, names, [(2, 128)] * 22, [*values, *fresh])])
+    (finding,) = judge([InitialParams(0, names, [(2, 128)] * 22, [*values, *fresh])])
     assert finding.evidence["names"] == ["layers.5.weight"]
 
 
