@@ -80,7 +80,7 @@ x = x.transpose(0, 1)
 
 from __future__ import annotations
 
-from trueline.judge.series.influence import known_influences, leak_finding
+from trueline.judge.series.influence import Key, known_influences, leak_finding
 from trueline.schema.columns.influence import RowInfluence
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
@@ -96,80 +96,97 @@ MIN_SAMPLES = 4
 
 def check(run: Run) -> list[Finding]:
     """Findings of other rows, or of padding; raises ``CannotTell`` where neither was looked at."""
-    known = known_influences(run, "row_influence", RowInfluence)
-    mixed = {key: one for key, one in known.items() if one.others > 0}
-    padded = {key: one for key, one in known.items() if one.padding > 0 and key not in mixed}
-    found: list[Finding] = []
-    if mixed:
-        key, one, share = _largest({key: (one, one.others, one.own) for key, one in mixed.items()})
+    influences = known_influences(run, "row_influence", RowInfluence)
+    mixed = {key: influence for key, influence in influences.items() if influence.others > 0}
+    # Where rows are mixed, padding of other rows comes in with them.
+    padded = {key: influence for key, influence in influences.items() if influence.padding > 0 and key not in mixed}
+    bare = {
+        key: influence
+        for key, influence in influences.items()
+        if influence.samples >= MIN_SAMPLES and influence.with_edges <= influence.samples / 4
+    }
+    return [
+        *([_row_finding(mixed)] if mixed else []),
+        *([_padding_finding(padded)] if padded else []),
+        *([_edge_finding(bare)] if bare else []),
+    ]
+
+
+def _row_finding(mixed: dict[Key, RowInfluence]) -> Finding:
+    """Outputs of a row that depend on other rows."""
+    (step, rank), influence, share = _largest(
+        {key: (influence, influence.others, influence.own) for key, influence in mixed.items()}
+    )
+    claim = (
+        f"What the model of rank {rank} returned at step {step} for some rows of its batch depends on "
+        f"{influence.mixed:.0f} of the {influence.rows:.0f} other rows: the gradient to them is up to "
+        f"{share:.3g} of the largest, and must be 0"
+        + ("." if influence.sure else ", unless rows are no samples (one sequence, sequence first, a graph).")
+    )
+    hints = (
+        "Look for `view` or `reshape` that mixes dimensions, softmax, mean or normalisation over dimension 0, "
+        "attention or recurrence without `batch_first`, outputs gathered in another order.",
+        "Run the model on one row alone: it must return what it returns for that row in the batch.",
+        "Where samples are mixed on purpose (mixup of features, retrieval in the batch), leave `influence` out.",
+    )
+    return _gradient_finding("rows", claim, mixed, share, is_sure=influence.sure > 0, hints=hints)
+
+
+def _padding_finding(padded: dict[Key, RowInfluence]) -> Finding:
+    """Outputs that depend on padding."""
+    (step, rank), influence, share = _largest(
+        {key: (influence, influence.padding, influence.kept) for key, influence in padded.items()}
+    )
+    padding = "hold padding" if influence.by_index else "its attention mask leaves out"
+    claim = (
+        f"What the model of rank {rank} returned at step {step} depends on positions that {padding}: the "
+        f"gradient to them is up to {share:.3g} of the largest, and must be 0"
+        + (", unless convolutions reach them." if influence.convolved else ".")
+    )
+    is_inverted = all(influence.among == 0 for influence in padded.values())
+    if is_inverted:
         claim = (
-            f"What the model of rank {key[1]} returned at step {key[0]} for some rows of its batch depends on "
-            f"{one.mixed:.0f} of the {one.rows:.0f} other rows: the gradient to them is up to "
-            f"{share:.3g} of the largest, and must be 0"
-            + ("." if one.sure else ", unless rows are no samples (one sequence, sequence first, a graph).")
+            f"What the model of rank {rank} returned at step {step} for a token depends on padding and on no "
+            "other token: the mask keeps what it should leave out."
         )
-        hints = (
-            "Look for `view` or `reshape` that mixes dimensions, softmax, mean or normalisation over dimension 0, "
-            "attention or recurrence without `batch_first`, outputs gathered in another order.",
-            "Run the model on one row alone: it must return what it returns for that row in the batch.",
-            "Where samples are mixed on purpose (mixup of features, retrieval in the batch), leave `influence` out.",
-        )
-        found.append(_finding("rows", claim, mixed, share, sure=one.sure > 0, hints=hints))
-    if padded:
-        key, one, share = _largest({key: (one, one.padding, one.kept) for key, one in padded.items()})
-        where = "hold padding" if one.by_index else "its attention mask leaves out"
-        claim = (
-            f"What the model of rank {key[1]} returned at step {key[0]} depends on positions that {where}: the "
-            f"gradient to them is up to {share:.3g} of the largest, and must be 0"
-            + (", unless convolutions reach them." if one.convolved else ".")
-        )
-        hints = (
-            "Look whether the mask reaches every attention and pooling, with the sign that it has there.",
-            "Run the model on a row with more padding: what it returns at the other positions must stay.",
-        )
-        alone = all(each.among == 0 for each in padded.values())
-        if alone:
-            claim = (
-                f"What the model of rank {key[1]} returned at step {key[0]} for a token depends on padding and on no "
-                "other token: the mask keeps what it should leave out."
-            )
-        sure = alone or not (one.convolved or one.by_index)
-        kind = "padding-alone" if alone else "padding"
-        found.append(_finding(kind, claim, padded, share, sure=sure, hints=hints))
-    bare = {key: one for key, one in known.items() if one.samples >= MIN_SAMPLES and one.with_edges <= one.samples / 4}
-    if bare:
-        key, one = min(bare.items())
-        claim = (
-            f"Of the {one.samples:.0f} graphs that are joined at step {key[0]} of rank {key[1]} {one.with_edges:.0f} "
-            f"{'has' if one.with_edges == 1 else 'have'} edges: those of the others do not count from where their "
-            "nodes begin."
-        )
-        hints = ("Add to the edges of each graph the number of nodes in front of it, as the loader of PyG does.",)
-        share = 1 - one.with_edges / one.samples
-        found.append(
-            leak_finding(CODE, "warning", claim, bare, share, unit="of the graphs", advice=hints, kind="edges")
-        )
-    return found
+    hints = (
+        "Look whether the mask reaches every attention and pooling, with the sign that it has there.",
+        "Run the model on a row with more padding: what it returns at the other positions must stay.",
+    )
+    is_sure = is_inverted or not (influence.convolved or influence.by_index)
+    kind = "padding-alone" if is_inverted else "padding"
+    return _gradient_finding(kind, claim, padded, share, is_sure=is_sure, hints=hints)
 
 
-def _largest(
-    found: dict[tuple[int, int], tuple[RowInfluence, float, float]],
-) -> tuple[tuple[int, int], RowInfluence, float]:
-    """Where the gradient that must be 0, the first of two, is the largest share of both, and that share."""
-    shares = {key: (one, wrong / max(wrong, right)) for key, (one, wrong, right) in found.items()}
-    key, (one, share) = max(shares.items(), key=lambda item: item[1][1])
-    return key, one, share
+def _edge_finding(bare: dict[Key, RowInfluence]) -> Finding:
+    """Joined graphs most of which have no edges."""
+    (step, rank), influence = min(bare.items())
+    claim = (
+        f"Of the {influence.samples:.0f} graphs that are joined at step {step} of rank {rank} "
+        f"{influence.with_edges:.0f} {'has' if influence.with_edges == 1 else 'have'} edges: those of the others do "
+        "not count from where their nodes begin."
+    )
+    hints = ("Add to the edges of each graph the number of nodes in front of it, as the loader of PyG does.",)
+    share = 1 - influence.with_edges / influence.samples
+    return leak_finding(CODE, "warning", claim, bare, share, unit="of the graphs", advice=hints, kind="edges")
 
 
-def _finding(
+def _largest(gradients: dict[Key, tuple[RowInfluence, float, float]]) -> tuple[Key, RowInfluence, float]:
+    """The key where the gradient that must be 0, the first of two, is the largest share of both, and that share."""
+    shares = {key: (influence, wrong / max(wrong, right)) for key, (influence, wrong, right) in gradients.items()}
+    key, (influence, share) = max(shares.items(), key=lambda item: item[1][1])
+    return key, influence, share
+
+
+def _gradient_finding(
     kind: str,
     claim: str,
-    leaks: dict[tuple[int, int], RowInfluence],
+    leaks: dict[Key, RowInfluence],
     share: float,
     *,
-    sure: bool,
+    is_sure: bool,
     hints: tuple[str, ...],
 ) -> Finding:
-    eps = max(one.eps for one in leaks.values())
-    severity = "warning" if sure and share > eps else "info"
+    eps = max(influence.eps for influence in leaks.values())
+    severity = "warning" if is_sure and share > eps else "info"
     return leak_finding(CODE, severity, claim, leaks, share, unit="of the largest gradient", advice=hints, kind=kind)

@@ -70,7 +70,7 @@ y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 from __future__ import annotations
 
-from trueline.judge.series.influence import known_influences, leak_finding
+from trueline.judge.series.influence import Key, known_influences, leak_finding
 from trueline.schema.columns.influence import Influence
 from trueline.schema.finding import Finding, Severity
 from trueline.store.reader import Run
@@ -83,32 +83,37 @@ ACROSS_RANKS = False
 
 def check(run: Run) -> list[Finding]:
     """Findings of later tokens and of other documents; raises ``CannotTell`` where neither was looked at."""
-    known = known_influences(run, "influence", Influence)
-    later = {key: one for key, one in known.items() if one.later > 0}
-    earlier = {key: one for key, one in known.items() if one.earlier > 0}
-    found: list[Finding] = []
-    if later:
-        key, one = max(later.items(), key=lambda item: item[1].later / item[1].allowed)
-        share = one.later / one.allowed
+    influences = known_influences(run, "influence", Influence)
+    future = {key: influence for key, influence in influences.items() if influence.later > 0}
+    packed = {key: influence for key, influence in influences.items() if influence.earlier > 0}
+    findings: list[Finding] = []
+    if future:
+        share_of = {key: influence.later / influence.allowed for key, influence in future.items()}
+        key = max(future, key=share_of.__getitem__)
+        influence, share = future[key], share_of[key]
         claim = (
             f"Logits of rank {key[1]} at step {key[0]} depend on tokens that they are to predict: the gradient to "
-            f"{one.seen:.0f} of the {one.positions:.0f} later embeddings of a row is up to {share:.3g} of that to "
-            "earlier ones, and must be 0."
+            f"{influence.seen:.0f} of the {influence.positions:.0f} later embeddings of a row is up to {share:.3g} of "
+            "that to earlier ones, and must be 0."
         )
-        found.append(_finding(claim, later, share, severity="error" if share > one.eps else "info"))
-    if earlier:
-        key, one = max(earlier.items(), key=lambda item: item[1].earlier / (item[1].document or item[1].allowed))
-        share = one.earlier / (one.document or one.allowed)
+        findings.append(_finding(claim, future, share, severity="error" if share > influence.eps else "info"))
+    if packed:
+        share_of = {
+            key: influence.earlier / (influence.document or influence.allowed) for key, influence in packed.items()
+        }
+        key = max(packed, key=share_of.__getitem__)
+        influence, share = packed[key], share_of[key]
         claim = (
             f"Logits of rank {key[1]} at step {key[0]} depend on earlier documents of their packed row: the gradient "
             f"to their embeddings is up to {share:.3g} of that to the document's own, and position_ids start again "
             "between them."
         )
-        found.append(_finding(claim, earlier, share, severity="warning" if share > one.eps else "info"))
-    return found
+        # Attention across documents may be meant.
+        findings.append(_finding(claim, packed, share, severity="warning" if share > influence.eps else "info"))
+    return findings
 
 
-def _finding(claim: str, leaks: dict[tuple[int, int], Influence], share: float, *, severity: Severity) -> Finding:
+def _finding(claim: str, leaks: dict[Key, Influence], share: float, *, severity: Severity) -> Finding:
     unit = "of the largest gradient to embeddings that may be seen"
     return leak_finding(CODE, severity, claim, leaks, share, unit=unit, advice=_ADVICE)
 

@@ -75,33 +75,33 @@ the least of the others is 650 eps in float32 and 1/17 eps in bfloat16 (benchmar
 
 def check(run: Run) -> list[Finding]:
     """A Finding where no pair of equal tokens is told apart; raises ``CannotTell`` where none was compared."""
-    known = known_influences(run, "order_influence", OrderInfluence)
-    found = {key: one for key, one in known.items() if one.apart <= line(one.eps)}
-    if not found:
+    influences = known_influences(run, "order_influence", OrderInfluence)
+    unordered = {key: influence for key, influence in influences.items() if influence.apart <= line(influence.eps)}
+    if not unordered:
         return []
-    key, one = min(found.items())
-    has = any(each.placed or each.tells_places for each in found.values())
+    (step, rank), first = min(unordered.items())
+    has_positions = any(influence.placed or influence.tells_places for influence in unordered.values())
     claim = (
-        f"The order of tokens does not reach the first attention of rank {key[1]} at step {key[0]}: of "
-        f"{counted(int(one.pairs), 'pair')} of equal tokens in one row each counts alike at both places"
-        + (", although the model has positions." if has else "; the model has no positions.")
+        f"The order of tokens does not reach the first attention of rank {rank} at step {step}: of "
+        f"{counted(int(first.pairs), 'pair')} of equal tokens in one row each counts alike at both places"
+        + (", although the model has positions." if has_positions else "; the model has no positions.")
     )
     return [
         leak_finding(
             CODE,
-            "warning" if has else "info",
+            "warning" if has_positions else "info",
             claim,
-            found,
-            one.apart,
+            unordered,
+            first.apart,
             unit="of the larger gradient, between equal tokens at two places",
-            advice=_ADVICE if has else _ADVICE[1:],
-            kind="positions-lost" if has else "no-positions",
+            advice=_ADVICE if has_positions else _ADVICE[1:],
+            kind="positions-lost" if has_positions else "no-positions",
         )
     ]
 
 
 def line(eps: float) -> float:
-    """How far apart gradients to equal tokens may be by rounding, as a share of the larger."""
+    """Largest difference of gradients to equal tokens that is rounding, as a share of the larger."""
     return eps * (FINE_LINE if eps < FINE_EPS else COARSE_LINE)
 
 
