@@ -61,49 +61,51 @@ QUESTION = "mask"
 NEEDS: tuple[str, ...] = ("target_places",)
 ACROSS_RANKS = False
 
-_WHAT = {0: "the token itself", -1: "the token before"}
+_TARGET_BY_OFFSET = {0: "the token itself", -1: "the token before"}
 
 
 def check(run: Run) -> list[Finding]:
     """A Finding for each wrong place; raises ``CannotTell`` where targets are no tokens of the input."""
-    places = target_places(run)
-    if all(place is None for place in places.values()):
+    offsets = target_places(run)
+    if all(offset is None for offset in offsets.values()):
         raise CannotTell(
             f"the targets of the cross-entropy are no tokens that the model was called on, or fewer than {FEWEST}"
-            if places
+            if offsets
             else "no targets of a single cross-entropy were seen that go with token ids that the model was called on",
-            reason="undecidable" if places else "not-recorded",
+            reason="undecidable" if offsets else "not-recorded",
         )
-    wrong = {place for place in places.values() if place is not None and place != NEXT}
-    return [_finding(run, place, places) for place in sorted(wrong)]
+    wrong = {offset for offset in offsets.values() if offset is not None and offset != NEXT}
+    return [_finding(run, offset, offsets) for offset in sorted(wrong)]
 
 
-def _finding(run: Run, place: int, places: Mapping[int, int | None]) -> Finding:
-    ranks = tuple(sorted(rank for rank, each in places.items() if each == place))
+def _finding(run: Run, offset: int, offset_by_rank: Mapping[int, int | None]) -> Finding:
+    ranks = tuple(sorted(rank for rank, rank_offset in offset_by_rank.items() if rank_offset == offset))
     steps = sorted({step for step, rank in run.lists("target_places") if rank in ranks})
-    apart = any(each == NEXT for each in places.values())
-    what = _WHAT.get(place, f"the token {place} places on")
-    others = ", and the next one on the others" if apart else ""
+    # Ranks of one job that are right show that the others are not meant to be as they are.
+    ranks_differ = NEXT in offset_by_rank.values()
+    target = _TARGET_BY_OFFSET.get(offset, f"the token {offset} places on")
+    contrast = ", and the next one on the others" if ranks_differ else ""
+    location = ranks_text(ranks) if ranks_differ or len(offset_by_rank) == 1 else "all ranks"
     return Finding(
         code=CODE,
-        severity="warning" if place > NEXT or apart else "info",
-        claim=f"Each target on {ranks_text(ranks) if apart or len(places) == 1 else 'all ranks'} is {what}{others}: "
-        f"labels are {'shifted twice' if place > NEXT else 'not those of the next token'}.",
+        severity="warning" if offset > NEXT or ranks_differ else "info",
+        claim=f"Each target on {location} is {target}{contrast}: "
+        f"labels are {'shifted twice' if offset > NEXT else 'not those of the next token'}.",
         ranks=ranks,
         step_first=steps[0],
         step_last=steps[-1],
         sites=sites_of(steps[0], ranks[:2], phase="loss", names=("all",)),
-        measured=float(place),
+        measured=float(offset),
         expected=float(NEXT),
         unit="places from a token to its target",
         false_alarm_rate=0.0,
-        evidence={"kind": "some-ranks" if apart else "all-ranks", "steps": steps[:100]},
-        next=_advice(place),
+        evidence={"kind": "some-ranks" if ranks_differ else "all-ranks", "steps": steps[:100]},
+        next=_advice(offset),
     )
 
 
-def _advice(place: int) -> tuple[str, ...]:
-    if place > NEXT:
+def _advice(offset: int) -> tuple[str, ...]:
+    if offset > NEXT:
         return (
             "Shift labels once, in the collator or in the model: models of transformers shift `labels` themselves, so "
             "pass labels=input_ids with -100 where nothing is to be learnt.",

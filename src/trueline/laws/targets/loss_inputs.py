@@ -17,11 +17,11 @@ Key = tuple[int, int]
 
 
 def loss_inputs(run: Run) -> Mapping[Key, LossInputs]:
-    """Of each step and rank that was looked at; raises ``CannotTell`` where none was."""
-    found = {key: LossInputs.of(row.tolist()) for key, row in run.lists("loss_inputs").items()}
-    if not found:
+    """Inputs of the losses by step and rank; raises ``CannotTell`` where none were seen."""
+    inputs = {key: LossInputs.of(row.tolist()) for key, row in run.lists("loss_inputs").items()}
+    if not inputs:
         raise CannotTell("no backward pass was seen from whose loss its functions can be read", reason="not-recorded")
-    return found
+    return inputs
 
 
 def loss_finding(
@@ -29,15 +29,15 @@ def loss_finding(
     code: str,
     severity: Severity,
     claim: str,
-    at: Collection[Key],
+    keys: Collection[Key],
     *,
     kind: str,
     advice: tuple[str, ...],
     measured: float | None = None,
     unit: str = "",
 ) -> Finding:
-    """Of what the losses at these steps and ranks were given, an exact fact; ``claim`` has the ranks for {}."""
-    steps, ranks = sorted({step for step, _ in at}), tuple(sorted({rank for _, rank in at}))
+    """The Finding of an exact fact on losses at these steps and ranks; ``claim`` has {} for the ranks."""
+    steps, ranks = sorted({step for step, _ in keys}), tuple(sorted({rank for _, rank in keys}))
     return Finding(
         code=code,
         severity=severity,
@@ -45,7 +45,7 @@ def loss_finding(
         ranks=ranks,
         step_first=steps[0],
         step_last=steps[-1],
-        sites=tuple(str(Site(step, 0, rank, "loss", "all")) for step, rank in sorted(at))[:MAX_SITES],
+        sites=tuple(str(Site(step, 0, rank, "loss", "all")) for step, rank in sorted(keys))[:MAX_SITES],
         measured=measured,
         expected=None if measured is None else 0.0,
         unit=unit,

@@ -80,69 +80,68 @@ NEEDS: tuple[str, ...] = ("loss_inputs",)
 ACROSS_RANKS = False
 
 
-class _Said(NamedTuple):
+class _Misuse(NamedTuple):
     claim: str
-    """With the ranks for {}."""
+    """With {} for the ranks."""
     advice: str
 
 
-_SAID = {
-    SOFTMAX_TWICE: _Said(
+_MISUSES = {
+    SOFTMAX_TWICE: _Misuse(
         "The cross-entropy of {} is given probabilities: it takes logits and applies softmax itself.",
         "Give cross_entropy what the last layer returns; softmax or sigmoid belongs where probabilities are shown.",
     ),
-    SIGMOID_TWICE: _Said(
+    SIGMOID_TWICE: _Misuse(
         "binary_cross_entropy_with_logits of {} is given probabilities: it takes logits and applies sigmoid itself.",
         "Give it what the last layer returns, without sigmoid or softmax.",
     ),
-    LOG_MISSING: _Said(
+    LOG_MISSING: _Misuse(
         "nll_loss of {} is given numbers that are no logarithms of probabilities.",
         "Put log_softmax in front of nll_loss, or use cross_entropy on what the last layer returns.",
     ),
-    DIVERGENCE_OF_PROBABILITIES: _Said(
+    DIVERGENCE_OF_PROBABILITIES: _Misuse(
         "kl_div of {} is given probabilities as its input, which must be their logarithms.",
         "Write kl_div(x.log_softmax(-1), target.softmax(-1), reduction='batchmean').",
     ),
-    ROWS_WITH_ROWS: _Said(
+    ROWS_WITH_ROWS: _Misuse(
         "Each prediction of {} is compared with the target of every sample: [B, 1] less [B] is [B, B].",
         "Give predictions and targets one shape: model(x).squeeze(-1), or target[:, None].",
     ),
-    TARGET_ATTACHED: _Said(
+    TARGET_ATTACHED: _Misuse(
         "The regression of {} is to a target that the model itself makes, r + discount * max Q, and gradients go into "
         "that, too: it pulls the target to the prediction.",
         "Put the target under torch.no_grad(), or detach() it; if the gradient of the residual is meant, leave it.",
     ),
-    VALUE_ATTACHED: _Said(
+    VALUE_ATTACHED: _Misuse(
         "The regression of {} is to a number plus a multiple of another output of the model, and gradients go into "
         "both.",
         "If it is a target of temporal differences, put it under torch.no_grad(); if it is an equation that both are "
         "to obey, leave it.",
     ),
-    DIVERGENCE_BY_CLASS: _Said(
+    DIVERGENCE_BY_CLASS: _Misuse(
         "kl_div of {} is averaged over classes as well as samples: it is as many times too small as there are classes.",
         "Write reduction='batchmean', which divides by samples alone.",
     ),
 }
 
-
 _MAY_BE_MEANT = (DIVERGENCE_BY_CLASS, VALUE_ATTACHED)
 
 
-class _Counted(NamedTuple):
+class _WrongTargets(NamedTuple):
     claim: str
-    """Behind the share of targets, with the ranks for {}."""
+    """Behind the share of targets, with {} for the ranks."""
     advice: str
-    numbers: Callable[[LossInputs], tuple[int, int]]
-    """Targets that are wrong, and all."""
+    counts: Callable[[LossInputs], tuple[int, int]]
+    """Numbers of targets that are wrong, and of all."""
 
 
-_COUNTED = {
-    "targets-beyond": _Counted(
+_WRONG_TARGETS = {
+    "targets-beyond": _WrongTargets(
         "the targets of a binary cross-entropy of {} are below 0 or above 1.",
         "Make targets 0 and 1 (of labels -1 and 1: (y + 1) / 2), or use the loss that they are made for.",
         attrgetter("beyond", "binary_targets"),
     ),
-    "targets-blank": _Counted(
+    "targets-blank": _WrongTargets(
         "the targets of the CTC loss of {} are its blank, which stands for no letter.",
         "Give ctc_loss the index of the blank that the vocabulary has (`blank=`, 0 unless given).",
         attrgetter("blanks", "ctc_targets"),
@@ -152,21 +151,29 @@ _COUNTED = {
 
 def check(run: Run) -> list[Finding]:
     """A Finding for each misuse; raises ``CannotTell`` where no graph of a loss was seen."""
-    looked = loss_inputs(run)
-    found: list[Finding] = []
-    for kind, said in _SAID.items():
-        at = [key for key, each in looked.items() if kind in each.kinds]
+    inputs = loss_inputs(run)
+    findings: list[Finding] = []
+    for kind, misuse in _MISUSES.items():
+        keys = [key for key, losses in inputs.items() if kind in losses.kinds]
         severity = "info" if kind in _MAY_BE_MEANT else "warning"
-        if at:
-            found.append(loss_finding(run, CODE, severity, said.claim, at, kind=kind, advice=(said.advice,)))
-    for kind, said in _COUNTED.items():
-        at = {key: said.numbers(each) for key, each in looked.items() if said.numbers(each)[0]}
-        if at:
-            share = sum(wrong for wrong, _ in at.values()) / sum(targets for _, targets in at.values())
-            claim, advice = f"{share:.0%} of {said.claim}", (said.advice,)
-            found.append(
+        if keys:
+            findings.append(loss_finding(run, CODE, severity, misuse.claim, keys, kind=kind, advice=(misuse.advice,)))
+    for kind, misuse in _WRONG_TARGETS.items():
+        counts = {key: misuse.counts(losses) for key, losses in inputs.items()}
+        counts = {key: (num_wrong, num) for key, (num_wrong, num) in counts.items() if num_wrong}
+        if counts:
+            share = sum(num_wrong for num_wrong, _ in counts.values()) / sum(num for _, num in counts.values())
+            findings.append(
                 loss_finding(
-                    run, CODE, "warning", claim, at, kind=kind, advice=advice, measured=share, unit="share of targets"
+                    run,
+                    CODE,
+                    "warning",
+                    f"{share:.0%} of {misuse.claim}",
+                    counts,
+                    kind=kind,
+                    advice=(misuse.advice,),
+                    measured=share,
+                    unit="share of targets",
                 )
             )
-    return found
+    return findings

@@ -58,15 +58,16 @@ ACROSS_RANKS = False
 
 def check(run: Run) -> list[Finding]:
     """One Finding at most; raises ``CannotTell`` where no targets were seen beside an attention mask."""
-    looked = {key: each for key, each in loss_inputs(run).items() if each.targets}
-    if not looked:
+    masked = {key: losses for key, losses in loss_inputs(run).items() if losses.targets}
+    if not masked:
         raise CannotTell(
             "no targets of a cross-entropy were seen that stand beside an attention mask", reason="not-recorded"
         )
-    trained = {key: each for key, each in looked.items() if each.padded > each.padded_rows}
+    # One in each row may be the end of its text, on purpose.
+    trained = {key: losses for key, losses in masked.items() if losses.padded > losses.padded_rows}
     if not trained:
         return []
-    share = sum(each.padded for each in trained.values()) / sum(each.targets for each in trained.values())
+    share = sum(losses.padded for losses in trained.values()) / sum(losses.targets for losses in trained.values())
     claim = f"{share:.0%} of the targets that count in the loss of {{}} are padding, by the attention mask."
     advice = (
         "Put -100 into the labels where attention_mask is 0, or pass the ignore_index that the labels have there.",
