@@ -100,34 +100,34 @@ TIMES = (
 POSITIONS = ("position_ids", "positions", "pos_ids", "input_pos", "cache_position")
 
 Tensors = Mapping[InputFact, Mapping[int, InputValue]]
-"""Values of what a rank reads and compares with, by step."""
+"""Values of the tensors that a rank reads and compares with, by step."""
 
 
 class _Constant(NamedTuple):
     kind: str
     name: str
     number: float
-    """That it is; 0 of noise."""
+    """The one number that it has; 0 of noise."""
 
 
 def check(run: Run) -> list[Finding]:
     """A Finding for each constant; raises ``CannotTell`` where no inputs were seen, or nothing else changes."""
-    lost = [*_lost(run), *_zeros(run)]
+    findings = [*_lost_findings(run), *(_zeros_finding(run, zeros) for zeros in zero_samples(run))]
     try:
-        return [*lost, *_constant(run)]
+        return [*findings, *_constant_findings(run)]
     except CannotTell:
-        if lost:
-            return lost
+        if findings:
+            return findings
         raise
 
 
-def _lost(run: Run) -> list[Finding]:
-    """That a condition does not get into the model, at the steps at which that was looked at."""
-    rows = {key: RowInfluence(*map(float, each)) for key, each in run.lists("row_influence").items() if len(each)}
-    at = sorted(key for key, one in rows.items() if one.lost > 0)
-    if not at:
+def _lost_findings(run: Run) -> list[Finding]:
+    """A condition that does not get into the model, at the steps at which that was looked at."""
+    rows = {key: RowInfluence(*map(float, row)) for key, row in run.lists("row_influence").items() if len(row)}
+    keys = sorted(key for key, influence in rows.items() if influence.lost > 0)
+    if not keys:
         return []
-    step, ranks = at[0][0], tuple(sorted({rank for _, rank in at}))
+    step, ranks = keys[0][0], tuple(sorted({rank for _, rank in keys}))
     claim = (
         f"The model is given a number for each sample at step {step} that differs between samples, and what one of its "
         f"first layers reads in its place is the same for all of them ({ranks_text(ranks, all_ranks=run.ranks)})."
@@ -140,8 +140,8 @@ def _lost(run: Run) -> list[Finding]:
             claim=claim,
             ranks=ranks,
             step_first=step,
-            step_last=at[-1][0],
-            sites=tuple(str(Site(one, 0, rank, "batch", "samples")) for one, rank in at)[:MAX_SITES],
+            step_last=keys[-1][0],
+            sites=_batch_sites(keys),
             measured=0.0,
             expected=None,
             unit="difference between samples",
@@ -152,35 +152,33 @@ def _lost(run: Run) -> list[Finding]:
     ]
 
 
-def _zeros(run: Run) -> list[Finding]:
-    """A Finding for batches, and one for samples, of nothing but zeros."""
-    return [_of_zeros(run, each) for each in zero_samples(run)]
-
-
-def _of_zeros(run: Run, zeros: ZeroSamples) -> Finding:
-    steps, ranks = sorted({step for step, _ in zeros.counts}), tuple(sorted({rank for _, rank in zeros.counts}))
-    (step, rank), (count, size) = min(zeros.counts.items())
+def _zeros_finding(run: Run, zeros: ZeroSamples) -> Finding:
+    """Batches, or samples, of nothing but zeros."""
+    keys = sorted(zeros.counts)
+    steps, ranks = sorted({step for step, _ in keys}), tuple(sorted({rank for _, rank in keys}))
+    step, rank = keys[0]
+    count, size = zeros.counts[keys[0]]
     total = sum(count for count, _ in zeros.counts.values())
-    at = f"{steps_text(steps)} of {ranks_text(ranks, all_ranks=run.ranks)}"
-    what = (
-        f"All {counted(count, 'sample')} that the model reads at {at}"
-        if zeros.whole and len(zeros.counts) == 1
-        else f"All samples that the model reads at {at}"
+    location = f"{steps_text(steps)} of {ranks_text(ranks, all_ranks=run.ranks)}"
+    subject = (
+        f"All {counted(count, 'sample')} that the model reads at {location}"
+        if zeros.whole and len(keys) == 1
+        else f"All samples that the model reads at {location}"
         if zeros.whole
-        else f"{count} of {size} samples that the model reads at {at}"
-        if len(zeros.counts) == 1
-        else f"{total} of the samples that the model reads at {at}"
+        else f"{count} of {size} samples that the model reads at {location}"
+        if len(keys) == 1
+        else f"{total} of the samples that the model reads at {location}"
     )
     verb = "is" if not zeros.whole and total == 1 else "are"
-    rest = "and those of other batches are not" if zeros.whole else "in data that have hardly any otherwise"
+    contrast = "and those of other batches are not" if zeros.whole else "in data that have hardly any otherwise"
     return Finding(
         code=CODE,
         severity="warning",
-        claim=f"{what} {verb} nothing but zeros, {rest}.",
+        claim=f"{subject} {verb} nothing but zeros, {contrast}.",
         ranks=ranks,
         step_first=steps[0],
         step_last=steps[-1],
-        sites=tuple(str(Site(step, 0, rank, "batch", "samples")) for step, rank in sorted(zeros.counts))[:MAX_SITES],
+        sites=_batch_sites(keys),
         measured=float(total),
         expected=0.0,
         unit=f"samples of zeros, of {zeros.num_samples}",
@@ -194,36 +192,43 @@ def _of_zeros(run: Run, zeros: ZeroSamples) -> Finding:
     )
 
 
-def _constant(run: Run) -> list[Finding]:
-    seen = _seen(run)
-    if not seen:
+def _batch_sites(keys: Sequence[tuple[int, int]]) -> tuple[str, ...]:
+    """Sites of the batches of these steps and ranks."""
+    return tuple(str(Site(step, 0, rank, "batch", "samples")) for step, rank in keys)[:MAX_SITES]
+
+
+def _constant_findings(run: Run) -> list[Finding]:
+    """Inputs and targets that are the same at all steps while other inputs change."""
+    tensors_by_rank = _tensors_by_rank(run)
+    if not tensors_by_rank:
         raise CannotTell("no forward pass was seen whose inputs are tensors", reason="not-recorded")
-    if max(len(values) for tensors in seen.values() for values in tensors.values()) < MIN_STEPS:
+    if max(len(values) for tensors in tensors_by_rank.values() for values in tensors.values()) < MIN_STEPS:
         raise CannotTell(f"inputs were looked at in fewer than {MIN_STEPS} steps", reason="too-few-steps")
     changing = {
-        rank: [fact for fact, values in tensors.items() if _changes(fact, values)] for rank, tensors in seen.items()
+        rank: [fact for fact, values in tensors.items() if _changes(fact, values)]
+        for rank, tensors in tensors_by_rank.items()
     }
     if not any(changing.values()):
         raise CannotTell("no input of the model changes from step to step", reason="by-design")
-    found: defaultdict[_Constant, dict[int, tuple[Severity, InputFact]]] = defaultdict(dict)
-    for rank, tensors in seen.items():
+    constants: defaultdict[_Constant, dict[int, tuple[Severity, InputFact]]] = defaultdict(dict)
+    for rank, tensors in tensors_by_rank.items():
         if changing[rank]:
-            for one, severity, fact in _constants(tensors, changing[rank]):
-                found[one][rank] = severity, fact
-    return [_finding(run, one, ranks, seen, changing) for one, ranks in found.items()]
+            for constant, severity, fact in _constants(tensors, changing[rank]):
+                constants[constant][rank] = severity, fact
+    return [_constant_finding(run, constant, facts, tensors_by_rank, changing) for constant, facts in constants.items()]
 
 
-def _seen(run: Run) -> dict[int, Tensors]:
-    """By rank; batches of other sizes count as the same tensor."""
+def _tensors_by_rank(run: Run) -> dict[int, Tensors]:
+    """Tensors with their values by rank; batches of other sizes count as one tensor."""
     facts = run.texts("input_facts")
-    seen: defaultdict[int, dict[InputFact, dict[int, InputValue]]] = defaultdict(dict)
-    first: dict[tuple[int, str, bool, int], InputFact] = {}
+    tensors: defaultdict[int, dict[InputFact, dict[int, InputValue]]] = defaultdict(dict)
+    first_facts: dict[tuple[int, str, bool, int], InputFact] = {}
     for (step, rank), row in run.lists("input_values").items():
         for value in input_values(facts.get((step, rank), "[]"), row.tolist()):
-            one = value.fact
-            fact = first.setdefault((rank, one.name, one.is_target, len(one.shape)), one)
-            seen[rank].setdefault(fact, {})[step] = value
-    return dict(seen)
+            key = (rank, value.fact.name, value.fact.is_target, len(value.fact.shape))
+            fact = first_facts.setdefault(key, value.fact)
+            tensors[rank].setdefault(fact, {})[step] = value
+    return dict(tensors)
 
 
 def _changes(fact: InputFact, values: Mapping[int, InputValue]) -> bool:
@@ -233,28 +238,30 @@ def _changes(fact: InputFact, values: Mapping[int, InputValue]) -> bool:
 
 
 def _constants(tensors: Tensors, changing: Sequence[InputFact]) -> Iterator[tuple[_Constant, Severity, InputFact]]:
-    rows = {fact.shape[0] for fact in changing if fact.shape}
-    timed = any(fact.name.lower() in TIMES for fact in tensors)
-    by_noise = any(value.is_noise for fact in changing for value in tensors[fact].values())
+    batch_sizes = {fact.shape[0] for fact in changing if fact.shape}
+    has_times = any(fact.name.lower() in TIMES for fact in tensors)
+    has_noise = any(value.is_noise for fact in changing for value in tensors[fact].values())
     for fact, values in tensors.items():
         if len(values) < MIN_STEPS:
             continue
         numbers = {value.single for value in values.values()}
         number = next(iter(numbers)) if len(numbers) == 1 else None
-        same = len({value.digest for value in values.values()}) == 1
-        of_samples = bool(fact.shape) and fact.shape[0] in rows
+        is_same = len({value.digest for value in values.values()}) == 1
+        has_samples = bool(fact.shape) and fact.shape[0] in batch_sizes
         if fact.is_target and fact.classes > 2 and number is not None and number >= 0:
             yield _Constant("one-class", fact.name, number), "warning", fact
-        elif same and all(value.is_noise for value in values.values()) and (fact.is_target or of_samples):
-            told = fact.is_target and (len(fact.shape) > 2 or timed)
-            yield _Constant("noise", fact.name, 0.0), "warning" if told else "info", fact
-        elif fact.is_target or number is None or not of_samples:
+        elif is_same and all(value.is_noise for value in values.values()) and (fact.is_target or has_samples):
+            # Noise as the target of images, or beside times, is that of a diffusion model.
+            is_diffusion = fact.is_target and (len(fact.shape) > 2 or has_times)
+            yield _Constant("noise", fact.name, 0.0), "warning" if is_diffusion else "info", fact
+        elif fact.is_target or number is None or not has_samples:
             continue
         elif fact.name in POSITIONS and len(fact.shape) == 2 and fact.shape[1] > 1 and "int" in fact.dtype:
             yield _Constant("positions", fact.name, number), "warning", fact
         elif _is_condition(fact):
-            lost = fact.name.lower() in TIMES and number == 0 and not by_noise
-            yield _Constant("condition", fact.name, number), "warning" if lost else "info", fact
+            # A time of 0 at every step is lost in a cast; of other noise levels one may be chosen.
+            is_lost = fact.name.lower() in TIMES and number == 0 and not has_noise
+            yield _Constant("condition", fact.name, number), "warning" if is_lost else "info", fact
 
 
 def _is_condition(fact: InputFact) -> bool:
@@ -269,42 +276,45 @@ def _is_condition(fact: InputFact) -> bool:
     )
 
 
-def _finding(
+def _constant_finding(
     run: Run,
-    one: _Constant,
-    ranks: Mapping[int, tuple[Severity, InputFact]],
-    seen: Mapping[int, Tensors],
+    constant: _Constant,
+    facts: Mapping[int, tuple[Severity, InputFact]],
+    tensors_by_rank: Mapping[int, Tensors],
     changing: Mapping[int, Sequence[InputFact]],
 ) -> Finding:
-    steps = sorted({step for rank, (_, fact) in ranks.items() for step in seen[rank][fact]})
-    severity = "warning" if any(each == "warning" for each, _ in ranks.values()) else "info"
-    other = changing[min(ranks)][0].name
-    said, advice = _SAID[one.kind]
-    claim = said.format(
-        name=f"`{one.name}`", number=f"{one.number:g}", steps=counted(len(steps), "step"),
-        ranks=ranks_text(tuple(sorted(ranks)), all_ranks=run.ranks), other=f"`{other}`" if other else "the batch",
-    )  # fmt: skip
+    """The Finding of a constant, by rank its severity and its tensor."""
+    ranks = tuple(sorted(facts))
+    steps = sorted({step for rank, (_, fact) in facts.items() for step in tensors_by_rank[rank][fact]})
+    changing_name = changing[ranks[0]][0].name
+    claim, advice = _TEXTS[constant.kind]
     return Finding(
         code=CODE,
-        severity=severity,
-        claim=claim,
-        ranks=tuple(sorted(ranks)),
+        severity="warning" if any(severity == "warning" for severity, _ in facts.values()) else "info",
+        claim=claim.format(
+            name=f"`{constant.name}`",
+            number=f"{constant.number:g}",
+            steps=counted(len(steps), "step"),
+            ranks=ranks_text(ranks, all_ranks=run.ranks),
+            other=f"`{changing_name}`" if changing_name else "the batch",
+        ),
+        ranks=ranks,
         step_first=steps[0],
         step_last=steps[-1],
         sites=tuple(
-            str(Site(steps[0], 0, rank, "loss" if fact.is_target else "batch", one.name or "samples"))
-            for rank, (_, fact) in sorted(ranks.items())
+            str(Site(steps[0], 0, rank, "loss" if fact.is_target else "batch", constant.name or "samples"))
+            for rank, (_, fact) in sorted(facts.items())
         )[:MAX_SITES],
         measured=float(len(steps)),
         expected=0.0,
         unit="steps at which it was the same",
         false_alarm_rate=0.0,
-        evidence={"kind": one.kind, "name": one.name, "number": one.number},
+        evidence={"kind": constant.kind, "name": constant.name, "number": constant.number},
         next=advice,
     )
 
 
-_SAID: dict[str, tuple[str, tuple[str, ...]]] = {
+_TEXTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "condition": (
         "{name} is {number} for every sample at every one of {steps} of {ranks}, while {other} changes: it tells the "
         "model nothing.",
