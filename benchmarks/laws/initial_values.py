@@ -20,9 +20,9 @@ import torch
 from benchmarks.page import arguments, head, table, write
 from torch import Tensor, nn
 
-from trueline.capture.probes.initial_values import numbers_of
 from trueline.laws.initial_values.init_differs import judge
 from trueline.laws.initial_values.initial_values import InitialParams, look_fresh, matrices_by_role
+from trueline.laws.initial_values.probe import numbers_of
 from trueline.schema.columns.initial_values import InitialValues
 from trueline.schema.errors import CannotTell
 

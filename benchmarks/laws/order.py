@@ -19,8 +19,8 @@ from benchmarks.laws.initial_values import of_transformers, within_patience
 from benchmarks.page import arguments, head, table, write
 from torch import Tensor, nn
 
-from trueline.capture.probes.losses.order import OrderReader
 from trueline.laws.influence.order_ignored import line
+from trueline.laws.influence.probe.order import OrderReader
 from trueline.schema.columns.influence import DOUBTS, OrderInfluence
 from trueline.testing.gallery import upper_bound
 

@@ -26,9 +26,9 @@ import trueline
 from trueline.capture.probes.arguments import ArgumentProbe
 from trueline.capture.probes.around_update.sampling import EARLY, EVERY, RAREST
 from trueline.capture.probes.batch import BatchProbe
-from trueline.capture.probes.inputs import InputProbe
-from trueline.capture.probes.losses.target_places import TargetPlaceProbe
 from trueline.capture.probes.surroundings import StreamProbe
+from trueline.laws.inputs.probe import InputProbe
+from trueline.laws.targets.probe import TargetPlaceProbe
 
 STEPS = EARLY
 """In each of the first steps all of these probes look."""

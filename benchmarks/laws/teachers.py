@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import trueline
-from trueline.capture.probes.other_models import dropping_parts
 from trueline.laws.modes.frozen_model_drops import check
+from trueline.laws.modes.probe import dropping_parts
 from trueline.testing.gallery import upper_bound
 
 STEPS, ROWS, LENGTH = 7, 2, 12

@@ -16,12 +16,12 @@ from trueline.capture.adapters import choose_adapter
 from trueline.capture.adapters.base import Adapter, uncompiled
 from trueline.capture.adapters.sharded import SamePart, ShardedAdapter, StagesAdapter
 from trueline.capture.child_env import command_given
+from trueline.capture.declared_averages import Average
 from trueline.capture.job.safe_sink import SafeSink
 from trueline.capture.model.layout import watched_parameters
 from trueline.capture.model.mesh import replicas
 from trueline.capture.model.peers import holders
 from trueline.capture.model.world import start_id, world_size
-from trueline.capture.probes.around_update.averages import Average
 from trueline.capture.probes.standard import StandardProbes
 from trueline.capture.record.make_session import require_fitting
 from trueline.capture.step import shared_columns

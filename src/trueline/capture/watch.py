@@ -16,13 +16,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trueline.capture.beginning import SinkMaker, begin
+from trueline.capture.declared_averages import declared_averages
 from trueline.capture.model import patches
 from trueline.capture.model.model_names import name_of
 from trueline.capture.model.object_table import ObjectTable
 from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.scripted import hide_hooks
 from trueline.capture.model.untraced import Hook, forward_module
-from trueline.capture.probes.around_update.averages import declared_averages
 from trueline.capture.probes.surroundings import updates_made
 from trueline.capture.step.call_sites import KINDS, call_sites
 from trueline.capture.step.exchange import PATIENCE_S

@@ -46,12 +46,15 @@ class Law:
     """One law of training, as its folder declares it in ``declared.py``: ``LAW = Law(…)``.
 
     ``checks`` are those of one Run, by code: ``loss-spike`` is the module ``loss_spike`` of the folder. ``findings``
-    are codes that something else finds, as a comparison. ``causes.toml`` of the folder, where there is one, has what
-    may be behind them. ``package`` is the folder, as Python imports it.
+    are codes that something else finds, as a comparison. ``probes`` are modules of the folder, each with a function
+    ``make_probe(parts)``: they alone may import torch, and are imported in the training process alone. ``causes.toml``
+    of the folder, where there is one, has what may be behind a finding. ``package`` is the folder, as Python imports
+    it.
     """
 
     checks: Mapping[str, Code] = field(default_factory=dict[str, Code])
     findings: Mapping[str, Code] = field(default_factory=dict[str, Code])
+    probes: tuple[str, ...] = ()
     package: str = ""
 
     @property

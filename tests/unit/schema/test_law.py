@@ -4,9 +4,12 @@ import sys
 import types
 
 import pytest
+import torch
 from tests.unit.healthy_run import healthy_rows, write_run
+from torch import nn
 
 import trueline
+from trueline.capture.probes.standard import probe_makers
 from trueline.judge.causes import library
 from trueline.schema import law as laws
 from trueline.schema.law import Code, Law, broken_laws, codes, facts_of, installed_laws
@@ -28,6 +31,23 @@ DECLARED = """from trueline.schema.law import Code, Law
 
 LAW = Law(checks={"loss-inked": Code(explains=("*jump", "replica-drift"), signal="loss", dated=True)})
 """
+PROBE = """class InkProbe:
+    name, moments, between = "ink", ("batch",), ("batch",)
+
+    def begin(self, step):
+        return True
+
+    def take(self, moment, step):
+        return {"epoch": 7}
+
+    def columns(self, host, step, row):
+        return {}
+
+
+def make_probe(parts):
+    assert parts.model is not None
+    return InkProbe()
+"""
 CAUSES = '''[pen-leaks]
 manual = """
 The pen leaks.
@@ -43,7 +63,14 @@ def healthy_run(path):
 
 
 def forget():
-    for memo in (laws._declarations, laws.installed_laws, laws.broken_laws, laws.codes, library.known_causes):
+    for memo in (
+        laws._declarations,
+        laws.installed_laws,
+        laws.broken_laws,
+        laws.codes,
+        library.known_causes,
+        probe_makers,
+    ):
         memo.cache_clear()
 
 
@@ -91,6 +118,30 @@ def test_a_law_of_another_package_can_do_what_ours_can(folder, tmp_path):
     ]
     (verdict,) = diagnosis.verdicts
     assert (verdict.cause, verdict.next[0]) == ("pen-leaks", "Close the pen.")
+
+
+def train(out):
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = trueline.watch(model, optimizer, out=out)
+    for _ in range(3):
+        model(torch.ones(4, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    watch.close()
+    return trueline.open_run(out)
+
+
+def test_the_probe_of_a_law_measures_in_the_training(folder, tmp_path):
+    declared = DECLARED.replace("LAW = Law(", 'LAW = Law(probes=("probe",), ')
+    folder(declared__py=declared, loss_inked__py=CHECK, probe__py=PROBE)
+    assert train(tmp_path / "run").column("epoch").to_pylist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize("probe", ["import gone_for_good", PROBE.replace("is not None", "is None"), "x = 1"])
+def test_a_probe_that_cannot_be_made_is_left_out_and_training_goes_on(folder, tmp_path, probe):
+    folder(declared__py=DECLARED.replace("LAW = Law(", 'LAW = Law(probes=("probe",), '), probe__py=probe)
+    assert len(train(tmp_path / "run").column("epoch")) == 3
 
 
 @pytest.mark.parametrize(

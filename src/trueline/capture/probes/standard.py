@@ -1,35 +1,24 @@
-"""The probes of every watched model. A further one is added here, and nowhere else."""
+"""The probes of every watched model: those that several laws share, and those of each law."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
+from trueline.capture.declared_averages import Average
 from trueline.capture.probes.arguments import ArgumentProbe
-from trueline.capture.probes.around_update.averages import Average, AverageProbe
-from trueline.capture.probes.around_update.between_passes import BetweenPassesProbe
-from trueline.capture.probes.around_update.clipping import ClippingProbe
-from trueline.capture.probes.around_update.kept_gradients import KeptGradientProbe
-from trueline.capture.probes.around_update.schedules import ScheduleProbe
-from trueline.capture.probes.around_update.updates import UpdateProbe
 from trueline.capture.probes.base import Probe
 from trueline.capture.probes.batch import BatchProbe
-from trueline.capture.probes.batch_norm import BatchNormProbe
 from trueline.capture.probes.dataloader import EpochProbe
 from trueline.capture.probes.evaluations import EvaluationProbe
 from trueline.capture.probes.exact_cosines import ExactCosineProbe
 from trueline.capture.probes.gradients import GradientProbe
-from trueline.capture.probes.initial_values import InitialValueProbe
-from trueline.capture.probes.inputs import InputProbe
-from trueline.capture.probes.losses.influence import InfluenceProbe
 from trueline.capture.probes.losses.loss import LossProbe
 from trueline.capture.probes.losses.loss_scaler import LossScalerProbe
 from trueline.capture.probes.losses.sample_losses import SampleLossProbe
-from trueline.capture.probes.losses.target_places import TargetPlaceProbe
-from trueline.capture.probes.losses.token_weights import TokenWeightProbe
-from trueline.capture.probes.other_models import OtherModelProbe
 from trueline.capture.probes.own_draws import OwnDrawProbe
-from trueline.capture.probes.recomputation import RecomputationProbe
-from trueline.capture.probes.replicas import ReplicaProbe
+from trueline.capture.probes.parts import ProbeParts
 from trueline.capture.probes.surroundings import (
     AveragingProbe,
     ModeProbe,
@@ -39,6 +28,7 @@ from trueline.capture.probes.surroundings import (
 )
 from trueline.capture.step.passes import Contributions
 from trueline.capture.step.working_parts import Watching
+from trueline.schema.law import installed_laws
 
 
 class StandardProbes:
@@ -64,31 +54,20 @@ class StandardProbes:
             AveragingProbe(),
             BatchProbe(contributions),
             ArgumentProbe(contributions),
-            InputProbe(guard, contributions),
             self.loss,
             SampleLossProbe(adapter.notes, self.loss, contributions),
             OptimizerProbe(),
-            ReplicaProbe(watching.model),
-            InitialValueProbe(),
             StreamProbe(),
             OwnDrawProbe(guard),
             self.evaluations,
-            OtherModelProbe(guard, watching.model),
             gradients,
             ExactCosineProbe(gradients, team),
-            UpdateProbe(guard, rank=team.index),
-            KeptGradientProbe(guard, rank=team.index),
-            BetweenPassesProbe(guard),
-            ClippingProbe(guard),
-            TokenWeightProbe(guard, contributions),
-            TargetPlaceProbe(guard, contributions),
             self.scaler,
-            ScheduleProbe(),
-            InfluenceProbe(guard),
-            BatchNormProbe(guard),
-            AverageProbe(guard, watching.model, averages),
-            RecomputationProbe(guard, contributions),
         ]
+        parts = ProbeParts(watching, contributions, averages)
+        for module, make in probe_makers().items():
+            probe = watching.parts.attempt(f"probe of {module}", make, parts)
+            self.each += [] if probe is None else [probe]
 
     def detach(self) -> None:
         """Stop listening to what torch is called with."""
@@ -97,3 +76,26 @@ class StandardProbes:
             detach = getattr(probe, "detach", None)
             if detach is not None:
                 detach()
+
+
+@cache
+def probe_makers() -> Mapping[str, Callable[[ProbeParts], Probe]]:
+    """By module what makes the probe of a law."""
+    modules = [f"{law.package}.{name}" for law in installed_laws() for name in law.probes]
+    return {module: _maker(module) for module in modules}
+
+
+def _maker(module: str) -> Callable[[ProbeParts], Probe]:
+    """``make_probe`` of the module; what says why, where another package's cannot be imported."""
+    try:
+        return importlib.import_module(module).make_probe
+    except Exception as error:
+        failure = error
+
+    def fail(parts: ProbeParts) -> Probe:
+        raise failure
+
+    return fail
+
+
+probe_makers()  # with this module, as all other imports of watching, not while a job waits for its first step

@@ -3,6 +3,7 @@
 from trueline.schema.law import Code, Law
 
 LAW = Law(
+    probes=("probe.influence",),
     checks={
         "batch-leak": Code(),
         "influence-leak": Code(),

@@ -3,6 +3,10 @@
 from trueline.schema.law import Code, Law
 
 LAW = Law(
+    probes=(
+        "probe.updates",
+        "probe.kept_gradients",
+    ),
     checks={
         "master-working-mismatch": Code(),
         "optimizer-detached": Code(explains=("param-frozen",), root="update"),

@@ -3,6 +3,7 @@
 from trueline.schema.law import Code, Law
 
 LAW = Law(
+    probes=("probe",),
     checks={
         "recompute-differs": Code(),
     },

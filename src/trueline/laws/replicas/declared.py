@@ -3,6 +3,7 @@
 from trueline.schema.law import Code, Law
 
 LAW = Law(
+    probes=("probe",),
     checks={
         "rank-config-differs": Code(
             explains=("gradient-not-reduced", "reduction-mismatch", "replica-drift", "worker-silent", "*unlike-worker"),

@@ -3,6 +3,7 @@
 from trueline.schema.law import Code, Law
 
 LAW = Law(
+    probes=("probe",),
     checks={
         "loss-scale-wrong": Code(
             explains=("worker-scale", "worker-grad-norm-outlier", "worker-loss-outlier", "dispersion-high", "*jump"),

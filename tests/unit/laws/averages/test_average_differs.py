@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 import trueline
-from trueline.capture.probes.around_update import averages
+from trueline.laws.averages import probe as averages
 from trueline.laws.averages.average_differs import check
 from trueline.schema.errors import CannotTell, CaptureError
 from trueline.store.reader import Run

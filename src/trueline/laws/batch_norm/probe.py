@@ -23,6 +23,7 @@ from trueline.capture.model.layout import Layout
 from trueline.capture.model.untraced import Hook, in_backward
 from trueline.capture.probes.around_update.sampling import NowAndThen, Waiting
 from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.parts import ProbeParts
 from trueline.capture.record.hooks import eager_modules
 
 NUM_MODULES, NUM_CHANNELS = 8, 4
@@ -232,3 +233,8 @@ def _of_module(name: str, module: Any) -> dict[str, Any]:
 
 def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def make_probe(parts: ProbeParts) -> BatchNormProbe:
+    """The probe of this law for one watched model."""
+    return BatchNormProbe(parts.guard)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trueline.capture.model.layout import Layout, local
 from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.parts import ProbeParts
 from trueline.schema.columns.initial_values import MAX_LOOKED, NUM_FIELDS, SMALLEST_NORMAL
 
 
@@ -64,3 +65,9 @@ def _some(param: Tensor) -> Tensor:
     while distance > 1 and math.gcd(distance, param.numel()) > 1:
         distance += 1
     return param.reshape(-1)[::distance]
+
+
+def make_probe(parts: ProbeParts) -> InitialValueProbe:
+    """The probe of this law for one watched model."""
+    del parts
+    return InitialValueProbe()

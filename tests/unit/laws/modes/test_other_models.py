@@ -10,8 +10,8 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 import trueline
-from trueline.capture.probes.other_models import called_parts, parts_beside_trained
 from trueline.judge.check_run import check
+from trueline.laws.modes.probe import called_parts, parts_beside_trained
 
 CODE, ROWS, WIDTH, STEPS = "frozen-model-drops", 8, 6, 7
 

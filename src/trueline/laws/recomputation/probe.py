@@ -24,6 +24,7 @@ from trueline.capture.model.untraced import Hook, in_backward
 from trueline.capture.probes.around_update.sampling import EARLY, NowAndThen, Waiting
 from trueline.capture.probes.around_update.update_slices import FIRST, Gathered
 from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.parts import ProbeParts
 from trueline.capture.record.hooks import eager_modules
 from trueline.capture.step.passes import Contributions
 from trueline.schema.columns.recomputation import UNITS, Apart, Recomputed, rounding_explains
@@ -300,3 +301,8 @@ def _apart(sample: _Sample, position: int, seen: _Seen, value: Tensor, again: Te
         zeros,
         len(again),
     )
+
+
+def make_probe(parts: ProbeParts) -> RecomputationProbe:
+    """The probe of this law for one watched model."""
+    return RecomputationProbe(parts.guard, parts.contributions)

@@ -23,6 +23,7 @@ from trueline.capture.probes.around_update.update_slices import (
     places_of,
 )
 from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.parts import ProbeParts
 
 MAX_LOOKS = 8
 """Backward passes of a step before which gradients are looked at: later ones of long accumulations tell no more."""
@@ -280,3 +281,8 @@ def _version(one: _Kept) -> int:
 
 def _version_of(grad: Tensor) -> int:
     return grad._version if type(grad) is Tensor else getattr(grad, "_local_tensor", grad)._version
+
+
+def make_probe(parts: ProbeParts) -> KeptGradientProbe:
+    """The probe of this law for one watched model."""
+    return KeptGradientProbe(parts.guard, rank=parts.rank)

@@ -21,6 +21,7 @@ from trueline.capture.probes.at_backward import BackwardProbe
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.losses import descent
 from trueline.capture.probes.losses.loss_inputs import targets_of
+from trueline.capture.probes.parts import ProbeParts
 from trueline.capture.step.passes import Pass
 from trueline.schema.columns.input_values import NUM_FIELDS, InputFact, facts_text
 from trueline.tensor.digest import digest_tensor
@@ -140,3 +141,8 @@ def _together(values_MF: Tensor) -> list[int]:
         one = single and all(each[1] and each[2] == bits for each in passes)
         found += [digest, int(one), bits, int(all(each[3] for each in passes))]
     return found
+
+
+def make_probe(parts: ProbeParts) -> InputProbe:
+    """The probe of this law for one watched model."""
+    return InputProbe(parts.guard, parts.contributions)

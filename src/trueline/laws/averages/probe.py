@@ -10,7 +10,7 @@ import itertools
 import json
 import random
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +20,14 @@ from torch.optim import swa_utils
 from torch.optim.swa_utils import AveragedModel
 
 from trueline.capture.adapters.base import Guard
+from trueline.capture.declared_averages import Average
 from trueline.capture.model import patches
 from trueline.capture.model.layout import Layout, clean_name, unwrap
 from trueline.capture.model.object_table import ObjectTable
 from trueline.capture.probes.around_update.sampling import NowAndThen, Waiting
 from trueline.capture.probes.around_update.update_slices import Gathered, Place, place_at
 from trueline.capture.probes.base import Moment, Step
-from trueline.schema.errors import CaptureError
+from trueline.capture.probes.parts import ProbeParts
 
 NUM_PLACES = 8
 """Tensors a sample, in rotation, with contiguous elements of each: the same ones on all ranks."""
@@ -42,45 +43,6 @@ SEARCHED_AT = 2
 
 Held = Callable[[], Any]
 """What is held under a name now."""
-
-
-@dataclass(frozen=True, eq=False)
-class Average:
-    """A declared average ``of`` a model (None: of the one that is watched), a module, a mapping from the names of its
-    parameters, or a list in their order, and with which decay, if that is declared.
-    """
-
-    average: Any
-    of: nn.Module | None = None
-    decay: float | None = None
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-        given = self.average
-        return type(given).__name__ if isinstance(given, nn.Module) else "the average"
-
-
-def declared_averages(averages: Any) -> tuple[Average, ...]:
-    """``averages`` as ``trueline.watch`` takes them. Raises ``CaptureError`` for what is none."""
-    several = [averages] if isinstance(averages, nn.Module) else averages
-    if not isinstance(several, Iterable):
-        raise CaptureError(f"averages is a {type(averages).__name__}. Pass a list of modules.")
-    return tuple(_declared(each) for each in several)
-
-
-def _declared(given: Any) -> Average:
-    average, *more = given if isinstance(given, tuple) and given else (given,)
-    of = more.pop(0) if more and isinstance(more[0], nn.Module) else None
-    decay = more.pop(0) if more and isinstance(more[0], (int, float)) else None
-    is_list = isinstance(average, list) and all(isinstance(each, Tensor) for each in average)
-    if more or not (isinstance(average, (nn.Module, Mapping)) or is_list) or not 0 <= (decay or 0) <= 1:
-        raise CaptureError(
-            f"averages has a {type(given).__name__} that declares no average. Pass a module, a mapping from names to "
-            "tensors, a list of tensors in the order of the parameters, or a tuple of one of these and of the model "
-            "that it follows, its decay (0 to 1), or both."
-        )
-    return Average(average, of, None if decay is None else float(decay))
 
 
 @dataclass(frozen=True, eq=False)
@@ -371,3 +333,8 @@ def _is_custom(average: AveragedModel) -> bool:
 
 def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def make_probe(parts: ProbeParts) -> AverageProbe:
+    """The probe of this law for one watched model."""
+    return AverageProbe(parts.guard, parts.model, parts.averages)

@@ -24,6 +24,7 @@ from trueline.capture.probes.around_update.update_slices import (
     sampled_copies,
 )
 from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.parts import ProbeParts
 from trueline.capture.step.updates import Args, Kwargs, closure_of, is_compiled, with_closure
 
 
@@ -187,3 +188,8 @@ def _ruling(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | 
 def _is_compiled(optimizer: torch.optim.Optimizer) -> bool:
     first = next((param for group in optimizer.param_groups for param in group["params"]), None)
     return first is not None and is_compiled(first, update=True)
+
+
+def make_probe(parts: ProbeParts) -> UpdateProbe:
+    """The probe of this law for one watched model."""
+    return UpdateProbe(parts.guard, rank=parts.rank)

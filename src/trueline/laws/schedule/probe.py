@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from trueline.capture.model import patches
 from trueline.capture.model.object_table import ObjectTable
 from trueline.capture.probes.base import FactProbe, Moment, Step
+from trueline.capture.probes.parts import ProbeParts
 
 
 class ScheduleProbe(FactProbe):
@@ -91,3 +92,9 @@ def _drives(scheduler: LRScheduler, optimizer: Optimizer) -> bool:
     """Whether it is of that optimizer, which may be inside of the one that it was given."""
     given: Any = getattr(scheduler, "optimizer", None)
     return given is not None and given.param_groups is optimizer.param_groups
+
+
+def make_probe(parts: ProbeParts) -> ScheduleProbe:
+    """The probe of this law for one watched model."""
+    del parts
+    return ScheduleProbe()

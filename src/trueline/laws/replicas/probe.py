@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from trueline.capture.model.layout import Layout, local, named_buffers, unwrap
 from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.parts import ProbeParts
 from trueline.capture.step.own_columns import digest_columns
 from trueline.tensor.digest import digest_each
 from trueline.tensor.memory import is_readable
@@ -70,3 +71,8 @@ def buffer_digests(model: nn.Module) -> tuple[list[str], Tensor | None]:
     if not pairs:
         return [], None
     return [name for name, _ in pairs], digest_each([buffer for _, buffer in pairs], pairs[0][1].device)
+
+
+def make_probe(parts: ProbeParts) -> ReplicaProbe:
+    """The probe of this law for one watched model."""
+    return ReplicaProbe(parts.model)

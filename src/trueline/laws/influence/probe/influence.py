@@ -21,8 +21,9 @@ from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.untraced import Hook, compiled_in_place, in_backward
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.losses import cross_entropy, descent
-from trueline.capture.probes.losses.order import OrderReader
-from trueline.capture.probes.losses.rows import RowReader
+from trueline.capture.probes.parts import ProbeParts
+from trueline.laws.influence.probe.order import OrderReader
+from trueline.laws.influence.probe.rows import RowReader
 from trueline.schema.columns.influence import (
     COMPILED,
     NO_LOGITS,
@@ -241,3 +242,8 @@ def _gradient(logits_BTV: Tensor, embedded_BTD: Tensor, of_BT: Tensor) -> Tensor
     weights_V = torch.arange(logits_BTV.shape[-1], device=logits_BTV.device).cos().to(logits_BTV.dtype)
     (gradient,) = gradients_of([logits_BTV], [embedded_BTD], [of_BT[..., None] * weights_V])
     return of_BT * 0.0 if gradient is None else gradient.detach().abs().amax(-1).double()
+
+
+def make_probe(parts: ProbeParts) -> InfluenceProbe:
+    """The probe of this law for one watched model."""
+    return InfluenceProbe(parts.guard)

@@ -20,6 +20,7 @@ from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.batch import attention_mask, token_ids
 from trueline.capture.probes.losses import cross_entropy, descent, loss_inputs
 from trueline.capture.probes.losses.attached_targets import mark
+from trueline.capture.probes.parts import ProbeParts
 from trueline.capture.step.passes import Pass
 from trueline.schema.columns.loss_inputs import LossInputs
 from trueline.schema.columns.target_places import PLACES
@@ -115,3 +116,8 @@ def _counts(ids_BT: Tensor, target: Tensor, ignored: int, first_position: int | 
         compared.append(counts.sum())
         equal.append((same & counts).sum())
     return torch.stack([*compared, *equal])
+
+
+def make_probe(parts: ProbeParts) -> TargetPlaceProbe:
+    """The probe of this law for one watched model."""
+    return TargetPlaceProbe(parts.guard, parts.contributions)

@@ -21,6 +21,7 @@ from trueline.capture.model.untraced import Hook, compiled_in_place, in_backward
 from trueline.capture.probes.around_update.sampling import NowAndThen
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.batch import tensors_inside
+from trueline.capture.probes.parts import ProbeParts
 from trueline.capture.probes.surroundings import torch_states
 from trueline.schema.columns.other_models import OtherModel, models_text
 from trueline.tensor.digest import digest_each
@@ -338,3 +339,8 @@ def _weights(params: list[nn.Parameter]) -> Tensor:
     few = params[:: max(1, len(params) // NUM_WEIGHTS)][:NUM_WEIGHTS]
     parts = [local(param.detach()).flatten()[:NUM_ELEMENTS] for param in few]
     return digest_each(parts, parts[0].device).mul(torch.arange(1, 2 * len(parts), 2, device=parts[0].device)).sum()
+
+
+def make_probe(parts: ProbeParts) -> OtherModelProbe:
+    """The probe of this law for one watched model."""
+    return OtherModelProbe(parts.guard, parts.model)

@@ -16,6 +16,7 @@ from trueline.capture.model.layout import local
 from trueline.capture.probes.around_update.sampling import NowAndThen
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.losses import cross_entropy, descent, loss_scaling
+from trueline.capture.probes.parts import ProbeParts
 from trueline.capture.step.passes import Contributions, Pass
 from trueline.schema.columns.token_weights import NUM_FIELDS
 
@@ -191,3 +192,8 @@ def _factor(left_K: np.ndarray[Any, Any], used_K: np.ndarray[Any, Any]) -> float
     factor = float(left_K @ used_K) / total
     far = float(np.linalg.norm(used_K - factor * left_K)) > PROPORTIONAL * float(np.linalg.norm(used_K))
     return None if far else factor
+
+
+def make_probe(parts: ProbeParts) -> TokenWeightProbe:
+    """The probe of this law for one watched model."""
+    return TokenWeightProbe(parts.guard, parts.contributions)

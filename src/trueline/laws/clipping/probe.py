@@ -22,6 +22,7 @@ from trueline.capture.probes.around_update.sampling import RAREST, NowAndThen, W
 from trueline.capture.probes.around_update.update_slices import NUM_SLICES, Gathered, Place, place_in
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.losses import loss_scaling
+from trueline.capture.probes.parts import ProbeParts
 
 MAX_CALLS = 4
 """Calls of a step that are looked at: the last ones."""
@@ -298,3 +299,8 @@ def _in_parts(layout: Layout, params: Sequence[Tensor]) -> bool:
 
 def _dtype(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def make_probe(parts: ProbeParts) -> ClippingProbe:
+    """The probe of this law for one watched model."""
+    return ClippingProbe(parts.guard)

@@ -22,6 +22,7 @@ from trueline.capture.model.untraced import in_backward
 from trueline.capture.probes.around_update.sampling import NowAndThen, Waiting
 from trueline.capture.probes.around_update.update_slices import NUM_SLICES, Gathered, Place, place_in
 from trueline.capture.probes.base import Moment, Step
+from trueline.capture.probes.parts import ProbeParts
 
 MAX_GAPS = 2
 """Gaps between backward passes of a step that are looked at, the first ones: later ones tell no more."""
@@ -190,3 +191,8 @@ def _factor(old_K: Array, new_K: Array, unit: float) -> float:
     factor = float(old_K @ new_K) / max(float(old_K @ old_K), np.finfo(np.float64).tiny)
     allowed = ROUNDINGS * unit * np.abs(factor * old_K)
     return factor if np.all(np.abs(new_K - factor * old_K) <= allowed) else math.nan
+
+
+def make_probe(parts: ProbeParts) -> BetweenPassesProbe:
+    """The probe of this law for one watched model."""
+    return BetweenPassesProbe(parts.guard)

@@ -1,0 +1,1 @@
+"""What is measured for this law, in the training process."""
