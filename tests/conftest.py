@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tests.warm_python import warm_python
 
-from trueline.testing import ranks
-from trueline.testing.ranks import Ranks
+from trueline.demo import ranks
+from trueline.demo.ranks import Ranks
 
 settings.register_profile(
     "trueline",

@@ -21,8 +21,8 @@ import torch.distributed as dist
 
 from trueline.capture.child_env import environment
 from trueline.capture.launch import Attachment
+from trueline.demo.ranks import Ranks
 from trueline.schema.plan import Plan
-from trueline.testing.ranks import Ranks
 
 
 def run_unwatched(ranks: Ranks, script: Path, *words: str) -> list[str]:

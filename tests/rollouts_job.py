@@ -2,11 +2,15 @@
 
 import argparse
 import copy
+import sys
+from pathlib import Path
 
 import torch
 
+sys.path.append(str(Path(__file__).parents[1]))  # it is run as a script, which finds no gallery
+from gallery.rollouts.policy import Policy, Sampling, generate  # noqa: E402
+
 import trueline
-from trueline.testing.rollouts.policy import Policy, Sampling, generate
 
 parser = argparse.ArgumentParser()
 parser.add_argument("kind", choices=["stale", "cache"])

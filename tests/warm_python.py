@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trueline.testing import ranks
+from trueline.demo import ranks
 
 CLIENT = """#!{python} -IS
 import array, json, os, signal, socket, struct, sys

@@ -19,12 +19,12 @@ import torch
 from benchmarks.compare.trainings.changes import WIDTH, hidden_scale, not_causal, two_threads
 from benchmarks.compare.verdict import largest
 from benchmarks.page import arguments, line, table
+from gallery.problems import CausalLM
+from gallery.reference_training import in_halves
 from torch import nn
 
 import trueline
 from trueline.comparison.compare import compare
-from trueline.testing.problems import CausalLM
-from trueline.testing.reference_training import in_halves
 
 BATCH_SIZE = 8
 FAULT = "0.0/r0/fwd/blocks.1.scaled_dot_product_attention#0:out0"

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import torch
 from benchmarks.page import arguments, table
+from gallery.changed_kernel import ChangedKernel
+from gallery.problems import CausalLM
 
 from trueline.comparison.judgement.history.loss_gap import LossGap, loss_gap_of
-from trueline.testing.changed_kernel import ChangedKernel
-from trueline.testing.problems import CausalLM
 
 WIDTH = 32
 CALLS = 2

@@ -24,7 +24,7 @@ from benchmarks.compare.verdict import named, said
 from benchmarks.page import arguments, line, table
 
 from trueline.comparison.compare import compare
-from trueline.testing.ranks import Ranks
+from trueline.demo.ranks import Ranks
 
 SINCE = (1, 3, 6)
 HEAD = (

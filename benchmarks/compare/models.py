@@ -24,12 +24,12 @@ from benchmarks.compare.trainings.changes import two_threads
 from benchmarks.compare.trainings.model_families import BATCH_SIZE, FAMILIES, Family
 from benchmarks.compare.verdict import largest, named, said
 from benchmarks.page import arguments, line, table
+from gallery.changed_kernel import ChangedKernel
 from torch import nn
 
 import trueline
 from trueline.comparison.compare import compare
 from trueline.comparison.result import Comparison
-from trueline.testing.changed_kernel import ChangedKernel
 
 STEPS = 3
 HEAD = (

@@ -22,7 +22,7 @@ from benchmarks.page import arguments, line, table
 
 import trueline
 from trueline.comparison.result import Comparison
-from trueline.testing.ranks import Ranks
+from trueline.demo.ranks import Ranks
 
 HEAD = (
     *("compared with one rank", "pairs", "silent", "largest times, first step", "later"),

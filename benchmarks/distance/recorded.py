@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from gallery.problems import CausalLM
 from torch.utils.data import DataLoader
 
 import trueline
-from trueline.testing.problems import CausalLM
 
 STEPS = 2
 

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import nn
 
 import trueline
+from trueline.demo.ranks import Ranks
 from trueline.judge.check_run import CheckReport, check
 from trueline.store.verify import verify
-from trueline.testing.ranks import Ranks
 
 NUM_RANKS = 64
 NUM_STEPS = 15

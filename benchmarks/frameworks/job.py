@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from gallery.problems import CausalLM, Rows
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler
-
-from trueline.testing.problems import CausalLM, Rows
 
 WORLD = 3
 """With two ranks it often cannot be decided which of the two is faulty."""

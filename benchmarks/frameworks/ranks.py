@@ -17,8 +17,8 @@ from unittest import mock
 from benchmarks.frameworks.job import WORLD
 
 from trueline.capture.child_env import environment
+from trueline.demo import ranks as pool
 from trueline.schema.plan import Plan
-from trueline.testing import ranks as pool
 
 TIMEOUT_S = 600.0
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from benchmarks.gallery.less import OUTCOMES, without_causes, without_checks
 from benchmarks.gallery.statistics import brier_score, confusion, reliability, risk
 from benchmarks.page import arguments, head, records, table, write
+from gallery.entry import all_entries, chosen_entries
+from gallery.independence import independent_fault
+from gallery.scoring import Score, run_gallery, summary, upper_bound
 
 import trueline
 from trueline.judge.check_run import CheckReport
-from trueline.testing.entry import all_entries, chosen_entries
-from trueline.testing.gallery import Score, run_gallery, summary, upper_bound
-from trueline.testing.independence import independent_fault
 
 BINS = (0.0, 0.3, 0.5, 0.7, 0.85, 0.95, 0.99, 1.0)
 THRESHOLDS = (0.0, 0.3, 0.5, 0.7, 0.85, 0.95, 0.99)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from gallery.entry import Fault, all_entries
+from gallery.independence import family_of, placed
+from gallery.scoring import CauseFound, answer_on, cause_found
+from gallery.true_causes import true_causes
+
 from trueline.judge.causes.diagnosis import Diagnosis
 from trueline.judge.causes.library import known_causes
 from trueline.judge.causes.verdicts import Verdict, verdicts_of
 from trueline.judge.check_run import CheckReport
 from trueline.schema.judged import NotRun
-from trueline.testing.entry import Fault, all_entries
-from trueline.testing.gallery import CauseFound, answer_on, cause_found
-from trueline.testing.independence import family_of, placed
-from trueline.testing.true_causes import true_causes
 
 OUTCOMES: tuple[CauseFound, ...] = ("named", "abstained", "wrong", "none")
 

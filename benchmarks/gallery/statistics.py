@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from gallery.independence import independent_fault
+from gallery.scoring import Score, upper_bound
+from gallery.true_causes import true_causes
+
 from trueline.judge.causes.posterior import UNKNOWN
-from trueline.testing.gallery import Score, upper_bound
-from trueline.testing.independence import independent_fault
-from trueline.testing.true_causes import true_causes
 
 
 @dataclass(frozen=True, slots=True)

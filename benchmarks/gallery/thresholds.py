@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 from benchmarks.page import arguments, head, records, write
+from gallery.entry import Entry, Fault, all_entries
 
 from trueline.store.reader import Run
-from trueline.testing.entry import Entry, Fault, all_entries
 
 Rule = Callable[[Sequence[float]], bool]
 """Whether a series, by step, raises an alarm anywhere."""

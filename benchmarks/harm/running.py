@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from trueline.testing import ranks
+from trueline.demo import ranks
 
 IMPORTED = (
     *ranks.PRELOADED,

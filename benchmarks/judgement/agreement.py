@@ -12,7 +12,7 @@ from benchmarks.judgement.workers import NOTHING, Recorded, batch_of, batches_of
 from benchmarks.judgement.workloads import IMAGES, TEXT, Workload
 from torch import Tensor, nn
 
-from trueline.testing.ranks import Ranks
+from trueline.demo.ranks import Ranks
 
 WORKLOADS = {"LM": TEXT, "conv net with BatchNorm": IMAGES}
 WORKERS, SEED = 2, 11

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from benchmarks.laws.initial_values import VOCABULARY, of_transformers, within_patience
 from benchmarks.page import arguments, head, table, write
+from gallery.scoring import upper_bound
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import trueline
 from trueline.schema.finding import Finding
-from trueline.testing.gallery import upper_bound
 
 STEPS, ROWS, LENGTH, WIDTH = 24, 4, 16, 32
 Loss = Callable[[int], Tensor]

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from benchmarks.laws.initial_values import VOCABULARY, of_transformers, within_patience
 from benchmarks.page import arguments, head, table, write
+from gallery.scoring import upper_bound
 from torch import Tensor, nn
 
 from trueline.capture.trial.moved_weights import Trained, signs_of, still_rows
 from trueline.comparison.expect.rounding import UNIT_ROUNDOFF
-from trueline.testing.gallery import upper_bound
 from trueline.trials.batch.first_steps import FirstStep
 from trueline.trials.batch.gradient import Direction, judge_gradient
 from trueline.trials.batch.laws import Judged

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from benchmarks.laws.initial_values import of_transformers, within_patience
 from benchmarks.page import arguments, head, table, write
+from gallery.scoring import upper_bound
 from torch import Tensor, nn
 
 from trueline.laws.influence.order_ignored import line
 from trueline.laws.influence.probe.order import OrderReader
 from trueline.schema.columns.influence import DOUBTS, OrderInfluence
-from trueline.testing.gallery import upper_bound
 
 ROWS, LENGTH, TOKENS = 4, 24, 8
 SHARES = (1e-2, 1e-4, 1e-6, 0.0)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from benchmarks.laws.constants import Job, of_loops, watched
 from benchmarks.page import arguments, head, table, write
+from gallery.scoring import upper_bound
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
@@ -23,7 +24,6 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 import trueline
 from trueline.capture.probes.own_draws import OwnDrawProbe
 from trueline.schema.finding import Finding
-from trueline.testing.gallery import upper_bound
 
 STEPS, WIDTH = 24, 32
 SIZES = (4, 7, 16)

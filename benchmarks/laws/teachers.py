@@ -19,13 +19,13 @@ import torch
 from benchmarks.laws.constants import watched
 from benchmarks.laws.initial_values import VOCABULARY, of_transformers, within_patience
 from benchmarks.page import arguments, head, table, write
+from gallery.scoring import upper_bound
 from torch import Tensor, nn
 from torch.nn import functional
 
 import trueline
 from trueline.laws.modes.frozen_model_drops import check
 from trueline.laws.modes.probe import dropping_parts
-from trueline.testing.gallery import upper_bound
 
 STEPS, ROWS, LENGTH = 7, 2, 12
 After = Callable[[], object]

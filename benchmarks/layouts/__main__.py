@@ -19,7 +19,7 @@ from benchmarks.layouts import train
 from benchmarks.layouts.ranks import trained, watched
 from benchmarks.page import arguments, facts, table
 
-from trueline.testing.ranks import Ranks
+from trueline.demo.ranks import Ranks
 
 RESULTS = Path(__file__).with_name("results.json")
 STEPS, FAULTY_STEPS = 30, 60

@@ -8,8 +8,8 @@ import warnings
 from pathlib import Path
 
 from trueline.capture.child_env import environment
+from trueline.demo.ranks import Ranks
 from trueline.schema.plan import Plan
-from trueline.testing.ranks import Ranks
 
 
 def trained(ranks: Ranks, mode: str, *, steps: int, fault: str = "", bad: tuple[int, ...] = ()) -> list[str]:

@@ -17,8 +17,8 @@ from torch import nn
 import trueline
 from trueline.capture.step import exchange, shared_columns
 from trueline.capture.step.shared_columns import Own
+from trueline.demo.ranks import Ranks
 from trueline.schema.plan import Plan
-from trueline.testing.ranks import Ranks
 
 REAL = (2, 4, 8, 16, 32, 64)
 LAID_OUT = (2, 64, 1_024, 10_000)

@@ -11,7 +11,7 @@ from benchmarks.page import table
 from torch import nn
 
 import trueline
-from trueline.testing.ranks import Ranks
+from trueline.demo.ranks import Ranks
 
 RANKS, NODES, STEPS = 64, 8, 40
 SCALED = 37

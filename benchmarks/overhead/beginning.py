@@ -16,8 +16,8 @@ from benchmarks.overhead.model import LanguageModel, tokens
 from benchmarks.overhead.steps import one_step, watched
 from torch import nn
 
+from trueline.demo.ranks import Ranks
 from trueline.schema.plan import EARLY_STEPS
-from trueline.testing.ranks import Ranks
 
 TITLE = "First steps and later ones"
 LATER = 700

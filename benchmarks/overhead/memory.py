@@ -18,7 +18,7 @@ from benchmarks import page
 from benchmarks.overhead.model import WIDTH, LanguageModel, tokens
 from torch import nn
 
-from trueline.testing.ranks import Ranks
+from trueline.demo.ranks import Ranks
 
 STEPS = {WIDTH: 8, 3 * WIDTH: 8, 11 * WIDTH // 2: 3}
 """By width of the model: the largest has 202M parameters, and its steps take seconds."""

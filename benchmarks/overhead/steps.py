@@ -16,11 +16,11 @@ from benchmarks.overhead.model import LanguageModel, tokens
 from torch import nn
 
 from trueline.capture.watch import Watch
+from trueline.demo.ranks import Ranks
 from trueline.schema.files.start import Job, Start
 from trueline.schema.plan import Plan
 from trueline.store.log.table_writer import SEAL_S
 from trueline.store.writer import RunWriter
-from trueline.testing.ranks import Ranks
 
 MODES = (
     *("bare", "unmonitored once more", "default plan", "every step"),

@@ -12,8 +12,8 @@ from benchmarks.paper.together import train_together
 
 import trueline
 from trueline.demo.fine_tune import Material
+from trueline.demo.ranks import Ranks
 from trueline.demo.worker_training import train
-from trueline.testing.ranks import Ranks
 
 WORKERS = 4
 STEPS = 20

@@ -17,8 +17,7 @@ from typing import Any
 
 from benchmarks.page import arguments
 from benchmarks.rl import measure, pages, simulated
-
-from trueline.testing.rollouts.loop import FAULTS, TWINS, Loop
+from gallery.rollouts.loop import FAULTS, TWINS, Loop
 
 PARTS = ("own", "llama", "qwen2", "cache", "twins", "learning", "quick", "drawn")
 SMALL = {"family": "llama", "vocabulary": 256, "spread": 0.3, "size": 32}
@@ -63,7 +62,7 @@ def _measure(part: str, seeds: range) -> None:
 
 
 def _own(*, steps: int, **options: Any) -> measure.Train:
-    """The loop of ``trueline.testing``."""
+    """The loop of ``gallery``."""
     return lambda case, seed, out: Loop(case, seed, **options).run(steps, out)
 
 

@@ -12,11 +12,11 @@ from unittest import mock
 
 import torch
 from examples.grpo_two_engines import Engine, Grpo, tiny
+from gallery.rollouts.loop import FAULTS
 from torch import Tensor
 from transformers import PreTrainedModel, logging
 
 import trueline
-from trueline.testing.rollouts.loop import FAULTS
 
 PLANTED = tuple(case for case in FAULTS if case != "cache-drift")
 TWINS = {

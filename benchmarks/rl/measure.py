@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from gallery.true_causes import true_causes
+
 import trueline
-from trueline.testing.true_causes import true_causes
 
 RESULTS = Path(__file__).with_name("results")
 

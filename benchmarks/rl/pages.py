@@ -7,9 +7,8 @@ from typing import Any
 
 from benchmarks.page import head, table, write
 from benchmarks.rl import measure, rivals
-
-from trueline.testing.gallery import upper_bound
-from trueline.testing.rollouts.loop import FAULTS, TWINS
+from gallery.rollouts.loop import FAULTS, TWINS
+from gallery.scoring import upper_bound
 
 Results = Sequence[dict[str, Any]]
 

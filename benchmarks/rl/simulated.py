@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 from benchmarks.rl.measure import RESULTS, read
+from gallery.rollouts.drawn import Made
 
 import trueline
 from trueline.rl.batch import rows_of
 from trueline.store.writer import RunWriter
-from trueline.testing.rollouts.drawn import Made
 
 STEPS, SIZE, LENGTH, SEEDS = 500, 50, 20, 3
 Change = Callable[[dict[str, Any], np.random.Generator], None]

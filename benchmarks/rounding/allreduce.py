@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, distributed
 
 from trueline.comparison.expect.rounding import order_difference_rel, sum_error_rel, unit_roundoff
-from trueline.testing.ranks import run_ranks
+from trueline.demo.ranks import run_ranks
 from trueline.trials.noise import SumSetup, workers_gradients
 
 ELEMENTS = 65_536

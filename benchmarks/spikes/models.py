@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from benchmarks import page
+from gallery.problems import CausalLM, Regression, Vision
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -16,7 +17,6 @@ from trueline.judge.recorded.step_values import StepValues, read_step
 from trueline.laws.overflow import grad_explosion
 from trueline.laws.overflow.gradient_growth import growths
 from trueline.store.reader import Run
-from trueline.testing.problems import CausalLM, Regression, Vision
 
 STEPS = 3
 DEPTH = 24

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trueline.testing.ranks import Ranks
+from trueline.demo.ranks import Ranks
 
 STEPS, WORLD, LR = 4, 2, 0.1
 

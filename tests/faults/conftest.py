@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from gallery.entry import Entry, Reference, Variant, all_entries, num_ranks, train_on_rank
+from gallery.witness import Witness
 
 import trueline
+from trueline.demo.ranks import Ranks
 from trueline.judge.causes.diagnosis import Diagnosis
 from trueline.schema.finding import Finding
-from trueline.testing.entry import Entry, Reference, Variant, all_entries, num_ranks, train_on_rank
-from trueline.testing.ranks import Ranks
-from trueline.testing.witness import Witness
 
 RanksOf = Callable[[int], Ranks]
 

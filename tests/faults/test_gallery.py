@@ -6,13 +6,13 @@ from collections.abc import Hashable, Sequence
 from functools import partial
 
 import pytest
+from gallery.entry import Control, Entry, Fault, all_entries, chosen_entries, num_ranks
+from gallery.independence import independent_fault, placed
+from gallery.scoring import Score, Stage, answer_on, cause_found, judge, localises, summary, upper_bound
+from gallery.witness import replicas_differ
 
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
-from trueline.testing.entry import Control, Entry, Fault, all_entries, chosen_entries, num_ranks
-from trueline.testing.gallery import Score, Stage, answer_on, cause_found, judge, localises, summary, upper_bound
-from trueline.testing.independence import independent_fault, placed
-from trueline.testing.witness import replicas_differ
 
 ENTRIES = sorted(all_entries(), key=lambda entry: entry.world_size)
 FAULTS = [entry for entry in ENTRIES if isinstance(entry, Fault)]

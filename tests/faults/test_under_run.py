@@ -4,17 +4,17 @@ import json
 from pathlib import Path
 
 import pytest
+from gallery.entry import Fault, chosen_entries
+from gallery.entry_context import PLAN
+from gallery.scoring import judge
 from tests.forked_scripts import run_watched
 
 import trueline
-from trueline.testing.entry import Fault, chosen_entries
-from trueline.testing.entry_context import PLAN
-from trueline.testing.gallery import judge
 
 SCRIPT = """
 import sys
 import torch.distributed as dist
-from trueline.testing.entry import train_on_rank
+from gallery.entry import train_on_rank
 
 dist.init_process_group("gloo")
 train_on_rank(dist.get_rank(), dist.get_world_size(), sys.argv[1], sys.argv[2])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from trueline.testing.ranks import Ranks
+from trueline.demo.ranks import Ranks
 
 STEPS = 4
 BACKEND = {"backend": "eager"}

@@ -8,7 +8,7 @@ import os
 import torch
 from torch import nn
 
-from trueline.testing.ranks import Ranks
+from trueline.demo.ranks import Ranks
 
 
 def train(rank, world, out):

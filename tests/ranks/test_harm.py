@@ -7,7 +7,7 @@ from benchmarks.harm.generator import draw
 from benchmarks.harm.kinds import KINDS
 from benchmarks.harm.running import Both, Job, serve
 
-from trueline.testing import ranks
+from trueline.demo import ranks
 
 Runs = Callable[[Job], Both]
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from trueline.capture.step import exchange
+from trueline.demo.ranks import Ranks
 from trueline.store.reader import Run
-from trueline.testing.ranks import Ranks
 
 PLACES = ("before forward", "before the update", "before closing")
 HANGS_S = 0.6

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from trueline.testing.ranks import RankError, Ranks, run_ranks
+from trueline.demo.ranks import RankError, Ranks, run_ranks
 
 
 def sum_of_ranks(rank: int, world_size: int) -> float:
@@ -155,7 +155,7 @@ def test_pool_of_no_ranks_is_refused():
 PARENT = """
 import sys, time
 from pathlib import Path
-from trueline.testing.ranks import run_ranks
+from trueline.demo.ranks import run_ranks
 
 def stay(rank, world_size, folder):
     import os

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import trueline
-from trueline.testing.ranks import Ranks
+from trueline.demo.ranks import Ranks
 
 
 def draws(rank, world, per_rank):

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 from trueline.capture.step import exchange
+from trueline.demo.ranks import Ranks
 from trueline.schema.errors import InputError
-from trueline.testing.ranks import Ranks
 
 
 def threads():

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gallery.rollouts.drawn import Made
+
 import trueline
-from trueline.testing.rollouts.drawn import Made
 
 Change = Callable[[dict[str, Any]], None]
 

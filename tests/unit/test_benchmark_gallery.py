@@ -3,11 +3,11 @@
 import pytest
 from benchmarks.gallery.less import without_causes, without_checks
 from benchmarks.gallery.statistics import Bin, brier_score, confusion, reliability, risk
+from gallery.scoring import Score
 
 from trueline.judge.check_run import CheckReport
 from trueline.schema.finding import Finding
 from trueline.schema.judged import Asked, Judged
-from trueline.testing.gallery import Score
 
 
 def said(id: str, cause: str, found: str, probability: float) -> Score:

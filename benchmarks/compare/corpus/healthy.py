@@ -10,11 +10,10 @@ import torch
 from benchmarks.compare.corpus.families.language import heads
 from benchmarks.compare.corpus.kit import FAMILIES, Training, healthy
 from benchmarks.compare.trainings.changes import two_threads
+from gallery.reference_training import in_halves
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-
-from trueline.testing.reference_training import in_halves
 
 
 def _inside(t: Training, context: Callable[[], contextlib.AbstractContextManager[object]]) -> None:

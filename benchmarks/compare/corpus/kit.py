@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from gallery.changed_kernel import ChangedKernel
 from torch import Tensor, nn
-
-from trueline.testing.changed_kernel import ChangedKernel
 
 Batch = dict[str, Any]
 Half = Literal["dev", "held"]

@@ -8,8 +8,7 @@ from typing import Any
 
 from benchmarks.compare.corpus.verdict import CRASH, ELSEWHERE, EXACT, MODULE, NOWHERE, SILENT, UNDECIDED
 from benchmarks.page import table
-
-from trueline.testing.gallery import upper_bound
+from gallery.scoring import upper_bound
 
 _COLUMNS = (EXACT, MODULE, ELSEWHERE, NOWHERE, UNDECIDED, SILENT, CRASH)
 Result = dict[str, Any]

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from gallery.changed_kernel import ChangedKernel
+from gallery.problems import CausalLM
 from torch import Tensor, nn
 from torch.nn import functional
-
-from trueline.testing.changed_kernel import ChangedKernel
-from trueline.testing.problems import CausalLM
 
 WIDTH = 64
 UP = "blocks.1.mlp.0"

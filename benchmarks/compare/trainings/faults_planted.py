@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from benchmarks.compare.trainings.changes import WIDTH, Fault, language_model
+from gallery.problems import CausalLM
 from torch import nn
-
-from trueline.testing.problems import CausalLM
 
 BATCH_SIZE = 8
 KINDS = ("statistics", "tensors")

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 from benchmarks.compare.trainings.changes import FAULTS, WIDTH, Fault, language_model, two_threads
+from gallery.problems import CausalLM
 from torch import nn
-
-from trueline.testing.problems import CausalLM
 
 BATCH = 8
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from gallery.problems import CausalLM, Problem, Regression, Vision
 from torch import Tensor, nn
 from torch.nn import functional
-
-from trueline.testing.problems import CausalLM, Problem, Regression, Vision
 
 BATCH_SIZE, LENGTH, VOCABULARY = 4, 16, 96
 _SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 
 import torch
+from gallery.changed_kernel import ChangedKernel
 from torch import Tensor, nn
 from torch.nn import functional
-
-from trueline.testing.changed_kernel import ChangedKernel
 
 BATCH, LENGTH, VOCAB, WIDTH, HEADS = 8, 16, 64, 32, 4
 SHARED = ("ddp", "fsdp2")

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from trueline.demo.corpus import Triple, library_triples, load_triples
 from trueline.demo.model import ModelSpec, load_pretrained
+from trueline.demo.ranks import PRELOADED, RankError, Ranks
 from trueline.demo.settings import SETTINGS, Setting
 from trueline.demo.tokens import MIN_LENGTH, Sample, Tokenizer, encode_triple, train_tokenizer
 from trueline.schema.errors import InputError, TruelineError
-from trueline.testing.ranks import PRELOADED, RankError, Ranks
 
 if TYPE_CHECKING:
     from trueline.demo.worker_training import Job, Learned, PackedSamples

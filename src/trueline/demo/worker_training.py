@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from transformers import set_seed
 
 import trueline
+from trueline.demo.epochs import epochs
 from trueline.demo.model import ModelSpec, build_model
 from trueline.demo.settings import Setting
 from trueline.demo.tokens import IGNORED, PaddingCollator, Sample
-from trueline.testing.training import epochs
 
 LEARNING_RATE = 1e-3
 PLAN = {"every": 1, "matrix_every": 10, "params_every": 10}

@@ -17,10 +17,10 @@ from tests.synthetic_runs import write_run
 import trueline
 from trueline.cli.main import main
 from trueline.cli.run_end import watched as told_as_watched
+from trueline.demo.ranks import Ranks
 from trueline.schema.errors import InputError
 from trueline.schema.finding import WATCH_DEGRADED, Finding
 from trueline.sinks.registry import require_ready
-from trueline.testing.ranks import Ranks
 
 BIN = Path(sys.executable).parent
 TRUELINE = str(BIN / "trueline")

@@ -9,8 +9,8 @@ from tests.forked_scripts import run_unwatched, run_watched
 from torch import nn
 
 import trueline
+from trueline.demo.ranks import Ranks
 from trueline.schema.errors import RunExistsError
-from trueline.testing.ranks import Ranks
 
 SCRIPT = """
 import sys, torch, torch.distributed as dist

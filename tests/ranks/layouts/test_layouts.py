@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import trueline
 from trueline.capture.model.mesh import piece_of_sequence
 from trueline.cli.run_end import _run as last_line
-from trueline.testing.ranks import Ranks
+from trueline.demo.ranks import Ranks
 from trueline.web.watched_run import judged_runs
 
 HEALTHY = {

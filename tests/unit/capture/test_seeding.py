@@ -15,8 +15,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import trueline
+from trueline.demo.ranks import Ranks
 from trueline.schema.errors import InputError
-from trueline.testing.ranks import Ranks
 
 DRAW = """
 import json, random, sys

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from gallery.changed_kernel import ChangedKernel
+from gallery.problems import CausalLM
+from gallery.reference_training import in_halves
 from torch import nn
 
 import trueline
 from trueline.comparison.compare import compare
 from trueline.comparison.result import Comparison
 from trueline.schema.errors import RunError
-from trueline.testing.changed_kernel import ChangedKernel
-from trueline.testing.problems import CausalLM
-from trueline.testing.reference_training import in_halves
 
 STEPS = 2
 UP = "blocks.1.mlp.0"

@@ -12,11 +12,11 @@ from rich.console import Console
 pytest.importorskip("transformers")
 
 from trueline.demo.fine_tune import Trained, failure_sentence
+from trueline.demo.ranks import RankError, run_ranks
 from trueline.demo.screen import progress_bars, summary
 from trueline.demo.settings import SETTINGS
 from trueline.demo.settings_summary import SPREADS, Judged, advice, document, rank_text
 from trueline.schema.finding import Finding
-from trueline.testing.ranks import RankError, run_ranks
 
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 OVERLAP = Finding("shard-overlap", "error", "Seen twice.", ranks=(0,), step_first=10, next=("Share the seed.",))

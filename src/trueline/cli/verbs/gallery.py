@@ -12,8 +12,8 @@ from trueline.cli.options import Json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trueline.testing.entry import Entry
-    from trueline.testing.gallery import Score
+    from gallery.entry import Entry
+    from gallery.scoring import Score
 
 
 def command(
@@ -34,7 +34,8 @@ def command(
     """
     import tempfile
 
-    from trueline.testing.entry import chosen_entries
+    _find_checkout()
+    from gallery.entry import chosen_entries
 
     entries = chosen_entries([name.strip() for name in only.split(",") if name.strip()])
     if keep is not None:
@@ -47,6 +48,22 @@ def command(
     raise typer.Exit(0 if all(score.green for score in scores) else 1)
 
 
+def _find_checkout() -> None:
+    """Let Python import the gallery, which is not installed; raises ``InputError`` outside of a checkout."""
+    import sys
+
+    from trueline.schema.errors import InputError
+
+    root = Path(__file__).parents[4]
+    if not (root / "gallery" / "entry.py").exists():
+        raise InputError(
+            "The gallery is part of Trueline's sources and is not installed with it. Clone the repository, "
+            "`pip install -e .` there, and run `trueline gallery` again."
+        )
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+
+
 def _require_empty(folder: Path) -> None:
     from trueline.schema.errors import RunExistsError
 
@@ -57,8 +74,9 @@ def _require_empty(folder: Path) -> None:
 def _scores(entries: Sequence[Entry], folder: Path, *, explicit: bool) -> list[Score]:
     from itertools import count
 
+    from gallery.scoring import run_gallery
+
     from trueline.cli.waiting import waiting
-    from trueline.testing.gallery import run_gallery
 
     done = count(1)
     with waiting(f"Gallery: 0 of {len(entries)}") as say:
@@ -73,18 +91,18 @@ def _print_document(scores: Sequence[Score]) -> None:
     import json
     from dataclasses import asdict
 
-    from trueline.testing.gallery import summary
+    from gallery.scoring import summary
 
     entries = [{**asdict(score), "green": score.green} for score in scores]
     print(json.dumps({"schema": 1, "summary": summary(scores), "entries": entries}, indent=1))
 
 
 def _print_table(scores: Sequence[Score]) -> None:
+    from gallery.scoring import summary
     from rich.table import Table
     from rich.text import Text
 
     from trueline.cli.lines import screen
-    from trueline.testing.gallery import summary
 
     console = screen()
     table = Table(

@@ -5,6 +5,9 @@ import math
 
 import pytest
 import torch
+from gallery.problems import CausalLM
+from gallery.sharding import sharded
+from gallery.training import wrapped
 from tests.unit.trained_updates import mlp, trained
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm  # by name, before anything is watched
 from torch.utils.data import DataLoader
@@ -13,9 +16,6 @@ import trueline
 from trueline.capture.probes.around_update.sampling import EARLY
 from trueline.judge.series.clip_calls import clip_calls
 from trueline.store.reader import Run
-from trueline.testing.problems import CausalLM
-from trueline.testing.sharding import sharded
-from trueline.testing.training import wrapped
 
 LAWS = ("clip-differs", "norm-misreported")
 AT = 2

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from gallery.problems import CausalLM
 from torch import nn
 from torch.nn import functional
 
 import trueline
 from trueline.judge.check_run import check
 from trueline.schema.plan import LAWS_AGE, Plan
-from trueline.testing.problems import CausalLM
 
 LENGTH = CausalLM.length
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from gallery.faults.losses.w6_lost_order import Ordered
+from gallery.problems import CausalLM
 from torch import nn
 from torch.nn import functional
 
 import trueline
 from trueline.judge.check_run import check
-from trueline.testing.faults.losses.w6_lost_order import Ordered
-from trueline.testing.problems import CausalLM
 
 LENGTH, VOCABULARY, WIDTH = CausalLM.length, CausalLM.vocab_size, 16
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from gallery.rollouts.policy import Policy, Sampling, generate
 
 import trueline
 from trueline.store.job_files.job import Job
-from trueline.testing.rollouts.policy import Policy, Sampling, generate
 
 B, P, L = 64, 6, 24
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gallery.rollouts.drawn import Made
+from gallery.rollouts.policy import Policy, Sampling, generate
 from tests.unit.made_rollouts import Change, codes, recorded
 
 import trueline
 from trueline.rl.batch import rows_of
 from trueline.store.importers.rollout_logs import import_rollouts
-from trueline.testing.rollouts.drawn import Made
-from trueline.testing.rollouts.policy import Policy, Sampling, generate
 
 GAP = {"logprob-gap"}
 

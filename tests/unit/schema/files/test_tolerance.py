@@ -118,7 +118,7 @@ def test_a_kind_has_the_coarser_dtype_and_the_op_without_its_path() -> None:
         == kind_key(value(), value(dtype="bfloat16"))
         == ("fwd/linear/bfloat16")
     )
-    assert kind_key(value(api="trueline.testing.problems.MLP"), value()) == "fwd/MLP/float32"
+    assert kind_key(value(api="gallery.problems.MLP"), value()) == "fwd/MLP/float32"
 
 
 def test_floors_from_statistics_say_nothing_about_stored_values() -> None:

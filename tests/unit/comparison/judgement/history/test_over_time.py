@@ -10,6 +10,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from gallery.changed_kernel import ChangedKernel
+from gallery.problems import CausalLM
+from gallery.reference_training import in_halves
 from tests.unit.made_steps import Making, exactly
 from torch import nn
 
@@ -22,9 +25,6 @@ from trueline.comparison.match.align import align
 from trueline.comparison.match.names import NameMap
 from trueline.comparison.result import Comparison
 from trueline.judge.recorded.step_values import StepValues
-from trueline.testing.changed_kernel import ChangedKernel
-from trueline.testing.problems import CausalLM
-from trueline.testing.reference_training import in_halves
 
 WIDTH = 32
 NAME = "blocks.1.mlp.0.weight"

@@ -1,0 +1,29 @@
+"""U4. Rounding loses the updates.
+
+Who had it: fine-tuning with parameters, states and updates in bfloat16 at the small rates that float32 takes.
+Planted: parameters in bfloat16 at a rate of 1e-5.
+Twin: parameters in float32 at the same rate.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from gallery.entry import family
+from gallery.entry_context import EntryContext
+from gallery.problems import CausalLM
+from gallery.training import adamw, fit
+from gallery.witness import trains_differently
+
+
+def lost(ctx: EntryContext, faulty: bool) -> nn.Module:
+    """AdamW at a small rate."""
+    problem = CausalLM()
+    model = problem.model()
+    model = model.bfloat16() if faulty else model
+    return fit(ctx, problem, model, optimizer=adamw(model, lr=1e-5))
+
+
+_fault = family("U4", ("update-lost",), trains_differently, ranks=(0,), world_size=1)
+
+ENTRIES = (_fault("", "updates are lost in bfloat16", lost),)
