@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 sys.path.append(str(Path(__file__).parents[1]))  # it is run as a script, which finds no gallery
-from gallery.rollouts.policy import Policy, Sampling, generate  # noqa: E402
+from gallery.rollouts.policy import Policy, Sampling, generate
 
 import trueline
 
