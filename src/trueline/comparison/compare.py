@@ -1,4 +1,4 @@
-"""Compares a run with a reference, step by step: where they first differ by more than rounding explains."""
+"""Comparison of a run with a reference, step by step, up to the first difference that rounding does not explain."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ from trueline.schema.finding import Finding
 from trueline.store.reader import Run
 
 STEPS_IN_DETAIL = 32
-"""Steps of a rank that are compared value by value, of those that differ first, and as many again of later ones."""
+"""Steps of a rank that are compared value by value: of the first that differ, and as many again of later ones."""
 
 Progress = Callable[[int, int], None]
-"""Called with the number of steps that are done, and of all steps."""
+"""Function of the number of finished steps and the number of all steps."""
 
 
 @contextmanager
 def without_garbage_collection() -> Generator[None, None, None]:
-    """Turns the garbage collector off meanwhile: a comparison makes many small objects that last, and looking for
-    cycles among them takes a fifth of its time.
+    """Turn the garbage collector off in the context.
+
+    A comparison makes many small objects that last; searching them for cycles takes a fifth of its time.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -73,58 +74,70 @@ def compare(
     are taken to compare stored values. Raises ``RunError`` where there is no Run, ``CannotTell`` where nothing was
     recorded in both, ``AlignmentError`` where nothing of the two aligns.
     """
-    mine, theirs = (each if isinstance(each, Run) else Run(each) for each in (run, ref))
-    arrangements = arrange(mine, theirs, steps=steps, ranks=ranks, names=names)
-    recorded = arrangements if steps is None else arrange(mine, theirs, ranks=ranks, names=names)
-    detailed = steps_in_detail(mine, theirs, recorded) if steps is None else with_steps_before(arrangements, recorded)
-    measure = measure_with(max_bytes, fingerprints=mine.manifest.fingerprint == theirs.manifest.fingerprint)
+    run, ref = (side if isinstance(side, Run) else Run(side) for side in (run, ref))
+    arrangements = arrange(run, ref, steps=steps, ranks=ranks, names=names)
+    recorded = arrangements if steps is None else arrange(run, ref, ranks=ranks, names=names)
+    detailed = steps_in_detail(run, ref, recorded) if steps is None else with_steps_before(arrangements, recorded)
+    measure = measure_with(max_bytes, fingerprints=run.manifest.fingerprint == ref.manifest.fingerprint)
     judged: list[Step] = []
-    for done, each in enumerate(detailed):
+    for num_done, arrangement in enumerate(detailed):
         if progress is not None:
-            progress(done, len(detailed))
-        moved = update_distance(mine, theirs, each.step - recorded[0].step)
-        step = _judged((mine, theirs), each, judged, measure=measure, tolerance=tolerance, moved=moved)
+            progress(num_done, len(detailed))
+        moved = update_distance(run, ref, arrangement.step - recorded[0].step)
+        step = _judge_step((run, ref), arrangement, judged, measure=measure, tolerance=tolerance, moved=moved)
         judged.append(step)
-    found = conclude(mine, theirs, judged, late_fault(judged))
+    conclusion = conclude(run, ref, judged, late_fault(judged))
     scale = judged[0].alignment.loss_scale
-    loss_findings, loss_notes = _losses(mine, theirs, tolerance, found.findings, scale) if steps is None else ([], [])
-    shown = [step for step in found.steps if steps is None or step.step in steps]
-    rows_of = [[_row_of(step, compared) for compared in step.rows] for step in shown]
-    rows = list(chain.from_iterable(rows_of))
-    judged_of = judged_share(found.steps)
+    loss_findings, loss_notes = (
+        _judge_losses(run, ref, tolerance, conclusion.findings, scale) if steps is None else ([], [])
+    )
+    # Steps before the chosen ones were judged for what they left behind, and are not shown.
+    shown = [step for step in conclusion.steps if steps is None or step.step in steps]
+    rows_by_step = [[_make_row(step, compared) for compared in step.rows] for step in shown]
+    rows = list(chain.from_iterable(rows_by_step))
+    share = judged_share(conclusion.steps)
     # "Rounding explains it" is no answer where too little was judged.
-    told = [each for each in found.findings if not (judged_of.lacking and each.code == "explained-by-rounding")]
-    extra = [*written_over(shown, max_bytes=max_bytes), *not_repeating(rows, mine, theirs)]
+    findings = [
+        finding for finding in conclusion.findings if not (share.lacking and finding.code == "explained-by-rounding")
+    ]
+    findings += [*written_over(shown, max_bytes=max_bytes), *not_repeating(rows, run, ref), *loss_findings]
+    summaries = _mark_finished(_summaries(arrangements, zip(shown, rows_by_step, strict=True)), run, ref)
+    first = conclusion.first
     return Comparison(
-        run=mine.path,
-        ref=theirs.path,
-        findings=tuple(in_causal_order([*told, *extra, *loss_findings])),
+        run=run.path,
+        ref=ref.path,
+        findings=tuple(in_causal_order(findings)),
         rows=rows,
-        steps=_with_losses(
-            _finished(_summaries(arrangements, zip(shown, rows_of, strict=True)), mine, theirs), mine, theirs, scale
+        steps=_with_losses(summaries, run, ref, scale),
+        first=None if first is None else _with_details(_make_row(*first), first[1], max_bytes),
+        missing=_num_missing(rows),
+        notes=(
+            *loss_notes,
+            *_remarks(shown),
+            *_notes(run, ref, arrangements, len(shown)),
+            *_earlier_difference_notes(conclusion, shown),
         ),
-        first=None if found.first is None else _described(_row_of(*found.first), found.first[1], max_bytes),
-        missing=_missing(rows),
-        notes=(*loss_notes, *_remarks(shown), *_notes(mine, theirs, arrangements, len(shown)), *_before(found, shown)),
-        judged=judged_of,
+        judged=share,
         one_sided=one_sided_calls(shown, rows),
     )
 
 
-def _judged(
+def _judge_step(
     runs: tuple[Run, Run],
-    each: Arrangement,
+    arrangement: Arrangement,
     earlier: Sequence[Step],
     *,
     measure: Measure,
     tolerance: Tolerance | None,
     moved: float | None,
 ) -> Step:
-    """A step of ``runs``, judged after ``earlier`` ones; see ``Divergence``."""
-    tainted = any(_moves_apart(step) for step in earlier if step.step < each.step)
-    before = next((step for step in earlier if (step.step, step.rank) == (each.step - 1, each.rank)), None)
-    before = before if before is not None and before.equal_before_update else None
-    alignment = with_one_loss_scale(each.read(), clipped_ratio(*runs, each.step, each.rank))
+    """Judge a step of ``runs`` after ``earlier`` ones; see ``Divergence``."""
+    tainted = any(_moves_apart(step) for step in earlier if step.step < arrangement.step)
+    previous = next(
+        (step for step in earlier if (step.step, step.rank) == (arrangement.step - 1, arrangement.rank)), None
+    )
+    previous = previous if previous is not None and previous.equal_before_update else None
+    alignment = with_one_loss_scale(arrangement.read(), clipped_ratio(*runs, arrangement.step, arrangement.rank))
     judge = functools.partial(
         Divergence,
         alignment,
@@ -132,132 +145,140 @@ def _judged(
         tolerance=tolerance,
         moved=moved,
         tainted=tainted,
-        same_update=before is not None,
+        same_update=previous is not None,
     )
     divergence = judge()
     if divergence.has_multiples:
         divergence = judge(multiples=True)
-    step = Step(runs[0], each.step, each.rank, alignment, without_harmless(divergence.rows), before, runs[1])
+    judged_rows = without_harmless(divergence.rows)
+    step = Step(runs[0], arrangement.step, arrangement.rank, alignment, judged_rows, previous, runs[1])
     rows = with_consequences(step.rows, step.rewired_rows)
-    return step if rows is step.rows else replace(step, rows=rows)  # a new one has looked at nothing yet
+    # Where rows changed it takes a new Step, whose cached properties have not seen the old ones.
+    return step if rows is step.rows else replace(step, rows=rows)
 
 
 def _moves_apart(step: Step) -> bool:
-    """Whether its update had other gradients than rounding explains: something differs, or random numbers did."""
+    """Tell whether the gradients of a step's update differ by more than rounding explains, or random numbers do."""
     return step.first is not None or bool(step.rewired_rows) or any(row.note == DRAWN for row in step.rows)
 
 
-def _losses(
-    mine: Run, theirs: Run, tolerance: Tolerance | None, findings: Sequence[Finding], scale: float
+def _judge_losses(
+    run: Run, ref: Run, tolerance: Tolerance | None, findings: Sequence[Finding], scale: float
 ) -> tuple[list[Finding], list[str]]:
-    """Findings and notes on the losses of all steps, whether or not these were recorded value by value; the run's have
-    the ``scale`` of the loss, over that of the reference, that the update undoes.
+    """Findings and notes on the losses of all steps, recorded value by value or not.
+
+    Losses of the run have the ``scale``, over that of the reference, that the update undoes.
     """
     has_errors = any(finding.severity == "error" for finding in findings)
-    run = {step: loss / scale for step, loss in loss_curve(mine).items()}
-    return judge_losses(run, loss_curve(theirs), tolerance, has_errors=has_errors)
+    curve = {step: loss / scale for step, loss in loss_curve(run).items()}
+    return judge_losses(curve, loss_curve(ref), tolerance, has_errors=has_errors)
 
 
-def _with_losses(summaries: Sequence[StepSummary], mine: Run, theirs: Run, scale: float) -> list[StepSummary]:
-    """``summaries`` with the difference of the losses that both runs recorded, where they did."""
-    steps = {each.step for each in summaries}
-    run, ref = losses_by_rank(mine, steps), losses_by_rank(theirs, steps)
-    found: list[StepSummary] = []
-    for each in summaries:
-        one, other = run.get((each.step, each.rank)), ref.get((each.step, each.rank))
-        if one is not None and other is not None and other != 0:
-            found.append(replace(each, loss_rel=abs(one / scale - other) / abs(other)))
+def _with_losses(summaries: Sequence[StepSummary], run: Run, ref: Run, scale: float) -> list[StepSummary]:
+    """Add to ``summaries`` the difference of the losses, where both runs recorded these."""
+    steps = {summary.step for summary in summaries}
+    losses, ref_losses = losses_by_rank(run, steps), losses_by_rank(ref, steps)
+    completed: list[StepSummary] = []
+    for summary in summaries:
+        loss, ref_loss = losses.get((summary.step, summary.rank)), ref_losses.get((summary.step, summary.rank))
+        if loss is not None and ref_loss is not None and ref_loss != 0:
+            completed.append(replace(summary, loss_rel=abs(loss / scale - ref_loss) / abs(ref_loss)))
         else:
-            found.append(each)
-    return found
+            completed.append(summary)
+    return completed
 
 
-def steps_in_detail(mine: Run, theirs: Run, arrangements: Sequence[Arrangement]) -> list[Arrangement]:
-    """Those that are compared value by value: the first ``STEPS_IN_DETAIL`` that differ, and as many of the rest at
-    equal distances, to show how differences grow; all where there are few.
+def steps_in_detail(run: Run, ref: Run, arrangements: Sequence[Arrangement]) -> list[Arrangement]:
+    """Arrangements that are compared value by value: the first ``STEPS_IN_DETAIL`` that differ.
+
+    As many of the rest at equal distances follow, to show how differences grow. Few arrangements are returned whole.
     """
     if len(arrangements) <= STEPS_IN_DETAIL:
         return list(arrangements)
     if arrangements[0].rank is None:
         differing = list(arrangements)
     else:
-        found = set(differing_steps(mine, theirs, steps={each.step for each in arrangements}))
-        differing = [each for each in arrangements if (each.step, each.rank) in found] or [arrangements[0]]
+        differing_keys = set(differing_steps(run, ref, steps={arrangement.step for arrangement in arrangements}))
+        differing = [
+            arrangement for arrangement in arrangements if (arrangement.step, arrangement.rank) in differing_keys
+        ] or [arrangements[0]]
     rest = differing[STEPS_IN_DETAIL:]
     gap = max(-(-len(rest) // STEPS_IN_DETAIL), 1)
     return [*differing[:STEPS_IN_DETAIL], *rest[gap - 1 :: gap]]
 
 
 def with_steps_before(chosen: Sequence[Arrangement], recorded: Sequence[Arrangement]) -> list[Arrangement]:
-    """``chosen`` ones, and before them the first of ``recorded`` and the one just before each: what these left decides
-    what may differ at a step, whether they are asked for or not.
+    """Arrangements of the ``chosen`` steps, of the steps just before them, and of the first of ``recorded``.
+
+    The state that these leave decides which differences a chosen step may have.
     """
-    steps = {each.step for each in chosen}
+    steps = {arrangement.step for arrangement in chosen}
     needed = {*steps, *(step - 1 for step in steps)}
     if max(steps) > recorded[0].step:
         needed.add(recorded[0].step)
-    return [each for each in recorded if each.step in needed]
+    return [arrangement for arrangement in recorded if arrangement.step in needed]
 
 
-def _before(found: Conclusion, shown: Sequence[Step]) -> list[str]:
-    """Where the difference begins at a step before those that were chosen."""
-    begin = min((step.step for step in shown), default=0)
-    if found.first is None or found.first[0].step >= begin:
+def _earlier_difference_notes(conclusion: Conclusion, shown: Sequence[Step]) -> list[str]:
+    """Note on a difference that begins at a step before the chosen ones."""
+    first_shown = min((step.step for step in shown), default=0)
+    if conclusion.first is None or conclusion.first[0].step >= first_shown:
         return []
-    return [f"The difference begins at step {found.first[0].step}, before the steps that were chosen."]
+    return [f"The difference begins at step {conclusion.first[0].step}, before the steps that were chosen."]
 
 
-def update_distance(mine: Run, theirs: Run, num_steps: int) -> float | None:
-    """How far apart ``num_steps`` updates may have brought two elements of a parameter: two learning rates each.
+def update_distance(run: Run, ref: Run, num_steps: int) -> float | None:
+    """Distance that ``num_steps`` updates may put between two elements of a parameter: two learning rates each.
 
-    That is what updates of the size of the learning rate do when they go opposite ways, as Adam's may. 0 where neither
-    Run knows its learning rate; None before any update.
+    Updates of the size of the learning rate do so when they go opposite ways, as Adam's may. 0 where neither Run knows
+    its learning rate; None before any update.
     """
     if num_steps == 0:
         return None
-    groups = [group for run in (mine, theirs) for env in run.env.values() for group in env.optimizer.get("groups", [])]
+    groups = [group for side in (run, ref) for env in side.env.values() for group in env.optimizer.get("groups", [])]
     rates = [float(group["lr"]) for group in groups if isinstance(group.get("lr"), int | float)]
     return 2 * num_steps * max(rates, default=0.0)
 
 
-def _described(row: ComparedRow, compared: Compared, max_bytes: int) -> ComparedRow:
-    """``row`` with details of the difference element by element, where both sides stored the value."""
-    mine, theirs = compared.run_value, compared.ref_value
-    if mine is None or theirs is None or mine.load is None or theirs.load is None:
+def _with_details(row: ComparedRow, compared: Compared, max_bytes: int) -> ComparedRow:
+    """Add to ``row`` the details of the difference, element by element, where both sides stored the value."""
+    value, ref_value = compared.run_value, compared.ref_value
+    if value is None or ref_value is None or value.load is None or ref_value.load is None:
         return row
-    dtype = coarser(mine.dtype, theirs.dtype)
-    one = mine.load()
-    _, other = nearest(one, theirs.load(), max_bytes=max_bytes)
-    described = {} if other is None else describe_difference(one, other, dtype=dtype, max_bytes=max_bytes)
-    return replace(row, details={**(row.details or {}), **described})
+    dtype = coarser(value.dtype, ref_value.dtype)
+    tensor = value.load()
+    _, ref_tensor = nearest(tensor, ref_value.load(), max_bytes=max_bytes)
+    details = {} if ref_tensor is None else describe_difference(tensor, ref_tensor, dtype=dtype, max_bytes=max_bytes)
+    return replace(row, details={**(row.details or {}), **details})
 
 
 def _summaries(
     arrangements: Sequence[Arrangement], judged: Iterable[tuple[Step, Sequence[ComparedRow]]]
 ) -> list[StepSummary]:
-    """One for each arrangement, in its order."""
-    by_place = {(step.step, step.rank): _summary_of(step, rows) for step, rows in judged}
+    """Summary of each arrangement, in their order."""
+    by_key = {(step.step, step.rank): _summary_of(step, rows) for step, rows in judged}
     return [
-        by_place.get((each.step, each.rank)) or StepSummary(each.step, each.rank, {}, detailed=False)
-        for each in arrangements
+        by_key.get((arrangement.step, arrangement.rank))
+        or StepSummary(arrangement.step, arrangement.rank, {}, detailed=False)
+        for arrangement in arrangements
     ]
 
 
-def _finished(summaries: Sequence[StepSummary], *runs: Run) -> list[StepSummary]:
-    """``summaries``, of which those are marked that no run has a row of: no update ended such a step."""
+def _mark_finished(summaries: Sequence[StepSummary], *runs: Run) -> list[StepSummary]:
+    """Mark summaries of steps that no run has a row of: no update ended them."""
     if not any(len(run.steps) for run in runs):
         return list(summaries)
     ended = {int(step) for run in runs for step in run.steps}
-    return [replace(each, finished=each.step in ended) for each in summaries]
+    return [replace(summary, finished=summary.step in ended) for summary in summaries]
 
 
-def _missing(rows: Sequence[ComparedRow]) -> dict[str, int]:
-    """The number of values without a twin, by reason."""
+def _num_missing(rows: Sequence[ComparedRow]) -> dict[str, int]:
+    """Number of values without a twin, by reason."""
     return dict(Counter([row.note for row in rows if row.site is None or row.ref_site is None]).most_common())
 
 
 def _remarks(steps: Sequence[Step]) -> list[str]:
-    """What was done where one run scales its loss, and why values were not compared that differ."""
+    """Notes on the scaling of the loss, and on values that differ and were not compared."""
     scales = list(dict.fromkeys(step.alignment.loss_scale for step in steps if step.alignment.loss_scale != 1.0))
     if not scales:
         return incomparable(steps)
@@ -269,26 +290,27 @@ def _remarks(steps: Sequence[Step]) -> list[str]:
     ]
 
 
-def _notes(mine: Run, theirs: Run, arrangements: Sequence[Arrangement], num_detailed: int) -> list[str]:
-    notes = list(dict.fromkeys(each.note for each in arrangements if each.note))
-    kinds = mine.manifest.fingerprint, theirs.manifest.fingerprint
+def _notes(run: Run, ref: Run, arrangements: Sequence[Arrangement], num_detailed: int) -> list[str]:
+    notes = list(dict.fromkeys(arrangement.note for arrangement in arrangements if arrangement.note))
+    kinds = run.manifest.fingerprint, ref.manifest.fingerprint
     if kinds[0] != kinds[1]:
         notes.append(
             f"The Runs have fingerprints of different kinds ({kinds[0]} and {kinds[1]}), which cannot be compared: "
             "values are compared by what else was recorded."
         )
-    left = len(arrangements) - num_detailed
-    if left:
+    num_left = len(arrangements) - num_detailed
+    if num_left:
         notes.append(
-            f"{left} of {len(arrangements)} recorded steps were not compared value by value: they are equal, or come "
-            f"after the first {STEPS_IN_DETAIL} that differ. Choose such a step with --step to have it compared so."
+            f"{num_left} of {len(arrangements)} recorded steps were not compared value by value: they are equal, or "
+            f"come after the first {STEPS_IN_DETAIL} that differ. Choose such a step with --step to have it compared "
+            "so."
         )
-    return [*notes, *(f"{run.path}: {problem}" for run in (mine, theirs) for problem in run.problems)]
+    return [*notes, *(f"{side.path}: {problem}" for side in (run, ref) for problem in side.problems)]
 
 
-def _row_of(step: Step, compared: Compared) -> ComparedRow:
-    """One value of ``step`` and its twin, as texts and numbers."""
-    mine, theirs, distance, expectation = (
+def _make_row(step: Step, compared: Compared) -> ComparedRow:
+    """Row of a value of ``step`` and its twin, as texts and numbers."""
+    run_value, ref_value, distance, expectation = (
         compared.run_value,
         compared.ref_value,
         compared.distance,
@@ -296,31 +318,31 @@ def _row_of(step: Step, compared: Compared) -> ComparedRow:
     )
     value = compared.value
     nonfinite = distance is not None and distance.nonfinite_differ
-    shown = None if distance is None or nonfinite else distance.rel
+    measured = None if distance is None or nonfinite else distance.rel
     return ComparedRow(
         step.step,
         step.rank,
         compared.position,
-        None if mine is None else str(mine.site),
-        None if theirs is None else str(theirs.site),
+        None if run_value is None else str(run_value.site),
+        None if ref_value is None else str(ref_value.site),
         compared.judgement,
         value.kind,
         value.api,
-        "" if mine is None else mine.dtype,
-        "" if theirs is None else theirs.dtype,
+        "" if run_value is None else run_value.dtype,
+        "" if ref_value is None else ref_value.dtype,
         value.shape,
-        measured=shown,
-        expected=None if expectation is None or shown is None else expectation.rel,
+        measured=measured,
+        expected=None if expectation is None or measured is None else expectation.rel,
         times=compared.times,
-        how="" if distance is None or shown is None else distance.how,
+        how="" if distance is None or measured is None else distance.how,
         note=compared.note or (NONFINITE if nonfinite else ""),
-        where=step.frame(value, of_reference=mine is None),
+        where=step.frame(value, of_reference=run_value is None),
         details=None if distance is None else distance.details,
     )
 
 
 def _summary_of(step: Step, rows: Sequence[ComparedRow]) -> StepSummary:
-    """Counts of the judgements of ``step``, which has these ``rows``."""
+    """Summary of ``step``, which has these ``rows``."""
     counts = Counter([row.judgement for row in rows])
     first = step.first
     return StepSummary(
@@ -334,7 +356,7 @@ def _summary_of(step: Step, rows: Sequence[ComparedRow]) -> StepSummary:
 
 
 def _loss_rel(rows: Sequence[Compared]) -> float | None:
-    """The relative difference of the loss: the last single number that the forward pass returned."""
+    """Relative difference of the loss: the last single number that the forward pass returned."""
     for row in reversed(rows):
         value = row.run_value
         if value is None or row.distance is None or value.shape != () or value.site.phase != "fwd":

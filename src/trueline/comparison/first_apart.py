@@ -1,4 +1,4 @@
-"""The first value whose bits differ between two Runs of one job, and whether the call at it made the difference."""
+"""First value whose bits differ between two Runs of one job, and whether the call at it made the difference."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from trueline.schema.site import Site
 
 
 @dataclass(frozen=True)
-class Part:
-    """The first value that differs between two runs: the ``site``, the function that was called, whether the call
-    ``made`` it or was ``given`` it (or given something else that differs), and how ``compare`` judges its size.
+class FirstDifference:
+    """First value that differs between two runs.
+
+    ``api`` is the function at its ``site``; ``role`` tells whether the call ``made`` the value or was ``given`` it (or
+    another one that differs); ``judgement`` is that of ``compare`` on its size.
     """
 
     site: str
@@ -23,44 +25,46 @@ class Part:
     measured: float | None
 
 
-def first_apart(rows: Iterable[ComparedRow]) -> Part | None:
-    """The first value whose bits differ, of the rank in which that is earliest in its order; None where none does."""
-    every = list(rows)
-    apart = [row for row in every if row.site is not None and _differs(row)]
-    if not apart:
+def first_differing_value(rows: Iterable[ComparedRow]) -> FirstDifference | None:
+    """First value whose bits differ, of the rank in which it comes earliest; None for equal Runs."""
+    all_rows = list(rows)
+    differing = [row for row in all_rows if row.site is not None and _differs(row)]
+    if not differing:
         return None
-    first = min(apart, key=lambda row: (row.step, row.place))
+    first = min(differing, key=lambda row: (row.step, row.place))
     assert first.site is not None
     site = Site.parse(first.site)
     call = (site.step, site.rank, site.phase, site.name, site.call)
-    # What could not be compared may be what differs.
-    unlike = [row.site for row in every if row is not first and row.site is not None and row.judgement != "equal"]
-    is_given = _is_given(first.site) or any(_is_given(each) and _call(each) == call for each in unlike)
-    is_given |= any(_is_weight_of(each, site) for each in unlike)
+    # A value that could not be compared may differ, too.
+    unlike = [row.site for row in all_rows if row is not first and row.site is not None and row.judgement != "equal"]
+    is_given = _is_given(first.site) or any(
+        _is_given(unlike_site) and _call_of_site(unlike_site) == call for unlike_site in unlike
+    )
+    is_given |= any(_is_weight_of(unlike_site, site) for unlike_site in unlike)
     role: Literal["made", "given"] = "given" if is_given else "made"
-    return Part(first.site, first.api, role, first.judgement, first.measured)
+    return FirstDifference(first.site, first.api, role, first.judgement, first.measured)
 
 
 def _differs(row: ComparedRow) -> bool:
-    """Whether bits differ, also where that is too little for statistics to have a size of it."""
+    """Tell whether bits differ, also where the difference is too small for statistics to measure."""
     return row.judgement not in ("equal", "not-comparable") or bool(row.measured)
 
 
 def _is_weight_of(site: str, call: Site) -> bool:
-    """Whether a parameter at the same step is of the module that is called."""
-    each = Site.parse(site)
-    same = (each.step, each.rank, each.phase) == (call.step, call.rank, "param")
-    return same and each.name.startswith(f"{call.name}.")
+    """Tell whether ``site`` is a parameter, at the step and rank of ``call``, of the module that is called."""
+    param = Site.parse(site)
+    same_step = (param.step, param.rank, param.phase) == (call.step, call.rank, "param")
+    return same_step and param.name.startswith(f"{call.name}.")
 
 
-def _call(site: str) -> tuple[object, ...]:
-    each = Site.parse(site)
-    return (each.step, each.rank, each.phase, each.name, each.call)
+def _call_of_site(site: str) -> tuple[object, ...]:
+    parsed = Site.parse(site)
+    return (parsed.step, parsed.rank, parsed.phase, parsed.name, parsed.call)
 
 
 def _is_given(site: str) -> bool:
-    """Whether it goes into a call: in the backward pass that is the gradient of what the call returned."""
-    each = Site.parse(site)
-    if each.phase == "bwd":
-        return each.slot.startswith("out")
-    return each.slot.startswith("in") or each.phase in ("batch", "param", "buffer")
+    """Tell whether a value goes into a call, as in the backward pass the gradient of the call's result does."""
+    parsed = Site.parse(site)
+    if parsed.phase == "bwd":
+        return parsed.slot.startswith("out")
+    return parsed.slot.startswith("in") or parsed.phase in ("batch", "param", "buffer")

@@ -1,10 +1,10 @@
-"""The finding on a call that made something else of the same tensors in two Runs of one job."""
+"""Finding on a call that returned other numbers for equal tensors in two Runs of one job."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trueline.comparison.first_apart import Part, first_apart
+from trueline.comparison.first_apart import FirstDifference, first_differing_value
 from trueline.comparison.result import ComparedRow
 from trueline.judge.actions import Commands
 from trueline.schema.finding import Finding
@@ -19,27 +19,26 @@ _NEXT = (
 
 
 def not_repeating(rows: Iterable[ComparedRow], run: Run, ref: Run) -> list[Finding]:
-    """The finding, where both Runs are of one job (command, versions, switches, devices) and have fingerprints, and the
-    first value whose bits differ was made by a call whose tensors are the same; else []. It is information: between two
-    Runs the code may have been changed.
+    """Finding on the call that made the first value whose bits differ, from equal tensors; else [].
+
+    Both Runs must be of one job (command, versions, switches, devices) and have fingerprints. The finding is
+    information: between two Runs the code may have been changed.
     """
     if not _is_one_job(run, ref):
         return []
-    part = first_apart(rows)
+    part = first_differing_value(rows)
     fill = Commands(run.path, tuple(run.manifest.argv)).filled
     return [] if part is None or part.role != "made" else [_finding(part, tuple(map(fill, _NEXT)))]
 
 
 def _is_one_job(run: Run, ref: Run) -> bool:
-    if any(each.manifest.plan.get("depth") != "fingerprint" for each in (run, ref)):
+    if any(side.manifest.plan.get("depth") != "fingerprint" for side in (run, ref)):
         return False
-    mine, theirs = (
-        {rank: (env.device, env.versions, env.flags) for rank, env in each.env.items()} for each in (run, ref)
-    )
-    return bool(mine) and mine == theirs and run.manifest.command == ref.manifest.command
+    setups = [{rank: (env.device, env.versions, env.flags) for rank, env in side.env.items()} for side in (run, ref)]
+    return bool(setups[0]) and setups[0] == setups[1] and run.manifest.command == ref.manifest.command
 
 
-def _finding(part: Part, next_: tuple[str, ...]) -> Finding:
+def _finding(part: FirstDifference, next_: tuple[str, ...]) -> Finding:
     site = Site.parse(part.site)
     size = _SIZES.get(part.judgement, "by more than rounding explains")
     return Finding(

@@ -1,4 +1,4 @@
-"""What a recorded call computes, from the name of its function."""
+"""Classes of recorded calls, by the names of their functions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LINEAR = (
     "add radd sub rsub neg sum mean"
 )
 LINEAR = frozenset(_LINEAR.split())
-"""Functions whose backward takes the gradient that it receives and indices, and no numbers of the forward pass."""
+"""Functions whose backward takes only its gradient and indices, and no numbers of the forward pass."""
 
 _NAMES: dict[OpClass, str] = {
     "exact": "getitem view view_as reshape transpose permute t T flatten unflatten squeeze unsqueeze expand expand_as "
@@ -60,7 +60,7 @@ _NAMES: dict[OpClass, str] = {
 }
 """Last parts of the names of torch functions and methods, without underscores at their ends."""
 
-_CLASS_BY_NAME: dict[str, OpClass] = {name: each for each, names in _NAMES.items() for name in names.split()}
+_CLASS_BY_NAME: dict[str, OpClass] = {name: op_class for op_class, names in _NAMES.items() for name in names.split()}
 
 _PREFIXED = {f"{side}{name}": name for side in "ir" for name in ("add", "sub", "mul", "truediv", "pow", "matmul")}
 _ALIASES = {"rdiv": "div", "multiply": "mul", "divide": "div", "subtract": "sub", "concatenate": "cat"}
@@ -81,19 +81,19 @@ _MODULES = {
 
 @functools.cache
 def op_class_of(api: str, *, rows: int | None = None) -> OpClass:
-    """The class of a recorded call, by the last part of its ``api`` ('torch.nn.functional.linear').
+    """Class of a recorded call, by the last part of its ``api`` ('torch.nn.functional.linear').
 
     ``rows`` is the smaller of the two outer sizes of a product: with 1 it is a matrix times a vector, which kernels add
-    up in another order. 'unknown' for what is not listed, modules included.
+    up in another order. Functions that are not listed, and modules, are 'unknown'.
     """
     name = api.rpartition(".")[2].strip("_")
-    found = _CLASS_BY_NAME.get(name, "unknown")
-    return "matvec" if found == "matmul" and rows == 1 else found
+    listed = _CLASS_BY_NAME.get(name, "unknown")
+    return "matvec" if listed == "matmul" and rows == 1 else listed
 
 
 @functools.cache
 def function_of(api: str) -> str:
-    """The plain name of what was called: 'add' for 'torch.Tensor.__iadd__', 'layer_norm' for 'torch.nn.LayerNorm'."""
+    """Plain name of a function: 'add' for 'torch.Tensor.__iadd__', 'layer_norm' for 'torch.nn.LayerNorm'."""
     name = api.rsplit(".", 1)[-1]
     if ".nn.modules." in api and name[:1].isupper():
         name = _MODULES.get(name) or name.lower()

@@ -86,8 +86,10 @@ or more. So it is below all healthy pairs, and only keeps runs that hardly align
 
 @fact()
 class JudgedPass:
-    """Of the values of one pass, how many were judged, and of the others how many for which reason; how many the run
-    and the reference have; and the calls that only one of them makes. Steps and ranks are added up.
+    """Counts over one pass, steps and ranks added up.
+
+    They are the values judged, the others by reason (``not_judged``), the values of run and reference, and the calls
+    that only one of them makes.
     """
 
     name: Pass
@@ -101,7 +103,7 @@ class JudgedPass:
 
     @property
     def enough(self) -> bool:
-        """Whether ``ENOUGH_FRAC`` were judged, of the values of the run that has fewer."""
+        """True where ``ENOUGH_FRAC`` of the values were judged, of the run that has fewer."""
         return self.judged >= ENOUGH_FRAC * min(self.values_of_run, self.values_of_ref)
 
 
@@ -126,47 +128,50 @@ class Judged:
         rounding must not explain too much of more than half of the values. The update is no condition: where the two
         optimizers make other calls, the next step shows what it left.
         """
-        for each in self.at_first_step:
-            coarse = each.not_judged.get(self.coarse, 0)
-            if each.name in ("forward", "backward") and 2 * coarse > each.values:
-                return self._lacks(each, coarse, self.coarse)
-            if each.name in ("forward", "backward") and not each.enough:
-                why, num = max(each.not_judged.items(), key=lambda item: item[1])
-                return self._lacks(each, num, why)
+        for judged_pass in self.at_first_step:
+            coarse = judged_pass.not_judged.get(self.coarse, 0)
+            if judged_pass.name in ("forward", "backward") and 2 * coarse > judged_pass.values:
+                return self._lacking_text(judged_pass, coarse, self.coarse)
+            if judged_pass.name in ("forward", "backward") and not judged_pass.enough:
+                why, num = max(judged_pass.not_judged.items(), key=lambda item: item[1])
+                return self._lacking_text(judged_pass, num, why)
         return ""
 
-    def _lacks(self, each: JudgedPass, num: int, why: str) -> str:
+    def _lacking_text(self, judged_pass: JudgedPass, num: int, why: str) -> str:
         return (
-            f"the {each.name} pass could not be judged. At step {self.first_step}, {each.judged:,} of {each.values:,} "
-            f"values could; {num:,} could not: {why}"
+            f"the {judged_pass.name} pass could not be judged. "
+            f"At step {self.first_step}, {judged_pass.judged:,} of {judged_pass.values:,} values could; "
+            f"{num:,} could not: {why}"
         )
 
     @staticmethod
     def sums(passes: Sequence[JudgedPass]) -> dict[str, int]:
         """``values``, those ``judged``, and ``calls_in_one_run`` of ``passes`` together."""
         return {
-            "values": sum(each.values for each in passes),
-            "judged": sum(each.judged for each in passes),
-            "calls_in_one_run": sum(each.calls_in_run_only + each.calls_in_ref_only for each in passes),
+            "values": sum(judged_pass.values for judged_pass in passes),
+            "judged": sum(judged_pass.judged for judged_pass in passes),
+            "calls_in_one_run": sum(
+                judged_pass.calls_in_run_only + judged_pass.calls_in_ref_only for judged_pass in passes
+            ),
         }
 
     def to_json(self) -> dict[str, Any]:
         """The key ``judged`` of the document."""
         return {
-            "enough": any(each.judged for each in self.passes) and not self.lacking,
+            "enough": any(judged_pass.judged for judged_pass in self.passes) and not self.lacking,
             "lacking": self.lacking,
             **self.sums(self.passes),
-            "passes": [_plain_pass(each) for each in self.passes],
+            "passes": [_plain_pass(judged_pass) for judged_pass in self.passes],
             "first_step": {
                 "step": self.first_step,
                 **self.sums(self.at_first_step),
-                "passes": [_plain_pass(each) for each in self.at_first_step],
+                "passes": [_plain_pass(judged_pass) for judged_pass in self.at_first_step],
             },
         }
 
 
-def _plain_pass(each: JudgedPass) -> dict[str, Any]:
-    return {**asdict(each), "not_judged": dict(each.not_judged)}
+def _plain_pass(judged_pass: JudgedPass) -> dict[str, Any]:
+    return {**asdict(judged_pass), "not_judged": dict(judged_pass.not_judged)}
 
 
 @fact()
@@ -228,7 +233,7 @@ class Comparison(Shown):
         return (*(f"{finding.severity} {finding.code}: {finding.claim}" for finding in self.findings), *self.notes)
 
     def to_json(self) -> dict[str, Any]:
-        """The document of the outside contract."""
+        """Document of the outside contract."""
         return {
             "schema": SCHEMA,
             "run": self.run,
@@ -238,7 +243,7 @@ class Comparison(Shown):
             "counts": {name: self.counts.get(name, 0) for name in JUDGEMENTS},
             "judged": self.judged.to_json(),
             "missing": dict(self.missing or {}),
-            "one_sided_calls": [asdict(each) for each in self.one_sided],
+            "one_sided_calls": [asdict(call) for call in self.one_sided],
             "steps": [{**asdict(step), "counts": dict(step.counts)} for step in self.steps],
             "rows": [_plain(row) for row in self.rows],
             "notes": list(self.notes),
@@ -246,7 +251,7 @@ class Comparison(Shown):
 
 
 def command_for(run: str, site: Site) -> str:
-    """The command that prints the call of a value with its call stack."""
+    """Command that prints the call of a value with its call stack."""
     words = ["trueline", "info", run, "--site", f"{site.phase}/{site.name}#{site.call}:*"]
     return shlex.join([*words, "--step", str(site.step), "--rank", str(site.rank), "--stacks"])
 

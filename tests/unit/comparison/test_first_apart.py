@@ -2,7 +2,7 @@
 
 import pytest
 
-from trueline.comparison.first_apart import Part, first_apart
+from trueline.comparison.first_apart import FirstDifference, first_differing_value
 from trueline.comparison.result import ComparedRow
 
 
@@ -33,14 +33,14 @@ FORWARD = [
 )
 def test_the_first_difference_is_of_who_made_it_and_never_of_who_received_it(places, site, role):
     rows = [row(each.site, each.place, "within", 1e-7) if each.place in places else each for each in FORWARD]
-    found = first_apart(reversed(rows))
+    found = first_differing_value(reversed(rows))
     assert (found and found.site, found and found.role) == (site, role)
 
 
 def test_a_call_whose_inputs_come_later_in_the_order_is_not_blamed_either():
     rows = [row("0.0/r0/fwd/a#0:out0", 0, "beyond", 0.5), row("0.0/r0/fwd/a#0:in0", 1, "beyond", 0.5)]
-    assert first_apart(rows) == Part("0.0/r0/fwd/a#0:out0", "f", "given", "beyond", 0.5)
-    assert first_apart([row("0.0/r0/fwd/a#0:out0", 0, "not-comparable", None)]) is None
+    assert first_differing_value(rows) == FirstDifference("0.0/r0/fwd/a#0:out0", "f", "given", "beyond", 0.5)
+    assert first_differing_value([row("0.0/r0/fwd/a#0:out0", 0, "not-comparable", None)]) is None
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,6 @@ def test_a_call_whose_inputs_come_later_in_the_order_is_not_blamed_either():
 )
 def test_a_call_is_not_blamed_whose_inputs_are_not_known_to_be_the_same(unlike):
     rows = [row("0.0/r0/fwd/a#0:out0", 0), row("0.0/r0/fwd/b#0:out0", 3, "within", 1e-7), unlike]
-    found = first_apart(rows)
+    found = first_differing_value(rows)
     assert found is not None
     assert found.role == "given"

@@ -1,4 +1,4 @@
-"""How the shares of a batch interleave in a value whose shape no longer shows it.
+"""Interleaving of the shares of a batch in values whose shape no longer shows it.
 
 Where ranks share the sequence, [B, L] is cut along its second dim: each share has a run of every sample. Once the two
 dims are flattened to tokens, [B·L], the runs of all shares alternate along one dim.
@@ -17,58 +17,61 @@ from trueline.judge.recorded.step_values import Value
 _EXECUTED = ("fwd", "save")
 
 Turns = tuple[int, int]
-"""The number of runs that each share has of a value, and the number of rows in all runs of the first share."""
+"""Number of runs that each share has of a value, and number of rows in all runs of the first share."""
 
 
 def interleaved(entries: Sequence[Gathered], layouts: Mapping[int, MergeLayout]) -> dict[int, MergeLayout]:
-    """``layouts`` by index of their entries, with the number of runs where values were made from runs."""
-    known: dict[int, Turns] = {}
-    taken: dict[tuple[object, ...], list[int]] = {}
-    sites: dict[tuple[object, ...], Turns] = {}
-    found = dict(layouts)
+    """Layouts by index of their entries, with the number of runs where values were made from runs."""
+    turns_by_root: dict[int, Turns] = {}
+    roots_by_call: dict[tuple[object, ...], list[int]] = {}
+    turns_by_site: dict[tuple[object, ...], Turns] = {}
+    interleaved_layouts = dict(layouts)
     for index, entry in enumerate(entries):
         value, layout = entry.first, layouts.get(index)
         executed = value.site.phase in _EXECUTED
         if layout is not None and layout.batch.how == "split":
             shape = share_shape(entry, layout)
-            made = _turns(shape, layout.batch.dim, _of(value, known, taken, sites))
-            found[index] = replace(layout, batch=replace(layout.batch, runs=made[0]))
+            turns = _share_turns(
+                shape, layout.batch.dim, _source_turns(value, turns_by_root, roots_by_call, turns_by_site)
+            )
+            interleaved_layouts[index] = replace(layout, batch=replace(layout.batch, runs=turns[0]))
             if executed:
-                known.setdefault(value.root, made)
-                sites[_place(value)] = made
+                turns_by_root.setdefault(value.root, turns)
+                turns_by_site[_site_key(value)] = turns
         if executed and not value.returned:
-            taken.setdefault(_call(value), []).append(value.root)
-    return found
+            roots_by_call.setdefault(_call_key(value), []).append(value.root)
+    return interleaved_layouts
 
 
-def _of(
+def _source_turns(
     value: Value,
-    known: Mapping[int, Turns],
-    taken: Mapping[tuple[object, ...], list[int]],
-    sites: Mapping[tuple[object, ...], Turns],
+    turns_by_root: Mapping[int, Turns],
+    roots_by_call: Mapping[tuple[object, ...], list[int]],
+    turns_by_site: Mapping[tuple[object, ...], Turns],
 ) -> Sequence[Turns]:
-    """Runs that a value may have taken over: from its memory, its call's inputs, or the value it is the gradient of."""
+    """Runs that a value may take over: from its memory, its call's inputs, or the value whose gradient it is."""
     if value.site.phase == "bwd":
-        return [sites[_place(value)]] if _place(value) in sites else []
-    if value.root in known:
-        return [known[value.root]]
-    roots = taken.get(_call(value), []) if value.returned else []
-    return [known[root] for root in roots if root in known]
+        return [turns_by_site[_site_key(value)]] if _site_key(value) in turns_by_site else []
+    if value.root in turns_by_root:
+        return [turns_by_root[value.root]]
+    roots = roots_by_call.get(_call_key(value), []) if value.returned else []
+    return [turns_by_root[root] for root in roots if root in turns_by_root]
 
 
-def _turns(shape: tuple[int, ...], dim: int, sources: Sequence[Turns]) -> Turns:
-    """The runs of a share of ``shape`` that is cut along ``dim``; those of a source where ``dim`` is 0 and the share
-    has as many rows as that source.
+def _share_turns(shape: tuple[int, ...], dim: int, sources: Sequence[Turns]) -> Turns:
+    """Runs of a share of ``shape`` that is cut along ``dim``.
+
+    With ``dim`` 0 they are those of a source with as many rows as the share, if there is one.
     """
-    own = math.prod(shape[:dim]), math.prod(shape[: dim + 1])
+    by_shape = math.prod(shape[:dim]), math.prod(shape[: dim + 1])
     if dim:
-        return own
-    return next((each for each in sources if each[1] == shape[0]), own)
+        return by_shape
+    return next((turns for turns in sources if turns[1] == shape[0]), by_shape)
 
 
-def _call(value: Value) -> tuple[object, ...]:
+def _call_key(value: Value) -> tuple[object, ...]:
     return value.site.micro, value.site.phase, value.site.name, value.site.call
 
 
-def _place(value: Value) -> tuple[object, ...]:
+def _site_key(value: Value) -> tuple[object, ...]:
     return value.site.micro, value.site.name, value.site.call, value.site.slot

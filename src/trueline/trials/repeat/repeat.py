@@ -18,7 +18,7 @@ from pathlib import Path
 
 from trueline.capture.child_env import CHANGES, environment
 from trueline.comparison.compare import compare
-from trueline.comparison.first_apart import first_apart
+from trueline.comparison.first_apart import first_differing_value
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.text.words import counted
 from trueline.trials.frame.asked import Asked, Prepared
@@ -78,7 +78,7 @@ class RepeatedJob:
             rows = compare(str(self.folder / f"000-{FIRST}" / "run"), str(out)).rows
         except (AlignmentError, CannotTell, RunError) as error:
             return Outcome(None, str(error))
-        part = first_apart(rows)
+        part = first_differing_value(rows)
         if part is None:
             return Outcome(False)
         return Outcome(True, part.api, part.measured, (part.site, part.role, part.judgement))
