@@ -17,9 +17,9 @@ from benchmarks.exact_checks.simulate import HEALTHY, Size, declared_for, sample
 from trueline.judge.stats.tails import ALARM_LEVEL, log_e_process
 from trueline.laws.data_split import shard_overlap
 from trueline.laws.data_split.consumed import Samples
-from trueline.laws.data_split.coverage import returns_of
-from trueline.laws.data_split.repeats_in_epoch import SeenOnce, repeats_of, tests_of
-from trueline.laws.data_split.repeats_in_step import find_duplicates, reveals_of
+from trueline.laws.data_split.coverage import find_returns
+from trueline.laws.data_split.repeats_in_epoch import SeenOnce, find_repeats, overlap_tests
+from trueline.laws.data_split.repeats_in_step import find_duplicates, find_reveals
 
 ROWS = (64, 256, 1000)
 WORKERS = (2, 4, 8)
@@ -32,14 +32,14 @@ MODEST = math.log(10)
 def strongest_evidence(samples: Samples, *, one_data_set: bool) -> Iterator[tuple[str, float]]:
     """Natural log of the largest evidence of each family of tests."""
     seen = SeenOnce(samples, one_data_set=one_data_set)
-    repeats = repeats_of(samples, seen)
-    for number, (events, hits, chance, _) in enumerate(tests_of(samples, repeats, seen)):
+    repeats = find_repeats(samples, seen)
+    for number, (events, hits, chance, _) in enumerate(overlap_tests(samples, repeats, seen)):
         ones = np.ones(len(events), dtype=np.int64)
         log_e = log_e_process(hits.astype(np.int64), ones, chance, repeats.block[events])
         yield "overlap, all" if number == 0 else "overlap, one worker", float(log_e.max(initial=0.0))
-    for reveal in reveals_of(samples):
+    for reveal in find_reveals(samples):
         yield "duplicates", float(reveal.log_e().max(initial=0.0))
-    returns = returns_of(samples)
+    returns = find_returns(samples)
     ones = np.ones(len(returns.stays), dtype=np.int64)
     yield (
         "returns",

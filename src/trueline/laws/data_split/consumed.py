@@ -20,8 +20,10 @@ from trueline.judge.stats.memoize import memoized
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 
-_STEPS_LOOKED_AT = 20
+_NUM_FIRST_STEPS = 20
 """Steps at the start by which it is known whether ranks were given whole sequences."""
+
+_ARRAYS = ("digest", "step", "worker", "position", "block")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +37,7 @@ class Samples:
     position: Ints
     block: Ints
     block_known: bool
-    """Whether blocks are epochs; otherwise there is one block a start of the job, of unknown content."""
+    """True where blocks are epochs; otherwise there is one block a start of the job, of unknown content."""
     cut: frozenset[int] = frozenset()
     """Blocks after which the job was started again: they may lack their end, and the next one its beginning, or begin
     with what they held."""
@@ -65,12 +67,12 @@ class Samples:
 
     @cached_property
     def in_first_step(self) -> Bools:
-        """[n] whether the slot is in the first step of its block, which is where samplers take their padding from."""
+        """[n] slots in the first step of their block, which is where samplers take their padding from."""
         return self.step_start == self.block_start
 
     @cached_property
     def in_last_step(self) -> Bools:
-        """[n] whether the slot is in the last step of its block, which is where samplers put their padding."""
+        """[n] slots in the last step of their block, which is where samplers put their padding."""
         return self.step_end == self.block_end
 
     @cached_property
@@ -95,15 +97,15 @@ class Samples:
 
     @cached_property
     def unused(self) -> Bools:
-        """[n] whether no block before the slot's own holds its digest twice.
+        """[n] slots whose digest no block before their own holds twice.
 
         A pair of equal rows may be met in every epoch on the same two workers, if shards are fixed: it counts once.
         """
-        return not_repeated_before(self.block, self.first, self.digest)
+        return not_repeated_in_earlier(self.block, self.first, self.digest)
 
     @cached_property
     def num_blocks(self) -> int:
-        """How many blocks there are."""
+        """Number of blocks."""
         return int(self.block[-1]) + 1 if len(self) else 0
 
     def slots_of(self, block: int) -> slice:
@@ -117,13 +119,13 @@ def consumed_samples(run: Run) -> Samples:
     """The samples of all data-parallel workers; raises ``CannotTell`` where fewer than two left any."""
     ranks = several_workers(run)
     steps_R, ranks_R, lengths_R, digests = run.flat("sample_digests", ranks=ranks)
-    begins_R, some_R = np.cumsum(lengths_R) - lengths_R, lengths_R > 0
-    steps_R, ranks_R, lengths_R, begins_R = (of_R[some_R] for of_R in (steps_R, ranks_R, lengths_R, begins_R))
-    left = len(np.unique(ranks_R))
-    if left < 2:
-        raise CannotTell(f"sample digests of two workers are needed, and {left} left some")
+    begins_R, filled_R = np.cumsum(lengths_R) - lengths_R, lengths_R > 0
+    steps_R, ranks_R, lengths_R, begins_R = (of_R[filled_R] for of_R in (steps_R, ranks_R, lengths_R, begins_R))
+    num_workers = len(np.unique(ranks_R))
+    if num_workers < 2:
+        raise CannotTell(f"sample digests of two workers are needed, and {num_workers} left some")
     workers_R = np.searchsorted(ranks, ranks_R)
-    block_TN, known = _blocks(run, ranks)
+    block_TN, blocks_known = _blocks(run, ranks)
     blocks_R = block_TN[np.searchsorted(run.steps, steps_R), workers_R]
     starts_R = np.searchsorted(run.restarts, steps_R, side="right")
     order_R = np.lexsort((workers_R, steps_R, blocks_R))
@@ -139,40 +141,41 @@ def consumed_samples(run: Run) -> Samples:
         worker=np.repeat(workers_R[order_R], lengths_R),
         position=position,
         block=np.repeat(block.astype(np.int64), lengths_R),
-        block_known=known,
+        block_known=blocks_known,
         cut=frozenset(np.flatnonzero(np.diff(start_of_block)).tolist()),
     )
-    return _once(samples, run.manifest.pieces) if run.manifest.pieces else samples
+    return _keep_first_piece(samples, run.manifest.pieces) if run.manifest.pieces else samples
 
 
-def _once(samples: Samples, pieces: Sequence[Sequence[int]]) -> Samples:
+def _keep_first_piece(samples: Samples, pieces: Sequence[Sequence[int]]) -> Samples:
     """``samples`` without those of all ranks but the first piece's, where ranks with other ``pieces`` of the same
     sequences were given whole ones, so that they read the same on purpose: each of them more than half of its first
     steps' samples.
     """
     is_first_N = np.isin(samples.ranks, pieces[0])
-    looked = np.flatnonzero(samples.step <= samples.step[0] + _STEPS_LOOKED_AT)
-    group, worker = first_equal(samples.step[looked] - samples.step[0], samples.digest[looked]), samples.worker[looked]
+    slots = np.flatnonzero(samples.step <= samples.step[0] + _NUM_FIRST_STEPS)
+    group = first_equal(samples.step[slots] - samples.step[0], samples.digest[slots])
+    worker = samples.worker[slots]
     shared = np.isin(group, group[is_first_N[worker]])
-    all_N, shared_N = (np.bincount(worker, each, minlength=len(is_first_N)) for each in (None, shared))
+    all_N, shared_N = (np.bincount(worker, weights, minlength=len(is_first_N)) for weights in (None, shared))
     if not np.all(2 * shared_N[~is_first_N] > all_N[~is_first_N]):
         return samples
-    kept = is_first_N[samples.worker]
-    of = {name: getattr(samples, name)[kept] for name in ("digest", "step", "worker", "position", "block")}
-    return replace(samples, **of)
+    in_first_piece = is_first_N[samples.worker]
+    arrays = {name: getattr(samples, name)[in_first_piece] for name in _ARRAYS}
+    return replace(samples, **arrays)
 
 
-def share_in_common(samples: Samples, one: int, other: int, *, first: int, last: int) -> float | None:
-    """The fraction of the samples that worker ``one`` consumed from step ``first`` to ``last`` of which ``other``
-    consumed an equal one in the same step; None where either left none.
+def common_share(samples: Samples, worker_a: int, worker_b: int, *, first: int, last: int) -> float | None:
+    """Fraction of the samples that ``worker_a`` consumed from step ``first`` to ``last`` of which ``worker_b`` consumed
+    an equal one in the same step; None where either left none.
     """
-    within = (samples.step >= first) & (samples.step <= last)
-    mine, theirs = (np.flatnonzero(within & (samples.worker == worker)) for worker in (one, other))
-    if not len(mine) or not len(theirs):
+    in_steps = (samples.step >= first) & (samples.step <= last)
+    slots_a, slots_b = (np.flatnonzero(in_steps & (samples.worker == worker)) for worker in (worker_a, worker_b))
+    if not len(slots_a) or not len(slots_b):
         return None
-    both = np.concatenate([mine, theirs])
-    group = first_equal(samples.step[both], samples.digest[both])
-    return float(np.isin(group[: len(mine)], group[len(mine) :]).mean())
+    slots = np.concatenate([slots_a, slots_b])
+    group = first_equal(samples.step[slots], samples.digest[slots])
+    return float(np.isin(group[: len(slots_a)], group[len(slots_a) :]).mean())
 
 
 def first_equal(block: Ints, digest: NDArray[np.uint64]) -> Ints:
@@ -182,26 +185,26 @@ def first_equal(block: Ints, digest: NDArray[np.uint64]) -> Ints:
 
 
 def first_within(block: Ints, anywhere: Ints) -> Ints:
-    """[n] the same, where ``anywhere`` is the first slot of equal digest in any block."""
+    """[n] for each slot the index of the first slot of equal block and digest; ``anywhere`` is that of any block."""
     first = np.arange(len(anywhere))
-    several = repeated_slots(anywhere)
-    first[several] = several[_first_of(block[several] * len(block) + anywhere[several])]
+    repeated = repeated_slots(anywhere)
+    first[repeated] = repeated[_first_of(block[repeated] * len(block) + anywhere[repeated])]
     return first
 
 
 def repeated_slots(anywhere: Ints) -> Ints:
     """The slots, ascending, whose digest another slot holds too: few, as a rule, so that sorting them costs little."""
-    again = np.flatnonzero(anywhere != np.arange(len(anywhere)))
-    several = np.zeros(len(anywhere), dtype=bool)
-    several[again] = several[anywhere[again]] = True
-    return np.flatnonzero(several)
+    later = np.flatnonzero(anywhere != np.arange(len(anywhere)))
+    is_repeated = np.zeros(len(anywhere), dtype=bool)
+    is_repeated[later] = is_repeated[anywhere[later]] = True
+    return np.flatnonzero(is_repeated)
 
 
 def _first_of(key: NDArray[Any]) -> Ints:
     """[n] for each slot the index of the first slot of equal key."""
     first = np.arange(len(key))
-    several = _not_unique(key)
-    order = several[np.argsort(key[several])]  # need not be stable, and is several times as fast as one that is
+    repeated = _repeated_keys(key)
+    order = repeated[np.argsort(key[repeated])]  # need not be stable, and is several times as fast as one that is
     if len(order):
         opens = np.ones(len(order), dtype=bool)
         opens[1:] = key[order][1:] != key[order][:-1]
@@ -209,7 +212,7 @@ def _first_of(key: NDArray[Any]) -> Ints:
     return first
 
 
-def _not_unique(key: NDArray[Any]) -> Ints:
+def _repeated_keys(key: NDArray[Any]) -> Ints:
     """The slots whose key is not the only one; all of them where that is most. Sorting values takes a fraction of the
     time that sorting slots by them does.
     """
@@ -222,19 +225,19 @@ def _not_unique(key: NDArray[Any]) -> Ints:
     return np.flatnonzero(twice[np.minimum(np.searchsorted(twice, key), len(twice) - 1)] == key)
 
 
-def not_repeated_before(
+def not_repeated_in_earlier(
     stretch: Ints, first: Ints, digest: NDArray[np.uint64], slots: Ints | slice = slice(None)
 ) -> Bools:
-    """[slots] whether no stretch before the slot's own holds its digest twice; ``first`` is ``first_equal`` of the
+    """[slots] True where no stretch before the slot's own holds its digest twice; ``first`` is ``first_equal`` of the
     two.
     """
     repeated = np.flatnonzero(first != np.arange(len(first)))
     digests, where = np.unique(digest[repeated], return_index=True)
-    digest, own = digest[slots], stretch[slots]
+    digest, own_stretch = digest[slots], stretch[slots]
     if not len(digests):
         return np.ones(len(digest), dtype=bool)
-    place = np.minimum(np.searchsorted(digests, digest), len(digests) - 1)
-    return (digests[place] != digest) | (own <= stretch[repeated][where][place])
+    position = np.minimum(np.searchsorted(digests, digest), len(digests) - 1)
+    return (digests[position] != digest) | (own_stretch <= stretch[repeated][where][position])
 
 
 def stretch_bounds(*keys: Ints) -> tuple[Ints, Ints]:
@@ -257,7 +260,7 @@ class Tally:
         self._width = int(slot.max()) + 2 if len(slot) else 1
         self._keys = worker[order] * self._width + slot[order]
 
-    def between(self, low_M: Ints, high_M: Ints, worker_M: Ints | None) -> Ints:
+    def count_between(self, low_M: Ints, high_M: Ints, worker_M: Ints | None) -> Ints:
         """[M] slots s with low <= s < high, of one worker each or (None) of all."""
         if worker_M is None:
             return np.searchsorted(self._slots, high_M) - np.searchsorted(self._slots, low_M)
@@ -267,21 +270,22 @@ class Tally:
 
 
 def _blocks(run: Run, ranks: list[int]) -> tuple[Ints, bool]:
-    """Ascending block keys [T, N], and whether they are epochs. An epoch number that falls starts anew, and so does
+    """Ascending block keys [T, N], and True where they are epochs. An epoch number that falls starts anew, and so does
     every start of the job.
     """
     epoch_TN, measured_TN = run.pivot("epoch")
-    chosen = columns_of(run, ranks)
-    epoch_TN, measured_TN = epoch_TN[:, chosen], measured_TN[:, chosen]
+    columns = columns_of(run, ranks)
+    epoch_TN, measured_TN = epoch_TN[:, columns], measured_TN[:, columns]
     start_T = np.searchsorted(run.restarts, run.steps, side="right")
     if not measured_TN.any():
         return np.repeat(start_T[:, None], len(ranks), axis=1), False
     of_step_T1 = np.max(np.where(measured_TN, epoch_TN, -1.0), axis=1, keepdims=True)
-    filled_TN = np.where(measured_TN, epoch_TN, of_step_T1)
-    seen_TN = np.where(filled_TN >= 0, np.arange(len(filled_TN))[:, None], 0)
-    last_TN = np.maximum.accumulate(seen_TN, axis=0)
-    held_TN = np.take_along_axis(filled_TN, last_TN, axis=0).astype(np.int64)
-    falls_TN = np.diff(held_TN, axis=0, prepend=held_TN[:1]) < 0
+    filled_TN = np.where(measured_TN, epoch_TN, of_step_T1)  # a rank without a row is where the others are
+    row_TN = np.where(filled_TN >= 0, np.arange(len(filled_TN))[:, None], 0)
+    # a step without any epoch belongs to the one before
+    last_row_TN = np.maximum.accumulate(row_TN, axis=0)
+    block_TN = np.take_along_axis(filled_TN, last_row_TN, axis=0).astype(np.int64)
+    falls_TN = np.diff(block_TN, axis=0, prepend=block_TN[:1]) < 0
     falls_TN[1:] |= (np.diff(start_T) > 0)[:, None]
     restarts_TN = np.cumsum(falls_TN, axis=0)
-    return restarts_TN * (int(held_TN.max()) + 2) + held_TN + 1, True
+    return restarts_TN * (int(block_TN.max()) + 2) + block_TN + 1, True

@@ -19,12 +19,12 @@ from trueline.schema.errors import CannotTell
 from trueline.schema.text.words import counted
 
 COVERAGE_SHARE = 1 - TOTAL_SHARE - RANK_SHARE
-"""What ``laws/data_split/repeats_in_epoch.py`` leaves of ``ALARM_LEVEL``."""
+"""Share of ``ALARM_LEVEL`` that ``laws/data_split/repeats_in_epoch.py`` leaves."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """What was consumed of what should have been, over all workers, in the complete epoch that is block ``block``."""
+    """Samples consumed, and samples expected, over all workers in the complete epoch that is block ``block``."""
 
     consumed: int
     expected: int
@@ -35,8 +35,8 @@ class Gap:
 class Returns:
     """Samples of one epoch that came again in the next, reshuffled one: [E] each.
 
-    ``stays`` says whether the same worker had them, ``chance`` the probability of that given everything before if all
-    workers drew from one data set. ``fresh`` counts by block the samples that no earlier block held.
+    ``stays`` is True where one worker had them both times, ``chance`` is the probability of that given all before, if
+    all workers drew from one data set. ``fresh`` counts by block the samples that no earlier block held.
     """
 
     stays: Bools
@@ -45,7 +45,7 @@ class Returns:
     fresh: dict[int, int]
 
     def between_workers(self, num_workers: int) -> bool:
-        """Whether samples evidently wander between workers: nearer to one in N staying than to all of them."""
+        """True where samples evidently wander between workers: nearer to one in N staying than to all of them."""
         return bool(len(self.stays)) and float(self.stays.mean()) < (1 + 1 / num_workers) / 2
 
 
@@ -82,32 +82,32 @@ def short_epoch(samples: Samples, declared: Declared, expected: int) -> Gap | No
     return fullest if fullest is not None and fullest.consumed + largest_step(samples) <= expected else None
 
 
-def one_part_read(samples: Samples, declared: Declared) -> Gap | None:
+def gap_of_own_rows(samples: Samples, declared: Declared) -> Gap | None:
     """The first complete epoch, if every worker consumed one N-th of the rows that it said its data set has.
 
     That is right where the data set is the same on all workers, and a gap where each has rows of its own.
     """
-    return _one_part_of(samples, declared, declared.of_each("dataset_len"))
+    return _gap_of_one_part(samples, declared, declared.of_each("dataset_len"))
 
 
-def part_of_share_read(samples: Samples, declared: Declared) -> Gap | None:
+def gap_in_share(samples: Samples, declared: Declared) -> Gap | None:
     """The first complete epoch, if every worker consumed one N-th of the part that its sampler deals to it."""
     lengths, parts = declared.of_each("dataset_len"), declared.num_replicas
     if lengths is None or parts is None or parts < 2:
         return None
     shares = {rank: length // parts for rank, length in lengths.items()}
-    return _one_part_of(samples, declared, shares)
+    return _gap_of_one_part(samples, declared, shares)
 
 
-def returns_of(samples: Samples) -> Returns:
-    """What every reshuffled epoch took over from the one before, of the same start of the job."""
+def find_returns(samples: Samples) -> Returns:
+    """Samples that every reshuffled epoch took over from the one before, of the same start of the job."""
     fresh: dict[int, int] = {}
     stays, chances, blocks = [np.zeros(0, dtype=bool)], [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
     for block in range(1, samples.num_blocks):
         before, now = samples.slots_of(block - 1), samples.slots_of(block)
         if block - 1 not in samples.cut and _reshuffled(samples, before, now):
             fresh[block] = int(np.count_nonzero(samples.first_in_run[now] >= now.start))
-            stay, chance = _taken_over(samples, before, now)
+            stay, chance = _stays_and_chances(samples, before, now)
             stays.append(stay)
             chances.append(chance)
             blocks.append(np.full(len(stay), block, dtype=np.int64))
@@ -115,13 +115,13 @@ def returns_of(samples: Samples) -> Returns:
 
 
 def fresh_after_complete(samples: Samples, declared: Declared, returns: Returns) -> int | None:
-    """How many fresh samples an epoch brought though the one before was complete, beyond what ``drop_last`` leaves
-    over.
+    """Number of fresh samples that an epoch brought though the one before was complete, beyond what ``drop_last``
+    leaves over; None where it is none.
     """
     complete = set(complete_blocks(samples, declared))
     counts = [count for block, count in returns.fresh.items() if block - 1 in complete]
-    most = max(counts, default=0)
-    return most if most > largest_step(samples) else None
+    largest = max(counts, default=0)
+    return largest if largest > largest_step(samples) else None
 
 
 def log_e_of_staying(returns: Returns) -> float | None:
@@ -131,13 +131,13 @@ def log_e_of_staying(returns: Returns) -> float | None:
     held once is equally likely to be the next to come again (``checks/samples/shard_overlap.py``): the largest value of
     the test martingale of that.
     """
-    ones = np.ones(len(returns.stays), dtype=np.int64)
-    log_e = float(log_e_process(returns.stays.astype(np.int64), ones, returns.chance, returns.block).max(initial=0.0))
+    trials = np.ones(len(returns.stays), dtype=np.int64)
+    log_e = float(log_e_process(returns.stays.astype(np.int64), trials, returns.chance, returns.block).max(initial=0.0))
     return log_e if log_e >= math.log(1 / (ALARM_LEVEL * COVERAGE_SHARE)) else None
 
 
 def draws_with_replacement(samples: Samples, declared: Declared) -> bool:
-    """Whether workers repeat samples within an epoch as often as drawing with replacement would, and not never.
+    """True where workers repeat samples within an epoch as often as drawing with replacement would, and not never.
 
     n draws of L rows give about n (n - 1)/(2 L) repeats; the nearer of that and none decides.
     """
@@ -153,8 +153,8 @@ def draws_with_replacement(samples: Samples, declared: Declared) -> bool:
 
 def require_returns(samples: Samples) -> None:
     """Raise ``CannotTell`` where later epochs hold no sample of earlier ones: digests then tell nothing."""
-    known = samples.num_blocks > 1 and samples.block_known
-    if known and np.all(samples.block[samples.first_in_run] == samples.block):
+    has_epochs = samples.num_blocks > 1 and samples.block_known
+    if has_epochs and np.all(samples.block[samples.first_in_run] == samples.block):
         raise CannotTell(
             f"none of the samples came again in {counted(samples.num_blocks, 'epoch')}: they are changed on the fly or "
             "streamed, and digests do not show who consumed which",
@@ -163,7 +163,7 @@ def require_returns(samples: Samples) -> None:
 
 
 def rows_are_distinct(samples: Samples, dataset_len: int) -> bool:
-    """Whether the Run consumed exactly as many distinct samples as the data set has rows, and more samples than that.
+    """True where the Run consumed as many distinct samples as the data set has rows, and more samples than that.
 
     Then, by the pigeonhole principle, no two rows are equal, and none was changed on the fly.
     """
@@ -171,11 +171,11 @@ def rows_are_distinct(samples: Samples, dataset_len: int) -> bool:
 
 
 def _size(samples: Samples, block: int) -> int:
-    where = samples.slots_of(block)
-    return where.stop - where.start
+    slots = samples.slots_of(block)
+    return slots.stop - slots.start
 
 
-def _one_part_of(samples: Samples, declared: Declared, whole: dict[int, int] | None) -> Gap | None:
+def _gap_of_one_part(samples: Samples, declared: Declared, whole: dict[int, int] | None) -> Gap | None:
     """The first complete epoch, if in all of them every worker consumed one N-th of its ``whole``.
 
     To within a step, and nearer to one N-th than to the whole.
@@ -196,7 +196,7 @@ def _one_part_of(samples: Samples, declared: Declared, whole: dict[int, int] | N
 
 
 def _is_as_long_as_declared(samples: Samples, declared: Declared) -> bool:
-    """Whether each worker consumed, in the first block, its sampler's share of its data set, up to one incomplete
+    """True where each worker consumed, in the first block, its sampler's share of its data set, up to one incomplete
     batch.
     """
     lengths, batch_sizes = declared.of_each("dataset_len"), declared.of_each("batch_size")
@@ -210,38 +210,38 @@ def _is_as_long_as_declared(samples: Samples, declared: Declared) -> bool:
     )
 
 
-def _taken_over(samples: Samples, before: slice, now: slice) -> tuple[Bools, Floats]:
-    """Of the samples that ``before`` held once and ``now`` holds again: same worker [E], and the chance of that
-    [E].
+def _stays_and_chances(samples: Samples, before: slice, now: slice) -> tuple[Bools, Floats]:
+    """Samples that ``before`` held once and ``now`` holds again: True where the worker is the old one [E], and the
+    chance of that [E].
     """
     digests, first, counts = np.unique(samples.digest[before], return_index=True, return_counts=True)
     digests, home = digests[counts == 1], samples.worker[before][first[counts == 1]]
     if not len(digests):
         return np.zeros(0, dtype=bool), np.zeros(0)
     arriving: Ints = _first_slots(samples)[now].nonzero()[0] + int(now.start)
-    place = np.minimum(np.searchsorted(digests, samples.digest[arriving]), len(digests) - 1)
-    known = digests[place] == samples.digest[arriving]
-    worker_E, home_E = samples.worker[arriving[known]], home[place[known]]
+    position = np.minimum(np.searchsorted(digests, samples.digest[arriving]), len(digests) - 1)
+    in_before = digests[position] == samples.digest[arriving]
+    worker_E, home_E = samples.worker[arriving[in_before]], home[position[in_before]]
     order_E = np.arange(len(worker_E))
-    gone_E = Tally(home_E, order_E).between(np.zeros_like(order_E), order_E, worker_E)
+    gone_E = Tally(home_E, order_E).count_between(np.zeros_like(order_E), order_E, worker_E)
     left_E = np.bincount(home, minlength=len(samples.ranks))[worker_E] - gone_E
     return home_E == worker_E, left_E / (len(digests) - order_E)
 
 
 def _first_slots(samples: Samples) -> Bools:
-    """[n] whether the slot is the first of its block with its digest."""
+    """[n] slots that are the first of their block with their digest."""
     return samples.first == np.arange(len(samples))
 
 
 def _reshuffled(samples: Samples, before: slice, now: slice) -> bool:
-    """Whether no worker starts the epoch as it started the one before."""
+    """True where no worker starts the epoch as it started the one before."""
     for worker in range(len(samples.ranks)):
-        old, new = (_start_of(samples, part, worker) for part in (before, now))
+        old, new = (_first_batch(samples, block, worker) for block in (before, now))
         if len(old) and np.array_equal(old, new):
             return False
     return True
 
 
-def _start_of(samples: Samples, part: slice, worker: int) -> np.ndarray:
-    stop = int(samples.step_end[part.start])
-    return samples.digest[part.start : stop][samples.worker[part.start : stop] == worker]
+def _first_batch(samples: Samples, block: slice, worker: int) -> np.ndarray:
+    stop = int(samples.step_end[block.start])
+    return samples.digest[block.start : stop][samples.worker[block.start : stop] == worker]

@@ -82,7 +82,7 @@ from trueline.judge.series.declared_sampling import ONE_SPLIT, SPLIT_STREAM, Dec
 from trueline.judge.stats.tails import ALARM_LEVEL, probability
 from trueline.laws.data_split.consumed import Samples, consumed_samples
 from trueline.laws.data_split.fresh import FreshSamples
-from trueline.laws.data_split.repeats_in_step import Duplicates, find_duplicates, judged_slots, shared_in_step
+from trueline.laws.data_split.repeats_in_step import Duplicates, comparable_slots, find_duplicates, shared_slots
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.site import Site
@@ -107,92 +107,97 @@ SEEDED_AGAIN = (
 
 
 def check(run: Run) -> list[Finding]:
-    """The Finding of all workers that consume what others consume in the same step; raises ``CannotTell``."""
+    """Finding on all workers that consume samples of others in the same step; raises ``CannotTell``."""
     samples = consumed_samples(run)
-    if not judged_slots(samples).any():
+    if not comparable_slots(samples).any():
         raise CannotTell(
             "every epoch is a single step long, where padding repeats samples on other workers by design",
             reason="undecidable",
         )
-    found = find_duplicates(samples)
-    if found is None:
+    duplicates = find_duplicates(samples)
+    if duplicates is None:
         return []
-    if found.chance > FEW_SAMPLES:
+    if duplicates.chance > FEW_SAMPLES:
         raise CannotTell(
-            f"there are so few different samples that workers share {found.chance:.0%} of them by chance",
+            f"there are so few different samples that workers share {duplicates.chance:.0%} of them by chance",
             reason="undecidable",
         )
-    alone = _work_alone(run, samples.ranks, found.step_first, found.step_last)
-    return [_finding(samples, found, declared_sampling(run.env, samples.ranks), alone=alone)]
+    alone = _exchange_nothing(run, samples.ranks, duplicates.step_first, duplicates.step_last)
+    return [_finding(samples, duplicates, declared_sampling(run.env, samples.ranks), alone=alone)]
 
 
-def _work_alone(run: Run, ranks: Sequence[int], first: int, last: int) -> bool:
-    """Whether the script, which reduces by hand, started no collective of these ranks from ``first`` to ``last``."""
-    between = (run.steps >= first) & (run.steps <= last)
+def _exchange_nothing(run: Run, ranks: Sequence[int], first: int, last: int) -> bool:
+    """True where the script, which reduces by hand, started no collective of these ranks from ``first`` to ``last``."""
+    in_steps = (run.steps >= first) & (run.steps <= last)
     started_TN, measured_TN = numbers(run, "passes", ranks)
-    count_TN = np.where(measured_TN, started_TN, 0.0)[between]
+    count_TN = np.where(measured_TN, started_TN, 0.0)[in_steps]
     if any(env.talks_in_forward for env in run.env.values()):  # in groups that are not all of them
         return False
     return run.manifest.adapter == "manual" and len(count_TN) > 1 and not np.any(count_TN != count_TN[0])
 
 
-def _finding(samples: Samples, found: Duplicates, declared: Declared, *, alone: bool) -> Finding:
-    groups = [[samples.ranks[worker] for worker in group] for group in found.groups]
+def _finding(samples: Samples, duplicates: Duplicates, declared: Declared, *, alone: bool) -> Finding:
+    groups = [[samples.ranks[worker] for worker in group] for group in duplicates.groups]
     ranks = sorted(rank for group in groups for rank in group)
     in_part = len(groups[0]) < len(samples.ranks)
-    share = found.shared / found.consumed
+    share = duplicates.shared / duplicates.consumed
     by_design = declared.splits_one_data_set and declared.in_file_order
-    who = listed([ranks_text(group) for group in groups])
-    where = ", each at the same position of its batch," if found.same_position else ""
-    what = "consumed the same samples" if share == 1 else f"shared {share:.1%} of their samples{where}"
-    together = ", and exchanged nothing with each other: each does all of the work by itself" if alone else ""
-    again = f" {found.kept} samples of other steps came again, all at their old position." if found.kept else ""
+    ranks_clause = listed([ranks_text(group) for group in groups])
+    where = ", each at the same position of its batch," if duplicates.same_position else ""
+    predicate = "consumed the same samples" if share == 1 else f"shared {share:.1%} of their samples{where}"
+    alone_clause = ", and exchanged nothing with each other: each does all of the work by itself" if alone else ""
+    again_clause = (
+        f" {duplicates.num_at_old_position} samples of other steps came again, all at their old position."
+        if duplicates.num_at_old_position
+        else ""
+    )
     return Finding(
         code=CODE,
         severity="info" if alone else "warning" if by_design else "error",
-        claim=f"{capitalized(who)} {what} at {_steps(samples, found)}{together}.{again}",
+        claim=f"{capitalized(ranks_clause)} {predicate} at {_steps_clause(samples, duplicates)}{alone_clause}."
+        f"{again_clause}",
         ranks=tuple(ranks),
-        step_first=found.step_first,
-        step_last=found.step_last,
-        sites=_sites(samples, found),
+        step_first=duplicates.step_first,
+        step_last=duplicates.step_last,
+        sites=_sites(samples, duplicates),
         measured=share,
-        expected=found.chance,
+        expected=duplicates.chance,
         unit="fraction of samples shared",
         false_alarm_rate=None if by_design else ALARM_LEVEL,
         evidence={
-            "kind": _kind(found, share, in_part=in_part),
+            "kind": _kind(duplicates, share, in_part=in_part),
             "groups": groups,
-            "samples_shared": found.shared,
-            "samples_consumed": found.consumed,
-            "chance_bound": probability(-found.log_e),
+            "samples_shared": duplicates.shared,
+            "samples_consumed": duplicates.consumed,
+            "chance_bound": probability(-duplicates.log_e),
         },
         next=(SEEDED_AGAIN,)
-        if found.kept
+        if duplicates.num_at_old_position
         else _same_part(groups)
         if in_part
         else _advice(declared, few=share < MOSTLY_SHARED),
     )
 
 
-def _kind(found: Duplicates, share: float, *, in_part: bool) -> str:
-    if found.kept:
+def _kind(duplicates: Duplicates, share: float, *, in_part: bool) -> str:
+    if duplicates.num_at_old_position:
         return "positions-kept"
     return "some-ranks" if in_part else "same-samples" if share >= MOSTLY_SHARED else "few"
 
 
-def _steps(samples: Samples, found: Duplicates) -> str:
+def _steps_clause(samples: Samples, duplicates: Duplicates) -> str:
     steps = np.unique(samples.step)
-    between = steps[(steps >= found.step_first) & (steps <= found.step_last)]
-    if len(between) == found.num_steps:
-        return steps_text(between.tolist(), among=steps.tolist())
-    return f"{found.num_steps} of the steps {found.step_first}-{found.step_last}"
+    in_steps = steps[(steps >= duplicates.step_first) & (steps <= duplicates.step_last)]
+    if len(in_steps) == duplicates.num_steps:
+        return steps_text(in_steps.tolist(), among=steps.tolist())
+    return f"{duplicates.num_steps} of the steps {duplicates.step_first}-{duplicates.step_last}"
 
 
-def _sites(samples: Samples, found: Duplicates) -> tuple[str, ...]:
-    members = np.isin(samples.worker, [worker for group in found.groups for worker in group])
-    shared = shared_in_step(samples, same_position=found.same_position) & members
-    shown = np.flatnonzero(shared & (samples.step == found.step_first))
-    order = shown[np.lexsort((samples.worker[shown], samples.position[shown]))][:MAX_SITES]
+def _sites(samples: Samples, duplicates: Duplicates) -> tuple[str, ...]:
+    members = np.isin(samples.worker, [worker for group in duplicates.groups for worker in group])
+    shared = shared_slots(samples, same_position=duplicates.same_position) & members
+    slots = np.flatnonzero(shared & (samples.step == duplicates.step_first))
+    order = slots[np.lexsort((samples.worker[slots], samples.position[slots]))][:MAX_SITES]
     return tuple(
         str(
             Site(
@@ -209,11 +214,11 @@ def _sites(samples: Samples, found: Duplicates) -> tuple[str, ...]:
 
 
 def _same_part(groups: list[list[int]]) -> tuple[str, ...]:
-    who = listed([ranks_text(group) for group in groups])
+    ranks_clause = listed([ranks_text(group) for group in groups])
     return (
-        f"{capitalized(who)} take the same part of the data: print which part (rank, shard, files) each rank's reader "
-        "is given. It should be the global rank, dist.get_rank(), of dist.get_world_size(): neither the local rank or "
-        "the node's number, nor one that was divided.",
+        f"{capitalized(ranks_clause)} take the same part of the data: print which part (rank, shard, files) each "
+        "rank's reader is given. It should be the global rank, dist.get_rank(), of dist.get_world_size(): neither the "
+        "local rank or the node's number, nor one that was divided.",
     )
 
 

@@ -38,7 +38,7 @@ Digests = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Batches:
-    """What one rank read between two starts of the job, in order: the digests of each batch (micro-batch), the step
+    """Batches that one rank read between two starts of the job, in order: the digests of each (micro-)batch, the step
     that consumed it, and its epoch (-1 where none was seen).
     """
 
@@ -46,20 +46,25 @@ class Batches:
     steps: Ints
     epochs: Ints
 
+    @property
+    def steps_of_samples(self) -> Ints:
+        """[n] the step that consumed each sample."""
+        return np.repeat(self.steps, [len(digests) for digests in self.digests])
+
     @cached_property
     def content(self) -> Ints:
-        """[C] a number that is the same for equal batches: which of the distinct ones it is, whatever the order."""
+        """[C] a number that equal batches have in common, and different ones have not."""
         if not self._equally_long:
             return np.array([hash(part.tobytes()) for part in self.digests], dtype=np.int64)
         flat_CS = np.ascontiguousarray(np.stack(self.digests))
         rows_C = flat_CS.view(np.dtype((np.void, flat_CS.itemsize * flat_CS.shape[1]))).ravel()
-        if len(np.unique(flat_CS[:, 0])) == len(flat_CS):
+        if len(np.unique(flat_CS[:, 0])) == len(flat_CS):  # no sample comes again: cheaper than comparing batches
             return np.arange(len(flat_CS))
         return np.unique(rows_C, return_inverse=True)[1].ravel().astype(np.int64)
 
     @cached_property
-    def as_before(self) -> Bools:
-        """[C - 1] whether a batch is the same as the one before it."""
+    def unchanged(self) -> Bools:
+        """[C - 1] batches that are equal to the one before."""
         if not self._equally_long:
             return np.array([np.array_equal(*pair) for pair in pairwise(self.digests)], dtype=bool)
         flat_CS = np.stack(self.digests)
@@ -67,12 +72,12 @@ class Batches:
 
     @cached_property
     def _equally_long(self) -> bool:
-        """Whether all batches have one number of samples, and some."""
+        """True where all batches have one number of samples, and some."""
         return bool(self.digests) and len(self.digests[0]) > 0 and len({*map(len, self.digests)}) == 1
 
 
 @dataclass(frozen=True)
-class Again:
+class RegularRepeat:
     """Batches come ``times`` times, each ``lag`` batches after the time before, from step ``first`` to ``last``:
     ``repeated`` of ``batches`` are repeats. ``within_steps`` says that no two steps share a batch.
     """
@@ -87,7 +92,7 @@ class Again:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldBatch:
     """One batch at all of ``batches`` steps from ``first`` to ``last``, within one epoch, or ``anew``: the loader was
     begun again for each.
     """
@@ -99,9 +104,9 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Resumed:
-    """From step ``first`` on, where the job was started again, ``samples`` are those that the rank had read from step
-    ``like`` on, in the same order, up to step ``last``.
+class Reread:
+    """Stretch from step ``first``, where the job was started again, to ``last``: the rank had read its ``samples`` from
+    step ``like`` on, in that order.
     """
 
     first: int
@@ -110,76 +115,78 @@ class Resumed:
     samples: int
 
 
-def batches_of(run: Run, ranks: Sequence[int]) -> dict[int, list[Batches]]:
-    """What each of ``ranks`` read, one entry for each start of the job that left digests; ranks without any are left
+def read_batches(run: Run, ranks: Sequence[int]) -> dict[int, list[Batches]]:
+    """Batches of each of ``ranks``, one entry for each start of the job that left digests; ranks without any are left
     out.
     """
     steps_R, ranks_R, lengths_R, values = run.flat("sample_digests", ranks=ranks)
     order = np.argsort(ranks_R, kind="stable")
     ends_R = np.cumsum(lengths_R)
-    (epoch_TN, seen_TN), (micro_TN, _) = run.pivot("epoch"), run.pivot("num_micro")
+    (epoch_TN, has_epoch_TN), (micro_TN, _) = run.pivot("epoch"), run.pivot("num_micro")
     columns = dict(zip(run.ranks, range(len(run.ranks)), strict=True))
-    found: dict[int, list[Batches]] = {}
-    for own in np.split(order, np.flatnonzero(np.diff(ranks_R[order])) + 1) if len(order) else ():
-        column, own = columns[rank := int(ranks_R[own[0]])], own[lengths_R[own] > 0]
-        rows = [values[end - length : end] for end, length in zip(ends_R[own], lengths_R[own], strict=True)]
-        steps_C = steps_R[own].astype(np.int64)
-        at_C = np.searchsorted(run.steps, steps_C)
-        epochs_C = np.where(seen_TN[at_C, column], np.nan_to_num(epoch_TN[at_C, column]), -1).astype(np.int64)
-        if batches := _batches(run, rows, steps_C, epochs_C, micro_TN[at_C, column]):
-            found[rank] = batches
-    return found
+    batches_of_rank: dict[int, list[Batches]] = {}
+    for indices in np.split(order, np.flatnonzero(np.diff(ranks_R[order])) + 1) if len(order) else ():
+        rank = int(ranks_R[indices[0]])
+        column, indices = columns[rank], indices[lengths_R[indices] > 0]
+        rows = [values[end - length : end] for end, length in zip(ends_R[indices], lengths_R[indices], strict=True)]
+        steps_C = steps_R[indices].astype(np.int64)
+        row_C = np.searchsorted(run.steps, steps_C)
+        epochs_C = np.where(has_epoch_TN[row_C, column], np.nan_to_num(epoch_TN[row_C, column]), -1).astype(np.int64)
+        if batches := _split_rows(run, rows, steps_C, epochs_C, micro_TN[row_C, column]):
+            batches_of_rank[rank] = batches
+    return batches_of_rank
 
 
-def _batches(run: Run, rows: Sequence[Digests], steps_C: Ints, epochs_C: Ints, micro_C: Floats) -> list[Batches]:
-    """What one rank read, by the ``rows`` of its steps, ascending."""
-    found: list[Batches] = []
+def _split_rows(run: Run, rows: Sequence[Digests], steps_C: Ints, epochs_C: Ints, micro_C: Floats) -> list[Batches]:
+    """Batches of one rank for each start of the job, from the ``rows`` of its steps, ascending."""
+    batches: list[Batches] = []
     sizes_C = np.array([len(row) for row in rows], dtype=np.int64)
     with np.errstate(invalid="ignore", divide="ignore"):
+        # a step that does not divide into its micro-batches stays one batch
         splits_C = (micro_C > 1) & (np.mod(sizes_C, micro_C) == 0)
     counts_C = np.where(splits_C, micro_C, 1).astype(np.int64)
     bounds = [0, *np.searchsorted(steps_C, run.restarts).tolist(), len(steps_C)]
     for begin, end in pairwise(bounds):
         parts = rows[begin:end]
         if splits_C[begin:end].any():
-            counted = zip(parts, counts_C[begin:end].tolist(), strict=True)
-            parts = [part for row, count in counted for part in (np.split(row, count) if count > 1 else [row])]
+            counted_rows = zip(parts, counts_C[begin:end].tolist(), strict=True)
+            parts = [part for row, count in counted_rows for part in (np.split(row, count) if count > 1 else [row])]
         if parts:
-            steps, epochs = (np.repeat(each[begin:end], counts_C[begin:end]) for each in (steps_C, epochs_C))
-            found.append(Batches(tuple(parts), steps, epochs))
-    return found
+            steps, epochs = (np.repeat(values_C[begin:end], counts_C[begin:end]) for values_C in (steps_C, epochs_C))
+            batches.append(Batches(tuple(parts), steps, epochs))
+    return batches
 
 
-def again_of(batches: Batches, *, tests: int) -> Again | None:
+def find_regular_repeat(batches: Batches, *, tests: int) -> RegularRepeat | None:
     """The lag at which batches come again and again within an epoch, or None; ``tests`` share the level."""
     classes = _classes(batches)
-    found = [_at_lag(batches, classes, lag, tests=tests * MOST_LAG) for lag in range(1, MOST_LAG + 1)]
-    return max((one for one in found if one is not None), key=lambda one: one.repeated, default=None)
+    repeats = [_repeat_at_lag(batches, classes, lag, tests=tests * MOST_LAG) for lag in range(1, MOST_LAG + 1)]
+    return max((repeat for repeat in repeats if repeat is not None), key=lambda repeat: repeat.repeated, default=None)
 
 
-def held_of(batches: Batches) -> Held | None:
+def find_held_batch(batches: Batches) -> HeldBatch | None:
     """The longest stretch in which each step reads the batch of the step before, in one epoch or each in the next one;
     None where that is short, or steps accumulate. Without a loader whose epochs were seen all is one epoch.
     """
     steps, epochs = batches.steps, batches.epochs
     if len(np.unique(steps)) < len(steps) or (np.any(epochs < 0) and np.any(epochs >= 0)):
         return None
-    same = batches.as_before
-    found: list[Held] = []
+    unchanged = batches.unchanged
+    stretches: list[HeldBatch] = []
     for anew in (False, True):
-        ends = np.flatnonzero(~np.r_[False, same & (np.diff(epochs) == anew), False])
+        ends = np.flatnonzero(~np.r_[False, unchanged & (np.diff(epochs) == anew), False])
         longest = int(np.argmax(np.diff(ends)))
         begin, end = int(ends[longest]), int(ends[longest + 1]) - 1
         if end - begin + 1 >= _HELD_LONG:
-            found.append(Held(int(steps[begin]), int(steps[end]), end - begin + 1, anew))
-    return max(found, key=lambda one: one.batches, default=None)
+            stretches.append(HeldBatch(int(steps[begin]), int(steps[end]), end - begin + 1, anew))
+    return max(stretches, key=lambda stretch: stretch.batches, default=None)
 
 
-def changes_throughout(batches: Batches, held: Held) -> bool:
-    """Whether a rank read another batch at every step of the stretch that ``held`` is about."""
-    inside = np.flatnonzero((batches.steps >= held.first) & (batches.steps <= held.last))
-    parts = [batches.digests[place] for place in inside]
-    return len(parts) >= held.batches and not any(np.array_equal(*pair) for pair in pairwise(parts))
+def changes_every_step(batches: Batches, stretch: HeldBatch) -> bool:
+    """True where a rank read another batch at every step of the stretch."""
+    inside = np.flatnonzero((batches.steps >= stretch.first) & (batches.steps <= stretch.last))
+    parts = [batches.digests[position] for position in inside]
+    return len(parts) >= stretch.batches and not any(np.array_equal(*pair) for pair in pairwise(parts))
 
 
 @dataclass(frozen=True)
@@ -209,45 +216,45 @@ def _classes(batches: Batches) -> _Classes:
     first_E, size_E = first_E[order], size_E[order]
     begin_E, end_E = (np.searchsorted(block_C, block_C[first_E], side=side) for side in ("left", "right"))
     revealed_E = np.cumsum(size_E) - size_E
-    left_E = (end_E - begin_E) - 1 - (revealed_E - revealed_E[np.searchsorted(first_E, begin_E)])
-    chance_E = np.minimum(1.0, (size_E - 1) / np.maximum(left_E, 1))
+    unknown_E = (end_E - begin_E) - 1 - (revealed_E - revealed_E[np.searchsorted(first_E, begin_E)])
+    chance_E = np.minimum(1.0, (size_E - 1) / np.maximum(unknown_E, 1))
     return _Classes(key_C, content_C, block_C[first_E], first_E, size_E, end_E, chance_E)
 
 
-def _at_lag(batches: Batches, classes: _Classes, lag: int, *, tests: int) -> Again | None:
-    """The same for one lag."""
+def _repeat_at_lag(batches: Batches, classes: _Classes, lag: int, *, tests: int) -> RegularRepeat | None:
+    """Repeats at one lag, or None."""
     first_E, key_C = classes.first, classes.key
     hits_E = np.zeros(len(first_E), dtype=np.int64)
     for j in range(1, int(classes.size.max())):
         at_E = first_E + j * lag
-        known = np.flatnonzero((j < classes.size) & (at_E < classes.end))
-        if not len(known):
+        inside = np.flatnonzero((j < classes.size) & (at_E < classes.end))
+        if not len(inside):
             break
-        hits_E[known] += key_C[at_E[known]] == key_C[first_E[known]]
-    several = np.flatnonzero(classes.size > 1)
-    test = hits_E[several], classes.size[several] - 1, classes.chance[several]
-    log_e = log_e_process(*test, classes.block[several])
+        hits_E[inside] += key_C[at_E[inside]] == key_C[first_E[inside]]
+    repeated = np.flatnonzero(classes.size > 1)
+    test = hits_E[repeated], classes.size[repeated] - 1, classes.chance[repeated]
+    log_e = log_e_process(*test, classes.block[repeated])
     if not len(log_e) or log_e.max() < math.log(tests / ALARM_LEVEL):
         return None
     start = evidence_start(log_likelihood_steps(*test), int(np.argmax(log_e)))
-    return _described(batches, classes, hits_E, lag, int(first_E[several[start]]))
+    return _describe_repeat(batches, classes, hits_E, lag, int(first_E[repeated[start]]))
 
 
-def _described(batches: Batches, classes: _Classes, hits_E: Ints, lag: int, start: int) -> Again | None:
-    """What repeats from batch ``start`` on, where it is regular and new batches keep coming: a small data set that is
+def _describe_repeat(batches: Batches, classes: _Classes, hits_E: Ints, lag: int, start: int) -> RegularRepeat | None:
+    """Repeats from batch ``start`` on, where they are regular and new batches keep coming: a small data set that is
     read again as a whole does not.
     """
     first_E, size_E, end_E = classes.first, classes.size, classes.end
     values, counts = np.unique(size_E[(first_E >= start) & (size_E > 1)], return_counts=True)
     times = int(values[np.argmax(counts)])
-    whole = (first_E >= start) & (first_E + (times - 1) * lag < end_E)
-    regular = whole & (size_E == times) & (hits_E == times - 1)
+    complete = (first_E >= start) & (first_E + (times - 1) * lag < end_E)
+    regular = complete & (size_E == times) & (hits_E == times - 1)
     rounds = len(np.unique(classes.content[first_E[regular]])) / lag
-    if rounds < _FEWEST_ROUNDS or np.count_nonzero(regular) < _REGULAR * np.count_nonzero(whole):
+    if rounds < _FEWEST_ROUNDS or np.count_nonzero(regular) < _REGULAR * np.count_nonzero(complete):
         return None
     firsts = first_E[regular]
     lasts = firsts + (times - 1) * lag
-    return Again(
+    return RegularRepeat(
         times=times,
         lag=lag,
         first=int(batches.steps[firsts[0]]),
@@ -258,26 +265,25 @@ def _described(batches: Batches, classes: _Classes, hits_E: Ints, lag: int, star
     )
 
 
-def resumed_of(before: Sequence[Batches], now: Batches, *, tests: int) -> Resumed | None:
-    """The stretch of what a rank had read ``before`` that it reads again from the first sample of a start on; None
+def find_reread(before: Sequence[Batches], now: Batches, *, tests: int) -> Reread | None:
+    """Stretch of the batches ``before`` that a rank reads again from the first sample of a start on; None
     where shuffling may do that, in one of ``tests``.
     """
-    old = np.concatenate([part for one in before for part in one.digests])
-    old_steps = np.concatenate([np.repeat(one.steps, [len(part) for part in one.digests]) for one in before])
-    new = np.concatenate(now.digests)
-    new_steps = np.repeat(now.steps, [len(part) for part in now.digests])
+    old = np.concatenate([part for batches in before for part in batches.digests])
+    old_steps = np.concatenate([batches.steps_of_samples for batches in before])
+    new, new_steps = np.concatenate(now.digests), now.steps_of_samples
     log_p = _log_chances(new) + math.log(len(old) * tests)
     for start in reversed(np.flatnonzero(old == new[0])[-_MOST_STARTS:].tolist()):
-        length = _common(old[start:], new)
+        length = _common_length(old[start:], new)
         if log_p[length - 1] <= math.log(ALARM_LEVEL):
-            return Resumed(int(new_steps[0]), int(new_steps[length - 1]), int(old_steps[start]), length)
+            return Reread(int(new_steps[0]), int(new_steps[length - 1]), int(old_steps[start]), length)
     return None
 
 
-def _common(one: Digests, other: Digests) -> int:
-    """How many digests are equal in a row from the first on."""
-    num = min(len(one), len(other))
-    differ = np.flatnonzero(one[:num] != other[:num])
+def _common_length(a: Digests, b: Digests) -> int:
+    """Number of digests that are equal in a row from the first on."""
+    num = min(len(a), len(b))
+    differ = np.flatnonzero(a[:num] != b[:num])
     return int(differ[0]) if len(differ) else num
 
 
@@ -288,6 +294,6 @@ def _log_chances(new: Digests) -> Floats:
     size = np.bincount(group)
     seen_before = np.empty(len(new), dtype=np.int64)
     seen_before[order] = np.arange(len(new)) - (np.cumsum(size) - size)[group]
-    whose = np.empty(len(new), dtype=np.int64)
-    whose[order] = group
-    return np.cumsum(np.log((size[whose] - seen_before) / np.arange(len(new), 0, -1)))
+    group_of = np.empty(len(new), dtype=np.int64)
+    group_of[order] = group
+    return np.cumsum(np.log((size[group_of] - seen_before) / np.arange(len(new), 0, -1)))

@@ -19,7 +19,7 @@ from trueline.laws.data_split.consumed import (
     Samples,
     consumed_samples,
     first_equal,
-    not_repeated_before,
+    not_repeated_in_earlier,
     stretch_bounds,
 )
 from trueline.schema.errors import CannotTell
@@ -33,8 +33,9 @@ class Duplicates:
 
     ``shared`` and ``consumed`` count slots of those workers over ``step_first`` to ``step_last``; ``chance`` is the
     share of slots of which chance gives another one with the same sample in the same step on another worker. With
-    ``same_position`` all of it counts samples at the same position of the step only, which tell most. ``kept`` is how
-    many samples came again in other steps if each of them did so at its position, beyond chance, else 0.
+    ``same_position`` all of it counts samples at the same position of the step only, which tell most.
+    ``num_at_old_position`` counts samples that came again in other steps if each did so at its position, beyond chance,
+    else it is 0.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -46,19 +47,19 @@ class Duplicates:
     chance: float
     log_e: float
     same_position: bool
-    kept: int
+    num_at_old_position: int
 
 
 @dataclass(frozen=True)
 class Reveal:
     """Equal samples of a stretch, in order of their first slot: [C] each.
 
-    ``first`` is the first slot of the class, ``others`` how many more slots it has, ``hits`` how many of these are
-    in the same step on another worker, ``chance`` the probability of that for each.
+    ``first`` is the first slot of the class, ``num_repeats`` the number of its further slots, ``hits`` that of those in
+    the same step on another worker, ``chance`` the probability of that for each.
     """
 
     first: Ints
-    others: Ints
+    num_repeats: Ints
     hits: Ints
     chance: Floats
     block: Ints
@@ -66,16 +67,16 @@ class Reveal:
 
     def log_e(self) -> Floats:
         """[C] natural log of the evidence against chance after each class."""
-        return log_e_process(self.hits, self.others, self.chance, self.block)
+        return log_e_process(self.hits, self.num_repeats, self.chance, self.block)
 
     def start(self, alarm: int) -> int:
         """The slot at which the evidence starts that is there after class ``alarm``."""
-        steps = log_likelihood_steps(self.hits, self.others, self.chance)
+        steps = log_likelihood_steps(self.hits, self.num_repeats, self.chance)
         return int(self.first[evidence_start(steps, alarm)])
 
 
-def judged_slots(samples: Samples) -> Bools:
-    """[n] slots that are judged: those of blocks of two steps or more.
+def comparable_slots(samples: Samples) -> Bools:
+    """[n] slots of blocks of two steps or more.
 
     Where an epoch is a single step, a sampler's padding repeats samples of that same step on other workers, by
     design.
@@ -89,32 +90,32 @@ def judged_slots(samples: Samples) -> Bools:
 @memoized
 def find_duplicates(samples: Samples) -> Duplicates | None:
     """The duplicates that alarm, or None."""
-    reveals = reveals_of(samples)
-    found = [(log_e, reveal) for reveal in reveals if len(log_e := reveal.log_e())]
-    log_e, strongest = max(found, key=lambda test: float(test[0].max()), default=(np.zeros(1), None))
+    reveals = find_reveals(samples)
+    tests = [(log_e, reveal) for reveal in reveals if len(log_e := reveal.log_e())]
+    log_e, strongest = max(tests, key=lambda test: float(test[0].max()), default=(np.zeros(1), None))
     if strongest is None or log_e.max() < math.log(len(reveals) / ALARM_LEVEL):
         return None
     start = strongest.start(int(np.argmax(log_e)))
     return _describe(samples, start, log_e=float(log_e.max()), same_position=strongest.same_position)
 
 
-def told_by_digests(run: Run, finding: Finding, ranks: Collection[int]) -> bool:
-    """Whether ``ranks`` are workers of which digests say, over some steps of a Finding, that they consumed the same
-    samples: then `duplicate-data` has said it, exactly.
+def duplicates_cover(run: Run, finding: Finding, ranks: Collection[int]) -> bool:
+    """True where ``ranks`` are workers that, by digests, consumed the same samples over some steps of a Finding: then
+    `duplicate-data` has said it, exactly.
     """
     try:
         samples = consumed_samples(run)
     except CannotTell:
         return False
-    found = find_duplicates(samples)
-    if found is None or finding.step_first is None or finding.step_last is None:
+    duplicates = find_duplicates(samples)
+    if duplicates is None or finding.step_first is None or finding.step_last is None:
         return False
-    meets = found.step_first <= finding.step_last and finding.step_first <= found.step_last
-    groups = [{samples.ranks[worker] for worker in group} for group in found.groups]
+    meets = duplicates.step_first <= finding.step_last and finding.step_first <= duplicates.step_last
+    groups = [{samples.ranks[worker] for worker in group} for group in duplicates.groups]
     return meets and any(set(ranks) <= group for group in groups)
 
 
-def reveals_of(samples: Samples) -> list[Reveal]:
+def find_reveals(samples: Samples) -> list[Reveal]:
     """The four ways to look: equal samples of a whole block, or of one step; at any, or at the same, position."""
     steps = np.cumsum(samples.step_start == np.arange(len(samples))) - 1
     return [
@@ -124,17 +125,17 @@ def reveals_of(samples: Samples) -> list[Reveal]:
     ]
 
 
-def shared_in_step(samples: Samples, *, same_position: bool) -> Bools:
-    """[n] whether another worker consumed the slot's sample in the same step; only there at ``same_position``."""
+def shared_slots(samples: Samples, *, same_position: bool) -> Bools:
+    """[n] slots whose sample another worker consumed in the same step; with ``same_position`` only there."""
     group = samples.first_in_place if same_position else samples.first_in_step
-    apart = samples.worker != samples.worker[group]
-    mixed = np.zeros(len(samples), dtype=bool)
-    mixed[group[apart]] = True
-    return mixed[group]
+    other_worker = samples.worker != samples.worker[group]
+    is_shared = np.zeros(len(samples), dtype=bool)
+    is_shared[group[other_worker]] = True
+    return is_shared[group]
 
 
 def _reveal(samples: Samples, stretch: Ints, first: Ints, *, same_position: bool) -> Reveal:
-    """How the equal samples of each stretch lie: with the ``first`` in the same step on other workers, or elsewhere.
+    """Places of the equal samples of each stretch: with the ``first`` in the same step on other workers, or elsewhere.
 
     With ``same_position`` only those at the same position of the step count.
     """
@@ -146,51 +147,52 @@ def _reveal(samples: Samples, stretch: Ints, first: Ints, *, same_position: bool
     if same_position:
         hit &= samples.position[earlier] == samples.position[later]
     classes, of_later = np.unique(earlier, return_inverse=True)
-    counts = judged_slots(samples)[classes] & not_repeated_before(stretch, first, samples.digest, classes)
-    chosen, hits = classes[counts], np.bincount(of_later[hit], minlength=len(classes))[counts]
-    start, end = (np.searchsorted(stretch, stretch[chosen], side=side) for side in ("left", "right"))
+    counts = comparable_slots(samples)[classes] & not_repeated_in_earlier(stretch, first, samples.digest, classes)
+    first_slots, hits = classes[counts], np.bincount(of_later[hit], minlength=len(classes))[counts]
+    start, end = (np.searchsorted(stretch, stretch[first_slots], side=side) for side in ("left", "right"))
     ordered = np.sort(earlier)
 
     def revealed(slots: Ints) -> Ints:
-        """How many slots are known once all classes that begin before each of ``slots`` are."""
+        """Number of slots that are known once all classes that begin before each of ``slots`` are."""
         return slots - np.searchsorted(later, slots) + np.searchsorted(ordered, slots)
 
-    left = (end - start) - 1 - (revealed(chosen) - revealed(start))
-    targets = _later_at_position(samples, chosen) if same_position else _on_later_workers(samples, chosen)
+    num_unknown = (end - start) - 1 - (revealed(first_slots) - revealed(start))
+    targets = _later_at_position(samples, first_slots) if same_position else _on_later_workers(samples, first_slots)
     return Reveal(
-        first=chosen,
-        others=np.bincount(of_later, minlength=len(classes))[counts],
+        first=first_slots,
+        num_repeats=np.bincount(of_later, minlength=len(classes))[counts],
         hits=hits,
-        chance=np.minimum(1.0, targets / np.maximum(left, 1)),
-        block=samples.block[chosen],
+        chance=np.minimum(1.0, targets / np.maximum(num_unknown, 1)),
+        block=samples.block[first_slots],
         same_position=same_position,
     )
 
 
 def _describe(samples: Samples, start: int, *, log_e: float, same_position: bool) -> Duplicates:
-    since = judged_slots(samples) & (np.arange(len(samples)) >= samples.step_start[start])
-    shared = shared_in_step(samples, same_position=same_position) & since
+    judged = comparable_slots(samples) & (np.arange(len(samples)) >= samples.step_start[start])
+    shared = shared_slots(samples, same_position=same_position) & judged
     num_workers = len(samples.ranks)
-    consumed_N = np.bincount(samples.worker[since], minlength=num_workers)
+    consumed_N = np.bincount(samples.worker[judged], minlength=num_workers)
     chance = _chance_of_sharing(samples) / (_positions(samples) if same_position else 1.0)
-    groups = _linked(samples, shared, consumed_N, chance, same_position=same_position)
+    groups = _linked_groups(samples, shared, consumed_N, chance, same_position=same_position)
+    # no pair stands out: all that share anything are one group
     groups = groups or (tuple(np.unique(samples.worker[shared]).tolist()),)
     members = np.zeros(num_workers, dtype=bool)
     members[[worker for group in groups for worker in group]] = True
-    shown = shared & members[samples.worker]
-    steps = np.unique(samples.step[shown])
-    within = since & members[samples.worker] & (samples.step >= steps[0]) & (samples.step <= steps[-1])
+    shared_by_groups = shared & members[samples.worker]
+    steps = np.unique(samples.step[shared_by_groups])
+    consumed = judged & members[samples.worker] & (samples.step >= steps[0]) & (samples.step <= steps[-1])
     return Duplicates(
         groups=groups,
         step_first=int(steps[0]),
         step_last=int(steps[-1]),
         num_steps=len(steps),
-        shared=int(np.count_nonzero(shown)),
-        consumed=int(np.count_nonzero(within)),
+        shared=int(np.count_nonzero(shared_by_groups)),
+        consumed=int(np.count_nonzero(consumed)),
         chance=chance,
         log_e=log_e,
         same_position=same_position,
-        kept=_kept(samples) if same_position else 0,
+        num_at_old_position=_num_at_old_position(samples) if same_position else 0,
     )
 
 
@@ -199,27 +201,27 @@ def _positions(samples: Samples) -> float:
     return float(np.mean(samples.step_end - samples.step_start)) / len(samples.ranks)
 
 
-def _kept(samples: Samples) -> int:
-    """How many slots hold a sample of an earlier step of their block, if each holds it at the position where it was
-    first, with a probability of at most ``ALARM_LEVEL`` by chance, and most slots hold new ones; else 0.
+def _num_at_old_position(samples: Samples) -> int:
+    """Number of slots that hold a sample of an earlier step of their block, if each holds it at its first position, by
+    chance with a probability of at most ``ALARM_LEVEL``, and most slots hold new ones; else 0.
 
     Chance puts a sample at its old position once in as many times as a step has positions. Whole batches that come
     again, as where the order of the data is fixed, keep all positions of theirs: then most slots are repeated.
     """
-    again = np.flatnonzero(samples.step_start[samples.first] != samples.step_start)
-    kept = bool(np.all(samples.position[again] == samples.position[samples.first[again]]))
-    likely = len(again) * math.log(max(_positions(samples), 1.0)) < -math.log(ALARM_LEVEL)
-    return len(again) if kept and not likely and 2 * len(again) < len(samples) else 0
+    repeats = np.flatnonzero(samples.step_start[samples.first] != samples.step_start)
+    at_old_position = bool(np.all(samples.position[repeats] == samples.position[samples.first[repeats]]))
+    likely = len(repeats) * math.log(max(_positions(samples), 1.0)) < -math.log(ALARM_LEVEL)
+    return len(repeats) if at_old_position and not likely and 2 * len(repeats) < len(samples) else 0
 
 
 def _likelier_shared(shared_K: Ints, consumed_K: Ints, chance: float) -> Bools:
-    """[K] whether a number of shared slots is likelier under the highest share of all K than under chance."""
+    """[K] numbers of shared slots that are likelier under the highest share of all K than under chance."""
     share_K = shared_K / np.maximum(consumed_K, 1)
     top, low = (float(np.clip(share, 1e-9, 1 - 1e-9)) for share in (share_K.max(initial=0), chance))
     if top <= low:
         return shared_K > 0
-    kept_K = consumed_K - shared_K
-    return shared_K * math.log(top / low) + kept_K * math.log((1 - top) / (1 - low)) > 0
+    unshared_K = consumed_K - shared_K
+    return shared_K * math.log(top / low) + unshared_K * math.log((1 - top) / (1 - low)) > 0
 
 
 def _chance_of_sharing(samples: Samples) -> float:
@@ -235,7 +237,7 @@ def _chance_of_sharing(samples: Samples) -> float:
     return min(1.0, in_step * equal / pairs) if pairs else 0.0
 
 
-def _linked(
+def _linked_groups(
     samples: Samples, shared: Bools, consumed_N: Ints, chance: float, *, same_position: bool
 ) -> tuple[tuple[int, ...], ...]:
     """Groups of workers that share samples with each other, ascending.
@@ -252,38 +254,38 @@ def _linked(
     if not linked.any():
         return ()
     pairs, counts = np.unique(np.stack([worker[:-1][linked], worker[1:][linked]]), axis=1, return_counts=True)
-    memoized = _likelier_shared(counts, consumed_N[pairs[0]], chance / max(len(samples.ranks) - 1, 1))
-    return _components(pairs[:, memoized].T.tolist())
+    likelier = _likelier_shared(counts, consumed_N[pairs[0]], chance / max(len(samples.ranks) - 1, 1))
+    return _components(pairs[:, likelier].T.tolist())
 
 
 def _components(pairs: list[list[int]]) -> tuple[tuple[int, ...], ...]:
     """Members that pairs connect, directly or through others."""
     group_of: dict[int, set[int]] = {}
-    for one, other in pairs:
-        merged = group_of.get(one, {one}) | group_of.get(other, {other})
+    for a, b in pairs:
+        merged = group_of.get(a, {a}) | group_of.get(b, {b})
         group_of.update(dict.fromkeys(merged, merged))
     return tuple(sorted({tuple(sorted(group)) for group in group_of.values()}))
 
 
-def _on_later_workers(samples: Samples, chosen: Ints) -> Ints:
+def _on_later_workers(samples: Samples, slots: Ints) -> Ints:
     """[C] slots of the same step on workers after that of each chosen slot."""
-    if not len(chosen):
-        return chosen
-    return samples.step_end[chosen] - stretch_bounds(samples.step_start, samples.worker)[1][chosen]
+    if not len(slots):
+        return slots
+    return samples.step_end[slots] - stretch_bounds(samples.step_start, samples.worker)[1][slots]
 
 
-def _later_at_position(samples: Samples, chosen: Ints) -> Ints:
+def _later_at_position(samples: Samples, slots: Ints) -> Ints:
     """[C] slots of the same step and position on workers after that of each chosen slot."""
-    if not len(chosen):
-        return chosen
+    if not len(slots):
+        return slots
     in_step = np.zeros(len(samples), dtype=bool)
-    in_step[samples.step_start[chosen]] = True
-    within = np.flatnonzero(in_step[samples.step_start])
-    worker, position, step = (each[within] for each in (samples.worker, samples.position, samples.step_start))
+    in_step[samples.step_start[slots]] = True
+    in_steps = np.flatnonzero(in_step[samples.step_start])
+    worker, position, step = (column[in_steps] for column in (samples.worker, samples.position, samples.step_start))
     order = np.lexsort((worker, position, step))
     opens = np.ones(len(order), dtype=bool)
     opens[1:] = (np.diff(position[order]) != 0) | (np.diff(step[order]) != 0)
     ends = np.append(np.flatnonzero(opens)[1:], len(order))[np.cumsum(opens) - 1]
     later = np.empty(len(order), dtype=np.int64)
     later[order] = ends - np.arange(len(order)) - 1
-    return later[np.searchsorted(within, chosen)]
+    return later[np.searchsorted(in_steps, slots)]

@@ -86,15 +86,15 @@ from trueline.judge.series.declared_sampling import SPLIT_STREAM, declared_sampl
 from trueline.judge.stats.tails import ALARM_LEVEL
 from trueline.laws.data_split.fresh import FreshSamples
 from trueline.laws.data_split.repeats_in_order import (
-    Again,
     Batches,
-    Held,
-    Resumed,
-    again_of,
-    batches_of,
-    changes_throughout,
-    held_of,
-    resumed_of,
+    HeldBatch,
+    RegularRepeat,
+    Reread,
+    changes_every_step,
+    find_held_batch,
+    find_regular_repeat,
+    find_reread,
+    read_batches,
 )
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
@@ -111,61 +111,63 @@ ACROSS_RANKS = False
 
 def check(run: Run) -> list[Finding]:
     """Findings of repeats and of restarts; raises ``CannotTell`` without digests of samples."""
-    read = batches_of(run, data_parallel_ranks(run))
-    if not read:
+    batches_of = read_batches(run, data_parallel_ranks(run))
+    if not batches_of:
         raise CannotTell("no rank left digests of its samples")
-    starts = sum(len(batches) for batches in read.values())
-    again: defaultdict[tuple[int, int], dict[int, Again]] = defaultdict(dict)
-    resumed: defaultdict[tuple[int, int], dict[int, Resumed]] = defaultdict(dict)
-    for rank, batches in read.items():
-        for one in batches:
-            found = again_of(one, tests=2 * starts)
-            if found is not None and rank not in again[found.times, found.lag]:
-                again[found.times, found.lag][rank] = found
-        for number in range(1, len(batches)):
-            back = resumed_of(batches[:number], batches[number], tests=2 * starts)
-            if back is not None and not _passed(run, rank, batches[:number], back):
-                resumed[back.first, back.like][rank] = back
-    repeats = [_repeats(run, ranks) for ranks in again.values() if ranks]
+    num_starts = sum(len(starts) for starts in batches_of.values())
+    repeats: defaultdict[tuple[int, int], dict[int, RegularRepeat]] = defaultdict(dict)
+    rereads: defaultdict[tuple[int, int], dict[int, Reread]] = defaultdict(dict)
+    for rank, starts in batches_of.items():
+        for batches in starts:
+            repeat = find_regular_repeat(batches, tests=2 * num_starts)
+            if repeat is not None and rank not in repeats[repeat.times, repeat.lag]:
+                repeats[repeat.times, repeat.lag][rank] = repeat
+        for number in range(1, len(starts)):
+            reread = find_reread(starts[:number], starts[number], tests=2 * num_starts)
+            if reread is not None and not _finished_pass(run, rank, starts[:number], reread):
+                rereads[reread.first, reread.like][rank] = reread
+    findings = [_repeat_finding(run, repeat_of) for repeat_of in repeats.values() if repeat_of]
     return [
-        *(one for one in repeats if one is not None),
-        *_held(run, read),
-        *(_restart(run, ranks) for ranks in resumed.values()),
+        *(finding for finding in findings if finding is not None),
+        *_held_findings(run, batches_of),
+        *(_reread_finding(run, reread_of) for reread_of in rereads.values()),
     ]
 
 
-def _passed(run: Run, rank: int, before: Sequence[Batches], back: Resumed) -> bool:
-    """Whether what the rank read from ``back.like`` to the restart was a whole pass over its data."""
-    steps = np.concatenate([np.repeat(one.steps, [len(part) for part in one.digests]) for one in before])
-    digests = np.concatenate([part for one in before for part in one.digests])
-    stretch = digests[steps >= back.like]
+def _finished_pass(run: Run, rank: int, before: Sequence[Batches], reread: Reread) -> bool:
+    """True where the rank read a whole pass over its data from ``reread.like`` to the restart."""
+    steps = np.concatenate([batches.steps_of_samples for batches in before])
+    digests = np.concatenate([part for batches in before for part in batches.digests])
+    stretch = digests[steps >= reread.like]
     declared = declared_sampling(run.env, [rank]).by_rank[rank]
     length, parts = declared.get("dataset_len"), declared.get("num_replicas") or 1
     if isinstance(length, int):
         batch = int(np.bincount(steps - steps[0]).max())
         return len(stretch) + batch > length // parts
-    earlier = digests[steps < back.like]
+    # without a declared length, a stretch that holds all that was ever read is a pass
+    earlier = digests[steps < reread.like]
     return bool(len(earlier)) and len(np.unique(stretch)) == len(np.unique(digests))
 
 
-def _repeats(run: Run, found: dict[int, Again]) -> Finding | None:
-    ranks = tuple(sorted(found))
+def _repeat_finding(run: Run, repeat_of: dict[int, RegularRepeat]) -> Finding | None:
+    """Finding on regular repeats by rank; None where all of them are within steps, as a loop may mean them."""
+    ranks, repeats = tuple(sorted(repeat_of)), repeat_of.values()
     declared = declared_sampling(run.env, ranks)
-    one = found[ranks[0]]
+    repeat = repeat_of[ranks[0]]
     loaders = declared.all_equal("num_workers")
-    known = all(declared.by_rank[rank] for rank in ranks)
-    by_loader = declared.is_stream and isinstance(loaders, int) and loaders > 1 and loaders % one.times == 0
-    if all(each.within_steps for each in found.values()) and not by_loader:
+    is_declared = all(declared.by_rank[rank] for rank in ranks)
+    by_loader = declared.is_stream and isinstance(loaders, int) and loaders > 1 and loaders % repeat.times == 0
+    if all(repeat.within_steps for repeat in repeats) and not by_loader:
         return None
-    how = "in a row" if one.lag == 1 else f"{one.lag} batches apart"
-    first, last = min(each.first for each in found.values()), max(each.last for each in found.values())
-    repeated, batches = (sum(getattr(each, name) for each in found.values()) for name in ("repeated", "batches"))
-    why = f", as many as its loader has workers ({loaders})" if by_loader and loaders == one.times else ""
+    how = "in a row" if repeat.lag == 1 else f"{repeat.lag} batches apart"
+    first, last = min(repeat.first for repeat in repeats), max(repeat.last for repeat in repeats)
+    repeated, batches = sum(repeat.repeated for repeat in repeats), sum(repeat.batches for repeat in repeats)
+    why = f", as many as its loader has workers ({loaders})" if by_loader and loaders == repeat.times else ""
     return Finding(
         code=CODE,
         severity="error" if by_loader else "warning",
-        claim=f"{capitalized(ranks_text(ranks))} {'reads' if len(ranks) == 1 else 'read'} each batch {one.times} times "
-        f"{how}{why}, since step {first}: {repeated:,} of {batches:,} batches are repeats.",
+        claim=f"{capitalized(ranks_text(ranks))} {'reads' if len(ranks) == 1 else 'read'} each batch {repeat.times} "
+        f"times {how}{why}, since step {first}: {repeated:,} of {batches:,} batches are repeats.",
         ranks=ranks,
         step_first=first,
         step_last=last,
@@ -175,9 +177,9 @@ def _repeats(run: Run, found: dict[int, Again]) -> Finding | None:
         unit="fraction of batches that are repeats",
         false_alarm_rate=ALARM_LEVEL,
         evidence={
-            "kind": "by-loader-workers" if by_loader else "handed-out-again" if known else "in-order",
-            "times": one.times,
-            "lag_batches": one.lag,
+            "kind": "by-loader-workers" if by_loader else "handed-out-again" if is_declared else "in-order",
+            "times": repeat.times,
+            "lag_batches": repeat.lag,
             "loader_workers": loaders,
         },
         next=(SPLIT_STREAM,)
@@ -189,31 +191,35 @@ def _repeats(run: Run, found: dict[int, Again]) -> Finding | None:
     )
 
 
-def _held(run: Run, read: Mapping[int, Sequence[Batches]]) -> list[Finding]:
-    """Ranks that hold one batch, together where it is the loader that is begun anew, else each by itself."""
-    stuck: dict[int, Held] = {}
-    anew: dict[int, Held] = {}
-    for rank, batches in read.items():
-        held = max((one for each in batches if (one := held_of(each))), key=lambda one: one.batches, default=None)
-        if held is None:
+def _held_findings(run: Run, batches_of: Mapping[int, Sequence[Batches]]) -> list[Finding]:
+    """Findings on ranks that hold one batch, together where the loader is begun anew, else each by itself."""
+    stuck: dict[int, HeldBatch] = {}
+    anew: dict[int, HeldBatch] = {}
+    for rank, starts in batches_of.items():
+        stretches = (stretch for batches in starts if (stretch := find_held_batch(batches)))
+        stretch = max(stretches, key=lambda stretch: stretch.batches, default=None)
+        if stretch is None:
             continue
-        others = (each for other in read if other != rank for each in read[other])
-        if held.anew and _shuffles_more(run, rank):
-            anew[rank] = held
-        elif not held.anew and not _labels_change(run, rank, held) and any(changes_throughout(b, held) for b in others):
-            stuck[rank] = held
-    return [_of_held(run, each) for each in (*({rank: one} for rank, one in stuck.items()), anew) if each]
+        peers = (batches for peer in batches_of if peer != rank for batches in batches_of[peer])
+        if stretch.anew and _shuffles_more(run, rank):
+            anew[rank] = stretch
+        elif stretch.anew or _labels_change(run, rank, stretch):
+            continue
+        elif any(changes_every_step(batches, stretch) for batches in peers):
+            stuck[rank] = stretch
+    groups = [*({rank: stretch} for rank, stretch in stuck.items()), anew]
+    return [_held_finding(run, held_of) for held_of in groups if held_of]
 
 
-def _labels_change(run: Run, rank: int, held: Held) -> bool:
-    """Whether the labels of the rank were seen and change meanwhile: its inputs are blank then, no batch is held."""
-    labels = run.lists("target_digests", ranks=[rank])
-    seen = {row.tobytes() for (step, _), row in labels.items() if held.first <= step <= held.last and len(row)}
-    return len(seen) > 1
+def _labels_change(run: Run, rank: int, stretch: HeldBatch) -> bool:
+    """True where the labels of the rank were seen and change meanwhile: its inputs are blank then, no batch is held."""
+    rows = run.lists("target_digests", ranks=[rank])
+    labels = {row.tobytes() for (step, _), row in rows.items() if stretch.first <= step <= stretch.last and len(row)}
+    return len(labels) > 1
 
 
 def _shuffles_more(run: Run, rank: int) -> bool:
-    """Whether the rank's loader declares to shuffle, and a part with more rows than a batch has."""
+    """True where the rank's loader declares to shuffle, and a part with more rows than a batch has."""
     facts = declared_sampling(run.env, [rank]).by_rank[rank]
     length, batch = facts.get("dataset_len"), facts.get("batch_size")
     shuffles = facts.get("shuffle") is True or facts.get("sampler") == "RandomSampler"
@@ -222,12 +228,12 @@ def _shuffles_more(run: Run, rank: int) -> bool:
     return length // (facts.get("num_replicas") or 1) > batch
 
 
-def _of_held(run: Run, found: Mapping[int, Held]) -> Finding:
-    ranks = tuple(sorted(found))
-    first, last = min(each.first for each in found.values()), max(each.last for each in found.values())
-    batches = max(each.batches for each in found.values())
-    anew = found[ranks[0]].anew
-    who, reads = capitalized(ranks_text(ranks)), "reads" if len(ranks) == 1 else "read"
+def _held_finding(run: Run, held_of: Mapping[int, HeldBatch]) -> Finding:
+    ranks, stretches = tuple(sorted(held_of)), held_of.values()
+    first, last = min(stretch.first for stretch in stretches), max(stretch.last for stretch in stretches)
+    batches = max(stretch.batches for stretch in stretches)
+    anew = held_of[ranks[0]].anew
+    subject, reads = capitalized(ranks_text(ranks)), "reads" if len(ranks) == 1 else "read"
     how = (
         f"{'begins' if len(ranks) == 1 else 'begin'} the loader again at every step and {reads} its first batch alone"
         if anew
@@ -236,7 +242,7 @@ def _of_held(run: Run, found: Mapping[int, Held]) -> Finding:
     return Finding(
         code=CODE,
         severity="warning",
-        claim=f"{who} {how}: {counted(batches, 'step')} from step {first} to {last}.",
+        claim=f"{subject} {how}: {counted(batches, 'step')} from step {first} to {last}.",
         ranks=ranks,
         step_first=first,
         step_last=last,
@@ -254,26 +260,26 @@ def _of_held(run: Run, found: Mapping[int, Held]) -> Finding:
     )
 
 
-def _restart(run: Run, found: dict[int, Resumed]) -> Finding:
-    ranks = tuple(sorted(found))
-    one = found[ranks[0]]
-    samples = sum(each.samples for each in found.values())
-    known = all(run.env[rank].data.get("dataset_len") is not None for rank in ranks if rank in run.env)
+def _reread_finding(run: Run, reread_of: dict[int, Reread]) -> Finding:
+    ranks, rereads = tuple(sorted(reread_of)), reread_of.values()
+    reread = reread_of[ranks[0]]
+    samples = sum(reread.samples for reread in rereads)
+    is_declared = all(run.env[rank].data.get("dataset_len") is not None for rank in ranks if rank in run.env)
     return Finding(
         code=CODE,
-        severity="error" if known else "warning",
-        claim=f"Since the job was started again at step {one.first}, {ranks_text(ranks)} "
-        f"{'reads' if len(ranks) == 1 else 'read'} what was read from step {one.like} on, in the same order: "
-        f"{counted(samples, 'sample')} up to step {one.last}.",
+        severity="error" if is_declared else "warning",
+        claim=f"Since the job was started again at step {reread.first}, {ranks_text(ranks)} "
+        f"{'reads' if len(ranks) == 1 else 'read'} what was read from step {reread.like} on, in the same order: "
+        f"{counted(samples, 'sample')} up to step {reread.last}.",
         ranks=ranks,
-        step_first=one.first,
-        step_last=max(each.last for each in found.values()),
-        sites=sites_of(one.first, ranks[:2], phase="batch", names=("samples",), slot="in0"),
+        step_first=reread.first,
+        step_last=max(reread.last for reread in rereads),
+        sites=sites_of(reread.first, ranks[:2], phase="batch", names=("samples",), slot="in0"),
         measured=float(samples),
         expected=0.0,
         unit="samples that are read again in the same order",
         false_alarm_rate=ALARM_LEVEL,
-        evidence={"kind": "restarted", "like_step": one.like, "restart": one.first},
+        evidence={"kind": "restarted", "like_step": reread.like, "restart": reread.first},
         next=(
             "Save the position of the data with the checkpoint and go on from it: a stateful sampler or loader "
             "(torchdata's StatefulDataLoader), or skip the batches that were read (Accelerate: skip_first_batches).",

@@ -91,17 +91,17 @@ from trueline.laws.data_split.coverage import (
     Gap,
     Returns,
     draws_with_replacement,
+    find_returns,
     fresh_after_complete,
+    gap_in_share,
+    gap_of_own_rows,
     log_e_of_staying,
-    one_part_read,
-    part_of_share_read,
     require_returns,
-    returns_of,
     rows_are_distinct,
     short_epoch,
 )
 from trueline.laws.data_split.fresh import FreshSamples
-from trueline.laws.data_split.repeats_in_epoch import Repeats, SeenOnce, find_overlap, named_workers, repeats_of
+from trueline.laws.data_split.repeats_in_epoch import Repeats, SeenOnce, find_overlap, find_repeats, workers_to_name
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.site import Site
 from trueline.schema.text.words import counted, listed, ranks_text
@@ -136,12 +136,12 @@ class _Evidence:
 def check(run: Run) -> list[Finding]:
     """Findings of overlap and of missing coverage; raises ``CannotTell`` where digests cannot tell."""
     samples = consumed_samples(run)
-    team = run.manifest.data_parallel_ranks if run.manifest.adapter else range(run.world_size)
+    expected_ranks = run.manifest.data_parallel_ranks if run.manifest.adapter else range(run.world_size)
     findings = judge(
         samples,
         declared_sampling(run.env, samples.ranks),
         dataset_size=run.manifest.plan.get("dataset_size"),
-        all_present=set(samples.ranks) == set(team),
+        all_present=set(samples.ranks) == set(expected_ranks),
     )
     if not findings:
         require_returns(samples)
@@ -155,74 +155,78 @@ def judge(
 
     Without ``all_present`` (a rank left nothing) parts of the data may be missing because of that.
     """
-    seen = SeenOnce(samples, one_data_set=declared.splits_one_data_set)
-    evidence = _Evidence(samples, declared, repeats_of(samples, seen))
-    found = [_overlap(evidence, seen), _gap(evidence, dataset_size, all_present=all_present)]
-    return [finding for finding in found if finding is not None]
+    seen_once = SeenOnce(samples, one_data_set=declared.splits_one_data_set)
+    evidence = _Evidence(samples, declared, find_repeats(samples, seen_once))
+    findings = [_overlap_finding(evidence, seen_once), _gap_finding(evidence, dataset_size, all_present=all_present)]
+    return [finding for finding in findings if finding is not None]
 
 
-def _overlap(evidence: _Evidence, seen: SeenOnce) -> Finding | None:
+def _overlap_finding(evidence: _Evidence, seen_once: SeenOnce) -> Finding | None:
     samples, declared, repeats = evidence.samples, evidence.declared, evidence.repeats
-    between = np.flatnonzero(repeats.between)
+    crossing = np.flatnonzero(repeats.across_workers)
     if odd := declared.odd_seeds():
-        return _other_seed(evidence, odd, between)
+        return _seeds_finding(evidence, odd, crossing)
     if declared.splits_one_data_set and rows_are_distinct(samples, declared.all_equal("dataset_len")):
-        # A step that accumulates over the end of an epoch holds samples of both: the outer steps prove nothing.
-        inner = ~samples.in_first_step[repeats.first[between]] & ~samples.in_last_step[repeats.slot[between]]
+        # a step that accumulates over the end of an epoch holds samples of both: the outer steps prove nothing.
+        inner = ~samples.in_first_step[repeats.first[crossing]] & ~samples.in_last_step[repeats.slot[crossing]]
         if inner.any():
-            return _contradiction(evidence, between[inner])
-    found = find_overlap(samples, seen, repeats)
-    return None if found is None else _unlikely(evidence, found.events, log_e=found.log_e)
+            return _contradiction_finding(evidence, crossing[inner])
+    overlap = find_overlap(samples, seen_once, repeats)
+    return None if overlap is None else _unlikely_finding(evidence, overlap.events, log_e=overlap.log_e)
 
 
-def _other_seed(evidence: _Evidence, odd: tuple[int, ...], between: Ints) -> Finding:
+def _seeds_finding(evidence: _Evidence, odd: tuple[int, ...], crossing: Ints) -> Finding:
     seed_of = {rank: facts["seed"] for rank, facts in evidence.declared.by_rank.items()}
     by_seed: defaultdict[Any, list[int]] = defaultdict(list)
     for rank, seed in seed_of.items():
         by_seed[seed].append(rank)
     groups = sorted(by_seed.items(), key=lambda item: (len(item[1]), item[1]))
     seeds = listed([f"{ranks_text(ranks)} with {seed}" for seed, ranks in groups])
-    twice = f"{_consumed(len(between))} by two workers" if len(between) else "No sample was consumed by two workers yet"
+    repeats_text = (
+        f"{_consumed_clause(len(crossing))} by two workers"
+        if len(crossing)
+        else "No sample was consumed by two workers yet"
+    )
     return _finding(
         evidence,
-        between,
+        crossing,
         odd,
-        severity="error" if len(between) else "warning",
-        claim=f"The samplers shuffle with different seeds, {seeds}. {twice}.",
-        measured=float(len(between)),
+        severity="error" if len(crossing) else "warning",
+        claim=f"The samplers shuffle with different seeds, {seeds}. {repeats_text}.",
+        measured=float(len(crossing)),
         expected=0.0,
         unit="samples consumed by two workers in one epoch",
         more={"kind": "seeds", "seeds": {str(rank): seed for rank, seed in seed_of.items()}},
     )
 
 
-def _contradiction(evidence: _Evidence, between: Ints) -> Finding:
+def _contradiction_finding(evidence: _Evidence, crossing: Ints) -> Finding:
     num_rows = evidence.declared.all_equal("dataset_len")
     return _finding(
         evidence,
-        between,
-        _named(evidence, between),
+        crossing,
+        _ranks_to_name(evidence, crossing),
         severity="error",
-        claim=f"{_consumed(len(between))} by two workers{_involving(evidence, between) or ','} though the samplers "
-        f"split one data set of {num_rows:,} different rows.",
-        measured=float(len(between)),
+        claim=f"{_consumed_clause(len(crossing))} by two workers{_involved_clause(evidence, crossing) or ','} though "
+        f"the samplers split one data set of {num_rows:,} different rows.",
+        measured=float(len(crossing)),
         expected=0.0,
         unit="samples consumed by two workers in one epoch",
     )
 
 
-def _unlikely(evidence: _Evidence, events: Ints, *, log_e: float) -> Finding:
+def _unlikely_finding(evidence: _Evidence, events: Ints, *, log_e: float) -> Finding:
     repeats, by_design = evidence.repeats, evidence.declared.in_file_order
-    between = events[repeats.between[events]]
+    crossing = events[repeats.across_workers[events]]
     chance = float(repeats.chance[events].mean())
     return _finding(
         evidence,
-        between,
-        _named(evidence, between),
+        crossing,
+        _ranks_to_name(evidence, crossing),
         severity="warning" if by_design else "error",
-        claim=f"{_consumed(len(between))} by two workers{_involving(evidence, between)} and "
-        f"{len(events) - len(between):,} twice by one, though chance gives {1 - chance:.0%} of repeats to one worker.",
-        measured=len(between) / len(events),
+        claim=f"{_consumed_clause(len(crossing))} by two workers{_involved_clause(evidence, crossing)} and "
+        f"{len(events) - len(crossing):,} twice by one, though chance gives {1 - chance:.0%} of repeats to one worker.",
+        measured=len(crossing) / len(events),
         expected=chance,
         unit="fraction of repeats that are between workers",
         false_alarm_rate=None if by_design else ALARM_LEVEL,
@@ -232,7 +236,7 @@ def _unlikely(evidence: _Evidence, events: Ints, *, log_e: float) -> Finding:
 
 def _finding(
     evidence: _Evidence,
-    between: Ints,
+    crossing: Ints,
     ranks: tuple[int, ...],
     *,
     severity: Severity,
@@ -244,8 +248,8 @@ def _finding(
     more: dict[str, Any] | None = None,
 ) -> Finding:
     samples, repeats = evidence.samples, evidence.repeats
-    shown = _of_ranks(evidence, between, ranks)
-    steps = samples.step[repeats.slot[shown]]
+    events = _events_of_ranks(evidence, crossing, ranks)
+    steps = samples.step[repeats.slot[events]]
     return Finding(
         code=CODE,
         severity=severity,
@@ -254,7 +258,7 @@ def _finding(
         step_first=int(steps.min()) if len(steps) else None,
         step_last=int(steps.max()) if len(steps) else None,
         sites=tuple(
-            _site(samples, int(slot)) for event in shown[:2] for slot in (repeats.first[event], repeats.slot[event])
+            _site(samples, int(slot)) for event in events[:2] for slot in (repeats.first[event], repeats.slot[event])
         ),
         measured=measured,
         expected=expected,
@@ -262,7 +266,7 @@ def _finding(
         false_alarm_rate=false_alarm_rate,
         evidence={
             "kind": "read-twice",
-            "samples_shared": len(between),
+            "samples_shared": len(crossing),
             "samples_consumed": len(samples),
             **(more or {}),
         },
@@ -276,27 +280,27 @@ def _advice(declared: Declared) -> tuple[str, ...]:
     return (SPLIT_STREAM,) if declared.is_stream else _ONE_SEED
 
 
-def _named(evidence: _Evidence, between: Ints) -> tuple[int, ...]:
-    workers = named_workers(evidence.repeats, between, len(evidence.samples.ranks))
+def _ranks_to_name(evidence: _Evidence, crossing: Ints) -> tuple[int, ...]:
+    workers = workers_to_name(evidence.repeats, crossing, len(evidence.samples.ranks))
     return tuple(evidence.samples.ranks[worker] for worker in workers)
 
 
-def _of_ranks(evidence: _Evidence, between: Ints, ranks: tuple[int, ...]) -> Ints:
-    """The repeats between workers that one of ``ranks`` took part in."""
+def _events_of_ranks(evidence: _Evidence, crossing: Ints, ranks: tuple[int, ...]) -> Ints:
+    """Repeats between workers that one of ``ranks`` took part in."""
     number = np.array(evidence.samples.ranks)
-    here, there = number[evidence.repeats.here[between]], number[evidence.repeats.there[between]]
-    return between[np.isin(here, ranks) | np.isin(there, ranks)]
+    ranks_here, ranks_there = number[evidence.repeats.worker[crossing]], number[evidence.repeats.first_worker[crossing]]
+    return crossing[np.isin(ranks_here, ranks) | np.isin(ranks_there, ranks)]
 
 
-def _involving(evidence: _Evidence, between: Ints) -> str:
-    ranks = _named(evidence, between)
-    part = len(_of_ranks(evidence, between, ranks))
+def _involved_clause(evidence: _Evidence, crossing: Ints) -> str:
+    ranks = _ranks_to_name(evidence, crossing)
+    num_involved = len(_events_of_ranks(evidence, crossing, ranks))
     if len(ranks) == len(evidence.samples.ranks):
         return ""
-    return f", {'all' if part == len(between) else f'{part:,}'} of them involving {ranks_text(ranks)},"
+    return f", {'all' if num_involved == len(crossing) else f'{num_involved:,}'} of them involving {ranks_text(ranks)},"
 
 
-def _consumed(number: int) -> str:
+def _consumed_clause(number: int) -> str:
     return f"Within an epoch {counted(number, 'sample')} {'was' if number == 1 else 'were'} consumed"
 
 
@@ -305,30 +309,30 @@ def _site(samples: Samples, slot: int) -> str:
     return str(Site(int(samples.step[slot]), 0, rank, "batch", "samples", slot=f"in{samples.position[slot]}"))
 
 
-def _gap(evidence: _Evidence, dataset_size: int | None, *, all_present: bool) -> Finding | None:
+def _gap_finding(evidence: _Evidence, dataset_size: int | None, *, all_present: bool) -> Finding | None:
     samples, declared = evidence.samples, evidence.declared
     if dataset_size is not None and (gap := short_epoch(samples, declared, dataset_size)) is not None:
-        return _missing(samples, gap, claim=_gap_claim(samples, gap, "the plan declares"), severity="error")
-    if (gap := part_of_share_read(samples, declared)) is not None:
+        return _missing_finding(samples, gap, claim=_gap_claim(samples, gap, "the plan declares"), severity="error")
+    if (gap := gap_in_share(samples, declared)) is not None:
         claim = _gap_claim(samples, gap, "the samplers deal out")
-        return _missing(samples, gap, claim=claim, severity="warning", false_alarm_rate=None)
-    returns = returns_of(samples)
+        return _missing_finding(samples, gap, claim=claim, severity="warning", false_alarm_rate=None)
+    returns = find_returns(samples)
     if returns.between_workers(len(samples.ranks)):
         return None
     parts = declared.uncovered_parts() if all_present else None
     if parts is not None:
-        return _parts_missing(samples, declared, *parts)
-    return _own_rows_in_part(evidence, returns)
+        return _unread_parts_finding(samples, declared, *parts)
+    return _own_rows_finding(evidence, returns)
 
 
-def _own_rows_in_part(evidence: _Evidence, returns: Returns) -> Finding | None:
+def _own_rows_finding(evidence: _Evidence, returns: Returns) -> Finding | None:
     samples, declared = evidence.samples, evidence.declared
-    gap = one_part_read(samples, declared)
+    gap = gap_of_own_rows(samples, declared)
     if gap is None:
         return None
     rows = declared.of_each("rows_digest")
     if rows is not None and declared.num_replicas is None and len(set(rows.values())) == len(rows):
-        return _missing(
+        return _missing_finding(
             samples,
             gap,
             severity="warning",
@@ -338,39 +342,39 @@ def _own_rows_in_part(evidence: _Evidence, returns: Returns) -> Finding | None:
     log_e, fresh = log_e_of_staying(returns), fresh_after_complete(samples, declared, returns)
     if log_e is None or fresh is None or draws_with_replacement(samples, declared):
         return None
-    stayed = f"{int(np.count_nonzero(returns.stays)):,} of {len(returns.stays):,}"
-    return _missing(
+    stayed_text = f"{int(np.count_nonzero(returns.stays)):,} of {len(returns.stays):,}"
+    return _missing_finding(
         samples,
         gap,
         severity="warning",
         false_alarm_rate=ALARM_LEVEL,
         claim=f"Every worker reads one of {len(samples.ranks)} parts of the rows that it declares, and they are rows "
-        f"of its own: {stayed} samples that came again in another order came to the worker that had "
+        f"of its own: {stayed_text} samples that came again in another order came to the worker that had "
         f"them, while an epoch brought {fresh:,} that no earlier one held.",
         more={"samples_fresh": fresh, "samples_returned": len(returns.stays), "chance_bound": probability(-log_e)},
     )
 
 
 def _gap_claim(samples: Samples, gap: Gap, source: str) -> str:
-    part = f"{gap.consumed:,} of the {gap.expected:,} samples"
-    return f"The epoch {_epoch_text(samples, gap.block)} consumed {part} that {source}."
+    share = f"{gap.consumed:,} of the {gap.expected:,} samples"
+    return f"The epoch {_epoch_text(samples, gap.block)} consumed {share} that {source}."
 
 
 def _epoch_text(samples: Samples, block: int) -> str:
-    where = samples.slots_of(block)
-    return f"of steps {samples.step[where.start]}-{samples.step[where.stop - 1]}"
+    slots = samples.slots_of(block)
+    return f"of steps {samples.step[slots.start]}-{samples.step[slots.stop - 1]}"
 
 
-def _parts_missing(samples: Samples, declared: Declared, taken: int, parts: int) -> Finding:
+def _unread_parts_finding(samples: Samples, declared: Declared, num_read: int, parts: int) -> Finding:
     rows = declared.of_each("rows_digest")
-    own = "that only some ranks hold" if rows is not None and len(set(rows.values())) > 1 else "that all ranks hold"
-    return _missing(
+    holders = "that only some ranks hold" if rows is not None and len(set(rows.values())) > 1 else "that all ranks hold"
+    return _missing_finding(
         samples,
-        Gap(taken, parts, 0),
+        Gap(num_read, parts, 0),
         severity="error",
         unit="fraction of shards that are read",
-        claim=f"The samplers split the rows {own} into {parts} parts, of which {counted(taken, 'part')} "
-        f"{'is' if taken == 1 else 'are'} read.",
+        claim=f"The samplers split the rows {holders} into {parts} parts, of which {counted(num_read, 'part')} "
+        f"{'is' if num_read == 1 else 'are'} read.",
         more={
             "kind": ["left-out", "own-rows" if rows is not None and len(set(rows.values())) > 1 else "same-part"],
             "sampler_ranks": {str(rank): facts["sampler_rank"] for rank, facts in declared.by_rank.items()},
@@ -379,7 +383,7 @@ def _parts_missing(samples: Samples, declared: Declared, taken: int, parts: int)
     )
 
 
-def _missing(
+def _missing_finding(
     samples: Samples,
     gap: Gap,
     *,
@@ -389,15 +393,15 @@ def _missing(
     false_alarm_rate: float | None = 0.0,
     more: dict[str, Any] | None = None,
 ) -> Finding:
-    where = samples.slots_of(gap.block)
+    slots = samples.slots_of(gap.block)
     return Finding(
         code=CODE,
         severity=severity,
         claim=claim,
         ranks=samples.ranks,
-        step_first=int(samples.step[where.start]),
+        step_first=int(samples.step[slots.start]),
         step_last=int(samples.step[-1]),
-        sites=(_site(samples, where.start),),
+        sites=(_site(samples, slots.start),),
         measured=gap.consumed / gap.expected,
         expected=1.0,
         unit=unit,

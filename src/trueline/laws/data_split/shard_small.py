@@ -72,7 +72,7 @@ FOLLOWS = FreshSamples()
 NEEDS: tuple[str, ...] = ("sample_digests", "epoch")
 
 TIMES_FEWER = 8
-"""How many times fewer different samples than the median rank: shards are seldom so unequal on purpose."""
+"""Factor by which a rank has fewer different samples than the median rank: shards are seldom so unequal on purpose."""
 
 
 def check(run: Run) -> list[Finding]:
@@ -80,17 +80,20 @@ def check(run: Run) -> list[Finding]:
     that is read comes again.
     """
     samples = consumed_samples(run)
-    by_rank = _of_workers(samples)
+    by_rank = _slots_by_worker(samples)
     groups = run.manifest.plan.get("worker_groups") or [samples.ranks]
-    found = [_judge(samples, by_rank, [n for n, rank in enumerate(samples.ranks) if rank in group]) for group in groups]
-    findings = [finding for finding in found if finding is not None]
+    findings = [
+        finding
+        for group in groups
+        if (finding := _judge(samples, by_rank, [n for n, rank in enumerate(samples.ranks) if rank in group]))
+    ]
     if not findings:
         require_returns(samples)
     return findings
 
 
-def _of_workers(samples: Samples) -> list[Ints]:
-    """N arrays: the slots of each worker, ascending."""
+def _slots_by_worker(samples: Samples) -> list[Ints]:
+    """N arrays of the slots of each worker, ascending."""
     order = np.argsort(samples.worker, kind="stable")
     ends = np.searchsorted(samples.worker[order], np.arange(1, len(samples.ranks)))
     return np.split(order, ends)
@@ -101,32 +104,33 @@ def _judge(samples: Samples, slots_of: Sequence[Ints], group: Sequence[int]) -> 
     if len(different) < 2:
         return None
     few = {n for n, number in different.items() if TIMES_FEWER * number <= np.median([*different.values()])}
-    small = [n for n in different if n in few and not _holds_one(samples, slots_of[n])]
-    others = [number for n, number in different.items() if n not in few]
+    # a rank that holds one batch is `sample-repeats`
+    small = [n for n in different if n in few and not _holds_one_batch(samples, slots_of[n])]
+    larger = [number for n, number in different.items() if n not in few]
     if not small:
         return None
-    log_p = max(log_chance(len(slots_of[n]), different[n], min(others)) for n in small)
+    log_p = max(log_chance(len(slots_of[n]), different[n], min(larger)) for n in small)
     if log_p + math.log(len(different)) > math.log(ALARM_LEVEL):
         return None
     ranks = tuple(samples.ranks[n] for n in small)
     slots = np.concatenate([slots_of[n] for n in small])
     first = int(samples.step[slots].min())
-    most = max(different[n] for n in small)
-    worst = min(small, key=lambda n: different[n])
-    times = len(slots_of[worst]) // different[worst]
-    low, high = min(others), max(others)
+    largest = max(different[n] for n in small)
+    smallest = min(small, key=lambda n: different[n])
+    times = len(slots_of[smallest]) // different[smallest]
+    low, high = min(larger), max(larger)
     span = f"{low:,}" if low == high else f"{low:,} to {high:,}"
     verb = "has" if len(ranks) == 1 else "have each"
     return Finding(
         code=CODE,
         severity="warning",
-        claim=f"{capitalized(ranks_text(ranks))} {verb} read {counted(most, 'different sample')}"
+        claim=f"{capitalized(ranks_text(ranks))} {verb} read {counted(largest, 'different sample')}"
         f"{' or fewer' if len(ranks) > 1 else ''}, {'up to ' if len(ranks) > 1 else ''}{times:,} times each, since "
         f"step {first}; the others read {span}.",
         ranks=ranks,
         step_first=first,
         step_last=int(samples.step[slots].max()),
-        measured=float(most),
+        measured=float(largest),
         expected=float(low),
         unit="different samples",
         false_alarm_rate=ALARM_LEVEL,
@@ -140,19 +144,19 @@ def _judge(samples: Samples, slots_of: Sequence[Ints], group: Sequence[int]) -> 
     )
 
 
-def _holds_one(samples: Samples, slots: Ints) -> bool:
-    """Whether a worker had, at most steps, the batch of the step before."""
+def _holds_one_batch(samples: Samples, slots: Ints) -> bool:
+    """True where a worker had, at most steps, the batch of the step before."""
     starts = np.flatnonzero(np.diff(samples.step[slots], prepend=-1))
-    batches = [each.tobytes() for each in np.split(samples.digest[slots], starts[1:])]
-    held = sum(one == other for one, other in pairwise(batches))
-    return 2 * held > len(batches)
+    batches = [batch.tobytes() for batch in np.split(samples.digest[slots], starts[1:])]
+    num_held = sum(batch_before == batch_after for batch_before, batch_after in pairwise(batches))
+    return 2 * num_held > len(batches)
 
 
-def log_chance(drawn: int, different: int, of: int) -> float:
-    """Natural log of an upper bound of the probability that ``drawn`` samples out of ``of`` equally likely ones, with
-    or without replacement, are among some ``different`` of them.
+def log_chance(drawn: int, different: int, population: int) -> float:
+    """Natural log of an upper bound of the probability that ``drawn`` samples out of ``population`` equally likely
+    ones, with or without replacement, are among some ``different`` of them.
     """
-    if different >= of:
+    if different >= population:
         return 0.0
-    sets = math.lgamma(of + 1) - math.lgamma(different + 1) - math.lgamma(of - different + 1)
-    return min(sets + drawn * math.log(different / of), 0.0)
+    sets = math.lgamma(population + 1) - math.lgamma(different + 1) - math.lgamma(population - different + 1)
+    return min(sets + drawn * math.log(different / population), 0.0)

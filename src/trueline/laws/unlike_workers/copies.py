@@ -20,7 +20,7 @@ from trueline.judge.stats.autocorrelation import Dependence
 from trueline.judge.stats.change_point import alarm_onset
 from trueline.judge.stats.exchangeability import Floats, Ints
 from trueline.judge.stats.memoize import memoized
-from trueline.laws.data_split.consumed import share_in_common
+from trueline.laws.data_split.consumed import common_share
 from trueline.laws.unlike_workers.comparable import (
     comparable_groups,
     compared_among,
@@ -337,7 +337,7 @@ def apart_by_digest(series: WorkerSeries, one: int, other: int, *, first: int, l
     """Whether digests say that two workers [positions] shared less than ``CLOSE`` of their samples in these steps."""
     if series.consumed is None:
         return False
-    share = share_in_common(series.consumed, one, other, first=first, last=last)
+    share = common_share(series.consumed, one, other, first=first, last=last)
     return share is not None and share < CLOSE
 
 

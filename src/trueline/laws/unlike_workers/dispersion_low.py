@@ -88,7 +88,7 @@ import numpy as np
 
 from trueline.judge.compared_ranks import Bools, Floats, sites_of
 from trueline.judge.stats.alarm_budget import AlarmBudget, alarm_budget_of
-from trueline.laws.data_split.repeats_in_step import told_by_digests
+from trueline.laws.data_split.repeats_in_step import duplicates_cover
 from trueline.laws.unlike_workers.comparable import comparable_groups
 from trueline.laws.unlike_workers.copies import (
     EQUAL_STEPS,
@@ -135,7 +135,7 @@ def check(run: Run) -> list[Finding]:
     return [
         finding
         for finding in findings
-        if finding.severity == "info" or not told_by_digests(run, finding, finding.ranks)
+        if finding.severity == "info" or not duplicates_cover(run, finding, finding.ranks)
     ]
 
 

@@ -52,7 +52,7 @@ from __future__ import annotations
 from trueline.judge.compared_ranks import data_parallel_ranks
 from trueline.judge.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.judge.stats.intervals import mean_of_workers
-from trueline.laws.data_split.repeats_in_step import told_by_digests
+from trueline.laws.data_split.repeats_in_step import duplicates_cover
 from trueline.laws.unlike_workers.comparable import comparable_groups
 from trueline.laws.unlike_workers.copies import copies_among
 from trueline.laws.unlike_workers.gradient_scale import unexplained
@@ -82,7 +82,7 @@ FOLLOWS = Quiet("direction")
 def check(run: Run) -> list[Finding]:
     """A warning for each worker whose direction stands out; raises ``CannotTell`` without cosines to compare."""
     found = judge(series_of(run), alarm_budget_of(run))
-    return [finding for finding in found if not told_by_digests(run, finding, _who_agrees(run, finding))]
+    return [finding for finding in found if not duplicates_cover(run, finding, _who_agrees(run, finding))]
 
 
 def judge(series: WorkerSeries, budget: AlarmBudget) -> list[Finding]:

@@ -8,7 +8,7 @@ from benchmarks.exact_checks.simulate import HEALTHY, Size, same_batches, sample
 from tests.unit.healthy_run import rank_env, sample_rows, write_run
 
 from trueline.laws.data_split import duplicate_data
-from trueline.laws.data_split.repeats_in_step import find_duplicates, reveals_of
+from trueline.laws.data_split.repeats_in_step import find_duplicates, find_reveals
 from trueline.schema.errors import CannotTell
 
 SIZE = Size(rows=512, workers=4, batch=4, epochs=1)
@@ -101,8 +101,8 @@ def test_equal_rows_do_not_draw_other_ranks_in(tmp_path):
 
 def test_half_of_a_batch_that_is_shared_is_measured(tmp_path):
     order = np.random.default_rng(1).permutation(512)[:240].reshape(20, 12)
-    one, other = order[:, :8], np.concatenate([order[:, :4], order[:, 8:]], axis=1)
-    (finding,) = duplicate_data.check(write_run(tmp_path, sample_rows([[one.ravel(), other.ravel()]], 8)))
+    rank_a, rank_b = order[:, :8], np.concatenate([order[:, :4], order[:, 8:]], axis=1)
+    (finding,) = duplicate_data.check(write_run(tmp_path, sample_rows([[rank_a.ravel(), rank_b.ravel()]], 8)))
 
     assert finding.measured == pytest.approx(0.5)
     assert "50.0% of their samples" in finding.claim
@@ -115,10 +115,10 @@ def test_samples_that_come_again_at_their_position_only_hang_on_it(tmp_path, see
     images = [rng.permutation(np.maximum(np.arange(64) - 32, 0)) for _ in range(2)]
     noise = np.tile(np.arange(8), 8) if seeded_again else rng.integers(8, size=64)
     epochs = [[image * 8 + noise for image in images]]
-    found = duplicate_data.check(write_run(tmp_path, sample_rows(epochs, 8)))
+    duplicates = duplicate_data.check(write_run(tmp_path, sample_rows(epochs, 8)))
 
-    assert [finding.evidence["kind"] for finding in found] == ["positions-kept"] * seeded_again
-    assert all(finding.measured > finding.expected and "seed" in finding.next[0] for finding in found)
+    assert [finding.evidence["kind"] for finding in duplicates] == ["positions-kept"] * seeded_again
+    assert all(finding.measured > finding.expected and "seed" in finding.next[0] for finding in duplicates)
 
 
 def test_duplication_that_starts_late_starts_there(tmp_path):
@@ -213,7 +213,7 @@ def test_evidence_averages_to_at_most_one_over_all_arrangements():
     for arrangement in arrangements:
         first, second = np.array(arrangement[:4]), np.array(arrangement[4:])
         samples = samples_of([[first, second]], 2)
-        for number, reveal in enumerate(reveals_of(samples)):
+        for number, reveal in enumerate(find_reveals(samples)):
             log_e = reveal.log_e()
             last.setdefault(number, []).append(float(np.exp(log_e[-1])) if len(log_e) else 1.0)
 
@@ -223,6 +223,6 @@ def test_evidence_averages_to_at_most_one_over_all_arrangements():
 
 
 def test_finding_duplicates_needs_no_names():
-    found = find_duplicates(samples_of(same_batches(SIZE, np.random.default_rng(0)), 4))
-    assert found is not None
-    assert found.groups == ((0, 1, 2, 3),)
+    duplicates = find_duplicates(samples_of(same_batches(SIZE, np.random.default_rng(0)), 4))
+    assert duplicates is not None
+    assert duplicates.groups == ((0, 1, 2, 3),)

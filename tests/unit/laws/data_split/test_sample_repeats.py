@@ -5,7 +5,7 @@ import pytest
 from tests.unit.healthy_run import rank_env, write_run, write_starts
 
 from trueline.laws.data_split import sample_repeats
-from trueline.laws.data_split.repeats_in_order import Batches, again_of, resumed_of
+from trueline.laws.data_split.repeats_in_order import Batches, find_regular_repeat, find_reread
 from trueline.schema.errors import CannotTell
 
 STREAM = {"stream": True, "num_workers": 2, "sampler": "_InfiniteConstantSampler"}
@@ -94,13 +94,13 @@ def _order(kind, rng):
         *("reshuffled", "sorted"),
     ],
 )
-@pytest.mark.parametrize("seen", [True, False])
-def test_honest_orders_are_silent(tmp_path, kind, seen):
+@pytest.mark.parametrize("epochs_seen", [True, False])
+def test_honest_orders_are_silent(tmp_path, kind, epochs_seen):
     rng = np.random.default_rng(1)
     for number in range(2):
         rows = rows_of(_order(kind, rng))
         for (step, _), row in rows.items():
-            row |= {"epoch": step // 10} if seen else {}
+            row |= {"epoch": step // 10} if epochs_seen else {}
         assert found_in(tmp_path / str(number), rows, MAP) == []
 
 
@@ -110,7 +110,7 @@ def test_exchangeable_orders_keep_the_promise():
     for _ in range(300):
         order = rng.permutation(np.repeat(np.arange(30), 2))
         batches = Batches(tuple(order[:, None].astype(np.uint64)), np.arange(60), np.zeros(60, dtype=np.int64))
-        assert again_of(batches, tests=1) is None
+        assert find_regular_repeat(batches, tests=1) is None
 
 
 def _resumed(tmp_path, first, second, *, restart, data=MAP):
@@ -167,10 +167,10 @@ def test_a_shuffle_of_few_rows_may_begin_as_another_did(tmp_path):
 def test_as_many_samples_as_come_again_are_what_chance_has_to_explain():
     """The first two of 40 rows begin a shuffle once in 1,560; the 40 places to begin at raise that to 1 in 39."""
     before, now = (Batches((np.arange(40, dtype=np.uint64),), np.zeros(1, int), np.zeros(1, int)) for _ in range(2))
-    for same in (1, 2, 40):
-        order = np.concatenate([np.arange(same), np.arange(same, 40)[::-1]]).astype(np.uint64)
-        found = resumed_of([before], Batches((order,), now.steps, now.epochs), tests=1)
-        assert (found is not None) == (same == 40)
+    for num_equal in (1, 2, 40):
+        order = np.concatenate([np.arange(num_equal), np.arange(num_equal, 40)[::-1]]).astype(np.uint64)
+        reread = find_reread([before], Batches((order,), now.steps, now.epochs), tests=1)
+        assert (reread is not None) == (num_equal == 40)
 
 
 def test_without_digests_it_cannot_tell(tmp_path):
@@ -181,14 +181,14 @@ def test_without_digests_it_cannot_tell(tmp_path):
 def test_a_rank_that_holds_a_batch_while_others_go_on_is_named(tmp_path):
     going, batches = rows_of(fresh(20), epoch=0), fresh(20, seed=1)
     hanging = [*batches[:5], *[batches[5]] * 15]
-    (found,) = found_in(tmp_path / "one", going | rows_of(hanging, rank=1, epoch=0), MAP)
-    assert (found.ranks, found.step_first, found.step_last, found.measured) == ((1,), 5, 19, 15.0)
+    (findings,) = found_in(tmp_path / "one", going | rows_of(hanging, rank=1, epoch=0), MAP)
+    assert (findings.ranks, findings.step_first, findings.step_last, findings.measured) == ((1,), 5, 19, 15.0)
     blank = rows_of(hanging, rank=1, epoch=0)
     for (step, _), row in blank.items():
         row["target_digests"] = np.array([step], dtype=np.uint64)
     assert found_in(tmp_path / "blank", going | blank, MAP) == []  # new labels: new batches, whose inputs are blank
-    both = rows_of(hanging, epoch=0) | rows_of(hanging, rank=1, epoch=0)
-    assert found_in(tmp_path / "all", both, MAP) == []  # training on one batch on purpose
+    ranks = rows_of(hanging, epoch=0) | rows_of(hanging, rank=1, epoch=0)
+    assert found_in(tmp_path / "all", ranks, MAP) == []  # training on one batch on purpose
 
 
 @pytest.mark.parametrize(("declares", "number"), [({"shuffle": True}, 1), ({"shuffle": False}, 0), ({}, 0)])
@@ -199,8 +199,8 @@ def test_a_loader_that_shuffles_and_is_begun_anew_at_every_step_is_told(tmp_path
         for step in range(12)
         for rank in range(2)
     }
-    found = found_in(tmp_path / "more", rows, MAP | {"batch_size": 4} | declares)
-    assert [each.ranks for each in found] == [(0, 1)] * number
+    findings = found_in(tmp_path / "more", rows, MAP | {"batch_size": 4} | declares)
+    assert [finding.ranks for finding in findings] == [(0, 1)] * number
     assert found_in(tmp_path / "all", rows, MAP | {"batch_size": 160} | declares) == []  # a step is an epoch
 
 

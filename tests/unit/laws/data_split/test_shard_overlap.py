@@ -19,8 +19,8 @@ from trueline.judge.series.declared_sampling import Declared
 from trueline.judge.stats.tails import log_likelihood_steps
 from trueline.laws.data_split import repeats_in_epoch, shard_overlap
 from trueline.laws.data_split.consumed import Samples
-from trueline.laws.data_split.coverage import Returns, draws_with_replacement, log_e_of_staying, returns_of
-from trueline.laws.data_split.repeats_in_epoch import SeenOnce, repeats_of
+from trueline.laws.data_split.coverage import Returns, draws_with_replacement, find_returns, log_e_of_staying
+from trueline.laws.data_split.repeats_in_epoch import SeenOnce, find_repeats
 from trueline.schema.errors import CannotTell
 from trueline.schema.files.run_manifest import Attempt, Manifest
 from trueline.schema.files.start import Start
@@ -52,11 +52,11 @@ def shards(num_rows, num_ranks, *, epochs, part=None, shuffle=True, seed=0):
     """Epochs in which each rank owns its N-th of the rows and reads all of it, or one N-th of that again."""
     rng = np.random.default_rng(seed)
     owned = [np.arange(num_rows)[rank::num_ranks] for rank in range(num_ranks)]
-    found = []
+    epochs_of_ranks = []
     for _ in range(epochs):
         orders = [rng.permutation(rows) if shuffle else rows for rows in owned]
-        found.append([order if part is None else order[rank::num_ranks] for rank, order in enumerate(orders)])
-    return found
+        epochs_of_ranks.append([order if part is None else order[rank::num_ranks] for rank, order in enumerate(orders)])
+    return epochs_of_ranks
 
 
 # -- overlap ---------------------------------------------------------------------------------------------------------
@@ -126,8 +126,8 @@ def test_seeds_of_unsplit_data_may_differ(tmp_path):
 def test_each_of_three_workers_has_a_test_of_its_own(num_workers, num_tests):
     """Of two, one is in as many repeats between workers as both."""
     samples = samples_of([[np.arange(8) for _ in range(num_workers)]], 2)
-    seen = SeenOnce(samples, one_data_set=False)
-    assert len(repeats_in_epoch.tests_of(samples, repeats_of(samples, seen), seen)) == num_tests
+    seen_once = SeenOnce(samples, one_data_set=False)
+    assert len(repeats_in_epoch.overlap_tests(samples, find_repeats(samples, seen_once), seen_once)) == num_tests
 
 
 def test_distinct_rows_make_any_repeat_a_contradiction(tmp_path):
@@ -263,7 +263,7 @@ def test_epochs_that_were_cut_by_a_start_of_the_job_are_no_gaps(tmp_path):
         HEALTHY["distributed sampler"](Size(256, 2, 4, 1), np.random.default_rng(n), np.arange(256)) for n in (1, 2, 3)
     ]
     rows = [sample_rows([[order[:40] for order in epoch]], 4) for (epoch,) in orders]
-    later = [{(step + 10 * n, rank): row for (step, rank), row in each.items()} for n, each in enumerate(rows)]
+    later = [{(step + 10 * n, rank): row for (step, rank), row in env.items()} for n, env in enumerate(rows)]
     run = started(tmp_path, later, envs(2, 256))
     assert run.restarts == [10, 20]
     assert shard_overlap.check(run) == []
@@ -294,8 +294,8 @@ def test_a_worker_that_dies_is_no_fault_of_the_data(tmp_path):
 def test_a_missing_worker_leaves_no_gap_in_parts(tmp_path):
     epochs = HEALTHY["distributed sampler"](Size(256, 4, 4, 1), np.random.default_rng(1), np.arange(256))
     rows = {key: row for key, row in sample_rows(epochs, 4).items() if key[1] != 3}
-    left = {rank: env for rank, env in envs(4, 256).items() if rank != 3}
-    assert shard_overlap.check(write_run(tmp_path, rows, envs=left, world_size=4)) == []
+    present = {rank: env for rank, env in envs(4, 256).items() if rank != 3}
+    assert shard_overlap.check(write_run(tmp_path, rows, envs=present, world_size=4)) == []
 
 
 # -- coverage --------------------------------------------------------------------------------------------------------
@@ -460,8 +460,8 @@ def test_epochs_that_one_worker_of_three_begins_as_before_are_not_judged():
     orders = [np.arange(8) + 8 * worker for worker in range(3)]
     again = [orders[0], orders[1][::-1], orders[2][::-1]]
     shuffled = [order[::-1] for order in orders]
-    assert returns_of(samples_of([orders, again], 4)).fresh == {}
-    assert returns_of(samples_of([orders, shuffled], 4)).fresh == {1: 0}
+    assert find_returns(samples_of([orders, again], 4)).fresh == {}
+    assert find_returns(samples_of([orders, shuffled], 4)).fresh == {1: 0}
 
 
 def test_drawing_with_replacement_is_recognised():
@@ -479,19 +479,19 @@ def test_drawing_with_replacement_is_recognised():
 
 def brute_chances(samples: Samples):
     """Of each second occurrence, in order: (slot, how many of the samples seen once so far were another worker's)."""
-    seen: dict[tuple[int, int], list[int]] = {}
-    found = []
+    slots_of: dict[tuple[int, int], list[int]] = {}
+    chances = []
     for slot in range(len(samples)):
         key = (int(samples.block[slot]), int(samples.digest[slot]))
-        once = [slots[0] for (block, _), slots in seen.items() if block == key[0] and len(slots) == 1]
+        once = [slots[0] for (block, _), slots in slots_of.items() if block == key[0] and len(slots) == 1]
         if samples.in_last_step[slot]:
             once = [first for first in once if not samples.in_first_step[first]]
-        held = seen.setdefault(key, [])
-        held.append(slot)
-        if len(held) == 2 and held[0] in once:
-            other = sum(samples.worker[first] != samples.worker[slot] for first in once)
-            found.append((slot, other / len(once)))
-    return [(slot, chance) for slot, chance in found if not samples.in_first_step[slot]]
+        earlier_slots = slots_of.setdefault(key, [])
+        earlier_slots.append(slot)
+        if len(earlier_slots) == 2 and earlier_slots[0] in once:
+            num_elsewhere = sum(samples.worker[first] != samples.worker[slot] for first in once)
+            chances.append((slot, num_elsewhere / len(once)))
+    return [(slot, chance) for slot, chance in chances if not samples.in_first_step[slot]]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -500,7 +500,7 @@ def test_chances_equal_counting_by_hand(seed):
     size = Size(40, int(rng.choice([2, 3, 5])), int(rng.choice([1, 2, 4])), 1)
     content = with_copies(size, rng, 0.5)
     samples = samples_of([[content[rng.integers(40, size=20)] for _ in range(size.workers)]], size.batch)
-    repeats = repeats_of(samples, SeenOnce(samples, one_data_set=False))
+    repeats = find_repeats(samples, SeenOnce(samples, one_data_set=False))
 
     assert [(slot, pytest.approx(chance)) for slot, chance in brute_chances(samples)] == list(
         zip(repeats.slot.tolist(), repeats.chance.tolist(), strict=True)
@@ -515,10 +515,10 @@ def test_evidence_averages_to_one_over_all_arrangements(one_data_set):
     evidence = {3.0: [], 1e4: []}
     for arrangement in sorted(set(permutations([1, 1, 1, 2, 2, 3, 3, 4]))):
         samples = samples_of([[np.array(arrangement[0::2]), np.array(arrangement[1::2])]], 1)
-        repeats = repeats_of(samples, SeenOnce(samples, one_data_set=one_data_set))
-        ones = np.ones(len(repeats), dtype=np.int64)
+        repeats = find_repeats(samples, SeenOnce(samples, one_data_set=one_data_set))
+        trials = np.ones(len(repeats), dtype=np.int64)
         for odds, values in evidence.items():
-            steps = log_likelihood_steps(repeats.between.astype(np.int64), ones, repeats.chance, odds=odds)
+            steps = log_likelihood_steps(repeats.across_workers.astype(np.int64), trials, repeats.chance, odds=odds)
             values.append(float(np.exp(steps.sum())))
 
     for values in evidence.values():

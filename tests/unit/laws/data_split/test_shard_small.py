@@ -35,22 +35,22 @@ def findings(tmp_path, pools, *, num_steps=60, **how):
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("pools", [(200, 200, 200, 4), (900, 4)])
 def test_a_shard_of_a_few_samples_is_found_with_its_rank(tmp_path, pools, ordered):
-    (found,) = findings(tmp_path, pools, ordered=ordered, batch=3)
-    assert found.ranks == (len(pools) - 1,)
-    assert (found.severity, found.measured, found.step_first) == ("warning", 4.0, 0)
-    assert found.claim.startswith(f"Rank {len(pools) - 1} has read 4 different samples, 45 times each, since step 0;")
+    (result,) = findings(tmp_path, pools, ordered=ordered, batch=3)
+    assert result.ranks == (len(pools) - 1,)
+    assert (result.severity, result.measured, result.step_first) == ("warning", 4.0, 0)
+    assert result.claim.startswith(f"Rank {len(pools) - 1} has read 4 different samples, 45 times each, since step 0;")
 
 
 def test_two_small_shards_of_five_are_named_together(tmp_path):
-    (found,) = findings(tmp_path, (200, 5, 200, 3, 200))
-    assert found.ranks == (1, 3)
-    assert found.claim.startswith("Ranks 1 and 3 have each read 5 different samples or fewer, up to 80 times each")
-    assert found.evidence["different"] == {"1": 5, "3": 3}
+    (result,) = findings(tmp_path, (200, 5, 200, 3, 200))
+    assert result.ranks == (1, 3)
+    assert result.claim.startswith("Ranks 1 and 3 have each read 5 different samples or fewer, up to 80 times each")
+    assert result.evidence["different"] == {"1": 5, "3": 3}
 
 
 def test_a_rank_that_holds_a_batch_is_no_measure_of_the_others(tmp_path):
-    (found,) = findings(tmp_path, (200, 1, 200, 4, 200))
-    assert (found.ranks, found.expected) == ((3,), pytest.approx(140, abs=20))
+    (result,) = findings(tmp_path, (200, 1, 200, 4, 200))
+    assert (result.ranks, result.expected) == ((3,), pytest.approx(140, abs=20))
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_samples_that_never_come_again_cannot_tell(tmp_path):
 
 def test_ranks_that_are_meant_to_differ_are_compared_among_themselves(tmp_path):
     assert findings(tmp_path / "declared", (200, 200, 4, 4), plan={"worker_groups": [[0, 1], [2, 3]]}) == []
-    (found,) = findings(tmp_path / "and-wrong", (200, 200, 90, 4), plan={"worker_groups": [[0, 1], [2, 3]]})
-    assert found.ranks == (3,)
+    (result,) = findings(tmp_path / "and-wrong", (200, 200, 90, 4), plan={"worker_groups": [[0, 1], [2, 3]]})
+    assert result.ranks == (3,)
 
 
 @pytest.mark.parametrize(("drawn", "different", "of"), [(4, 1, 3), (5, 2, 4), (6, 2, 4), (7, 3, 4), (3, 3, 3)])
-def test_the_chance_is_bounded(drawn, different, of):
-    draws = list(itertools.product(range(of), repeat=drawn))
-    exact = sum(len(set(each)) <= different for each in draws) / len(draws)
-    assert exact <= np.exp(log_chance(drawn, different, of)) <= 10 * exact
+def test_the_chance_is_bounded(drawn, different, population):
+    draws = list(itertools.product(range(population), repeat=drawn))
+    exact = sum(len(set(draw)) <= different for draw in draws) / len(draws)
+    assert exact <= np.exp(log_chance(drawn, different, population)) <= 10 * exact
