@@ -82,6 +82,10 @@ def untraced(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         _dynamo.set_eval_frame(before)
 
 
+OWN_MODULES = ("trueline.capture.", "trueline.laws.", "trueline.tensor.")
+"""Prefixes of the modules of Trueline that run within a training."""
+
+
 class CapturingHook:
     """Base of every hook of Trueline."""
 
@@ -153,7 +157,7 @@ def script_line() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        if not module.startswith(("torch.", "trueline.capture.", "trueline.tensor.")):
+        if not module.startswith(("torch.", *OWN_MODULES)):
             return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

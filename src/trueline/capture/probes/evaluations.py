@@ -24,7 +24,7 @@ from trueline.capture.adapters.base import Guard
 from trueline.capture.model import patches
 from trueline.capture.model.failures import is_users
 from trueline.capture.model.object_table import ObjectTable
-from trueline.capture.model.untraced import in_backward, script_line
+from trueline.capture.model.untraced import OWN_MODULES, in_backward, script_line
 from trueline.capture.probes.around_update.sampling import EARLY, Waiting, gap
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.own_draws import draws
@@ -336,7 +336,7 @@ def _function_of_torch() -> str:
     name = ""
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        if not module.startswith(("torch.", "trueline.capture.")):
+        if not module.startswith(("torch.", *OWN_MODULES)):
             return name
         if module == "torch.nn.functional":
             name = frame.f_code.co_name

@@ -16,7 +16,7 @@ from torch.utils._device import DeviceContext
 
 from trueline.capture.dropout import NoDropout
 from trueline.capture.model.patches import Patch, calling_of, unseen
-from trueline.capture.model.untraced import _is_tracing, in_backward
+from trueline.capture.model.untraced import OWN_MODULES, _is_tracing, in_backward
 from trueline.capture.record.callers import called_below, called_by
 
 SILENT = frozenset(
@@ -34,7 +34,7 @@ SILENT = frozenset(
 
 _PLUMBING = (
     *("torch.distributed.", "torch.nn.parallel.", "torch.utils.", "torch.random", "torch.autograd."),
-    *("torch._dynamo", "torch._inductor", "trueline.capture.", "trueline.tensor."),
+    *("torch._dynamo", "torch._inductor", *OWN_MODULES),
     *("deepspeed.runtime.", "deepspeed.utils.", "megatron.core.distributed."),
 )
 """Callers that copy values without computing any: FSDP, ZeRO (also memory that nothing has filled), a DataLoader's

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 
 from trueline.capture.model.patches import UNSEEN
+from trueline.capture.model.untraced import OWN_MODULES
 from trueline.capture.record.callers import STANDS_IN
 from trueline.schema.columns.records import StackRecord
 
 MAX_FRAMES = 32
 """Frames of a stack that are recorded, the innermost ones."""
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_PACKAGE = os.path.dirname(os.path.dirname(_OURS)) + os.sep
+_PACKAGE = os.path.abspath(__file__).removesuffix(os.path.join("trueline", "capture", "record", "stacks.py"))
+_OURS = tuple(os.path.join(_PACKAGE, *module.split(".")) for module in OWN_MODULES)
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _SITE = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
@@ -88,7 +89,7 @@ def is_users(file: str) -> bool:
 
 
 def _is_shown(file: str) -> bool:
-    if file.startswith((_OURS, _TORCH, "<frozen", UNSEEN)):
+    if file.startswith((*_OURS, _TORCH, "<frozen", UNSEEN)):
         return False
     return not file.startswith(_STDLIB) or any(part in file for part in _SITE)
 
