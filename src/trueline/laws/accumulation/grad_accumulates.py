@@ -291,4 +291,5 @@ def _names(run: Run, positions: PositionsByKey) -> list[str]:
     """Names of the parameters at these positions, once each."""
     params = {rank: env.params for rank, env in run.env.items()}
     rows = [(params[rank], int(position)) for (_, rank), row in positions.items() for position in row if rank in params]
+    # A model that was changed may have fewer parameters than when the gradient was seen.
     return list(dict.fromkeys(names[position] for names, position in rows if position < len(names)))

@@ -87,7 +87,7 @@ FAST = 16
 """Samples with one decay below a half from which on that is told: schedules that begin there are past it by then."""
 
 MOST_CALLS = 8
-"""How often a decay may be applied between two updates that is told."""
+"""Most applications of a decay between two updates that are told."""
 
 WORTH_TELLING = 0.2
 """Share of what is to move and stays, from which on that is told, as of `update-lost`."""
@@ -218,10 +218,11 @@ def _fault_between_updates(moving: Sequence[Piece]) -> tuple[AverageFault, list[
 
 
 def _decay_findings(shares: Sequence[tuple[Averaging, Interval]], history: Sequence[Averaging]) -> list[Finding]:
-    """Of a declared decay, what all samples but copies contradict; without one, what is far from usual."""
+    """Findings of a declared decay that all samples but copies contradict, or of one far from usual where none is."""
+    # Averages begin with copies of the model, whose share is 1.
     averaged = [(averaging, share) for averaging, share in shares if share[1] < 1]
     affected = [(averaging, averaging.params) for averaging, _ in averaged]
-    intervals = [share for _, share in averaged]
+    intervals = [share for _, share in averaged]  # of s = 1 - decay
     decay = history[0].decay
     if len(averaged) < FEWEST:
         return []
@@ -233,6 +234,7 @@ def _decay_findings(shares: Sequence[tuple[Averaging, Interval]], history: Seque
         return []
     if _all_contain(intervals, decay):
         return [_finding("swapped", affected, history, decay_text)]
+    # Applied k times a decay d is one of d^k.
     if times := next((k for k in range(2, MOST_CALLS + 1) if _all_contain(intervals, 1 - decay**k)), 0):
         return [_finding("often", affected, history, counted(times, "time"))]
     rises = intervals[0][0] > intervals[-1][1] and intervals[-1][0] > 1 - decay
@@ -285,6 +287,7 @@ def _buffer_findings(history: Sequence[Averaging]) -> list[Finding]:
         for piece in averaging.pieces if averaging.moves else ():
             if piece.is_buffer and not piece.is_model_tensor and piece.is_finite:
                 buffers[piece.name].append((averaging, piece))
+    # Buffers that do not change in the model, as masks, need no average: the model's must be elsewhere.
     still = {
         name
         for name, samples in buffers.items()
@@ -314,8 +317,8 @@ def _rounding_findings(history: Sequence[Averaging]) -> list[Finding]:
 
 
 def _share_lost(history: Sequence[Averaging]) -> float | None:
-    """Of elements in a coarse format that are far from the model, the share of the squared distance that stays although
-    the average is known to be updated; None where there are none.
+    """Share of the squared distance to the model that stays although the average is known to be updated, of elements in
+    a coarse format that are far from the model; None where there are none.
     """
     updated = [
         averaging

@@ -71,8 +71,8 @@ class Piece:
     def share_towards(self, target: Array) -> Interval:
         """Least and largest share s ≥ 0 by which all elements may have moved to ``target`` [K].
 
-        The difference e' - e - s (p - e) is at most ``TOLERANCE`` units of the format of e, of |e| + |p|, and where p
-        has a coarser one, in which s p may be rounded, as many of that, of s |p|. Both are linear in s.
+        The difference e' - e - s (p - e) is at most ``TOLERANCE`` units of the format of e, of |e| + |p|. Where p has a
+        coarser format, in which s p may be rounded, as many units of that are added, of s |p|. Both are linear in s.
         """
         gap, moved = target - self.before, self.after - self.before
         fixed = TOLERANCE * self.unit * (np.abs(self.before) + np.abs(target)) + 2 * self.tiny
@@ -110,7 +110,7 @@ def common_share(intervals: Sequence[Interval]) -> Interval | None:
 class Averaging:
     """Moves of one average on ``rank`` after the update of ``step``.
 
-    ``key`` tells it from others, ``decay`` is the one that is declared, ``custom`` says that it is averaged by a
+    ``key`` tells it from others, ``decay`` is the one that is declared. ``custom`` says that it is averaged by a
     function of the user's own, ``is_undeclared`` that it is a module like the model which nobody declared.
     """
 
@@ -126,7 +126,7 @@ class Averaging:
 
     @property
     def params(self) -> list[Piece]:
-        """Those of parameters, which are no model's own, and finite."""
+        """Pieces of parameters that are finite and no tensors of the model itself."""
         return [piece for piece in self.pieces if not piece.is_buffer and not piece.is_model_tensor and piece.is_finite]
 
     @property

@@ -128,6 +128,7 @@ def check(run: Run) -> list[Finding]:
 
 def _is_poisoned(norm_pass: NormPass) -> bool:
     """Whether statistics have no finite number, and the batch has."""
+    # NaN and infinity stay in a running average: batches that are finite do not mend it.
     old, new = np.concatenate(norm_pass.before[1:]), np.concatenate(norm_pass.after[1:])
     finite = bool(np.isfinite(norm_pass.sums).all() and np.isfinite(norm_pass.squares).all())
     return finite and not np.isfinite(old).all() and not np.isfinite(new).all()
@@ -216,6 +217,7 @@ def _evaluation_findings(run: Run, counts: Sequence[BatchCount]) -> list[Finding
         num_quiet += num_extra == 0
         if num_extra > 0:
             excesses.append((before.step, after.step, num_extra))
+    # Batches that are counted in every gap may be those of a training that updates less often.
     if not excesses or num_quiet < FEWEST:
         return []
     begin, end, num_extra = excesses[0]

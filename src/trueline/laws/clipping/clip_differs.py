@@ -86,7 +86,7 @@ from trueline.schema.text.words import named_some, ranks_text, steps_text
 from trueline.store.reader import Run
 
 _NEAR = 1e-3
-"""How far from 1 a factor of gradients is no rounding, in bfloat16 either way of all elements alike."""
+"""Distance from 1 at which a factor of gradients is no rounding, in bfloat16 either way of all elements alike."""
 
 _FEWEST_STEPS = 3
 """Steps at which gradients are multiplied after clipping for that to be no coincidence."""
@@ -224,6 +224,7 @@ def _disagreements(run: Run, calls: Sequence[ClipCall]) -> Iterator[list[ClipCal
         if call.rank in ranks:
             by_step[call.step][call.rank].append(call)
     for by_rank in by_step.values():
+        # Calls are matched by their order, which needs as many on each rank.
         if len({len(rank_calls) for rank_calls in by_rank.values()}) > 1:
             continue
         for peers in zip(*by_rank.values(), strict=True):

@@ -1,1 +1,1 @@
-"""What must not influence a loss: other samples, later tokens, padding."""
+"""Influences that a loss must not have: other samples, later tokens, padding."""

@@ -153,6 +153,7 @@ def _padding_finding(padded: dict[Key, RowInfluence]) -> Finding:
         "Look whether the mask reaches every attention and pooling, with the sign that it has there.",
         "Run the model on a row with more padding: what it returns at the other positions must stay.",
     )
+    # Convolutions reach over borders by design, and an id of padding may be that of a token that counts.
     is_sure = is_inverted or not (influence.convolved or influence.by_index)
     kind = "padding-alone" if is_inverted else "padding"
     return _gradient_finding(kind, claim, padded, share, is_sure=is_sure, hints=hints)

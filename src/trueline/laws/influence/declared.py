@@ -1,4 +1,4 @@
-"""What must not influence a loss: other samples, later tokens, padding."""
+"""Influences that a loss must not have: other samples, later tokens, padding."""
 
 from trueline.schema.law import Code, Law
 

@@ -24,11 +24,11 @@ FEWEST_ELEMENTS = 256
 FEWEST_PEERS, FEWEST_IN_A_TREND = 4, 6
 """Layers of which one can be odd: where their spread is the same, and where it follows their number."""
 ODD_SHARE = 0.25
-"""Of the layers at most so many can be odd."""
+"""Largest share of the layers that can be odd."""
 ODD_FACTOR, ODD_ERRORS = 1.25, 8.0
-"""How far the spread of an odd one is off, as a factor and in standard errors of sampling: at least both."""
+"""Distance of the spread of an odd layer, as a factor and in standard errors of sampling: at least both."""
 ALIKE, ALIKE_ERRORS = 0.02, 4.0
-"""How far the spread of the others may be off, relatively and in standard errors: the larger."""
+"""Distance that the spread of the others may have, relatively and in standard errors: the larger."""
 ODD_KURTOSIS, ALIKE_KURTOSIS = 0.5, 0.1
 """Distances of the kurtosis that is odd, and that is alike: a uniform distribution is 1.2 below a normal one."""
 ALIKE_KURTOSIS_ERRORS = 6.0
@@ -38,10 +38,9 @@ NORMAL, UNIFORM = 3.0, 1.8
 HUGE = 1e10
 """Magnitude that no weight has."""
 DEFAULT_SHARE = 0.2
-"""Of the matrices at most so many have the values of torch's own layers where that may be told."""
+"""Largest share of the matrices that have the values of torch's own layers where that is told."""
 FRESH_SHARE, FEWEST_FRESH, FRESH_ELEMENTS = 0.9, 4, 1024
-"""Of the matrices with so many elements that are looked at, how many, and which share, look drawn in a model that does.
-"""
+"""Smallest share and number of matrices that look drawn in a fresh model, of those with so many elements looked at."""
 
 
 @dataclass(frozen=True)

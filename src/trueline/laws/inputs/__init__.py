@@ -1,1 +1,1 @@
-"""What a model is fed with."""
+"""Inputs that a model is fed with."""

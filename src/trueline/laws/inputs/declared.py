@@ -1,4 +1,4 @@
-"""What a model is fed with."""
+"""Inputs that a model is fed with."""
 
 from trueline.schema.law import Code, Law
 

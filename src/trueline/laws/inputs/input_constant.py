@@ -91,13 +91,16 @@ NEEDS: tuple[str, ...] = ("input_facts", "input_values", "row_influence", "sampl
 ACROSS_RANKS = False
 
 MIN_STEPS = 8
+"""Steps at which a tensor is looked at before anything is said of it."""
 CHANGING = 0.75
 """Share of steps at which an input has content of its own, of those that it was looked at, from which on it changes."""
 TIMES = (
     *("t", "time", "times", "timestep", "timesteps", "time_step", "time_steps"),
     *("sigma", "sigmas", "noise_level", "noise_levels", "logsnr", "log_snr"),
 )
+"""Names of inputs that are times or noise levels, as diffusion models have."""
 POSITIONS = ("position_ids", "positions", "pos_ids", "input_pos", "cache_position")
+"""Names of inputs that are positions of tokens."""
 
 Tensors = Mapping[InputFact, Mapping[int, InputValue]]
 """Values of the tensors that a rank reads and compares with, by step."""

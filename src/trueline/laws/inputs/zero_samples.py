@@ -45,6 +45,7 @@ def zero_samples(run: Run) -> list[ZeroSamples]:
     whole = {key: (len(zero_B), len(zero_B)) for key, zero_B in zeros.items() if len(zero_B) and zero_B.all()}
     partial = [zero_B for key, zero_B in zeros.items() if key not in whole]
     num_inside = sum(int(zero_B.sum()) for zero_B in partial if _is_inside(zero_B))
+    # One more than were seen: at a rate of 0 any batch of zeros would be impossible.
     rate = (num_inside + 1) / (sum(map(len, partial)) + 1)
     fewest = min((count for count, _ in whole.values()), default=0)
     chance = min(1.0, len(zeros) * rate**fewest)

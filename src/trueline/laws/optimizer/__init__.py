@@ -1,1 +1,1 @@
-"""What an optimizer makes of a gradient."""
+"""Updates of an optimizer, from its gradients, states and settings."""

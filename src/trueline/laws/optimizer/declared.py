@@ -1,4 +1,4 @@
-"""What an optimizer makes of a gradient."""
+"""Updates of an optimizer, from its gradients, states and settings."""
 
 from trueline.schema.law import Code, Law
 

@@ -16,11 +16,11 @@ from trueline.judge.stats.memoize import memoized
 from trueline.store.reader import Run
 
 LARGEST_SINGULAR_VALUE = 1.3
-"""Of what five Newton-Schulz steps with Muon's default coefficients make of a matrix: they end in 0.68 to 1.13 (Jordan,
-Muon, 2024); computed in bfloat16."""
+"""Bound of a matrix after five Newton-Schulz steps with Muon's default coefficients. They end in 0.68 to 1.13 (Jordan,
+Muon, 2024), and are computed in bfloat16."""
 
 _DEFAULT_COEFFICIENTS = [3.4445, -4.775, 2.0315]
-"""Of the Newton-Schulz steps of torch.optim.Muon."""
+"""Default of torch.optim.Muon for its Newton-Schulz steps."""
 
 
 @memoized

@@ -75,6 +75,7 @@ def _unheld_of_rank(run: Run, rank: int, sampled: Sampled) -> list[UnheldParams]
     steps = sorted(step for step, sampled_rank in sampled.outside if sampled_rank == rank)
     num_held = max(sampled.held[step, rank] for step in steps)
     frozen = sampled.frozen.get((steps[-1], rank), ())
+    # Where the optimizer holds nothing that trains, all parameters are outside for that one reason.
     sign_of_all: Sign = "frozen" if frozen else "all"
     unheld: defaultdict[tuple[int, int, Sign], list[str]] = defaultdict(list)
     for name in sampled.outside[steps[-1], rank]:
@@ -177,8 +178,8 @@ def _sign_by_position(env: RankEnv, names: Sequence[str]) -> Sign:
     """``last`` or ``ungrouped`` by where ``names`` are in the model, if they are less than half of its elements.
 
     They are the ``last`` with the last parameter: what comes first is left out where only a head is to train. They are
-    ``ungrouped`` where the optimizer has groups of other weight decay, which are made of all parameters by their names,
-    and holds others of the module of each, or of the one around it, which is thus not left out as a whole.
+    ``ungrouped`` where the optimizer has groups of other weight decay, which are made of all parameters by their names.
+    It must also hold others of the module of each, or of the one around it, which is thus not left out as a whole.
     """
     sizes = env.param_sizes
     if not sizes or 2 * sum(sizes.get(name, 0) for name in names) >= sum(sizes.values()):

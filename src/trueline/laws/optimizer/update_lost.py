@@ -67,7 +67,7 @@ WORTH_TELLING = 0.2
 """Share from which on it is told: benchmarks/laws has what pure bfloat16 loses at usual learning rates."""
 
 _ROUNDINGS = 2.0
-"""Of weight decay and of the move: together they lose at most twice half a spacing."""
+"""One of weight decay and one of the move: together they lose at most twice half a spacing."""
 
 _SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
 
@@ -109,6 +109,7 @@ def share_stuck(updates: Sequence[JudgedUpdate]) -> float:
             before, after, declared = sample.before.get(name), sample.after.get(name), update.predicted.get(name)
             if before is None or after is None or declared is None:
                 continue
+            # Rounding explains a moment that stays only where its error is within the tolerance.
             falls = declared < before
             num_falling += int(falls.sum())
             num_stuck += int((falls & (after == before) & (update.excess[name] <= 1)).sum())

@@ -92,7 +92,7 @@ NEEDS: tuple[str, ...] = ("lr", "schedule_calls", "schedule_epochs", "schedule_r
 ACROSS_RANKS = False
 
 _ROUNDING = 1e-9
-"""Of the first rate, what differences of rates in float64 may leave in place of 0."""
+"""Share of the first rate that differences of rates in float64 may leave in place of 0."""
 
 FEWEST = 3
 """Updates in a row from which on a pattern is no coincidence."""
@@ -141,6 +141,7 @@ class _Schedule:
         zero = [step for step in steps if not positive or step > positive[-1]]
         if len(zero) >= FEWEST and not positive and self.declared > 0:
             yield "never-positive", zero[0], zero[-1]
+        # An error in counting explains one update an epoch, and two more.
         elif positive and len(zero) > max(self.num_epochs, 1) + 2:
             yield "ended", zero[0], zero[-1]
         for start in starts:
@@ -174,7 +175,7 @@ class _Schedule:
         return after[num - 1] if num >= FEWEST else None
 
     def _num_repeated(self, before: Sequence[int], after: Sequence[int]) -> int:
-        """How many steps ``after`` begins with that have the rates of as many that ``before`` begins with."""
+        """Number of steps that ``after`` begins with and that have the rates of the first ones of ``before``."""
         equal = [np.array_equal(self.rates[old], self.rates[new]) for old, new in zip(before, after, strict=False)]
         return equal.index(False) if False in equal else len(equal)
 
@@ -191,7 +192,7 @@ class _Schedule:
             if len(rows) < FEWEST or len({len(row) for row in rows}) > 1 or np.array_equal(rows[0], rows[-1]):
                 continue
             moves = np.max(np.abs(np.diff(np.stack(rows), axis=0)), axis=1)
-            # Warm restarts begin anew where a cycle has come to its end: it moves no more, or is at 0.
+            # A second stage begins after the end of the first, which moves little or whose next step leads to 0.
             was_under_way = 2 * moves[-1] >= moves.max() and bool(np.all(rows[-1] - moves[-1] > _ROUNDING * rows[0]))
             after = [step for step in self.rates if step >= begin]
             num = self._num_repeated(before, after)
@@ -215,6 +216,7 @@ class _Schedule:
             for step, rates in self.set.items()
             if step in self.rates and rates.shape == first.shape and not np.any(rates == self.rates[step])
         ]
+        # From the first on it must hold at every step: the scheduler's own rate in between shows that both agree.
         following = [step for step in self.set if overwritten and step >= overwritten[0]]
         return overwritten if len(overwritten) >= FEWEST and len(overwritten) == len(following) else []
 

@@ -86,6 +86,7 @@ def _finding(run: Run, offset: int, offset_by_rank: Mapping[int, int | None]) ->
     target = _TARGET_BY_OFFSET.get(offset, f"the token {offset} places on")
     contrast = ", and the next one on the others" if ranks_differ else ""
     location = ranks_text(ranks) if ranks_differ or len(offset_by_rank) == 1 else "all ranks"
+    # Other objectives, as an autoencoder's, have the token itself for a target; none has one further on.
     return Finding(
         code=CODE,
         severity="warning" if offset > NEXT or ranks_differ else "info",

@@ -125,6 +125,7 @@ _MISUSES = {
 }
 
 _MAY_BE_MEANT = (DIVERGENCE_BY_CLASS, VALUE_ATTACHED)
+"""Kinds that are no fault by themselves: their Finding is an information."""
 
 
 class _WrongTargets(NamedTuple):
