@@ -119,7 +119,7 @@ _ADVICE: Mapping[AverageFault, str] = {
     "fast": "If the model is to have the smaller part, swap them: e = decay * e + (1 - decay) * p.",
 }
 
-Affected = tuple[Averaging, Sequence[Piece]]
+AffectedPieces = tuple[Averaging, Sequence[Piece]]
 """An averaging and its tensors that a Finding is about."""
 
 
@@ -186,7 +186,7 @@ def share_of(averaging: Averaging) -> Interval | None:
 
 def _rule_findings(history: Sequence[Averaging]) -> list[Finding]:
     """Findings of averagings that no share explains, and of the decays that the others show."""
-    by_fault: defaultdict[AverageFault, list[Affected]] = defaultdict(list)
+    by_fault: defaultdict[AverageFault, list[AffectedPieces]] = defaultdict(list)
     shares: list[tuple[Averaging, Interval]] = []
     for averaging in history:
         moving = [piece for piece in averaging.params if piece.moves]
@@ -268,7 +268,7 @@ def _still_findings(history: Sequence[Averaging]) -> list[Finding]:
     """
     decay = history[0].decay
     declared: Interval = (0.0, 0.0) if decay is None else (1 - decay, 1 - decay)
-    affected: list[Affected] = []
+    affected: list[AffectedPieces] = []
     for averaging in history:
         far = [piece for piece in averaging.params if piece.is_far.any()]
         pieces = [piece for piece in far if decay is None or not common_share([piece.share, declared])]
@@ -363,7 +363,7 @@ def _differs_from(piece: Piece, first: Piece) -> bool:
 
 def _finding(
     fault: AverageFault,
-    affected: Sequence[Affected],
+    affected: Sequence[AffectedPieces],
     history: Sequence[Averaging],
     detail: str = "",
     *,
@@ -424,7 +424,7 @@ def _finding(
     )
 
 
-def _worst_excess(affected: Sequence[Affected]) -> float:
+def _worst_excess(affected: Sequence[AffectedPieces]) -> float:
     """The largest difference from the share that fits best, over what rounding explains."""
     worst = 0.0
     for _, pieces in affected:

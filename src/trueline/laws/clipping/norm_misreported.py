@@ -75,7 +75,7 @@ QUESTION = "updates"
 NEEDS: tuple[str, ...] = ("clip_facts", "clip_values")
 ACROSS_RANKS = False
 
-NormFault = Literal["own-shard", "scaled", "other"]
+ClipNormFault = Literal["own-shard", "scaled", "other"]
 
 
 def check(run: Run) -> list[Finding]:
@@ -92,7 +92,7 @@ def check(run: Run) -> list[Finding]:
     # Where max_norm has the scale in it, too, clipping before unscale_ is right.
     if not all(call.max_norm * math.sqrt(call.scale) < call.clipped_by for call in scaled):
         scaled = []
-    wrong: dict[NormFault, list[ClipNorm]] = {"own-shard": [], "scaled": [], "other": []}
+    wrong: dict[ClipNormFault, list[ClipNorm]] = {"own-shard": [], "scaled": [], "other": []}
     for norm in norms:
         fault = "scaled" if scaled and _is_scaled(norm.call) else _fault(norm, is_complete=is_complete)
         if fault is not None:
@@ -111,7 +111,7 @@ def _is_scaled(call: ClipCall) -> bool:
     return call.scaled and call.scale > 1
 
 
-def _fault(norm: ClipNorm, *, is_complete: bool) -> NormFault | None:
+def _fault(norm: ClipNorm, *, is_complete: bool) -> ClipNormFault | None:
     """Fault of a norm, None for none; ``is_complete`` says that the Run has all ranks of the job."""
     slack = norm.call.slack
     low, high = norm.was * (1 - slack), norm.was * (1 + slack)
@@ -124,7 +124,7 @@ def _fault(norm: ClipNorm, *, is_complete: bool) -> NormFault | None:
 
 
 def _finding(
-    fault: NormFault, wrong: Sequence[ClipNorm], affected: Sequence[ClipCall], judged: Sequence[ClipCall]
+    fault: ClipNormFault, wrong: Sequence[ClipNorm], affected: Sequence[ClipCall], judged: Sequence[ClipCall]
 ) -> Finding:
     """The Finding on the ``affected`` calls of those that were ``judged``; ``wrong`` are their norms that are known."""
     steps, ranks = sorted({call.step for call in affected}), tuple(sorted({call.rank for call in affected}))

@@ -22,7 +22,7 @@ from trueline.store.reader import Run
 FEWEST = 3
 """Updates between the first and the last digest: a warm-up may begin with a learning rate of 0."""
 
-Sign = Literal["all", "frozen", "unfrozen", "replaced", "untied", "last", "ungrouped", ""]
+TrainingSign = Literal["all", "frozen", "unfrozen", "replaced", "untied", "last", "ungrouped", ""]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class UnheldParams:
     earliest_step: int
     num_held: int
     optimizers: Sequence[str]
-    sign: Sign
+    sign: TrainingSign
     held_frozen: Sequence[str] = ()
 
 
@@ -76,8 +76,8 @@ def _unheld_of_rank(run: Run, rank: int, sampled: Sampled) -> list[UnheldParams]
     num_held = max(sampled.held[step, rank] for step in steps)
     frozen = sampled.frozen.get((steps[-1], rank), ())
     # Where the optimizer holds nothing that trains, all parameters are outside for that one reason.
-    sign_of_all: Sign = "frozen" if frozen else "all"
-    unheld: defaultdict[tuple[int, int, Sign], list[str]] = defaultdict(list)
+    sign_of_all: TrainingSign = "frozen" if frozen else "all"
+    unheld: defaultdict[tuple[int, int, TrainingSign], list[str]] = defaultdict(list)
     for name in sampled.outside[steps[-1], rank]:
         held_at = [step for step in steps if name not in sampled.outside[step, rank]]
         start = next(step for step in steps if not held_at or step > held_at[-1])
@@ -133,7 +133,7 @@ class _UnheldParam:
             for sample in samples
         )
 
-    def sign(self) -> tuple[int, Sign]:
+    def sign(self) -> tuple[int, TrainingSign]:
         """The step from which on it is outside, and what shows that it was to train."""
         env = self.run.env[self.rank]
         was_frozen = self.name in (env.lists[0] if env.lists else env).frozen
@@ -174,7 +174,7 @@ def _copies_of_moving(run: Run, rank: int) -> set[str]:
     return {name for name, begin, stay in params if stay and begin in moving}
 
 
-def _sign_by_position(env: RankEnv, names: Sequence[str]) -> Sign:
+def _sign_by_position(env: RankEnv, names: Sequence[str]) -> TrainingSign:
     """``last`` or ``ungrouped`` by where ``names`` are in the model, if they are less than half of its elements.
 
     They are the ``last`` with the last parameter: what comes first is left out where only a head is to train. They are

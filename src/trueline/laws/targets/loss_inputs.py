@@ -12,11 +12,11 @@ from trueline.schema.site import Site
 from trueline.schema.text.words import ranks_text
 from trueline.store.reader import Run
 
-Key = tuple[int, int]
+StepRank = tuple[int, int]
 """Step and rank."""
 
 
-def loss_inputs(run: Run) -> Mapping[Key, LossInputs]:
+def loss_inputs(run: Run) -> Mapping[StepRank, LossInputs]:
     """Inputs of the losses by step and rank; raises ``CannotTell`` where none were seen."""
     inputs = {key: LossInputs.of(row.tolist()) for key, row in run.lists("loss_inputs").items()}
     if not inputs:
@@ -29,7 +29,7 @@ def loss_finding(
     code: str,
     severity: Severity,
     claim: str,
-    keys: Collection[Key],
+    keys: Collection[StepRank],
     *,
     kind: str,
     advice: tuple[str, ...],
