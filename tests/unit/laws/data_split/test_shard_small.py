@@ -81,7 +81,7 @@ def test_ranks_that_are_meant_to_differ_are_compared_among_themselves(tmp_path):
     assert result.ranks == (3,)
 
 
-@pytest.mark.parametrize(("drawn", "different", "of"), [(4, 1, 3), (5, 2, 4), (6, 2, 4), (7, 3, 4), (3, 3, 3)])
+@pytest.mark.parametrize(("drawn", "different", "population"), [(4, 1, 3), (5, 2, 4), (6, 2, 4), (7, 3, 4), (3, 3, 3)])
 def test_the_chance_is_bounded(drawn, different, population):
     draws = list(itertools.product(range(population), repeat=drawn))
     exact = sum(len(set(draw)) <= different for draw in draws) / len(draws)
