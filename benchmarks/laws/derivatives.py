@@ -26,7 +26,7 @@ from trueline.capture.trial.moved_weights import Trained, signs_of, still_rows
 from trueline.comparison.expect.rounding import UNIT_ROUNDOFF
 from trueline.trials.batch.first_steps import FirstStep
 from trueline.trials.batch.gradient import Direction, judge_gradient
-from trueline.trials.batch.laws import Judged
+from trueline.trials.batch.laws import LawJudgement
 
 ROWS, LENGTH = 4, 16
 
@@ -106,7 +106,7 @@ class Job:
         facts = {"slopes": slopes, "unit": UNIT_ROUNDOFF["float32"]}
         return FirstStep(np.array([float(loss.detach().double())]), {}, [facts])
 
-    def judged(self, base: FirstStep) -> Judged:
+    def judged(self, base: FirstStep) -> LawJudgement:
         """What the trial says, after it has run the job as it does."""
         return judge_gradient(base, self.step(nudge=UNIT_ROUNDOFF["float32"]), self.step)
 

@@ -54,9 +54,9 @@ class SimulatedJob:
         return joint.join(f"s{place}" for place in sorted(self.causes))
 
 
-def bayes(job: SimulatedJob, *, error: float, most: int = 3000) -> TrialAnswer:
+def bayes(job: SimulatedJob, *, error: float, max_runs: int = 3000) -> TrialAnswer:
     """`trial knobs` on it."""
-    runs = NotKept("knobs", Path("nowhere"), job, {}, most)
+    runs = NotKept("knobs", Path("nowhere"), job, {}, max_runs)
     number = {switch.name: place for place, switch in enumerate(job.switches)}
 
     def way(arm: str, off: Sequence[Switch]) -> Way:
@@ -69,8 +69,8 @@ class NotKept(Runs):
     """Runs of which nothing is written."""
 
     def _new(self, way: Way, number: int) -> dict[str, Any]:
-        if len(self.log) >= self.most:
-            raise OutOfRuns(self.most)
+        if len(self.log) >= self.max_runs:
+            raise OutOfRuns(self.max_runs)
         return {"arm": way.arm, **asdict(self.runner(way, self.folder)), "seconds": 0.0, "place": ""}
 
     def _write(self, answer: object) -> None:

@@ -38,7 +38,7 @@ everywhere, often no majority is left. At most 200 runs.
 
 
 def tried(
-    spoils: Spoils, *, devices: int = 6, size: int = 2, most: int = 200, seed: int = 0, **more: Any
+    spoils: Spoils, *, devices: int = 6, size: int = 2, max_runs: int = 200, seed: int = 0, **more: Any
 ) -> TrialAnswer:
     """`trial vote` on devices 0 to ``devices`` - 1 in groups of ``size``."""
     draw = random.Random(seed)
@@ -49,7 +49,7 @@ def tried(
         return Outcome(False, codes=bits(size, spoilt, f"{draw.random():.12f}") if spoilt else bits(size))
 
     named = [str(number) for number in range(devices)]
-    runs = NotKept("vote", Path("nowhere"), engine, {}, most)
+    runs = NotKept("vote", Path("nowhere"), engine, {}, max_runs)
     job = ReplayedJob(None, STEPS, 0)  # type: ignore[arg-type]  # nothing is started
     return VoteTrial(runs, job, Groups(named, size, (), ("job",)), seed=seed, **more).answer()
 

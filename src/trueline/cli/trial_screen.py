@@ -11,7 +11,7 @@ import typer
 from trueline.schema.trial_verbs import VERBS
 
 if TYPE_CHECKING:
-    from trueline.trials.frame.asked import Asked, Prepared, Told
+    from trueline.trials.frame.asked import Asked, Prepared, ProgressSource
     from trueline.trials.frame.trial import TrialAnswer
 
 
@@ -35,7 +35,7 @@ def run_and_print(asked: Asked, prepared: Prepared, *, dry_run: bool, json: bool
 
 
 @contextmanager
-def _running(told: Told, words: Sequence[str]) -> Iterator[None]:
+def _running(source: ProgressSource, words: Sequence[str]) -> Iterator[None]:
     """Progress on standard error while a trial runs. Ctrl-C and SIGTERM end the run with its processes, and leave what
     goes on with the same command.
     """
@@ -49,11 +49,11 @@ def _running(told: Told, words: Sequence[str]) -> Iterator[None]:
     from trueline.schema.text.words import counted
     from trueline.trials.frame.runs import Runs
 
-    runs = told if isinstance(told, Runs) else None
+    runs = source if isinstance(source, Runs) else None
     status = Console(stderr=True).status("Running the command") if on_terminal() else None
 
     def progress(arm: str, number: int) -> None:
-        says = f"run {number + 1} of at most {told.most}: {arm}"
+        says = f"run {number + 1} of at most {source.max_runs}: {arm}"
         if status is not None:
             counts = runs.counts("base", "sham") if runs else None
             so_far = f" (base and sham: {counts.showed} of {counts.runs} showed it)" if counts and counts.runs else ""
@@ -61,7 +61,7 @@ def _running(told: Told, words: Sequence[str]) -> Iterator[None]:
         else:
             print(f"trueline: {says}", file=sys.stderr, flush=True)
 
-    told.progress = progress
+    source.progress = progress
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         with status or nullcontext():

@@ -58,7 +58,7 @@ class Verb:
     about_run: bool = True
     lacks: frozenset[str] = frozenset()
     steps: int | None = None
-    most: int = 200
+    max_runs: int = 200
     usual: int = 0
     answers: int = 0
     also: str = ""
@@ -81,7 +81,7 @@ class Verb:
         options = (
             code,
             Option("error", float, error, default=0.05),
-            Option("runs", int, "Runs after which it is undecided.", default_text=str(self.most), least=1),
+            Option("runs", int, "Runs after which it is undecided.", default_text=str(self.max_runs), least=1),
             Option("steps", int, "Steps of each run.", "N", default_text=steps, least=1),
             Option("timeout", float, "Seconds after which a run of the command is stopped.", default=3600.0),
             Option("out", str, out, default="", default_text=f"trials/{self.name}"),
@@ -219,7 +219,7 @@ _SHRINK = Verb(
         ),
     ),
     module="shrink.shrink",
-    most=40,
+    max_runs=40,
 )
 
 _REMEDY = Verb(
@@ -361,7 +361,7 @@ _MODULES = Verb(
     module="modules.modules",
     about_run=False,
     lacks=frozenset({"code", "error", "runs", "steps"}),
-    most=2,
+    max_runs=2,
     also="--ref REF",
 )
 

@@ -124,10 +124,10 @@ def setup_of(run: Run, *, workers: int | None, cosine: float | None, dtype: str 
         raise CannotTell(f"Run '{run.path}' has {only} whose gradients are averaged; pass --workers.")
     count = len(ranks) if workers is None else workers
     if dtype is None:
-        known = [run.env[rank].grad_dtype.removeprefix("torch.") for rank in ranks if rank in run.env]
-        if not known:
+        dtypes = [run.env[rank].grad_dtype.removeprefix("torch.") for rank in ranks if rank in run.env]
+        if not dtypes:
             raise CannotTell(f"Run '{run.path}' does not say in which dtype gradients were reduced; pass --dtype.")
-        dtype = max(known, key=unit_roundoff)
+        dtype = max(dtypes, key=unit_roundoff)
     if cosine is None:
         measured = torch.from_numpy(dispersion(run).cosine_mean)
         measured = measured[measured.isfinite()]
@@ -151,7 +151,7 @@ def measure(setup: SumSetup, progress: Callable[[], None] = lambda: None) -> lis
         terms = workers_gradients(setup, size, generator)
         exact = terms.double().sum(0)
         for order, sums in squares.items():
-            added = [add_up(terms[one], order, accumulate=setup.accumulate) for one in permutations]
+            added = [add_up(terms[permutation], order, accumulate=setup.accumulate) for permutation in permutations]
             sums.take(added, exact)
             progress()
     return [_noise(setup, order, sums) for order, sums in squares.items()]
@@ -206,7 +206,7 @@ class _Squares:
         self.differences = torch.zeros(pairs, dtype=torch.float64)
 
     def take(self, added: Sequence[Tensor], exact_n: Tensor) -> None:
-        wide_Pn = torch.stack([one.double() for one in added])
+        wide_Pn = torch.stack([permuted_sum.double() for permuted_sum in added])
         first, second = torch.triu_indices(PERMUTATIONS, PERMUTATIONS, offset=1)
         self.norm += float(exact_n.square().sum())
         self.errors += (wide_Pn - exact_n).square().sum(1)
@@ -217,14 +217,14 @@ def _noise(setup: SumSetup, order: Order, squares: _Squares) -> OrderNoise:
     u_out = UNIT_ROUNDOFF[setup.dtype]
     u = UNIT_ROUNDOFF["float32"] if setup.accumulate == "float32" else u_out
     count, cosine = setup.workers, setup.cosine
-    within = sum_error_rel(count, order=order, u=u, mean_cosine=cosine)
+    expected_error = sum_error_rel(count, order=order, u=u, mean_cosine=cosine)
     last = sum_error_rel(2, order="sequential", u=u_out) if setup.accumulate == "float32" and u < u_out else 0.0
     expected = order_difference_rel(count, orders=(order, order), u=u, u_out=u_out, mean_cosine=cosine)
     differences = (squares.differences / squares.norm).sqrt()
     return OrderNoise(
         order=order,
         error_rel=float((squares.errors.mean() / squares.norm).sqrt()),
-        error_expected_rel=math.hypot(within, last),
+        error_expected_rel=math.hypot(expected_error, last),
         difference_rel=float(differences.square().mean().sqrt()),
         difference_expected_rel=expected,
         difference_most_rel=float(differences.max()),
@@ -236,9 +236,9 @@ def _noise(setup: SumSetup, order: Order, squares: _Squares) -> OrderNoise:
 
 
 def _piece_sizes(setup: SumSetup) -> list[int]:
-    most = max(_AT_A_TIME // setup.workers, _LEAST_PIECE)
-    whole, rest = divmod(setup.elements, most)
-    return [most] * whole + ([rest] if rest else [])
+    largest = max(_AT_A_TIME // setup.workers, _LEAST_PIECE)
+    whole, rest = divmod(setup.elements, largest)
+    return [largest] * whole + ([rest] if rest else [])
 
 
 def _in_turn(terms_Nn: Tensor) -> Tensor:

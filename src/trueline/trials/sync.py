@@ -4,7 +4,7 @@ The rule, fixed before the first run. Arms: ``base``; ``blocking``, each operati
 takes as much longer, but nothing is waited for; ``poison`` and ``poison 2``, memory is filled with a pattern before it
 is handed out and with another after it is freed; either of these with ``blocking``. They run in random order in blocks,
 until each is decided by a sequential test with its share of the error. An arm with poison is *other* where it has an
-error or warning that ``base`` has not, or measures more than ``OTHER`` times as much or as little.
+error or warning that ``base`` has not, or measures more than ``OTHER_SIZE`` times as much or as little.
 
 ==========  ==========  =======  ====================  ==========================================================
 base        blocking    sham     poison                says
@@ -45,7 +45,7 @@ ARMS = (BASE, BLOCKING, SHAM, *POISONS, "poison + blocking")
 
 NEVER_AFTER = 7
 """Runs of base without it after which it is taken for one that does not occur by itself: it does in less than 35 %."""
-OTHER = 4.0
+OTHER_SIZE = 4.0
 LEAST_SLOW, MOST_SLOW = 2.0, 10.0
 
 _BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1", "ASCEND_LAUNCH_BLOCKING": "1"}
@@ -118,40 +118,40 @@ class SyncTrial:
         if not shows:
             return self._latent()
         if self._settled(BLOCKING, lambda: self._is_there(BLOCKING)):
-            stays = f"It stays when each operation is waited for ({self._of(BLOCKING)}), and is"
-            if arm := self._other():
+            stays = f"It stays when each operation is waited for ({self._counts_text(BLOCKING)}), and is"
+            if arm := self._other_arm():
                 says = f"{stays} another with memory filled by a pattern: {self._differs(arm)}."
                 return "confirmed", [says], _NEXT["memory"], ["memory"]
-            same = "; ".join(self._of(arm) for arm in POISONS)
-            says = f"{stays} the same with memory filled by either of two patterns ({same})."
+            poison_counts = "; ".join(self._counts_text(arm) for arm in POISONS)
+            says = f"{stays} the same with memory filled by either of two patterns ({poison_counts})."
             return "excluded", [says], _NEXT["neither"], ["neither"]
         if self._settled(SHAM, lambda: self._is_there(SHAM)):
-            says = (
-                f"It is gone when each operation is waited for ({self._of(BLOCKING)}), and stays when everything takes "
-            )
-            return "confirmed", [f"{says}as long without waiting ({self._of(SHAM)})."], _NEXT["ordering"], ["ordering"]
+            says = f"It is gone when each operation is waited for ({self._counts_text(BLOCKING)}), and stays when "
+            says += f"everything takes as long without waiting ({self._counts_text(SHAM)})."
+            return "confirmed", [says], _NEXT["ordering"], ["ordering"]
         raise Undecided(
-            f"It is gone when each operation is waited for ({self._of(BLOCKING)}), and also when everything takes as "
-            f"long without waiting ({self._of(SHAM)}): any delay cures it, so that nothing is known of its cause.",
+            f"It is gone when each operation is waited for ({self._counts_text(BLOCKING)}), and also when everything "
+            f"takes as long without waiting ({self._counts_text(SHAM)}): any delay cures it, so that nothing is known "
+            "of its cause.",
             *_NEXT["timing"],
         )
 
     def _latent(self) -> tuple[Answer, list[str], Sequence[str], Sequence[str]]:
         counts = self.runs.counts(BASE)
         seldom = f"By itself it was seen in none of {counts.runs} runs (it shows in at most {most_rate(counts):.0%})"
-        arm = self._other()
+        arm = self._other_arm()
         if arm is None:
             raise Undecided(
                 f"{seldom}, and with memory filled by a pattern neither.", "Run more steps, on the same data."
             )
-        both = f"{arm} + blocking"
-        if self._settled(both, lambda: self._is_other(both)):
+        blocking_arm = f"{arm} + blocking"
+        if self._settled(blocking_arm, lambda: self._is_other(blocking_arm)):
             says = f"{seldom}; with memory filled by a pattern it is another, also when each operation is waited for: "
-            return "confirmed", [f"{says}{self._differs(both)}."], _NEXT["memory"], ["memory"]
+            return "confirmed", [f"{says}{self._differs(blocking_arm)}."], _NEXT["memory"], ["memory"]
         says = f"{seldom}; with memory filled by a pattern it is another, but not when each operation is waited for: "
         return "confirmed", [f"{says}{self._differs(arm)}."], _NEXT["filling"], ["filling"]
 
-    def _other(self) -> str | None:
+    def _other_arm(self) -> str | None:
         """The arm with poison, if any, whose runs are others than those of base."""
         return next((arm for arm in POISONS if self._settled(arm, lambda arm=arm: self._is_other(arm))), None)
 
@@ -159,10 +159,10 @@ class SyncTrial:
 
     def _settled(self, arm: str, ask: Callable[[], bool | None]) -> bool:
         """What ``ask`` says once it can: until then ``arm`` runs in blocks with base, in random order."""
-        while (said := ask()) is None:
-            for each in self._random.sample([*dict.fromkeys((arm, BASE))], len({arm, BASE})):
-                self.runs.outcome(self.way(each))
-        return said
+        while (decision := ask()) is None:
+            for block_arm in self._random.sample([*dict.fromkeys((arm, BASE))], len({arm, BASE})):
+                self.runs.outcome(self.way(block_arm))
+        return decision
 
     def way(self, arm: str) -> Way:
         """How the job runs in an arm."""
@@ -171,15 +171,15 @@ class SyncTrial:
         first, *more = arm.split(" + ")
         poison = POISONS.get(first, {})
         environ = poison | (_BLOCKING if BLOCKING in (first, *more) else {})
-        filled = {"switches": _FILLED, "off": [each["name"] for each in _FILLED]} if first == "poison" else {}
-        return Way(arm, environ, changes=filled)
+        fill_changes = {"switches": _FILLED, "off": [switch["name"] for switch in _FILLED]} if first == "poison" else {}
+        return Way(arm, environ, changes=fill_changes)
 
     def _times_slower(self) -> float:
         """How many times as long a run takes with ``blocking``."""
         seconds = {
             arm: [entry["seconds"] for entry in self.runs.log if entry["arm"] == arm] for arm in (BASE, BLOCKING)
         }
-        means = [sum(every) / len(every) for every in seconds.values() if every]
+        means = [sum(second) / len(second) for second in seconds.values() if second]
         ratio = means[1] / means[0] if len(means) == 2 and means[0] else LEAST_SLOW
         return round(min(max(ratio, LEAST_SLOW), MOST_SLOW), 1)
 
@@ -199,28 +199,28 @@ class SyncTrial:
         """Whether runs of an arm with poison are others than those of base, or do not show it; one by chance is a false
         alarm.
         """
-        counts, base = self._others(arm), self.runs.counts(BASE)
+        counts, base = self._other_counts(arm), self.runs.counts(BASE)
         if arm in POISONS and not base.showed and not counts.showed:
             return False if counts.runs >= NEVER_AFTER else None
         alone = arm.removesuffix(" + blocking")
-        present = base if base.showed else self._others(alone) if alone != arm else Counts()
+        present = base if base.showed else self._other_counts(alone) if alone != arm else Counts()
         absent = Counts() if base.showed else base
-        other = decided(log_odds_present(counts, present=present, absent=absent), error=self.error / 4)
-        if not base.showed or other:
-            return other
-        there = self._is_there(arm)
-        return True if there is False else False if there and other is False else None
+        is_other = decided(log_odds_present(counts, present=present, absent=absent), error=self.error / 4)
+        if not base.showed or is_other:
+            return is_other
+        is_present = self._is_there(arm)
+        return True if is_present is False else False if is_present and is_other is False else None
 
-    def _others(self, arm: str) -> Counts:
+    def _other_counts(self, arm: str) -> Counts:
         base, runs = (
-            [entry for entry in self.runs.log if entry["arm"] == each and entry["showed"] is not None]
-            for each in (BASE, arm)
+            [entry for entry in self.runs.log if entry["arm"] == compared_arm and entry["showed"] is not None]
+            for compared_arm in (BASE, arm)
         )
         return Counts(len(runs), sum(_differs(entry, base) for entry in runs))
 
     # -- words ------------------------------------------------------------------------------------------------------
 
-    def _of(self, arm: str) -> str:
+    def _counts_text(self, arm: str) -> str:
         counts = self.runs.counts(arm)
         return f"{arm}: {counts.showed} of {counts.runs} runs show it"
 
@@ -229,17 +229,23 @@ class SyncTrial:
         usual = {code for entry in base for code in entry["codes"]}
         runs = [entry for entry in self.runs.log if entry["arm"] == arm]
         new = sorted({code for entry in runs for code in entry["codes"]} - usual)
-        what = [f"new {', '.join(new)}"] if new else []
-        what += [f"measured {_some(runs)}, and {_some(base)} without"] if _some(runs) and _some(base) else []
-        return "; ".join(what) or self._of(arm)
+        differences = [f"new {', '.join(new)}"] if new else []
+        differences += (
+            [f"measured {_median_text(runs)}, and {_median_text(base)} without"]
+            if _median_text(runs) and _median_text(base)
+            else []
+        )
+        return "; ".join(differences) or self._counts_text(arm)
 
     def _answered(
         self, answer: Answer, says: Sequence[str], then: Sequence[str], credible: Sequence[str] = ()
     ) -> TrialAnswer:
-        left = tuple(credible) or ("ordering", "memory", "neither")
+        causes = tuple(credible) or ("ordering", "memory", "neither")
         rate = rate_of(self.runs.counts(BASE))
         return self.runs.end(
-            TrialAnswer("sync", self.question, answer, tuple(says), self.runs.arms, tuple(then), left, self.error, rate)
+            TrialAnswer(
+                "sync", self.question, answer, tuple(says), self.runs.arms, tuple(then), causes, self.error, rate
+            )
         )
 
 
@@ -252,15 +258,15 @@ def prepare(asked: Asked) -> Prepared:
 
 
 def _differs(entry: Mapping[str, Any], base: Sequence[Mapping[str, Any]]) -> bool:
-    if {*entry["codes"]} - {code for each in base for code in each["codes"]}:
+    if {*entry["codes"]} - {code for base_entry in base for code in base_entry["codes"]}:
         return True
-    known, now = _measured(each for each in base if each["showed"]), _measured([entry])
-    if not known or not now or not entry["showed"]:
+    base_sizes, sizes = _measured(base_entry for base_entry in base if base_entry["showed"]), _measured([entry])
+    if not base_sizes or not sizes or not entry["showed"]:
         return False
-    return not known[0] / OTHER <= now[0] <= known[-1] * OTHER
+    return not base_sizes[0] / OTHER_SIZE <= sizes[0] <= base_sizes[-1] * OTHER_SIZE
 
 
-def _some(entries: Sequence[Mapping[str, Any]]) -> str:
+def _median_text(entries: Sequence[Mapping[str, Any]]) -> str:
     values = _measured(entries)
     return f"{values[len(values) // 2]:.3g}" if values else ""
 

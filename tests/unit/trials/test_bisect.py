@@ -10,7 +10,7 @@ from trueline.trials.frame.runs import Runs, Way
 from trueline.trials.frame.same_fault import Outcome
 
 
-def tried(tmp_path, size, first, *, rate=1.0, false_rate=0.0, broken=(), seed=0, most=400, bad_at=None):
+def tried(tmp_path, size, first, *, rate=1.0, false_rate=0.0, broken=(), seed=0, max_runs=400, bad_at=None):
     stream, asked = random.Random(seed), []
 
     def engine(way, place):
@@ -22,7 +22,7 @@ def tried(tmp_path, size, first, *, rate=1.0, false_rate=0.0, broken=(), seed=0,
         return Outcome(stream.random() < (rate if is_bad else false_rate))
 
     trial = BisectTrial(
-        Runs("bisect", tmp_path / f"t{seed}", engine, {}, most),
+        Runs("bisect", tmp_path / f"t{seed}", engine, {}, max_runs),
         "?",
         size,
         lambda arm, version: Way(arm, changes={"version": version}),
@@ -60,7 +60,7 @@ def test_ends_that_are_not_what_they_should_be_are_undecided(tmp_path):
     assert "good end, v0 subject, shows it too" in always.says[0]
     broken, _ = tried(tmp_path / "c", 9, 4, broken=(8,))
     assert broken.says[0] == "The bad end, v8 subject, comes to no outcome: it ended with status 125."
-    few, _ = tried(tmp_path / "d", 65, 40, most=7)
+    few, _ = tried(tmp_path / "d", 65, 40, max_runs=7)
     assert (few.answer, few.exit_code) == ("undecided", 3)
 
 

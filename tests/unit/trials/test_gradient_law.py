@@ -136,10 +136,10 @@ def test_the_row_of_padding_has_no_gradient_by_design():
 
 def test_in_bfloat16_it_cannot_be_told():
     found = Job(dtype=torch.bfloat16).judged()
-    assert (found.holds, found.looked) == (None, True)
+    assert (found.holds, found.is_looked_at) == (None, True)
     assert "rounded too coarsely" in found.says
 
 
 def test_without_a_gradient_it_is_not_looked_at():
     found = Job(last=lambda loss, x: loss.detach()).judged()
-    assert (found.holds, found.looked) == (None, False)
+    assert (found.holds, found.is_looked_at) == (None, False)

@@ -9,7 +9,7 @@ from trueline.trials.knobs.catalogue import Switch
 from trueline.trials.knobs.knobs import CONTROL_EVERY, PATIENCE, KnobTrial
 
 
-def tried(tmp_path, shows, size=6, most=300, **more):
+def tried(tmp_path, shows, size=6, max_runs=300, **more):
     """The trial of a job of which ``shows(arm, off, number)`` tells how a run ends."""
     arms = []
 
@@ -18,7 +18,7 @@ def tried(tmp_path, shows, size=6, most=300, **more):
         return Outcome(shows(way.arm, set(way.changes["off"]), len(arms)), why="it ended with status 1")
 
     switches = [Switch(f"s{place}", "setting", "") for place in range(size)]
-    runs = Runs("knobs", tmp_path / "trial", engine, {}, most)
+    runs = Runs("knobs", tmp_path / "trial", engine, {}, max_runs)
     trial = KnobTrial(
         runs, "?", lambda: switches, lambda arm, off: Way(arm, changes={"off": [int(each.name[1:]) for each in off]}),
         **more,
@@ -96,7 +96,7 @@ def test_a_switch_without_which_the_job_does_not_run_stays_on_and_is_named(tmp_p
 def test_a_job_that_does_not_run_a_machine_that_runs_out_and_three_causes_are_undecided(tmp_path):
     fails, arms = tried(tmp_path / "a", lambda arm, off, number: None)
     assert (fails.answer, arms) == ("undecided", ["sham"] * 3)
-    few, _ = tried(tmp_path / "b", lambda arm, off, number: 1 not in off, most=4)
+    few, _ = tried(tmp_path / "b", lambda arm, off, number: 1 not in off, max_runs=4)
     assert few.answer == "undecided"
     assert "All 4 runs" in few.says[0]
     three, _ = tried(tmp_path / "c", lambda arm, off, number: not {0, 2, 4} & off)

@@ -26,20 +26,26 @@ def drawn(draw, *, gap=1.0, left=1.0, sham=1.0, spread=0.1, pairs=8):
 )
 def test_a_remedy_recovers_a_job_partly_or_has_no_effect(left, sham, verdict):
     draw = np.random.default_rng(0)
-    found = [effect_of(*drawn(draw, left=left, sham=sham, spread=0.05), good_varies=True).verdict for _ in range(40)]
+    found = [
+        effect_of(*drawn(draw, remedy_left=left, sham=sham, spread=0.05), good_varies=True).verdict for _ in range(40)
+    ]
     assert found.count(verdict) >= 36, found
 
 
 def test_where_the_sham_does_as_much_it_is_not_the_remedy():
     draw = np.random.default_rng(1)
-    found = [effect_of(*drawn(draw, left=0.0, sham=0.0, spread=0.05), good_varies=True).verdict for _ in range(40)]
+    found = [
+        effect_of(*drawn(draw, remedy_left=0.0, sham=0.0, spread=0.05), good_varies=True).verdict for _ in range(40)
+    ]
     assert {*found} == {"undecided"}, "what a sham does as well is no reason to take the remedy out again"
 
 
 def test_half_a_cure_of_a_small_gap_is_never_no_effect():
     """A quarter of what is wrong matters: before, 15 % of such jobs were told that there is no effect."""
     draw = np.random.default_rng(4)
-    verdicts = [effect_of(*drawn(draw, gap=3.0, left=0.5, spread=1.0), good_varies=True).verdict for _ in range(400)]
+    verdicts = [
+        effect_of(*drawn(draw, gap=3.0, remedy_left=0.5, spread=1.0), good_varies=True).verdict for _ in range(400)
+    ]
     assert verdicts.count("no effect") <= 12, {verdict: verdicts.count(verdict) for verdict in verdicts}
 
 
@@ -92,11 +98,11 @@ def test_the_sign_test_leaves_out_pairs_without_a_difference():
 @pytest.mark.parametrize("text", ["fp32", "fp32:", "clip:embed", "clip:embed=x", "clip:embed=0", "fp32:a=1", "magic"])
 def test_what_is_no_remedy_is_refused(text):
     with pytest.raises(InputError, match="--remedy is"):
-        Treatment.of(text)
+        Treatment.from_text(text)
 
 
 def test_the_sham_is_the_same_elsewhere_or_in_place_and_off(tmp_path):
-    fp32, unfused = Treatment.of("fp32:layers.3"), Treatment.of("unfused")
+    fp32, unfused = Treatment.from_text("fp32:layers.3"), Treatment.from_text("unfused")
     assert fp32.changes("base") == {}
     assert [fp32.changes(arm)["remedy"]["sham"] for arm in ("remedy", "sham")] == [False, True]
     assert unfused.changes("sham")["off"] == []
@@ -128,7 +134,7 @@ def test_the_sham_holds_no_tensor_of_the_remedys_module():
 
 
 def trial_of(tmp_path, engine, *, kind="fp32:x", pairs=6):
-    treatment = Treatment.of(kind)
+    treatment = Treatment.from_text(kind)
     ways = Ways(("job",), treatment, 0, tmp_path)
     runs = Runs("remedy", tmp_path / "t", engine, {}, 100)
     return RemedyTrial(runs, "?", ways.way, treatment, Measure(0, 9, None), pairs)

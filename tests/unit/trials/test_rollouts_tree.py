@@ -13,7 +13,7 @@ EVERY = experiments()
 NAMES = [each.name for each in EVERY]
 
 
-def tried(folder, gone, *, reach=NAMES, fails=(), rate=1.0, base=1.0, most=200):
+def tried(folder, gone, *, reach=NAMES, fails=(), rate=1.0, base=1.0, max_runs=200):
     """The answer where the finding is gone in the experiments ``gone``, and runs of ``fails`` tell nothing."""
     stream = random.Random(0)
 
@@ -22,7 +22,7 @@ def tried(folder, gone, *, reach=NAMES, fails=(), rate=1.0, base=1.0, most=200):
             return Outcome(None, "it ended with status 1")
         return Outcome(way.arm not in gone and stream.random() < (base if way.arm == "base" else rate))
 
-    runs = Runs("rl", folder / "t", engine, {}, most)
+    runs = Runs("rl", folder / "t", engine, {}, max_runs)
     return RolloutTrial(runs, "?", EVERY, {name: Way(name) for name in reach}).answer()
 
 
@@ -64,8 +64,8 @@ def test_a_job_that_does_not_show_it_is_undecided(tmp_path):
 
 
 def test_a_trial_goes_on_where_it_was_left(tmp_path):
-    assert tried(tmp_path, (), most=5).answer == "undecided"
-    assert tried(tmp_path, (), most=200).credible == ("model",)
+    assert tried(tmp_path, (), max_runs=5).answer == "undecided"
+    assert tried(tmp_path, (), max_runs=200).credible == ("model",)
 
 
 @pytest.mark.parametrize(

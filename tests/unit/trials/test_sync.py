@@ -11,7 +11,7 @@ from trueline.trials.sync import LEAST_SLOW, MOST_SLOW, NEVER_AFTER, SyncTrial
 ALL = ("base", "blocking", "sham", "poison", "poison 2")
 
 
-def tried(tmp_path, rates, *, measured=None, codes=None, rate=1.0, most=200, seed=0):
+def tried(tmp_path, rates, *, measured=None, codes=None, rate=1.0, max_runs=200, seed=0):
     """Of arms in ``rates`` the rest never shows it; ``codes`` are what an arm has besides."""
     stream, asked = random.Random(seed), []
 
@@ -22,7 +22,7 @@ def tried(tmp_path, rates, *, measured=None, codes=None, rate=1.0, most=200, see
         found += ("replica-drift",) if showed else ()
         return Outcome(showed, measured=(measured or {}).get(way.arm, 1.0), codes=found)
 
-    return SyncTrial(Runs("sync", tmp_path / "t", engine, {}, most), "?", seed=seed).answer(), asked
+    return SyncTrial(Runs("sync", tmp_path / "t", engine, {}, max_runs), "?", seed=seed).answer(), asked
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.5])

@@ -65,7 +65,7 @@ def test_nothing_in_so_many_replays_is_a_bound_and_not_health():
     found = tried(lambda device, rank, draw: False, rate=0.3)
     assert (found.answer, found.runs) == ("excluded", 9 * 3)  # 0.7 ** 9 = 0.04
     assert "In 9 replays or more of all nothing differed: each spoils at most 28% of them (q <= 0.33" in found.says[1]
-    short = tried(lambda device, rank, draw: False, most=8, seed=1)
+    short = tried(lambda device, rank, draw: False, max_runs=8, seed=1)
     assert (short.answer, "q <= 1" in short.says[1]) == ("undecided", True)
 
 
@@ -122,5 +122,5 @@ def test_who_was_first_to_differ_speaks_for_its_device():
 
 def test_the_first_value_that_differs_and_its_ranks():
     apart = first_apart(bits(2, [1], "9"), bits(2))
-    assert (apart.step, apart.what, apart.ranks) == (1, "gradient", (1,))
+    assert (apart.step, apart.kind, apart.ranks) == (1, "gradient", (1,))
     assert first_apart(bits(2), bits(2)) is None

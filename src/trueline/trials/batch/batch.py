@@ -27,8 +27,8 @@ from trueline.trials.batch.gradient import Direction, judge_gradient
 from trueline.trials.batch.laws import (
     COARSE,
     LIMIT,
-    Judged,
     Law,
+    LawJudgement,
     Rounding,
     is_nothing_alone,
     judge_halves,
@@ -68,16 +68,16 @@ class BatchTrial:
     _lacks: str = ""
 
     @property
-    def most(self) -> int:
+    def max_runs(self) -> int:
         """Runs, at most; the gradient needs most where it is wrong and there are some hundred parameters."""
         return (OF_BATCHES if self._changes_batches else 0) + (OF_GRADIENT if "gradient" in self.laws else 0)
 
     @property
-    def told(self) -> str:
+    def note(self) -> str:
         """What is to be known of the number of runs, in words: how many are usual, what is left out."""
-        usual = self.most - OF_GRADIENT + OF_RIGHT_GRADIENT
+        usual = self.max_runs - OF_GRADIENT + OF_RIGHT_GRADIENT
         many = f"about {usual} where the gradient is right" if "gradient" in self.laws else ""
-        return "; ".join(each for each in (self._lacks, many) if each)
+        return "; ".join(part for part in (self._lacks, many) if part)
 
     @property
     def _changes_batches(self) -> bool:
@@ -98,28 +98,31 @@ class BatchTrial:
                 raise Undecided("The loss or the gradient of the first step is not finite.")
         except Undecided as why:
             return self._answered("undecided", (why.says,), why.then)
-        judged: list[Judged] = []
+        judged: list[LawJudgement] = []
         for judge in (self._of_batches, self._of_weights):
             try:
                 judged += judge(base)
             except Undecided as why:
-                judged.append(Judged(self.laws[0], None, why.says, why.then))
-        broken = [each for each in judged if each.holds is False]
-        held = [each for each in judged if each.holds]
-        says = [each.says for each in (*broken, *held, *(each for each in judged if each.holds is None))]
+                judged.append(LawJudgement(self.laws[0], None, why.says, why.then))
+        broken = [judgement for judgement in judged if judgement.holds is False]
+        held_laws = [judgement for judgement in judged if judgement.holds]
+        says = [
+            judgement.says
+            for judgement in (*broken, *held_laws, *(judgement for judgement in judged if judgement.holds is None))
+        ]
         if self._rounding is not None:
             says.append(f"Rounding explains up to {self._rounding.says()} in this step.")
-        then = tuple(dict.fromkeys(line for each in judged for line in each.next))
+        then = tuple(dict.fromkeys(line for judgement in judged for line in judgement.next))
         if broken:
             return self._answered("confirmed", dict.fromkeys(says), then)
-        is_open = any(each.looked for each in judged if each.holds is None)
-        return self._answered("excluded" if held and not is_open else "undecided", dict.fromkeys(says), then)
+        is_open = any(judgement.is_looked_at for judgement in judged if judgement.holds is None)
+        return self._answered("excluded" if held_laws and not is_open else "undecided", dict.fromkeys(says), then)
 
     def _answered(self, answer: str, says: Iterable[str], then: Sequence[str]) -> TrialAnswer:
         arms = [Arm(name, self._runs.count(name), self._showed.count(name)) for name in dict.fromkeys(self._runs)]
         return TrialAnswer("batch", QUESTION, answer, tuple(says), tuple(arms), tuple(then))  # type: ignore[arg-type]
 
-    def _of_batches(self, base: FirstStep) -> list[Judged]:
+    def _of_batches(self, base: FirstStep) -> list[LawJudgement]:
         """The laws of a changed batch; raises where the step draws random numbers, which go by it."""
         laws = [law for law in self.laws if law != "gradient"]
         if not laws:
@@ -137,7 +140,7 @@ class BatchTrial:
         rounding = self._rounding_in(base, again)
         return [self._judged(law, base, rounding) for law in laws]
 
-    def _of_weights(self, base: FirstStep) -> list[Judged]:
+    def _of_weights(self, base: FirstStep) -> list[LawJudgement]:
         """The law of moved weights, for which random numbers may be drawn, if they are the same in each run."""
         if "gradient" not in self.laws:
             return []
@@ -179,20 +182,20 @@ class BatchTrial:
                 "do it in the dataset, whose random numbers are the same in all runs.",
             )
 
-    def _judged(self, law: Law, base: FirstStep, rounding: Rounding) -> Judged:
+    def _judged(self, law: Law, base: FirstStep, rounding: Rounding) -> LawJudgement:
         sure, why = _may_be_changed(law, base)
         if why:
-            return Judged(law, None, f"{law}: not looked at, as {why}.", looked=False)
+            return LawJudgement(law, None, f"{law}: not looked at, as {why}.", is_looked_at=False)
         arms: list[FirstStep] = []
         for change in _CHANGES[law]:
             measured, ended = self._run(change, change=change)
             why = _no_answer(change, measured, ended)
             if measured is None or why:
-                return Judged(law, None, f"{law}: {why}")
+                return LawJudgement(law, None, f"{law}: {why}")
             arms.append(measured)
         judged = judge_halves(base, *arms, rounding) if law == "halves" else judge_same(law, base, *arms, rounding)
         if judged.holds is False and not sure and law != "padding":
-            return Judged(
+            return LawJudgement(
                 law, None, f"{judged.says} But its loader does not say which dimension is of samples.", judged.next
             )
         if judged.holds is False and law == "halves":
@@ -200,12 +203,12 @@ class BatchTrial:
         self._showed += _CHANGES[law] if judged.holds is False else ()
         return judged
 
-    def _unless_by_design(self, judged: Judged, base: FirstStep, rounding: Rounding) -> Judged:
+    def _unless_by_design(self, judged: LawJudgement, base: FirstStep, rounding: Rounding) -> LawJudgement:
         """A loss that is nothing for one row alone compares rows: the law is not one of it."""
-        one, _ = self._run("one", change="one")
-        if one is None or not is_nothing_alone(base, one, rounding):
+        one_row, _ = self._run("one", change="one")
+        if one_row is None or not is_nothing_alone(base, one_row, rounding):
             return judged
-        return Judged(
+        return LawJudgement(
             "halves",
             None,
             f"{judged.says} But of one row alone the loss is 0: it compares rows, as contrastive losses do, and for "
@@ -214,40 +217,40 @@ class BatchTrial:
         )
 
     def _moved(self, direction: Direction, step: float, among: Sequence[int]) -> FirstStep:
-        along = str(self._place(0, "base")) if direction == "along" else ""
+        along = str(self._run_folder(0, "base")) if direction == "along" else ""
         moved = self._required("moved", move=step, among=list(among), along=along)
         if not moved.is_finite:
             raise Undecided(f"gradient: with its weights moved by {step:.1e} of their size the loss is not finite.")
         return moved
 
-    def _required(self, name: str, **asked: Any) -> FirstStep:
-        measured, ended = self._run(name, **asked)
+    def _required(self, name: str, **changes: Any) -> FirstStep:
+        measured, ended = self._run(name, **changes)
         if measured is None:
             raise Undecided(_how_it_ended(name, ended), "Run the command by itself: does it reach an update?")
         return measured
 
-    def _place(self, number: int, name: str) -> Path:
+    def _run_folder(self, number: int, name: str) -> Path:
         return self._folder.resolve() / f"{number}-{name}"
 
-    def _run(self, name: str, **asked: Any) -> tuple[FirstStep | None, Ended]:
-        self.progress(f"{name} ({self.told})" if self.told else name, len(self._runs))
-        place = self._place(len(self._runs), name)
-        place.mkdir(parents=True)
+    def _run(self, name: str, **changes: Any) -> tuple[FirstStep | None, Ended]:
+        self.progress(f"{name} ({self.note})" if self.note else name, len(self._runs))
+        run_folder = self._run_folder(len(self._runs), name)
+        run_folder.mkdir(parents=True)
         self._runs.append(name)
-        told = {"out": str(place), "seed": self.seed, "model_seed": MODEL_SEEDS[0]} | asked
-        ended = self.job.run(trial_environment(told, base=dict(os.environ)), printed=place / "printed.txt")
-        return read_first_step(place), ended
+        request = {"out": str(run_folder), "seed": self.seed, "model_seed": MODEL_SEEDS[0]} | changes
+        ended = self.job.run(trial_environment(request, base=dict(os.environ)), printed=run_folder / "printed.txt")
+        return read_first_step(run_folder), ended
 
 
 def prepare(asked: Asked, *, law: str = ",".join(LAWS)) -> Prepared:
     """Do loss and gradients obey the laws of a batch? Raises ``InputError``."""
-    laws = [each for each in LAWS if each in law.split(",")]
+    laws = [name for name in LAWS if name in law.split(",")]
     if not laws or {*law.split(",")} - {*LAWS}:
         raise InputError(f"--law is '{law}'; give some of {', '.join(LAWS)}, with commas.")
     plan = [f"Each run: {' '.join(asked.command)}, up to its first update.", f"Laws: {', '.join(laws)}."]
     trial = BatchTrial(asked.plain_job, laws, asked.seed)
-    told = f", {trial.told}" if trial.told else ""
-    return Prepared(trial, plan, f"3 to {trial.most}{told}", trial)
+    note = f", {trial.note}" if trial.note else ""
+    return Prepared(trial, plan, f"3 to {trial.max_runs}{note}", trial)
 
 
 def _does_not_repeat(base: FirstStep, again: FirstStep) -> tuple[str, str]:

@@ -42,8 +42,8 @@ class FirstStep:
     @property
     def batches(self) -> list[Mapping[str, Any]]:
         """Of each backward pass, rank by rank, the batch that it read; empty where they are not one to one."""
-        every = [batch for facts in self.facts for batch in facts["batches"]]
-        return every if len(every) == len(self.losses) else []
+        batches = [batch for facts in self.facts for batch in facts["batches"]]
+        return batches if len(batches) == len(self.losses) else []
 
 
 def read_first_step(folder: Path) -> FirstStep | None:
@@ -51,44 +51,46 @@ def read_first_step(folder: Path) -> FirstStep | None:
     losses: list[Losses] = []
     gradients: dict[tuple[int, str], NDArray[np.float64]] = {}
     facts: list[Mapping[str, Any]] = []
-    for rank, place in enumerate(sorted(folder.glob("rank*.npz"), key=lambda path: int(path.stem[4:]))):
-        with np.load(place) as held:
-            losses.append(held["losses"])
-            facts.append(json.loads(str(held["facts"])))
-            gradients |= {(rank, name): held[name] for name in held.files if name.startswith("gradient/")}
+    for rank, file_path in enumerate(sorted(folder.glob("rank*.npz"), key=lambda path: int(path.stem[4:]))):
+        with np.load(file_path) as arrays:
+            losses.append(arrays["losses"])
+            facts.append(json.loads(str(arrays["facts"])))
+            gradients |= {(rank, name): arrays[name] for name in arrays.files if name.startswith("gradient/")}
     if not facts or len(facts) < facts[0]["world_size"]:
         return None
     return FirstStep(np.concatenate(losses), gradients, facts)
 
 
-def losses_apart(one: Losses, other: Losses) -> float:
+def losses_apart(base: Losses, changed: Losses) -> float:
     """|one - other| / |one|; infinite where they are not as many."""
-    if one.shape != other.shape:
+    if base.shape != changed.shape:
         return math.inf
-    return _ratio(float(np.linalg.norm(one - other)), float(np.linalg.norm(one)))
+    return _ratio(float(np.linalg.norm(base - changed)), float(np.linalg.norm(base)))
 
 
-def gradients_apart(one: Gradients, other: Gradients) -> float:
+def gradients_apart(base: Gradients, changed: Gradients) -> float:
     """The same of the gradients of all parameters and ranks."""
-    return math.inf if one.keys() != other.keys() else _ratio(_norm(mixed((1.0, one), (-1.0, other))), _norm(one))
+    return (
+        math.inf if base.keys() != changed.keys() else _ratio(_norm(mixed((1.0, base), (-1.0, changed))), _norm(base))
+    )
 
 
 def mixed(*parts: tuple[float, Gradients]) -> Gradients:
     """The weighted sum of gradients of the same parameters."""
-    return {key: sum(weight * each[key] for weight, each in parts) for key in parts[0][1]}  # type: ignore[misc]
+    return {key: sum(weight * gradients[key] for weight, gradients in parts) for key in parts[0][1]}  # type: ignore[misc]
 
 
 def share_of_first(whole: Gradients, first: Gradients, second: Gradients) -> float:
     """The f for which f · first + (1 - f) · second is nearest to the whole (least squares)."""
-    apart, wanted = mixed((1.0, first), (-1.0, second)), mixed((1.0, whole), (-1.0, second))
-    square = _norm(apart) ** 2
-    return sum(float(apart[key] @ wanted[key]) for key in apart) / square if square else math.nan
+    difference, target = mixed((1.0, first), (-1.0, second)), mixed((1.0, whole), (-1.0, second))
+    square = _norm(difference) ** 2
+    return sum(float(difference[key] @ target[key]) for key in difference) / square if square else math.nan
 
 
-def most_apart(one: Gradients, other: Gradients, count: int = 3) -> list[str]:
+def most_apart(base: Gradients, changed: Gradients, count: int = 3) -> list[str]:
     """Names of the parameters that have most of the square of the difference, and its share."""
     squares: dict[str, float] = {}
-    for (_, name), values in mixed((1.0, one), (-1.0, other)).items():
+    for (_, name), values in mixed((1.0, base), (-1.0, changed)).items():
         squares[name] = squares.get(name, 0.0) + float(values @ values)
     total = sum(squares.values()) or 1.0
     worst = sorted(squares, key=lambda name: -squares[name])[:count]
@@ -96,7 +98,7 @@ def most_apart(one: Gradients, other: Gradients, count: int = 3) -> list[str]:
 
 
 def _norm(gradients: Gradients) -> float:
-    return math.sqrt(sum(float(each @ each) for each in gradients.values()))
+    return math.sqrt(sum(float(gradient @ gradient) for gradient in gradients.values()))
 
 
 def _ratio(difference: float, whole: float) -> float:

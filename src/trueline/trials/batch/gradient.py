@@ -22,7 +22,7 @@ import numpy as np
 
 from trueline.comparison.expect.rounding import UNIT_ROUNDOFF
 from trueline.trials.batch.first_steps import FirstStep, losses_apart
-from trueline.trials.batch.laws import COARSE, LIMIT, Judged
+from trueline.trials.batch.laws import COARSE, LIMIT, LawJudgement
 
 Direction = Literal["along", "across"]
 
@@ -62,19 +62,20 @@ class Slopes:
     """
 
     names: Sequence[str]
-    places: Sequence[int]
+    positions: Sequence[int]
     slope_P: Mapping[Direction, np.ndarray]
     size_P: np.ndarray
 
     @classmethod
-    def of(cls, base: FirstStep) -> Slopes | None:
+    def from_step(cls, base: FirstStep) -> Slopes | None:
         """Of a loss that is the mean over ranks; None where ranks do not have the same parameters, or no gradient."""
-        every = [facts["slopes"] for facts in base.facts]
-        names, places = ([each[what] for each in every[0]] for what in ("name", "place"))
-        if any([each["name"] for each in other] != names for other in every):
+        slopes_by_rank = [facts["slopes"] for facts in base.facts]
+        names, positions = ([entry[key] for entry in slopes_by_rank[0]] for key in ("name", "place"))
+        if any([entry["name"] for entry in rank_slopes] != names for rank_slopes in slopes_by_rank):
             return None
         share, along, across, size = (
-            np.array([[each[what] for each in rank] for rank in every]) for what in ("share", "along", "across", "size")
+            np.array([[entry[key] for entry in rank] for rank in slopes_by_rank])
+            for key in ("share", "along", "across", "size")
         )
         if not size.any():
             return None
@@ -82,15 +83,15 @@ class Slopes:
             "along": (share * along).sum(0),
             "across": (share * across).sum(0),
         }
-        return cls(names, places, slope_P, np.sqrt((share * size**2).sum(0)))
+        return cls(names, positions, slope_P, np.sqrt((share * size**2).sum(0)))
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _MeasuredSlope:
     """The slope that was measured and what the gradient says, with what explains how far they may be apart."""
 
     measured: float
-    said: float
+    claimed: float
     size: float
     loss_noise: float
     weight_noise: float
@@ -113,43 +114,43 @@ class _Seen:
     def differs(self, factor: float = 1.0) -> bool | None:
         """Whether the slope is not ``factor`` times what the gradient says; None where that cannot be told."""
         tolerance = self.tolerance_at(factor)
-        apart = abs(self.measured - factor * self.said) > tolerance
-        return None if tolerance > COARSE * max(factor * self.size, abs(self.measured)) else apart
+        is_apart = abs(self.measured - factor * self.claimed) > tolerance
+        return None if tolerance > COARSE * max(factor * self.size, abs(self.measured)) else is_apart
 
-    def share(self, of: float) -> str:
-        return f"{of / max(self.size, abs(self.measured)):.1e}"
+    def share(self, part: float) -> str:
+        return f"{part / max(self.size, abs(self.measured)):.1e}"
 
 
-def judge_gradient(base: FirstStep, nudged: FirstStep, moved: Moved) -> Judged:
+def judge_gradient(base: FirstStep, nudged: FirstStep, moved: Moved) -> LawJudgement:
     """Whether the gradient is that of the loss, and of which parameters it is not. ``nudged``: as ``base``, with each
     weight moved by one unit roundoff.
     """
-    slopes = Slopes.of(base)
+    slopes = Slopes.from_step(base)
     if slopes is None:
         why = "no parameter of a module that is called has a gradient"
-        return Judged("gradient", None, f"gradient: not looked at, as {why}.", looked=False)
-    held: list[str] = []
+        return LawJudgement("gradient", None, f"gradient: not looked at, as {why}.", is_looked_at=False)
+    agreements: list[str] = []
     bends = False
     for direction in STEPS:
-        looked = _Looked(base, nudged, slopes, moved, direction)
-        whole = looked.whole()
+        weights = _MovedWeights(base, nudged, slopes, moved, direction)
+        whole = weights.whole()
         differs = whole.differs()
         if differs is None:
             bends = bends or BENDS * whole.bend > whole.noise
             continue
         if not differs:
-            held.append(f"{whole.share(abs(whole.measured - whole.said))} {direction} it")
-        elif (factor := looked.common_factor()) is not None:
+            agreements.append(f"{whole.share(abs(whole.measured - whole.claimed))} {direction} it")
+        elif (factor := weights.common_factor()) is not None:
             says = f"it is {factor} times that of the losses' mean over ranks, in all parameters alike."
-            return Judged("gradient", True, f"gradient: {says}", _FACTOR_HINTS)
+            return LawJudgement("gradient", True, f"gradient: {says}", _FACTOR_HINTS)
         else:
-            says = _broken(slopes.names, *looked.narrowed(), whole, direction)
-            return Judged("gradient", False, f"gradient: {says}", _HINTS)
-    if held:
-        says = f"as the weights move, the loss changes as it says (apart by {' and '.join(held)})."
-        return Judged("gradient", True, f"gradient: {says}")
+            says = _broken(slopes.names, *weights.narrowed(), whole, direction)
+            return LawJudgement("gradient", False, f"gradient: {says}", _HINTS)
+    if agreements:
+        says = f"as the weights move, the loss changes as it says (apart by {' and '.join(agreements)})."
+        return LawJudgement("gradient", True, f"gradient: {says}")
     why = "bends or jumps too much as they move" if bends else "is rounded too coarsely"
-    return Judged("gradient", None, f"gradient: the slope along the weights cannot be told, as the loss {why}.")
+    return LawJudgement("gradient", None, f"gradient: the slope along the weights cannot be told, as the loss {why}.")
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class _Factor:
         return f"{self.times:.4g} (to within {self.off_rel:.2g} of it)"
 
 
-class _Looked:
+class _MovedWeights:
     """Runs the job with weights moved in one direction."""
 
     def __init__(self, base: FirstStep, nudged: FirstStep, slopes: Slopes, moved: Moved, direction: Direction) -> None:
@@ -173,27 +174,27 @@ class _Looked:
         self._rounding = LIMIT * max(losses_apart(base.losses, nudged.losses), self._unit)
         self._step = STEPS[direction]
 
-    def whole(self) -> _Seen:
+    def whole(self) -> _MeasuredSlope:
         """The slope for all parameters; at another a than the first where it can be told there only."""
-        seen = self._at_three(0, len(self._slopes.names))
-        if seen.differs() is None:
-            self._step *= FACTOR if seen.noise > BENDS * seen.bend else 1 / FACTOR
-            seen = self._at_three(0, len(self._slopes.names))
-        return seen
+        slope = self._at_three(0, len(self._slopes.names))
+        if slope.differs() is None:
+            self._step *= FACTOR if slope.noise > BENDS * slope.bend else 1 / FACTOR
+            slope = self._at_three(0, len(self._slopes.names))
+        return slope
 
     def common_factor(self) -> _Factor | None:
         """What the gradient is of the slope, where that is one number for the first half of all parameters and for the
         second.
         """
-        every = len(self._slopes.names)
-        halves = [self._at_two(first, end) for first, end in ((0, every // 2), (every // 2, every))]
-        if any(each.differs() is not True for each in halves) or not all(each.said for each in halves):
+        num = len(self._slopes.names)
+        halves = [self._at_two(first, end) for first, end in ((0, num // 2), (num // 2, num))]
+        if any(slope.differs() is not True for slope in halves) or not all(slope.claimed for slope in halves):
             return None
-        factor = sum(each.said * each.measured for each in halves) / sum(each.said**2 for each in halves)
-        if factor <= 0 or FACTORS[0] < factor < FACTORS[1] or any(each.differs(factor) for each in halves):
+        factor = sum(slope.claimed * slope.measured for slope in halves) / sum(slope.claimed**2 for slope in halves)
+        if factor <= 0 or FACTORS[0] < factor < FACTORS[1] or any(slope.differs(factor) for slope in halves):
             return None
-        off = sum(abs(half.said) * half.tolerance_at(factor) for half in halves) / sum(half.said**2 for half in halves)
-        return _Factor(1 / factor, off / factor)
+        tolerance = sum(abs(slope.claimed) * slope.tolerance_at(factor) for slope in halves)
+        return _Factor(1 / factor, tolerance / sum(slope.claimed**2 for slope in halves) / factor)
 
     def narrowed(self) -> tuple[int, int]:
         """From which to before which parameter it differs: by halves, the later of which is looked at, as what is wrong
@@ -209,35 +210,37 @@ class _Looked:
             first, end = (middle, end) if later else (first, middle)
         return first, end
 
-    def _at_three(self, first: int, end: int) -> _Seen:
-        steps = [self._step / of for of in (1, 2, 4)]
+    def _at_three(self, first: int, end: int) -> _MeasuredSlope:
+        steps = [self._step / divisor for divisor in (1, 2, 4)]
         ends = [self._ends(step, first, end) for step in steps]
-        whole, half, quarter = (_slope(*each, step) for each, step in zip(ends, steps, strict=True))
+        whole, half, quarter = (_slope(*two_losses, step) for two_losses, step in zip(ends, steps, strict=True))
         coarser, finer = (4 * half - whole) / 3, (4 * quarter - half) / 3
         _, of_half, of_quarter = (ahead + back for ahead, back in ends)
         jump = JUMPS * abs(of_quarter - of_half / 4) / (2 * steps[-1])
-        return self._seen(finer, first, end, bend=max(abs(coarser - finer), jump))
+        return self._measured_slope(finer, first, end, bend=max(abs(coarser - finer), jump))
 
-    def _at_two(self, first: int, end: int) -> _Seen:
+    def _at_two(self, first: int, end: int) -> _MeasuredSlope:
         """With fewer runs, and a bound on bending that is too wide."""
         half, quarter = (_slope(*self._ends(step, first, end), step) for step in (self._step / 2, self._step / 4))
         finer = (4 * quarter - half) / 3
-        return self._seen(finer, first, end, bend=abs(quarter - finer))
+        return self._measured_slope(finer, first, end, bend=abs(quarter - finer))
 
-    def _seen(self, measured: float, first: int, end: int, *, bend: float) -> _Seen:
-        said = float(self._slopes.slope_P[self._direction][first:end].sum())
+    def _measured_slope(self, measured: float, first: int, end: int, *, bend: float) -> _MeasuredSlope:
+        claimed = float(self._slopes.slope_P[self._direction][first:end].sum())
         size = float(np.linalg.norm(self._slopes.size_P[first:end]))
         of_loss = self._rounding * float(np.abs(self._base.losses).sum()) / len(self._base.facts)
         of_weights = LIMIT * self._unit * size  # a weight that is moved is rounded
         shortest = self._step / 4
-        size = size if self._direction == "across" else said
-        return _Seen(measured, said, size, of_loss / shortest, of_weights / shortest, bend)
+        size = size if self._direction == "across" else claimed
+        return _MeasuredSlope(measured, claimed, size, of_loss / shortest, of_weights / shortest, bend)
 
     def _ends(self, step: float, first: int, end: int) -> tuple[float, float]:
         """How much more the loss is ahead and back than where the weights are."""
-        places = self._slopes.places[first:end]
-        moved = [self._moved(self._direction, sign * step, places) for sign in (1, -1)]
-        ahead, back = (float((each.losses - self._base.losses).sum()) / len(self._base.facts) for each in moved)
+        positions = self._slopes.positions[first:end]
+        moved = [self._moved(self._direction, sign * step, positions) for sign in (1, -1)]
+        ahead, back = (
+            float((step_there.losses - self._base.losses).sum()) / len(self._base.facts) for step_there in moved
+        )
         return ahead, back
 
 
@@ -245,9 +248,9 @@ def _slope(ahead: float, back: float, step: float) -> float:
     return (ahead - back) / (2 * step)
 
 
-def _broken(names: Sequence[str], first: int, end: int, whole: _Seen, direction: Direction) -> str:
+def _broken(names: Sequence[str], first: int, end: int, whole: _MeasuredSlope, direction: Direction) -> str:
     says = f"it is not that of the loss: as the weights move {direction} it, the loss changes otherwise than it says "
-    says += f"(by {whole.share(abs(whole.measured - whole.said))} of it; rounding and curvature explain "
+    says += f"(by {whole.share(abs(whole.measured - whole.claimed))} of it; rounding and curvature explain "
     says += f"{whole.share(whole.tolerance)})."
     if (first, end) == (0, len(names)):
         return says

@@ -72,7 +72,7 @@ class Rounding:
 
 
 @dataclass(frozen=True)
-class Judged:
+class LawJudgement:
     """Whether a law ``holds`` (None: that cannot be told), and why, in a sentence. It is not ``looked`` at where the
     batch has nothing that could be changed.
     """
@@ -81,7 +81,7 @@ class Judged:
     holds: bool | None
     says: str
     next: tuple[str, ...] = ()
-    looked: bool = True
+    is_looked_at: bool = True
 
 
 def rounding_of(base: FirstStep, again: FirstStep, nudged: FirstStep) -> Rounding:
@@ -93,32 +93,32 @@ def rounding_of(base: FirstStep, again: FirstStep, nudged: FirstStep) -> Roundin
     order = order_difference_rel(
         max(terms, 3), orders=("blocked", "blocked"), u=min(unit, UNIT_ROUNDOFF["float32"]), u_out=unit
     )
-    losses = max(losses_apart(base.losses, each.losses) for each in (again, nudged))
-    gradients = max(gradients_apart(base.gradients, each.gradients) for each in (again, nudged))
+    losses = max(losses_apart(base.losses, step.losses) for step in (again, nudged))
+    gradients = max(gradients_apart(base.gradients, step.gradients) for step in (again, nudged))
     return Rounding(LIMIT * max(losses, order, unit), LIMIT * max(gradients, order, unit))
 
 
-def judge_same(law: Law, base: FirstStep, changed: FirstStep, rounding: Rounding) -> Judged:
+def judge_same(law: Law, base: FirstStep, changed: FirstStep, rounding: Rounding) -> LawJudgement:
     """That nothing changes: for another order of the rows and for other padding."""
-    what = {"permute": "with its rows in reverse", "padding": "with other padding"}.get(law, "")
+    change = {"permute": "with its rows in reverse", "padding": "with other padding"}.get(law, "")
     losses = losses_apart(base.losses, changed.losses)
     gradients = gradients_apart(base.gradients, changed.gradients)
     if losses <= rounding.losses and gradients <= rounding.gradients:
-        return Judged(law, True, f"{law}: the batch {what} has the same loss ({losses:.1e}) and gradient "
+        return LawJudgement(law, True, f"{law}: the batch {change} has the same loss ({losses:.1e}) and gradient "
                       f"({gradients:.1e} apart).")  # fmt: skip
-    return _broken(law, f"the batch {what}", losses, gradients, rounding, (base.gradients, changed.gradients))
+    return _broken(law, f"the batch {change}", losses, gradients, rounding, (base.gradients, changed.gradients))
 
 
-def judge_halves(base: FirstStep, first: FirstStep, second: FirstStep, rounding: Rounding) -> Judged:
+def judge_halves(base: FirstStep, first: FirstStep, second: FirstStep, rounding: Rounding) -> LawJudgement:
     """That the whole is the mean of its halves, each weighted by what the loss is a mean over."""
     if not (base.losses.shape == first.losses.shape == second.losses.shape):
-        return Judged("halves", None, "halves: a half has another number of backward passes than the whole.")
+        return LawJudgement("halves", None, "halves: a half has another number of backward passes than the whole.")
     if base.fact("normalises_batch"):
-        return Judged(
+        return LawJudgement(
             "halves", None, "halves: batch normalisation without running statistics lets rows influence each other."
         )
     if losses_apart(base.losses, first.losses + second.losses) <= rounding.losses:
-        return Judged("halves", False, _AS_A_SUM, _SUM_HINTS)
+        return LawJudgement("halves", False, _AS_A_SUM, _SUM_HINTS)
     nearest: tuple[float, float, Gradients] | None = None
     for name, share in _shares(base, first, second).items():
         losses = losses_apart(base.losses, share * first.losses + (1 - share) * second.losses)
@@ -126,23 +126,23 @@ def judge_halves(base: FirstStep, first: FirstStep, second: FirstStep, rounding:
         whole = _of_halves(float(share[0]), first, second) if even else base.gradients
         gradients = gradients_apart(base.gradients, whole) if even else 0.0
         if losses <= rounding.losses and gradients <= rounding.gradients:
-            seen = f"({losses:.1e})" + (f" and its gradient too ({gradients:.1e})" if even else _UNEVEN)
-            says = f"halves: the loss of the batch is the mean of its halves, weighted by {name} {seen}."
-            return Judged("halves", True, says, () if even else _UNEVEN_HINTS)
+            measured = f"({losses:.1e})" + (f" and its gradient too ({gradients:.1e})" if even else _UNEVEN)
+            says = f"halves: the loss of the batch is the mean of its halves, weighted by {name} {measured}."
+            return LawJudgement("halves", True, says, () if even else _UNEVEN_HINTS)
         if nearest is None or (losses, gradients) < nearest[:2]:
             nearest = (losses, gradients, whole)
     assert nearest is not None  # rows are always among the shares
     if base.fact("weighted") and len(base.losses) > 1:
-        return Judged("halves", None, "halves: classes have weights, so that what each half counts is not known.")
+        return LawJudgement("halves", None, "halves: classes have weights, so that what each half counts is not known.")
     losses, gradients, whole = nearest
     return _broken("halves", "the mean of the two halves", losses, gradients, rounding, (base.gradients, whole))
 
 
-def is_nothing_alone(base: FirstStep, one: FirstStep, rounding: Rounding) -> bool:
+def is_nothing_alone(base: FirstStep, one_row: FirstStep, rounding: Rounding) -> bool:
     """Whether the loss of a single row is nothing to what it is of the batch: it has nothing to compare it with."""
-    if base.losses.shape != one.losses.shape:
+    if base.losses.shape != one_row.losses.shape:
         return False
-    return float(np.linalg.norm(one.losses)) <= rounding.losses * float(np.linalg.norm(base.losses))
+    return float(np.linalg.norm(one_row.losses)) <= rounding.losses * float(np.linalg.norm(base.losses))
 
 
 _AS_A_SUM = "halves: the losses of the halves add up to that of the batch: it grows with the number of rows."
@@ -153,8 +153,8 @@ def _shares(base: FirstStep, first: FirstStep, second: FirstStep) -> Mapping[str
     """By what a mean may be over: the share of the first half in each backward pass."""
     shares: dict[str, Losses] = {}
     batches = base.batches
-    known = [set(batch["counts"]) for batch in batches] or [set[str]()]
-    for name in sorted(set.intersection(*known), key=lambda name: (name != "rows", name)):
+    count_names = [set(batch["counts"]) for batch in batches] or [set[str]()]
+    for name in sorted(set.intersection(*count_names), key=lambda name: (name != "rows", name)):
         counts = np.array([batch["counts"][name] for batch in batches], dtype=np.float64)
         ways = {"": counts, " of the step": np.broadcast_to(counts.sum(0), counts.shape)}
         per_rank = counts.reshape(len(base.facts), -1, 2)
@@ -165,15 +165,15 @@ def _shares(base: FirstStep, first: FirstStep, second: FirstStep) -> Mapping[str
             total = numbers.sum(1)
             if (total > 0).all():
                 shares[name + way] = numbers[:, 0] / total
-    every = [batch for facts in base.facts for batch in facts["batches"]]
-    rows = {tuple(batch["counts"].get("rows", (1, 1))) for batch in every} or {(1.0, 1.0)}
+    all_batches = [batch for facts in base.facts for batch in facts["batches"]]
+    rows = {tuple(batch["counts"].get("rows", (1, 1))) for batch in all_batches} or {(1.0, 1.0)}
     if len(rows) == 1:
-        one, other = rows.pop()
-        shares.setdefault("rows", np.full(base.losses.shape, one / (one + other)))
+        num_first, num_second = rows.pop()
+        shares.setdefault("rows", np.full(base.losses.shape, num_first / (num_first + num_second)))
     if len(base.losses) == 1:
-        own = share_of_first(base.gradients, first.gradients, second.gradients)
-        if 0 < own < 1:
-            shares[f"weights of its own ({own:.3g} for the first half)"] = np.array([own])
+        share_of_gradient = share_of_first(base.gradients, first.gradients, second.gradients)
+        if 0 < share_of_gradient < 1:
+            shares[f"weights of its own ({share_of_gradient:.3g} for the first half)"] = np.array([share_of_gradient])
     return shares or {"rows": np.full(base.losses.shape, 0.5)}
 
 
@@ -184,16 +184,18 @@ def _of_halves(share: float, first: FirstStep, second: FirstStep) -> Gradients:
 
 
 def _broken(
-    law: Law, what: str, losses: float, gradients: float, rounding: Rounding, pair: tuple[Gradients, Gradients]
-) -> Judged:
+    law: Law, subject: str, losses: float, gradients: float, rounding: Rounding, pair: tuple[Gradients, Gradients]
+) -> LawJudgement:
     if not (math.isfinite(losses) and math.isfinite(gradients)):
-        return Judged(law, None, f"{law}: {what} has other backward passes or parameters with a gradient.")
+        return LawJudgement(law, None, f"{law}: {subject} has other backward passes or parameters with a gradient.")
     loss_says = f"{losses:.2g} of it, and rounding explains {rounding.losses:.1e}"
-    says = f"{law}: {what} has another loss (by {loss_says})" if losses > rounding.losses else f"{law}: {what} has"
+    says = (
+        f"{law}: {subject} has another loss (by {loss_says})" if losses > rounding.losses else f"{law}: {subject} has"
+    )
     if gradients > rounding.gradients:
         says += " and" if losses > rounding.losses else ""
         says += (
             f" another gradient (by {gradients:.2g} of it, and rounding explains {rounding.gradients:.1e}), most in "
         )
         says += ", ".join(most_apart(*pair))
-    return Judged(law, False, f"{says}.", _HINTS[law])
+    return LawJudgement(law, False, f"{says}.", _HINTS[law])

@@ -39,7 +39,7 @@ class BisectTrial:
     says: Callable[[int], str]
     error: float = 0.05
     seed: int = 0
-    done: Callable[[], None] = lambda: None
+    clean_up: Callable[[], None] = lambda: None
     then: tuple[str, ...] = ("Read its changes: git show.",)
     """What to do with the answer."""
     _line: Line = field(init=False)
@@ -60,8 +60,8 @@ class BisectTrial:
         except Undecided as why:
             return self._answered("undecided", [why.says], why.then)
         finally:
-            self.done()
-        return self._answered("confirmed", self._found(), self.then)
+            self.clean_up()
+        return self._answered("confirmed", self._evidence(), self.then)
 
     def _endpoints(self) -> None:
         while True:
@@ -75,29 +75,31 @@ class BisectTrial:
                     "Is all that it needs there? Files that git does not have are not in a checkout; a release is "
                     "installed without what it depends on.",
                 )
-            there = decided(log_odds_present(good, present=bad, absent=Counts()), error=self.error / 4)
-            if there:
+            is_present = decided(log_odds_present(good, present=bad, absent=Counts()), error=self.error / 4)
+            if is_present:
                 raise Undecided(
                     f"The good end, {self.says(0)}, shows it too ({good.showed} of {good.runs} runs).",
                     "Name an older one with --good; if none is good, it is of something else.",
                 )
-            if there is False and (bad.showed >= 3 or bad.showed == bad.runs):
+            if is_present is False and (bad.showed >= 3 or bad.showed == bad.runs):
                 return
 
     def _search(self) -> None:
-        since = 0
+        runs_since_control = 0
         while not self._line.is_settled(self.error / 2):
             self._run(self._line.next())
-            since += 1
-            if since == CONTROL_EVERY - 1:
-                since = 0
+            runs_since_control += 1
+            if runs_since_control == CONTROL_EVERY - 1:
+                runs_since_control = 0
                 self._control()
 
     def _control(self) -> None:
         """Run the bad end again. Raises ``Undecided`` where it stops showing it."""
         self._run(self.size - 1)
-        told = [entry["showed"] for entry in self.runs.log if entry["arm"] == BAD and entry["showed"] is not None]
-        early, late = (Counts(len(part), sum(part)) for part in (told[: len(told) // 2], told[len(told) // 2 :]))
+        outcomes = [entry["showed"] for entry in self.runs.log if entry["arm"] == BAD and entry["showed"] is not None]
+        early, late = (
+            Counts(len(part), sum(part)) for part in (outcomes[: len(outcomes) // 2], outcomes[len(outcomes) // 2 :])
+        )
         log_odds = log_odds_present(late, present=early, absent=Counts())
         if early.showed and decided(log_odds, error=self.error / 8) is False:
             raise Undecided(
@@ -112,15 +114,15 @@ class BisectTrial:
         if showed is not None or arm not in (GOOD, BAD):
             self._line.tell(version, showed)
 
-    def _found(self) -> list[str]:
+    def _evidence(self) -> list[str]:
         *before, first = self._line.credible(self.error / 2)
         lines = [f"It shows since {self.says(first)}."]
         if before:
             names = "; ".join(self.says(version) for version in before)
             lines = [f"It shows since {self.says(first)} or one of those before it, which do not run: {names}."]
-        sides = [first, max(version for version in range(first) if self._line.told[version].runs)]
+        sides = [first, max(version for version in range(first) if self._line.counts[version].runs)]
         for version in sides:
-            counts = self._line.told[version]
+            counts = self._line.counts[version]
             lines.append(f"{self.says(version)}: {counts.showed} of {counts.runs} runs show it.")
         return lines
 
@@ -153,7 +155,7 @@ def prepare(asked: Asked, *, good: str, bad: str | None = None, package: str | N
     size = len(line.names)
     trial = BisectTrial(
         runs,
-        asked.question("Since which {kind} is it that"),
+        asked.question(f"Since which {kind} is it that"),
         size,
         lambda arm, version: line.way(arm, version, asked.command),
         line.says,

@@ -27,10 +27,10 @@ class Commits:
     inside: Path
 
     @classmethod
-    def between(cls, good: str, bad: str | None, *, tree: Path, here: Path | None = None) -> Commits:
-        """Those of the repository of ``here``. Raises ``InputError`` where there is none, or no line of commits."""
-        here = (here or Path.cwd()).resolve()
-        root = Path(_git(here, "rev-parse", "--show-toplevel")).resolve()
+    def between(cls, good: str, bad: str | None, *, tree: Path, job_folder: Path | None = None) -> Commits:
+        """Commits of the repository of ``job_folder``. Raises ``InputError`` without such a line."""
+        job_folder = (job_folder or Path.cwd()).resolve()
+        root = Path(_git(job_folder, "rev-parse", "--show-toplevel")).resolve()
         if bad is None and _git(root, "status", "--porcelain", "--untracked-files=no"):
             raise InputError(
                 f"'{root}' has changes that are in no commit, so that no commit is what you ran. Commit them, or name "
@@ -42,9 +42,9 @@ class Commits:
         parent = _git(root, "log", "-1", "--format=%P", lines[0].split()[0]).split()[:1] if lines else []
         if parent != [first]:
             raise InputError(f"'{good}' is no first-parent ancestor of '{bad or 'HEAD'}'. Name a good commit that is.")
-        every = [line.partition(" ") for line in (start, *lines)]
-        names, subjects = (tuple(part[place] for part in every) for place in (0, 2))
-        return cls(root, names, subjects, tree.resolve(), here.relative_to(root))
+        entries = [line.partition(" ") for line in (start, *lines)]
+        names, subjects = (tuple(part[part_index] for part in entries) for part_index in (0, 2))
+        return cls(root, names, subjects, tree.resolve(), job_folder.relative_to(root))
 
     def way(self, arm: str, version: int, words: Sequence[str]) -> Way:
         """The job in a checkout of a commit; words that are paths into the repository become those into it."""
@@ -52,8 +52,8 @@ class Commits:
             _git(self.root, "worktree", "add", "--force", "--detach", str(self.tree), self.names[version])
         _git(self.tree, "checkout", "--quiet", "--force", "--detach", self.names[version])
         _git(self.tree, "clean", "-fdq")
-        there = [self._moved(word) for word in words]
-        return Way(arm, ENVIRON, there, folder=self.tree / self.inside)
+        moved_words = [self._moved(word) for word in words]
+        return Way(arm, ENVIRON, moved_words, folder=self.tree / self.inside)
 
     def says(self, version: int) -> str:
         """``1a2b3c4 Fuse the optimizer``."""
@@ -73,17 +73,19 @@ class Commits:
 
 def _tracks(root: Path, path: Path) -> bool:
     """Whether the repository has it: an interpreter in an environment inside of it stays where it is."""
-    done = subprocess.run(["git", "ls-files", "--error-unmatch", str(path)], cwd=root, capture_output=True, check=False)
-    return done.returncode == 0
+    listing = subprocess.run(
+        ["git", "ls-files", "--error-unmatch", str(path)], cwd=root, capture_output=True, check=False
+    )
+    return listing.returncode == 0
 
 
 def _git(folder: Path, *words: str) -> str:
     """What git prints. Raises ``InputError`` with what it complains of."""
     try:
-        done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=False)
+        result = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=False)
     except OSError as error:
         raise InputError(f"git cannot be started: {error}. Install it, or bisect on a machine that has it.") from None
-    if done.returncode:
-        complaint = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+    if result.returncode:
+        complaint = result.stderr.strip().splitlines() or [f"status {result.returncode}"]
         raise InputError(f"git {words[0]} failed in '{folder}': {complaint[-1]}. Run it by itself to see why.")
-    return done.stdout.strip()
+    return result.stdout.strip()

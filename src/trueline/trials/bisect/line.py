@@ -27,7 +27,7 @@ class Line:
         prior_n[0] = 0.0
         with np.errstate(divide="ignore"):
             self._log_prior_n = np.log(prior_n / prior_n.sum())
-        self.told = [Counts()] * size
+        self.counts = [Counts()] * size
         self.untestable: set[int] = set()
 
     def tell(self, version: int, showed: bool | None) -> None:
@@ -35,11 +35,11 @@ class Line:
         if showed is None:
             self.untestable.add(version)
         else:
-            self.told[version] = self.told[version].with_one(showed)
+            self.counts[version] = self.counts[version].with_one(showed)
 
     def posterior(self) -> Floats:
         """[n] probability of each version to be the first bad one; 0 for version 0."""
-        runs_n = np.array([(counts.runs, counts.showed) for counts in self.told])
+        runs_n = np.array([(counts.runs, counts.showed) for counts in self.counts])
         before_n = np.concatenate([np.zeros((1, 2), dtype=np.int64), np.cumsum(runs_n, axis=0)[:-1]])
         after_n = runs_n.sum(0) - before_n
         log_n = self._log_prior_n + np.array(
@@ -57,14 +57,14 @@ class Line:
         """
         chances_n, cells = self.posterior(), self._cells()
         chance_of = [float(chances_n[list(cell)].sum()) for cell in cells]
-        found: list[int] = []
+        versions: list[int] = []
         sure = 0.0
-        for place in sorted(range(len(cells)), key=lambda place: -chance_of[place]):
-            found += cells[place]
-            sure += chance_of[place]
+        for cell_index in sorted(range(len(cells)), key=lambda cell: -chance_of[cell]):
+            versions += cells[cell_index]
+            sure += chance_of[cell_index]
             if sure >= 1 - error:
                 break
-        return sorted(found)
+        return sorted(versions)
 
     def is_settled(self, error: float) -> bool:
         """Whether one version, with those before it that cannot be run, has a probability of 1 - ``error``."""
@@ -75,9 +75,9 @@ class Line:
         """The version that can be run and best halves what is believed."""
         is_bad_n = np.cumsum(self.posterior())  # that version v has it: the first bad one is v or before
         can = [cell[-1] for cell in self._cells()][:-1]
-        return min(can, key=lambda place: abs(float(is_bad_n[place]) - 0.5))
+        return min(can, key=lambda version: abs(float(is_bad_n[version]) - 0.5))
 
     def _cells(self) -> list[range]:
         """Versions from after one that can be run up to the next that can; the last can."""
-        ends = [place for place in range(1, len(self.told)) if place not in self.untestable]
+        ends = [version for version in range(1, len(self.counts)) if version not in self.untestable]
         return [range(before + 1, end + 1) for before, end in zip([0, *ends], ends, strict=False)]

@@ -34,30 +34,30 @@ class Releases:
         python = _interpreter(words)
         last = bad or _installed(package, python)
         listed = _pip(python, "index", "versions", package)
-        found = re.search(r"Available versions: (.*)", listed)
-        every = [each.strip() for each in found[1].split(",")][::-1] if found else []
+        match = re.search(r"Available versions: (.*)", listed)
+        releases = [release.strip() for release in match[1].split(",")][::-1] if match else []
         for option, name in (("--good", good), ("--bad", last)):
-            if name not in every:
+            if name not in releases:
                 raise InputError(f"{option} is '{name}', which is no release of {package} that pip finds: it finds "
-                                 f"{', '.join(every)}.")  # fmt: skip
-        if every.index(good) >= every.index(last):
+                                 f"{', '.join(releases)}.")  # fmt: skip
+        if releases.index(good) >= releases.index(last):
             raise InputError(f"{package} {good} is no older than {last}. Name an older one with --good.")
-        chosen = tuple(every[every.index(good) : every.index(last) + 1])
-        return cls(package, chosen, folder.resolve(), python)
+        names = tuple(releases[releases.index(good) : releases.index(last) + 1])
+        return cls(package, names, folder.resolve(), python)
 
     def way(self, arm: str, version: int, words: Sequence[str]) -> Way:
         """The job with a release in front. One that pip cannot install does not run."""
-        place = self.folder / self.names[version]
-        if not place.exists():
-            part = place.with_suffix(".part")
+        installed = self.folder / self.names[version]
+        if not installed.exists():
+            part = installed.with_suffix(".part")
             shutil.rmtree(part, ignore_errors=True)
             try:
-                named = f"{self.package}=={self.names[version]}"
-                _pip(self.python, "install", "--quiet", "--no-deps", "--target", str(part), named)
+                requirement = f"{self.package}=={self.names[version]}"
+                _pip(self.python, "install", "--quiet", "--no-deps", "--target", str(part), requirement)
             except InputError as error:
                 return Way(arm, words=[sys.executable, "-c", f"raise SystemExit({str(error)!r})"])
-            part.replace(place)
-        path = os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH")]))
+            part.replace(installed)
+        path = os.pathsep.join(filter(None, [str(installed), os.environ.get("PYTHONPATH")]))
         return Way(arm, {"PYTHONPATH": path}, list(words))
 
     def says(self, version: int) -> str:
@@ -81,18 +81,18 @@ def _has_pip(python: str) -> bool:
 
 def _installed(package: str, python: str) -> str:
     script = f"import importlib.metadata as m; print(m.version({package!r}))"
-    done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=False)
-    if done.returncode:
+    result = subprocess.run([python, "-c", script], capture_output=True, text=True, check=False)
+    if result.returncode:
         raise InputError(f"{package} is not installed for {python}. Name the release that shows it with --bad.")
-    return done.stdout.strip()
+    return result.stdout.strip()
 
 
 def _pip(python: str, *words: str) -> str:
     """What pip prints. Raises ``InputError`` with what it complains of."""
     command = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "ERROR" in line or "No module" in line]
-        why = (lines or done.stderr.strip().splitlines() or ["it failed"])[-1]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        lines = [line for line in result.stderr.splitlines() if "ERROR" in line or "No module" in line]
+        why = (lines or result.stderr.strip().splitlines() or ["it failed"])[-1]
         raise InputError(f"pip {words[0]} failed: {why.strip()} Run it by itself: {' '.join(command)}")
-    return done.stdout
+    return result.stdout

@@ -50,9 +50,9 @@ class Asked:
         return launched(self.engine, self.words)
 
     @property
-    def most(self) -> int:
+    def max_runs(self) -> int:
         """Runs after which it is undecided."""
-        return self.runs or VERBS[self.verb].most
+        return self.runs or VERBS[self.verb].max_runs
 
     @property
     def num_steps(self) -> int:
@@ -91,33 +91,33 @@ class Asked:
         took = f"The steps of {self.run} took {seconds:.0f} s, without the start of the job." if seconds else ""
         return [*self.job.plan_says(), *filter(None, [took])]
 
-    def runs_for_finding(self, **more: Any) -> Runs:
-        """The runs of a trial about a finding; ``more`` is what else it is asked."""
+    def runs_for_finding(self, **options: Any) -> Runs:
+        """The runs of a trial about a finding; ``options`` is what else it is asked."""
         job = self.job
-        asked = {"code": job.wanted.code, "error": self.error, "plan": dict(job.plan), **more}
-        return self.runs_of(job, self.most, steps=job.last_step + 1, **asked)
+        facts = {"code": job.target.code, "error": self.error, "plan": dict(job.plan), **options}
+        return self.runs_of(job, self.max_runs, steps=job.last_step + 1, **facts)
 
-    def runs_of(self, runner: Runner, most: int, **more: Any) -> Runs:
-        """Those of ``runner``; ``more`` is what decides about the trial besides the command and the seed."""
-        asked = {"command": list(self.command), "seed": self.seed, **more}
-        asked |= {} if isinstance(self.plain_job.engine, Local) else {"engine": self.engine}
-        return Runs(self.verb, self.folder, runner, asked, most, keeps_all=self.keep, about=self.run)
+    def runs_of(self, runner: Runner, max_runs: int, **facts: Any) -> Runs:
+        """Those of ``runner``; ``facts`` is what decides about the trial besides the command and the seed."""
+        request = {"command": list(self.command), "seed": self.seed, **facts}
+        request |= {} if isinstance(self.plain_job.engine, Local) else {"engine": self.engine}
+        return Runs(self.verb, self.folder, runner, request, max_runs, keeps_all=self.keep, about=self.run)
 
     def question(self, words: str) -> str:
         """``words``, which end where the finding is named, as a question about it."""
-        wanted = self.job.wanted
-        return f"{words} {wanted.code} is found? {wanted.claim}"
+        target = self.job.target
+        return f"{words} {target.code} is found? {target.claim}"
 
     def prepared(self, trial: Sequential, plan: Sequence[str], usual: str) -> Prepared:
         """A trial that stops once it knows. ``usual`` are the runs that it then takes, in words whose last is a number,
         the most of them.
         """
-        most = int(usual.split()[-1])
-        if most > self.most:
-            enough = f"about {usual} where every run shows it (--runs {most})"
-            takes = f"at most {self.most}, which may not be enough: {enough}"
+        needed = int(usual.split()[-1])
+        if needed > self.max_runs:
+            enough = f"about {usual} where every run shows it (--runs {needed})"
+            takes = f"at most {self.max_runs}, which may not be enough: {enough}"
         else:
-            takes = f"about {usual} where every run shows it, at most {self.most}"
+            takes = f"about {usual} where every run shows it, at most {self.max_runs}"
         return Prepared(trial, plan, takes, trial.runs)
 
 
@@ -138,11 +138,11 @@ class Sequential(Trial, Protocol):
         ...
 
 
-class Told(Protocol):
+class ProgressSource(Protocol):
     """What tells ``progress`` the arm that is run now and the number of runs before it, at ``most`` so many."""
 
     progress: Callable[[str, int], None]
-    most: int
+    max_runs: int
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Prepared:
     trial: Trial
     plan: Sequence[str]
     takes: str
-    runs: Told
+    runs: ProgressSource
 
 
 def require_share(option: str, share: float, *, below: float) -> None:

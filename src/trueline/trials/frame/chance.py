@@ -27,8 +27,8 @@ class Counts:
     runs: int = 0
     showed: int = 0
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(self.runs + other.runs, self.showed + other.showed)
+    def __add__(self, counts: Counts) -> Counts:
+        return Counts(self.runs + counts.runs, self.showed + counts.showed)
 
     def with_one(self, showed: bool) -> Counts:
         """After one more run."""
@@ -107,23 +107,23 @@ class SequentialTest:
 
     def log_odds(self, counts: Counts) -> float:
         """ln(r / f) for each run that showed it, ln((1 - r) / (1 - f)) for each that did not."""
-        rate, false_rate = (min(max(each, 1e-9), 1 - 1e-9) for each in (self.rate, self.false_rate))
+        rate, false_rate = (min(max(share, 1e-9), 1 - 1e-9) for share in (self.rate, self.false_rate))
         clean = counts.runs - counts.showed
         return counts.showed * math.log(rate / false_rate) + clean * math.log((1 - rate) / (1 - false_rate))
 
 
-def _log_beta_binomial(counts: Counts, one: float, other: float) -> float:
+def _log_beta_binomial(counts: Counts, alpha: float, beta: float) -> float:
     clean = counts.runs - counts.showed
-    return _log_beta(one + counts.showed, other + clean) - _log_beta(one, other)
+    return _log_beta(alpha + counts.showed, beta + clean) - _log_beta(alpha, beta)
 
 
-def _log_beta(one: float, other: float) -> float:
-    return math.lgamma(one) + math.lgamma(other) - math.lgamma(one + other)
+def _log_beta(alpha: float, beta: float) -> float:
+    return math.lgamma(alpha) + math.lgamma(beta) - math.lgamma(alpha + beta)
 
 
-def _log_sum(one: float, other: float) -> float:
-    high = max(one, other)
-    return high + math.log(math.exp(one - high) + math.exp(other - high))
+def _log_sum(log_a: float, log_b: float) -> float:
+    high = max(log_a, log_b)
+    return high + math.log(math.exp(log_a - high) + math.exp(log_b - high))
 
 
 def _root(is_above: Callable[[float], bool]) -> float:

@@ -49,7 +49,7 @@ class Runner(Protocol):
     job: Any
     """A ``Job``, whose ``end`` ends all runs."""
 
-    def __call__(self, way: Way, place: Path) -> Outcome:
+    def __call__(self, way: Way, run_folder: Path) -> Outcome:
         """Raises ``OSError`` where the command cannot be started."""
         ...
 
@@ -57,8 +57,8 @@ class Runner(Protocol):
 class OutOfRuns(Undecided):
     """No run is left of the ``most`` that were allowed."""
 
-    def __init__(self, most: int) -> None:
-        runs = f"All {most} runs that were allowed were made."
+    def __init__(self, max_runs: int) -> None:
+        runs = f"All {max_runs} runs that were allowed were made."
         super().__init__(runs, "Go on with the same command and a larger --runs.")
 
 
@@ -81,20 +81,20 @@ class Runs:
     trial: str
     folder: Path
     runner: Runner
-    asked: Mapping[str, Any]
-    most: int = 200
+    request: Mapping[str, Any]
+    max_runs: int = 200
     progress: Callable[[str, int], None] = lambda arm, runs: None
     keeps_all: bool = False
     about: str = ""
     log: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    _known: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    _begun: bool = False
+    _stored_log: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    _has_begun: bool = False
 
     def begin(self) -> None:
         """Take up what is there. Raises ``InputError`` where that is another trial."""
-        if self._begun:
+        if self._has_begun:
             return
-        self._begun = True
+        self._has_begun = True
         path = self.folder / FILE
         if not path.exists():
             if self.folder.exists() and any(self.folder.iterdir()):
@@ -103,32 +103,32 @@ class Runs:
             return
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-            known, asked = document["log"], document["asked"]
+            stored_log, request = document["log"], document["asked"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"'{path}' cannot be read as a trial: {error}. Pass another --out.") from None
-        if document.get("trial") != self.trial or asked != _plain(self.asked):
+        if document.get("trial") != self.trial or request != _plain(self.request):
             raise InputError(
                 f"'{self.folder}' holds a trial that was asked something else (trial {document.get('trial')}). Pass "
                 "another --out, or the same command and options to go on with it."
             )
-        self._known = known
+        self._stored_log = stored_log
 
     def outcome(self, way: Way) -> bool | None:
         """Whether a run showed the finding; None where it told nothing. Raises ``OutOfRuns``, ``JobFails``, and
         ``InputError`` where another trial is in the folder.
         """
         self.begin()
-        entry = self._again(way.arm) if len(self.log) < len(self._known) else self._new(way, len(self.log))
+        entry = self._again(way.arm) if len(self.log) < len(self._stored_log) else self._new(way, len(self.log))
         self.log.append(entry)
         self._write({})
         self._require_told(way.arm)
         return entry["showed"]
 
     def _require_told(self, arm: str) -> None:
-        told = [each["showed"] is not None for each in self.log if each["arm"] == arm]
-        if len(told) >= FAILURES and not any(told):
-            last = next(each for each in reversed(self.log) if each["arm"] == arm)
-            command = shlex.join(self.asked.get("command", ()))
+        is_told = [entry["showed"] is not None for entry in self.log if entry["arm"] == arm]
+        if len(is_told) >= FAILURES and not any(is_told):
+            last = next(entry for entry in reversed(self.log) if entry["arm"] == arm)
+            command = shlex.join(self.request.get("command", ()))
             then = last.get("then") or f"See what it prints by itself{f': {command}' if command else ''}."
             raise JobFails(last["why"], then, arm=arm)
 
@@ -136,42 +136,45 @@ class Runs:
         """Those of several runs, ``at_once`` of which take place together; else as ``outcome`` of each. Where it is
         interrupted all that run are ended, and none of them counts.
         """
-        found: list[bool | None] = []
-        while len(found) < len(ways):
+        outcomes: list[bool | None] = []
+        while len(outcomes) < len(ways):
             self.begin()
-            chunk = ways[len(found) : len(found) + at_once]
-            room = self.most - len(self.log)
-            if at_once == 1 or len(self.log) < len(self._known) or room < 2:
-                found.append(self.outcome(chunk[0]))
+            chunk = ways[len(outcomes) : len(outcomes) + at_once]
+            room = self.max_runs - len(self.log)
+            if at_once == 1 or len(self.log) < len(self._stored_log) or room < 2:
+                outcomes.append(self.outcome(chunk[0]))
                 continue
-            made = self._together(chunk[:room])
-            self.log += made
+            entries = self._together(chunk[:room])
+            self.log += entries
             self._write({})
-            found += [entry["showed"] for entry in made]
+            outcomes += [entry["showed"] for entry in entries]
             for arm in {way.arm for way in chunk}:
                 self._require_told(arm)
-        return found
+        return outcomes
 
     def _together(self, ways: Sequence[Way]) -> list[dict[str, Any]]:
         with ThreadPoolExecutor(len(ways)) as pool:
-            running = [pool.submit(self._new, way, len(self.log) + place) for place, way in enumerate(ways)]
+            futures = [pool.submit(self._new, way, len(self.log) + offset) for offset, way in enumerate(ways)]
             try:
-                return [each.result() for each in running]
+                return [future.result() for future in futures]
             except BaseException:
                 self.runner.job.end()  # and so the threads
                 raise
 
     def counts(self, *arms: str) -> Counts:
         """Of all runs of these arms that told something."""
-        told = [entry["showed"] for entry in self.log if entry["arm"] in arms and entry["showed"] is not None]
-        return Counts(len(told), sum(told))
+        outcomes = [entry["showed"] for entry in self.log if entry["arm"] in arms and entry["showed"] is not None]
+        return Counts(len(outcomes), sum(outcomes))
 
     @property
     def arms(self) -> tuple[Arm, ...]:
         """In the order of their first run."""
         names = dict.fromkeys(entry["arm"] for entry in self.log)
-        every = {name: [entry for entry in self.log if entry["arm"] == name] for name in names}
-        return tuple(Arm(name, len(of), sum(entry["showed"] is True for entry in of)) for name, of in every.items())
+        entries_by_arm = {name: [entry for entry in self.log if entry["arm"] == name] for name in names}
+        return tuple(
+            Arm(name, len(entries), sum(entry["showed"] is True for entry in entries))
+            for name, entries in entries_by_arm.items()
+        )
 
     @property
     def seconds(self) -> float:
@@ -190,7 +193,7 @@ class Runs:
         return answer
 
     def _again(self, arm: str) -> dict[str, Any]:
-        entry = self._known[len(self.log)]
+        entry = self._stored_log[len(self.log)]
         if entry["arm"] != arm:
             raise InputError(
                 f"Run {len(self.log)} of the trial in '{self.folder}' was '{entry['arm']}', where this version would "
@@ -199,24 +202,29 @@ class Runs:
         return entry
 
     def _new(self, way: Way, number: int) -> dict[str, Any]:
-        if number >= self.most:
-            raise OutOfRuns(self.most)
+        if number >= self.max_runs:
+            raise OutOfRuns(self.max_runs)
         self.progress(way.arm, number)
-        place = self.folder / f"{number:03d}-{_as_file(way.arm)}"
-        _remove(place)
-        place.mkdir(parents=True)
+        run_folder = self.folder / f"{number:03d}-{_as_file(way.arm)}"
+        _remove(run_folder)
+        run_folder.mkdir(parents=True)
         began = time.monotonic()
-        outcome = self.runner(way, place)
+        outcome = self.runner(way, run_folder)
         seconds = round(time.monotonic() - began, 3)
         if not self.keeps_all and any(_alike(entry, way.arm, outcome) for entry in self.log):
-            _remove(place)
-        return {"arm": way.arm, **asdict(outcome), "seconds": seconds, "place": place.name if place.exists() else ""}
+            _remove(run_folder)
+        return {
+            "arm": way.arm,
+            **asdict(outcome),
+            "seconds": seconds,
+            "place": run_folder.name if run_folder.exists() else "",
+        }
 
     def _write(self, answer: Mapping[str, Any]) -> None:
         """All of it, in place of what was there: a reader, or a trial that goes on, sees one or the other."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        log = self.log if len(self.log) >= len(self._known) else self._known
-        document = {"schema": SCHEMA, "trial": self.trial, **answer, "asked": _plain(self.asked), "log": log}
+        log = self.log if len(self.log) >= len(self._stored_log) else self._stored_log
+        document = {"schema": SCHEMA, "trial": self.trial, **answer, "asked": _plain(self.request), "log": log}
         part = self.folder / f"{FILE}.part"
         with part.open("w", encoding="utf-8") as file:
             json.dump(finite(document), file, allow_nan=False, ensure_ascii=False, indent=1)
@@ -239,9 +247,9 @@ def _as_file(name: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in name)[:60].strip("-")
 
 
-def _remove(place: Path) -> None:
-    shutil.rmtree(place, ignore_errors=True)
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
 
 
-def _plain(value: Mapping[str, Any]) -> Any:
-    return json.loads(json.dumps(value))
+def _plain(request: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps(request))

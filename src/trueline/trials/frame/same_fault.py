@@ -28,7 +28,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TargetFinding:
     """The finding that a trial is about. ``kinds`` are the kinds of its sites (phases), ``num_ranks`` the ranks of the
     job in which it was found.
     """
@@ -43,7 +43,7 @@ class Wanted:
     num_ranks: int = 1
 
     @classmethod
-    def of(cls, finding: Finding, *, num_ranks: int) -> Wanted:
+    def from_finding(cls, finding: Finding, *, num_ranks: int) -> TargetFinding:
         """What makes a finding this one."""
         return cls(
             finding.code,
@@ -71,28 +71,28 @@ class Wanted:
         return now is None or before is None or now >= LEAST_PART * before
 
 
-def wanted_of(run: Run, code: str | None = None) -> Wanted:
+def target_of(run: Run, code: str | None = None) -> TargetFinding:
     """The finding of ``run`` that has ``code``, or else the one that its first incident begins with.
 
     Raises ``InputError`` where there is none.
     """
     report = check(run)
     if code is not None:
-        found = next((each for each in report.findings if each.code == code), None)
-        if found is None:
-            codes = ", ".join(sorted({each.code for each in report.findings})) or "none"
+        match = next((finding for finding in report.findings if finding.code == code), None)
+        if match is None:
+            codes = ", ".join(sorted({finding.code for finding in report.findings})) or "none"
             raise InputError(f"'{code}' is no finding of Run '{run.path}'; it has {codes}.")
     elif report.incidents:
-        found = report.findings[report.incidents[0].findings[0]]
+        match = report.findings[report.incidents[0].findings[0]]
     else:
         raise InputError(
             f"Run '{run.path}' shows no fault that a trial could look for again: {report.verdict.line} Give a Run in "
             "which `trueline check` finds one."
         )
-    return Wanted.of(found, num_ranks=run.world_size)
+    return TargetFinding.from_finding(match, num_ranks=run.world_size)
 
 
-def outcome_of(path: str, wanted: Wanted, *, ended: str = "", last_step: int | None = None) -> Outcome:
+def outcome_of(path: str, target: TargetFinding, *, ended: str = "", last_step: int | None = None) -> Outcome:
     """What the Run at ``path`` shows; ``ended`` says how its command did where that was not well. Silence is no health:
     without the finding a Run is clean only if its check ran, and it reached ``last_step``.
     """
@@ -102,22 +102,22 @@ def outcome_of(path: str, wanted: Wanted, *, ended: str = "", last_step: int | N
     except (CannotTell, RunError) as error:
         return Outcome(None, ended or str(error))
     # a run goes on for some updates until its last step is on disk: what begins in these is no finding of that step
-    findings = [each for each in report.findings if last_step is None or (each.step_first or 0) <= last_step]
-    codes = tuple(sorted({each.code for each in findings if each.severity != "info"}))
-    shown = [each for each in findings if wanted.is_shown_by(each)]
-    if shown:
-        most = max((each.measured for each in shown if each.measured is not None), default=None)
-        return Outcome(True, measured=most, codes=codes)
+    findings = [finding for finding in report.findings if last_step is None or (finding.step_first or 0) <= last_step]
+    codes = tuple(sorted({finding.code for finding in findings if finding.severity != "info"}))
+    matches = [finding for finding in findings if target.is_shown_by(finding)]
+    if matches:
+        largest = max((finding.measured for finding in matches if finding.measured is not None), default=None)
+        return Outcome(True, measured=largest, codes=codes)
     if ended:
         return Outcome(None, ended, codes=codes)
-    if wanted.code not in report.checks_run:
-        return Outcome(None, _why_not(report, wanted.code), codes=codes)
+    if target.code not in report.checks_run:
+        return Outcome(None, _why_not(report, target.code), codes=codes)
     reached = int(run.steps[-1]) if run.steps.size else -1
     if last_step is not None and reached < last_step:
         why = f"it ended after step {reached}, and step {last_step} is needed"
         return Outcome(None, why, codes=codes, then=f"Ask for no more steps than it makes: --steps {reached + 1}.")
-    others = [each.measured for each in findings if each.code == wanted.code and each.measured is not None]
-    return Outcome(False, measured=max(others, default=None), codes=codes)
+    weaker = [finding.measured for finding in findings if finding.code == target.code and finding.measured is not None]
+    return Outcome(False, measured=max(weaker, default=None), codes=codes)
 
 
 def _why_not(report: CheckReport, code: str) -> str:

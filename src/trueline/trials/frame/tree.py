@@ -51,7 +51,7 @@ class TreeTrial:
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
-        self._left = set(self.causes)
+        self._causes_left = set(self.causes)
         self._says: list[str] = []
 
     def answer(self) -> TrialAnswer:
@@ -60,12 +60,12 @@ class TreeTrial:
         try:
             self._base()
             self._require_sham()
-            for each in self.experiments:
-                self._try(each)
+            for experiment in self.experiments:
+                self._try(experiment)
         except Undecided as why:
             return self._answered("undecided", why.says, *why.then)
-        if len(self._left) == 1:
-            (cause,) = self._left
+        if len(self._causes_left) == 1:
+            (cause,) = self._causes_left
             self._says.insert(0, f"It is {cause}: {self.means[cause]}.")
             return self._answered("confirmed", "", *self.then[cause])
         return self._answered("undecided", self._not_reached(), *self._ways_wanted())
@@ -90,8 +90,8 @@ class TreeTrial:
 
     def _try(self, experiment: Experiment) -> None:
         """Narrow what is left, where the experiment can be reached and would divide it."""
-        cured = self._left & experiment.cures
-        if experiment.name not in self.ways or not cured or cured == self._left:
+        cured = self._causes_left & experiment.cures
+        if experiment.name not in self.ways or not cured or cured == self._causes_left:
             return
         try:
             stays = self._stays(experiment.name)
@@ -101,7 +101,7 @@ class TreeTrial:
         counts = self.runs.counts(experiment.name)
         how = "It stays" if stays else "It is gone"
         self._says.append(f"{how} where {experiment.says}: {counts.showed} of {counts.runs} runs show it.")
-        self._left = self._left - cured if stays else cured
+        self._causes_left = self._causes_left - cured if stays else cured
 
     def _stays(self, arm: str) -> bool:
         """Whether the finding is there in this arm, which runs in blocks with base, in random order, until that is
@@ -110,33 +110,37 @@ class TreeTrial:
         error = self.error / (2 * (len(self.experiments) + (SHAM in self.ways)))
         while True:
             odds = log_odds_present(self.runs.counts(arm), present=self.runs.counts(BASE), absent=Counts())
-            said = decided(odds, error=error)
-            if said is not None:
-                return said
-            for each in self._random.sample([arm, BASE], 2):
-                self.runs.outcome(self.ways.get(each, Way(BASE)))
+            decision = decided(odds, error=error)
+            if decision is not None:
+                return decision
+            for block_arm in self._random.sample([arm, BASE], 2):
+                self.runs.outcome(self.ways.get(block_arm, Way(BASE)))
 
     def _open(self) -> list[Experiment]:
         """Experiments that would divide what is left, and cannot be reached."""
         return [
-            each
-            for each in self.experiments
-            if each.name not in self.ways and self._left & each.cures and not self._left <= each.cures
+            experiment
+            for experiment in self.experiments
+            if experiment.name not in self.ways
+            and self._causes_left & experiment.cures
+            and not self._causes_left <= experiment.cures
         ]
 
     def _not_reached(self) -> str:
-        names = listed([each.name for each in self._open()])
+        names = listed([experiment.name for experiment in self._open()])
         return f"No word of the command is known that reaches {names}." if names else "Nothing divides what is left."
 
     def _ways_wanted(self) -> tuple[str, ...]:
         if not self.to_reach:
             return ()
-        return tuple(f"Say how {each.says}: {self.to_reach.format(each.name)}." for each in self._open())
+        return tuple(
+            f"Say how {experiment.says}: {self.to_reach.format(experiment.name)}." for experiment in self._open()
+        )
 
-    def _answered(self, answer: Answer, says: str, *then: str) -> TrialAnswer:
-        left = tuple(cause for cause in self.causes if cause in self._left)
+    def _answered(self, answer: Answer, remark: str, *then: str) -> TrialAnswer:
+        credible = tuple(cause for cause in self.causes if cause in self._causes_left)
         rate = rate_of(self.runs.counts(BASE))
-        words = (*self._says, *([says] if says else []))
+        words = (*self._says, *([remark] if remark else []))
         return self.runs.end(
-            TrialAnswer(self.runs.trial, self.question, answer, words, self.runs.arms, then, left, self.error, rate)
+            TrialAnswer(self.runs.trial, self.question, answer, words, self.runs.arms, then, credible, self.error, rate)
         )

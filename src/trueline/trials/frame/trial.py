@@ -95,7 +95,7 @@ class TrialAnswer:
             **({} if self.rate is None else {"rate": asdict(self.rate)}),
             "credible": list(self.credible),
             "next": list(self.next),
-            **({"findings": [each.to_json() for each in self.findings]} if self.findings else {}),
+            **({"findings": [finding.to_json() for finding in self.findings]} if self.findings else {}),
         }
 
 
@@ -153,8 +153,8 @@ class Job:
         finally:
             started.end()
             self._live.remove(started)
-        said = printed.read_text(errors="replace") if printed.exists() else ""
-        lines = [line for line in said.splitlines() if line.strip()]
+        printed_text = printed.read_text(errors="replace") if printed.exists() else ""
+        lines = [line for line in printed_text.splitlines() if line.strip()]
         return Ended(status, "\n".join(lines[-TAIL_LINES:]))
 
     def end(self) -> None:

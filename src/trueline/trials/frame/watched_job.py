@@ -12,7 +12,7 @@ from typing import Any
 from trueline.capture.child_env import CHANGES, environment
 from trueline.store.reader import Run
 from trueline.trials.frame.runs import Way
-from trueline.trials.frame.same_fault import Outcome, Wanted, outcome_of, wanted_of
+from trueline.trials.frame.same_fault import Outcome, TargetFinding, outcome_of, target_of
 from trueline.trials.frame.trial import Job, how_it_ended
 
 RUN = "run"
@@ -29,7 +29,7 @@ class WatchedJob:
     """Runs ``job`` under ``plan`` for as many steps as the Run that showed ``wanted`` first had."""
 
     job: Job
-    wanted: Wanted
+    target: TargetFinding
     plan: Mapping[str, Any]
     last_step: int
     seconds: float | None = None
@@ -40,7 +40,7 @@ class WatchedJob:
         """``job`` under the Plan of ``run``, for the finding that it shows. Raises ``InputError`` where it has none."""
         plan = {**run.manifest.plan, "sinks": [], "on_finding": None, "stop": ""}
         last = int(run.steps[-1]) if run.steps.size else 0
-        return cls(job, wanted_of(run, code), plan, last if steps is None else steps - 1, _seconds(run))
+        return cls(job, target_of(run, code), plan, last if steps is None else steps - 1, _seconds(run))
 
     def up_to(self, step: int) -> dict[str, int]:
         """The change by which a run ends once ``step`` is recorded."""
@@ -49,20 +49,22 @@ class WatchedJob:
     def plan_says(self) -> list[str]:
         """What is looked for and what each run is, in words."""
         return [
-            f"Looked for: {self.wanted.code}: {self.wanted.claim}",
+            f"Looked for: {self.target.code}: {self.target.claim}",
             f"Each run: {' '.join(self.job.words)}, watched, up to step {self.last_step}.",
         ]
 
-    def __call__(self, way: Way, place: Path) -> Outcome:
+    def __call__(self, way: Way, run_folder: Path) -> Outcome:
         """Run it; raises ``OSError`` where the command cannot be started."""
-        out = (place / RUN).absolute()
+        run_path = (run_folder / RUN).absolute()
         changes = {**self.up_to(self.last_step), **way.changes}
-        environ = environment(out=str(out), plan=dict(self.plan), overwrite=True, base={**os.environ, **way.environ})
+        environ = environment(
+            out=str(run_path), plan=dict(self.plan), overwrite=True, base={**os.environ, **way.environ}
+        )
         environ[CHANGES] = json.dumps(changes)
-        ended = self.job.with_words(way.words).run(environ, printed=place / "printed.txt", folder=way.folder)
-        if not out.exists():
+        ended = self.job.with_words(way.words).run(environ, printed=run_folder / "printed.txt", folder=way.folder)
+        if not run_path.exists():
             return Outcome(None, how_it_ended(ended) or "nothing of it was watched: no training step was seen")
-        return outcome_of(str(out), self.wanted, ended=how_it_ended(ended), last_step=changes["updates"] - _AFTER)
+        return outcome_of(str(run_path), self.target, ended=how_it_ended(ended), last_step=changes["updates"] - _AFTER)
 
 
 def _seconds(run: Run) -> float | None:
@@ -72,6 +74,6 @@ def _seconds(run: Run) -> float | None:
 
 def batch_of(run: Run) -> int | None:
     """The batch size that the DataLoaders of all ranks declared; None where that is not known."""
-    found = {env.data.get("batch_size") for env in run.env.values()}
-    size = found.pop() if len(found) == 1 else None
+    sizes = {env.data.get("batch_size") for env in run.env.values()}
+    size = sizes.pop() if len(sizes) == 1 else None
     return size if isinstance(size, int) else None

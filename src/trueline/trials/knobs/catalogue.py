@@ -44,11 +44,11 @@ class Switch:
 
 def catalogue() -> list[Switch]:
     """All switches of all catalogues."""
-    found: list[Switch] = []
+    switches: list[Switch] = []
     for path in sorted((Path(__file__).parent / "catalogues").glob("*.toml")):
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-        found += [_switch(name, entry) for name, entry in table.items()]
-    return found
+        switches += [_switch(name, entry) for name, entry in table.items()]
+    return switches
 
 
 def own_switch(text: str) -> Switch:
@@ -68,7 +68,7 @@ def own_switch(text: str) -> Switch:
 
 def switch_named(text: str) -> Switch:
     """The switch of this name, or else that of ``own_switch``."""
-    return next((each for each in catalogue() if each.name == text), None) or own_switch(text)
+    return next((switch for switch in catalogue() if switch.name == text), None) or own_switch(text)
 
 
 def in_use(
@@ -80,93 +80,93 @@ def in_use(
         "argument": partial(_is_in_words, words=words),
         "json": partial(_is_in_json, words=words),
     }
-    return [each for each in switches if asks.get(each.how, lambda each: each.name in met)(each)]
+    return [switch for switch in switches if asks.get(switch.how, lambda switch: switch.name in met)(switch)]
 
 
-def with_off(words: Sequence[str], off: Iterable[Switch], place: Path) -> tuple[list[str], dict[str, str]]:
+def with_off(words: Sequence[str], switches_off: Iterable[Switch], folder: Path) -> tuple[list[str], dict[str, str]]:
     """The command line and what is added to the environment with these switched off; files that it needs go to
-    ``place``.
+    ``folder``.
     """
     changed, environ = list(words), dict[str, str]()
-    off = list(off)
-    for switch in off:
+    switches_off = list(switches_off)
+    for switch in switches_off:
         if switch.how == "variable":
             environ[switch.where] = switch.off
         elif switch.how == "argument":
             changed = _without(changed, switch)
-    keys = [switch for switch in off if switch.how == "json"]
-    return (_with_json(changed, keys, place) if keys else changed), environ
+    keys = [switch for switch in switches_off if switch.how == "json"]
+    return (_with_json(changed, keys, folder) if keys else changed), environ
 
 
 def _switch(name: str, entry: Mapping[str, Any]) -> Switch:
-    known = ("how", "where", "off", "prior", "neutral", "source", "about")
+    fields = ("how", "where", "off", "prior", "neutral", "source", "about")
     if entry["how"] not in HOWS:
         raise ValueError(f"Switch '{name}' is of no known kind: '{entry['how']}'.")
-    return Switch(name, **{key: entry[key] for key in known if key in entry}, more={
-        key: _none(value) for key, value in entry.items() if key not in known
+    return Switch(name, **{key: entry[key] for key in fields if key in entry}, more={
+        key: _with_null(value) for key, value in entry.items() if key not in fields
     })  # fmt: skip
 
 
-def _none(value: Any) -> Any:
+def _with_null(value: Any) -> Any:
     """TOML has no null."""
     if isinstance(value, dict):
-        return {key: _none(inner) for key, inner in value.items()}
+        return {key: _with_null(inner) for key, inner in value.items()}
     return None if value == "none" else value
 
 
 def _is_in_words(switch: Switch, words: Sequence[str]) -> bool:
-    place = _place(words, switch.where)
+    position = _position(words, switch.where)
     if switch.more.get("adds"):
-        return place is None and _place(words, switch.more["needs"]) is not None
-    if place is None:
+        return position is None and _position(words, switch.more["needs"]) is not None
+    if position is None:
         return False
     if switch.more.get("boolean"):
-        return _value(words, place).lower() not in ("false", "0", "no")
-    return switch.off is None or _value(words, place) != switch.off
+        return _value(words, position).lower() not in ("false", "0", "no")
+    return switch.off is None or _value(words, position) != switch.off
 
 
-def _place(words: Sequence[str], option: str) -> int | None:
+def _position(words: Sequence[str], option: str) -> int | None:
     return next((at for at, word in enumerate(words) if word == option or word.startswith(f"{option}=")), None)
 
 
-def _value(words: Sequence[str], place: int) -> str:
-    _, equals, value = words[place].partition("=")
-    return value if equals else words[place + 1] if place + 1 < len(words) else ""
+def _value(words: Sequence[str], position: int) -> str:
+    _, equals, value = words[position].partition("=")
+    return value if equals else words[position + 1] if position + 1 < len(words) else ""
 
 
 def _without(words: list[str], switch: Switch) -> list[str]:
     if switch.more.get("adds"):
         return [*words, switch.where]
-    place = _place(words, switch.where)
-    if place is None:
+    position = _position(words, switch.where)
+    if position is None:
         return words
-    joined = "=" in words[place]
+    joined = "=" in words[position]
     if switch.off is not None:
         new = [f"{switch.where}={switch.off}"] if joined else [switch.where, str(switch.off)]
-        return [*words[:place], *new, *words[place + (1 if joined else 2) :]]
-    has_word = switch.more.get("boolean") and not joined and _value(words, place).lower() in _BOOLEAN
-    return [*words[:place], *words[place + (2 if has_word else 1) :]]
+        return [*words[:position], *new, *words[position + (1 if joined else 2) :]]
+    has_word = switch.more.get("boolean") and not joined and _value(words, position).lower() in _BOOLEAN
+    return [*words[:position], *words[position + (2 if has_word else 1) :]]
 
 
 def _json_of(words: Sequence[str]) -> tuple[int, dict[str, Any]] | None:
     """The word that names the file, and what is in it."""
     for option in _OF_DEEPSPEED:
-        place = _place(words, option)
-        if place is None:
+        position = _position(words, option)
+        if position is None:
             continue
-        at = place if "=" in words[place] else place + 1
+        at = position if "=" in words[position] else position + 1
         try:
-            return at, json.loads(Path(_value(words, place)).read_text(encoding="utf-8"))
+            return at, json.loads(Path(_value(words, position)).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
     return None
 
 
 def _is_in_json(switch: Switch, words: Sequence[str]) -> bool:
-    found = _json_of(words)
-    if found is None:
+    config = _json_of(words)
+    if config is None:
         return False
-    inner: Any = found[1]
+    inner: Any = config[1]
     for key in switch.where.split("."):
         if not isinstance(inner, dict) or key not in inner:
             return False
@@ -174,11 +174,11 @@ def _is_in_json(switch: Switch, words: Sequence[str]) -> bool:
     return inner != switch.off
 
 
-def _with_json(words: list[str], switches: Iterable[Switch], place: Path) -> list[str]:
-    found = _json_of(words)
-    if found is None:
+def _with_json(words: list[str], switches: Iterable[Switch], folder: Path) -> list[str]:
+    named_config = _json_of(words)
+    if named_config is None:
         return words
-    at, document = found[0], copy.deepcopy(found[1])
+    at, document = named_config[0], copy.deepcopy(named_config[1])
     for switch in switches:
         *outer, last = switch.where.split(".")
         inner = document
@@ -188,8 +188,8 @@ def _with_json(words: list[str], switches: Iterable[Switch], place: Path) -> lis
             del inner[last]
         else:
             inner[last] = switch.off
-    place.mkdir(parents=True, exist_ok=True)
-    file = place / "deepspeed.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "deepspeed.json"
     file.write_text(json.dumps(document), encoding="utf-8")
     option, equals, _ = words[at].partition("=")
     return [*words[:at], f"{option}={file}" if equals else str(file), *words[at + 1 :]]

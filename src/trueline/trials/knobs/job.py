@@ -24,16 +24,18 @@ class SwitchedJob:
 
     watched: WatchedJob
     folder: Path
-    own: Sequence[str] = ()
+    users_settings: Sequence[str] = ()
     among: Sequence[str] = ()
     _switches: list[Switch] = field(default_factory=list[Switch])
 
     def __post_init__(self) -> None:
-        own = [own_switch(text) for text in self.own]
-        taken = {(each.how, each.where) for each in own}
-        self._switches = own + [each for each in catalogue() if (each.how, each.where) not in taken]
+        users_switches = [own_switch(text) for text in self.users_settings]
+        users_places = {(known_switch.how, known_switch.where) for known_switch in users_switches}
+        self._switches = users_switches + [
+            known_switch for known_switch in catalogue() if (known_switch.how, known_switch.where) not in users_places
+        ]
         if self.among:
-            self._switches = [each for each in self._switches if each.name in self.among]
+            self._switches = [switch for switch in self._switches if switch.name in self.among]
 
     @property
     def met_folder(self) -> Path:
@@ -47,21 +49,21 @@ class SwitchedJob:
 
     def plan(self) -> list[str]:
         """What would be done, in words: without a run it is not known which settings the job has on."""
-        known = [switch.name for switch in self._switches]
+        names = [switch.name for switch in self._switches]
         return [
             "Arms: base (as it is), sham (switches in place, none switched), off (all off), then patterns of them.",
-            f"Settings that are switched where the job has them on: {', '.join(known)}.",
+            f"Settings that are switched where the job has them on: {', '.join(names)}.",
         ]
 
-    def way(self, arm: str, off: Sequence[Switch]) -> Way:
+    def way(self, arm: str, switches_off: Sequence[Switch]) -> Way:
         """It with these off; ``base`` is as it is, with nothing that could switch anything."""
-        if arm == BASE and not off:
+        if arm == BASE and not switches_off:
             return Way(arm)
-        words, environ = with_off(self.watched.job.words, off, self.folder / "files")
+        words, environ = with_off(self.watched.job.words, switches_off, self.folder / "files")
         self.met_folder.mkdir(parents=True, exist_ok=True)
         changes = {
-            "switches": [each.to_process() for each in self._switches if each.how in IN_PROCESS],
-            "off": [each.name for each in off],
+            "switches": [switch.to_process() for switch in self._switches if switch.how in IN_PROCESS],
+            "off": [off_switch.name for off_switch in switches_off],
             "met": str(self.met_folder.resolve()),
         }
         return Way(arm, environ, words, changes)
@@ -71,9 +73,9 @@ def prepare(asked: Asked, *, knob: Sequence[str] = (), only: Sequence[str] = ())
     """Which setting does the finding need? ``knob`` are settings that the user names, ``only`` limits all by name.
     Raises ``InputError``.
     """
-    known = {switch.name for switch in catalogue()}
-    if unknown := sorted({*only} - known - {text.partition("=")[0] for text in knob}):
-        raise InputError(f"There is no setting '{unknown[0]}'; there are {', '.join(sorted(known))}.")
+    names = {switch.name for switch in catalogue()}
+    if unknown := sorted({*only} - names - {text.partition("=")[0] for text in knob}):
+        raise InputError(f"There is no setting '{unknown[0]}'; there are {', '.join(sorted(names))}.")
     job = SwitchedJob(asked.job, asked.folder, knob, only)
     runs = asked.runs_for_finding(knobs=list(knob), only=list(only))
     question = asked.question("Which setting does it need that")

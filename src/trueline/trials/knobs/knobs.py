@@ -23,7 +23,7 @@ from trueline.trials.frame.trial import TrialAnswer, Undecided, rate_of
 from trueline.trials.knobs.catalogue import Switch
 from trueline.trials.knobs.search import Hypothesis, Pattern, Search
 
-Each = TypeVar("Each")
+Item = TypeVar("Item")
 
 BASE, SHAM, OFF = "base", "sham", "off"
 CONTROL_EVERY = 6
@@ -51,7 +51,7 @@ class KnobTrial:
     way: Callable[[str, Sequence[Switch]], Way]
     error: float = 0.05
     seed: int = 0
-    left: list[str] = field(default_factory=list[str])
+    left_on: list[str] = field(default_factory=list[str])
     """Switches without which the job does not run."""
     _switches: list[Switch] = field(default_factory=list[Switch])
     _search: Search = field(default_factory=lambda: Search([1.0]))
@@ -66,15 +66,15 @@ class KnobTrial:
         self.runs.begin()
         try:
             self._endpoints()
-            found = self._searched_and_verified()
+            hypothesis = self._searched_and_verified()
         except Undecided as why:
-            left = self._what_is_left() if isinstance(why, OutOfRuns) else ()
-            return self._answered("undecided", [why.says, *left], why.then)
-        if found.how == "elsewhere":
+            likely = self._what_is_left() if isinstance(why, OutOfRuns) else ()
+            return self._answered("undecided", [why.says, *likely], why.then)
+        if hypothesis.how == "elsewhere":
             names = ", ".join(switch.name for switch in self._switches)
             says = f"With all of these off the finding is still there, so none of them is needed for it: {names}."
             return self._answered("excluded", [says])
-        return self._answered("confirmed", list(self._says(found)), self._advice(found))
+        return self._answered("confirmed", list(self._says(hypothesis)), self._advice(hypothesis))
 
     # -- endpoints --------------------------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ class KnobTrial:
         self._take(list(self.find()))
         while self.runs.counts(BASE, SHAM).showed or self.runs.counts(BASE).runs < PATIENCE:
             for arm in self._shuffled(BASE, SHAM, OFF):
-                self._pattern((False,) * len(self._switches)) if arm == OFF else self._control(arm)
+                self._run_pattern((False,) * len(self._switches)) if arm == OFF else self._control(arm)
             if self._is_shown():
                 return
         counts = self.runs.counts(BASE, SHAM)
@@ -106,8 +106,10 @@ class KnobTrial:
                 f"{base.showed} of {base.runs} without them): it depends on timing, and no switch could be blamed.",
                 "Look for a race: trueline trial sync.",
             )
-        both = base + sham
-        return bool(base.showed and sham.showed and (both.showed == both.runs or both.showed >= LEAST_SHOWN))
+        together = base + sham
+        return bool(
+            base.showed and sham.showed and (together.showed == together.runs or together.showed >= LEAST_SHOWN)
+        )
 
     def _take(self, switches: list[Switch]) -> None:
         if not switches:
@@ -125,9 +127,9 @@ class KnobTrial:
 
     def _searched_and_verified(self) -> Hypothesis:
         while True:
-            found = self._searched()
-            if self._verified(found):
-                return found
+            hypothesis = self._searched()
+            if self._verified(hypothesis):
+                return hypothesis
 
     def _searched(self) -> Hypothesis:
         """The hypothesis that has a probability of 1 - error / 4."""
@@ -135,10 +137,10 @@ class KnobTrial:
             credible = self._search.credible(self.error / 4)
             if len(credible) == 1:
                 return credible[0][0]
-            on = self._search.next()
-            if on is None:
+            pattern = self._search.next()
+            if pattern is None:
                 raise Undecided(f"No further pattern of switches tells more. {' '.join(self._what_is_left())}")
-            self._pattern(on)
+            self._run_pattern(pattern)
             self._watch_for_drift()
 
     def _watch_for_drift(self) -> None:
@@ -147,9 +149,9 @@ class KnobTrial:
             return
         self._since_control = 0
         self._control(BASE)
-        told = [entry["showed"] for entry in self.runs.log if entry["arm"] == BASE and entry["showed"] is not None]
-        half = len(told) // 2
-        early, late = Counts(half, sum(told[:half])), Counts(len(told) - half, sum(told[half:]))
+        outcomes = [entry["showed"] for entry in self.runs.log if entry["arm"] == BASE and entry["showed"] is not None]
+        half = len(outcomes) // 2
+        early, late = Counts(half, sum(outcomes[:half])), Counts(len(outcomes) - half, sum(outcomes[half:]))
         if (
             early.showed
             and decided(log_odds_present(late, present=early, absent=Counts()), error=self.error / 8) is False
@@ -160,55 +162,57 @@ class KnobTrial:
                 "Run the trial on a machine that does nothing else, or lower its load.",
             )
 
-    def _verified(self, found: Hypothesis) -> bool:
+    def _verified(self, hypothesis: Hypothesis) -> bool:
         """Whether all sides of it are as it says; False where the search has come to doubt it again. Raises
         ``Undecided`` where a side is not, and no other hypothesis explains that.
         """
-        sides = list(_sides(found, len(self._switches)))
+        sides = list(_sides(hypothesis, len(self._switches)))
         while True:
-            held = [self._holds(found, on, shows, len(sides)) for on, shows in sides]
-            if all(held):
+            side_holds = [self._holds(hypothesis, pattern, shows, len(sides)) for pattern, shows in sides]
+            if all(side_holds):
                 return True
-            if [each for each, _ in self._search.credible(self.error / 4)] != [found]:
+            if [likely for likely, _ in self._search.credible(self.error / 4)] != [hypothesis]:
                 return False
-            if False in held:
-                on, shows = sides[held.index(False)]
-                if self._second_look(on):
+            if False in side_holds:
+                pattern, shows = sides[side_holds.index(False)]
+                if self._second_look(pattern):
                     continue
-                counts = self._search.told[on]
+                counts = self._search.counts[pattern]
                 raise Undecided(
-                    f"{self._named(on)}: {counts.showed} of {counts.runs} runs show it, where "
-                    f"{'all' if shows else 'none'} should by {found.says(self._names)}, and no one or two of the "
+                    f"{self._arm_name(pattern)}: {counts.showed} of {counts.runs} runs show it, where "
+                    f"{'all' if shows else 'none'} should by {hypothesis.says(self._names)}, and no one or two of the "
                     "switches explain that.",
                 )
-            for on, _ in self._shuffled(*(side for side, holds in zip(sides, held, strict=True) if not holds)):
-                self._pattern(on)
+            for pattern, _ in self._shuffled(
+                *(side for side, holds in zip(sides, side_holds, strict=True) if not holds)
+            ):
+                self._run_pattern(pattern)
             self._watch_for_drift()
 
-    def _second_look(self, on: Pattern | str) -> bool:
+    def _second_look(self, pattern: Pattern | str) -> bool:
         """Whether a pattern (or the sham) that says otherwise was run again beside base just now, as it is once: how
         often base shows it may only have been known too well, by luck.
         """
-        if on in self._looked_at:
+        if pattern in self._looked_at:
             return False
-        self._looked_at.add(on)
+        self._looked_at.add(pattern)
         for _ in range(SECOND_LOOK):
-            for each in self._shuffled(BASE, on):
-                self._control(each) if isinstance(each, str) else self._pattern(each)
+            for arm in self._shuffled(BASE, pattern):
+                self._control(arm) if isinstance(arm, str) else self._run_pattern(arm)
         return True
 
-    def _holds(self, found: Hypothesis, on: Pattern, shows: bool, sides: int) -> bool | None:
-        """Whether runs of a pattern show it, as they should by ``found``, or do not; None while that is open."""
-        off = (False,) * len(self._switches)
-        counts = self._search.told.get(on, Counts())
-        present, absent = self._search.split(found, without=on)
+    def _holds(self, hypothesis: Hypothesis, pattern: Pattern, shows: bool, sides: int) -> bool | None:
+        """Whether runs of a pattern show it, as they should by ``hypothesis``, or do not; None while that is open."""
+        all_off = (False,) * len(self._switches)
+        counts = self._search.counts.get(pattern, Counts())
+        present, absent = self._search.split(hypothesis, without=pattern)
         log_odds = log_odds_present(counts, present=present, absent=absent)
         log_odds = log_odds if shows else -log_odds
         if decided(log_odds, error=self.error / 2 / sides) is False:
             return False
         if shows and counts.showed < 2 and present.showed < present.runs:
             return None  # one may be a false alarm
-        return decided(log_odds, error=self.error / 4 if on == off and shows else _PASSES)
+        return decided(log_odds, error=self.error / 4 if pattern == all_off and shows else _PASSES)
 
     # -- runs -------------------------------------------------------------------------------------------------------
 
@@ -217,55 +221,55 @@ class KnobTrial:
         if showed is not None:
             self._search.tell((True,) * len(self._switches), showed)
 
-    def _pattern(self, on: Pattern) -> None:
+    def _run_pattern(self, is_on_by_switch: Pattern) -> None:
         """Run with some off. Where the job does not run so, the switch to blame is found and left on from then on."""
-        off = [switch for switch, is_on in zip(self._switches, on, strict=True) if not is_on]
-        showed = self.runs.outcome(self.way(self._named(on), off))
+        switches_off = [switch for switch, is_on in zip(self._switches, is_on_by_switch, strict=True) if not is_on]
+        showed = self.runs.outcome(self.way(self._arm_name(is_on_by_switch), switches_off))
         if showed is not None:
-            self._search.tell(on, showed)
+            self._search.tell(is_on_by_switch, showed)
             return
-        self._search.bar(on)
-        while len(off) > 1:
-            half = off[: len(off) // 2]
+        self._search.bar(is_on_by_switch)
+        while len(switches_off) > 1:
+            half = switches_off[: len(switches_off) // 2]
             pattern = tuple(switch not in half for switch in self._switches)
-            showed = self.runs.outcome(self.way(self._named(pattern), half))
+            showed = self.runs.outcome(self.way(self._arm_name(pattern), half))
             if showed is not None:
                 self._search.tell(pattern, showed)
-            off = half if showed is None else off[len(off) // 2 :]
-        self._leave(off[0])
+            switches_off = half if showed is None else switches_off[len(switches_off) // 2 :]
+        self._leave(switches_off[0])
 
     def _leave(self, switch: Switch) -> None:
-        place = self._switches.index(switch)
-        self.left.append(f"{switch.name}: {self.runs.last_why()}")
-        rest = [each for each in self._switches if each is not switch]
+        index = self._switches.index(switch)
+        self.left_on.append(f"{switch.name}: {self.runs.last_why()}")
+        rest = [other_switch for other_switch in self._switches if other_switch is not switch]
         if not rest:
             raise Undecided(f"The job does not run with {switch.name} off: {self.runs.last_why()}.")
-        told, self._switches = self._search.told, rest
-        self._search = Search([each.prior for each in rest], seed=self.seed)
-        for on, counts in told.items():
-            for number in range(counts.runs if on[place] else 0):
-                self._search.tell((*on[:place], *on[place + 1 :]), number < counts.showed)
+        counts_by_pattern, self._switches = self._search.counts, rest
+        self._search = Search([other_switch.prior for other_switch in rest], seed=self.seed)
+        for pattern, counts in counts_by_pattern.items():
+            for number in range(counts.runs if pattern[index] else 0):
+                self._search.tell((*pattern[:index], *pattern[index + 1 :]), number < counts.showed)
 
-    def _named(self, on: Pattern) -> str:
+    def _arm_name(self, pattern: Pattern) -> str:
         """``off`` for all off, ``off: a, b`` or ``on: c`` for some."""
         names = [switch.name for switch in self._switches]
-        on_names = [name for name, is_on in zip(names, on, strict=True) if is_on]
-        off_names = [name for name, is_on in zip(names, on, strict=True) if not is_on]
+        on_names = [name for name, is_on in zip(names, pattern, strict=True) if is_on]
+        off_names = [name for name, is_on in zip(names, pattern, strict=True) if not is_on]
         if not off_names:
             return BASE
         if not on_names:
-            return OFF if not self.left else f"{OFF}: {', '.join(off_names)}"
+            return OFF if not self.left_on else f"{OFF}: {', '.join(off_names)}"
         return f"on: {', '.join(on_names)}" if len(on_names) < len(off_names) else f"off: {', '.join(off_names)}"
 
-    def _shuffled(self, *each: Each) -> list[Each]:
-        return self._random.sample(each, len(each))
+    def _shuffled(self, *items: Item) -> list[Item]:
+        return self._random.sample(items, len(items))
 
     # -- words ------------------------------------------------------------------------------------------------------
 
     def _answered(self, answer: str, says: Sequence[str], then: Sequence[str] = ()) -> TrialAnswer:
         counts = self.runs.counts(BASE, SHAM)
         rate = rate_of(counts)
-        lines = [*says, *(f"Left on, as the job does not run without it: {line}." for line in self.left)]
+        lines = [*says, *(f"Left on, as the job does not run without it: {line}." for line in self.left_on)]
         return self.runs.end(
             TrialAnswer(
                 "knobs",
@@ -288,50 +292,50 @@ class KnobTrial:
         return self._search.credible(self.error) if self._switches else []
 
     def _what_is_left(self) -> list[str]:
-        likely = [f"{each.says(self._names)} ({chance:.0%})" for each, chance in self._credible()[:5]]
+        likely = [f"{hypothesis.says(self._names)} ({chance:.0%})" for hypothesis, chance in self._credible()[:5]]
         return [f"Likeliest: {', '.join(likely)}."] if likely else []
 
-    def _says(self, found: Hypothesis) -> Iterator[str]:
-        names = [self._switches[place].name for place in found.places]
-        told = self._search.told
-        if found.how == "one":
+    def _says(self, hypothesis: Hypothesis) -> Iterator[str]:
+        names = [self._switches[index].name for index in hypothesis.indices]
+        counts_by_pattern = self._search.counts
+        if hypothesis.how == "one":
             yield f"The finding needs {names[0]}: with only this off it is gone, with all others off it is there."
-        elif found.how == "and":
+        elif hypothesis.how == "and":
             yield f"The finding needs {names[0]} and {names[1]} together: with either off it is gone."
         else:
             yield (
                 f"Two faults hide each other: {names[0]} and {names[1]} each show the finding without the other, and "
                 "it is gone only with both off."
             )
-        for on, shows in _sides(found, len(self._switches)):
-            counts = told[on]
+        for pattern, shows in _sides(hypothesis, len(self._switches)):
+            counts = counts_by_pattern[pattern]
             expected = "all" if shows else "none"
-            yield f"{self._named(on)}: {counts.showed} of {counts.runs} runs show it, expected {expected}."
+            yield f"{self._arm_name(pattern)}: {counts.showed} of {counts.runs} runs show it, expected {expected}."
         probability = self._credible()[0][1]
         among = counted(len(self._switches), "setting")
         yield f"Probability of this answer among {among}: {min(probability, 0.9999):.2%}."
 
-    def _advice(self, found: Hypothesis) -> tuple[str, ...]:
-        switches = [self._switches[place] for place in found.places]
-        both = " and ".join(switch.name for switch in switches)
-        lines = [f"Switch {both} off, and report it where it comes from."]
-        if found.how == "and":
+    def _advice(self, hypothesis: Hypothesis) -> tuple[str, ...]:
+        switches = [self._switches[index] for index in hypothesis.indices]
+        names = " and ".join(switch.name for switch in switches)
+        lines = [f"Switch {names} off, and report it where it comes from."]
+        if hypothesis.how == "and":
             lines = [f"Switch {switches[0].name} or {switches[1].name} off, and report it where they come from."]
         lines += [f"{switch.name}: {switch.source}" for switch in switches if switch.source]
         return tuple(lines)
 
 
-def _sides(found: Hypothesis, size: int) -> Iterator[tuple[Pattern, bool]]:
-    """Patterns that each verify one side of ``found``, with whether the finding must be there."""
-    places = set(found.places)
-    if found.how == "elsewhere":
+def _sides(hypothesis: Hypothesis, size: int) -> Iterator[tuple[Pattern, bool]]:
+    """Patterns that each verify one side of ``hypothesis``, with whether the finding must be there."""
+    indices = set(hypothesis.indices)
+    if hypothesis.how == "elsewhere":
         yield (False,) * size, True
         return
-    if found.how == "and":
-        for place in found.places:
-            yield tuple(each != place for each in range(size)), False
-        yield tuple(each in places for each in range(size)), True
+    if hypothesis.how == "and":
+        for index in hypothesis.indices:
+            yield tuple(other_index != index for other_index in range(size)), False
+        yield tuple(other_index in indices for other_index in range(size)), True
         return
-    yield tuple(each not in places for each in range(size)), False
-    for place in found.places:
-        yield tuple(each == place for each in range(size)), True
+    yield tuple(other_index not in indices for other_index in range(size)), False
+    for index in hypothesis.indices:
+        yield tuple(other_index == index for other_index in range(size)), True

@@ -44,21 +44,21 @@ _FEWEST = 1e-4
 class Hypothesis:
     """Places of the switches that are needed: one; both (``and``); any of the two (``or``); or none (``elsewhere``)."""
 
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     how: Literal["one", "and", "or", "elsewhere"] = "one"
 
-    def is_present(self, on: Pattern) -> bool:
+    def is_present(self, pattern: Pattern) -> bool:
         """Whether what it says is needed is there."""
-        held = [on[place] for place in self.places]
+        is_on = [pattern[index] for index in self.indices]
         if self.how == "elsewhere":
             return True
-        return any(held) if self.how == "or" else all(held)
+        return any(is_on) if self.how == "or" else all(is_on)
 
     def says(self, names: Sequence[str]) -> str:
         """``fused``, ``fused + overlap`` (needed together) or ``fused | overlap`` (each suffices)."""
         if self.how == "elsewhere":
             return "none of these"
-        return {"one": "", "and": " + ", "or": " | "}[self.how].join(names[place] for place in self.places)
+        return {"one": "", "and": " + ", "or": " | "}[self.how].join(names[index] for index in self.indices)
 
 
 class Search:
@@ -69,29 +69,29 @@ class Search:
             raise ValueError("A search needs at least one switch.")
         self.size = len(weights)
         self.hypotheses, log_prior = _hypotheses(weights)
-        self._places = [list(each.places) for each in self.hypotheses]
+        self._indices = [list(hypothesis.indices) for hypothesis in self.hypotheses]
         self._log_prior_H = np.array(log_prior)
         self._stream = np.random.default_rng(seed)
-        self._told: dict[Pattern, Counts] = {}
+        self._counts_by_pattern: dict[Pattern, Counts] = {}
         self._barred: set[Pattern] = set()
 
     @property
-    def told(self) -> Mapping[Pattern, Counts]:
+    def counts(self) -> Mapping[Pattern, Counts]:
         """Outcomes by pattern."""
-        return self._told
+        return self._counts_by_pattern
 
-    def tell(self, on: Pattern, showed: bool) -> None:
+    def tell(self, pattern: Pattern, showed: bool) -> None:
         """One more run."""
-        self._told[on] = self._told.get(on, Counts()).with_one(showed)
+        self._counts_by_pattern[pattern] = self._counts_by_pattern.get(pattern, Counts()).with_one(showed)
 
-    def bar(self, on: Pattern) -> None:
+    def bar(self, pattern: Pattern) -> None:
         """Never ask for this pattern: the job does not run so."""
-        self._barred.add(on)
+        self._barred.add(pattern)
 
     def posterior(self) -> Floats:
         """[H] probabilities."""
         present_H, absent_H = self._counts()
-        log_H = self._log_prior_H + _each(log_if_present, present_H) + _each(log_if_absent, absent_H)
+        log_H = self._log_prior_H + _by_counts(log_if_present, present_H) + _by_counts(log_if_absent, absent_H)
         chances_H = np.exp(log_H - log_H.max())
         return chances_H / chances_H.sum()
 
@@ -100,7 +100,7 @@ class Search:
         chances_H = self.posterior()
         order = np.argsort(-chances_H, kind="stable")
         needed = int(np.searchsorted(np.cumsum(chances_H[order]), 1 - error)) + 1
-        return [(self.hypotheses[place], float(chances_H[place])) for place in order[:needed]]
+        return [(self.hypotheses[index], float(chances_H[index])) for index in order[:needed]]
 
     def next(self) -> Pattern | None:
         """The pattern that is expected to tell most; None where none can tell anything."""
@@ -108,34 +108,36 @@ class Search:
         likely = np.flatnonzero(chances_H > _FEWEST * chances_H.max())
         chances_L = chances_H[likely] / chances_H[likely].sum()
         present_H, absent_H = self._counts()
-        rate_L = _each(mean_rate, present_H[likely])
-        false_L = _each(mean_false_rate, absent_H[likely])
+        rate_L = _by_counts(mean_rate, present_H[likely])
+        false_L = _by_counts(mean_false_rate, absent_H[likely])
         on_Pn = self._drawn(chances_H)
-        shows_PL = np.where(_is_present(on_Pn, [self.hypotheses[place] for place in likely]), rate_L, false_L)
+        shows_PL = np.where(_is_present(on_Pn, [self.hypotheses[index] for index in likely]), rate_L, false_L)
         told_P = _entropy(shows_PL @ chances_L) - _entropy(shows_PL) @ chances_L
         for best in np.argsort(-told_P, kind="stable"):
-            on = tuple(on_Pn[best].tolist())
-            if on not in self._barred:
-                return on if told_P[best] > 1e-9 else None
+            pattern = tuple(on_Pn[best].tolist())
+            if pattern not in self._barred:
+                return pattern if told_P[best] > 1e-9 else None
         return None
 
-    def split(self, found: Hypothesis, *, without: Pattern) -> tuple[Counts, Counts]:
-        """Of runs of other patterns than ``without``, those that have the cause of ``found`` and those without it."""
+    def split(self, hypothesis: Hypothesis, *, without: Pattern) -> tuple[Counts, Counts]:
+        """Counts of runs with the cause of ``hypothesis`` and of those without it; pattern ``without`` is left out."""
         sums = [Counts(), Counts()]
-        for on, counts in self._told.items():
-            if on != without:
-                place = 0 if found.is_present(on) else 1
-                sums[place] = sums[place] + counts
+        for pattern, counts in self._counts_by_pattern.items():
+            if pattern != without:
+                side = 0 if hypothesis.is_present(pattern) else 1
+                sums[side] = sums[side] + counts
         return sums[0], sums[1]
 
     def _counts(self) -> tuple[Ints, Ints]:
         """[H, 2] for each hypothesis, of the runs that have its cause and of the others, how many and how many showed
         it.
         """
-        if not self._told:
+        if not self._counts_by_pattern:
             return (np.zeros((len(self.hypotheses), 2), dtype=np.int64),) * 2
-        told_P2 = np.array([(counts.runs, counts.showed) for counts in self._told.values()], dtype=np.int64)
-        is_in_PH = _is_present(np.array(list(self._told)), self.hypotheses).astype(np.int64)
+        told_P2 = np.array(
+            [(counts.runs, counts.showed) for counts in self._counts_by_pattern.values()], dtype=np.int64
+        )
+        is_in_PH = _is_present(np.array(list(self._counts_by_pattern)), self.hypotheses).astype(np.int64)
         present_H2 = is_in_PH.T @ told_P2
         return present_H2, told_P2.sum(0) - present_H2
 
@@ -144,29 +146,29 @@ class Search:
         and draws.
         """
         marginal_n = np.zeros(self.size)
-        for places, chance in zip(self._places, chances_H, strict=True):
-            marginal_n[places] += chance
+        for indices, chance in zip(self._indices, chances_H, strict=True):
+            marginal_n[indices] += chance
         order = np.argsort(-marginal_n, kind="stable")
-        top = [int(place) for place in order[:4]]
-        some = [np.zeros(self.size, dtype=bool)]
-        for places in (*((one,) for one in top), *itertools.combinations(top, 2)):
+        top = [int(index) for index in order[:4]]
+        patterns = [np.zeros(self.size, dtype=bool)]
+        for indices in (*((single,) for single in top), *itertools.combinations(top, 2)):
             alone = np.zeros(self.size, dtype=bool)
-            alone[list(places)] = True
-            some += [alone, ~alone]
+            alone[list(indices)] = True
+            patterns += [alone, ~alone]
         mass = np.cumsum(marginal_n[order]) / max(marginal_n.sum(), 1e-12)
-        for chosen in (order[mass <= 0.5], order[::2]):
+        for likely in (order[mass <= 0.5], order[::2]):
             half = np.zeros(self.size, dtype=bool)
-            half[chosen] = True
-            some += [half, ~half]
+            half[likely] = True
+            patterns += [half, ~half]
         share_P = self._stream.choice(_SHARES, size=_PATTERNS)
-        on_Pn = np.concatenate([np.stack(some), self._stream.random((_PATTERNS, self.size)) < share_P[:, None]])
+        on_Pn = np.concatenate([np.stack(patterns), self._stream.random((_PATTERNS, self.size)) < share_P[:, None]])
         return on_Pn[~on_Pn.all(1)]
 
 
-def _each(of: Callable[[Counts], float], counts_H2: Ints) -> Floats:
-    """[H] ``of`` each pair of runs and showed: most are the same few."""
-    known, place_H = np.unique(counts_H2, axis=0, return_inverse=True)
-    return np.array([of(Counts(int(runs), int(showed))) for runs, showed in known])[place_H.reshape(-1)]
+def _by_counts(function: Callable[[Counts], float], counts_H2: Ints) -> Floats:
+    """[H] ``function`` each pair of runs and showed: most are the same few."""
+    distinct, place_H = np.unique(counts_H2, axis=0, return_inverse=True)
+    return np.array([function(Counts(int(runs), int(showed))) for runs, showed in distinct])[place_H.reshape(-1)]
 
 
 def _hypotheses(weights: Sequence[float]) -> tuple[list[Hypothesis], list[float]]:
@@ -174,24 +176,24 @@ def _hypotheses(weights: Sequence[float]) -> tuple[list[Hypothesis], list[float]
     single = [weight / total for weight in weights]
     pairs = list(itertools.combinations(range(len(weights)), 2))
     of_pairs = sum(single[a] * single[b] for a, b in pairs) or 1.0
-    found = [Hypothesis((place,)) for place in range(len(weights))]
+    hypotheses = [Hypothesis((index,)) for index in range(len(weights))]
     alone = 1 - ELSEWHERE - (2 * PAIR if pairs else 0)
     log_prior = [math.log(alone * share) for share in single]
     for how in ("and", "or"):
-        found += [Hypothesis(pair, how) for pair in pairs]
+        hypotheses += [Hypothesis(pair, how) for pair in pairs]
         log_prior += [math.log(PAIR * single[a] * single[b] / of_pairs) for a, b in pairs]
-    return [*found, Hypothesis((), "elsewhere")], [*log_prior, math.log(ELSEWHERE)]
+    return [*hypotheses, Hypothesis((), "elsewhere")], [*log_prior, math.log(ELSEWHERE)]
 
 
 def _is_present(on_Pn: Bools, hypotheses: Sequence[Hypothesis]) -> Bools:
     """[P, H]"""
-    first = on_Pn[:, [each.places[0] if each.places else 0 for each in hypotheses]]
-    last = on_Pn[:, [each.places[-1] if each.places else 0 for each in hypotheses]]
-    is_or = np.array([each.how == "or" for each in hypotheses])
-    is_elsewhere = np.array([each.how == "elsewhere" for each in hypotheses])
+    first = on_Pn[:, [hypothesis.indices[0] if hypothesis.indices else 0 for hypothesis in hypotheses]]
+    last = on_Pn[:, [hypothesis.indices[-1] if hypothesis.indices else 0 for hypothesis in hypotheses]]
+    is_or = np.array([hypothesis.how == "or" for hypothesis in hypotheses])
+    is_elsewhere = np.array([hypothesis.how == "elsewhere" for hypothesis in hypotheses])
     return is_elsewhere | np.where(is_or, first | last, first & last)
 
 
 def _entropy(chances: Floats) -> Floats:
-    kept = np.clip(chances, 1e-12, 1 - 1e-12)
-    return -(kept * np.log(kept) + (1 - kept) * np.log1p(-kept))
+    clipped = np.clip(chances, 1e-12, 1 - 1e-12)
+    return -(clipped * np.log(clipped) + (1 - clipped) * np.log1p(-clipped))

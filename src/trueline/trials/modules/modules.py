@@ -28,7 +28,7 @@ from trueline.trials.frame.runs import Runs, Way
 from trueline.trials.frame.same_fault import Outcome
 from trueline.trials.frame.trial import Answer, Job, TrialAnswer, Undecided, how_it_ended
 from trueline.trials.modules.stored import modules_stored, step_stored, write_stored
-from trueline.trials.modules.wrong import Seen, Wrong, wrong_modules
+from trueline.trials.modules.wrong import RecordedValues, Wrong, wrong_modules
 
 ARM = "fed"
 QUESTION = "Which modules make something else of what they were given in a run that is as it should be?"
@@ -53,27 +53,30 @@ class FedJob:
     plan: Mapping[str, Any]
     write: Callable[[], Path]
 
-    def __call__(self, way: Way, place: Path) -> Outcome:
+    def __call__(self, way: Way, run_folder: Path) -> Outcome:
         """Run it; raises ``OSError`` where the command cannot be started."""
-        out, met = (place / "run").absolute(), (place / "met").absolute()
+        run_path, met = (run_folder / "run").absolute(), (run_folder / "met").absolute()
         met.mkdir()
         plan = {**self.plan, "depth": "tensor", "steps": [self.step, self.step + 1]}
-        environ = environment(out=str(out), plan=plan, overwrite=True, base=dict(os.environ))
+        environ = environment(out=str(run_path), plan=plan, overwrite=True, base=dict(os.environ))
         feed = {"folder": str(self.write()), "step": self.step}
         changes = {"updates": self.step + _AFTER, "met": str(met), "feed": feed}
-        ended = self.job.run({**environ, CHANGES: json.dumps(changes)}, printed=place / "printed.txt")
-        if not out.exists():
+        ended = self.job.run({**environ, CHANGES: json.dumps(changes)}, printed=run_folder / "printed.txt")
+        if not run_path.exists():
             return Outcome(None, how_it_ended(ended) or "nothing of it was watched: no training step was seen")
         try:
-            compared = compare(str(out), self.good, steps=[self.step])
-            wrong = wrong_modules(compared.rows, Seen.of(Run(out), self.step))
+            compared = compare(str(run_path), self.good, steps=[self.step])
+            wrong = wrong_modules(compared.rows, RecordedValues.read(Run(run_path), self.step))
         except (AlignmentError, CannotTell, RunError) as error:
             return Outcome(None, how_it_ended(ended) or str(error))
-        told = sorted({word for path in met.glob("met-*.json") for word in json.loads(path.read_text())})
-        if not any(word.startswith(FED) for word in told):
+        messages = sorted({word for path in met.glob("met-*.json") for word in json.loads(path.read_text())})
+        if not any(word.startswith(FED) for word in messages):
             return Outcome(None, "no module of it was fed: its modules have other names, or it does not reach the step")
-        told += [f"{ALONE} {each.name} ({each.where})" for each in compared.one_sided if not each.in_reference]
-        codes = (*(json.dumps(asdict(each)) for each in wrong), *(each for each in told if each[:4] != "job:"))
+        messages += [f"{ALONE} {row.name} ({row.where})" for row in compared.one_sided if not row.in_reference]
+        codes = (
+            *(json.dumps(asdict(module)) for module in wrong),
+            *(message for message in messages if message[:4] != "job:"),
+        )
         return Outcome(bool(wrong), codes=codes)
 
 
@@ -89,46 +92,56 @@ class ModulesTrial:
         """Run and judge. Raises ``OSError`` where the command cannot be started."""
         self.runs.begin()
         try:
-            told = [self.runs.outcome(Way(ARM)) for _ in range(2)]
+            outcomes = [self.runs.outcome(Way(ARM)) for _ in range(2)]
         except Undecided as why:
             return self._answered("undecided", [why.says], why.then)
-        if None in told:
+        if None in outcomes:
             return self._answered("undecided", [f"The job tells nothing: {self.runs.last_why()}."])
         return self._judged(*([*entry["codes"]] for entry in self.runs.log))
 
     def _judged(self, first: Sequence[str], again: Sequence[str]) -> TrialAnswer:
-        wrong, others = ([Wrong(**json.loads(each)) for each in codes if each[0] == "{"] for codes in (first, again))
-        words = [each for each in first if each[0] != "{"]
-        says = self._fed(words)
-        names = {each.module for each in others}
-        if always := [each for each in wrong if each.module in names]:
-            left = len(always) - _MOST_NAMED
-            more = [f"{counted(left, 'further module')}: see trial.json."] if left > 0 else []
+        wrong, wrong_again = (
+            [Wrong(**json.loads(code)) for code in codes if code[0] == "{"] for codes in (first, again)
+        )
+        words = [message for message in first if message[0] != "{"]
+        says = self._what_was_fed(words)
+        names = {message.module for message in wrong_again}
+        if always := [message for message in wrong if message.module in names]:
+            num_unnamed = len(always) - _MOST_NAMED
+            more = [f"{counted(num_unnamed, 'further module')}: see trial.json."] if num_unnamed > 0 else []
             site = Site.parse(always[0].site)
             then = (f"Its values: `trueline info RUN --site '*/{site.name}#*' --stacks`",)
-            named = [_says(each) for each in always[:_MOST_NAMED]]
-            return self._answered("confirmed", [*named, *more, *says], then, [each.module for each in always])
-        if wrong or others:
-            apart = listed(sorted({each.module for each in (*wrong, *others)}))
+            sentences = [_says(module) for module in always[:_MOST_NAMED]]
+            return self._answered("confirmed", [*sentences, *more, *says], then, [message.module for message in always])
+        if wrong or wrong_again:
+            names_apart = listed(sorted({message.module for message in (*wrong, *wrong_again)}))
             then = ("trueline trial repeat --in-place names operations that do not repeat themselves.",)
-            return self._answered("undecided", [f"{apart} differ in one of two runs alone.", *says], then)
+            return self._answered("undecided", [f"{names_apart} differ in one of two runs alone.", *says], then)
         if arrived := _arrived(words):
-            places = listed([f"{name} (by {rel:.2g})" for name, rel in arrived[:_MOST_NAMED]])
-            said = f"All modules are right by themselves, but other values arrive at {places}: "
-            said += "code between modules makes them, or it is another batch."
-            alone = [f"Calls that this job alone makes: {listed(calls)}." for calls in [_of(words, ALONE)[:3]] if calls]
+            arrivals = listed([f"{name} (by {rel:.2g})" for name, rel in arrived[:_MOST_NAMED]])
+            sentence = f"All modules are right by themselves, but other values arrive at {arrivals}: "
+            sentence += "code between modules makes them, or it is another batch."
+            alone = [
+                f"Calls that this job alone makes: {listed(calls)}."
+                for calls in [_messages_of(words, ALONE)[:3]]
+                if calls
+            ]
             then = ("Look at the forward of the module that holds these, before them.",)
-            return self._answered("confirmed", [said, *alone, *says], then, [f"before {name}" for name, _ in arrived])
-        said = "All modules are right by themselves, forward and backward, with the weights of that run."
+            return self._answered(
+                "confirmed", [sentence, *alone, *says], then, [f"before {name}" for name, _ in arrived]
+            )
+        sentence = "All modules are right by themselves, forward and backward, with the weights of that run."
         then = ("Look at what is no module: the weights (initialisation, checkpoint, update), the loss.",)
-        return self._answered("excluded", [said, *says], then)
+        return self._answered("excluded", [sentence, *says], then)
 
-    def _fed(self, words: Sequence[str]) -> list[str]:
+    def _what_was_fed(self, words: Sequence[str]) -> list[str]:
         """What was judged, and what of the job was not as in that run before it was fed."""
-        says = [f"{counted(len(_of(words, FED)), 'module')} of {len(self.names)} fed at step {self.step}."]
-        if unlike := _of(words, UNLIKE):
+        says = [f"{counted(len(_messages_of(words, FED)), 'module')} of {len(self.names)} fed at step {self.step}."]
+        if unlike := _messages_of(words, UNLIKE):
             says.append(f"Not judged, as their values have other shapes or dtypes: {listed(unlike[:5])}.")
-        weights = sorted((float(rel), name) for name, rel in (each.split() for each in _of(words, WEIGHTS)))
+        weights = sorted(
+            (float(rel), name) for name, rel in (message.split() for message in _messages_of(words, WEIGHTS))
+        )
         if weights:
             rel, name = weights[-1]
             says.append(f"{counted(len(weights), 'weight')} differed before that step, {name} the most, by {rel:.2g}.")
@@ -137,8 +150,10 @@ class ModulesTrial:
     def _answered(
         self, answer: Answer, says: Sequence[str], then: Sequence[str] = (), credible: Sequence[str] = ()
     ) -> TrialAnswer:
-        made = TrialAnswer("modules", QUESTION, answer, tuple(says), self.runs.arms, tuple(then), tuple(credible))
-        return self.runs.end(made)
+        trial_answer = TrialAnswer(
+            "modules", QUESTION, answer, tuple(says), self.runs.arms, tuple(then), tuple(credible)
+        )
+        return self.runs.end(trial_answer)
 
 
 def prepare(asked: Asked, *, ref: str, step: int | None = None) -> Prepared:
@@ -147,8 +162,8 @@ def prepare(asked: Asked, *, ref: str, step: int | None = None) -> Prepared:
     at, job, folder = step_stored(good, step), asked.plain_job, asked.folder / "stored"
     plan = {**good.manifest.plan, "sinks": [], "on_finding": None, "stop": "", "when": []}
     names = modules_stored(good, at)
-    fed = FedJob(job, ref, at, plan, lambda: write_stored(good, at, folder))
-    runs = replace(asked.runs_of(fed, asked.most, ref=str(Path(ref).absolute()), step=at), about=ref)
+    fed_job = FedJob(job, ref, at, plan, lambda: write_stored(good, at, folder))
+    runs = replace(asked.runs_of(fed_job, asked.max_runs, ref=str(Path(ref).absolute()), step=at), about=ref)
     says = [
         f"Each run: {' '.join(asked.command)}, up to step {at}, compared with {ref}.",
         f"Arm: fed (twice): {counted(len(names), 'module')} given what they were given there.",
@@ -156,14 +171,14 @@ def prepare(asked: Asked, *, ref: str, step: int | None = None) -> Prepared:
     return Prepared(ModulesTrial(runs, at, names), says, "2", runs)
 
 
-def _of(words: Sequence[str], what: str) -> list[str]:
-    return [word.removeprefix(what).strip() for word in words if word.startswith(f"{what} ")]
+def _messages_of(words: Sequence[str], kind: str) -> list[str]:
+    return [word.removeprefix(kind).strip() for word in words if word.startswith(f"{kind} ")]
 
 
 def _arrived(words: Sequence[str]) -> list[tuple[str, float]]:
     """The modules at which what arrives differs beyond a few roundings, with how much."""
-    found = [(name, float(rel)) for name, rel in (each.split() for each in _of(words, ARRIVES))]
-    return [(name, rel) for name, rel in found if rel > _ROUNDINGS * _UNIT]
+    arrivals = [(name, float(rel)) for name, rel in (message.split() for message in _messages_of(words, ARRIVES))]
+    return [(name, rel) for name, rel in arrivals if rel > _ROUNDINGS * _UNIT]
 
 
 def _says(wrong: Wrong) -> str:

@@ -22,11 +22,11 @@ def step_stored(run: Run, step: int | None) -> int:
     """The recorded step to look at: ``step``, or the first at which values of modules were stored. Raises
     ``CannotTell`` where none were, ``InputError`` where none were at ``step``.
     """
-    steps = [int(each) for each in run.record_steps]
-    for each in steps if step is None else [step]:
-        rows = run.records(steps=[each], columns=["kind", "tensor"]) if each in steps else None
+    steps = [int(recorded_step) for recorded_step in run.record_steps]
+    for recorded_step in steps if step is None else [step]:
+        rows = run.records(steps=[recorded_step], columns=["kind", "tensor"]) if recorded_step in steps else None
         if rows is not None and any(row["kind"] == "module" and row["tensor"] for row in rows.to_pylist()):
-            return each
+            return recorded_step
     if step is not None:
         raise InputError(
             f"--step is {step}, of which Run '{run.path}' stored no values of modules; it recorded "
@@ -61,9 +61,9 @@ def write_stored(run: Run, step: int, folder: Path) -> Path:
                 continue
             if stored.shape != tuple(row["shape"] or ()):
                 continue  # only some of its rows were stored
-            held = torch.from_numpy(stored.data.copy())
+            data = torch.from_numpy(stored.data.copy())
             dtype: torch.dtype = getattr(torch, row["dtype"])
-            values.setdefault(key, held.view(dtype) if held.dtype != dtype else held)
+            values.setdefault(key, data.view(dtype) if data.dtype != dtype else data)
         torch.save(values, folder / f"rank-{rank}.pt")
     return folder.absolute()
 

@@ -13,22 +13,22 @@ from trueline.trials.op.proof import LIMIT
 
 Pass = Literal["forward", "backward"]
 OUTSIDE = "code outside of modules"
-Key = tuple[int | None, str, int, str, int, str]
+ValueKey = tuple[int | None, str, int, str, int, str]
 """Rank, phase, micro-batch, name, call and slot."""
 
 
 @dataclass(frozen=True)
-class Seen:
+class RecordedValues:
     """Of the records of one step: the ``kind`` and ``module`` of each value, and the ``root`` of those that are one
     tensor, by ``Key``.
     """
 
-    kind: Mapping[Key, str]
-    module: Mapping[Key, str]
-    root: Mapping[Key, tuple[int, int]]
+    kind: Mapping[ValueKey, str]
+    module: Mapping[ValueKey, str]
+    root: Mapping[ValueKey, tuple[int, int]]
 
     @classmethod
-    def of(cls, run: Run, step: int) -> Seen:
+    def read(cls, run: Run, step: int) -> RecordedValues:
         """Those of ``run``."""
         columns = ("rank", "phase", "micro", "name", "call", "slot", "kind", "module", "row", "same_as")
         rows = run.records(steps=[step], columns=columns).to_pylist()
@@ -66,90 +66,101 @@ class Wrong:
     shared: list[str] = field(default_factory=list[str])
 
 
-def wrong_modules(rows: Sequence[ComparedRow], seen: Seen) -> list[Wrong]:
+def wrong_modules(rows: Sequence[ComparedRow], recorded: RecordedValues) -> list[Wrong]:
     """In the order of execution, the innermost module each."""
-    keyed = [(_key(row), row) for row in sorted(rows, key=lambda each: (each.rank or 0, each.place)) if row.site]
+    keyed = [(_key(row), row) for row in sorted(rows, key=lambda row: (row.rank or 0, row.place)) if row.site]
     differs = {key for key, row in keyed if row.judgement != "equal" and row.measured}
-    found: dict[str, Wrong] = {}
+    wrong_by_module: dict[str, Wrong] = {}
     for key, row in keyed:
-        of = _pass(key)
-        if of is None or not row.measured or not _is_made(key, of) or key not in seen.kind:
+        direction = _pass(key)
+        if direction is None or not row.measured or not _is_made(key, direction) or key not in recorded.kind:
             continue
-        kind = seen.kind[key]
+        kind = recorded.kind[key]
         if key[1] == "grad" and kind != "param":
             continue  # what a script computes once gradients are there, as the mean of losses so far
-        if row.judgement != "beyond" and not (kind == "module" and _is_wrong_as_a_whole(key, of, row, seen, differs)):
+        if row.judgement != "beyond" and not (
+            kind == "module" and _is_wrong_as_a_whole(key, direction, row, recorded, differs)
+        ):
             continue
-        module = seen.module[key]
-        wrong = found.get(module)
+        module = recorded.module[key]
+        wrong = wrong_by_module.get(module)
         if wrong is None:
             assert row.site is not None
             api = row.api if kind == "op" else ""
-            found[module] = wrong = Wrong(module, row.site, api, row.where, row.measured, row.expected or 0.0)
-            if of == "backward" and kind != "param":
-                wrong.shared = _shared(key, module, seen)
-        if of not in wrong.passes:
-            wrong.passes.append(of)
-    return _innermost(list(found.values()))
+            wrong_by_module[module] = wrong = Wrong(module, row.site, api, row.where, row.measured, row.expected or 0.0)
+            if direction == "backward" and kind != "param":
+                wrong.shared = _shared(key, module, recorded)
+        if direction not in wrong.passes:
+            wrong.passes.append(direction)
+    return _innermost(list(wrong_by_module.values()))
 
 
-def _key(row: ComparedRow) -> Key:
+def _key(row: ComparedRow) -> ValueKey:
     site = Site.parse(row.site or "")
     return site.rank, site.phase, site.micro, site.name, site.call, site.slot
 
 
-def _pass(key: Key) -> Pass | None:
+def _pass(key: ValueKey) -> Pass | None:
     return {"fwd": "forward", "bwd": "backward", "grad": "backward"}.get(key[1])  # type: ignore[return-value]
 
 
-def _is_made(key: Key, of: Pass) -> bool:
+def _is_made(key: ValueKey, direction: Pass) -> bool:
     """Whether a call made it: forward what it returned, backward the gradient of what it took."""
-    return key[5].startswith("out") == (of == "forward")
+    return key[5].startswith("out") == (direction == "forward")
 
 
-def _is_wrong_as_a_whole(key: Key, of: Pass, row: ComparedRow, seen: Seen, differs: set[Any]) -> bool:
+def _is_wrong_as_a_whole(
+    key: ValueKey, direction: Pass, row: ComparedRow, recorded: RecordedValues, differs: set[Any]
+) -> bool:
     """Whether a module makes something else of the same values, though a call inside is given something else, or makes
     other calls: then ``compare`` leaves it to those.
     """
     is_large = bool(row.expected) and (row.measured or 0.0) > LIMIT * (row.expected or 0.0)
     return (
-        row.judgement in ("propagated", "not-comparable") and is_large and not _is_given_others(key, of, seen, differs)
+        row.judgement in ("propagated", "not-comparable")
+        and is_large
+        and not _is_given_others(key, direction, recorded, differs)
     )
 
 
-def _is_given_others(key: Key, of: Pass, seen: Seen, differs: set[Any]) -> bool:
+def _is_given_others(key: ValueKey, direction: Pass, recorded: RecordedValues, differs: set[Any]) -> bool:
     """Whether the module was given something else all the same."""
-    given = [("fwd", False)] if of == "forward" else [("fwd", False), ("bwd", True)]
+    sources = [("fwd", False)] if direction == "forward" else [("fwd", False), ("bwd", True)]
     return any(
-        (key[0], phase, *key[2:5], other[5]) in differs
-        for other in seen.kind
-        if (other[0], *other[2:5]) == (key[0], *key[2:5])
-        for phase, is_out in given
-        if other[1] == phase and other[5].startswith("out") == is_out
+        (key[0], phase, *key[2:5], other_key[5]) in differs
+        for other_key in recorded.kind
+        if (other_key[0], *other_key[2:5]) == (key[0], *key[2:5])
+        for phase, is_out in sources
+        if other_key[1] == phase and other_key[5].startswith("out") == is_out
     )
 
 
-def _shared(key: Key, module: str, seen: Seen) -> list[str]:
+def _shared(key: ValueKey, module: str, recorded: RecordedValues) -> list[str]:
     """Calls elsewhere that take the same tensor."""
-    root = seen.root[key]
+    root = recorded.root[key]
     names = {
-        other[3]
-        for other, its in seen.root.items()
-        if its == root and other[1] == "bwd" and not other[5].startswith("out") and seen.kind[other] == "op"
+        other_key[3]
+        for other_key, other_root in recorded.root.items()
+        if other_root == root
+        and other_key[1] == "bwd"
+        and not other_key[5].startswith("out")
+        and recorded.kind[other_key] == "op"
     }
     return sorted(name for name in names if not name.startswith(f"{module}."))
 
 
-def _innermost(every: Sequence[Wrong]) -> list[Wrong]:
+def _innermost(modules: Sequence[Wrong]) -> list[Wrong]:
     """Without a module as a whole that has a wrong one inside, and without one whose gradient differs by that of a
     tensor which another uses that is wrong forward already.
     """
-    forward = {each.module for each in every if "forward" in each.passes}
+    forward = {wrong.module for wrong in modules if "forward" in wrong.passes}
     return [
-        each
-        for each in every
-        if (each.api or not any(other.module.startswith(f"{each.module}.") for other in every if other is not each))
-        and ("forward" in each.passes or not _by_another(each, forward))
+        wrong
+        for wrong in modules
+        if (
+            wrong.api or not any(inner.module.startswith(f"{wrong.module}.") for inner in modules if inner is not wrong)
+        )
+        and ("forward" in wrong.passes or not _by_another(wrong, forward))
     ]
 
 

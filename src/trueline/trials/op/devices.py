@@ -13,8 +13,8 @@ from trueline.schema.errors import InputError
 def require_device(name: str) -> str:
     """``name``, or for "" the accelerator of this machine, else the CPU. Raises ``InputError`` where it is not here."""
     if not name:
-        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return "cpu" if found is None else found.type
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return "cpu" if accelerator is None else accelerator.type
     try:
         torch.empty(1, device=name).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:

@@ -33,13 +33,13 @@ def inputs_of(run: Run, call: RecordedCall, *, backward: bool, seed: int = 0) ->
     """What ``call`` was given, with its strides; ``backward``: and the gradients that arrived. Raises ``CannotTell``
     where a value is neither stored nor may be drawn.
     """
-    wanted = dict(call.inputs)
+    values = dict(call.inputs)
     if backward:
-        wanted |= {f"grad of {slot}": call.gradients[slot] for slot in call.outputs if slot in call.gradients}
+        values |= {f"grad of {slot}": call.gradients[slot] for slot in call.outputs if slot in call.gradients}
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor] = {}
     drawn: list[str] = []
-    for slot, value in wanted.items():
+    for slot, value in values.items():
         if value.row["mesh"] is not None:
             raise CannotTell("it works on shards of a distributed tensor")
         if math.prod(value.shape) > MAX_ELEMENTS:
@@ -67,8 +67,8 @@ def _repeated(x: Tensor, indices: bool) -> Tensor:
         rows = x.reshape(-1).clone()
     else:
         return x
-    kept = torch.arange(len(rows)) % 4 == 3
-    return torch.where(kept.view(-1, *[1] * (rows.dim() - 1)), rows, rows[:1]).view(x.shape)
+    is_kept = torch.arange(len(rows)) % 4 == 3
+    return torch.where(is_kept.view(-1, *[1] * (rows.dim() - 1)), rows, rows[:1]).view(x.shape)
 
 
 def stored_output(run: Run, call: RecordedCall, slot: str) -> Tensor | None:
@@ -85,9 +85,9 @@ def _stored(run: Run, value: RecordedValue) -> Tensor | None:
         return None
     if stored.shape != value.shape:
         return None  # only some of its rows were stored
-    held = torch.from_numpy(stored.data.copy())
+    data = torch.from_numpy(stored.data.copy())
     dtype: torch.dtype = getattr(torch, value.dtype)
-    return held.view(dtype) if held.dtype != dtype else held
+    return data.view(dtype) if data.dtype != dtype else data
 
 
 def _drawn(value: RecordedValue, generator: torch.Generator) -> Tensor:

@@ -38,8 +38,8 @@ class JudgedCall:
     @property
     def adds_up(self) -> bool:
         """Whether it makes fewer numbers of more, as a sum over rows does, forward or backward."""
-        most = max((x.numel() for x in self.inputs.tensors.values()), default=0)
-        return not self.call.in_place and any(0 < x.numel() < most for x in self.exact.values())
+        largest = max((x.numel() for x in self.inputs.tensors.values()), default=0)
+        return not self.call.in_place and any(0 < x.numel() < largest for x in self.exact.values())
 
     def on(self, device: str, benchmark: Any = None) -> dict[str, dict[str, Any]]:
         """Its outputs as ``proof.proved`` judges them on a device. Raises ``CannotTell`` where it cannot be called."""
@@ -70,11 +70,13 @@ def judged_call(run: Run, call: RecordedCall, *, seed: int = 0, repeated: bool =
         "gradients": _gradients(call) if backward else None,
     }
     try:
-        made = _as_recorded(described, inputs.tensors, call)
+        returned = _as_recorded(described, inputs.tensors, call)
         exact = recalled.outcomes(described, inputs.tensors, exact=True)
     except recalled.Impossible as why:
         raise CannotTell(_clause(why)) from None
-    expected = {slot: _expected(described, call, inputs, slot, x, exact) for slot, x in made.items() if slot in exact}
+    expected = {
+        slot: _expected(described, call, inputs, slot, x, exact) for slot, x in returned.items() if slot in exact
+    }
     document = {
         "schema": SCHEMA,
         "site": call.site,
@@ -106,10 +108,12 @@ def _require_alone(call: RecordedCall) -> None:
         raise CannotTell("it returns no tensor")
     if any(value.row["note"] == UNFILLED for value in call.outputs.values()):
         raise CannotTell("it returns memory that nothing has written")
-    written = {slot: each for slot, each in call.inputs.items() if slot.partition(".")[0] == "in0" and call.in_place}
+    written = {
+        slot: argument for slot, argument in call.inputs.items() if slot.partition(".")[0] == "in0" and call.in_place
+    }
     for slot, value in written.items():
-        others = {each.root for name, each in call.inputs.items() if name != slot}
-        if value.root in others or 0 in (value.strides or ()):
+        other_roots = {argument.root for name, argument in call.inputs.items() if name != slot}
+        if value.root in other_roots or 0 in (value.strides or ()):
             raise CannotTell("it changes memory that it also reads as another input")
 
 
@@ -127,23 +131,23 @@ def _gradients(call: RecordedCall) -> dict[str, Any]:
 
 def _as_recorded(described: dict[str, Any], inputs: dict[str, Tensor], call: RecordedCall) -> dict[str, Tensor]:
     """What the call returns, with ``autocast`` put into ``described`` where the recorded dtypes need it."""
-    wanted = {slot: (value.dtype, value.shape) for slot, value in call.outputs.items()}
-    seen = ""
+    recorded = {slot: (value.dtype, value.shape) for slot, value in call.outputs.items()}
+    unlike = ""
     for autocast in _AUTOCAST:
         described["autocast"] = autocast
         try:
-            made = recalled.outcomes(described, inputs)
+            returned = recalled.outcomes(described, inputs)
         except recalled.Impossible:
             if autocast is _AUTOCAST[-1] or not _mixed(inputs):
                 raise
             continue
-        found = {slot: (str(x.dtype).removeprefix("torch."), tuple(x.shape)) for slot, x in made.items()}
-        if all(found.get(slot) == each for slot, each in wanted.items() if slot in found):
-            return made
-        slot = next(slot for slot, each in wanted.items() if slot in found and found[slot] != each)
-        seen = seen or f"it returns {found[slot][0]} {list(found[slot][1])} here, and {wanted[slot][0]} "
-        seen += f"{list(wanted[slot][1])} in the Run" if seen.endswith(" ") else ""
-    raise CannotTell(seen)
+        forms = {slot: (str(x.dtype).removeprefix("torch."), tuple(x.shape)) for slot, x in returned.items()}
+        if all(forms.get(slot) == form for slot, form in recorded.items() if slot in forms):
+            return returned
+        slot = next(slot for slot, form in recorded.items() if slot in forms and forms[slot] != form)
+        unlike = unlike or f"it returns {forms[slot][0]} {list(forms[slot][1])} here, and {recorded[slot][0]} "
+        unlike += f"{list(recorded[slot][1])} in the Run" if unlike.endswith(" ") else ""
+    raise CannotTell(unlike)
 
 
 def _mixed(inputs: dict[str, Tensor]) -> bool:
@@ -151,20 +155,22 @@ def _mixed(inputs: dict[str, Tensor]) -> bool:
 
 
 def _expected(
-    described: dict[str, Any], call: RecordedCall, inputs: Inputs, slot: str, made: Tensor, exact: dict[str, Tensor]
+    described: dict[str, Any], call: RecordedCall, inputs: Inputs, slot: str, returned: Tensor, exact: dict[str, Tensor]
 ) -> float:
-    own = {name: x for name, x in inputs.tensors.items() if not name.startswith("grad of ")}
+    own_inputs = {name: x for name, x in inputs.tensors.items() if not name.startswith("grad of ")}
     if isinstance(described["args"][0] if described["args"] else None, list) and slot.startswith(("out", "in")):
-        place = slot.removeprefix("out") if slot.startswith("out") else slot.partition(".")[2]
-        own = {name: x for name, x in own.items() if name.partition(".")[2] in ("", place)} or own
+        position = slot.removeprefix("out") if slot.startswith("out") else slot.partition(".")[2]
+        own_inputs = {
+            name: x for name, x in own_inputs.items() if name.partition(".")[2] in ("", position)
+        } or own_inputs
     arriving = None
     if slot.startswith("grad of "):
         arriving = max((x for name, x in inputs.tensors.items() if name.startswith("grad of ")), key=Tensor.numel)
-    dtype = str(made.dtype).removeprefix("torch.")
-    return expected_rel(call.api, own, exact[slot], dtype, autocast=described["autocast"], arriving=arriving)
+    dtype = str(returned.dtype).removeprefix("torch.")
+    return expected_rel(call.api, own_inputs, exact[slot], dtype, autocast=described["autocast"], arriving=arriving)
 
 
 def _recorded(run: Run, call: RecordedCall) -> dict[str, str]:
     """A hash of the bits of each output that was stored."""
-    found = {slot: stored_output(run, call, slot) for slot in call.outputs}
-    return {slot: proof.bits_of(x) for slot, x in found.items() if x is not None}
+    outputs = {slot: stored_output(run, call, slot) for slot in call.outputs}
+    return {slot: proof.bits_of(x) for slot, x in outputs.items() if x is not None}

@@ -11,7 +11,7 @@ from trueline.comparison.expect.propagation import Operand, condition_of, reduct
 from trueline.comparison.expect.rounding import KAPPA, UNIT_ROUNDOFF, coarser
 from trueline.comparison.op_names import function_of, op_class_of
 
-_WITHIN = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell"})
+_COMPUTED_NARROW = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell"})
 """Functions that autocast makes compute in 16 bits though they take and return float32."""
 
 
@@ -31,29 +31,29 @@ def expected_rel(
         return 0.0
     function = function_of(api.removesuffix(".__get__"))
     floats = {slot: x for slot, x in inputs.items() if x.is_floating_point()}
-    narrow = autocast and (arriving is not None or function in _WITHIN or dtype == autocast)
+    narrow = autocast and (arriving is not None or function in _COMPUTED_NARROW or dtype == autocast)
     dtype_in = coarser(dtype, autocast) if autocast and narrow else dtype
     for x in list(floats.values())[:2]:
         dtype_in = coarser(dtype_in, str(x.dtype).removeprefix("torch."))
     ins = [operand(x, slot) for slot, x in inputs.items()]
     if arriving is not None:
         ins = [operand(arriving, ""), *ins]
-    out = operand(exact, "")
-    if out.rms == 0 or not out.rms:
+    result = operand(exact, "")
+    if result.rms == 0 or not result.rms:
         return 0.0
-    length = reduction_length(function, ins, out)
-    own = op_rounding_rel(op_class_of(function), dtype_in, dtype, length, condition_of(function, ins, out))
+    length = reduction_length(function, ins, result)
+    forward_rel = op_rounding_rel(op_class_of(function), dtype_in, dtype, length, condition_of(function, ins, result))
     if arriving is None:
-        return own
-    return math.hypot(own, KAPPA * UNIT_ROUNDOFF[dtype_in], _summed(ins[0], out, function, dtype_in))
+        return forward_rel
+    return math.hypot(forward_rel, KAPPA * UNIT_ROUNDOFF[dtype_in], _summed(ins[0], result, function, dtype_in))
 
 
-def _summed(arriving: Operand, out: Operand, function: str, dtype: str) -> float:
+def _summed(arriving: Operand, result: Operand, function: str, dtype: str) -> float:
     """Of a gradient that is added up over dims that its input was broadcast to, or over a batch."""
-    terms = arriving.numel // max(out.numel, 1)
-    if terms <= 1 or not arriving.rms or not out.rms:
+    terms = arriving.numel // max(result.numel, 1)
+    if terms <= 1 or not arriving.rms or not result.rms:
         return 0.0
-    condition = max(arriving.rms * math.sqrt(terms) / out.rms, 1e-3)
+    condition = max(arriving.rms * math.sqrt(terms) / result.rms, 1e-3)
     product = op_class_of(function) in ("matmul", "matvec")
     return op_rounding_rel("sum" if product else "scatter", dtype, dtype, terms, condition)
 

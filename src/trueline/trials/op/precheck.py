@@ -53,23 +53,23 @@ class CheckedOp:
     @property
     def lacks(self) -> str:
         """What would tell whether it is right: an independent ``truth``, its ``values``; '' where nothing lacks."""
-        return next((each["lacks"] for each in self.outputs.values() if each.get("lacks")), "")
+        return next((output["lacks"] for output in self.outputs.values() if output.get("lacks")), "")
 
     @property
     def repeats(self) -> bool:
         """Whether the second call returned the bits of the first."""
-        return all(each["repeats"] for each in self.outputs.values())
+        return all(output["repeats"] for output in self.outputs.values())
 
     def worst(self) -> tuple[str, Mapping[str, Any]]:
         """The slot, and what is known of the output, that decides the outcome."""
-        chosen = [item for item in self.outputs.items() if item[1]["verdict"] == self.outcome]
-        return max(chosen or self.outputs.items(), key=lambda item: item[1]["rel"])
+        deciding = [item for item in self.outputs.items() if item[1]["verdict"] == self.outcome]
+        return max(deciding or self.outputs.items(), key=lambda item: item[1]["rel"])
 
     def to_json(self) -> dict[str, Any]:
         """As the document has it."""
-        outputs = {slot: dict(each) for slot, each in self.outputs.items()}
-        own = {name: getattr(self, name) for name in ("key", "site", "api", "calls", "outcome", "why")}
-        return own | {"drawn": list(self.drawn), "outputs": outputs}
+        outputs = {slot: dict(output) for slot, output in self.outputs.items()}
+        facts = {name: getattr(self, name) for name in ("key", "site", "api", "calls", "outcome", "why")}
+        return facts | {"drawn": list(self.drawn), "outputs": outputs}
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,15 @@ class Precheck:
 
     def counts(self) -> dict[str, int]:
         """Operations by outcome."""
-        return {each: sum(one.outcome == each for one in self.operations) for each in OUTCOMES}
+        return {outcome: sum(operation.outcome == outcome for operation in self.operations) for outcome in OUTCOMES}
 
     def to_json(self) -> dict[str, Any]:
         """The document of the outside contract; another machine's is a benchmark for this one."""
         return self.answer.to_json() | {
             "device": self.device,
             "counts": self.counts(),
-            "findings": [each.to_json() for each in self.findings],
-            "operations": [each.to_json() for each in self.operations],
+            "findings": [finding.to_json() for finding in self.findings],
+            "operations": [operation.to_json() for operation in self.operations],
         }
 
 
@@ -103,22 +103,26 @@ def precheck(
     rank: int | None = None,
     benchmark: Mapping[str, Any] | None = None,
     modules: Sequence[str] = (),
-    progress: Callable[[str, int, int], None] = lambda api, done, num: None,
+    progress: Callable[[str, int, int], None] = lambda api, num_done, num: None,
 ) -> Precheck:
     """Judge every operation that a step of a Run recorded. ``benchmark`` has the outputs of another machine by key,
     ``modules`` are those that define operations. Raises ``CannotTell`` where no operation was recorded.
     """
-    calls = [call for each, one in op_steps(run, step, rank) for call in recorded_calls(run, step=each, rank=one)]
+    calls = [
+        call
+        for recorded_step, recorded_rank in op_steps(run, step, rank)
+        for call in recorded_calls(run, step=recorded_step, rank=recorded_rank)
+    ]
     groups: dict[str, list[RecordedCall]] = {}
     for call in calls:
         groups.setdefault(call.signature, []).append(call)
     checked: list[CheckedOp] = []
-    for done, (signature, alike) in enumerate(groups.items()):
-        progress(alike[0].api, done, len(groups))
-        checked.append(_checked(run, signature, alike, device, benchmark or {}))
+    for num_done, (signature, same_calls) in enumerate(groups.items()):
+        progress(same_calls[0].api, num_done, len(groups))
+        checked.append(_checked(run, signature, same_calls, device, benchmark or {}))
     proof = ["trueline", "trial", "op", run.path]
     options = ["--device", device, *(word for module in modules for word in ("--import", module))]
-    proofs = {each.site: shlex.join([*proof, each.site, *options]) for each in checked if each.outcome == "beyond"}
+    proofs = {op.site: shlex.join([*proof, op.site, *options]) for op in checked if op.outcome == "beyond"}
     findings = (*_inaccurate(checked, device, proofs), *_not_repeating(checked, device))
     return Precheck(_answer(checked, device, proofs), device, checked, findings)
 
@@ -127,7 +131,7 @@ def read_benchmark(path: Path) -> dict[str, Any]:
     """The outputs of operations by key that another machine's document has. Raises ``InputError``."""
     try:
         document = json.loads(path.read_text())
-        return {each["key"]: each["outputs"] for each in document["operations"] if each["outputs"]}
+        return {op["key"]: op["outputs"] for op in document["operations"] if op["outputs"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"'{path}' is no result of `trueline trial precheck` ({type(error).__name__}: {error}). Write one on the "
@@ -136,28 +140,28 @@ def read_benchmark(path: Path) -> dict[str, Any]:
 
 
 def _checked(
-    run: Run, signature: str, alike: Sequence[RecordedCall], device: str, benchmark: Mapping[str, Any]
+    run: Run, signature: str, same_calls: Sequence[RecordedCall], device: str, benchmark: Mapping[str, Any]
 ) -> CheckedOp:
-    call = next((each for each in alike if _is_stored(each)), alike[0])
+    call = next((same_call for same_call in same_calls if _is_stored(same_call)), same_calls[0])
     key = hashlib.sha256(signature.encode()).hexdigest()[:16]
-    place = (key, call.site, call.api, len(alike))
-    made: JudgedCall | None = None
+    facts = (key, call.site, call.api, len(same_calls))
+    judged: JudgedCall | None = None
     try:
-        made = judged_call(run, call)
-        outputs = made.on(device, benchmark.get(key))
-        if made.inputs.drawn and made.adds_up and all(each["verdict"] == "within" for each in outputs.values()):
+        judged = judged_call(run, call)
+        outputs = judged.on(device, benchmark.get(key))
+        if judged.inputs.drawn and judged.adds_up and all(output["verdict"] == "within" for output in outputs.values()):
             with contextlib.suppress(CannotTell):
                 _by_rows_that_repeat(judged_call(run, call, repeated=True), device, outputs)
     except CannotTell as why:
-        return CheckedOp(*place, "not judged", {}, () if made is None else made.inputs.drawn, str(why))
-    verdicts = {each["verdict"] for each in outputs.values()}
-    outcome: Outcome = next((each for each in OUTCOMES if each in verdicts), "not judged")
-    return CheckedOp(*place, outcome, outputs, made.inputs.drawn, "" if verdicts else "no output has a float64 form")
+        return CheckedOp(*facts, "not judged", {}, () if judged is None else judged.inputs.drawn, str(why))
+    verdicts = {output["verdict"] for output in outputs.values()}
+    outcome: Outcome = next((verdict for verdict in OUTCOMES if verdict in verdicts), "not judged")
+    return CheckedOp(*facts, outcome, outputs, judged.inputs.drawn, "" if verdicts else "no output has a float64 form")
 
 
-def _by_rows_that_repeat(made: JudgedCall, device: str, outputs: dict[str, dict[str, Any]]) -> None:
+def _by_rows_that_repeat(repeating: JudgedCall, device: str, outputs: dict[str, dict[str, Any]]) -> None:
     """Take back that outputs are within rounding which are not where rows of the drawn inputs repeat."""
-    for slot, error in made.on(device).items():
+    for slot, error in repeating.on(device).items():
         if slot in outputs and error["verdict"] == "beyond" and error["rel"] > GROSS_REL:
             outputs[slot] |= {
                 "verdict": "cannot tell",
@@ -173,27 +177,27 @@ def _is_stored(call: RecordedCall) -> bool:
 
 def _answer(checked: Sequence[CheckedOp], device: str, proofs: Mapping[str, str]) -> TrialAnswer:
     """What the operations say; ``proofs`` are commands by site of those that are inaccurate."""
-    judged = [each for each in checked if each.outcome in ("within", "beyond")]
-    beyond = [each for each in judged if each.outcome == "beyond"]
-    untold = [each for each in checked if each.outcome == "cannot tell"]
-    left = [each for each in checked if each.outcome == "not judged"]
-    drawn = sum(bool(each.drawn) for each in judged)
-    lacking = {each.lacks for each in untold if each.lacks}
+    judged = [op for op in checked if op.outcome in ("within", "beyond")]
+    beyond = [op for op in judged if op.outcome == "beyond"]
+    untold = [op for op in checked if op.outcome == "cannot tell"]
+    not_judged = [op for op in checked if op.outcome == "not judged"]
+    drawn = sum(bool(op.drawn) for op in judged)
+    lacking = {op.lacks for op in untold if op.lacks}
     few = judged and len(untold) <= len(judged) and not lacking
     answer: Answer = "confirmed" if beyond else "excluded" if few else "undecided"
     says = [
         f"{counted(len(checked), 'operation')} by signature on {device}: {len(beyond)} inaccurate, "
-        f"{len(judged) - len(beyond):,} within what rounding explains, {len(untold)} cannot be told, {len(left):,} not "
-        f"judged; inputs were drawn to recorded statistics for {drawn:,}."
+        f"{len(judged) - len(beyond):,} within what rounding explains, {len(untold)} cannot be told, "
+        f"{len(not_judged):,} not judged; inputs were drawn to recorded statistics for {drawn:,}."
     ]
-    for each in (*beyond, *untold):
-        slot, error = each.worst()
-        says.append(f"{each.outcome}: {each.api} at {each.site}:{slot}: {error['why']}.")
-    for why in dict.fromkeys(each.why for each in left):
-        names = [each.api.rpartition(".")[2] for each in left if each.why == why]
-        named = ", ".join(dict.fromkeys(names))
-        says.append(f"not judged ({len(names)}), as {why}: {named if len(named) < 300 else named[:300] + ' …'}")
-    next_ = tuple(f"`{proofs[each.site]}` writes it as a proof that needs torch alone." for each in beyond[:1])
+    for op in (*beyond, *untold):
+        slot, error = op.worst()
+        says.append(f"{op.outcome}: {op.api} at {op.site}:{slot}: {error['why']}.")
+    for why in dict.fromkeys(op.why for op in not_judged):
+        names = [op.api.rpartition(".")[2] for op in not_judged if op.why == why]
+        text = ", ".join(dict.fromkeys(names))
+        says.append(f"not judged ({len(names)}), as {why}: {text if len(text) < 300 else text[:300] + ' …'}")
+    next_ = tuple(f"`{proofs[op.site]}` writes it as a proof that needs torch alone." for op in beyond[:1])
     if not judged or "values" in lacking:
         next_ += ('Record a step with preset "mix" and depth = "tensor".',)
     if "truth" in lacking:
@@ -207,11 +211,11 @@ def _answer(checked: Sequence[CheckedOp], device: str, proofs: Mapping[str, str]
 
 def _inaccurate(checked: Sequence[CheckedOp], device: str, proofs: Mapping[str, str]) -> list[Finding]:
     findings: list[Finding] = []
-    for each in (one for one in checked if one.outcome == "beyond"):
-        slot, error = each.worst()
-        step, rank = _place(each.site)
-        claim = f"{each.api} is inaccurate on {device}: {error['why']}."
-        if each.drawn:
+    for op in (op for op in checked if op.outcome == "beyond"):
+        slot, error = op.worst()
+        step, rank = _step_and_rank(op.site)
+        claim = f"{op.api} is inaccurate on {device}: {error['why']}."
+        if op.drawn:
             claim += " Its inputs were drawn to the recorded statistics."
         findings.append(
             Finding(
@@ -221,25 +225,25 @@ def _inaccurate(checked: Sequence[CheckedOp], device: str, proofs: Mapping[str, 
                 ranks=(rank,),
                 step_first=step,
                 step_last=step,
-                sites=(f"{each.site}:{slot.removeprefix('grad of ')}",),
+                sites=(f"{op.site}:{slot.removeprefix('grad of ')}",),
                 measured=error["rel"],
                 expected=error["expected"],
                 unit="relative L2 error against float64",
-                evidence={"calls": each.calls, "limit": LIMIT, "worst": error["worst"], "drawn": list(each.drawn)},
-                next=(f"Prove it with torch alone: `{proofs[each.site]}`",),
+                evidence={"calls": op.calls, "limit": LIMIT, "worst": error["worst"], "drawn": list(op.drawn)},
+                next=(f"Prove it with torch alone: `{proofs[op.site]}`",),
             )
         )
     return findings
 
 
 def _not_repeating(checked: Sequence[CheckedOp], device: str) -> list[Finding]:
-    found = [each for each in checked if not each.repeats]
-    if not found:
+    varying = [op for op in checked if not op.repeats]
+    if not varying:
         return []
-    names = ", ".join(dict.fromkeys(each.api for each in found))
-    num = counted(len(found), "operation")
+    names = ", ".join(dict.fromkeys(op.api for op in varying))
+    num = counted(len(varying), "operation")
     claim = f"Called twice on {device} with the same inputs, {num} did not return the same bits: {names}."
-    step, rank = _place(found[0].site)
+    step, rank = _step_and_rank(varying[0].site)
     return [
         Finding(
             code="nondeterministic-op",
@@ -248,13 +252,13 @@ def _not_repeating(checked: Sequence[CheckedOp], device: str) -> list[Finding]:
             ranks=(rank,),
             step_first=step,
             step_last=step,
-            sites=tuple(f"{each.site}:{each.worst()[0].removeprefix('grad of ')}" for each in found[:5]),
+            sites=tuple(f"{op.site}:{op.worst()[0].removeprefix('grad of ')}" for op in varying[:5]),
             next=("trueline.seed_all(1234, deterministic=True) chooses deterministic forms where there are any.",),
         )
     ]
 
 
-def _place(site: str) -> tuple[int, int]:
+def _step_and_rank(site: str) -> tuple[int, int]:
     """Step and rank."""
     step, _, rest = site.partition(".")
     return int(step), int(rest.split("/")[1].removeprefix("r"))

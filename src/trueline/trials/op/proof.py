@@ -77,46 +77,50 @@ def with_rounding(inputs: Values, autocast: str | None, seed: int) -> Values:
     return moved
 
 
-def errors(out: Tensor, exact: Tensor, *, before: Tensor | None = None) -> dict[str, Any]:
+def errors(output: Tensor, exact: Tensor, *, before: Tensor | None = None) -> dict[str, Any]:
     """How far an output is from its exact form: ``rel``, the L2 norm of e over that of the output; ``row_rel``, the
     largest norm of e in a row over that of the row, or of a usual one if that is larger, and ``row``, which it is;
     ``worst`` (index, and what is there in both); ``wrong_frac`` (0-1) of elements more than one rounding off; and
     ``nonfinite``, elements that are NaN or infinite in one alone. Where an update changed ``before``: ``left_frac``
     (0-1) of what it should move and leaves as it was.
     """
-    made, true = out.detach().cpu(), exact.detach().cpu()
-    if made.shape != true.shape:
-        raise Impossible(f"The shape is {list(made.shape)}, and {list(true.shape)} in float64.")
-    if not (made.is_floating_point() or made.is_complex()):
-        wrong = (made != true.to(made.dtype)).flatten()
+    actual, true = output.detach().cpu(), exact.detach().cpu()
+    if actual.shape != true.shape:
+        raise Impossible(f"The shape is {list(actual.shape)}, and {list(true.shape)} in float64.")
+    if not (actual.is_floating_point() or actual.is_complex()):
+        wrong = (actual != true.to(actual.dtype)).flatten()
         share = float(wrong.double().mean()) if wrong.numel() else 0.0
         return {"rel": share, "row_rel": share, "row": None, "worst": None, "wrong_frac": share, "nonfinite": 0}
-    rounded = true.to(made.dtype)
-    if made.is_complex():
-        made, true, rounded = (torch.view_as_real(each.resolve_conj()) for each in (made, true, rounded))
-    masks = MASKS.get(made.dtype, math.inf)
-    both = made.isfinite() & rounded.isfinite()
-    alike = both | (made.isnan() & rounded.isnan()) | (made == rounded)
+    rounded = true.to(actual.dtype)
+    if actual.is_complex():
+        actual, true, rounded = (torch.view_as_real(x.resolve_conj()) for x in (actual, true, rounded))
+    masks = MASKS.get(actual.dtype, math.inf)
+    are_finite = actual.isfinite() & rounded.isfinite()
+    alike = are_finite | (actual.isnan() & rounded.isnan()) | (actual == rounded)
     # Numbers at the edge of the range may be infinite in one of two ways of rounding.
-    alike |= (true.abs() > torch.finfo(made.dtype).max * 0.99) & (made.sign() == true.sign())
-    told = both & (true.abs() < masks) & (made.double().abs() < masks)
-    alike &= ~both | told | ((true.abs() >= masks) & (made.double().abs() >= masks / 2) & (made.sign() == true.sign()))
-    e = torch.where(told, made.double() - true.double(), 0.0)
-    size = torch.where(told, true.double(), 0.0)
-    found = _sizes(e, size) | {"nonfinite": int((~alike).sum())}
-    step = torch.finfo(made.dtype).eps
-    beyond = e.abs() > step * size.abs() + torch.finfo(made.dtype).tiny
-    found["wrong_frac"] = float(beyond.double().mean()) if e.numel() else 0.0
+    alike |= (true.abs() > torch.finfo(actual.dtype).max * 0.99) & (actual.sign() == true.sign())
+    is_counted = are_finite & (true.abs() < masks) & (actual.double().abs() < masks)
+    alike &= (
+        ~are_finite
+        | is_counted
+        | ((true.abs() >= masks) & (actual.double().abs() >= masks / 2) & (actual.sign() == true.sign()))
+    )
+    e = torch.where(is_counted, actual.double() - true.double(), 0.0)
+    size = torch.where(is_counted, true.double(), 0.0)
+    error = _sizes(e, size) | {"nonfinite": int((~alike).sum())}
+    step = torch.finfo(actual.dtype).eps
+    beyond = e.abs() > step * size.abs() + torch.finfo(actual.dtype).tiny
+    error["wrong_frac"] = float(beyond.double().mean()) if e.numel() else 0.0
     bad = (~alike).flatten().nonzero()
     at = int(bad[0]) if len(bad) else int(e.abs().argmax()) if e.numel() else None
     if at is not None:
-        index = [int(each) for each in torch.unravel_index(torch.tensor(at), e.shape)]
-        found["worst"] = {"index": index, "is": _number(made.flatten()[at]), "exact": _number(true.flatten()[at])}
+        index = [int(x) for x in torch.unravel_index(torch.tensor(at), e.shape)]
+        error["worst"] = {"index": index, "is": _number(actual.flatten()[at]), "exact": _number(true.flatten()[at])}
     if before is not None and before.shape == rounded.shape and before.dtype == rounded.dtype:
         moves = (rounded != before.cpu()) & rounded.isfinite()
         num = int(moves.sum())
-        found["left_frac"] = float(((made == before.cpu()) & moves).sum()) / num if num >= FEW else 0.0
-    return found
+        error["left_frac"] = float(((actual == before.cpu()) & moves).sum()) / num if num >= FEW else 0.0
+    return error
 
 
 def _sizes(e: Tensor, size: Tensor) -> dict[str, Any]:
@@ -124,9 +128,9 @@ def _sizes(e: Tensor, size: Tensor) -> dict[str, Any]:
     rel = float(e.norm()) / norm if norm else float(e.norm() > 0)
     if e.dim() < 2 or not e.numel():
         return {"rel": rel, "row_rel": rel, "row": None, "worst": None}
-    rows, own = e.flatten(0, -2).norm(dim=-1), size.flatten(0, -2).norm(dim=-1)
-    usual = norm / math.sqrt(len(own))
-    shares = rows / own.clamp(min=usual) if usual else (rows > 0).double()
+    rows, row_norms = e.flatten(0, -2).norm(dim=-1), size.flatten(0, -2).norm(dim=-1)
+    usual = norm / math.sqrt(len(row_norms))
+    shares = rows / row_norms.clamp(min=usual) if usual else (rows > 0).double()
     return {"rel": rel, "row_rel": float(shares.max()), "row": int(shares.argmax()), "worst": None}
 
 
@@ -150,18 +154,18 @@ def measured(call: Call, inputs: Values, exact: Values, expected: Mapping[str, f
         third = outcomes(call, inputs)
         if all(bits_of(x) == bits_of(third[slot]) for slot, x in first.items()):
             raise Impossible("It draws random numbers.")
-    found: dict[str, dict[str, Any]] = {}
+    outputs: dict[str, dict[str, Any]] = {}
     for slot, x in first.items():
         if slot in exact and slot in expected:
-            place = _place_of(call, slot)
-            before = inputs.get(place) if call["in_place"] and place else None
+            input_slot = _input_slot_of(call, slot)
+            before = inputs.get(input_slot) if call["in_place"] and input_slot else None
             true = exact[slot] if expected[slot] else exact[slot].to(x.dtype)
-            own = {"repeats": repeats[slot], "bits": bits_of(x), "unit": unit_of(x)}
-            found[slot] = errors(x, true, before=before) | own
-    return found
+            facts = {"repeats": repeats[slot], "bits": bits_of(x), "unit": unit_of(x)}
+            outputs[slot] = errors(x, true, before=before) | facts
+    return outputs
 
 
-def _place_of(call: Call, slot: str) -> str | None:
+def _input_slot_of(call: Call, slot: str) -> str | None:
     """The input that an output of a call in place was."""
     if not slot.startswith("out"):
         return slot
@@ -172,9 +176,9 @@ def _place_of(call: Call, slot: str) -> str | None:
 
 def bits_of(x: Tensor) -> str:
     """A hash of dtype, shape and bits."""
-    held = x.detach().cpu().contiguous()
-    digest = hashlib.sha256(f"{held.dtype}{list(held.shape)}".encode())
-    digest.update(held.reshape(-1).view(torch.uint8).numpy().tobytes() if held.numel() else b"")
+    host = x.detach().cpu().contiguous()
+    digest = hashlib.sha256(f"{host.dtype}{list(host.shape)}".encode())
+    digest.update(host.reshape(-1).view(torch.uint8).numpy().tobytes() if host.numel() else b"")
     return digest.hexdigest()[:16]
 
 
@@ -182,7 +186,7 @@ def rounding_seen(call: Call, inputs: Values, exact: Values, decomposed: str) ->
     """What moving each input by one rounding changes, and rounding what each kernel returns: relative, of each output
     as a whole and of its worst row. It holds for every operation, and so controls the law that is made for one.
     """
-    found = dict.fromkeys(exact, (0.0, 0.0))
+    roundings = dict.fromkeys(exact, (0.0, 0.0))
     floats = [x.dtype for x in inputs.values() if x.is_floating_point()] or [torch.float32]
     coarsest = getattr(torch, call["autocast"]) if call["autocast"] else max(floats, key=lambda d: torch.finfo(d).eps)
     for seed in range(2):
@@ -194,10 +198,10 @@ def rounding_seen(call: Call, inputs: Values, exact: Values, decomposed: str) ->
             continue
         for slot, x in moved.items():
             if slot in exact and x.shape == exact[slot].shape and x.is_floating_point():
-                told = x.isfinite() & exact[slot].isfinite()
-                sizes = _sizes(torch.where(told, x - exact[slot], 0.0), torch.where(told, exact[slot], 0.0))
-                found[slot] = (max(found[slot][0], sizes["rel"]), max(found[slot][1], sizes["row_rel"]))
-    return found
+                are_finite = x.isfinite() & exact[slot].isfinite()
+                sizes = _sizes(torch.where(are_finite, x - exact[slot], 0.0), torch.where(are_finite, exact[slot], 0.0))
+                roundings[slot] = (max(roundings[slot][0], sizes["rel"]), max(roundings[slot][1], sizes["row_rel"]))
+    return roundings
 
 
 def verdict_of(
@@ -213,7 +217,7 @@ def verdict_of(
         return "beyond", f"{error['left_frac']:.0%} of the elements that it should move are left as they were"
     if error["rel"] <= LIMIT * expected and error["row_rel"] <= LIMIT * max(expected, 0.5 * unit if expected else 0.0):
         return "within", f"{error['rel']:.2g}, expected {expected:.2g}"
-    whole, row = (margin * math.hypot(each, unit) for each in control())
+    whole, row = (margin * math.hypot(rounding, unit) for rounding in control())
     if error["rel"] <= LIMIT * whole and error["row_rel"] <= LIMIT * row:
         return "cannot tell", (
             f"{error['rel']:.2g} is more than the {expected:.2g} that its law expects, but no more than roundings of "
@@ -236,14 +240,14 @@ def judged(
     with that pass ``decomposed``.
     """
     control = functools.cache(lambda: rounding_seen(call, inputs, exact, decomposed))
-    found = measured(call, inputs, exact, expected)
-    for slot, error in found.items():
+    outputs = measured(call, inputs, exact, expected)
+    for slot, error in outputs.items():
         margin = GRADIENT_MARGIN if slot.startswith("grad of ") else 1.0
         verdict, why = verdict_of(error, expected[slot], lambda slot=slot: control()[slot], margin=margin)
         if verdict == "beyond" and not error["unit"] and call["function"].rpartition(".")[2] in _WITH_TIES:
             verdict, why = "cannot tell", "indices of equal numbers may be in any order"
         error |= {"expected": expected[slot], "verdict": verdict, "why": why}
-    return found
+    return outputs
 
 
 def proved(
@@ -254,39 +258,45 @@ def proved(
     """
     call, on_host = document["call"], inputs_of(document, tensors, "cpu")
     exact = outcomes(call, on_host, exact=True) if exact is None else exact
-    there = inputs_of(document, tensors, device)
-    outputs = judged(call, there, exact, document["expected"])
-    _against_decomposition(document, there, on_host, exact, outputs)
+    on_device = inputs_of(document, tensors, device)
+    outputs = judged(call, on_device, exact, document["expected"])
+    _against_decomposition(document, on_device, on_host, exact, outputs)
     _without_truth(call["function"], outputs)
     for slot, error in outputs.items():
         bits = document["recorded"].get(slot)
         error["as_recorded"] = None if bits is None else bits == error["bits"]
-        other = (benchmark or {}).get(slot)
-        if other is not None:
-            error["benchmark_rel"] = other["rel"]
-            if error["verdict"] == "beyond" and error["rel"] <= BENCHMARK_LIMIT * other["rel"]:
+        benchmark_error = (benchmark or {}).get(slot)
+        if benchmark_error is not None:
+            error["benchmark_rel"] = benchmark_error["rel"]
+            if error["verdict"] == "beyond" and error["rel"] <= BENCHMARK_LIMIT * benchmark_error["rel"]:
                 error |= {"verdict": "cannot tell", "why": "the benchmark has an error of the same size"}
-    if device != "cpu" and any(each["verdict"] == "beyond" for each in outputs.values()):
+    if device != "cpu" and any(output["verdict"] == "beyond" for output in outputs.values()):
         _controlled(call, on_host, exact, document["expected"], outputs)
     return outputs
 
 
 def _against_decomposition(
-    document: Mapping[str, Any], there: Values, on_host: Values, exact: Values, outputs: dict[str, dict[str, Any]]
+    document: Mapping[str, Any], on_device: Values, on_host: Values, exact: Values, outputs: dict[str, dict[str, Any]]
 ) -> None:
     """Judge outputs that are within rounding of the float64 kernel against its decomposition, where the two differ."""
     for decomposed in ("forward", "backward") if document["call"]["gradients"] else ("forward",):
         call = document["call"] if decomposed == "backward" else {**document["call"], "gradients": None}
         try:
-            other = outcomes(call, on_host, exact=True, decomposed=decomposed)
-            of_pass = {slot for slot in other if slot.startswith("grad of ") == (decomposed == "backward")}
-            apart = {slot for slot in of_pass if slot in outputs and _apart(other[slot], exact[slot])}
-            found = judged(call, there, other, document["expected"], decomposed=decomposed) if apart else {}
+            by_decomposition = outcomes(call, on_host, exact=True, decomposed=decomposed)
+            of_pass = {slot for slot in by_decomposition if slot.startswith("grad of ") == (decomposed == "backward")}
+            slots_apart = {
+                slot for slot in of_pass if slot in outputs and _are_apart(by_decomposition[slot], exact[slot])
+            }
+            outputs_again = (
+                judged(call, on_device, by_decomposition, document["expected"], decomposed=decomposed)
+                if slots_apart
+                else {}
+            )
         except (Impossible, RuntimeError):
             continue
-        for slot in apart:
-            if outputs[slot]["verdict"] == "within" and found[slot]["verdict"] == "beyond":
-                outputs[slot] |= found[slot]
+        for slot in slots_apart:
+            if outputs[slot]["verdict"] == "within" and outputs_again[slot]["verdict"] == "beyond":
+                outputs[slot] |= outputs_again[slot]
                 outputs[slot]["why"] += ", against its decomposition in torch: the float64 kernel is as far off"
 
 
@@ -304,28 +314,30 @@ def _without_truth(function: str, outputs: dict[str, dict[str, Any]]) -> None:
             error |= {"verdict": "cannot tell", "why": why, "lacks": "truth"}
 
 
-def _apart(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and not torch.allclose(one, other, rtol=1e-9, atol=1e-12, equal_nan=True)
+def _are_apart(exact: Tensor, decomposed: Tensor) -> bool:
+    return exact.shape == decomposed.shape and not torch.allclose(
+        exact, decomposed, rtol=1e-9, atol=1e-12, equal_nan=True
+    )
 
 
 def _controlled(call: Call, inputs: Values, exact: Values, expected: Mapping[str, float], outputs: Any) -> None:
     """Where the CPU is as far off in the same dtype, the law is to blame and not the device."""
     for slot, error in judged(call, inputs, exact, expected).items():
-        mine = outputs.get(slot)
-        if mine is not None:
-            mine["cpu_rel"] = error["rel"]
-            if mine["verdict"] == "beyond" and error["verdict"] != "within":
-                mine |= {"verdict": "cannot tell", "why": "the CPU is as far off in the same dtype"}
+        output = outputs.get(slot)
+        if output is not None:
+            output["cpu_rel"] = error["rel"]
+            if output["verdict"] == "beyond" and error["verdict"] != "within":
+                output |= {"verdict": "cannot tell", "why": "the CPU is as far off in the same dtype"}
 
 
 def bits_again(document: Mapping[str, Any], tensors: Values, device: str, times: int) -> dict[str, int]:
     """How often so many calls on ``device`` returned each set of bits, of all outputs together."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for _ in range(times):
-        made = outcomes(document["call"], inputs_of(document, tensors, device))
-        bits = hashlib.sha256("".join(bits_of(made[slot]) for slot in sorted(made)).encode()).hexdigest()[:16]
-        found[bits] = found.get(bits, 0) + 1
-    return found
+        results = outcomes(document["call"], inputs_of(document, tensors, device))
+        bits = hashlib.sha256("".join(bits_of(results[slot]) for slot in sorted(results)).encode()).hexdigest()[:16]
+        counts[bits] = counts.get(bits, 0) + 1
+    return counts
 
 
 def main() -> int:
@@ -336,63 +348,63 @@ def main() -> int:
     parser.add_argument("--with", dest="benchmark", metavar="FILE")
     parser.add_argument("--again", type=int, default=0, metavar="N")
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     try:
-        found = _proved(asked, Path(__file__).resolve().parent)
+        result = _proved(options, Path(__file__).resolve().parent)
     except Impossible as why:
         print(why, file=sys.stderr)
         return 2
-    if asked.json:
-        print(json.dumps(found, indent=1))
+    if options.json:
+        print(json.dumps(result, indent=1))
     else:
-        _print(found)
-    return int(found["exit_code"])
+        _print(result)
+    return int(result["exit_code"])
 
 
-def _proved(asked: argparse.Namespace, place: Path) -> dict[str, Any]:
+def _proved(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     try:
-        for module in asked.modules:
+        for module in options.modules:
             importlib.import_module(module)
-        document = json.loads((place / "expected.json").read_text())
-        other = None if asked.benchmark is None else json.loads(Path(asked.benchmark).read_text())["outputs"]
-        torch.empty(0, device=asked.device)
+        document = json.loads((folder / "expected.json").read_text())
+        benchmark = None if options.benchmark is None else json.loads(Path(options.benchmark).read_text())["outputs"]
+        torch.empty(0, device=options.device)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AssertionError, ImportError) as error:
         raise Impossible(
             f"{type(error).__name__}: {str(error).splitlines()[0]}. Give --device, --import and --with as --help says."
         ) from None
-    tensors = read_safetensors(place / "inputs.safetensors")
+    tensors = read_safetensors(folder / "inputs.safetensors")
     if not isinstance(document, dict) or {*_KEYS} - {*document} or {*document["inputs"]} - {*tensors}:
-        raise Impossible(f"The files in '{place}' do not belong together. Copy all three again.")
-    outputs = {} if asked.again else proved(document, tensors, asked.device, benchmark=other)
-    verdicts = [each["verdict"] for each in outputs.values()]
-    code = 1 if "beyond" in verdicts else 3 if "cannot tell" in verdicts or not (verdicts or asked.again) else 0
+        raise Impossible(f"The files in '{folder}' do not belong together. Copy all three again.")
+    outputs = {} if options.again else proved(document, tensors, options.device, benchmark=benchmark)
+    verdicts = [output["verdict"] for output in outputs.values()]
+    code = 1 if "beyond" in verdicts else 3 if "cannot tell" in verdicts or not (verdicts or options.again) else 0
     return {
         "site": document["site"], "function": document["call"]["function"],
-        "device": asked.device, "torch": torch.__version__,
+        "device": options.device, "torch": torch.__version__,
         "drawn": document["drawn"], "outputs": outputs, "exit_code": code,
-        "bits": bits_again(document, tensors, asked.device, asked.again),
+        "bits": bits_again(document, tensors, options.device, options.again),
     }  # fmt: skip
 
 
-def _print(found: Mapping[str, Any]) -> None:
-    print(f"{found['function']} at {found['site']}, on {found['device']} with torch {found['torch']}")
-    if found["drawn"]:
-        print(f"  drawn to the recorded statistics, not stored: {', '.join(found['drawn'])}")
-    for slot, each in found["outputs"].items():
-        print(f"  {slot}: {each['verdict']}: {each['why']}")
-        if each["worst"] and each["verdict"] == "beyond":
-            where = each["worst"]
+def _print(result: Mapping[str, Any]) -> None:
+    print(f"{result['function']} at {result['site']}, on {result['device']} with torch {result['torch']}")
+    if result["drawn"]:
+        print(f"  drawn to the recorded statistics, not stored: {', '.join(result['drawn'])}")
+    for slot, output in result["outputs"].items():
+        print(f"  {slot}: {output['verdict']}: {output['why']}")
+        if output["worst"] and output["verdict"] == "beyond":
+            where = output["worst"]
             print(f"    worst at {where['index']}: {where['is']}, exact {where['exact']}; "
-                  f"{each['wrong_frac']:.1%} of elements are more than a rounding off")  # fmt: skip
-        if each["as_recorded"] is not None:
-            print(f"    {'the same bits as' if each['as_recorded'] else 'other bits than'} the run recorded")
-        if not each["repeats"]:
+                  f"{output['wrong_frac']:.1%} of elements are more than a rounding off")  # fmt: skip
+        if output["as_recorded"] is not None:
+            print(f"    {'the same bits as' if output['as_recorded'] else 'other bits than'} the run recorded")
+        if not output["repeats"]:
             print("    it returns other bits at the second call")
-    if sum(found["bits"].values()):
-        print(f"  {sum(found['bits'].values())} calls returned {len(found['bits'])} different sets of bits")
+    if sum(result["bits"].values()):
+        print(f"  {sum(result['bits'].values())} calls returned {len(result['bits'])} different sets of bits")
         return
     words = {0: "within what rounding explains", 1: "beyond what rounding explains", 3: "cannot tell"}
-    print(words[found["exit_code"]])
+    print(words[result["exit_code"]])
 
 
 if __name__ == "__main__":

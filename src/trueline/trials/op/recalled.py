@@ -29,7 +29,7 @@ _TYPES = {
     "F8_E5M2": "float8_e5m2",
 }  # fmt: skip
 _DEVICE = re.compile(r"(cpu|cuda|npu|xpu|mps|hpu)(:\d+)?")
-_NAMED = re.compile(r"torch\.\w+")
+_TORCH_NAME = re.compile(r"torch\.\w+")
 _CASTS = frozenset({"float", "half", "bfloat16", "double"})
 
 
@@ -47,9 +47,9 @@ def read_safetensors(path: Path) -> Values:
         values: Values = {}
         for name, entry in header.items():
             begin, end = entry["data_offsets"]
-            held = bytearray(data[8 + length + begin : 8 + length + end])
+            data_bytes = bytearray(data[8 + length + begin : 8 + length + end])
             dtype = getattr(torch, _TYPES[entry["dtype"]])
-            flat = torch.frombuffer(held, dtype=dtype) if held else torch.empty(0, dtype=dtype)
+            flat = torch.frombuffer(data_bytes, dtype=dtype) if data_bytes else torch.empty(0, dtype=dtype)
             values[name] = flat.reshape(entry["shape"])
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, struct.error) as error:
         raise Impossible(f"'{path}' cannot be read ({error}). Copy it again.") from None
@@ -70,18 +70,18 @@ def laid_out(x: Tensor, strides: tuple[int, ...] | None) -> Tensor:
 def function_named(path: str) -> Callable[..., Any]:
     """The function of torch at ``path``. Raises ``Impossible`` where there is none."""
     parts = path.split(".")
-    found: Any = torch
+    function: Any = torch
     if parts[0] != "torch":
         parts = ["torch", "ops", *parts]  # a custom operator: "name::op" is recorded as name.op
     getter = parts[-1] == "__get__"
     for part in parts[1 : -1 if getter else None]:
-        inner = getattr(found, part, None)
-        found = getattr(found, f"_{part}", None) if inner is None else inner
-    if getter and hasattr(found, "__get__"):
-        return found.__get__
-    if not callable(found):
+        inner = getattr(function, part, None)
+        function = getattr(function, f"_{part}", None) if inner is None else inner
+    if getter and hasattr(function, "__get__"):
+        return function.__get__
+    if not callable(function):
         raise Impossible(f"There is no '{path}' in torch {torch.__version__}. Import what defines it with --import.")
-    return found
+    return function
 
 
 class Decomposed(TorchDispatchMode):
@@ -105,10 +105,10 @@ class Rounded(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """What ``func`` returns, rounded where it computed it."""
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, (tuple, list)):
-            return type(made)(map(self._rounded, made))
-        return self._rounded(made) if not func._schema.is_mutable else made
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, (tuple, list)):
+            return type(result)(map(self._rounded, result))
+        return self._rounded(result) if not func._schema.is_mutable else result
 
     def _rounded(self, x: Any) -> Any:
         if not isinstance(x, Tensor) or x.dtype is not torch.float64 or x._is_view():
@@ -119,8 +119,10 @@ class Rounded(TorchDispatchMode):
 def has_decomposition(path: str) -> bool:
     """Whether torch knows another form of the operator at ``path``."""
     packet = function_named(path)
-    overloads = [getattr(packet, each) for each in packet.overloads()] if hasattr(packet, "overloads") else [packet]
-    return any(each in _decompositions() for each in overloads)
+    overloads = (
+        [getattr(packet, overload) for overload in packet.overloads()] if hasattr(packet, "overloads") else [packet]
+    )
+    return any(known_overload in _decompositions() for known_overload in overloads)
 
 
 @functools.cache
@@ -142,40 +144,43 @@ def outcomes(call: Call, inputs: Values, *, exact: bool = False, decomposed: str
 
     Raises ``Impossible`` where it cannot be called.
     """
-    given = {slot: _copy(x, exact=exact) for slot, x in inputs.items()}
-    wanted = {} if call["gradients"] is None else call["gradients"]["given"]
-    for slot in () if not wanted else call["gradients"]["wanted"]:
-        given[slot].requires_grad_()
-    device = next((x.device.type for x in given.values()), "cpu")
+    copies = {slot: _copy(x, exact=exact) for slot, x in inputs.items()}
+    arriving = {} if call["gradients"] is None else call["gradients"]["given"]
+    for slot in () if not arriving else call["gradients"]["wanted"]:
+        copies[slot].requires_grad_()
+    device = next((x.device.type for x in copies.values()), "cpu")
     function = function_named(call["function"])
     if exact and call["function"].rpartition(".")[2].strip("_") in _CASTS:
         function = Tensor.double
-    before = {slot: x.detach().clone() for slot, x in given.items()} if call["in_place"] else {}
+    before = {slot: x.detach().clone() for slot, x in copies.items()} if call["in_place"] else {}
     try:
-        args = [_argument(each, given, device, exact=exact) for each in call["args"]]
-        kwargs = {name: _argument(each, given, device, exact=exact) for name, each in call["kwargs"].items()}
+        args = [_argument(argument, copies, device, exact=exact) for argument in call["args"]]
+        kwargs = {name: _argument(argument, copies, device, exact=exact) for name, argument in call["kwargs"].items()}
         if call["function"].endswith(("getitem__", "setitem__")) and isinstance(args[1], list):
             args[1] = tuple(args[1])
         with contextlib.ExitStack() as stack:
-            if not wanted:
+            if not arriving:
                 stack.enter_context(torch.no_grad())
             if call["autocast"] and not exact:
                 stack.enter_context(torch.autocast(device, getattr(torch, call["autocast"])))
             with Decomposed() if decomposed == "forward" else contextlib.nullcontext():
-                made = function(*args, **kwargs)
-        found = dict(_named(made, given, call["in_place"]))
+                returned = function(*args, **kwargs)
+        results = dict(_by_slot(returned, copies, call["in_place"]))
         if not call["in_place"] and not exact:
-            found = _computed(found, given)
-        if wanted:
+            results = _computed(results, copies)
+        if arriving:
             with Decomposed() if decomposed == "backward" else contextlib.nullcontext():
-                found |= _gradients(found, wanted, call["gradients"]["wanted"], inputs, given, exact=exact)
+                results |= _gradients(results, arriving, call["gradients"]["wanted"], inputs, copies, exact=exact)
     except Impossible:
         raise
     except Exception as error:  # whatever a kernel raises
         raise Impossible(f"{call['function']} raises {type(error).__name__}: {str(error).splitlines()[0]}") from None
-    changed = {slot: x for slot, x in given.items() if slot in before and not torch.equal(before[slot], x)}
-    own = {id(x) for x in found.values()}
-    return {slot: x.detach() for slot, x in (found | {k: x for k, x in changed.items() if id(x) not in own}).items()}
+    changed = {slot: x for slot, x in copies.items() if slot in before and not torch.equal(before[slot], x)}
+    result_ids = {id(x) for x in results.values()}
+    return {
+        slot: x.detach()
+        for slot, x in (results | {k: x for k, x in changed.items() if id(x) not in result_ids}).items()
+    }
 
 
 def _copy(x: Tensor, *, exact: bool) -> Tensor:
@@ -185,66 +190,74 @@ def _copy(x: Tensor, *, exact: bool) -> Tensor:
     return x.double() if x.is_floating_point() else x.to(torch.complex128) if x.is_complex() else x.clone()
 
 
-def _argument(text: Any, given: Values, device: str, *, exact: bool) -> Any:
+def _argument(text: Any, copies: Values, device: str, *, exact: bool) -> Any:
     """The argument that stands in ``expected.json``."""
     if isinstance(text, list):
-        return [_argument(each, given, device, exact=exact) for each in text]
+        return [_argument(item, copies, device, exact=exact) for item in text]
     if isinstance(text, dict):
         if text.keys() == {"in"}:
-            if text["in"] not in given:
+            if text["in"] not in copies:
                 raise Impossible(f"The tensor '{text['in']}' is not among the inputs.")
-            return given[text["in"]]
+            return copies[text["in"]]
         if text.keys() == {"slice"}:
             return slice(*text["slice"])
         if text.get("type") == "Ellipsis":
             return ...
         if text.keys() == {"type"}:
             raise Impossible(f"An argument of {text['type']} was not recorded.")
-        return {name: _argument(each, given, device, exact=exact) for name, each in text.items()}
+        return {name: _argument(item, copies, device, exact=exact) for name, item in text.items()}
     if not isinstance(text, str):
         return text
     if _DEVICE.fullmatch(text):
         return "cpu" if exact else device
     if text in ("inf", "-inf", "nan"):
         return float(text)
-    named = getattr(torch, text[6:], None) if _NAMED.fullmatch(text) else None
-    if isinstance(named, torch.dtype) and named.is_floating_point and exact:
+    attribute = getattr(torch, text[6:], None) if _TORCH_NAME.fullmatch(text) else None
+    if isinstance(attribute, torch.dtype) and attribute.is_floating_point and exact:
         return torch.float64
-    return text if named is None else named
+    return text if attribute is None else attribute
 
 
-def _named(made: Any, given: Values, in_place: bool) -> Iterator[tuple[str, Tensor]]:
-    if made is None and in_place:
-        made = [x for slot, x in given.items() if slot.partition(".")[0] == "in0"]
-    if isinstance(made, Tensor):
-        made = [made]
-    if not isinstance(made, (list, tuple)):
-        raise Impossible(f"It returns {type(made).__name__}, and no tensors.")
-    for index, x in enumerate(made):
+def _by_slot(returned: Any, copies: Values, in_place: bool) -> Iterator[tuple[str, Tensor]]:
+    if returned is None and in_place:
+        returned = [x for slot, x in copies.items() if slot.partition(".")[0] == "in0"]
+    if isinstance(returned, Tensor):
+        returned = [returned]
+    if not isinstance(returned, (list, tuple)):
+        raise Impossible(f"It returns {type(returned).__name__}, and no tensors.")
+    for index, x in enumerate(returned):
         if isinstance(x, Tensor):
             yield f"out{index}", x
         elif isinstance(x, (list, tuple)):
-            yield from ((f"out{index}.{place}", each) for place, each in enumerate(x) if isinstance(each, Tensor))
+            yield from ((f"out{index}.{offset}", item) for offset, item in enumerate(x) if isinstance(item, Tensor))
 
 
-def _computed(made: Values, given: Values) -> Values:
+def _computed(results: Values, copies: Values) -> Values:
     """Without what only shows the memory of an input in another way. Raises ``Impossible`` where nothing is left."""
-    memory = {x.untyped_storage().data_ptr() for x in given.values() if x.numel()}
-    found = {slot: x for slot, x in made.items() if x.untyped_storage().data_ptr() not in memory}
-    if made and not found:
+    memory = {x.untyped_storage().data_ptr() for x in copies.values() if x.numel()}
+    computed = {slot: x for slot, x in results.items() if x.untyped_storage().data_ptr() not in memory}
+    if results and not computed:
         raise Impossible("It returns a view of its input, and computes nothing.")
-    return found
+    return computed
 
 
 def _gradients(
-    made: Values, given: Mapping[str, str], wanted: list[str], inputs: Values, held: Values, *, exact: bool
+    results: Values,
+    arriving_slots: Mapping[str, str],
+    input_slots: list[str],
+    inputs: Values,
+    copies: Values,
+    *,
+    exact: bool,
 ) -> Values:
-    outs = {slot: x for slot, x in made.items() if slot in given and x.requires_grad}
-    arriving = [_copy(inputs[given[slot]], exact=exact).to(x.dtype) for slot, x in outs.items()]
+    outs = {slot: x for slot, x in results.items() if slot in arriving_slots and x.requires_grad}
+    arriving = [_copy(inputs[arriving_slots[slot]], exact=exact).to(x.dtype) for slot, x in outs.items()]
     if not outs:
         return {}
-    found = torch.autograd.grad(list(outs.values()), [held[slot] for slot in wanted], arriving, allow_unused=True)
-    return {f"grad of {slot}": x for slot, x in zip(wanted, found, strict=True) if x is not None}
+    gradients = torch.autograd.grad(
+        list(outs.values()), [copies[slot] for slot in input_slots], arriving, allow_unused=True
+    )
+    return {f"grad of {slot}": x for slot, x in zip(input_slots, gradients, strict=True) if x is not None}
 
 
 def inputs_of(document: Mapping[str, Any], tensors: Values, device: str) -> Values:

@@ -90,7 +90,7 @@ class RecordedCall:
             slot: (value.dtype, value.shape, value.strides, slot in self.gradients)
             for slot, value in self.inputs.items()
         }
-        return json.dumps([self.api, self.args, values, sorted({each.dtype for each in self.outputs.values()})])
+        return json.dumps([self.api, self.args, values, sorted({output.dtype for output in self.outputs.values()})])
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         """Positional and named, as JSON has them, lists of tensors in full. Raises ``CannotTell`` where they are not
@@ -98,14 +98,14 @@ class RecordedCall:
         """
         if self.args is None:
             raise CannotTell("its arguments were not recorded")
-        return [self._whole(each, f"in{index}") for index, each in enumerate(self.args["args"])], {
-            name: self._whole(each, name) for name, each in self.args["kwargs"].items()
+        return [self._whole(argument, f"in{index}") for index, argument in enumerate(self.args["args"])], {
+            name: self._whole(argument, name) for name, argument in self.args["kwargs"].items()
         }
 
     def _whole(self, text: Any, slot: str) -> Any:
         if not isinstance(text, list) or len(text) < _CUT:
             return text
-        if any(not isinstance(each, dict) or each.keys() != {"in"} for each in text):
+        if any(not isinstance(item, dict) or item.keys() != {"in"} for item in text):
             raise CannotTell(f"its argument {slot} has more elements than were recorded")
         count = 0
         while f"{slot}.{count}" in self.inputs:
@@ -120,11 +120,11 @@ def recorded_calls(run: Run, *, step: int, rank: int) -> list[RecordedCall]:
     for row in rows:
         if row["kind"] not in ("op", "collective"):
             continue
-        place = row["micro"], row["name"], row["call"]
-        if row["phase"] == "bwd" and (forward := calls.get((*place, "fwd"))) is not None and row["args"] is None:
+        site_key = row["micro"], row["name"], row["call"]
+        if row["phase"] == "bwd" and (forward := calls.get((*site_key, "fwd"))) is not None and row["args"] is None:
             forward.gradients.setdefault(row["slot"], RecordedValue(row))
             continue
-        key = (*place, row["phase"])
+        key = (*site_key, row["phase"])
         if key not in calls:
             calls[key] = _call_of(row)
         side = calls[key].outputs if is_returned(row["slot"]) else calls[key].inputs
@@ -137,16 +137,16 @@ def call_at(run: Run, text: str) -> RecordedCall:
     no operation was recorded there.
     """
     site = Site.parse(text if ":" in text.rpartition("#")[2] else f"{text}:out0")
-    found = [
+    matches = [
         call
         for call in (recorded_calls(run, step=site.step, rank=site.rank) if site.rank in run.record_ranks else [])
         if (call.micro, call.name, call.call) == (site.micro, site.name, site.call)
         and call.phase == ("fwd" if site.phase == "bwd" else site.phase)
     ]
-    if found:
-        return found[0]
-    here = run.records(steps=[site.step], ranks=[site.rank], columns=["name", "kind", "phase", "call"])
-    kinds = {row["kind"] for row in here.to_pylist() if row["name"] == site.name}
+    if matches:
+        return matches[0]
+    site_rows = run.records(steps=[site.step], ranks=[site.rank], columns=["name", "kind", "phase", "call"])
+    kinds = {row["kind"] for row in site_rows.to_pylist() if row["name"] == site.name}
     of_module = "module" in kinds
     why = f"'{site.name}' is a module there, of whose calls" if of_module else "at it"
     raise InputError(
@@ -160,16 +160,16 @@ def op_steps(run: Run, step: int | None, rank: int | None) -> Iterator[tuple[int
     """The recorded steps and ranks to look at: those given, else the first step that has operations, of the lowest
     rank. Raises ``CannotTell`` where no operation was recorded.
     """
-    steps = [int(each) for each in run.record_steps] if step is None else [step]
+    steps = [int(recorded_step) for recorded_step in run.record_steps] if step is None else [step]
     ranks = run.record_ranks[:1] if rank is None else [rank]
-    for each in steps:
-        kinds = run.records(steps=[each], ranks=ranks, columns=["kind"])["kind"].unique().to_pylist()
+    for recorded_step in steps:
+        kinds = run.records(steps=[recorded_step], ranks=ranks, columns=["kind"])["kind"].unique().to_pylist()
         if "op" in kinds:
-            yield from ((each, one) for one in ranks)
+            yield from ((recorded_step, recorded_rank) for recorded_rank in ranks)
             return
-    asked = "" if step is None and rank is None else " there"
+    where = "" if step is None and rank is None else " there"
     raise CannotTell(
-        f"No operation was recorded{asked} in '{run.path}'. Record a step with its inputs: "
+        f"No operation was recorded{where} in '{run.path}'. Record a step with its inputs: "
         + Commands(run.path, tuple(run.manifest.argv)).filled(record_step(0, "--set depth=tensor"))
     )
 
@@ -177,5 +177,5 @@ def op_steps(run: Run, step: int | None, rank: int | None) -> Iterator[tuple[int
 def _call_of(row: Mapping[str, Any]) -> RecordedCall:
     flags = frozenset(row["flags"].split(",")) if row["flags"] else frozenset[str]()
     args = None if row["args"] is None else json.loads(row["args"])
-    place = [row[name] for name in ("step", "rank", "micro", "phase", "name", "call", "kind", "api")]
-    return RecordedCall(*place, flags, args)
+    fields = [row[name] for name in ("step", "rank", "micro", "phase", "name", "call", "kind", "api")]
+    return RecordedCall(*fields, flags, args)

@@ -35,8 +35,8 @@ class OpAnswer:
 
     def to_json(self) -> dict[str, Any]:
         """The document of the outside contract, with what is known of the outputs."""
-        own = {"site": self.site, "outputs": dict(self.outputs), "written": list(self.written)}
-        return self.answer.to_json() | own
+        facts = {"site": self.site, "outputs": dict(self.outputs), "written": list(self.written)}
+        return self.answer.to_json() | facts
 
 
 def prove_op(
@@ -44,63 +44,65 @@ def prove_op(
     site: str,
     *,
     device: str,
-    out: Path,
+    folder: Path,
     overwrite: bool = False,
     seed: int = 0,
     modules: Sequence[str] = (),
 ) -> OpAnswer:
-    """Judge the call at ``site`` on ``device``, and write it to ``out``; ``modules`` were imported for its operator,
+    """Judge the call at ``site`` on ``device``, and write it to ``folder``; ``modules`` were imported for its operator,
     and who calls it again needs them. Raises ``SiteError`` and ``InputError`` for a site where no operation was
     recorded, or a place that cannot be written to.
     """
     call = call_at(run, site)
-    require_free(out, overwrite=overwrite)
+    require_free(folder, overwrite=overwrite)
     try:
-        made = judged_call(run, call, seed=seed)
-        outputs = made.on(device)
+        judged = judged_call(run, call, seed=seed)
+        outputs = judged.on(device)
     except CannotTell as why:
         says = f"The call of {call.api} at {call.site} cannot be judged: {why}."
         return OpAnswer(_answer("undecided", (says,), device, 0), call.site, {}, ())
-    written = write(made, out)
-    verdicts = [each["verdict"] for each in outputs.values()]
+    written = write(judged, folder)
+    verdicts = [output["verdict"] for output in outputs.values()]
     answer: Answer = "confirmed" if "beyond" in verdicts else "undecided"
-    if verdicts and all(each == "within" for each in verdicts):
+    if verdicts and all(verdict == "within" for verdict in verdicts):
         answer = "excluded"
     options = [*(("--device", device) if device != "cpu" else ()), *(f"--import={module}" for module in modules)]
-    runs = shlex.join(["python", os.fspath(out / FILES[0]), *options])
+    runs = shlex.join(["python", os.fspath(folder / FILES[0]), *options])
     next_ = (f"{runs} asks it again, with torch alone: copy the folder to another machine, and name its --device.",)
     if answer == "confirmed":
         next_ = (f"{runs} proves it again, with torch alone: send the folder to whoever maintains the kernel.",)
-    if made.inputs.drawn:
+    if judged.inputs.drawn:
         next_ += ('Record this step with depth = "tensor": what it does may depend on its true inputs.',)
-    return OpAnswer(_answer(answer, _says(made, outputs), device, 2, next_), call.site, outputs, written)
+    return OpAnswer(_answer(answer, _says(judged, outputs), device, 2, next_), call.site, outputs, written)
 
 
-def require_free(out: Path, *, overwrite: bool) -> None:
-    """Raise ``InputError`` where the files cannot go to ``out``."""
-    there = [name for name in FILES if (out / name).exists()]
-    if out.exists() and not out.is_dir():
-        raise InputError(f"'{out}' is a file, and a folder is written. Pass another --out.")
-    if there and not overwrite:
-        raise InputError(f"'{out}' has a file '{there[0]}' already. Pass another --out, or --overwrite to replace it.")
+def require_free(folder: Path, *, overwrite: bool) -> None:
+    """Raise ``InputError`` where the files cannot go to ``folder``."""
+    files = [name for name in FILES if (folder / name).exists()]
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"'{folder}' is a file, and a folder is written. Pass another --out.")
+    if files and not overwrite:
+        raise InputError(
+            f"'{folder}' has a file '{files[0]}' already. Pass another --out, or --overwrite to replace it."
+        )
 
 
-def write(made: JudgedCall, out: Path) -> tuple[str, ...]:
+def write(judged: JudgedCall, folder: Path) -> tuple[str, ...]:
     """Write the files, and return their paths."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / FILES[0]).write_text(alone())
-        (out / FILES[1]).write_text(json.dumps(made.document, indent=1) + "\n")
-        file = TensorFile(os.fspath(out / FILES[2]), reserve_bytes=4096)
-        for slot, x in made.inputs.tensors.items():
-            taken = stored(x.detach(), step=0, key=slot)
-            if taken is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FILES[0]).write_text(alone())
+        (folder / FILES[1]).write_text(json.dumps(judged.document, indent=1) + "\n")
+        file = TensorFile(os.fspath(folder / FILES[2]), reserve_bytes=4096)
+        for slot, x in judged.inputs.tensors.items():
+            entry = stored(x.detach(), step=0, key=slot)
+            if entry is None:
                 raise InputError(f"The input {slot} is {x.dtype}, which safetensors does not know.")
-            file.add(taken[1])
+            file.add(entry[1])
         file.finish()
     except OSError as error:
-        raise InputError(f"'{out}' cannot be written to: {error}. Pass another --out.") from None
-    return tuple(os.fspath(out / name) for name in FILES)
+        raise InputError(f"'{folder}' cannot be written to: {error}. Pass another --out.") from None
+    return tuple(os.fspath(folder / name) for name in FILES)
 
 
 def alone() -> str:
@@ -110,20 +112,22 @@ def alone() -> str:
     return begins + recalled_text.strip() + "\n" + rest.partition(")\n")[2]
 
 
-def _says(made: JudgedCall, outputs: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    call = made.document["call"]
-    says = [f"{call['function']} at {made.call.site}, against the same in float64:"]
-    for slot, each in outputs.items():
-        says.append(f"{slot}: {each['verdict']}: {each['why']}.")
-        if each["verdict"] == "beyond" and each["worst"]:
-            worst = each["worst"]
+def _says(judged: JudgedCall, outputs: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    call = judged.document["call"]
+    says = [f"{call['function']} at {judged.call.site}, against the same in float64:"]
+    for slot, output in outputs.items():
+        says.append(f"{slot}: {output['verdict']}: {output['why']}.")
+        if output["verdict"] == "beyond" and output["worst"]:
+            worst = output["worst"]
             says.append(f"{slot}: worst at {worst['index']}: {worst['is']}, exact {worst['exact']}.")
-        if each["as_recorded"] is not None:
-            says.append(f"{slot}: {'the same bits as' if each['as_recorded'] else 'other bits than'} the Run recorded.")
-        if not each["repeats"]:
+        if output["as_recorded"] is not None:
+            says.append(
+                f"{slot}: {'the same bits as' if output['as_recorded'] else 'other bits than'} the Run recorded."
+            )
+        if not output["repeats"]:
             says.append(f"{slot}: a second call with the same inputs returns other bits.")
-    if made.inputs.drawn:
-        says.append(f"Drawn to the recorded statistics, as they were not stored: {', '.join(made.inputs.drawn)}.")
+    if judged.inputs.drawn:
+        says.append(f"Drawn to the recorded statistics, as they were not stored: {', '.join(judged.inputs.drawn)}.")
     return tuple(says)
 
 

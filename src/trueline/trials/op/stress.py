@@ -42,12 +42,12 @@ class Stress:
     times: int
 
     @classmethod
-    def of(cls, named: str, *, times: int, variable: str | None) -> Stress:
+    def from_text(cls, text: str, *, times: int, variable: str | None) -> Stress:
         """From what a user asks, as ``0-3,7``. Raises ``InputError``."""
-        devices = devices_named(named)
+        devices = devices_named(text)
         if len({*devices}) < LEAST_GROUPS or len({*devices}) != len(devices):
             raise InputError(
-                f"--devices is '{named}': a majority takes {LEAST_GROUPS} devices or more, each named once."
+                f"--devices is '{text}': a majority takes {LEAST_GROUPS} devices or more, each named once."
             )
         if times < 1:
             raise InputError(f"--again is {times}; give how often each device is to be asked, 1 or more.")
@@ -55,58 +55,63 @@ class Stress:
 
 
 def stressed(
-    folder: Path, asked: Stress, *, device: str, modules: Sequence[str] = (), timeout_s: float = 1800.0
+    folder: Path, stress: Stress, *, device: str, modules: Sequence[str] = (), timeout_s: float = 1800.0
 ) -> TrialAnswer:
     """Call the operation whose proof is in ``folder`` on each device by itself, as ``device`` of a process that sees
     this one alone.
     """
-    command = [sys.executable, str(folder / FILES[0]), "--json", "--device", device, "--again", str(asked.times)]
+    command = [sys.executable, str(folder / FILES[0]), "--json", "--device", device, "--again", str(stress.times)]
     command += [word for module in modules for word in ("--import", module)]
     try:
-        seen = {name: _bits(command, dict.fromkeys(asked.variables, name), name, timeout_s) for name in asked.devices}
+        bits_by_device = {
+            name: _bits(command, dict.fromkeys(stress.variables, name), name, timeout_s) for name in stress.devices
+        }
     except CannotTell as why:
         return TrialAnswer("op", QUESTION, "undecided", (f"{str(why).capitalize()}.",), ())
-    return voted(seen)
+    return voted(bits_by_device)
 
 
-def voted(seen: Mapping[str, Mapping[str, int]]) -> TrialAnswer:
+def voted(bits_by_device: Mapping[str, Mapping[str, int]]) -> TrialAnswer:
     """The answer to how often each device returned each set of bits."""
-    every = sum((Counter(bits) for bits in seen.values()), Counter[str]())
-    agreed, most = every.most_common(1)[0]
-    its = {name: Counts(sum(bits.values()), sum(bits.values()) - bits.get(agreed, 0)) for name, bits in seen.items()}
-    arms = tuple(Arm(name, each.runs, each.showed) for name, each in its.items())
-    odd = [name for name, each in its.items() if each.showed]
-    if 2 * most <= every.total() or 2 * len(odd) > len(seen):
+    all_bits = sum((Counter(bits) for bits in bits_by_device.values()), Counter[str]())
+    agreed, num_agreed = all_bits.most_common(1)[0]
+    counts = {
+        name: Counts(sum(bits.values()), sum(bits.values()) - bits.get(agreed, 0))
+        for name, bits in bits_by_device.items()
+    }
+    arms = tuple(Arm(name, device_counts.runs, device_counts.showed) for name, device_counts in counts.items())
+    odd = [name for name, device_counts in counts.items() if device_counts.showed]
+    if 2 * num_agreed <= all_bits.total() or 2 * len(odd) > len(bits_by_device):
         says = (
-            f"The operation does not repeat itself here: {counted(every.total(), 'call')} with the same inputs "
-            f"returned {counted(len(every), 'set')} of bits, on {counted(len(odd), 'device')} of {len(seen)} something "
-            "else than most. What differs everywhere cannot be voted on."
+            f"The operation does not repeat itself here: {counted(all_bits.total(), 'call')} with the same inputs "
+            f"returned {counted(len(all_bits), 'set')} of bits, on {counted(len(odd), 'device')} of "
+            f"{len(bits_by_device)} something else than most. What differs everywhere cannot be voted on."
         )
         return TrialAnswer("op", QUESTION, "undecided", (says,), arms, (_NOT_DETERMINISTIC,))
     says = [
-        f"Device {name} returns other bits in {its[name].showed} of {counted(its[name].runs, 'call')} (in "
-        f"{least_rate(its[name]):.2g} or more of them, 95 % confidence)."
+        f"Device {name} returns other bits in {counts[name].showed} of {counted(counts[name].runs, 'call')} (in "
+        f"{least_rate(counts[name]):.2g} or more of them, 95 % confidence)."
         for name in odd
     ]
-    clean = [name for name in its if name not in odd]
-    bound = max(most_rate(its[name]) for name in clean)
+    clean = [name for name in counts if name not in odd]
+    bound = max(most_rate(counts[name]) for name in clean)
     says.append(
-        f"In {counted(min(its[name].runs for name in clean), 'call')} or more on each, {listed(clean)} returned the "
+        f"In {counted(min(counts[name].runs for name in clean), 'call')} or more on each, {listed(clean)} returned the "
         f"same bits: each spoils at most {bound:.2g} of them (95 % confidence). That is no proof of health."
     )
     answer: Answer = "confirmed" if odd else "excluded"
     return TrialAnswer("op", QUESTION, answer, tuple(says), arms, _NEXT if odd else (), tuple(odd))
 
 
-def _bits(command: Sequence[str], told: Mapping[str, str], name: str, timeout_s: float) -> Mapping[str, int]:
+def _bits(command: Sequence[str], variables: Mapping[str, str], name: str, timeout_s: float) -> Mapping[str, int]:
     try:
-        done = subprocess.run(
-            command, env={**os.environ, **told}, capture_output=True, text=True, timeout=timeout_s, check=False
+        process = subprocess.run(
+            command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
         raise CannotTell(f"on device {name} the calls took more than {timeout_s:g} s") from None
     try:
-        return json.loads(done.stdout)["bits"]
+        return json.loads(process.stdout)["bits"]
     except (ValueError, KeyError, TypeError):
-        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        last = (process.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise CannotTell(f"on device {name} the operation could not be called: {last}") from None

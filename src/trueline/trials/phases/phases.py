@@ -28,14 +28,14 @@ from trueline.trials.frame.runs import Way
 from trueline.trials.frame.tree import SHAM, Experiment, TreeTrial
 
 _HALVES = ("first half", "second half", "either half", "both halves")
-_MOVING = tuple(f"{what}, {half}" for what in ("update", "weights") for half in _HALVES)
+_MOVING = tuple(f"{phase}, {half}" for phase in ("update", "weights") for half in _HALVES)
 _KERNELS = tuple(f"kernels, {half}" for half in _HALVES)
 CAUSES = ("code", *_KERNELS, *_MOVING)
 """Of ``either half`` each by itself suffices, of ``both halves`` each is needed."""
 
 
-def _those(*halves: str, of: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(cause for cause in of if cause.partition(", ")[2] in halves)
+def _causes_of(*halves: str, causes: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(cause for cause in causes if cause.partition(", ")[2] in halves)
 
 
 _FIRST, _SECOND = ("first half", "both halves"), ("second half", "both halves")
@@ -47,11 +47,11 @@ EXPERIMENTS = (
         "each update is a plain step along the gradient, as long as the optimizer's",
         frozenset(cause for cause in _MOVING if cause.startswith("update")),
     ),
-    Experiment("first frozen", "the first half of the model is frozen", _those(*_FIRST, of=_MOVING)),
-    Experiment("second frozen", "the second half of the model is frozen", _those(*_SECOND, of=_MOVING)),
+    Experiment("first frozen", "the first half of the model is frozen", _causes_of(*_FIRST, causes=_MOVING)),
+    Experiment("second frozen", "the second half of the model is frozen", _causes_of(*_SECOND, causes=_MOVING)),
     Experiment("elsewhere", "the model computes elsewhere (the CPU, or there in float64)", frozenset(_KERNELS)),
-    Experiment("first elsewhere", "its first half computes elsewhere", _those(*_FIRST, of=_KERNELS)),
-    Experiment("second elsewhere", "its second half computes elsewhere", _those(*_SECOND, of=_KERNELS)),
+    Experiment("first elsewhere", "its first half computes elsewhere", _causes_of(*_FIRST, causes=_KERNELS)),
+    Experiment("second elsewhere", "its second half computes elsewhere", _causes_of(*_SECOND, causes=_KERNELS)),
 )
 
 _PHASES: Mapping[str, Mapping[str, str]] = {
@@ -101,7 +101,7 @@ def ways() -> dict[str, Way]:
 
 def _means() -> dict[str, str]:
     parts = {cause: cause.partition(", ") for cause in CAUSES}
-    return {cause: f"{_MEANS[what]}{_WHERE[half]}" for cause, (what, _, half) in parts.items()}
+    return {cause: f"{_MEANS[phase]}{_WHERE[half]}" for cause, (phase, _, half) in parts.items()}
 
 
 def _then() -> dict[str, tuple[str, ...]]:
@@ -119,14 +119,14 @@ class PhaseTrial(TreeTrial):
 
 def prepare(asked: Asked) -> Prepared:
     """Which phase of a step does it need, and which half of the model? Raises ``InputError``."""
-    if is_about_update(code := asked.job.wanted.code):
+    if is_about_update(code := asked.job.target.code):
         raise InputError(
             f"{code} is about the update itself: its phase is known, and holding the update would make it. Take "
             "trueline trial knobs, or trueline trial op for the call of the optimizer."
         )
     question = asked.question("Which phase of a step does it need that")
     trial = PhaseTrial(asked.runs_for_finding(), question, EXPERIMENTS, ways(), asked.error, asked.seed)
-    arms = [f"{each.name}: {each.says}." for each in EXPERIMENTS]
+    arms = [f"{experiment.name}: {experiment.says}." for experiment in EXPERIMENTS]
     return asked.prepared(trial, [*asked.says(), "Arms, those that the answer needs:", *arms], "10 to 20")
 
 

@@ -19,7 +19,7 @@ from trueline.judge.stats.tails import binomial_tail
 Floats = NDArray[np.float64]
 Verdict = Literal["recovers", "partly", "no effect", "undecided"]
 
-LEFT = 0.25
+MAX_LEFT = 0.25
 """Of what is wrong, the share that a remedy may leave and still recover the job; less than that, taken away, is no
 effect that matters."""
 GAP_PART = 5.0
@@ -50,7 +50,7 @@ class Effect:
     verdict: Verdict
     why: str
     sign_p: float
-    left: Interval | None = None
+    remedy_left: Interval | None = None
     sham_left: Interval | None = None
 
 
@@ -63,31 +63,34 @@ def effect_of(
     error: float = 0.05,
 ) -> Effect:
     """The effect over pairs; ``good_varies``: what is good was a run, which chance is in as in these."""
-    base, remedy, sham = (np.asarray(each, dtype=np.float64) for each in (base_K, remedy_K, sham_K))
+    base, remedy, sham = (np.asarray(values_K, dtype=np.float64) for values_K in (base_K, remedy_K, sham_K))
     sign_p = max(sign_test(remedy, sham), sign_test(remedy, base))
     is_better = sign_p <= error and max(np.sign(remedy - sham).sum(), np.sign(remedy - base).sum()) < 0
     if good_varies and not is_better and not _is_a_gap(base, error / GAP_PART):
         return _of_no_gap(base, remedy, error, sign_p)
-    left, sham_left = ratio(remedy, base, error), ratio(sham, base, error)
-    if left is None or sham_left is None:
+    remedy_left, sham_left = ratio(remedy, base, error), ratio(sham, base, error)
+    if remedy_left is None or sham_left is None:
         return Effect("undecided", "What is wrong with the job as it is varies too much", sign_p)
-    verdict, why = _judged(left, sham_left, is_better)
-    return Effect(verdict, why, sign_p, left, sham_left)
+    verdict, why = _judged(remedy_left, sham_left, is_better)
+    return Effect(verdict, why, sign_p, remedy_left, sham_left)
 
 
-def _judged(left: Interval, sham_left: Interval, is_better: bool) -> tuple[Verdict, str]:
-    if is_better and left.high < LEFT:
+def _judged(remedy_left: Interval, sham_left: Interval, is_better: bool) -> tuple[Verdict, str]:
+    if is_better and remedy_left.high < MAX_LEFT:
         return "recovers", "The remedy leaves next to nothing of it, and the sham does not"
-    if is_better and left.high < 1:
+    if is_better and remedy_left.high < 1:
         return "partly", "The remedy leaves a part of it, less than the sham"
     if is_better:
         return "undecided", "The remedy leaves less than the sham, but perhaps as much as the job as it is"
-    if left.low > 1 - LEFT:
-        return "no effect", f"The remedy leaves as much of it as the job as it is: that it takes {LEFT:.0%} is excluded"
-    if left.high < 1 and sham_left.high < 1:
+    if remedy_left.low > 1 - MAX_LEFT:
+        return (
+            "no effect",
+            f"The remedy leaves as much of it as the job as it is: that it takes {MAX_LEFT:.0%} is excluded",
+        )
+    if remedy_left.high < 1 and sham_left.high < 1:
         # two changes at different places that both help say nothing about either place
         return "undecided", "The remedy leaves less than the job as it is, and so does the sham, which cannot cure"
-    return "undecided", f"The remedy may take {LEFT:.0%} of it or more, and may take nothing"
+    return "undecided", f"The remedy may take {MAX_LEFT:.0%} of it or more, and may take nothing"
 
 
 def _of_no_gap(base: Floats, remedy: Floats, error: float, sign_p: float) -> Effect:
@@ -95,9 +98,9 @@ def _of_no_gap(base: Floats, remedy: Floats, error: float, sign_p: float) -> Eff
     would be seen among seeds.
     """
     gain, num = base - remedy, len(base)
-    most = float(gain.mean()) + t_quantile(1 - error, num - 1) * float(gain.std(ddof=1)) / math.sqrt(num)
+    highest_gain = float(gain.mean()) + t_quantile(1 - error, num - 1) * float(gain.std(ddof=1)) / math.sqrt(num)
     says = "The job as it is, is no worse than the good run by more than seeds make"
-    if most < float(base.std(ddof=1)) * math.sqrt(1 + 1 / num) or not gain.any():
+    if highest_gain < float(base.std(ddof=1)) * math.sqrt(1 + 1 / num) or not gain.any():
         return Effect("no effect", f"{says}, and no better with the remedy", sign_p)
     return Effect("undecided", f"{says}, and the remedy may do as much as they", sign_p)
 
@@ -107,8 +110,8 @@ def sign_test(one_K: Floats, other_K: Floats) -> float:
     out, and without any it is 1.
     """
     signs = np.sign(one_K - other_K)
-    num, most = int((signs != 0).sum()), int(max((signs > 0).sum(), (signs < 0).sum()))
-    return min(1.0, 2 * binomial_tail(most, num, 0.5)) if num else 1.0
+    num, num_agree = int((signs != 0).sum()), int(max((signs > 0).sum(), (signs < 0).sum()))
+    return min(1.0, 2 * binomial_tail(num_agree, num, 0.5)) if num else 1.0
 
 
 def ratio(one_K: Floats, other_K: Floats, error: float) -> Interval | None:
@@ -116,15 +119,15 @@ def ratio(one_K: Floats, other_K: Floats, error: float) -> Interval | None:
     second mean may be 0.
     """
     num = len(one_K)
-    mean, by = float(one_K.mean()), float(other_K.mean())
-    (var, both), (_, var_by) = (np.cov(one_K, other_K) / num).tolist()
+    mean, mean_other = float(one_K.mean()), float(other_K.mean())
+    (var, covariance), (_, var_by) = (np.cov(one_K, other_K) / num).tolist()
     t = t_quantile(1 - error / 2, num - 1)
-    square = by * by - t * t * var_by
+    square = mean_other * mean_other - t * t * var_by
     if square <= 0:
         return None
-    half, rest = mean * by - t * t * both, mean * mean - t * t * var
+    half, rest = mean * mean_other - t * t * covariance, mean * mean - t * t * var
     root = math.sqrt(max(half * half - square * rest, 0.0))
-    return Interval(mean / by, (half - root) / square, (half + root) / square)
+    return Interval(mean / mean_other, (half - root) / square, (half + root) / square)
 
 
 def _is_a_gap(base_K: Floats, error: float) -> bool:

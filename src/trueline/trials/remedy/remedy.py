@@ -66,13 +66,13 @@ class RemedyTrial:
 
     def _look(self, pair: int) -> None:
         """Raises ``Undecided`` where the remedy finds nothing to do, or seeds do nothing."""
-        met = {code for entry in self._of(REMEDY) for code in entry["codes"][1:]}
-        if self._of(REMEDY) and not self._is_met(met):
+        met = {code for entry in self._entries_of(REMEDY) for code in entry["codes"][1:]}
+        if self._entries_of(REMEDY) and not self._is_met(met):
             raise Undecided(
                 f"The remedy finds nothing to do: {self._missing()}.",
                 "See the names of the modules in the Run: `trueline info RUN --site '*'`",
             )
-        losses = [entry["codes"][0] for entry in self._of(BASE)]
+        losses = [entry["codes"][0] for entry in self._entries_of(BASE)]
         if pair and len(losses) > 1 and len({*losses}) == 1:
             raise Undecided(
                 "Other seeds change nothing: two runs of the job as it is have the same losses, bit for bit, so that "
@@ -83,46 +83,48 @@ class RemedyTrial:
     def _is_met(self, met: set[str]) -> bool:
         if self.treatment.kind:
             return any(name.startswith("remedy:there") for name in met)
-        in_process = [each for each in self.treatment.switches if each.how not in ("variable", "argument", "json")]
+        in_process = [
+            switch for switch in self.treatment.switches if switch.how not in ("variable", "argument", "json")
+        ]
         return not in_process or len(in_process) < len(self.treatment.switches) or bool(met)
 
     def _missing(self) -> str:
         if self.treatment.kind:
             return f"no module of the model is called '{self.treatment.module}'"
-        return f"the job does not have {listed([each.name for each in self.treatment.switches])} on"
+        return f"the job does not have {listed([switch.name for switch in self.treatment.switches])} on"
 
     def _judged(self) -> TrialAnswer:
         complete = self._pairs()
         if len(complete) < LEAST_PAIRS:
             says = f"Only {counted(len(complete), 'pair')} of runs told something, and {LEAST_PAIRS} are needed."
             return self._answered("undecided", [says], _NEXT["undecided"])
-        bad = {arm: sum(each["measured"] >= NOT_FINITE for each in self._of(arm)) for arm in ARMS}
-        finite = [each["measured"] for each in self._of(BASE) if each["measured"] < NOT_FINITE]
+        bad = {arm: sum(entry["measured"] >= NOT_FINITE for entry in self._entries_of(arm)) for arm in ARMS}
+        finite = [entry["measured"] for entry in self._entries_of(BASE) if entry["measured"] < NOT_FINITE]
         if not finite:
             says = "No run of the job as it is has a loss that is finite, so that there is no mean of its gap."
             return self._answered("undecided", [says], ("Leave out --ref: what counts then are such steps.",))
-        shown = ", ".join(f"{arm} {num}" for arm, num in bad.items())
-        told = [f"Runs with a loss that is not finite ({shown}) count as the worst of the others."]
+        num_bad = ", ".join(f"{arm} {num}" for arm, num in bad.items())
+        remarks = [f"Runs with a loss that is not finite ({num_bad}) count as the worst of the others."]
         if bad[REMEDY] > bad[BASE]:
             says = "With the remedy more runs have a loss that is not finite than without it."
-            return self._answered("undecided", [says, *told, *self._places()], _NEXT["undecided"])
-        worst = max(each for pair in complete for each in pair if each < NOT_FINITE)
+            return self._answered("undecided", [says, *remarks, *self._where_changed()], _NEXT["undecided"])
+        worst = max(entry for pair in complete for entry in pair if entry < NOT_FINITE)
         complete = [(min(base, worst), min(remedy, worst), min(sham, worst)) for base, remedy, sham in complete]
         base, remedy, sham = zip(*complete, strict=True)
         effect = effect_of(base, remedy, sham, good_varies=self.measure.good is not None, error=self.error)
         credible = () if effect.verdict == "undecided" else (effect.verdict,)
-        told = told if any(bad.values()) else []
-        says = [f"{effect.why}.", *self._numbers(complete, effect), *told, *self._places()]
+        remarks = remarks if any(bad.values()) else []
+        says = [f"{effect.why}.", *self._numbers(complete, effect), *remarks, *self._where_changed()]
         return self._answered(_ANSWERS.get(effect.verdict, "undecided"), says, _NEXT[effect.verdict], credible)
 
     # -- what they left ---------------------------------------------------------------------------------------------
 
-    def _of(self, arm: str) -> list[dict[str, Any]]:
+    def _entries_of(self, arm: str) -> list[dict[str, Any]]:
         return [entry for entry in self.runs.log if entry["arm"] == arm and entry["showed"] is not None]
 
     def _pairs(self) -> list[tuple[float, float, float]]:
         """What is wrong in each pair, in the order of ``ARMS``; without those of which a run told nothing."""
-        every = [
+        wrong_by_arm = [
             [
                 entry["measured"] if entry["showed"] is not None else None
                 for entry in self.runs.log
@@ -131,20 +133,22 @@ class RemedyTrial:
             for arm in ARMS
         ]
         return [
-            (base, remedy, sham) for base, remedy, sham in zip(*every, strict=False) if None not in (base, remedy, sham)
+            (base, remedy, sham)
+            for base, remedy, sham in zip(*wrong_by_arm, strict=False)
+            if None not in (base, remedy, sham)
         ]
 
     # -- words ------------------------------------------------------------------------------------------------------
 
     def _numbers(self, pairs: Sequence[tuple[float, float, float]], effect: Effect) -> list[str]:
-        means = [sum(of) / len(pairs) for of in zip(*pairs, strict=True)]
-        told = ", ".join(f"{arm} {mean:.3g}" for arm, mean in zip(ARMS, means, strict=True))
-        lines = [f"{str(self.measure).capitalize()}, mean of {counted(len(pairs), 'pair')}: {told}."]
-        if effect.left is not None:
+        means = [sum(values) / len(pairs) for values in zip(*pairs, strict=True)]
+        means_text = ", ".join(f"{arm} {mean:.3g}" for arm, mean in zip(ARMS, means, strict=True))
+        lines = [f"{str(self.measure).capitalize()}, mean of {counted(len(pairs), 'pair')}: {means_text}."]
+        if effect.remedy_left is not None:
             lines.append(
-                f"The remedy leaves {effect.left} of it, the sham {effect.sham_left} (95 % confidence)."
+                f"The remedy leaves {effect.remedy_left} of it, the sham {effect.sham_left} (95 % confidence)."
                 if self.error == 0.05
-                else f"The remedy leaves {effect.left} of it, the sham {effect.sham_left}."
+                else f"The remedy leaves {effect.remedy_left} of it, the sham {effect.sham_left}."
             )
         better = sum(remedy < min(base, sham) for base, remedy, sham in pairs)
         lines.append(
@@ -153,7 +157,7 @@ class RemedyTrial:
         )
         return lines
 
-    def _places(self) -> list[str]:
+    def _where_changed(self) -> list[str]:
         """Where remedy and sham were, of modules."""
         if not self.treatment.kind:
             return ["The sham has all that switches settings in place, and switches none."]
@@ -162,7 +166,7 @@ class RemedyTrial:
             arm: sorted(
                 {
                     code.removeprefix(marker)
-                    for entry in self._of(arm)
+                    for entry in self._entries_of(arm)
                     for code in entry["codes"]
                     if code.startswith(marker)
                 }
@@ -175,19 +179,19 @@ class RemedyTrial:
     def _answered(
         self, answer: Answer, says: Sequence[str], then: Sequence[str], credible: Sequence[str] = ()
     ) -> TrialAnswer:
-        wrong = [each["measured"] for each in self._of(BASE) if each["measured"] < NOT_FINITE]
+        wrong = [base_entry["measured"] for base_entry in self._entries_of(BASE) if base_entry["measured"] < NOT_FINITE]
         half = max(sum(wrong) / len(wrong) / 2, 0.0) if wrong else 0.0
         arms = [
             Arm(
                 arm,
                 len([1 for entry in self.runs.log if entry["arm"] == arm]),
-                sum(entry["measured"] > half for entry in self._of(arm)),
+                sum(entry["measured"] > half for entry in self._entries_of(arm)),
             )
             for arm in dict.fromkeys(entry["arm"] for entry in self.runs.log)
         ]
-        left = tuple(credible) or ("recovers", "partly", "no effect")
+        verdicts = tuple(credible) or ("recovers", "partly", "no effect")
         return self.runs.end(
-            TrialAnswer("remedy", self.question, answer, tuple(says), tuple(arms), tuple(then), left, self.error)
+            TrialAnswer("remedy", self.question, answer, tuple(says), tuple(arms), tuple(then), verdicts, self.error)
         )
 
 
@@ -195,12 +199,12 @@ def prepare(asked: Asked, *, remedy: str, ref: str | None = None, pairs: int = 8
     """Does a remedy make the job well? Raises ``InputError``."""
     if pairs < LEAST_PAIRS:
         raise InputError(f"--pairs is {pairs}; give {LEAST_PAIRS} or more: fewer cannot beat chance.")
-    treatment = Treatment.of(remedy)
+    treatment = Treatment.from_text(remedy)
     job = asked.plain_job
     measure = Measure.between(Run(asked.run), None if ref is None else Run(ref), asked.steps)
-    known = {"remedy": remedy, "pairs": pairs, "error": asked.error}
-    known |= {"first": measure.first, "last": measure.last, "good": measure.good}
-    runs = asked.runs_of(TreatedJob(job, measure), asked.most, **known)
+    facts = {"remedy": remedy, "pairs": pairs, "error": asked.error}
+    facts |= {"first": measure.first, "last": measure.last, "good": measure.good}
+    runs = asked.runs_of(TreatedJob(job, measure), asked.max_runs, **facts)
     ways = Ways(asked.command, treatment, asked.seed, asked.folder / "files")
     question = f"Does the remedy {remedy} make the job well?"
     trial = RemedyTrial(runs, question, ways.way, treatment, measure, pairs, asked.error, asked.seed)

@@ -48,7 +48,7 @@ class Treatment:
     deterministic: bool = False
 
     @classmethod
-    def of(cls, text: str) -> Treatment:
+    def value_of(cls, text: str) -> Treatment:
         """``fp32:MODULE``, ``cpu:MODULE``, ``clip:MODULE=NORM``, ``unfused``, ``deterministic``, or a setting as of
         `trial knobs`. Raises ``InputError`` for what is none of these.
         """
@@ -78,11 +78,11 @@ class Treatment:
         if arm == BASE:
             return {}
         if self.kind:
-            asked = {"kind": self.kind, "module": self.module, "sham": arm == SHAM, "norm": self.norm}
-            return {"remedy": asked}
-        held = [each.to_process() for each in self.switches if each.how in IN_PROCESS]
-        off = [each["name"] for each in held] if arm == REMEDY else []
-        return {"switches": held, "off": off, "deterministic": self.deterministic and arm == REMEDY}
+            change = {"kind": self.kind, "module": self.module, "sham": arm == SHAM, "norm": self.norm}
+            return {"remedy": change}
+        switches = [switch.to_process() for switch in self.switches if switch.how in IN_PROCESS]
+        names_off = [off_switch["name"] for off_switch in switches] if arm == REMEDY else []
+        return {"switches": switches, "off": names_off, "deterministic": self.deterministic and arm == REMEDY}
 
 
 @dataclass(frozen=True)
@@ -102,18 +102,18 @@ class Measure:
 
     def __str__(self) -> str:
         """In words."""
-        what = "share of steps with a loss or gradient that is not finite, or without an update"
+        nonfinite = "share of steps with a loss or gradient that is not finite, or without an update"
         above = f"loss above that of the good run (logarithmic beyond {self.scale:.3g})"
-        return f"{what if self.good is None else above}, steps {self.first} to {self.last}"
+        return f"{nonfinite if self.good is None else above}, steps {self.first} to {self.last}"
 
-    def of(self, run: Run) -> float:
+    def value_of(self, run: Run) -> float:
         """Raises ``RunError`` where the run does not have these steps."""
         loss_TN, is_known_TN = self._losses(run)
         bad_TN = is_known_TN & ~np.isfinite(loss_TN)
         if self.good is None:
             for column in ("grad_nonfinite", "update_left_out"):
                 values_TN, _ = run.pivot(column)
-                bad_TN |= values_TN[self._chosen(run)] > 0
+                bad_TN |= values_TN[self._in_range(run)] > 0
             return float(bad_TN.any(1).mean())
         if bad_TN.any():
             return NOT_FINITE
@@ -128,13 +128,13 @@ class Measure:
         """The measure by which ``run`` is bad; the second half of its steps. Raises ``InputError`` where it is not."""
         last = int(run.steps[-1]) if steps is None else steps - 1
         if ref is None:
-            every = cls(0, last, None)
-            if not every.of(run):
+            nonfinite = cls(0, last, None)
+            if not nonfinite.value_of(run):
                 raise InputError(
                     f"All losses and gradients of Run '{run.path}' are finite, so that a remedy can only show in how "
                     "low its loss is. Name a run that is as it should be with --ref."
                 )
-            return every
+            return nonfinite
         last = min(last, int(ref.steps[-1])) if ref.steps.size else -1
         if last < 1:
             raise InputError(f"Run '{ref.path}' has fewer than two steps. Name one that trained as long.")
@@ -146,14 +146,14 @@ class Measure:
         size = float(np.abs(losses).mean())
         return cls(half.first, half.last, float(losses.mean()), size if size > 0 else 1.0)
 
-    def _chosen(self, run: Run) -> NDArray[np.bool_]:
+    def _in_range(self, run: Run) -> NDArray[np.bool_]:
         return (run.steps >= self.first) & (run.steps <= self.last)
 
     def _losses(self, run: Run) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Losses [T, N] at the measure's steps, and where there is any. Raises ``RunError`` without such steps."""
         if not run.steps.size or run.steps[-1] < self.last:
             raise RunError(f"it ended before step {self.last}: ask for fewer with --steps")
-        loss_TN, is_known_TN = (values[self._chosen(run)] for values in run.pivot("loss"))
+        loss_TN, is_known_TN = (values[self._in_range(run)] for values in run.pivot("loss"))
         if self.good is not None and not is_known_TN.any():
             raise RunError("it has no loss: hand it over with watch.loss")
         return loss_TN, is_known_TN
@@ -168,20 +168,20 @@ class TreatedJob:
     job: Job
     measure: Measure
 
-    def __call__(self, way: Way, place: Path) -> Outcome:
+    def __call__(self, way: Way, run_folder: Path) -> Outcome:
         """Run it; raises ``OSError`` where the command cannot be started."""
-        out, met = (place / "run").absolute(), (place / "met").absolute()
+        run_path, met = (run_folder / "run").absolute(), (run_folder / "met").absolute()
         met.mkdir()
-        environ = environment(out=str(out), plan=dict(PLAN), overwrite=True, base={**os.environ, **way.environ})
+        environ = environment(out=str(run_path), plan=dict(PLAN), overwrite=True, base={**os.environ, **way.environ})
         changes = {"updates": self.measure.last + _AFTER, "met": str(met), **way.changes}
         ended = self.job.with_words(way.words).run(
-            {**environ, CHANGES: json.dumps(changes)}, printed=place / "printed.txt"
+            {**environ, CHANGES: json.dumps(changes)}, printed=run_folder / "printed.txt"
         )
-        if not out.exists():
+        if not run_path.exists():
             return Outcome(None, how_it_ended(ended) or "nothing of it was watched: no training step was seen")
         try:
-            run = Run(out)
-            wrong = self.measure.of(run)
+            run = Run(run_path)
+            wrong = self.measure.value_of(run)
         except RunError as error:
             return Outcome(None, how_it_ended(ended) or str(error))
         losses = hashlib.blake2b(run.pivot("loss")[0].tobytes(), digest_size=6).hexdigest()
@@ -201,8 +201,8 @@ class Ways:
 
     def way(self, arm: str, pair: int) -> Way:
         """All arms of a pair have the same seeds."""
-        off = self.treatment.switches if arm == REMEDY else ()
-        words, environ = with_off(self.words, off, self.files)
+        switches_off = self.treatment.switches if arm == REMEDY else ()
+        words, environ = with_off(self.words, switches_off, self.files)
         words = [word.replace(SEED, str(self.seed + pair)) for word in words]
         seeds = {"seed": self.seed + pair, "shift": 0 if any(SEED in word for word in self.words) else pair}
         return Way(arm, environ, words, seeds | self.treatment.changes(arm))

@@ -33,7 +33,7 @@ BY_ROUNDING = 8.0
 is lambda sqrt(n) u (Higham and Mary, SIAM J. Sci. Comput. 41, 2019).
 """
 _MOST_NAMED = 5
-_NOTHING = {"preset": "workers", "steps": [10**9, 10**9 + 1]}
+_UNWATCHED = {"preset": "workers", "steps": [10**9, 10**9 + 1]}
 """A Plan under which nothing is watched: its operations would be repeated, too."""
 
 
@@ -48,23 +48,23 @@ class RepeatedJob:
     seed: int
     times: int
 
-    def __call__(self, way: Way, place: Path) -> Outcome:
+    def __call__(self, way: Way, run_folder: Path) -> Outcome:
         """Run it; raises ``OSError`` where the command cannot be started."""
-        folder = (place / "repeated").absolute()
+        folder = (run_folder / "repeated").absolute()
         folder.mkdir()
-        environ = environment(out=str(place / "run"), plan=dict(_NOTHING), overwrite=True, base=dict(os.environ))
+        environ = environment(out=str(run_folder / "run"), plan=dict(_UNWATCHED), overwrite=True, base=dict(os.environ))
         changes = {"updates": self.steps, "seed": self.seed, "repeat": {"times": self.times, "folder": str(folder)}}
-        ended = self.job.run({**environ, CHANGES: json.dumps(changes)}, printed=place / "printed.txt")
+        ended = self.job.run({**environ, CHANGES: json.dumps(changes)}, printed=run_folder / "printed.txt")
         pools = [pool for path in sorted(folder.glob("repeated-*.json")) for pool in json.loads(path.read_text())]
         if not pools:
             return Outcome(None, how_it_ended(ended) or "no training step was seen")
         if why := how_it_ended(ended):
             return Outcome(None, why)
         merged = _merged(pools)
-        apart = [pool for pool in merged if pool["differ"]]
+        differing = [pool for pool in merged if pool["differ"]]
         calls = [pool["calls"] for pool in merged]
         head = json.dumps([len(merged), sum(calls), min(calls)])
-        return Outcome(bool(apart), codes=(head, *(json.dumps(pool) for pool in apart)))
+        return Outcome(bool(differing), codes=(head, *(json.dumps(pool) for pool in differing)))
 
 
 @dataclass
@@ -82,20 +82,22 @@ class InPlaceTrial:
                 return self._undecided(self.runs.last_why())
         except JobFails as fails:
             return self._undecided(fails.why)
-        head, *apart = (json.loads(code) for code in self.runs.log[0]["codes"])
+        head, *differing = (json.loads(code) for code in self.runs.log[0]["codes"])
         num, calls, least = head
-        of = f"{counted(calls, 'call')} of {counted(num, 'operation')} (by shapes, dtypes and strides)"
-        if not apart:
-            most = most_rate(Counts(least))
-            says = f"{of}, each {self.times} times: all bits are the same. That is an upper bound and no proof: of an "
-            says += f"operation with {counted(least, 'call')}, the fewest, up to {most:.0%} of calls may differ."
+        scope = f"{counted(calls, 'call')} of {counted(num, 'operation')} (by shapes, dtypes and strides)"
+        if not differing:
+            bound = most_rate(Counts(least))
+            says = (
+                f"{scope}, each {self.times} times: all bits are the same. That is an upper bound and no proof: of an "
+            )
+            says += f"operation with {counted(least, 'call')}, the fewest, up to {bound:.0%} of calls may differ."
             return self._end(TrialAnswer("repeat", QUESTION, "excluded", (says,), self.runs.arms))
-        worst = sorted(apart, key=lambda pool: (pool["step"], -pool["differ"]))
-        says = [f"{of}, each {self.times} times.", *(_says(pool) for pool in worst[:_MOST_NAMED])]
+        worst = sorted(differing, key=lambda pool: (pool["step"], -pool["differ"]))
+        says = [f"{scope}, each {self.times} times.", *(_says(pool) for pool in worst[:_MOST_NAMED])]
         if len(worst) > _MOST_NAMED:
             says.append(f"{counted(len(worst) - _MOST_NAMED, 'further operation')} differ, too: see trial.json.")
         then = tuple(dict.fromkeys(f"{pool['op']}: {advice_of(pool['op'])}" for pool in worst))
-        names = tuple(_named(pool) for pool in worst)
+        names = tuple(_name_of(pool) for pool in worst)
         answer = TrialAnswer("repeat", QUESTION, "confirmed", tuple(says), self.runs.arms, then, names)
         return self._end(answer, findings=tuple(_finding(pool) for pool in worst))
 
@@ -117,16 +119,16 @@ def advice_of(op: str) -> str:
 
 def _merged(pools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same operations of all ranks together; first is the earliest."""
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    merged: dict[tuple[str, ...], dict[str, Any]] = {}
     for pool in pools:
         key = (pool["op"], *pool["form"])
-        known = found.setdefault(key, {**pool, "calls": 0, "differ": 0})
+        whole = merged.setdefault(key, {**pool, "calls": 0, "differ": 0})
         for name in ("calls", "differ"):
-            known[name] += pool[name]
-        known["rel"] = max(known["rel"], pool["rel"])
-        if pool["step"] is not None and (known["step"] is None or pool["step"] < known["step"]):
-            known |= {name: pool[name] for name in ("step", "where", "rank")}
-    return list(found.values())
+            whole[name] += pool[name]
+        whole["rel"] = max(whole["rel"], pool["rel"])
+        if pool["step"] is not None and (whole["step"] is None or pool["step"] < whole["step"]):
+            whole |= {name: pool[name] for name in ("step", "where", "rank")}
+    return list(merged.values())
 
 
 def _is_rounding(pool: dict[str, Any]) -> bool:
@@ -134,7 +136,7 @@ def _is_rounding(pool: dict[str, Any]) -> bool:
     return pool["unit"] > 0 and pool["rel"] <= BY_ROUNDING * math.sqrt(max(sizes, default=1)) * pool["unit"]
 
 
-def _named(pool: dict[str, Any]) -> str:
+def _name_of(pool: dict[str, Any]) -> str:
     return f"{pool['op']}({', '.join(pool['form'])})"
 
 
@@ -144,8 +146,8 @@ def _says(pool: dict[str, Any]) -> str:
     at = f", first in step {pool['step']} on rank {pool['rank']}{f' at {where}' if (where := pool['where']) else ''}"
     low, high = least_rate(counts, confidence=0.975), most_rate(counts, confidence=0.975)
     return (
-        f"{_named(pool)}: {pool['differ']} of {counted(pool['calls'], 'call')} differ, so {low:.1%} to {high:.1%} do, "
-        f"by {pool['rel']:.2g} ({size}){at}."
+        f"{_name_of(pool)}: {pool['differ']} of {counted(pool['calls'], 'call')} differ, so {low:.1%} to {high:.1%} "
+        f"do, by {pool['rel']:.2g} ({size}){at}."
     )
 
 

@@ -63,19 +63,19 @@ class RepeatedJob:
     steps: int
     seed: int
 
-    def __call__(self, way: Way, place: Path) -> Outcome:
+    def __call__(self, way: Way, run_folder: Path) -> Outcome:
         """Run it; raises ``OSError`` where the command cannot be started."""
-        out = (place / "run").absolute()
+        run_path = (run_folder / "run").absolute()
         plan = {"preset": "mix", "depth": "fingerprint", "steps": [0, self.steps]}
-        environ = environment(out=str(out), plan=plan, overwrite=True, base=dict(os.environ))
+        environ = environment(out=str(run_path), plan=plan, overwrite=True, base=dict(os.environ))
         changes = {"updates": self.steps + _AFTER, "seed": self.seed}
-        ended = self.job.run({**environ, CHANGES: json.dumps(changes)}, printed=place / "printed.txt")
+        ended = self.job.run({**environ, CHANGES: json.dumps(changes)}, printed=run_folder / "printed.txt")
         if why := how_it_ended(ended):
             return Outcome(None, why)
         if way.arm == FIRST:
-            return Outcome(False) if out.exists() else Outcome(None, "nothing of it was watched")
+            return Outcome(False) if run_path.exists() else Outcome(None, "nothing of it was watched")
         try:
-            rows = compare(str(self.folder / f"000-{FIRST}" / "run"), str(out)).rows
+            rows = compare(str(self.folder / f"000-{FIRST}" / "run"), str(run_path)).rows
         except (AlignmentError, CannotTell, RunError) as error:
             return Outcome(None, str(error))
         part = first_differing_value(rows)
@@ -101,18 +101,20 @@ class RepeatTrial:
                 self.runs.outcome(Way(AGAIN))
         except JobFails as why:
             return self._answered("undecided", [f"The job does not run again: {why.why}."], ())
-        apart = [entry for entry in self.runs.log if entry["arm"] == AGAIN and entry["showed"]]
-        told = self.runs.counts(AGAIN)
-        if not apart:
-            says = f"In {counted(told.runs, 'repeat')} the first steps are the same, bit for bit; so less than "
-            return self._answered("excluded", [f"{says}{most_rate(told):.0%} of repeats differ (95 % confidence)."], ())
-        return self._named(apart[0], len(apart), told.runs)
+        differing = [entry for entry in self.runs.log if entry["arm"] == AGAIN and entry["showed"]]
+        counts = self.runs.counts(AGAIN)
+        if not differing:
+            says = f"In {counted(counts.runs, 'repeat')} the first steps are the same, bit for bit; so less than "
+            return self._answered(
+                "excluded", [f"{says}{most_rate(counts):.0%} of repeats differ (95 % confidence)."], ()
+            )
+        return self._call_answer(differing[0], len(differing), counts.runs)
 
-    def _named(self, entry: dict[str, object], num: int, of: int) -> TrialAnswer:
-        site, role, judgement = (str(each) for each in entry["codes"])  # type: ignore[union-attr]
+    def _call_answer(self, entry: dict[str, object], num: int, num_repeats: int) -> TrialAnswer:
+        site, role, judgement = (str(code) for code in entry["codes"])  # type: ignore[union-attr]
         api = str(entry["why"]) or "a call"
         size = _SIZES.get(judgement, "")
-        often = f"in {num} of {of} repeats"
+        often = f"in {num} of {num_repeats} repeats"
         if role == "given":
             says = f"What {api} is given at {site} differs {often}, {size}, and no recorded call before it made that: "
             says += "it came from between two recorded calls, so no operation is named."
@@ -128,8 +130,10 @@ class RepeatTrial:
     def _answered(
         self, answer: Answer, says: Sequence[str], then: Sequence[str], credible: Sequence[str] = ()
     ) -> TrialAnswer:
-        made = TrialAnswer("repeat", QUESTION, answer, tuple(says), self.runs.arms, tuple(then), tuple(credible))
-        return self.runs.end(made)
+        trial_answer = TrialAnswer(
+            "repeat", QUESTION, answer, tuple(says), self.runs.arms, tuple(then), tuple(credible)
+        )
+        return self.runs.end(trial_answer)
 
 
 def prepare(asked: Asked, *, again: int = 3, in_place: bool = False) -> Prepared:
@@ -139,9 +143,9 @@ def prepare(asked: Asked, *, again: int = 3, in_place: bool = False) -> Prepared
         asked = asked if asked.out else replace(asked, out="trials/repeat-in-place")
         in_place_job = RepeatedInPlace(asked.plain_job, steps, asked.seed, again + 1)
         runs = asked.runs_of(in_place_job, 1, steps=steps, times=again + 1)
-        each = f"The run: {words}, each operation of steps 0 to {steps - 1} called {again + 1} times."
-        return Prepared(InPlaceTrial(runs, again + 1), [each], "1", runs)
+        line = f"The run: {words}, each operation of steps 0 to {steps - 1} called {again + 1} times."
+        return Prepared(InPlaceTrial(runs, again + 1), [line], "1", runs)
     job = RepeatedJob(asked.plain_job, asked.folder, steps, asked.seed)
     runs = asked.runs_of(job, again + 1, steps=steps)
-    each = f"Each run: {words}, steps 0 to {steps - 1} recorded with fingerprints."
-    return Prepared(RepeatTrial(runs, again), [each], str(again + 1), runs)
+    line = f"Each run: {words}, steps 0 to {steps - 1} recorded with fingerprints."
+    return Prepared(RepeatTrial(runs, again), [line], str(again + 1), runs)

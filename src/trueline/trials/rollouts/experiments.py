@@ -40,14 +40,14 @@ def with_option(command: Sequence[str], option: str, value: str) -> list[str] | 
     Hydra, one that is missing is added where the command has another of the same part.
     """
     words = list(command)
-    for place, word in enumerate(words):
+    for position, word in enumerate(words):
         name, equals, _ = word.partition("=")
         if name.lstrip("+") != option:
             continue
         if equals:
-            return [*words[:place], f"{name}={value}", *words[place + 1 :]]
-        if place + 1 < len(words):
-            return [*words[: place + 1], value, *words[place + 2 :]]
+            return [*words[:position], f"{name}={value}", *words[position + 1 :]]
+        if position + 1 < len(words):
+            return [*words[: position + 1], value, *words[position + 2 :]]
     part = f"{option.partition('.')[0]}."
     if not option.startswith("-") and any("=" in word and word.lstrip("+").startswith(part) for word in words):
         return [*words, f"{option}={value}"]
@@ -55,18 +55,18 @@ def with_option(command: Sequence[str], option: str, value: str) -> list[str] | 
 
 
 def reached(
-    command: Sequence[str], own: Sequence[str], among: Sequence[OptionExperiment]
+    command: Sequence[str], users_ways: Sequence[str], among: Sequence[OptionExperiment]
 ) -> dict[str, tuple[list[str], Mapping[str, str]]]:
-    """How the command and its environment are in each experiment that can be reached. ``own`` are the user's ways, each
+    """By name of an experiment that can be reached, its command and environment. ``users_ways`` are of the form
     ``NAME=OPTION=VALUE``; an option in capitals is a variable of the environment. Raises ``InputError`` for others.
     """
-    names = [each.name for each in among]
-    found: dict[str, tuple[list[str], Mapping[str, str]]] = {}
-    for each in among:
-        words = each.words(command)
+    names = [experiment.name for experiment in among]
+    commands: dict[str, tuple[list[str], Mapping[str, str]]] = {}
+    for experiment in among:
+        words = experiment.words(command)
         if words is not None:
-            found[each.name] = (words, {})
-    for text in own:
+            commands[experiment.name] = (words, {})
+    for text in users_ways:
         name, _, setting = text.partition("=")
         option, equals, value = setting.partition("=")
         if name not in names or not option or not equals:
@@ -75,10 +75,10 @@ def reached(
                 "one-token=--max-len=1."
             )
         if option.replace("_", "").isupper():
-            found[name] = (list(command), {option: value})
+            commands[name] = (list(command), {option: value})
             continue
         words = with_option(command, option, value)
         if words is None:
             raise InputError(f"--way is '{text}', and the command has no option '{option}'. Put it into the command.")
-        found[name] = (words, {})
-    return found
+        commands[name] = (words, {})
+    return commands

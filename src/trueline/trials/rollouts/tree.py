@@ -61,16 +61,28 @@ def prepare(asked: Asked, *, way: Sequence[str] = ()) -> Prepared:
     Raises ``InputError``.
     """
     if asked.code is None:  # what tells the gap from others of its kind cannot be judged of one token
-        found = {each.code for each in check(Run(asked.run)).findings}
-        code = next((code for code in ("logprob-gap", "logprob-gap-grows") if code in found), None)
+        codes = {finding.code for finding in check(Run(asked.run)).findings}
+        code = next((code for code in ("logprob-gap", "logprob-gap-grows") if code in codes), None)
         asked = replace(asked, code=code)
-    every = experiments()
-    known = reached(asked.command, way, every)
-    ways = {name: Way(name, environ, words) for name, (words, environ) in known.items()}
+    known_experiments = experiments()
+    commands = reached(asked.command, way, known_experiments)
+    ways = {name: Way(name, environ, words) for name, (words, environ) in commands.items()}
     trial = RolloutTrial(
-        asked.runs_for_finding(ways=list(way)), asked.question("Why is it that"), every, ways, asked.error, asked.seed
+        asked.runs_for_finding(ways=list(way)),
+        asked.question("Why is it that"),
+        known_experiments,
+        ways,
+        asked.error,
+        asked.seed,
     )
-    plan = [*asked.says(), *(f"{each.name}: {shlex.join(known[each.name][0])}" for each in every if each.name in known)]
-    open_ = [each.name for each in every if each.name not in known]
+    plan = [
+        *asked.says(),
+        *(
+            f"{experiment.name}: {shlex.join(commands[experiment.name][0])}"
+            for experiment in known_experiments
+            if experiment.name in commands
+        ),
+    ]
+    open_ = [experiment.name for experiment in known_experiments if experiment.name not in commands]
     plan += [f"Cannot be reached: {', '.join(open_)} (name a way with --way)."] if open_ else []
     return asked.prepared(trial, plan, "4 to 20")

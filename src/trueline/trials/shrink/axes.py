@@ -26,7 +26,7 @@ _BATCHES = (
     *("--global-batch-size", "--train_batch_size", "--batch-size", "--batch_size"),
 )
 _LENGTHS = ("--seq-length", "--seq_length", "--max_seq_length", "--max-seq-length", "--block_size", "--seq-len")
-KNOWN = (*_LAYERS, *_BATCHES, *_LENGTHS)
+NUMBER_OPTIONS = (*_LAYERS, *_BATCHES, *_LENGTHS)
 """Options that are numbers to be made smaller, in this order."""
 
 LOADER = {"name": BATCH, "how": "keyword", "where": "torch.utils.data.DataLoader", "keyword": "batch_size"}
@@ -46,23 +46,23 @@ class Axis:
         return half if half < value else None
 
 
-def axes_of(words: Sequence[str], *, steps: int, batch: int | None, own: Sequence[str] = ()) -> list[Axis]:
+def axes_of(words: Sequence[str], *, steps: int, batch: int | None, users_options: Sequence[str] = ()) -> list[Axis]:
     """Those of a job that runs ``words``, cheapest first; ``batch`` is the size of its batches where that is known, and
-    ``own`` are options that a user names. Raises ``InputError`` for one that is no number.
+    ``users_options`` are options that a user names. Raises ``InputError`` for one that is no number.
     """
-    found = [Axis(STEPS, steps)] if steps > 1 else []
+    axes = [Axis(STEPS, steps)] if steps > 1 else []
     for option in _RANKS:
         if (value := _number(words, option)) is not None:
-            unit = math.prod(_number(words, each) or 1 for each in _MODEL_PARALLEL)
-            found.append(Axis(RANKS, value, unit if value % unit == 0 else value))
-    for option in own:
+            unit = math.prod(_number(words, model_option) or 1 for model_option in _MODEL_PARALLEL)
+            axes.append(Axis(RANKS, value, unit if value % unit == 0 else value))
+    for option in users_options:
         if _number(words, option) is None:
             raise InputError(f"--axis is '{option}', which is no option of the command with a whole number behind it.")
-    options = [*(each for each in KNOWN if each not in own), *own]
-    found += [Axis(option, value) for option in options if (value := _number(words, option)) is not None]
-    if batch is not None and batch > 1 and not any(option in _BATCHES for option in (axis.name for axis in found)):
-        found.append(Axis(BATCH, batch))
-    return [axis for axis in found if axis.now > axis.unit]
+    options = [*(model_option for model_option in NUMBER_OPTIONS if model_option not in users_options), *users_options]
+    axes += [Axis(option, value) for option in options if (value := _number(words, option)) is not None]
+    if batch is not None and batch > 1 and not any(option in _BATCHES for option in (axis.name for axis in axes)):
+        axes.append(Axis(BATCH, batch))
+    return [axis for axis in axes if axis.now > axis.unit]
 
 
 def ranks_started(words: Sequence[str]) -> int | None:
@@ -80,23 +80,23 @@ def sized(words: Sequence[str], sizes: Mapping[str, int]) -> tuple[list[str], di
     return changed, {"switches": switches, "off": [BATCH] if switches else []}
 
 
-def _place(words: Sequence[str], option: str) -> int | None:
+def _position(words: Sequence[str], option: str) -> int | None:
     return next((at for at, word in enumerate(words) if word == option or word.startswith(f"{option}=")), None)
 
 
 def _number(words: Sequence[str], option: str) -> int | None:
-    place = _place(words, option)
-    if place is None:
+    position = _position(words, option)
+    if position is None:
         return None
-    _, equals, value = words[place].partition("=")
-    text = value if equals else words[place + 1] if place + 1 < len(words) else ""
+    _, equals, value = words[position].partition("=")
+    text = value if equals else words[position + 1] if position + 1 < len(words) else ""
     return int(text) if text.isdecimal() else None
 
 
 def _with_number(words: list[str], option: str, value: int) -> list[str]:
-    place = _place(words, option)
-    if place is None:
+    position = _position(words, option)
+    if position is None:
         return words
-    if "=" in words[place]:
-        return [*words[:place], f"{option}={value}", *words[place + 1 :]]
-    return [*words[: place + 1], str(value), *words[place + 2 :]]
+    if "=" in words[position]:
+        return [*words[:position], f"{option}={value}", *words[position + 1 :]]
+    return [*words[: position + 1], str(value), *words[position + 2 :]]

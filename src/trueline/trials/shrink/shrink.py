@@ -51,7 +51,7 @@ class ShrinkTrial:
     _accepted: list[Sizes] = field(default_factory=list[Sizes])
     _rejected: list[Sizes] = field(default_factory=list[Sizes])
     _failed: dict[str, str] = field(default_factory=dict[str, str])
-    _since: int = 0
+    _runs_since_control: int = 0
 
     def answer(self) -> TrialAnswer:
         """Run and judge. Raises ``OSError`` where the command cannot be started."""
@@ -62,28 +62,30 @@ class ShrinkTrial:
             self._shrink()
             self._settle()
         except OutOfRuns as out:
-            while len(self._accepted) > 1 and self.runs.counts(f"smaller: {_named(self._accepted[-1])}").showed < 2:
+            while (
+                len(self._accepted) > 1 and self.runs.counts(f"smaller: {_sizes_text(self._accepted[-1])}").showed < 2
+            ):
                 self._accepted.pop()
             if len(self._accepted) == 1:
                 return self._answered("undecided", [out.says], out.then)
-            return self._found(["All runs that were allowed were made: it may be smaller still."])
+            return self._smallest(["All runs that were allowed were made: it may be smaller still."])
         except Undecided as why:
             return self._answered("undecided", [why.says], why.then)
         return self._judged()
 
     def _judged(self) -> TrialAnswer:
         if len(self._accepted) == 1:
-            return self._answered("excluded", ["It shows in no smaller job that was tried.", *self._left()], ())
+            return self._answered("excluded", ["It shows in no smaller job that was tried.", *self._unreached()], ())
         if not self.has_twin:
             alone = "No healthy twin was run, so that the small size may show something of its own: name with"
-            return self._found([f"{alone} --cured-by what makes the finding go away."])
+            return self._smallest([f"{alone} --cured-by what makes the finding go away."])
         try:
             says = self._twinned()
         except OutOfRuns:
             says = ["No run was left for the healthy twin."]
         if len(self._accepted) == 1:
             return self._answered("excluded", [*says, "No smaller job shows only the finding."], ())
-        return self._found(says)
+        return self._smallest(says)
 
     # -- runs -------------------------------------------------------------------------------------------------------
 
@@ -119,7 +121,7 @@ class ShrinkTrial:
 
     def _shows(self, sizes: Sizes, *, cured: bool, errors: tuple[float, float] = _QUICK) -> bool:
         """Whether a job of these sizes shows it, with these errors of yes and no. One that does not run, does not."""
-        arm = f"{TWIN if cured else 'smaller'}: {_named(sizes)}"
+        arm = f"{TWIN if cured else 'smaller'}: {_sizes_text(sizes)}"
         while True:
             counts = self.runs.counts(arm)
             log_odds = log_odds_present(counts, present=self.runs.counts(BASE), absent=Counts())
@@ -133,14 +135,14 @@ class ShrinkTrial:
             self._control()
 
     def _control(self) -> None:
-        self._since += 1
-        if self._since < CONTROL_EVERY - 1:
+        self._runs_since_control += 1
+        if self._runs_since_control < CONTROL_EVERY - 1:
             return
-        self._since = 0
+        self._runs_since_control = 0
         self.runs.outcome(self.way(BASE, self._accepted[0], False))
-        told = [entry["showed"] for entry in self.runs.log if entry["arm"] == BASE and entry["showed"] is not None]
-        late = Counts(len(told[-3:]), sum(told[-3:]))
-        early = Counts(len(told[:-3]), sum(told[:-3]))
+        outcomes = [entry["showed"] for entry in self.runs.log if entry["arm"] == BASE and entry["showed"] is not None]
+        late = Counts(len(outcomes[-3:]), sum(outcomes[-3:]))
+        early = Counts(len(outcomes[:-3]), sum(outcomes[:-3]))
         if early.showed and decided(log_odds_present(late, present=early, absent=Counts()), error=0.001) is False:
             raise Undecided("The job as it is does not show it any more: something else changed meanwhile.")
 
@@ -150,28 +152,28 @@ class ShrinkTrial:
         while len(self._accepted) > 1:
             sizes = self._accepted[-1]
             if not self._shows(sizes, cured=True, errors=(self.error / 10, self.error / 2)):
-                failed = self._failed.get(f"{TWIN}: {_named(sizes)}")
+                failed = self._failed.get(f"{TWIN}: {_sizes_text(sizes)}")
                 clean = "Its healthy twin is clean."
                 return [*says, f"The healthy twin of this size did not run: {failed}." if failed else clean]
-            says.append(f"At {_named(sizes)} the healthy twin shows it too: that size makes it by itself.")
+            says.append(f"At {_sizes_text(sizes)} the healthy twin shows it too: that size makes it by itself.")
             self._accepted.pop()
         return says
 
     # -- words ------------------------------------------------------------------------------------------------------
 
-    def _found(self, says: Sequence[str]) -> TrialAnswer:
+    def _smallest(self, says: Sequence[str]) -> TrialAnswer:
         first, last = self._accepted[0], self._accepted[-1]
         changed = [f"{name} {first[name]} to {last[name]}" for name in last if last[name] != first[name]]
-        lines = [f"It still shows with {', '.join(changed)}.", *says, *self._left()]
+        lines = [f"It still shows with {', '.join(changed)}.", *says, *self._unreached()]
         return self._answered("confirmed", lines, (self.command(last),))
 
-    def _left(self) -> list[str]:
+    def _unreached(self) -> list[str]:
         names = {axis.name for axis in self.axes}
-        kept = [name for name in ("ranks", "batch") if name not in names]
+        unreached = [name for name in ("ranks", "batch") if name not in names]
         lines = [f"{arm} does not run: {why}." for arm, why in self._failed.items() if not arm.startswith(TWIN)]
-        if kept:
+        if unreached:
             options = "name options of the command with --axis"
-            lines.append(f"Not reached from outside, and left: {', '.join(kept)}; {options}.")
+            lines.append(f"Not reached from outside, and left: {', '.join(unreached)}; {options}.")
         return lines
 
     def _answered(self, answer: Answer, says: Sequence[str], then: Sequence[str]) -> TrialAnswer:
@@ -183,7 +185,7 @@ class ShrinkTrial:
                 tuple(says),
                 self.runs.arms,
                 tuple(then),
-                (_named(self._accepted[-1]),) if answer == "confirmed" else (),
+                (_sizes_text(self._accepted[-1]),) if answer == "confirmed" else (),
                 self.error,
                 rate_of(self.runs.counts(BASE)),
             )
@@ -195,7 +197,7 @@ def prepare(asked: Asked, *, axis: Sequence[str] = (), cured_by: str | None = No
     ``cured_by`` a setting as of ``knobs`` that makes the finding go away. Raises ``InputError``.
     """
     job, runs = asked.job, asked.runs_for_finding(axes=list(axis), cured_by=cured_by)
-    axes = axes_of(asked.command, steps=job.last_step + 1, batch=batch_of(Run(asked.run)), own=axis)
+    axes = axes_of(asked.command, steps=job.last_step + 1, batch=batch_of(Run(asked.run)), users_options=axis)
     if not axes:
         raise InputError("Nothing of this job can be made smaller from outside. Name options of it with --axis.")
     cure = [] if cured_by is None else [switch_named(cured_by)]
@@ -203,21 +205,21 @@ def prepare(asked: Asked, *, axis: Sequence[str] = (), cured_by: str | None = No
     def way(arm: str, sizes: Mapping[str, int], cured: bool) -> Way:
         words, changes = sized(asked.command, sizes)
         words, environ = with_off(words, cure if cured else (), asked.folder / "files")
-        held = [each.to_process() for each in cure if cured and each.how in IN_PROCESS]
-        changes["switches"] = [*changes["switches"], *held]
-        changes["off"] = [*changes["off"], *(each["name"] for each in held)]
+        switches_off = [switch.to_process() for switch in cure if cured and switch.how in IN_PROCESS]
+        changes["switches"] = [*changes["switches"], *switches_off]
+        changes["off"] = [*changes["off"], *(switch["name"] for switch in switches_off)]
         return Way(arm, environ, words, changes | job.up_to(sizes.get(STEPS, job.last_step + 1) - 1))
 
     def command(sizes: Mapping[str, int]) -> str:
         words, _ = sized(asked.command, {name: value for name, value in sizes.items() if name != BATCH})
-        of = f", with batches of {sizes[BATCH]}" if BATCH in sizes else ""
-        return f"{shlex.join(words)} (up to step {sizes.get(STEPS, job.last_step + 1) - 1}{of})"
+        batch_words = f", with batches of {sizes[BATCH]}" if BATCH in sizes else ""
+        return f"{shlex.join(words)} (up to step {sizes.get(STEPS, job.last_step + 1) - 1}{batch_words})"
 
     question = asked.question("What is the smallest job in which")
     trial = ShrinkTrial(runs, question, axes, way, command, bool(cure), asked.error)
-    plan = [*asked.says(), "Axes: " + ", ".join(f"{each.name} (now {each.now})" for each in axes) + "."]
-    return asked.prepared(trial, plan, str(4 + sum(2 * each.now.bit_length() for each in axes)))
+    plan = [*asked.says(), "Axes: " + ", ".join(f"{reducible.name} (now {reducible.now})" for reducible in axes) + "."]
+    return asked.prepared(trial, plan, str(4 + sum(2 * reducible.now.bit_length() for reducible in axes)))
 
 
-def _named(sizes: Mapping[str, int]) -> str:
+def _sizes_text(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {value}" for name, value in sizes.items())

@@ -34,14 +34,14 @@ class Groups:
     words: Sequence[str]
 
     def __post_init__(self) -> None:
-        named = ", ".join(self.devices)
+        device_names = ", ".join(self.devices)
         if len({*self.devices}) != len(self.devices):
-            raise InputError(f"--devices names one of them twice: {named}. Name each device once.")
+            raise InputError(f"--devices names one of them twice: {device_names}. Name each device once.")
         if self.size < 1 or len(self.devices) % self.size or self.count < LEAST_GROUPS:
             raise InputError(
-                f"{counted(len(self.devices), 'device')} ({named}) are to be groups of {self.size}, which a run of the "
-                f"command takes. A majority takes {LEAST_GROUPS} groups or more, all of that size: name as many with "
-                "--devices, or another size with --group."
+                f"{counted(len(self.devices), 'device')} ({device_names}) are to be groups of {self.size}, which a run "
+                f"of the command takes. A majority takes {LEAST_GROUPS} groups or more, all of that size: name as "
+                "many with --devices, or another size with --group."
             )
 
     @property
@@ -55,36 +55,36 @@ class Groups:
         groups are no larger than they are many), and has the next rank. Those after it are random.
         """
         at = [
-            [(place + column * min(number, 1)) % self.count * self.size + column for column in range(self.size)]
-            for place in range(self.count)
+            [(position + column * min(number, 1)) % self.count * self.size + column for column in range(self.size)]
+            for position in range(self.count)
         ]
         order = list(range(len(self.devices)))
         if number > 1:
             draw.shuffle(order)
         turned = [row[number % self.size :] + row[: number % self.size] for row in at] if number == 1 else at
-        groups = [tuple(self.devices[order[place]] for place in row) for row in turned]
+        groups = [tuple(self.devices[order[position]] for position in row) for row in turned]
         draw.shuffle(groups)
         return groups
 
     def way(self, arm: str, group: Group) -> Way:
         """The job on these devices."""
-        named = ",".join(group)
-        words = [word.replace(PLACEHOLDER, named) for word in self.words]
-        return Way(arm, dict.fromkeys((VARIABLE, *self.variables), named), words)
+        device_names = ",".join(group)
+        words = [word.replace(PLACEHOLDER, device_names) for word in self.words]
+        return Way(arm, dict.fromkeys((VARIABLE, *self.variables), device_names), words)
 
 
 def devices_named(text: str) -> tuple[str, ...]:
     """``0-3,7`` as ``0 1 2 3 7``; what is no number stands for itself. Raises ``InputError`` for an empty name."""
-    found: list[str] = []
+    names: list[str] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if dash and first.isdecimal() and last.isdecimal() and int(first) <= int(last):
-            found += [str(number) for number in range(int(first), int(last) + 1)]
+            names += [str(number) for number in range(int(first), int(last) + 1)]
         else:
-            found.append(part.strip())
-    if not all(found):
+            names.append(part.strip())
+    if not all(names):
         raise InputError(f"--devices is '{text}'; give names with commas between them, as 0,1,2,3 or 0-3.")
-    return tuple(found)
+    return tuple(names)
 
 
 def variables_of(devices: Sequence[str], words: Sequence[str], variable: str | None) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ class FirstApart:
     """Where two replays part: the step, what of it (a key of ``_COLUMNS``), and in which ranks."""
 
     step: int
-    what: str
+    kind: str
     ranks: tuple[int, ...]
 
 
@@ -58,20 +58,20 @@ class ReplayedJob:
     is_told: bool = True
     agreed: Sequence[str] = ()
 
-    def __call__(self, way: Way, place: Any) -> Outcome:
+    def __call__(self, way: Way, run_folder: Any) -> Outcome:
         """Run it; raises ``OSError`` where the command cannot be started."""
-        out = (place / "run").absolute()
-        environ = environment(out=str(out), plan=dict(PLAN), overwrite=True, base={**os.environ, **way.environ})
+        run_path = (run_folder / "run").absolute()
+        environ = environment(out=str(run_path), plan=dict(PLAN), overwrite=True, base={**os.environ, **way.environ})
         changes = {"updates": self.steps + _AFTER, "seed": self.seed, "deterministic": self.deterministic}
         ended = self.job.with_words(way.words).run(
-            {**environ, CHANGES: json.dumps(changes)}, printed=place / "printed.txt"
+            {**environ, CHANGES: json.dumps(changes)}, printed=run_folder / "printed.txt"
         )
         if why := how_it_ended(ended):
             return Outcome(None, why)
-        if not out.exists():
+        if not run_path.exists():
             return Outcome(None, "nothing of it was watched: no training step was seen")
         try:
-            run = Run(out)
+            run = Run(run_path)
             bits = bits_of(run, self.steps)
         except (CannotTell, RunError) as error:
             return Outcome(None, str(error))
@@ -89,32 +89,36 @@ def bits_of(run: Run, steps: int) -> tuple[str, ...]:
     parts = [run, *(Run(path) for path in run.groups)]
     ranks = sorted({rank for part in parts for rank in part.ranks})
     digests: dict[tuple[int, str, int], str] = {}
-    seen: set[int] = set()
+    recorded_steps: set[int] = set()
     for part in parts:
         at = list(zip(part.column("step").to_pylist(), part.column("rank").to_pylist(), strict=True))
-        seen |= {step for step, _ in at}
-        for what, columns in _COLUMNS.items():
+        recorded_steps |= {step for step, _ in at}
+        for kind, columns in _COLUMNS.items():
             values = [part.column(name).to_pylist() for name in columns]
             for (step, rank), *row in zip(at, *values, strict=True):
-                digests[step, what, rank] = hashlib.blake2b(repr(row).encode(), digest_size=6).hexdigest()
-    if not {*range(steps)} <= seen:
+                digests[step, kind, rank] = hashlib.blake2b(repr(row).encode(), digest_size=6).hexdigest()
+    if not {*range(steps)} <= recorded_steps:
         return ()
     return tuple(
-        " ".join([str(step), what, *(digests.get((step, what, rank), "-") for rank in ranks)])
+        " ".join([str(step), kind, *(digests.get((step, kind, rank), "-") for rank in ranks)])
         for step in range(steps)
-        for what in _COLUMNS
+        for kind in _COLUMNS
     )
 
 
 def first_apart(bits: Sequence[str], agreed: Sequence[str]) -> FirstApart | None:
     """Where they part; None where they are the same, or are of other ranks or steps."""
-    for one, other in zip(bits, agreed, strict=False):
-        if one == other:
+    for line, agreed_line in zip(bits, agreed, strict=False):
+        if line == agreed_line:
             continue
-        step, what, *digests = one.split()
-        others = other.split()[2:]
-        if len(digests) != len(others):
+        step, kind, *digests = line.split()
+        agreed_digests = agreed_line.split()[2:]
+        if len(digests) != len(agreed_digests):
             return None
-        ranks = [rank for rank, (mine, theirs) in enumerate(zip(digests, others, strict=True)) if mine != theirs]
-        return FirstApart(int(step), what, tuple(ranks))
+        ranks = [
+            rank
+            for rank, (digest, agreed_digest) in enumerate(zip(digests, agreed_digests, strict=True))
+            if digest != agreed_digest
+        ]
+        return FirstApart(int(step), kind, tuple(ranks))
     return None

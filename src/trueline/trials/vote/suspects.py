@@ -48,14 +48,14 @@ class Suspect:
 
 def ranked(replays: Sequence[Replay], devices: Sequence[str]) -> list[tuple[Suspect, float]]:
     """All suspects with their probability, likeliest first."""
-    logs = {suspect: math.log(prior) + _log_odds(suspect, replays) for suspect, prior in _every(replays, devices)}
+    logs = {suspect: math.log(prior) + _log_odds(suspect, replays) for suspect, prior in _suspects(replays, devices)}
     high = max(logs.values())
-    total = sum(math.exp(each - high) for each in logs.values())
-    found = [(suspect, math.exp(each - high) / total) for suspect, each in logs.items()]
-    return sorted(found, key=lambda each: -each[1])
+    total = sum(math.exp(log - high) for log in logs.values())
+    chances = [(suspect, math.exp(entry - high) / total) for suspect, entry in logs.items()]
+    return sorted(chances, key=lambda chance: -chance[1])
 
 
-def _every(replays: Sequence[Replay], devices: Sequence[str]) -> Iterator[tuple[Suspect, float]]:
+def _suspects(replays: Sequence[Replay], devices: Sequence[str]) -> Iterator[tuple[Suspect, float]]:
     """Those that may explain the replays that differ, with their prior."""
     met = {name for replay in replays if replay.differs for name in replay.devices}
     names = [name for name in devices if name in met]
@@ -71,17 +71,17 @@ def _every(replays: Sequence[Replay], devices: Sequence[str]) -> Iterator[tuple[
 
 def _log_odds(suspect: Suspect, replays: Sequence[Replay]) -> float:
     """Log probability of the replays, up to a constant that is the same for all suspects."""
-    there, absent, places = Counts(), Counts(), 0.0
+    present, absent, log_first = Counts(), Counts(), 0.0
     for replay in replays:
-        at = [place for place, name in enumerate(replay.devices) if name in suspect.devices]
+        at = [position for position, name in enumerate(replay.devices) if name in suspect.devices]
         if not suspect.devices or at:
-            there = there.with_one(replay.differs)
+            present = present.with_one(replay.differs)
         else:
             absent = absent.with_one(replay.differs)
         if replay.first is not None:
             at = at if suspect.rank is None else [suspect.rank]
-            places += _log_place(at, replay.first, len(replay.devices))
-    return log_if_present(there) + log_if_absent(absent) + places
+            log_first += _log_place(at, replay.first, len(replay.devices))
+    return log_if_present(present) + log_if_absent(absent) + log_first
 
 
 def _log_place(at: Sequence[int], first: int, size: int) -> float:

@@ -79,11 +79,11 @@ class VoteTrial:
     def _judged(self) -> TrialAnswer:
         if not self._blocks():
             return self._answered("excluded", ["All replays are the same, bit for bit.", *self._bounds(())], ())
-        found = self._suspect()
-        if not found.devices:
-            return self._answered("excluded", self._software(found), _NEXT_SOFTWARE, (str(found),))
-        says = [*(self._follows(device) for device in found.devices), *self._bounds(found.devices)]
-        return self._answered("confirmed", says, _NEXT_DEVICE, (str(found),), [self._finding(found)])
+        suspect = self._suspect()
+        if not suspect.devices:
+            return self._answered("excluded", self._software(suspect), _NEXT_SOFTWARE, (str(suspect),))
+        says = [*(self._follows(device) for device in suspect.devices), *self._bounds(suspect.devices)]
+        return self._answered("confirmed", says, _NEXT_DEVICE, (str(suspect),), [self._finding(suspect)])
 
     # -- runs -------------------------------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class VoteTrial:
             if number < LEAST_BLOCKS:
                 continue
             replays = self._replays()
-            if any(each.differs for each in replays):
+            if any(replay.differs for replay in replays):
                 return True
             if min(self._counts(replays, name).runs for name in self.groups.devices) >= needed:
                 return False
@@ -141,124 +141,126 @@ class VoteTrial:
 
     # -- what they left ---------------------------------------------------------------------------------------------
 
-    def _told(self) -> list[tuple[Group, dict[str, Any]]]:
-        every = zip(self._groups, self.runs.log, strict=False)
-        return [(group, entry) for group, entry in every if entry["showed"] is not None]
+    def _outcomes(self) -> list[tuple[Group, dict[str, Any]]]:
+        entries = zip(self._groups, self.runs.log, strict=False)
+        return [(group, entry) for group, entry in entries if entry["showed"] is not None]
 
     def _majority(self) -> tuple[str, ...]:
         """The bits that most replays left; () before the first."""
-        classes = Counter(tuple(entry["codes"]) for _, entry in self._told())
+        classes = Counter(tuple(entry["codes"]) for _, entry in self._outcomes())
         return classes.most_common(1)[0][0] if classes else ()
 
     def _replays(self) -> list[Replay]:
         """All that told something. Raises ``Undecided`` where not more than half agree."""
-        told, agreed = self._told(), self._majority()
-        num = sum(tuple(entry["codes"]) == agreed for _, entry in told)
-        if 2 * num <= len(told):
-            classes = {tuple(entry["codes"]) for _, entry in told}
+        outcomes, agreed = self._outcomes(), self._majority()
+        num = sum(tuple(entry["codes"]) == agreed for _, entry in outcomes)
+        if 2 * num <= len(outcomes):
+            classes = {tuple(entry["codes"]) for _, entry in outcomes}
             raise Undecided(
-                f"The job is not deterministic here: {counted(len(told), 'replay')} with the same seeds left "
+                f"The job is not deterministic here: {counted(len(outcomes), 'replay')} with the same seeds left "
                 f"{len(classes)} different sets of bits, of which none has a majority (the most are {num} of "
-                f"{len(told)}); they part {self._where(agreed)}. What differs everywhere cannot be voted on.",
+                f"{len(outcomes)}); they part {self._where(agreed)}. What differs everywhere cannot be voted on.",
                 *_NOT_DETERMINISTIC,
             )
-        if apart := [each for each in self._aparts(agreed) if each.what == "samples"]:
+        if other_samples := [part for part in self._aparts(agreed) if part.kind == "samples"]:
             raise Undecided(
-                f"Replays read other samples from step {apart[0].step} on: with other data, bits say nothing of "
-                "devices.",
+                f"Replays read other samples from step {other_samples[0].step} on: with other data, bits say nothing "
+                "of devices.",
                 "Seed the order of the data in the script, or give it a generator of its own.",
             )
-        return [self._replay(group, tuple(entry["codes"]), agreed) for group, entry in told]
+        return [self._replay(group, tuple(entry["codes"]), agreed) for group, entry in outcomes]
 
     def _replay(self, group: Group, bits: Sequence[str], agreed: Sequence[str]) -> Replay:
-        apart = first_apart(bits, agreed)
-        if apart is None or len(apart.ranks) != 1:
+        part = first_apart(bits, agreed)
+        if part is None or len(part.ranks) != 1:
             return Replay(group, bits != agreed)
         num_ranks = len(bits[0].split()) - 2
-        return Replay(group, True, apart.ranks[0] * len(group) // num_ranks if num_ranks >= len(group) else None)
+        return Replay(group, True, part.ranks[0] * len(group) // num_ranks if num_ranks >= len(group) else None)
 
     def _aparts(self, agreed: Sequence[str]) -> list[FirstApart]:
-        every = [first_apart(entry["codes"], agreed) for _, entry in self._told()]
-        return sorted((each for each in every if each is not None), key=lambda each: each.step)
+        parts = [first_apart(entry["codes"], agreed) for _, entry in self._outcomes()]
+        return sorted((part for part in parts if part is not None), key=lambda part: part.step)
 
     def _where(self, agreed: Sequence[str]) -> str:
-        apart = self._aparts(agreed)
-        return f"from step {apart[0].step} on, first in its {apart[0].what}" if apart else "in their number of ranks"
+        parts = self._aparts(agreed)
+        return f"from step {parts[0].step} on, first in its {parts[0].kind}" if parts else "in their number of ranks"
 
     def _of_arm(self, arm: str) -> Counts:
-        told = [entry for entry in self.runs.log if entry["arm"] == arm and entry["showed"] is not None]
+        entries = [entry for entry in self.runs.log if entry["arm"] == arm and entry["showed"] is not None]
         agreed = self._majority()
-        return Counts(len(told), sum(tuple(entry["codes"]) != agreed for entry in told))
+        return Counts(len(entries), sum(tuple(entry["codes"]) != agreed for entry in entries))
 
     @staticmethod
     def _counts(replays: Sequence[Replay], device: str) -> Counts:
-        its = [each.differs for each in replays if device in each.devices]
-        return Counts(len(its), sum(its))
+        differ = [replay.differs for replay in replays if device in replay.devices]
+        return Counts(len(differ), sum(differ))
 
     # -- words ------------------------------------------------------------------------------------------------------
 
     def _follows(self, device: str) -> str:
         replays = self._replays()
-        its = self._counts(replays, device)
-        ranks = sorted({each.devices.index(device) for each in replays if device in each.devices and each.differs})
+        counts = self._counts(replays, device)
+        ranks = sorted(
+            {replay.devices.index(device) for replay in replays if device in replay.devices and replay.differs}
+        )
         at = f" (as rank {listed([str(rank) for rank in ranks])} of its group)" if self.groups.size > 1 else ""
         return (
-            f"It follows device {device}: {its.showed} of {counted(its.runs, 'replay')} with it differ{at}, first "
-            f"{self._where(self._majority())}."
+            f"It follows device {device}: {counts.showed} of {counted(counts.runs, 'replay')} with it differ{at}, "
+            f"first {self._where(self._majority())}."
         )
 
-    def _software(self, found: Suspect) -> list[str]:
+    def _software(self, suspect: Suspect) -> list[str]:
         replays = self._replays()
-        differ = [each for each in replays if each.differs]
+        differ = [replay for replay in replays if replay.differs]
         often = f"{len(differ)} of {counted(len(replays), 'replay')} differ, first {self._where(self._majority())}"
-        if found.rank is None:
-            devices = {name for each in differ for name in each.devices}
+        if suspect.rank is None:
+            devices = {name for odd_replay in differ for name in odd_replay.devices}
             return [f"{often}, on no device in particular (on {listed(sorted(devices))}): it is no device's fault."]
-        devices = [each.devices[found.rank] for each in differ if each.first == found.rank]
+        devices = [odd_replay.devices[suspect.rank] for odd_replay in differ if odd_replay.first == suspect.rank]
         return [
-            f"{often}, in rank {found.rank} before others, whichever device runs it ({listed(sorted({*devices}))}): it "
-            "follows the rank, so it is software or data, and no device's fault."
+            f"{often}, in rank {suspect.rank} before others, whichever device runs it ({listed(sorted({*devices}))}): "
+            "it follows the rank, so it is software or data, and no device's fault."
         ]
 
     def _bounds(self, at_fault: Sequence[str]) -> list[str]:
         """What is known of the other devices: never that they are healthy."""
-        told, agreed = self._told(), self._majority()
+        outcomes, agreed = self._outcomes(), self._majority()
         bad = {*at_fault}
         runs = {
-            name: sum(name in group and not bad & {*group} for group, _ in told)
+            name: sum(name in group and not bad & {*group} for group, _ in outcomes)
             for name in self.groups.devices
             if name not in bad
         }
-        differ = any(tuple(entry["codes"]) != agreed and not bad & {*group} for group, entry in told)
+        differ = any(tuple(entry["codes"]) != agreed and not bad & {*group} for group, entry in outcomes)
         if not runs or not min(runs.values()) or differ:
             return []
         least = min(runs.values())
-        others = "of the others" if bad else "of all"
+        scope = "of the others" if bad else "of all"
         return [
-            f"In {counted(least, 'replay')} or more {others} nothing differed: each spoils at most "
+            f"In {counted(least, 'replay')} or more {scope} nothing differed: each spoils at most "
             f"{most_rate(Counts(least)):.0%} of them (q <= {min(3 / least, 1.0):.2g}, 95 % confidence). That is no "
             "proof of health."
         ]
 
-    def _finding(self, found: Suspect) -> Finding:
+    def _finding(self, suspect: Suspect) -> Finding:
         replays = self._replays()
-        its = [self._counts(replays, device) for device in found.devices]
-        places = tuple(self.groups.devices.index(device) for device in found.devices)
-        apart = self._aparts(self._majority())
-        counts = sum(its, Counts())
+        counts_by_device = [self._counts(replays, device) for device in suspect.devices]
+        ranks = tuple(self.groups.devices.index(device) for device in suspect.devices)
+        parts = self._aparts(self._majority())
+        counts = sum(counts_by_device, Counts())
         return Finding(
             code="minority-rank",
             severity="error",
-            claim=f"{str(found).capitalize()} makes something else of the same work in {counts.showed} of "
+            claim=f"{str(suspect).capitalize()} makes something else of the same work in {counts.showed} of "
             f"{counted(counts.runs, 'replay')}, at whatever rank; without it all agree bit for bit.",
-            ranks=tuple(sorted(places)),
-            step_first=apart[0].step if apart else None,
-            step_last=apart[0].step if apart else None,
+            ranks=tuple(sorted(ranks)),
+            step_first=parts[0].step if parts else None,
+            step_last=parts[0].step if parts else None,
             measured=counts.showed / counts.runs,
             expected=0.0,
             unit="share of replays",
             false_alarm_rate=self.error,
-            evidence={"devices": list(found.devices), "replays": counts.runs, "differ": counts.showed},
+            evidence={"devices": list(suspect.devices), "replays": counts.runs, "differ": counts.showed},
             next=_NEXT_DEVICE,
         )
 
@@ -275,8 +277,8 @@ class VoteTrial:
         arms = [
             Arm(
                 name,
-                len(of := [entry for entry in self.runs.log if entry["arm"] == name]),
-                sum(entry["showed"] is not None and tuple(entry["codes"]) != agreed for entry in of),
+                len(entries := [entry for entry in self.runs.log if entry["arm"] == name]),
+                sum(entry["showed"] is not None and tuple(entry["codes"]) != agreed for entry in entries),
             )
             for name in names
         ]
@@ -306,13 +308,13 @@ def prepare(
     groups = Groups(names, size, variables_of(names, asked.command, variable), asked.command)
     is_told = variable is not None or any(PLACEHOLDER in word for word in asked.command)
     replayed = ReplayedJob(job, steps, asked.seed, deterministic, is_told)
-    known = {"devices": list(names), "group": size, "variable": variable, "rate": rate, "error": asked.error}
-    runs = asked.runs_of(replayed, asked.most, steps=steps, deterministic=deterministic, **known)
+    facts = {"devices": list(names), "group": size, "variable": variable, "rate": rate, "error": asked.error}
+    runs = asked.runs_of(replayed, asked.max_runs, steps=steps, deterministic=deterministic, **facts)
     trial = VoteTrial(runs, replayed, groups, rate, asked.error, asked.seed, at_once)
-    every = f"{counted(groups.count, 'group')} of {counted(size, 'device')}, of {', '.join(names)}"
+    group_words = f"{counted(groups.count, 'group')} of {counted(size, 'device')}, of {', '.join(names)}"
     plan = [
         f"Each run: {' '.join(asked.command)}, the bits of steps 0 to {steps - 1}.",
-        f"{every}; {_variables_in_words(groups.variables)}.",
+        f"{group_words}; {_variables_in_words(groups.variables)}.",
     ]
     return asked.prepared(trial, plan, f"{groups.count * max(clean_runs_needed(rate, error=0.05), 2)}")
 

@@ -27,8 +27,8 @@ class Scripted:
         return Outcome(outcome, "" if outcome is not None else "it ended with status 1")
 
 
-def runs_of(folder, engine, most=10, asked=None, **more):
-    return Runs("knobs", folder, engine, asked or {"seed": 0}, most, **more)
+def runs_of(folder, engine, max_runs=10, asked=None, **more):
+    return Runs("knobs", folder, engine, asked or {"seed": 0}, max_runs, **more)
 
 
 def test_a_trial_that_was_killed_goes_on_where_it_was(tmp_path):
@@ -86,11 +86,11 @@ def test_a_job_that_never_tells_anything_and_one_without_end_are_stopped(tmp_pat
     assert fails.value.arm == "base"
     assert fails.value.then[0].startswith("See what it prints by itself")
 
-    few = runs_of(tmp_path / "b", Scripted(True, True), most=1)
+    few = runs_of(tmp_path / "b", Scripted(True, True), max_runs=1)
     few.outcome(Way("base"))
     with pytest.raises(OutOfRuns):
         few.outcome(Way("base"))
-    more = runs_of(tmp_path / "b", Scripted(True), most=2)
+    more = runs_of(tmp_path / "b", Scripted(True), max_runs=2)
     assert [more.outcome(Way("base")) for _ in range(2)] == [True, True], "more runs go on with what there is"
 
 
@@ -141,7 +141,7 @@ def test_what_interrupts_one_of_them_ends_the_others(tmp_path):
 
 
 def test_no_more_run_at_once_than_are_allowed(tmp_path):
-    runs = runs_of(tmp_path / "t", Together(), most=2)
+    runs = runs_of(tmp_path / "t", Together(), max_runs=2)
     with pytest.raises(OutOfRuns):
         runs.outcomes([Way("bad"), Way("good"), Way("good")], at_once=3)
     assert len(runs.log) == 2

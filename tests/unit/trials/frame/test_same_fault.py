@@ -8,7 +8,7 @@ from tests.synthetic_runs import write_run
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
-from trueline.trials.frame.same_fault import Outcome, Wanted, outcome_of, wanted_of
+from trueline.trials.frame.same_fault import Outcome, TargetFinding, outcome_of, target_of
 
 FOUND = Finding(
     "worker-loss-outlier", "warning", "Rank 2.", ranks=(2,), sites=("3.0/r2/loss/loss#0:out0",), measured=4.0,
@@ -33,27 +33,27 @@ FOUND = Finding(
     ],
 )
 def test_it_is_the_same_by_code_kind_of_site_ranks_and_half_of_the_measure(other, is_same):
-    wanted = Wanted.of(FOUND, num_ranks=4)
+    wanted = TargetFinding.from_finding(FOUND, num_ranks=4)
     assert wanted.is_shown_by(replace(FOUND, **other)) is is_same
 
 
 def test_a_job_of_one_rank_has_no_ranks_to_compare():
-    assert Wanted.of(FOUND, num_ranks=1).is_shown_by(replace(FOUND, ranks=(0,)))
+    assert TargetFinding.from_finding(FOUND, num_ranks=1).is_shown_by(replace(FOUND, ranks=(0,)))
 
 
 def test_the_first_incident_is_what_a_trial_is_about_unless_a_code_is_given(tmp_path):
     other = replace(FOUND, code="worker-scale", severity="info", measured=None)
     run = Run(write_run(tmp_path / "run", findings=(FOUND, other)))
-    assert wanted_of(run).code == "worker-loss-outlier"
-    assert wanted_of(run, "worker-scale").code == "worker-scale"
+    assert target_of(run).code == "worker-loss-outlier"
+    assert target_of(run, "worker-scale").code == "worker-scale"
     with pytest.raises(InputError, match=r"'replica-drift' is no finding of Run .*worker-loss-outlier"):
-        wanted_of(run, "replica-drift")
+        target_of(run, "replica-drift")
     with pytest.raises(InputError, match="shows no fault"):
-        wanted_of(Run(write_run(tmp_path / "healthy")))
+        target_of(Run(write_run(tmp_path / "healthy")))
 
 
 def test_silence_is_no_health(tmp_path):
-    wanted = Wanted.of(FOUND, num_ranks=4)
+    wanted = TargetFinding.from_finding(FOUND, num_ranks=4)
     shows = str(write_run(tmp_path / "shows", findings=(replace(FOUND, measured=5.0),)))
     clean = str(write_run(tmp_path / "clean", num_steps=40))
     assert (outcome_of(shows, wanted).showed, outcome_of(shows, wanted).measured) == (True, 5.0)
@@ -71,7 +71,7 @@ def test_silence_is_no_health(tmp_path):
 
 def test_what_begins_after_the_last_step_of_a_run_is_not_of_it(tmp_path):
     """A run goes on for three updates, until its last step is on disk."""
-    wanted = Wanted.of(FOUND, num_ranks=4)
+    wanted = TargetFinding.from_finding(FOUND, num_ranks=4)
     run = str(write_run(tmp_path / "late", findings=(replace(FOUND, step_first=38),), num_steps=40))
     assert outcome_of(run, wanted, last_step=38).showed is True
     assert outcome_of(run, wanted, last_step=36) == Outcome(False)

@@ -70,8 +70,12 @@ def command(
 
     import_all(modules or ())
     there, means = require_device(device), _MEANS
-    stress = None if devices is None else Stress.of(devices, times=1000 if again is None else again, variable=variable)
-    found = prove_op(Run(run), site, device=there, out=out, overwrite=overwrite, modules=modules or ())
+    stress = (
+        None
+        if devices is None
+        else Stress.from_text(devices, times=1000 if again is None else again, variable=variable)
+    )
+    found = prove_op(Run(run), site, device=there, folder=out, overwrite=overwrite, modules=modules or ())
     if stress is not None and found.written:
         answer = stressed(out, stress, device=there, modules=modules or ())
         found, means = replace(found, answer=answer), _MEANS_DEVICES

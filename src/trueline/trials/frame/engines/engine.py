@@ -46,11 +46,11 @@ def engine_named(text: str) -> Engine:
     if name == "ray":
         from trueline.trials.frame.engines.ray import Ray
 
-        return Ray.of(_words(options))
+        return Ray.from_options(_words(options))
     if name == "slurm":
         from trueline.trials.frame.engines.slurm import Slurm
 
-        return Slurm.of(_words(options))
+        return Slurm.from_options(_words(options))
     raise InputError(
         f"--engine is '{text}'; give one of {', '.join(ENGINES)}, with options behind a colon, as "
         "torchrun:--nproc-per-node=2, ray:num_gpus=1 or 'slurm:-p gpu -N 2'."

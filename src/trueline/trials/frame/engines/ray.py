@@ -27,7 +27,7 @@ class Ray:
     resources: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @classmethod
-    def of(cls, options: Sequence[str]) -> Ray:
+    def from_options(cls, options: Sequence[str]) -> Ray:
         """Raises ``InputError`` for what Ray does not take, or where it is not installed."""
         _ray()
         address, resources = None, dict[str, float]()
@@ -63,19 +63,19 @@ class Task:
     """A task of Ray that runs the command."""
 
     ray: Any
-    made: Any
+    reference: Any
     began: Path
 
     def wait(self, timeout_s: float) -> int | None:
         """Its exit status, or None."""
         while not self.began.exists():  # it may have to wait for resources
-            if self.ray.wait([self.made], timeout=0.2)[0]:
+            if self.ray.wait([self.reference], timeout=0.2)[0]:
                 break
-        ended, _ = self.ray.wait([self.made], timeout=timeout_s)
+        ended, _ = self.ray.wait([self.reference], timeout=timeout_s)
         if not ended:
             return None
         try:
-            return self.ray.get(self.made)
+            return self.ray.get(self.reference)
         except self.ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None)
             if isinstance(cause, OSError):
@@ -84,9 +84,9 @@ class Task:
 
     def end(self) -> None:
         """Cancel it: the task ends the processes of the command."""
-        if not self.ray.wait([self.made], timeout=0)[0]:
-            self.ray.cancel(self.made)
-            self.ray.wait([self.made], timeout=2 * GRACE_S)
+        if not self.ray.wait([self.reference], timeout=0)[0]:
+            self.ray.cancel(self.reference)
+            self.ray.wait([self.reference], timeout=2 * GRACE_S)
 
 
 def _run(words: list[str], changed: dict[str, str], printed: str, folder: str, began: str) -> int | None:

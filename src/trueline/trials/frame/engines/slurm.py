@@ -31,7 +31,7 @@ class Slurm:
     options: Sequence[str] = ()
 
     @classmethod
-    def of(cls, options: Sequence[str]) -> Slurm:
+    def from_options(cls, options: Sequence[str]) -> Slurm:
         """Raises ``InputError`` where SLURM is not here."""
         if missing := [name for name in ("sbatch", "scancel") if shutil.which(name) is None]:
             raise InputError(
@@ -42,12 +42,12 @@ class Slurm:
 
     def start(self, words: Sequence[str], environ: Mapping[str, str], *, printed: Path, folder: Path) -> BatchJob:
         """Raises ``InputError`` where sbatch refuses."""
-        place = printed.absolute().parent
-        script, began, ended = place / "job.sh", place / "began", place / "ended"
+        run_folder = printed.absolute().parent
+        script, began, ended = run_folder / "job.sh", run_folder / "began", run_folder / "ended"
         script.write_text(
             f"#!/bin/sh\n: > {shlex.quote(str(began))}\ncd {shlex.quote(str(folder))} || exit 1\n"
             f"{shlex.join(words)} < /dev/null\nstatus=$?\n"
-            f"cd {shlex.quote(str(place))} && echo $status > ended.part && mv ended.part ended\nexit $status\n"
+            f"cd {shlex.quote(str(run_folder))} && echo $status > ended.part && mv ended.part ended\nexit $status\n"
         )
         output = f"--output={str(printed.absolute()).replace('%', '%%')}"
         waiting = subprocess.Popen(
@@ -62,8 +62,10 @@ class Slurm:
         assert waiting.stdout is not None
         number = waiting.stdout.readline().partition(";")[0].strip()
         if not number:
-            said = " ".join(waiting.communicate()[1].split()) or "nothing"
-            raise InputError(f"sbatch did not take the job: {said}. Its options stand in --engine 'slurm:OPTIONS'.")
+            complaint = " ".join(waiting.communicate()[1].split()) or "nothing"
+            raise InputError(
+                f"sbatch did not take the job: {complaint}. Its options stand in --engine 'slurm:OPTIONS'."
+            )
         return BatchJob(number, waiting, began, ended)
 
 
@@ -78,13 +80,13 @@ class BatchJob:
 
     def wait(self, timeout_s: float) -> int | None:
         """Its exit status, or None."""
-        since: float | None = None
+        began_at: float | None = None
         while not self.ended.exists():
             if self.waiting.poll() is not None:  # and a shared disk may show it late
-                return self._status() if self._shown() else self.waiting.returncode or 1
-            if since is None and self.began.exists():
-                since = time.monotonic()
-            if since is not None and time.monotonic() - since > timeout_s:
+                return self._status() if self._is_shown() else self.waiting.returncode or 1
+            if began_at is None and self.began.exists():
+                began_at = time.monotonic()
+            if began_at is not None and time.monotonic() - began_at > timeout_s:
                 return None
             time.sleep(POLL_S)
         return self._status()
@@ -98,9 +100,9 @@ class BatchJob:
         self.waiting.terminate()
         self.waiting.communicate()
 
-    def _shown(self) -> bool:
-        until = time.monotonic() + (GRACE_S if self.waiting.returncode == 0 else 0.0)
-        while not self.ended.exists() and time.monotonic() < until:
+    def _is_shown(self) -> bool:
+        deadline = time.monotonic() + (GRACE_S if self.waiting.returncode == 0 else 0.0)
+        while not self.ended.exists() and time.monotonic() < deadline:
             time.sleep(POLL_S)
         return self.ended.exists()
 
