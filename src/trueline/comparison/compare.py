@@ -109,7 +109,7 @@ def compare(
         findings=tuple(in_causal_order(findings)),
         rows=rows,
         steps=_with_losses(summaries, run, ref, scale),
-        first=None if first is None else _with_details(_make_row(*first), first[1], max_bytes),
+        first=None if first is None else _with_details(_make_row(*first), first.row, max_bytes),
         missing=_num_missing(rows),
         notes=(
             *loss_notes,
@@ -222,9 +222,9 @@ def with_steps_before(chosen: Sequence[Arrangement], recorded: Sequence[Arrangem
 def _earlier_difference_notes(conclusion: Conclusion, shown: Sequence[Step]) -> list[str]:
     """Note on a difference that begins at a step before the chosen ones."""
     first_shown = min((step.step for step in shown), default=0)
-    if conclusion.first is None or conclusion.first[0].step >= first_shown:
+    if conclusion.first is None or conclusion.first.step.step >= first_shown:
         return []
-    return [f"The difference begins at step {conclusion.first[0].step}, before the steps that were chosen."]
+    return [f"The difference begins at step {conclusion.first.step.step}, before the steps that were chosen."]
 
 
 def update_distance(run: Run, ref: Run, num_steps: int) -> float | None:

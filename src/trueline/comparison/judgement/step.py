@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from trueline.comparison.judgement.values.value_judgement import LIMIT, Compared
 from trueline.comparison.match.align import Alignment
 from trueline.comparison.match.graph_diff import GraphDiff
+from trueline.comparison.result import command_for
 from trueline.judge.recorded.step_values import Call, Value
 from trueline.schema.errors import RunError
+from trueline.schema.site import Site
 from trueline.store.reader import Run
 
 _OWN_FRAMES = ("/torch/", "/trueline/", "<frozen")
@@ -81,6 +84,10 @@ class Step:
             if row.judgement == "beyond" and row.expectation is not None and row.expectation.origin in origins:
                 yield row
 
+    def row_of(self, call: Call) -> Compared:
+        """The row of the first value of ``call``."""
+        return next(row for row in self.rows if call.first in (row.run_value, row.ref_value))
+
     def frame(self, value: Value, *, of_reference: bool = False) -> str:
         """``file:line function`` of the model's or the script's line that called; '' where no stack was taken."""
         stack, site = value.stack, value.site
@@ -110,6 +117,53 @@ class Step:
     def _frames(self) -> dict[tuple[bool, int, int], str]:
         """The frames that were looked up, by whether the reference has them, rank and stack."""
         return {}
+
+
+Order = tuple[int, float, int]
+"""Step, position in the order of execution, and rank: an earlier value may be the cause of a later one."""
+
+
+class StepRow(NamedTuple):
+    """A compared pair of values, and the step it is of."""
+
+    step: Step
+    row: Compared
+
+    @property
+    def value(self) -> Value:
+        """The value of the run, or that of the reference where only it has one."""
+        return self.row.value
+
+    @property
+    def site(self) -> Site:
+        """The site of ``value``."""
+        return self.row.value.site
+
+    @property
+    def order(self) -> Order:
+        """The key by which values of several steps are sorted."""
+        return self.step.step, self.row.position, self.step.rank or 0
+
+    @property
+    def frame(self) -> str:
+        """``file:line function`` of the line that called; '' where no stack was taken."""
+        return self.step.frame(self.value)
+
+    @property
+    def call_text(self) -> str:
+        """``torch.add, model.py:12 forward``: the function, or the kind of the value, and the line that called."""
+        frame = self.frame
+        return f"{self.value.api or self.value.kind}{', ' + frame if frame else ''}"
+
+    @property
+    def command(self) -> str:
+        """The command that prints the call of the value with its call stack."""
+        return command_for(self.step.run.path, self.site)
+
+
+def step_rows(steps: Iterable[Step]) -> Iterator[StepRow]:
+    """All compared pairs of ``steps``, in order."""
+    return (StepRow(step, row) for step in steps for row in step.rows)
 
 
 def _differs_as(row: Compared, expected: Compared) -> bool:

@@ -28,17 +28,17 @@ from trueline.judge.recorded.step_values import Call, CallKey, Value, key_of
 class Reach(NamedTuple):
     """A difference of the graphs that reaches a value, and the ``place`` of the step's rows where it begins."""
 
-    place: float
+    position: float
     difference: GraphDifference
 
 
-class Cause(NamedTuple):
+class StructureCause(NamedTuple):
     """A ``difference`` of the graphs, the ``place`` where it begins, the ``row`` to show of it, and the first row
     ``after`` it that differs.
     """
 
     difference: GraphDifference
-    place: float
+    position: float
     row: Compared
     after: Compared
 
@@ -49,7 +49,7 @@ class Structure:
 
     step: Step
 
-    def cause(self) -> Cause | None:
+    def cause(self) -> StructureCause | None:
         """The difference that the first value beyond rounding, the loss, what another module returns, or a value that
         nothing can have made right again comes from; None where there is none.
         """
@@ -60,13 +60,13 @@ class Structure:
         found = min(
             (self._reached[row.position] for row in rows if row.position in self._reached), key=_place, default=None
         )
-        if found is None or (first is not None and found.place > first.position):
+        if found is None or (first is not None and found.position > first.position):
             return None
         reached = (row for row in self.step.rows if self._is_reached_by(row, found))
         after = next((row for row in reached if is_apart(row)), None)
         if after is None:
             return None
-        return Cause(found.difference, found.place, self._row(found.difference), after)
+        return StructureCause(found.difference, found.position, self._row(found.difference), after)
 
     def passing_on(
         self, calls: tuple[Call, Call] | None, functions: frozenset[str] | None
@@ -90,11 +90,11 @@ class Structure:
         difference = GraphDifference(found[0], found[1])
         return (difference, self._row(difference)) if any(found) else None
 
-    def place_of(self, row: Compared) -> float:
+    def position_of(self, row: Compared) -> float:
         """The place of ``row`` in the order of execution; of a value that only the side has that does not give the
         order, that of the next one of its side that has a place there.
         """
-        return self._place_of[row.run_value is None][row.value.index]
+        return self._positions[row.run_value is None][row.value.index]
 
     def _is_reached_by(self, row: Compared, reach: Reach) -> bool:
         return row.position in self._reached and self._reached[row.position].difference is reach.difference
@@ -213,11 +213,11 @@ class Structure:
 
     def _begins(self, difference: GraphDifference, seam: Seam) -> float:
         calls = ((which, call) for which, calls in enumerate((difference.mine, difference.theirs)) for call in calls)
-        alone = [self._place_of[which][call.first.index] for which, call in calls]
-        return min(alone, default=self._place_of[0][seam.mine.index])
+        alone = [self._positions[which][call.first.index] for which, call in calls]
+        return min(alone, default=self._positions[0][seam.mine.index])
 
     @cached_property
-    def _place_of(self) -> tuple[dict[int, float], dict[int, float]]:
+    def _positions(self) -> tuple[dict[int, float], dict[int, float]]:
         """The place of each value of the run and of the reference, by index: of those that only the side has that does
         not give the order, the place of the next one that has a twin.
         """
@@ -312,4 +312,4 @@ def _keys(difference: GraphDifference) -> tuple[set[CallKey], set[CallKey]]:
 
 
 def _place(reach: Reach) -> float:
-    return reach.place
+    return reach.position

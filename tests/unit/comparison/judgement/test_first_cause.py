@@ -48,7 +48,7 @@ def chains(off: Off, *, step: int = 0, backward: bool = False, **settings: Any) 
 def told(*steps: Step, mine: Any = None, theirs: Any = None) -> tuple[dict[str, Any], str]:
     """Findings by code, and the site of the first difference."""
     found = conclude(mine or run_of(), theirs or run_of(), steps)
-    site = "" if found.first is None else str(found.first[1].value.site)
+    site = "" if found.first is None else str(found.first.site)
     return {finding.code: finding for finding in found.findings}, site
 
 

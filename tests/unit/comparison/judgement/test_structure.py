@@ -31,7 +31,7 @@ def concluded(mine: Making, theirs: Making, *, measure: Any = exactly) -> tuple[
     """Findings that are no mere information, and the site of the first difference."""
     found = conclusion(mine, theirs, measure=measure)
     grave = [finding for finding in found.findings if finding.severity != "info"]
-    return grave, "" if found.first is None else str(found.first[1].value.site)
+    return grave, "" if found.first is None else str(found.first.site)
 
 
 def all_findings(mine: Making, theirs: Making) -> Sequence[Finding]:

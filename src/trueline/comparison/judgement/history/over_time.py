@@ -9,7 +9,7 @@ from typing import Any
 from trueline.comparison.judgement.cause import cause_of, differing_arguments, in_words
 from trueline.comparison.judgement.history.own_history import HistoryOutlier, history_outliers
 from trueline.comparison.judgement.history.parameter_continuity import Changed, changed_between_steps
-from trueline.comparison.judgement.step import Step
+from trueline.comparison.judgement.step import Step, StepRow
 from trueline.comparison.judgement.values.argument_differences import (
     ChangedArguments,
     arguments_in_words,
@@ -36,13 +36,8 @@ def late_fault(steps: Sequence[Step]) -> LateFault | None:
     """The first value that the runs' own pasts do not explain: a parameter that changed between two steps, a call that
     is given other arguments, or one whose own past does not explain it. None where there is none.
     """
-    found = _candidates(steps) if len(steps) > 1 else ()
-    return min(found, key=lambda each: execution_order(steps[each.at], each.row), default=None)
-
-
-def execution_order(step: Step, row: Compared) -> tuple[int, int, int]:
-    """By which values of several steps are sorted: what comes first may be the cause of what comes after it."""
-    return step.step, row.position, step.rank or 0
+    faults = _candidates(steps) if len(steps) > 1 else ()
+    return min(faults, key=lambda fault: StepRow(steps[fault.at], fault.row).order, default=None)
 
 
 def _candidates(steps: Sequence[Step]) -> Iterator[LateFault]:

@@ -89,7 +89,7 @@ def test_lower_precision_in_one_place_is_a_warning_with_both_dtypes() -> None:
     assert (finding.code, finding.severity) == ("dtype-differs", "warning")
     assert "computes in float16 where the reference computes in float32" in finding.claim
     assert found.first is not None
-    assert found.first[1].value.site.name == "m.1.linear"
+    assert found.first.site.name == "m.1.linear"
 
 
 def test_a_call_of_one_run_leads_where_it_comes_before_another_precision() -> None:
