@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from trueline.comparison.judgement.values.compared import Compared
 from trueline.comparison.judgement.values.distance import Distance
-from trueline.comparison.judgement.values.value_judgement import Compared, Divergence
+from trueline.comparison.judgement.values.value_judgement import Divergence
 from trueline.comparison.match.align import align
 from trueline.comparison.match.names import NameMap
 from trueline.judge.recorded.step_values import StepValues, Value

@@ -18,11 +18,13 @@ from trueline.comparison.judgement.first_cause import Conclusion, conclude, in_c
 from trueline.comparison.judgement.history.loss_gap import judge_losses, loss_curve, losses_by_rank
 from trueline.comparison.judgement.history.over_time import late_fault
 from trueline.comparison.judgement.step import Step
+from trueline.comparison.judgement.values.compared import NONFINITE, Compared
 from trueline.comparison.judgement.values.difference import describe_difference
 from trueline.comparison.judgement.values.distance import MAX_BYTES
+from trueline.comparison.judgement.values.excuses import DRAWN
 from trueline.comparison.judgement.values.judged_share import incomparable, judged_share, one_sided_calls
 from trueline.comparison.judgement.values.measured_distance import measure_with, nearest
-from trueline.comparison.judgement.values.value_judgement import DRAWN, NONFINITE, Compared, Divergence, Measure
+from trueline.comparison.judgement.values.value_judgement import Divergence, Measure
 from trueline.comparison.judgement.written_over import written_over
 from trueline.comparison.match.names import NameMap
 from trueline.comparison.merge.loss_scale import clipped_ratio, with_one_loss_scale

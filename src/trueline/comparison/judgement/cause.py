@@ -12,7 +12,7 @@ from trueline.comparison.judgement.values.argument_differences import (
     arguments_in_words,
     different_arguments,
 )
-from trueline.comparison.judgement.values.value_judgement import Compared
+from trueline.comparison.judgement.values.compared import Compared
 from trueline.comparison.op_names import RANDOM, function_of
 from trueline.judge.recorded.step_values import spot_of
 

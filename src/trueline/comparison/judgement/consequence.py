@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trueline.comparison.judgement.values.value_judgement import COARSE_REL, NOISE, Compared
+from trueline.comparison.judgement.values.compared import COARSE_REL, Compared
+from trueline.comparison.judgement.values.value_judgement import NOISE
 from trueline.judge.recorded.step_values import Value
 
 _TIGHT_REL = 1e-3

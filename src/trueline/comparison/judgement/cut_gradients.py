@@ -14,7 +14,7 @@ from trueline.comparison.expect.rounding import UNIT_ROUNDOFF
 from trueline.comparison.judgement.step import Step
 from trueline.comparison.judgement.structure import Structure, agrees
 from trueline.comparison.judgement.unrecorded_code import is_of_modules
-from trueline.comparison.judgement.values.value_judgement import COARSE_REL, Compared
+from trueline.comparison.judgement.values.compared import COARSE_REL, Compared
 from trueline.comparison.match.graph_diff import GraphDifference
 from trueline.judge.recorded.step_values import Call, CallKey, Value, key_of, spot_of
 

@@ -38,8 +38,8 @@ from trueline.comparison.judgement.settings import SettingsDifference, differing
 from trueline.comparison.judgement.step import Order, Step, StepRow
 from trueline.comparison.judgement.structure import Structure
 from trueline.comparison.judgement.ties import BrokenTie, broken_tie
+from trueline.comparison.judgement.values.compared import Compared
 from trueline.comparison.judgement.values.precision import dtypes_part, update_part
-from trueline.comparison.judgement.values.value_judgement import Compared
 from trueline.schema.finding import SEVERITIES, Finding
 from trueline.schema.site import Site
 from trueline.store.reader import Run

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from trueline.comparison.judgement.step import Step
 from trueline.comparison.judgement.structure import agrees, innermost
-from trueline.comparison.judgement.values.value_judgement import Compared
+from trueline.comparison.judgement.values.compared import Compared
 from trueline.comparison.match.graph_diff import GraphDifference
 from trueline.comparison.op_names import LINEAR, RANDOM, function_of
 from trueline.judge.recorded.step_values import Call, CallKey

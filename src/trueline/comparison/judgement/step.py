@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from trueline.comparison.judgement.values.value_judgement import LIMIT, Compared
+from trueline.comparison.judgement.values.compared import LIMIT, Compared
 from trueline.comparison.match.align import Alignment
 from trueline.comparison.match.graph_diff import GraphDiff
 from trueline.comparison.result import command_for

@@ -19,7 +19,7 @@ from trueline.comparison.expect.propagation import is_masked, is_swamped
 from trueline.comparison.expect.rounding import UNIT_ROUNDOFF
 from trueline.comparison.judgement.consequence import results_agree
 from trueline.comparison.judgement.step import Step
-from trueline.comparison.judgement.values.value_judgement import Compared
+from trueline.comparison.judgement.values.compared import Compared
 from trueline.comparison.match.graph_diff import GraphDifference, Seam
 from trueline.comparison.op_names import function_of, op_class_of
 from trueline.judge.recorded.step_values import Call, CallKey, Value, key_of

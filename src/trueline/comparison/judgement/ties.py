@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from trueline.comparison.judgement.step import Step
-from trueline.comparison.judgement.values.value_judgement import Compared
+from trueline.comparison.judgement.values.compared import Compared
 from trueline.comparison.match.fused_modules import PART
 from trueline.judge.recorded.step_values import StepValues
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trueline.comparison.expect.unrecorded import is_of_torch
 from trueline.comparison.judgement.step import Step
-from trueline.comparison.judgement.values.value_judgement import Compared
+from trueline.comparison.judgement.values.compared import Compared
 from trueline.comparison.match.graph_diff import GraphDifference
 from trueline.judge.recorded.step_values import Call, spot_of
 

@@ -20,7 +20,7 @@ from trueline.comparison.judgement.values.block_pattern import (
     writer_of,
     wrong_elements,
 )
-from trueline.comparison.judgement.values.value_judgement import Compared
+from trueline.comparison.judgement.values.compared import Compared
 from trueline.comparison.result import command_for
 from trueline.judge.recorded.step_values import Value
 from trueline.judge.stats.tails import probability

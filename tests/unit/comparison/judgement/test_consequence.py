@@ -11,8 +11,9 @@ from tests.unit.made_steps import Making, exactly
 
 from trueline.comparison.expect.expectation import Expectation
 from trueline.comparison.judgement.consequence import NO_CONSEQUENCE, with_consequences, without_harmless
+from trueline.comparison.judgement.values.compared import Compared
 from trueline.comparison.judgement.values.distance import Distance
-from trueline.comparison.judgement.values.value_judgement import Compared, Divergence
+from trueline.comparison.judgement.values.value_judgement import Divergence
 from trueline.comparison.match.align import align
 from trueline.comparison.match.names import NameMap
 from trueline.comparison.result import Judgement

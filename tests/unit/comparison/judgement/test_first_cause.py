@@ -13,7 +13,8 @@ from tests.unit.made_steps import Making, Off, by_statistics, chain, exactly
 
 from trueline.comparison.judgement.first_cause import conclude
 from trueline.comparison.judgement.step import Step
-from trueline.comparison.judgement.values.value_judgement import Compared, Divergence
+from trueline.comparison.judgement.values.compared import Compared
+from trueline.comparison.judgement.values.value_judgement import Divergence
 from trueline.comparison.match.align import align
 from trueline.comparison.match.names import NameMap
 from trueline.judge.recorded.step_values import StepValues

@@ -10,8 +10,8 @@ from tests.unit.made_steps import Making
 
 from trueline.comparison.expect.expectation import Expectation
 from trueline.comparison.judgement.step import Step
+from trueline.comparison.judgement.values.compared import Compared
 from trueline.comparison.judgement.values.distance import Distance
-from trueline.comparison.judgement.values.value_judgement import Compared
 
 
 def rows(apart: float, *, used: float, explained: float) -> list[Compared]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from trueline.comparison.judgement.step import StepRow
 from trueline.comparison.judgement.structure import innermost
-from trueline.comparison.judgement.values.value_judgement import NONFINITE, Compared
+from trueline.comparison.judgement.values.compared import NONFINITE, Compared
 from trueline.judge.recorded.step_values import Call
 from trueline.schema.finding import Finding
 

@@ -15,7 +15,7 @@ from trueline.comparison.judgement.structure import Structure, StructureCause, i
 from trueline.comparison.judgement.structure_text import difference_in_words, the_runs_part
 from trueline.comparison.judgement.ties import BrokenTie
 from trueline.comparison.judgement.unrecorded_code import is_of_modules, lonely_calls
-from trueline.comparison.judgement.values.value_judgement import Compared
+from trueline.comparison.judgement.values.compared import Compared
 from trueline.comparison.match.graph_diff import GraphDifference
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import counted, named_some

@@ -18,7 +18,7 @@ from trueline.comparison.judgement.values.argument_differences import (
     is_word,
     shown_arguments,
 )
-from trueline.comparison.judgement.values.value_judgement import LIMIT
+from trueline.comparison.judgement.values.compared import LIMIT
 from trueline.comparison.result import command_for
 from trueline.judge.recorded.step_values import Call
 from trueline.schema.finding import Finding

@@ -16,7 +16,7 @@ from trueline.comparison.judgement.values.argument_differences import (
     first_changed_arguments,
     shown_arguments,
 )
-from trueline.comparison.judgement.values.value_judgement import Compared
+from trueline.comparison.judgement.values.compared import Compared
 from trueline.comparison.result import command_for
 from trueline.judge.recorded.step_values import Call
 from trueline.schema.finding import Finding

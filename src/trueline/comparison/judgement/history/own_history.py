@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from trueline.comparison.expect.propagation import is_masked, is_swamped
 from trueline.comparison.expect.rounding import UNIT_ROUNDOFF, coarser, rounding_rel
 from trueline.comparison.judgement.step import Step
-from trueline.comparison.judgement.values.value_judgement import Compared
+from trueline.comparison.judgement.values.compared import Compared
 from trueline.comparison.op_names import function_of, op_class_of
 from trueline.judge.stats.peaks_over_threshold import log_tail, tail_size
 from trueline.judge.stats.tails import probability

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 
 from trueline.comparison.judgement.consequence import NO_CONSEQUENCE
 from trueline.comparison.judgement.step import Step
-from trueline.comparison.judgement.values.value_judgement import COARSE_REL, DRAWN, LEFT_BY_UPDATE, Compared
+from trueline.comparison.judgement.values.compared import COARSE_REL, Compared
+from trueline.comparison.judgement.values.excuses import DRAWN
+from trueline.comparison.judgement.values.value_judgement import LEFT_BY_UPDATE
 from trueline.comparison.result import ComparedRow, Judged, JudgedPass, OneSidedCall, Pass
 from trueline.judge.recorded.step_values import Call, Value
 from trueline.schema.formats import FORMATS

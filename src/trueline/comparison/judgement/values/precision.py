@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from trueline.comparison.expect.rounding import UNIT_ROUNDOFF
 from trueline.comparison.judgement.step import Step
-from trueline.comparison.judgement.values.value_judgement import Compared
+from trueline.comparison.judgement.values.compared import Compared
 from trueline.comparison.match.names import ROOT
 from trueline.comparison.op_names import function_of, op_class_of
 from trueline.judge.recorded.step_values import Value

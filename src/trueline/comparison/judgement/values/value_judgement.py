@@ -7,41 +7,26 @@ differences are passed on. See ``expectation`` for what rounding explains.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from trueline.comparison.expect.expectation import UNRELATED, Expectation, Expected
+from trueline.comparison.expect.expectation import Expectation, Expected
 from trueline.comparison.expect.ops import op_rounding_rel
 from trueline.comparison.expect.propagation import is_swamped
 from trueline.comparison.expect.rounding import UNIT_ROUNDOFF, coarser, rounding_rel
+from trueline.comparison.judgement.values.compared import COARSE_REL, LIMIT, Compared, times_expected
 from trueline.comparison.judgement.values.distance import Distance
+from trueline.comparison.judgement.values.excuses import Difference, excuse
 from trueline.comparison.judgement.values.floors import floor_of
 from trueline.comparison.judgement.values.multiple import CHANCE, SINGLE, chance_of_all, multiple_of
+from trueline.comparison.judgement.values.one_sided_tensors import aliased_in_one, given_in_one, split_in_one
 from trueline.comparison.match.align import Alignment
 from trueline.comparison.match.fused_modules import PART
 from trueline.comparison.merge.positions import UNORDERED
 from trueline.comparison.op_names import RANDOM, function_of, op_class_of
 from trueline.comparison.result import Judgement
 from trueline.judge.recorded.step_values import CallKey, StepValues, Value, key_of, spot_of
-from trueline.schema.fact import fact
 from trueline.schema.files.tolerance import Tolerance
-
-LIMIT = {"tensor": 8.0, "fingerprint": 16.0, "statistics": 16.0}
-"""Times the expected difference that rounding still explains, by how the difference was measured;
-``benchmarks/compare`` has the largest that healthy pairs of runs reach. Statistics measure less exactly, but for those
-with projections, which are as good as tensors.
-"""
-
-COARSE_REL = 0.3
-"""An expected difference from which on a value is mostly noise, and a wrong one no longer told from a right one: a
-gradient of which nine tenths of the elements are zeroed, or that points elsewhere, differs by about 1, and the limit is
-a multiple of what is expected."""
-
-HARDLY_REL = 2.0**-17
-"""A measured difference up to which values agree, whatever was expected: 128 units of float32, and a 500th of one of
-bfloat16.
-"""
 
 CARRIED = 1.5
 """Times the expected difference from which on one may come from inputs that the runs make in different ways; errors of
@@ -51,15 +36,7 @@ MOVED = 2.0
 """Times the limit for what a call returns that only moves numbers, where statistics measure it: before and after it
 three projections estimate one distance, and seem smaller than a sixth of it once in 160 values."""
 
-NONFINITE = "NaN or infinities in one run where the other has none"
-
 ALIASED = "the gradient of a tensor that has more uses than in the other run"
-
-DRAWN = "random numbers of another dtype, of which torch draws others from the same seed"
-
-MADE_COARSELY = "made in another dtype by code that was not recorded"
-
-TURNED = "a decision that rounding turned for a few numbers, of which each gradient goes elsewhere"
 
 LEFT_BY_UPDATE = "left by the updates before this step"
 
@@ -77,9 +54,6 @@ WRITERS = frozenset({"setitem", "copy", "fill", "zero", "index_copy", "index_put
 _DRAWN = frozenset(name for name in RANDOM if "dropout" not in name and name not in ("rrelu", "gumbel_softmax"))
 """Functions whose result is random, whatever numbers they take."""
 
-_Place = tuple[int, str, int, str]
-"""Micro-batch, name, number and slot of a value of a call."""
-
 Measure = Callable[[Value, Value], Distance]
 
 
@@ -90,72 +64,6 @@ class _Outcome:
     expectation: Expectation
     note: str = ""
     rewired: bool = False
-
-
-@fact(eq=False)
-class Compared:
-    """A judged pair of values, or a value without a twin; ``position`` is its zero-based index in the order of
-    execution.
-
-    ``root`` is that of the value on the side whose order it is, as in ``Expectation.sources``; None for a value that
-    only the other side has. ``param`` is the name of the parameter that the value is.
-    """
-
-    position: int
-    root: int | None
-    run_value: Value | None
-    ref_value: Value | None
-    judgement: Judgement
-    distance: Distance | None = None
-    expectation: Expectation | None = None
-    note: str = ""
-    param: str | None = None
-    rewired: bool = False
-    """Whether it is not comparable because its call took different inputs, and differs by more than rounding explains.
-    """
-
-    @property
-    def value(self) -> Value:
-        """The value of the run, or that of the reference where only it has one."""
-        value = self.run_value or self.ref_value
-        assert value is not None
-        return value
-
-    @property
-    def unmatched(self) -> bool:
-        """True where one side has no such value."""
-        return self.run_value is None or self.ref_value is None
-
-    @property
-    def hardly_differs(self) -> bool:
-        """Whether it was measured that the values differ by no more than ``HARDLY_REL``."""
-        if self.distance is None or self.distance.nonfinite_differ:
-            return False
-        most = self.distance.rel if self.distance.how == "tensor" else self.distance.most_rel
-        return most is not None and most <= HARDLY_REL
-
-    @property
-    def is_coarse(self) -> bool:
-        """Whether rounding may explain so much that a fault would not show."""
-        coarse = self.judgement == "within" and self.expectation is not None and self.expectation.rel > COARSE_REL
-        return coarse and not self.hardly_differs
-
-    @property
-    def norm(self) -> float:
-        """The larger norm of the value in either run; infinite where it was not measured in both."""
-        values = (self.run_value, self.ref_value)
-        return max(math.inf if value is None or value.stats is None else value.stats.norm for value in values)
-
-    @property
-    def times(self) -> float | None:
-        """The measured difference over the expected one; inf where none is expected."""
-        if self.distance is None or self.distance.rel is None or self.expectation is None:
-            return None
-        if self.judgement == "not-comparable" or self.distance.nonfinite_differ:
-            return None
-        if self.judgement == "propagated" and self.distance.how != "tensor":
-            return None  # statistics do not give the size of a difference that is not rounding
-        return _over(self.distance.rel, self.expectation.rel)
 
 
 class Divergence:
@@ -203,9 +111,9 @@ class Divergence:
         """Roots of values without a comparable twin."""
         self._incomparable_calls: set[CallKey] = set()
         """Calls that took such values, or different ones than in the reference: their results are not compared."""
-        aliased = () if alignment.connects_alike else (*_aliased_in_one(alignment), *_apart_in_one(alignment))
-        self._given_in_one = _given_in_one(alignment, of_run=self._run_is_guide)
-        self._aliased = {spot_of(mine if self._run_is_guide else theirs) for mine, theirs in aliased}
+        aliased = () if alignment.connects_alike else (*aliased_in_one(alignment), *split_in_one(alignment))
+        self._given_in_one = given_in_one(alignment, of_run=self._run_is_guide)
+        self._aliased = {spot_of(value if self._run_is_guide else twin) for value, twin in aliased}
         self.rows = list(self._run(guide, alignment))
 
     @property
@@ -220,17 +128,17 @@ class Divergence:
         """Rows of the guide in its order; values that only the other side has follow at the end."""
         twins: dict[int, tuple[Value | None, str]] = {}
         alone: list[tuple[Value, str]] = []
-        for mine, theirs, reason in alignment.pairs:
-            own, other = (mine, theirs) if self._run_is_guide else (theirs, mine)
-            if own is not None:
-                twins[own.index] = other, reason
-            elif other is not None:
-                alone.append((other, reason))
+        for run_value, ref_value, reason in alignment.pairs:
+            guide_value, other_value = (run_value, ref_value) if self._run_is_guide else (ref_value, run_value)
+            if guide_value is not None:
+                twins[guide_value.index] = other_value, reason
+            elif other_value is not None:
+                alone.append((other_value, reason))
         # Parameters are listed where the update begins, and used before.
         for value in guide.values:
             if value.site.phase == "param" and (twin := twins[value.index][0]) is not None:
                 self._judge(value, twin)
-        for place, value in enumerate(guide.values):
+        for position, value in enumerate(guide.values):
             twin, reason = twins[value.index]
             outcome = None if twin is None else self._by_root.get((value.root, twin.root))
             if outcome is None or outcome.rewired:
@@ -238,21 +146,21 @@ class Divergence:
             self.expected.seen(value)
             if outcome is None or outcome.judgement == "not-comparable":
                 self._note_inputs(value)
-            yield self._row(place, value, twin, outcome, reason)
-        for place, (value, reason) in enumerate(alone, start=len(guide.values)):
-            yield self._row(place, None, value, None, reason)
+            yield self._row(position, value, twin, outcome, reason)
+        for position, (value, reason) in enumerate(alone, start=len(guide.values)):
+            yield self._row(position, None, value, None, reason)
 
     def _row(
-        self, place: int, own: Value | None, other: Value | None, outcome: _Outcome | None, reason: str
+        self, position: int, value: Value | None, twin: Value | None, outcome: _Outcome | None, reason: str
     ) -> Compared:
-        mine, theirs = (own, other) if self._run_is_guide else (other, own)
-        root = None if own is None else own.root
+        run_value, ref_value = (value, twin) if self._run_is_guide else (twin, value)
+        root = None if value is None else value.root
         param = None if root is None else self.expected.param_of(root)
-        if outcome is None or other is None:
-            return Compared(place, root, mine, theirs, "not-comparable", note=reason, param=param)
+        if outcome is None or twin is None:
+            return Compared(position, root, run_value, ref_value, "not-comparable", note=reason, param=param)
         judgement, distance, note = outcome.judgement, outcome.distance, outcome.note or reason
         return Compared(
-            place, root, mine, theirs, judgement, distance, outcome.expectation, note, param, outcome.rewired
+            position, root, run_value, ref_value, judgement, distance, outcome.expectation, note, param, outcome.rewired
         )
 
     def _judge(self, value: Value, twin: Value | None) -> _Outcome | None:
@@ -288,8 +196,8 @@ class Divergence:
         key = key_of(value)
         if value.kind != "module" or not value.returned or value.site.phase != "fwd" or key in self._incomparable_calls:
             return outcome
-        taken = self.expected.taken_by(key)
-        expectation = replace(outcome.expectation, origin="call", call=key, sources=taken)
+        sources = self.expected.taken_by(key)
+        expectation = replace(outcome.expectation, origin="call", call=key, sources=sources)
         note = "calls inside it take different inputs than in the reference"
         judgement: Judgement = "propagated" if expectation.tainted else "beyond"
         outcome = _Outcome(judgement, outcome.distance, expectation, note)
@@ -312,7 +220,7 @@ class Divergence:
         ):
             self._unmeasured[value.root] = expectation
             self._without_twin.add(value.root)
-            apart = outcome.distance.rel if outcome is not None and outcome.rewired and outcome.distance else None
+            rewired_rel = outcome.distance.rel if outcome is not None and outcome.rewired and outcome.distance else None
             self.expected.learn(
                 value,
                 twin,
@@ -320,7 +228,7 @@ class Divergence:
                 dtype=dtype,
                 tainted=expectation.tainted,
                 decided=expectation.decided,
-                carried=apart or 0.0,
+                carried=rewired_rel or 0.0,
             )
             return
         self._unmeasured.pop(value.root, None)
@@ -330,10 +238,10 @@ class Divergence:
         if distance.equal:
             rel = self._hidden_rel(value, distance, expectation, dtype)
         elif distance.how != "tensor":
-            most = math.inf if distance.most_rel is None else distance.most_rel
+            largest_rel = math.inf if distance.most_rel is None else distance.most_rel
             if outcome.note == LEFT_BY_UPDATE:
-                most = max(most, self._turned_rel(value, 1))  # several may cancel in all projections
-            rel = max(rel, min(expectation.rel, most))
+                largest_rel = max(largest_rel, self._turned_rel(value, 1))  # several may cancel in all projections
+            rel = max(rel, min(expectation.rel, largest_rel))
         if is_swamped(value):
             # Equal beside masks is not equal: what the inputs say holds.
             rel, judgement = max(rel, expectation.rel), "propagated" if expectation.tainted else judgement
@@ -361,8 +269,8 @@ class Divergence:
 
     def _is_left_by_update(self, value: Value, expectation: Expectation) -> bool:
         """Whether a value is the result of an earlier update."""
-        left = expectation.origin == "param" or (expectation.origin == "given" and value.site.phase == "opt")
-        return self._moved is not None and left
+        is_of_update = expectation.origin == "param" or (expectation.origin == "given" and value.site.phase == "opt")
+        return self._moved is not None and is_of_update
 
     def _hidden_move(self, value: Value, distance: Distance, dtype: str) -> float:
         """The difference of a parameter that statistics need not show: an update by the sign of a gradient (as Adam's
@@ -394,25 +302,25 @@ class Divergence:
         elif self._is_left_by_update(value, expectation):
             judgement: Judgement = "propagated" if self._tainted or distance.nonfinite_differ else "within"
             dtype = coarser(value.dtype, twin.dtype)
-            left = replace(expectation, rel=max(distance.rel or 0.0, self._hidden_move(value, distance, dtype)))
-            return _Outcome(judgement, distance, left, LEFT_BY_UPDATE)
+            explained = replace(expectation, rel=max(distance.rel or 0.0, self._hidden_move(value, distance, dtype)))
+            return _Outcome(judgement, distance, explained, LEFT_BY_UPDATE)
         expectation, limit = self._floor(value, twin, distance, expectation)
         judgement = self._judgement(distance, expectation, limit)
         factor = self._factor(value, twin, expectation) if judgement == "within" else None
         if factor is not None:
             judgement, distance = "beyond", replace(distance, factor=factor)
         if judgement == "beyond" and expectation.origin == "given" and PART in value.flags | twin.flags:
-            own = replace(expectation, rel=max(expectation.rel, distance.rel or 0.0))
-            return _Outcome("within", distance, own, "compared as part of the whole that the map makes of it")
+            as_part = replace(expectation, rel=max(expectation.rel, distance.rel or 0.0))
+            return _Outcome("within", distance, as_part, "compared as part of the whole that the map makes of it")
         excused = self._excused(value, twin, expectation, distance) if judgement == "beyond" else None
         if excused is not None:
-            return excused
+            return _Outcome("within", distance, *excused)
         if judgement != "within" and expectation.origin == "given" and _written_over(value):
             return _Outcome("not-comparable", distance, expectation, "memory that the call is about to write over")
         if judgement in ("beyond", "propagated") and value.site.phase == "bwd" and spot_of(value) in self._aliased:
             return _Outcome("not-comparable", distance, expectation, ALIASED)
-        apart = judgement == "beyond" or (judgement == "within" and _is_carried(distance, expectation))
-        if apart and self._is_incomparable(expectation):
+        may_be_rewired = judgement == "beyond" or (judgement == "within" and _is_carried(distance, expectation))
+        if may_be_rewired and self._is_incomparable(expectation):
             note = "its call takes different inputs than in the reference"
             return _Outcome("not-comparable", distance, expectation, note, rewired=True)
         return _Outcome(judgement, distance, expectation)
@@ -421,17 +329,17 @@ class Divergence:
         """How many times its twin a gradient is that rounding may explain; None where multiples are not asked
         for, and noise may look like this one. What rounding left of one that is 0 may be 0 in one run.
         """
-        mine, theirs = self._sides(value, twin)
+        run_value, ref_value = self._sides(value, twin)
         if (
             LIMIT["statistics"] * expectation.rel <= COARSE_REL
-            or mine.site.phase != "bwd"
-            or mine.shape != theirs.shape
+            or run_value.site.phase != "bwd"
+            or run_value.shape != ref_value.shape
         ):
             return None
-        if expectation.tainted or {PART, UNORDERED} & (mine.flags | theirs.flags):
+        if expectation.tainted or {PART, UNORDERED} & (run_value.flags | ref_value.flags):
             return None
-        multiple = multiple_of(mine.stats, theirs.stats) if mine.stats and theirs.stats else None
-        if multiple is None or (multiple.factor == 0 and self._is_noise(theirs)):
+        multiple = multiple_of(run_value.stats, ref_value.stats) if run_value.stats and ref_value.stats else None
+        if multiple is None or (multiple.factor == 0 and self._is_noise(ref_value)):
             return None
         if value.kind == "param" or self._is_incomparable(expectation):
             self._chances.append(multiple.chance)
@@ -453,40 +361,17 @@ class Divergence:
         sources = self._without_twin.intersection(expectation.sources).difference(self._given_in_one.get(keys[1], ()))
         return any(key in self._incomparable_calls for key in keys) or bool(sources)
 
-    def _excused(self, value: Value, twin: Value, expectation: Expectation, distance: Distance) -> _Outcome | None:
-        """The outcome for a value beyond rounding where a decision that rounding turned, or its dtype, explains it."""
-        deciding = value.site.phase == "bwd" and self.expected.decides(expectation.call)
-        if deciding and _is_turned(*self._sides(value, twin), distance):
-            turned = replace(expectation, rel=max(expectation.rel, distance.rel or 0.0))
-            return _Outcome("within", distance, turned, TURNED)
-        return self._excused_by_dtype(value, twin, expectation, distance)
-
-    def _excused_by_dtype(
+    def _excused(
         self, value: Value, twin: Value, expectation: Expectation, distance: Distance
-    ) -> _Outcome | None:
-        """The outcome for a value of another dtype than its twin where that explains the difference; else None."""
-        if _draws_in_another_dtype(value, twin) or self._may_draw_in_another_dtype(value, twin, expectation, distance):
-            return _Outcome("within", distance, replace(expectation, rel=UNRELATED, decided=True), DRAWN)
-        if self._may_be_made_coarsely(value, twin, expectation, distance):
-            return _Outcome("within", distance, replace(expectation, rel=distance.rel or 0.0), MADE_COARSELY)
-        return None
-
-    def _may_draw_in_another_dtype(
-        self, value: Value, twin: Value, expectation: Expectation, distance: Distance
-    ) -> bool:
-        """Whether code that was not recorded, as that of a compiled module, made the values, of two dtypes, so
-        differently that random numbers may do.
-        """
-        compiled = value.returned and value.site.name in self._compiled
-        unseen = (expectation.origin == "unrecorded" or compiled) and value.site.phase == "fwd"
-        return unseen and _are_of_two_floats(value, twin) and (distance.rel or 0.0) > COARSE_REL
-
-    def _may_be_made_coarsely(self, value: Value, twin: Value, expectation: Expectation, distance: Distance) -> bool:
-        """Whether code before the model, of which nothing was recorded as only calls of modules were, may have lost as
-        much by computing in the coarser of two dtypes: how often it rounds, and what cancels, is not known.
-        """
-        unseen = self.expected.of_modules and expectation.origin == "given" and value.site.phase == "fwd"
-        return unseen and _are_of_two_floats(value, twin) and (distance.rel or math.inf) <= COARSE_REL
+    ) -> tuple[Expectation, str] | None:
+        may_turn = value.site.phase == "bwd" and self.expected.decides(expectation.call)
+        return excuse(
+            Difference(*self._sides(value, twin), expectation, distance),
+            value,
+            may_turn=may_turn,
+            compiled=self._compiled,
+            of_modules=self.expected.of_modules,
+        )
 
     def _floor(
         self, value: Value, twin: Value, distance: Distance, expectation: Expectation
@@ -511,55 +396,17 @@ class Divergence:
     def _judgement(self, distance: Distance, expectation: Expectation, limit: float) -> Judgement:
         if expectation.tainted and distance.how != "tensor":
             # Statistics do not give the size of a difference that is not rounding; it may seem small. Projections do.
-            most = math.inf if distance.most_rel is None else distance.most_rel
+            largest_rel = math.inf if distance.most_rel is None else distance.most_rel
             explained = expectation.explained
-            ended = explained is not None and explained < COARSE_REL and most <= LIMIT["tensor"] * explained
+            ended = explained is not None and explained < COARSE_REL and largest_rel <= LIMIT["tensor"] * explained
             return "within" if ended and not distance.nonfinite_differ else "propagated"
         beyond: Judgement = "propagated" if expectation.tainted else "beyond"
         if distance.nonfinite_differ or distance.rel is None:
             return beyond
-        if _over(distance.rel, expectation.rel) <= limit:
+        if times_expected(distance.rel, expectation.rel) <= limit:
             # A difference that a wrong input explains is not explained by rounding.
             return "propagated" if expectation.tainted and distance.rel > expectation.own * limit else "within"
         return "beyond"
-
-
-def _is_turned(mine: Value, theirs: Value, distance: Distance) -> bool:
-    """Whether gradients differ as they do where few numbers got theirs in one run alone, or in another place: as many
-    zeros more or less, and norms and sums no farther apart than these numbers explain.
-    """
-    one, other = mine.stats, theirs.stats
-    largest = max(mine.largest or 0.0, theirs.largest or 0.0)
-    if one is None or other is None or distance.rel is None or distance.nonfinite_differ or not largest:
-        return False
-    num = abs(one.zero - other.zero)
-    if num > max(_FEW_TURNED, _FEW_TURNED_FRAC * one.numel) or not (num or distance.reordered):
-        return False
-    num += 1  # two may turn in opposite ways
-    sums = abs((one.sum or 0.0) - (other.sum or 0.0)) <= 2 * num * largest
-    squares = abs((one.sum_sq or 0.0) - (other.sum_sq or 0.0)) <= num * largest**2
-    return sums and squares and distance.rel * other.norm <= 3 * math.sqrt(2 * num) * largest
-
-
-_FEW_TURNED, _FEW_TURNED_FRAC = 4, 1e-3
-"""Decisions that rounding turns: at most so many, or of the numbers as many as have a part in 1,000 of the usual size.
-"""
-
-
-def _given_in_one(alignment: Alignment, *, of_run: bool) -> dict[CallKey, set[int]]:
-    """Roots, of the run or (False) of the reference, of tensors that only one run gives to a call of a function which
-    both make, as a mask: then it is the call that differs.
-    """
-    found: dict[CallKey, set[int]] = {}
-    for mine, theirs in alignment.calls:
-        if mine is None or theirs is None or mine.phase != "fwd" or mine.first.kind != "op":
-            continue
-        one, other = (mine, theirs) if of_run else (theirs, mine)
-        slots = {value.site.slot for value in other.ins}
-        roots = {value.root for value in one.ins if value.site.slot not in slots}
-        if roots:
-            found[one.key] = roots
-    return found
 
 
 def _is_carried(distance: Distance, expectation: Expectation) -> bool:
@@ -570,82 +417,11 @@ def _is_carried(distance: Distance, expectation: Expectation) -> bool:
     return carried > 0 and math.inf > measured > max(CARRIED * rounding, math.sqrt(rounding * carried))
 
 
-def _aliased_in_one(alignment: Alignment) -> Iterator[tuple[Value, Value]]:
-    """Values of the forward pass whose gradients have other terms than in the other run: of a tensor that was seen
-    before in one run only, as where a cast finds the dtype that it is to make, or a hook returns a view; or that is
-    another one, with fewer uses, as what a copy returned. Gradients are those of the tensor, with all of its uses.
-    """
-    forward = _pairs(alignment, "fwd")
-    alike = {
-        (mine.root, theirs.root) for mine, theirs in forward if (mine.index, theirs.index) == (mine.root, theirs.root)
-    }
-    uses, ref_uses = (_uses(side) for side in alignment.sides)
-    for mine, theirs in forward:
-        if (mine.root, theirs.root) not in alike and uses[mine.root] != ref_uses[theirs.root] and not mine.returned:
-            yield mine, theirs
-    apart = {
-        (mine.root, theirs.root)
-        for mine, theirs in forward
-        if (mine.index == mine.root) != (theirs.index == theirs.root)
-    }
-    for mine, theirs in forward if apart else ():
-        if (mine.root, theirs.root) in apart:
-            yield mine, theirs
-
-
-def _uses(side: StepValues) -> Counter[int]:
-    """How many calls of functions take each tensor in the forward pass, by root."""
-    taken = {
-        (key_of(each), each.site.slot): each.root for each in side.values if each.kind == "op" and not each.returned
-    }
-    return Counter(root for (key, _), root in taken.items() if key[1] == "fwd")
-
-
-def _apart_in_one(alignment: Alignment) -> Iterator[tuple[Value, Value]]:
-    """Values of the forward pass that are one memory in both runs, and for autograd one tensor only in one run, as
-    where a hook on a module gives it a view: that has the gradient of its own uses. Where the tensor was first seen,
-    its gradient has all terms in both.
-    """
-    gradients = {spot_of(mine): (mine.root, theirs.root) for mine, theirs in _pairs(alignment, "bwd")}
-    whole: dict[tuple[int, int], tuple[int, int]] = {}
-    for mine, theirs in _pairs(alignment, "fwd"):
-        found = gradients.get(spot_of(mine))
-        if found is None:
-            continue
-        first = whole.setdefault((mine.root, theirs.root), found)
-        if (found[0] == first[0]) != (found[1] == first[1]):
-            yield mine, theirs
-
-
-def _pairs(alignment: Alignment, phase: str) -> list[tuple[Value, Value]]:
-    return [(a, b) for a, b, _ in alignment.pairs if a is not None and b is not None and a.site.phase == phase]
-
-
 def _update_rounding(dtype: str) -> float:
     """The relative difference of a parameter that two kernels update from equal values: some roundings each."""
     return math.sqrt(2) * op_rounding_rel("unknown", dtype, dtype) if dtype in UNIT_ROUNDOFF else 0.0
 
 
-def _draws_in_another_dtype(value: Value, twin: Value) -> bool:
-    """Whether the values are random numbers that one call draws in two dtypes: torch draws other numbers then, though
-    from one seed.
-    """
-    if not value.returned or value.kind != "op" or function_of(value.api) not in RANDOM:
-        return False
-    return value.dtype != twin.dtype and value.args == twin.args
-
-
-def _are_of_two_floats(value: Value, twin: Value) -> bool:
-    """Whether the values are of two floating dtypes."""
-    return value.dtype != twin.dtype and value.dtype in UNIT_ROUNDOFF and twin.dtype in UNIT_ROUNDOFF
-
-
 def _written_over(value: Value) -> bool:
     """Whether the value is the destination that a call writes to: its former contents may be anything."""
     return value.site.slot == "in0" and function_of(value.api) in WRITERS
-
-
-def _over(rel: float, expected: float) -> float:
-    if rel == 0:
-        return 0.0
-    return rel / expected if expected > 0 else math.inf

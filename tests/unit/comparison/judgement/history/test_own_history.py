@@ -19,8 +19,8 @@ from trueline.comparison.judgement.history.own_history import (
     history_outliers,
 )
 from trueline.comparison.judgement.step import Step
+from trueline.comparison.judgement.values.compared import Compared
 from trueline.comparison.judgement.values.distance import Distance
-from trueline.comparison.judgement.values.value_judgement import Compared
 from trueline.judge.stats.peaks_over_threshold import log_probability
 from trueline.schema.site import Site
 
