@@ -49,15 +49,15 @@ def cut_gradient(step: Step) -> CutGradient | None:
         rows = [row for row in rows if spot_of(row.value) in alike]
     structure = Structure(step)
     for row in rows:
-        found = structure.passing_on(_forward_calls(step, row), _PASSING_ON)
-        if found is not None:
-            return CutGradient(*found, row, [each.value.site.name for each in params], _is_of_run(params))
-    lost = _first_lost(step) if params else None
-    if not params or (first is not None and (lost is None or lost.position > first.position)):
+        behind = structure.passing_on(_forward_calls(step, row), _PASSING_ON)
+        if behind is not None:
+            return CutGradient(*behind, row, [param.value.site.name for param in params], _is_of_run(params))
+    lost_row = _first_lost(step) if params else None
+    if not params or (first is not None and (lost_row is None or lost_row.position > first.position)):
         return None
-    after = lost or params[0]
+    after = lost_row or params[0]
     return CutGradient(
-        GraphDifference((), ()), after, after, [each.value.site.name for each in params], _is_of_run(params)
+        GraphDifference((), ()), after, after, [param.value.site.name for param in params], _is_of_run(params)
     )
 
 
@@ -76,18 +76,23 @@ def _first_lost(step: Step) -> Compared | None:
     side = step.alignment.sides[rows[0].run_value is None].values
     first = next(row for row in rows if row.value.kind == "module").value
     param = next((row.value.site.name.rpartition(".")[0] for row in rows if row.value.kind == "param"), "")
-    made = next((value for value in side if value.site.phase == "fwd" and _is_of(value, first)), first)
-    maker = side[made.root]
-    named = (maker.site.name, param, maker.module)
-    around = {value.module for value in side}
-    no_code = {value.site.name for value in side if value.api.startswith("torch.nn.modules.")} - around
-    return next((values[name] for name in named if name in values and name not in no_code), values[first.site.name])
+    maker_value = next((value for value in side if value.site.phase == "fwd" and _is_of(value, first)), first)
+    maker = side[maker_value.root]
+    names = (maker.site.name, param, maker.module)
+    modules = {value.module for value in side}
+    no_code = {value.site.name for value in side if value.api.startswith("torch.nn.modules.")} - modules
+    return next((values[name] for name in names if name in values and name not in no_code), values[first.site.name])
 
 
 def _is_of(value: Value, gradient: Value) -> bool:
     """Whether ``gradient`` is that of ``value``."""
-    one, other = value.site, gradient.site
-    return (one.micro, one.name, one.call, one.slot) == (other.micro, other.name, other.call, other.slot)
+    site, ref_site = value.site, gradient.site
+    return (site.micro, site.name, site.call, site.slot) == (
+        ref_site.micro,
+        ref_site.name,
+        ref_site.call,
+        ref_site.slot,
+    )
 
 
 def calls_behind(step: Step, row: Compared) -> tuple[GraphDifference, Compared] | None:
@@ -97,19 +102,19 @@ def calls_behind(step: Step, row: Compared) -> tuple[GraphDifference, Compared] 
     value = row.value
     if value.kind != "param":
         return Structure(step).passing_on(_forward_calls(step, row), None)
-    mine, theirs = (
-        {each.root for each in side.values if each.site.phase == "param" and each.site.name == value.site.name}
+    roots, ref_roots = (
+        {param.root for param in side.values if param.site.phase == "param" and param.site.name == value.site.name}
         for side in step.alignment.sides
     )
-    return Structure(step).taking(mine, theirs)
+    return Structure(step).taking(roots, ref_roots)
 
 
 def own_backward(step: Step, modules: frozenset[str]) -> str:
     """`` In RUN, calls at train.py:22 Norm.forward have no gradients of their own: …``, of calls in ``modules`` that
     both runs make, and that have gradients in one run only: those of an autograd function have none; '' without any.
     """
-    both = (row for row in step.rows if row.value.site.phase == "fwd" and not row.unmatched)
-    matched = {spot_of(row.value): row for row in both}
+    forward_rows = (row for row in step.rows if row.value.site.phase == "fwd" and not row.unmatched)
+    matched = {spot_of(row.value): row for row in forward_rows}
     for row in step.rows:
         value = row.value
         forward = matched.get(spot_of(value))
@@ -135,14 +140,14 @@ def _is_another(row: Compared) -> bool:
 
 def _received(step: Step) -> dict[CallKey, float]:
     """By call that receives gradients in both runs: what rounds in a sum over the largest of them, at most."""
-    most: dict[CallKey, float] = {}
+    rounding_of_call: dict[CallKey, float] = {}
     autocast = {side.autocast for side in step.alignment.sides} - {""}
     for row in step.rows:
-        each = row.value
-        if each.site.phase == "bwd" and each.returned and each.stats is not None and not row.unmatched:
-            unit = max(UNIT_ROUNDOFF.get(dtype, 0.0) for dtype in (each.dtype, *autocast))
-            most[key_of(each)] = max(most.get(key_of(each), 0.0), unit * each.stats.norm)
-    return most
+        value = row.value
+        if value.site.phase == "bwd" and value.returned and value.stats is not None and not row.unmatched:
+            unit = max(UNIT_ROUNDOFF.get(dtype, 0.0) for dtype in (value.dtype, *autocast))
+            rounding_of_call[key_of(value)] = max(rounding_of_call.get(key_of(value), 0.0), unit * value.stats.norm)
+    return rounding_of_call
 
 
 def _is_lost(row: Compared, received: dict[CallKey, float]) -> bool:
@@ -161,23 +166,16 @@ _REAL = 16.0
 
 def _without_twin(step: Step) -> Iterator[Compared]:
     """Gradients, not all zero, of parameters that both runs have, where only one run has a gradient."""
-    both = {
-        row.run_value.site.name
-        for row in step.rows
-        if row.run_value and row.ref_value and row.run_value.site.phase == "param"
-    }
-    both |= {
-        row.ref_value.site.name
-        for row in step.rows
-        if row.run_value and row.ref_value and row.ref_value.site.phase == "param"
-    }
+    pairs = [(row.run_value, row.ref_value) for row in step.rows if row.run_value and row.ref_value]
+    shared_names = {value.site.name for pair in pairs for value in pair if value.site.phase == "param"}
     phases = [{value.site.phase for value in side.values if value.kind == "param"} for side in step.alignment.sides]
-    phase = "grad" if all("grad" in each for each in phases) else "bwd"
-    for row in step.rows if all(phase in each for each in phases) else ():
+    shared_phases = phases[0] & phases[1]
+    phase = "grad" if "grad" in shared_phases else "bwd"
+    for row in step.rows if phase in shared_phases else ():
         value = row.value
-        if not row.unmatched or value.kind != "param" or value.site.phase != phase or value.site.name not in both:
+        if not row.unmatched or value.kind != "param" or value.site.phase != phase:
             continue
-        if value.stats is not None and value.stats.sum_sq > 0:
+        if value.site.name in shared_names and value.stats is not None and value.stats.sum_sq > 0:
             yield row
 
 
@@ -189,16 +187,15 @@ def _first_gradients(step: Step) -> list[Compared]:
 
 def _in_order(step: Step, row: Compared) -> float:
     """Both runs go backwards through the same calls: the share of the step that came before."""
-    which = 0 if row.run_value is not None else 1
-    return row.value.index / len(step.alignment.sides[which].values)
+    side = 0 if row.run_value is not None else 1
+    return row.value.index / len(step.alignment.sides[side].values)
 
 
 def _forward_calls(step: Step, row: Compared) -> tuple[Call, Call] | None:
     """The forward call that a gradient belongs to, of both runs."""
-    site, which = row.value.site, 0 if row.run_value is not None else 1
+    site, side = row.value.site, 0 if row.run_value is not None else 1
     for pair in step.alignment.calls:
-        call = pair[which]
+        call = pair[side]
         if call is not None and call.key == (site.micro, "fwd", site.name, site.call):
-            one, other = pair
-            return (one, other) if one is not None and other is not None else None
+            return (pair[0], pair[1]) if pair[0] is not None and pair[1] is not None else None
     return None

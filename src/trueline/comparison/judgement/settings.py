@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from trueline.comparison.expect.rounding import UNIT_ROUNDOFF
-from trueline.comparison.judgement.values.argument_differences import Arguments
+from trueline.comparison.judgement.values.argument_differences import Argument, Arguments
 from trueline.judge.series.clip_calls import calls_at
 from trueline.schema.text.words import named_some
 from trueline.store.reader import Run
@@ -32,12 +32,13 @@ _BETAS = {"betas.0": "betas[0] (beta1)", "betas.1": "betas[1] (beta2)"}
 @dataclass(frozen=True, slots=True)
 class SettingsDifference:
     """Settings that both optimizers have and that differ: the text of each in the run and in the reference, by its
-    path in ``param_groups``. ``since`` is the first step whose update they may change; ``rates_since`` that at which
-    the learning rates part, None where they were always apart or never. ``num_groups``: parameter groups of the run.
+    path in ``param_groups``. ``first_step`` is the first one whose update they may change; ``rates_since`` that at
+    which the learning rates part, None where they were always apart or never. ``num_groups``: parameter groups of
+    the run.
     """
 
     settings: Mapping[str, tuple[str, str]]
-    since: int
+    first_step: int
     rates_since: int | None
     num_groups: int
 
@@ -58,87 +59,92 @@ class SettingsDifference:
 
     def may_have_caused(self, step: int, phase: str) -> bool:
         """Whether a value of a ``phase`` of ``step`` comes after the first update that uses these settings."""
-        return step > self.since or (step == self.since and phase in ("opt", "grad" if _CLIP in self.settings else ""))
+        phases = ("opt", "grad") if _CLIP in self.settings else ("opt",)
+        return step > self.first_step or (step == self.first_step and phase in phases)
 
     def in_words(self) -> str:
         """``betas[1] (beta2) is 0.999 and not 0.95; lr is 0.055 and not 0.05``; groups only where they do not agree."""
         groups: dict[tuple[str, str, str], list[str]] = {}
-        for path, (one, other) in self.settings.items():
+        for path, (setting, ref_setting) in self.settings.items():
             group, name = _group_and_name(path)
-            groups.setdefault((name, one, other), []).append(group)
+            groups.setdefault((name, setting, ref_setting), []).append(group)
         texts = [
-            f"{name} is {one} and not {other}{self._of_groups(found)}{self._of_step(name)}"
-            for (name, one, other), found in groups.items()
+            f"{name} is {setting} and not {ref_setting}{self._of_groups(group_names)}{self._of_step(name)}"
+            for (name, setting, ref_setting), group_names in groups.items()
         ]
         return "; ".join([*texts[:4], *([f"and {len(texts) - 4} more"] if len(texts) > 4 else [])])
 
-    def _of_groups(self, found: Sequence[str]) -> str:
-        known = [group for group in found if group]
-        if not known or len(known) == self.num_groups:
+    def _of_groups(self, groups: Sequence[str]) -> str:
+        numbered = [group for group in groups if group]
+        if not numbered or len(numbered) == self.num_groups:
             return ""
-        return f" in parameter group{'' if len(known) == 1 else 's'} {named_some(known)}"
+        return f" in parameter group{'' if len(numbered) == 1 else 's'} {named_some(numbered)}"
 
     def _of_step(self, name: str) -> str:
         return f" from step {self.rates_since} on" if name == _RATE and self.rates_since is not None else ""
 
 
-def differing_settings(mine: Run, theirs: Run) -> SettingsDifference | None:
+def differing_settings(run: Run, ref: Run) -> SettingsDifference | None:
     """Settings of the optimizers of the lowest ranks that both have and that differ; None where none does."""
-    if not mine.env or not theirs.env:
+    if not run.env or not ref.env:
         return None
-    one, other = (_flat(run.env[min(run.env)].optimizer) for run in (mine, theirs))
-    begin, rates_since, rates = _rates(mine, theirs)
+    settings_by_name, ref_settings = (_flat(side.env[min(side.env)].optimizer) for side in (run, ref))
+    begin, rates_since, rates = _rates(run, ref)
     followed = begin is not None
     settings = {
-        name: (one[name], other[name])
-        for name in one
-        if name in other and not _agree(one[name], other[name]) and name.rpartition(".")[2] not in WAYS
-        if not (name.endswith(f".{_COUNT}") and all(map(_has_all_parameters, (mine, theirs))))
-        if not all(_is_idle(name, side) for side in (one, other))
+        name: (setting, ref_settings[name])
+        for name, setting in settings_by_name.items()
+        if name in ref_settings and not _agree(setting, ref_settings[name]) and name.rpartition(".")[2] not in WAYS
+        if not (name.endswith(f".{_COUNT}") and all(map(_has_all_parameters, (run, ref))))
+        if not all(_is_idle(name, side) for side in (settings_by_name, ref_settings))
         if not (followed and name.endswith(f".{_RATE}"))
     }
-    clips = _clips(mine, theirs)
-    starts = [begin or 0] if settings else [each for each in (rates_since, clips[0]) if each is not None]
-    since, found = min(starts, default=0), {**settings, **rates, **clips[1]}
+    clips = _clips(run, ref)
+    starts = [begin or 0] if settings else [step for step in (rates_since, clips[0]) if step is not None]
+    differing = {**settings, **rates, **clips[1]}
     later = rates_since if rates_since != begin else None
-    groups = mine.env[min(mine.env)].optimizer.get("groups", [])
-    return SettingsDifference(found, since, later, len(groups)) if found else None
+    groups = run.env[min(run.env)].optimizer.get("groups", [])
+    return SettingsDifference(differing, min(starts, default=0), later, len(groups)) if differing else None
 
 
-def _rates(mine: Run, theirs: Run) -> tuple[int | None, int | None, Mapping[str, tuple[str, str]]]:
+def _rates(run: Run, ref: Run) -> tuple[int | None, int | None, Mapping[str, tuple[str, str]]]:
     """The first step of which both have learning rates, the first at which these differ, and how; None: no such step.
 
     Runs whose optimizers have different numbers of parameter groups have no learning rates in common.
     """
-    one, other = (run.lists(_RATE, ranks=run.ranks[:1]) if len(run.steps) else {} for run in (mine, theirs))
-    ref = {step: rates for (step, _), rates in other.items()}
-    common = sorted((step, rates) for (step, _), rates in one.items() if step in ref and len(rates) == len(ref[step]))
-    for step, rates in common:
-        pairs = enumerate(zip(rates.tolist(), ref[step].tolist(), strict=True))
-        apart = {f"groups.{at}.{_RATE}": (f"{a:.6g}", f"{b:.6g}") for at, (a, b) in pairs if not _close(a, b)}
-        if apart:
-            return common[0][0], step, apart
-    return (common[0][0] if common else None), None, {}
+    lists, ref_lists = (side.lists(_RATE, ranks=side.ranks[:1]) if len(side.steps) else {} for side in (run, ref))
+    ref_rates = {step: rates for (step, _), rates in ref_lists.items()}
+    rates_of_step = {step: rates for (step, _), rates in lists.items()}
+    shared = rates_of_step.keys() & ref_rates.keys()
+    common = sorted(step for step in shared if len(rates_of_step[step]) == len(ref_rates[step]))
+    for step in common:
+        pairs = enumerate(zip(rates_of_step[step].tolist(), ref_rates[step].tolist(), strict=True))
+        differing = {f"groups.{at}.{_RATE}": (f"{a:.6g}", f"{b:.6g}") for at, (a, b) in pairs if not _close(a, b)}
+        if differing:
+            return common[0], step, differing
+    return (common[0] if common else None), None, {}
 
 
-def _clips(mine: Run, theirs: Run) -> tuple[int | None, Mapping[str, tuple[str, str]]]:
+def _clips(run: Run, ref: Run) -> tuple[int | None, Mapping[str, tuple[str, str]]]:
     """The first step at which both clip by another norm, to an effect, and how; None: no such step."""
-    for step in map(int, mine.steps):
-        for one, other in zip(calls_at(mine, step, None), calls_at(theirs, step, None), strict=False):
-            if not _close(one.max_norm, other.max_norm) and not _close(one.factor, other.factor):
-                return step, {_CLIP: (f"{one.max_norm:.6g}", f"{other.max_norm:.6g}")}
+    for step in map(int, run.steps):
+        for clip, ref_clip in zip(calls_at(run, step, None), calls_at(ref, step, None), strict=False):
+            if not _close(clip.max_norm, ref_clip.max_norm) and not _close(clip.factor, ref_clip.factor):
+                return step, {_CLIP: (f"{clip.max_norm:.6g}", f"{ref_clip.max_norm:.6g}")}
     return None, {}
 
 
-def _close(one: float, other: float) -> bool:
+def _close(number: float, ref_number: float) -> bool:
     """Whether float32, in which an optimizer may hold a setting, does not tell two numbers apart; NaN: not measured."""
-    return math.isnan(one) or math.isnan(other) or math.isclose(one, other, rel_tol=2 * UNIT_ROUNDOFF["float32"])
+    if math.isnan(number) or math.isnan(ref_number):
+        return True
+    return math.isclose(number, ref_number, rel_tol=2 * UNIT_ROUNDOFF["float32"])
 
 
-def _agree(one: str, other: str) -> bool:
+def _agree(setting: str, ref_setting: str) -> bool:
     """Whether two settings, as JSON, are the same."""
-    a, b = json.loads(one), json.loads(other)
-    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (a, b))
+    a, b = json.loads(setting), json.loads(ref_setting)
+    numbers = all(isinstance(number, int | float) and not isinstance(number, bool) for number in (a, b))
     return _close(a, b) if numbers else bool(a == b)
 
 
@@ -169,7 +175,7 @@ def _has_all_parameters(run: Run) -> bool:
     first = [int(run.record_steps[0])]
     table = cast(Any, run).records(steps=first, ranks=[run.record_ranks[0]], columns=["phase", "name"], resolve=False)
     rows = zip(table["phase"].to_pylist(), table["name"].to_pylist(), strict=True)
-    return len({name for phase, name in rows if phase == "param"}) == sum(each.get(_COUNT) or 0 for each in groups)
+    return len({name for phase, name in rows if phase == "param"}) == sum(group.get(_COUNT) or 0 for group in groups)
 
 
 def _flat(document: Any, prefix: str = "") -> dict[str, str]:
@@ -204,7 +210,7 @@ class _Use:
         return "step" in self.formula
 
 
-def _same(x: float) -> float:
+def _identity(x: float) -> float:
     return x
 
 
@@ -217,14 +223,14 @@ def _rest(x: float) -> float:
 
 
 _DECAYED = _Use("mul", True, "weight_decay or lr", "1 - lr * weight_decay")
-_L2 = _Use("add", True, "weight_decay", "weight_decay", _same)
-_EPS = _Use("add", False, "eps", "eps", _same)
+_L2 = _Use("add", True, "weight_decay", "weight_decay", _identity)
+_EPS = _Use("add", False, "eps", "eps", _identity)
 _ADAM = (
     _DECAYED,
     _L2,
     _EPS,
     _Use("lerp", False, "betas[0] (beta1)", "1 - beta1", _rest),
-    _Use("mul", False, "betas[1] (beta2)", "beta2", _same),
+    _Use("mul", False, "betas[1] (beta2)", "beta2", _identity),
     _Use("addcmul", False, "betas[1] (beta2)", "1 - beta2", _rest),
     _Use("addcdiv", True, "lr", "-lr / (1 - beta1 ** step)"),
     _Use("div", False, "betas[1] (beta2)", "sqrt(1 - beta2 ** step)"),
@@ -237,24 +243,24 @@ _USES: Mapping[str, Sequence[_Use]] = {
     "Adamax": (
         *(_DECAYED, _L2, _Use("lerp", False, "betas[0] (beta1)", "1 - beta1", _rest)),
         *(
-            _Use("mul", False, "betas[1] (beta2)", "beta2", _same),
+            _Use("mul", False, "betas[1] (beta2)", "beta2", _identity),
             _Use("addcdiv", True, "lr", "-lr / (1 - beta1 ** step)"),
         ),
     ),
     "SGD": (
         _Use("add_", True, "lr", "-lr", _negated),
         _L2,
-        _Use("mul", False, "momentum", "momentum", _same),
+        _Use("mul", False, "momentum", "momentum", _identity),
         _Use("add_", False, "dampening", "1 - dampening", _rest),
-        _Use("add", False, "momentum", "momentum", _same),
+        _Use("add", False, "momentum", "momentum", _identity),
     ),
     "RMSprop": (
         *(_DECAYED, _L2, _EPS, _Use("addcdiv", True, "lr", "-lr", _negated)),
-        _Use("mul", False, "alpha", "alpha", _same),
+        _Use("mul", False, "alpha", "alpha", _identity),
         _Use("addcmul", False, "alpha", "1 - alpha", _rest),
     ),
     "Adagrad": (_L2, _EPS, _Use("addcdiv", True, "lr or lr_decay", "-lr / (1 + (step - 1) * lr_decay)")),
-    "Adadelta": (_L2, _Use("mul", False, "rho", "rho", _same), _Use("addcmul", False, "rho", "1 - rho", _rest)),
+    "Adadelta": (_L2, _Use("mul", False, "rho", "rho", _identity), _Use("addcmul", False, "rho", "1 - rho", _rest)),
     "Adafactor": (_DECAYED, _Use("lerp", False, "beta2_decay", "step ** beta2_decay")),
 }
 """By optimizer; as torch 2.13 computes an update tensor by tensor (``torch/optim``, the ``_single_tensor`` functions),
@@ -262,26 +268,26 @@ which its lists of tensors follow."""
 
 
 def setting_of(
-    name: str, arguments: Arguments, *, on_param: bool, apart: Mapping[str, tuple[str, str]] | None = None
+    name: str, arguments: Arguments, *, on_param: bool, differing: Mapping[str, tuple[str, str]] | None = None
 ) -> str:
     """The setting that makes the ``arguments`` of a call of an update differ, as a text; '' where that is not known.
 
-    ``name`` is that of the call (``AdamW.addcmul_``), ``on_param`` whether it takes a parameter first. ``apart`` are
-    settings that are known to differ: where those of the argument do not, it is the number of updates in it.
+    ``name`` is that of the call (``AdamW.addcmul_``), ``on_param`` whether it takes a parameter first. ``differing``
+    settings are known to differ: where those of the argument do not, it is the number of updates in it.
     """
     optimizer, _, function = name.rpartition(".")
-    numbers = [pair for pair in (_numbers(*pair) for pair in arguments.values()) if pair is not None]
+    numbers = [pair for pair in map(_numbers, arguments.values()) if pair is not None]
     if len(arguments) != 1 or not numbers:
         return ""
     use = next((use for use in _USES.get(optimizer, ()) if _is_at(use, function, on_param)), None)
     if use is None:
         return ""
-    if use.counts_updates and not any(_group_and_name(path)[1] in use.setting for path in apart or {}):
+    if use.counts_updates and not any(_group_and_name(path)[1] in use.setting for path in differing or {}):
         return f"the number of updates so far, as the settings agree (the argument is {use.formula})"
     text = f"the setting {use.setting}"
     if use.inverse is not None:
-        one, other = (f"{use.inverse(each):.6g}" for each in numbers[0])
-        text += f", which is {one} and not {other}"
+        number, ref_number = (f"{use.inverse(argument):.6g}" for argument in numbers[0])
+        text += f", which is {number} and not {ref_number}"
     return f"{text} (the argument is {use.formula})" if use.formula not in use.setting else text
 
 
@@ -290,9 +296,9 @@ def _is_at(use: _Use, function: str, on_param: bool) -> bool:
     return plain in (use.function, f"{use.function}_") and use.on_param == on_param
 
 
-def _numbers(one: str | None, other: str | None) -> tuple[float, float] | None:
+def _numbers(pair: tuple[Argument, Argument]) -> tuple[float, float] | None:
     """Two JSON texts as numbers; None where one is none."""
-    found = [json.loads(text) for text in (one, other) if text is not None]
-    if len(found) != 2 or not all(isinstance(each, int | float) for each in found):
+    numbers = [json.loads(argument) for argument in pair if argument is not None]
+    if len(numbers) != 2 or not all(isinstance(number, int | float) for number in numbers):
         return None
-    return float(found[0]), float(found[1])
+    return float(numbers[0]), float(numbers[1])

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from trueline.comparison.expect.propagation import is_masked, is_swamped
 from trueline.comparison.expect.rounding import UNIT_ROUNDOFF
@@ -57,16 +57,15 @@ class Structure:
             return None
         first = self.step.first
         rows = [*self._results, *self._handed_on, *self._never_undone, *([] if first is None else [first])]
-        found = min(
-            (self._reached[row.position] for row in rows if row.position in self._reached), key=_place, default=None
-        )
-        if found is None or (first is not None and found.position > first.position):
+        reaches = (self._reached[row.position] for row in rows if row.position in self._reached)
+        reach = min(reaches, key=_position_of, default=None)
+        if reach is None or (first is not None and reach.position > first.position):
             return None
-        reached = (row for row in self.step.rows if self._is_reached_by(row, found))
+        reached = (row for row in self.step.rows if self._is_reached_by(row, reach))
         after = next((row for row in reached if is_apart(row)), None)
         if after is None:
             return None
-        return StructureCause(found.difference, found.position, self._row(found.difference), after)
+        return StructureCause(reach.difference, reach.position, self._row(reach.difference), after)
 
     def passing_on(
         self, calls: tuple[Call, Call] | None, functions: frozenset[str] | None
@@ -79,16 +78,18 @@ class Structure:
         return self.taking(*({value.root for value in call.values} for call in calls), functions=functions)
 
     def taking(
-        self, mine: set[int], theirs: set[int], *, functions: frozenset[str] | None = None
+        self, roots: set[int], ref_roots: set[int], *, functions: frozenset[str] | None = None
     ) -> tuple[GraphDifference, Compared] | None:
-        """The same of calls that take one of the values with these roots, of the run and of the reference."""
+        """Calls of ``functions`` (None: of any) without a twin that take a value with one of ``roots`` of the run or of
+        ``ref_roots`` of the reference, and the row to show of them.
+        """
         alone = self.step.graph_diff.alone
-        found: list[list[Call]] = []
-        for roots, calls in ((mine, alone.mine), (theirs, alone.theirs)):
-            some = [each for each in calls if functions is None or function_of(each.first.api) in functions]
-            found.append([each for each in some if roots & {value.root for value in each.ins}])
-        difference = GraphDifference(found[0], found[1])
-        return (difference, self._row(difference)) if any(found) else None
+        takers: list[list[Call]] = []
+        for roots_of_side, calls in ((roots, alone.mine), (ref_roots, alone.theirs)):
+            candidates = [call for call in calls if functions is None or function_of(call.first.api) in functions]
+            takers.append([call for call in candidates if roots_of_side & {value.root for value in call.ins}])
+        difference = GraphDifference(takers[0], takers[1])
+        return (difference, self._row(difference)) if any(takers) else None
 
     def position_of(self, row: Compared) -> float:
         """The place of ``row`` in the order of execution; of a value that only the side has that does not give the
@@ -111,7 +112,7 @@ class Structure:
     @cached_property
     def _handed_on(self) -> list[Compared]:
         """Results of modules that took nothing but what a difference of the graphs outside of them changed."""
-        results = (row for row, mine, _ in self._matched if row.rewired and mine.kind == "module" and mine.returned)
+        results = (row for row, value, _ in self._matched if row.rewired and value.kind == "module" and value.returned)
         return [row for row in results if self._is_outside(row)]
 
     @cached_property
@@ -120,17 +121,17 @@ class Structure:
         no other call makes them right again, and that results agree up to coarse rounding does not excuse them. Where
         no call is alone, and they are only connected otherwise, sums may have their addends in another order.
         """
-        pairs = [(one, other) for one, other in self.step.alignment.calls if one and other and one.phase == "fwd"]
+        pairs = [(call, twin) for call, twin in self.step.alignment.calls if call and twin and call.phase == "fwd"]
         params = (row for row in self.step.rows if row.value.site.phase == "param")
-        if any(one.first.args != other.first.args for one, other in pairs) or results_agree(self.step.rows):
+        if any(call.first.args != twin.first.args for call, twin in pairs) or results_agree(self.step.rows):
             return []
         alone = _keys(self.step.graph_diff.alone)
         if any(row.judgement != "equal" for row in params):
             return []
         seams = [
             row
-            for row, mine, seam in self._matched
-            if seam is not None and row.rewired and _shows_all(row) and (any(alone) or not _takes_in_any_order(mine))
+            for row, value, seam in self._matched
+            if seam is not None and row.rewired and _shows_all(row) and (any(alone) or not _takes_in_any_order(value))
         ]
         return [
             row
@@ -152,9 +153,9 @@ class Structure:
         """Values of the forward pass that have a twin, in order, with the run's value and the seam that they are."""
         rows = ((row, row.run_value, row.ref_value) for row in self.step.rows)
         return [
-            (row, mine, self.step.graph_diff.seams.get((mine.index, theirs.index)))
-            for row, mine, theirs in rows
-            if mine is not None and theirs is not None and mine.site.phase == "fwd"
+            (row, value, self.step.graph_diff.seams.get((value.index, ref_value.index)))
+            for row, value, ref_value in rows
+            if value is not None and ref_value is not None and value.site.phase == "fwd"
         ]
 
     @cached_property
@@ -163,57 +164,58 @@ class Structure:
         which calls make the same as in the reference.
         """
         differ: dict[CallKey, bool] = defaultdict(bool)
-        for row, mine, _ in self._matched:
-            differ[key_of(mine)] |= mine.returned and not _agrees(row)
+        for row, value, _ in self._matched:
+            differ[key_of(value)] |= value.returned and not _agrees(row)
         excused: tuple[set[CallKey], set[CallKey]] = (set(), set())
-        for row, mine, seam in self._matched:
-            if seam is not None and _agrees(row) and not differ[key_of(mine)] and mine.dtype in UNIT_ROUNDOFF:
-                for known, keys in zip(excused, self.step.graph_diff.keys_before(seam), strict=True):
-                    known |= keys
+        for row, value, seam in self._matched:
+            if seam is not None and _agrees(row) and not differ[key_of(value)] and value.dtype in UNIT_ROUNDOFF:
+                for excused_keys, keys in zip(excused, self.step.graph_diff.keys_before(seam), strict=True):
+                    excused_keys |= keys
         return excused
 
     @cached_property
     def _reached(self) -> dict[int, Reach]:
         """By place of a row that does not agree with its twin: the difference that it comes from."""
         origin: dict[int, Reach] = {}
-        taken: dict[CallKey, Reach] = {}
-        found: dict[int, Reach] = {}
-        off: set[int] = {row.run_value.root for row in self.step.beyond("param") if row.run_value is not None}
-        for row, mine, seam in self._matched:
-            key = key_of(mine)
-            own = None if seam is None else self._through(row, seam, origin, off)
-            come = [each for each in (own, origin.get(mine.root)) if each is not None]
-            if key in taken and (not mine.returned or mine.index == mine.root):
-                come.append(taken[key])
-            if not come and seam is None and not _agrees(row) and mine.index == mine.root:
-                off.add(mine.root)  # a tensor that was seen before may agree there, and differ as only one run wrote
-            if not come or (_agrees(row) and (mine.returned or own is None)):
+        reach_of_call: dict[CallKey, Reach] = {}
+        reach_of_position: dict[int, Reach] = {}
+        unexplained: set[int] = {row.run_value.root for row in self.step.beyond("param") if row.run_value is not None}
+        for row, value, seam in self._matched:
+            key = key_of(value)
+            at_seam = None if seam is None else self._through(row, seam, origin, unexplained)
+            reaches = [reach for reach in (at_seam, origin.get(value.root)) if reach is not None]
+            if key in reach_of_call and (not value.returned or value.index == value.root):
+                reaches.append(reach_of_call[key])
+            if not reaches and seam is None and not _agrees(row) and value.index == value.root:
+                # A tensor that was seen before may agree there, and differ as only one run wrote.
+                unexplained.add(value.root)
+            if not reaches or (_agrees(row) and (value.returned or at_seam is None)):
                 continue
-            first = min(come, key=_place)
-            if mine.returned:
-                origin[mine.root] = first
+            first = min(reaches, key=_position_of)
+            if value.returned:
+                origin[value.root] = first
             else:
-                taken[key] = first
+                reach_of_call[key] = first
             if not _agrees(row):
-                found[row.position] = first
-        return found
+                reach_of_position[row.position] = first
+        return reach_of_position
 
-    def _through(self, row: Compared, seam: Seam, origin: dict[int, Reach], off: set[int]) -> Reach | None:
+    def _through(self, row: Compared, seam: Seam, origin: dict[int, Reach], unexplained: set[int]) -> Reach | None:
         """What reaches a value through a seam: the difference there, or an earlier one that its calls took; None where
-        they took what is ``off`` for another reason.
+        they took what is ``unexplained`` for another reason.
         """
         inputs = list(self.step.graph_diff.inputs_of(seam))
-        if any(root in off and root not in origin for root in inputs):
+        if any(root in unexplained and root not in origin for root in inputs):
             return None
         difference = self.step.graph_diff.leading_to(seam, self._excused)
         if _agrees(row) and (None in (seam.mine_of, seam.theirs_of) or not _may_reorder(row, difference)):
             return None
         before = [origin[root] for root in inputs if root in origin]
-        return min([*before, Reach(self._begins(difference, seam), difference)], key=_place)
+        return min([*before, Reach(self._begins(difference, seam), difference)], key=_position_of)
 
     def _begins(self, difference: GraphDifference, seam: Seam) -> float:
-        calls = ((which, call) for which, calls in enumerate((difference.mine, difference.theirs)) for call in calls)
-        alone = [self._positions[which][call.first.index] for which, call in calls]
+        calls = ((side, call) for side, calls in enumerate((difference.mine, difference.theirs)) for call in calls)
+        alone = [self._positions[side][call.first.index] for side, call in calls]
         return min(alone, default=self._positions[0][seam.mine.index])
 
     @cached_property
@@ -221,45 +223,46 @@ class Structure:
         """The place of each value of the run and of the reference, by index: of those that only the side has that does
         not give the order, the place of the next one that has a twin.
         """
-        found: tuple[dict[int, float], dict[int, float]] = ({}, {})
+        positions: tuple[dict[int, float], dict[int, float]] = ({}, {})
         for row in self.step.rows:
-            for which, value in enumerate((row.run_value, row.ref_value)):
+            for side, value in enumerate((row.run_value, row.ref_value)):
                 if value is not None and row.root is not None:
-                    found[which][value.index] = row.position
-        for which, step in enumerate(self.step.alignment.sides):
+                    positions[side][value.index] = row.position
+        for side, step in enumerate(self.step.alignment.sides):
             after = float(len(self.step.rows))
             for value in reversed(step.values):
-                after = found[which].setdefault(value.index, after)
-        return found
+                after = positions[side].setdefault(value.index, after)
+        return positions
 
     def _row(self, difference: GraphDifference) -> Compared:
         """The row of the first call that only the run has, else that only the reference has, else of the seam. Of those
         that the script makes outside of the model the one counts that takes what the other run hands on as it is.
         """
         seam, graph = difference.seam, self.step.graph_diff
-        for which, calls in enumerate((innermost(difference.mine), innermost(difference.theirs))):
+        for side, calls in enumerate((innermost(difference.mine), innermost(difference.theirs))):
             if calls:
-                ours = [call for call in calls if seam is not None and not call.module]
-                call = next((call for call in ours if seam and graph.takes_over(call, seam, which)), calls[0])
-                return self._row_of((call.outs or call.values)[0], which)
+                script_calls = [call for call in calls if seam is not None and not call.module]
+                call = next((call for call in script_calls if seam and graph.takes_over(call, seam, side)), calls[0])
+                return self._row_of((call.outs or call.values)[0], side)
         assert difference.seam is not None
         return self._row_of(difference.seam.mine, 0)
 
-    def _row_of(self, value: Value, which: int) -> Compared:
-        sides = ((row, (row.run_value, row.ref_value)[which]) for row in self.step.rows)
-        return next(row for row, side in sides if side is not None and side.index == value.index)
+    def _row_of(self, value: Value, side: int) -> Compared:
+        values = ((row, (row.run_value, row.ref_value)[side]) for row in self.step.rows)
+        return next(row for row, other in values if other is not None and other.index == value.index)
 
 
 def calls_alone(step: Step, phase: str) -> GraphDifference:
     """All calls of a ``phase`` that only one run makes."""
-    mine, theirs = (
-        [call for call in calls if call is not None and call.phase == phase and call.first.kind != "param"]
-        for calls in (
-            [mine for mine, theirs in step.alignment.calls if theirs is None],
-            [theirs for mine, theirs in step.alignment.calls if mine is None],
-        )
+    pairs = step.alignment.calls
+    return GraphDifference(
+        [call for call, twin in pairs if twin is None and _is_in_phase(call, phase)],
+        [twin for call, twin in pairs if call is None and _is_in_phase(twin, phase)],
     )
-    return GraphDifference(mine, theirs)
+
+
+def _is_in_phase(call: Call | None, phase: str) -> TypeGuard[Call]:
+    return call is not None and call.phase == phase and call.first.kind != "param"
 
 
 def innermost(calls: Sequence[Call]) -> list[Call]:
@@ -273,7 +276,7 @@ def agrees(row: Compared) -> bool:
 
 
 def _agrees(row: Compared) -> bool:
-    """The same, where rounding does not explain so much that a fault would not show."""
+    """True where a value agrees, and rounding does not explain so much that a fault would not show."""
     return agrees(row) and not row.is_coarse
 
 
@@ -303,13 +306,13 @@ def _takes_in_any_order(value: Value) -> bool:
 def _shows_all(row: Compared) -> bool:
     """Whether no number of a value is so large, or not finite, that it may stand for none: a mask."""
     values = [value for value in (row.run_value, row.ref_value) if value is not None]
-    apart = row.distance is not None and row.distance.nonfinite_differ
-    return not apart and not any(is_masked(value) or is_swamped(value) for value in values)
+    nonfinite = row.distance is not None and row.distance.nonfinite_differ
+    return not nonfinite and not any(is_masked(value) or is_swamped(value) for value in values)
 
 
 def _keys(difference: GraphDifference) -> tuple[set[CallKey], set[CallKey]]:
     return {call.key for call in difference.mine}, {call.key for call in difference.theirs}
 
 
-def _place(reach: Reach) -> float:
+def _position_of(reach: Reach) -> float:
     return reach.position

@@ -26,7 +26,7 @@ def update_differs(differing: Sequence[StepRow]) -> Finding:
         first.site.name,
         arguments,
         on_param=_takes_parameter(first),
-        apart=None if settings is None else settings.settings,
+        differing=None if settings is None else settings.settings,
     )
     if setting:
         claim = f"{claim[:-1]}: {setting}."
@@ -72,12 +72,14 @@ def _settings_finding(settings: SettingsDifference, steps: Sequence[Step], *, is
     for side, names in _updated_in_one_run(steps).items() if settings.of_count else ():
         claim += f" Only {side} updates {named_some(names)}."
     if not is_cause:
-        claim += f" That cannot have caused the first difference, which is before the update of step {settings.since}."
+        claim += (
+            f" That cannot have caused the first difference, which is before the update of step {settings.first_step}."
+        )
     return Finding(
         "optimizer-differs",
         "error" if is_cause else "warning",
         claim,
-        step_first=settings.since,
+        step_first=settings.first_step,
         evidence={"settings": {name: list(pair) for name, pair in settings.settings.items()}},
         next=("Clip by the same norm in both." if settings.only_clipping else _SAME_PARAM_GROUPS,),
     )

@@ -111,57 +111,61 @@ class Distance:
         return f"{how}{self.rel or 0.0:.2g} of its norm"
 
 
-def stats_distance(mine: TensorStats, theirs: TensorStats, *, rows: int) -> Distance:
+def stats_distance(stats: TensorStats, ref_stats: TensorStats, *, rows: int) -> Distance:
     """The distance from fingerprints and statistics; ``rows`` is n over the length of the last dim.
 
     The head of this file has the four estimates that ``rel`` is the largest of, and the bounds of ``certain_rel``.
     """
-    nonfinite_differ = (mine.nan, mine.pos_inf, mine.neg_inf) != (theirs.nan, theirs.pos_inf, theirs.neg_inf)
-    if mine.numel != theirs.numel:
-        details = {"numel": (mine.numel, theirs.numel)}
+    nonfinite_differ = (stats.nan, stats.pos_inf, stats.neg_inf) != (
+        ref_stats.nan,
+        ref_stats.pos_inf,
+        ref_stats.neg_inf,
+    )
+    if stats.numel != ref_stats.numel:
+        details = {"numel": (stats.numel, ref_stats.numel)}
         return Distance(False, None, "statistics", nonfinite_differ=nonfinite_differ, details=details)
-    same_dtype = mine.dtype == theirs.dtype
-    prints = mine.fingerprint, theirs.fingerprint
+    same_dtype = stats.dtype == ref_stats.dtype
+    prints = stats.fingerprint, ref_stats.fingerprint
     if same_dtype and None not in prints and prints[0] == prints[1]:
         return Distance(True, 0.0, "fingerprint", certain_rel=0.0)
-    different = _different_statistics(mine, theirs)
+    different = _different_statistics(stats, ref_stats)
     if not different and (not same_dtype or None in prints):
         return Distance(True, 0.0, "statistics", certain_rel=0.0)
-    masked, unit = _has_masks(mine) or _has_masks(theirs), _coarser_unit(mine, theirs)
-    estimate, certain = _estimates(mine, theirs, rows=max(rows, 1), unit=unit)
-    projected = _projected(mine, theirs, masked=masked, unit=unit) if estimate is not None else None
+    masked, unit = _has_masks(stats) or _has_masks(ref_stats), _coarser_unit(stats, ref_stats)
+    estimate, certain = _estimates(stats, ref_stats, rows=max(rows, 1), unit=unit)
+    projected = _projected(stats, ref_stats, masked=masked, unit=unit) if estimate is not None else None
     farthest = math.inf
     if estimate is not None:
         # Estimates may be off by several times; two vectors are no farther apart than both are long.
-        norm = theirs.norm
+        norm = ref_stats.norm
         if norm and not masked:
-            farthest = (mine.norm + norm) / norm
+            farthest = (stats.norm + norm) / norm
         estimate = min(max(estimate, 0.0 if projected is None else projected.rel), farthest)
     return Distance(
         False if same_dtype else None,
         estimate,
         "statistics",
-        most_rel=None if projected is None or estimate is None else min(max(estimate, projected.most), farthest),
-        reordered=projected is not None and _is_reordered(mine, theirs, projected.rel),
-        certain_rel=0.0 if mine.finite < mine.numel or theirs.finite < theirs.numel else certain,
+        most_rel=None if projected is None or estimate is None else min(max(estimate, projected.largest_rel), farthest),
+        reordered=projected is not None and _is_reordered(stats, ref_stats, projected.rel),
+        certain_rel=0.0 if stats.finite < stats.numel or ref_stats.finite < ref_stats.numel else certain,
         nonfinite_differ=nonfinite_differ,
         details=different,
     )
 
 
-def tensor_distance(mine: Numbers, theirs: Numbers, *, max_bytes: int = MAX_BYTES) -> Distance:
+def tensor_distance(numbers: Numbers, ref_numbers: Numbers, *, max_bytes: int = MAX_BYTES) -> Distance:
     """The distance between two values with the same number of elements, in row-major order, read once in blocks.
     Masks (``finfo.min``) that both have at one place are left out: beside them nothing else would show.
 
     Stored values may be larger than memory: at most ``max_bytes`` are taken. Where dtypes
     differ, ``equal`` is about numbers. Raises TypeError for what NumPy cannot take as numbers.
     """
-    if mine.size != theirs.size:
-        return Distance(False, None, "tensor", details={"numel": (mine.size, theirs.size)})
-    sums = _sums(mine, theirs, max_bytes, scale=1.0)
-    if not math.isfinite(sums.error_sq + sums.theirs_sq) or _vanished(sums):
-        sums = _sums(mine, theirs, max_bytes, scale=_scale(mine, theirs, max_bytes))
-    rel = None if mine.size and not sums.both_finite else _relative(sums.error_sq, sums.theirs_sq)
+    if numbers.size != ref_numbers.size:
+        return Distance(False, None, "tensor", details={"numel": (numbers.size, ref_numbers.size)})
+    sums = _sums(numbers, ref_numbers, max_bytes, scale=1.0)
+    if not math.isfinite(sums.error_sq + sums.ref_sq) or _vanished(sums):
+        sums = _sums(numbers, ref_numbers, max_bytes, scale=_scale(numbers, ref_numbers, max_bytes))
+    rel = None if numbers.size and not sums.both_finite else _relative(sums.error_sq, sums.ref_sq)
     return Distance(
         sums.equal,
         rel,
@@ -178,39 +182,45 @@ def blocks(
     pairs of real ones, booleans as uint8. ``arrays`` of that size in float64 take ``max_bytes``.
     """
     numbers = max(1, min(_BLOCK_BYTES, max_bytes // arrays) // 8)
-    one, other = (each if isinstance(each, Stored) else Held(each) for each in (mine, theirs))
+    one, other = (source if isinstance(source, Stored) else Held(source) for source in (mine, theirs))
     for begin in range(0, one.size, numbers):
         end = min(begin + numbers, one.size)
         yield begin, _real(one.read(begin, end)), _real(other.read(begin, end))
 
 
-def _different_statistics(mine: TensorStats, theirs: TensorStats) -> dict[str, Any]:
+def _different_statistics(stats: TensorStats, ref_stats: TensorStats) -> dict[str, Any]:
     """The statistics that differ, those of the run first."""
-    named = zip(_STATISTICS, _OF_STATISTICS(mine), _OF_STATISTICS(theirs), strict=True)
-    different: dict[str, Any] = {name: (one, other) for name, one, other in named if one != other}
-    if mine.exponents is not None and theirs.exponents is not None and mine.exponents != theirs.exponents:
-        moved = sum(abs(a - b) for a, b in zip(mine.exponents, theirs.exponents, strict=True))
+    triples = zip(_STATISTICS, _OF_STATISTICS(stats), _OF_STATISTICS(ref_stats), strict=True)
+    different: dict[str, Any] = {name: (value, ref_value) for name, value, ref_value in triples if value != ref_value}
+    if stats.exponents is not None and ref_stats.exponents is not None and stats.exponents != ref_stats.exponents:
+        moved = sum(abs(a - b) for a, b in zip(stats.exponents, ref_stats.exponents, strict=True))
         different["exponents"] = (moved, 0)
-    if mine.projections is not None and theirs.projections is not None and mine.projections != theirs.projections:
-        different["projections"] = (mine.projections, theirs.projections)
+    if (
+        stats.projections is not None
+        and ref_stats.projections is not None
+        and stats.projections != ref_stats.projections
+    ):
+        different["projections"] = (stats.projections, ref_stats.projections)
     return different
 
 
-def _estimates(mine: TensorStats, theirs: TensorStats, *, rows: int, unit: float) -> tuple[float | None, float | None]:
+def _estimates(
+    stats: TensorStats, ref_stats: TensorStats, *, rows: int, unit: float
+) -> tuple[float | None, float | None]:
     """The estimate and the lower bound of the relative distance; None where nothing finite is on both sides."""
-    count, norm, own_norm = theirs.finite, theirs.norm, mine.norm
-    if not count or not mine.finite:
+    count, norm, own_norm = ref_stats.finite, ref_stats.norm, stats.norm
+    if not count or not stats.finite:
         return None, None
     if not norm:
         return (1.0, 1.0) if own_norm else (0.0, 0.0)
     if not math.isfinite(norm + own_norm):
         return None, None
-    uncertain = _SUM_ERROR * _sum_roundoff(mine, theirs)
-    scale, moved, total = (own_norm - norm) / norm, mine.sum - theirs.sum, abs(theirs.sum)
+    uncertain = _SUM_ERROR * _sum_roundoff(stats, ref_stats)
+    scale, moved, total = (own_norm - norm) / norm, stats.sum - ref_stats.sum, abs(ref_stats.sum)
     norm_change = max(abs(scale) - uncertain / 2, 0.0)
     sum_change = max(abs(moved) - uncertain * (total + norm), 0.0)
-    unscaled = min(abs(moved), abs(moved - scale * theirs.sum)) - uncertain * (2 * total + norm)
-    (own_low, own_high), (low, high) = _extremes(mine), _extremes(theirs)
+    unscaled = min(abs(moved), abs(moved - scale * ref_stats.sum)) - uncertain * (2 * total + norm)
+    (own_low, own_high), (low, high) = _extremes(stats), _extremes(ref_stats)
     lower, upper = abs(own_low - low), abs(own_high - high)
     beyond = max(
         _beyond_step(lower, unit, max(abs(own_low), abs(low))), _beyond_step(upper, unit, max(abs(own_high), abs(high)))
@@ -224,25 +234,25 @@ class _Projected(NamedTuple):
     """What projections estimate of a relative distance, and what it hardly exceeds."""
 
     rel: float
-    most: float
+    largest_rel: float
 
 
-def _projected(mine: TensorStats, theirs: TensorStats, *, masked: bool, unit: float) -> _Projected | None:
+def _projected(stats: TensorStats, ref_stats: TensorStats, *, masked: bool, unit: float) -> _Projected | None:
     """None where one side has no projections, or where the two leave out other numbers as masks."""
-    p, q = mine.projections, theirs.projections
-    if p is None or q is None or (mine.dtype != theirs.dtype and masked):
+    p, q = stats.projections, ref_stats.projections
+    if p is None or q is None or (stats.dtype != ref_stats.dtype and masked):
         return None
-    norm = _rms(q) if masked else theirs.norm
+    norm = _rms(q) if masked else ref_stats.norm
     if not norm:
         return None
     moved = _rms([a - b for a, b in zip(p, q, strict=True)])
-    uncertain = _PROJECTION_ERROR * UNIT_ROUNDOFF["float32"] * (norm + (_rms(p) if masked else mine.norm))
-    steps = 2 * unit * math.sqrt(_FEW / max(theirs.finite, 1))
+    uncertain = _PROJECTION_ERROR * UNIT_ROUNDOFF["float32"] * (norm + (_rms(p) if masked else stats.norm))
+    steps = 2 * unit * math.sqrt(_FEW / max(ref_stats.finite, 1))
     return _Projected(math.sqrt(max(moved**2 - uncertain**2, 0.0)) / norm, (_HARDLY * moved + uncertain) / norm + steps)
 
 
 def _rms(numbers: Sequence[float]) -> float:
-    return math.sqrt(sum([each * each for each in numbers]) / len(numbers))
+    return math.sqrt(sum([number * number for number in numbers]) / len(numbers))
 
 
 def _has_masks(stats: TensorStats) -> bool:
@@ -250,17 +260,17 @@ def _has_masks(stats: TensorStats) -> bool:
     return max(-low, high) >= MASKS.get(stats.dtype, math.inf)
 
 
-def _is_reordered(mine: TensorStats, theirs: TensorStats, rel: float) -> bool:
+def _is_reordered(stats: TensorStats, ref_stats: TensorStats, rel: float) -> bool:
     """Whether numbers changed places: counts and extremes are equal, sums are so up to the order of addition, and the
     projections differ by more than rounding could move them.
     """
-    if mine.dtype != theirs.dtype or rel <= _REORDERED or _OF_SET(mine) != _OF_SET(theirs):
+    if stats.dtype != ref_stats.dtype or rel <= _REORDERED or _OF_SET(stats) != _OF_SET(ref_stats):
         return False
-    room = _SUM_ERROR * UNIT_ROUNDOFF["float64" if _adds_in_float64(mine.dtype) else "float32"]
+    room = _SUM_ERROR * UNIT_ROUNDOFF["float64" if _adds_in_float64(stats.dtype) else "float32"]
     return (
-        abs(mine.sum - theirs.sum) <= room * (abs(theirs.sum) + theirs.norm)
-        and abs(mine.norm - theirs.norm) <= room * theirs.norm
-        and mine.exponents == theirs.exponents
+        abs(stats.sum - ref_stats.sum) <= room * (abs(ref_stats.sum) + ref_stats.norm)
+        and abs(stats.norm - ref_stats.norm) <= room * ref_stats.norm
+        and stats.exponents == ref_stats.exponents
     )
 
 
@@ -268,9 +278,9 @@ def _extremes(stats: TensorStats) -> tuple[float, float]:
     return (0.0 if stats.min is None else stats.min, 0.0 if stats.max is None else stats.max)
 
 
-def _sum_roundoff(mine: TensorStats, theirs: TensorStats) -> float:
+def _sum_roundoff(stats: TensorStats, ref_stats: TensorStats) -> float:
     """Unit roundoff of the dtype in which the recorder adds numbers of these dtypes."""
-    wide = theirs.numel <= _SUMMED_APART or (_adds_in_float64(mine.dtype) and _adds_in_float64(theirs.dtype))
+    wide = ref_stats.numel <= _SUMMED_APART or (_adds_in_float64(stats.dtype) and _adds_in_float64(ref_stats.dtype))
     return UNIT_ROUNDOFF["float64" if wide else "float32"]
 
 
@@ -278,9 +288,9 @@ def _adds_in_float64(dtype: str) -> bool:
     return dtype in ("float64", "complex128") or not dtype.startswith(("float", "bfloat", "complex"))
 
 
-def _coarser_unit(mine: TensorStats, theirs: TensorStats) -> float:
+def _coarser_unit(stats: TensorStats, ref_stats: TensorStats) -> float:
     """Unit roundoff of the coarser of both dtypes; 0 for those without a grid."""
-    return max(UNIT_ROUNDOFF.get(mine.dtype, 0.0), UNIT_ROUNDOFF.get(theirs.dtype, 0.0))
+    return max(UNIT_ROUNDOFF.get(stats.dtype, 0.0), UNIT_ROUNDOFF.get(ref_stats.dtype, 0.0))
 
 
 def _beyond_step(change: float, unit: float, value: float) -> float:
@@ -297,40 +307,40 @@ class _Sums:
     nonfinite_differ: bool = False
     both_finite: int = 0
     error_sq: float = 0.0
-    theirs_sq: float = 0.0
+    ref_sq: float = 0.0
 
 
-def _sums(mine: Numbers, theirs: Numbers, max_bytes: int, *, scale: float) -> _Sums:
+def _sums(numbers: Numbers, ref_numbers: Numbers, max_bytes: int, *, scale: float) -> _Sums:
     sums = _Sums()
     with np.errstate(over="ignore", invalid="ignore"):
-        for _, x, y in blocks(mine, theirs, max_bytes=max_bytes):
+        for _, x, y in blocks(numbers, ref_numbers, max_bytes=max_bytes):
             _add_block(sums, x, y, scale)
     return sums
 
 
 def _add_block(sums: _Sums, x: NDArray[Any], y: NDArray[Any], scale: float) -> None:
     """Add the sums of a block; only one with NaN or infinities is examined element by element."""
-    same = x.dtype == y.dtype and np.array_equal(_bits(x), _bits(y))
+    is_same = x.dtype == y.dtype and np.array_equal(_bits(x), _bits(y))
     wide_y = _wide(y, scale)
-    theirs_sq = float(np.dot(wide_y, wide_y))
-    error: NDArray[np.float64] | None = None if same else _wide(x, scale) - wide_y
-    if not math.sqrt(theirs_sq) < scale * _mask_of(y):
+    ref_sq = float(np.dot(wide_y, wide_y))
+    error: NDArray[np.float64] | None = None if is_same else _wide(x, scale) - wide_y
+    if not math.sqrt(ref_sq) < scale * _mask_of(y):
         masked = _masks(x) & _masks(y) & (np.signbit(x) == np.signbit(y))
         wide_y = np.where(masked, 0.0, wide_y)
-        theirs_sq = float(np.dot(wide_y, wide_y))
+        ref_sq = float(np.dot(wide_y, wide_y))
         error = None if error is None else np.where(masked, 0.0, error)
     error_sq = 0.0 if error is None else float(np.dot(error, error))
     finite = len(y)
-    if not math.isfinite(error_sq + theirs_sq):
-        apart, both = _nonfinite(x, y)
-        sums.nonfinite_differ |= apart
-        finite = int(np.count_nonzero(both))
-        theirs_sq = float(np.square(wide_y[both]).sum())
-        error_sq = 0.0 if error is None else float(np.square(error[both]).sum())
-    if not same and (x.dtype == y.dtype or not np.array_equal(_wide(x, 1.0), _wide(y, 1.0), equal_nan=True)):
+    if not math.isfinite(error_sq + ref_sq):
+        nonfinite_differ, is_finite = _nonfinite(x, y)
+        sums.nonfinite_differ |= nonfinite_differ
+        finite = int(np.count_nonzero(is_finite))
+        ref_sq = float(np.square(wide_y[is_finite]).sum())
+        error_sq = 0.0 if error is None else float(np.square(error[is_finite]).sum())
+    if not is_same and (x.dtype == y.dtype or not np.array_equal(_wide(x, 1.0), _wide(y, 1.0), equal_nan=True)):
         sums.equal = False
     sums.both_finite += finite
-    sums.theirs_sq += theirs_sq
+    sums.ref_sq += ref_sq
     sums.error_sq += error_sq
 
 
@@ -345,31 +355,31 @@ def _masks(block: NDArray[Any]) -> NDArray[np.bool_]:
 
 def _nonfinite(x: NDArray[Any], y: NDArray[Any]) -> tuple[bool, NDArray[np.bool_]]:
     """Whether NaN or infinities differ, and which elements are finite in both."""
-    both = np.isfinite(x) & np.isfinite(y)
-    same = both | (np.isnan(x) & np.isnan(y)) | (x == y)
-    return not bool(same.all()), both
+    is_finite = np.isfinite(x) & np.isfinite(y)
+    is_same = is_finite | (np.isnan(x) & np.isnan(y)) | (x == y)
+    return not bool(is_same.all()), is_finite
 
 
 def _vanished(sums: _Sums) -> bool:
     """Whether squares may have been lost below the range of float64 although numbers differ, or are not zero."""
-    return not sums.equal and min(sums.error_sq, sums.theirs_sq) < np.finfo(np.float64).tiny / np.finfo(np.float64).eps
+    return not sums.equal and min(sums.error_sq, sums.ref_sq) < np.finfo(np.float64).tiny / np.finfo(np.float64).eps
 
 
-def _scale(mine: Numbers, theirs: Numbers, max_bytes: int) -> float:
+def _scale(numbers: Numbers, ref_numbers: Numbers, max_bytes: int) -> float:
     """A power of two that brings the largest finite number of both near to 1."""
     largest = 0.0
-    for _, x, y in blocks(mine, theirs, max_bytes=max_bytes):
+    for _, x, y in blocks(numbers, ref_numbers, max_bytes=max_bytes):
         for part in (x, y):
             size = np.abs(_wide(part, 1.0))
             largest = max(largest, float(np.max(size, where=np.isfinite(size), initial=0.0)))
     return 2.0 ** -min(max(math.frexp(largest)[1], -1000), 1000) if largest else 1.0
 
 
-def _relative(error_sq: float, theirs_sq: float) -> float:
+def _relative(error_sq: float, ref_sq: float) -> float:
     """|e| / |y|; 1 where y is zero and x is not, as e is then x."""
     if not error_sq:
         return 0.0
-    return math.sqrt(error_sq / theirs_sq) if theirs_sq else 1.0
+    return math.sqrt(error_sq / ref_sq) if ref_sq else 1.0
 
 
 def _real(block: NDArray[Any]) -> NDArray[Any]:

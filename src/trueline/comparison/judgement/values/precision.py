@@ -40,8 +40,8 @@ class DtypesPart:
 def dtypes_part(steps: Sequence[Step]) -> DtypesPart | None:
     """Where dtypes part at the first of ``steps``; None where they do not, or where most of the model has others."""
     at = min((step.step for step in steps), default=None)
-    found = [each for step in steps if step.step == at and (each := _first_of(step)) is not None]
-    return min(found, key=lambda each: (each.row.position, each.step.rank or 0), default=None)
+    parts = [part for step in steps if step.step == at and (part := _first_of(step)) is not None]
+    return min(parts, key=lambda each: (each.row.position, each.step.rank or 0), default=None)
 
 
 def update_part(steps: Sequence[Step]) -> DtypesPart | None:
@@ -50,8 +50,8 @@ def update_part(steps: Sequence[Step]) -> DtypesPart | None:
     differ as well, as the whole run is then in another precision by choice.
     """
     at = min((step.step for step in steps), default=None)
-    found = [each for step in steps if step.step == at and (each := _update_of(step)) is not None]
-    return min(found, key=lambda each: (each.row.position, each.step.rank or 0), default=None)
+    parts = [part for step in steps if step.step == at and (part := _update_of(step)) is not None]
+    return min(parts, key=lambda each: (each.row.position, each.step.rank or 0), default=None)
 
 
 _FEW_OF_UPDATE = 0.25
@@ -60,21 +60,21 @@ _FEW_OF_UPDATE = 0.25
 
 def _update_of(step: Step) -> DtypesPart | None:
     pairs = [
-        (row, mine, theirs)
+        (row, dtype, ref_dtype)
         for row in step.rows
-        if (mine := _float(row.run_value)) and (theirs := _float(row.ref_value))
+        if (dtype := _float(row.run_value)) and (ref_dtype := _float(row.ref_value))
     ]
-    products = [mine == theirs for row, mine, theirs in pairs if _is_product(row)]
+    products = [dtype == ref_dtype for row, dtype, ref_dtype in pairs if _is_product(row)]
     updates = [
-        (row, mine, theirs)
-        for row, mine, theirs in pairs
+        (row, dtype, ref_dtype)
+        for row, dtype, ref_dtype in pairs
         if row.value.site.phase == "opt" and row.value.kind == "op" and row.value.numel > 1
         if not row.value.function.endswith("_like")
     ]
-    apart = [each for each in updates if each[1] != each[2]]
-    if not products or 2 * sum(products) <= len(products) or len(apart) <= _FEW_OF_UPDATE * len(updates):
+    differing = [update for update in updates if update[1] != update[2]]
+    if not products or 2 * sum(products) <= len(products) or len(differing) <= _FEW_OF_UPDATE * len(updates):
         return None
-    return DtypesPart(step, *apart[0])
+    return DtypesPart(step, *differing[0])
 
 
 def _first_of(step: Step) -> DtypesPart | None:
@@ -85,20 +85,26 @@ def _first_of(step: Step) -> DtypesPart | None:
     for row in step.rows:
         if row.value.site.phase != "fwd" or _is_another_input(row):
             continue
-        mine, theirs = _float(row.run_value), _float(row.ref_value)
-        if mine and theirs and (UNIT_ROUNDOFF[mine] > UNIT_ROUNDOFF[theirs] or (mine != theirs and _is_product(row))):
-            return DtypesPart(step, row, mine, theirs)
+        dtype, ref_dtype = _float(row.run_value), _float(row.ref_value)
+        if (
+            dtype
+            and ref_dtype
+            and (UNIT_ROUNDOFF[dtype] > UNIT_ROUNDOFF[ref_dtype] or (dtype != ref_dtype and _is_product(row)))
+        ):
+            return DtypesPart(step, row, dtype, ref_dtype)
         value = row.value
         pair = coarsest.get(value.module if row.run_value is not None else names.get(value.module, value.module))
-        if pair is not None and value.kind == "op" and _coarsest(pair) in (mine, theirs):
+        if pair is not None and value.kind == "op" and _coarsest(pair) in (dtype, ref_dtype):
             return DtypesPart(step, row, *pair)
     return None
 
 
 def _is_alike(row: Compared) -> bool:
     """Whether both runs have a value, in the same module and of the same dtype."""
-    mine, theirs = row.run_value, row.ref_value
-    return mine is not None and theirs is not None and mine.dtype == theirs.dtype and mine.module == theirs.module
+    run_value, ref_value = row.run_value, row.ref_value
+    if run_value is None or ref_value is None:
+        return False
+    return run_value.dtype == ref_value.dtype and run_value.module == ref_value.module
 
 
 def _is_another_input(row: Compared) -> bool:
@@ -110,14 +116,14 @@ def _is_chosen(rows: Sequence[Compared]) -> bool:
     """Whether most parameters, or most matrix products, are of another dtype."""
     pairs: dict[str, list[bool]] = {"param": [], "product": []}
     for row in rows:
-        one, other = _float(row.run_value), _float(row.ref_value)
-        if not one or not other:
+        dtype, ref_dtype = _float(row.run_value), _float(row.ref_value)
+        if not dtype or not ref_dtype:
             continue
         value = row.value
         if value.site.phase == "param":
-            pairs["param"].append(one != other)
+            pairs["param"].append(dtype != ref_dtype)
         elif _is_product(row):
-            pairs["product"].append(one != other)
+            pairs["product"].append(dtype != ref_dtype)
     return any(2 * sum(differ) > len(differ) for differ in pairs.values())
 
 
@@ -144,23 +150,23 @@ def _coarsest_by_module(step: Step, names: Mapping[str, str]) -> Mapping[str, tu
             if value is not None and dtype and value.kind == "op" and value.site.phase == "fwd":
                 name = value.module if not of_reference else names.get(value.module, value.module)
                 sides[of_reference][name].add(dtype)
-    mine, theirs = ({name: _coarsest(dtypes) for name, dtypes in side.items()} for side in sides)
+    coarsest, ref_coarsest = ({name: _coarsest(dtypes) for name, dtypes in side.items()} for side in sides)
     compiled = {*step.alignment.mine.compiled, *step.alignment.theirs.compiled}
     return {
-        name: (mine[name], theirs[name])
-        for name in mine.keys() & theirs.keys()
-        if mine[name] != theirs[name] and not _is_within(name, compiled)
+        name: (coarsest[name], ref_coarsest[name])
+        for name in coarsest.keys() & ref_coarsest.keys()
+        if coarsest[name] != ref_coarsest[name] and not _is_within(name, compiled)
     }
 
 
 def _own_names(step: Step) -> Mapping[str, str]:
     """The name in the run of each module of the reference, from the calls that both make."""
-    pairs = ((mine.first, theirs.first) for mine, theirs in step.alignment.calls if mine and theirs)
-    return {theirs.module: mine.module for mine, theirs in pairs if mine.kind == "op"}
+    pairs = ((value.first, ref_value.first) for value, ref_value in step.alignment.calls if value and ref_value)
+    return {ref_value.module: value.module for value, ref_value in pairs if value.kind == "op"}
 
 
 def _is_within(name: str, compiled: Iterable[str]) -> bool:
-    return any(each == ROOT or name == each or name.startswith(f"{each}.") for each in compiled)
+    return any(module == ROOT or name == module or name.startswith(f"{module}.") for module in compiled)
 
 
 def _coarsest(dtypes: Iterable[str]) -> str:
