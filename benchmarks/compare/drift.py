@@ -53,7 +53,7 @@ CHANGES = (
 
 
 def main() -> None:
-    chosen = arguments(__doc__, seeds=20, steps=150, since=50).parse_args()
+    chosen = arguments(__doc__, seeds=20, steps=150, first_step=50).parse_args()
     torch.set_num_threads(1)
     drifts: dict[tuple[str, int], list[LossGap]] = {}
     for seed in range(chosen.seeds):
@@ -64,7 +64,7 @@ def main() -> None:
                 drift = loss_gap_of(run, healthy[0], healthy[1 : 1 + num])
                 assert drift is not None
                 drifts.setdefault((change.name, num), []).append(drift)
-    head = [f"from step {chosen.since} on", "runs"]
+    head = [f"from step {chosen.first_step} on", "runs"]
     for num in CALIBRATED:
         head += [f"reported with {num} calibrated", "step, median", f"furthest of {num + 2} by rank"]
     rows = [
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def _cells(drifts: list[LossGap]) -> list[str]:
-    since = [drift.since for drift in drifts if drift.since is not None]
+    since = [drift.first_step for drift in drifts if drift.first_step is not None]
     furthest = sum(drift.excess > drift.usual for drift in drifts)
     return [str(len(since)), f"{statistics.median(since):.0f}" if since else "–", str(furthest)]
 
@@ -90,11 +90,11 @@ def losses(seed: int, nudge: int, change: Change, chosen: argparse.Namespace) ->
             param.mul_(1 + (torch.rand(param.shape, generator=draw) - 0.5) * 2.0**-23)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
     batches = torch.utils.data.DataLoader(problem.dataset(8 * chosen.steps, seed=seed), batch_size=8)
-    first = CALLS * chosen.since if change.hidden else 10**9
+    first = CALLS * chosen.first_step if change.hidden else 10**9
     curve: dict[int, float] = {}
     with ChangedKernel("flash_attention", first=first, scale=1.25 / (WIDTH / 2) ** 0.5):
         for step, batch in enumerate(batches):
-            if step == chosen.since:
+            if step == chosen.first_step:
                 change.change(optimizer)
             loss = problem.loss(model, batch)
             loss.backward()

@@ -36,8 +36,8 @@ def cause_of(step: Step, row: Compared) -> Cause:
     value = row.value
     if function_of(value.api) in RANDOM:
         different = differing_arguments(step, row)
-        called = f": its arguments differ, {arguments_in_words(different)}" if different else ""
-        return Cause("random", called or _draws_before(step, row))
+        arguments_text = f": its arguments differ, {arguments_in_words(different)}" if different else ""
+        return Cause("random", arguments_text or _draws_before(step, row))
     names = _differing_params(step, row)
     if names:
         return Cause("parameters", ", ".join(names[:2]))
@@ -51,8 +51,8 @@ def cause_of(step: Step, row: Compared) -> Cause:
     backward = "received" if value.returned else "backward"
     return Cause(
         backward if value.site.phase == "bwd" else "computation",
-        by_statistics=any(each.distance is not None and each.distance.how == "statistics" for each in inputs),
-        unknown=tuple(dict.fromkeys(str(each.value.site) for each in inputs if _is_unknown(each))),
+        by_statistics=any(source.distance is not None and source.distance.how == "statistics" for source in inputs),
+        unknown=tuple(dict.fromkeys(str(source.value.site) for source in inputs if _is_unknown(source))),
     )
 
 
@@ -76,7 +76,7 @@ def _draws_before(step: Step, row: Compared) -> str:
     alone = step.graph_diff.alone
     for name, value, calls in (("RUN", row.run_value, alone.mine), ("REF", row.ref_value, alone.theirs)):
         drawn = (call.first for call in calls if function_of(call.first.api) in RANDOM)
-        first = next((each for each in drawn if value is None or each.index < value.index), None)
+        first = next((value_drawn for value_drawn in drawn if value is None or value_drawn.index < value.index), None)
         if first is not None:
             at = step.frame(first, of_reference=name == "REF")
             return f": before it, only {name} draws with `{function_of(first.api)}`{f' ({at})' if at else ''}"
@@ -107,11 +107,11 @@ def _changed_on_its_way(cause: Cause) -> str:
 def _inputs(step: Step, row: Compared) -> list[Compared]:
     """The rows of what a value was computed from, each at its first sighting."""
     sources = set(row.expectation.sources) if row.expectation is not None else set[int]()
-    found: dict[int, Compared] = {}
-    for each in step.rows:
-        if each.root in sources:
-            found.setdefault(each.root, each)
-    return list(found.values())
+    source_rows: dict[int, Compared] = {}
+    for source in step.rows:
+        if source.root in sources:
+            source_rows.setdefault(source.root, source)
+    return list(source_rows.values())
 
 
 def _is_unknown(row: Compared) -> bool:
@@ -124,7 +124,7 @@ def _is_unknown(row: Compared) -> bool:
 def _differing_params(step: Step, row: Compared) -> list[str]:
     """Parameters that went into the call of a value and differ by more than rounding explains."""
     sources = set(row.expectation.sources) if row.expectation is not None else set[int]()
-    wrong = {other.root: other.param for other in step.beyond("param")}
+    wrong = {row_of_param.root: row_of_param.param for row_of_param in step.beyond("param")}
     return [name for root, name in wrong.items() if root in sources and name is not None]
 
 
@@ -132,10 +132,10 @@ def differing_arguments(step: Step, row: Compared) -> Arguments:
     """Arguments of the call of a value that differ between the runs, by name or place."""
     site = row.value.site
     phase = "fwd" if site.phase == "bwd" else site.phase
-    mine, theirs = step.calls.get((site.micro, phase, site.name, site.call), (None, None))
-    if mine is None or theirs is None:
+    call, twin = step.calls.get((site.micro, phase, site.name, site.call), (None, None))
+    if call is None or twin is None:
         return {}
-    return different_arguments(mine, theirs)
+    return different_arguments(call, twin)
 
 
 def _called_otherwise(step: Step, row: Compared) -> str:
@@ -145,13 +145,13 @@ def _called_otherwise(step: Step, row: Compared) -> str:
     spot = spot_of(row.value)
     forward = [value for value in step.alignment.mine.values if value.site.phase == "fwd"]
     root = next((value.root for value in forward if spot_of(value) == spot), None)
-    for mine, theirs in step.calls.values():
-        if mine is None or theirs is None or mine.phase != "fwd" or mine.first.kind != "op":
+    for call, twin in step.calls.values():
+        if call is None or twin is None or call.phase != "fwd" or call.first.kind != "op":
             continue
-        if root is not None and root in {value.root for value in mine.ins}:
-            different = different_arguments(mine, theirs)
-            at = step.frame(mine.first)
+        if root is not None and root in {value.root for value in call.ins}:
+            different = different_arguments(call, twin)
+            at = step.frame(call.first)
             if different:
                 words = arguments_in_words(different)
-                return f"{mine.first.api}{f' ({at})' if at else ''}, whose arguments are not the same: {words}"
+                return f"{call.first.api}{f' ({at})' if at else ''}, whose arguments are not the same: {words}"
     return ""

@@ -69,11 +69,11 @@ def results_agree(rows: Sequence[Compared]) -> bool:
     pairs = [(row, row.run_value) for row in rows if row.run_value is not None and row.ref_value is not None]
     results = [row for row, value in pairs if _is_result(value)]
     params = [(row, value.site.phase) for row, value in pairs if value.kind == "param"]
-    phase = "grad" if any(of == "grad" for _, of in params) else "bwd"
-    gradients = [row for row, of in params if of == phase]
+    phase = "grad" if any(param_phase == "grad" for _, param_phase in params) else "bwd"
+    gradients = [row for row, param_phase in params if param_phase == phase]
     largest = max((row.norm for row in gradients), default=0.0)
     gradients = [row for row in gradients if row.judgement == "beyond" or row.norm >= NOISE * largest]
-    untouched = all(row.judgement in ("equal", "within") for row, of in params if of == "bwd")
+    untouched = all(row.judgement in ("equal", "within") for row, param_phase in params if param_phase == "bwd")
     certain = (_certainly_agrees(row) or (untouched and row.hardly_differs) for row in [*results, *gradients])
     return bool(results and gradients) and all(certain)
 

@@ -163,8 +163,8 @@ class _Draft:
         start = StepRow(tie.step, tie.row)
         if self.first is not None and start.order > self.first.order:
             return
-        others = (finding for finding in self.findings if not _is_on_tied_gradient(finding, tie))
-        self.findings, self.first = [tie_differs(tie), *others], start
+        remaining = (finding for finding in self.findings if not _is_on_tied_gradient(finding, tie))
+        self.findings, self.first = [tie_differs(tie), *remaining], start
 
     def add_inserted_calls(self) -> None:
         """Add the finding on calls of one run that change nothing of these steps."""

@@ -23,15 +23,19 @@ def functions_of_one_run(step: Step) -> GraphDifference:
     alone = step.graph_diff.alone
     calls = [innermost(alone.mine), innermost(alone.theirs)]
     names = [{function_of(call.first.api) for call in side} for side in calls]
-    own = [
-        [call for call in side if function_of(call.first.api) not in other and _computes(call)]
-        for side, other in zip(calls, reversed(names), strict=True)
+    lone_calls = [
+        [call for call in side if function_of(call.first.api) not in other_names and _computes(call)]
+        for side, other_names in zip(calls, reversed(names), strict=True)
     ]
-    mine, theirs = (
-        sorted({call.key: call for call in (*some, *_around(some, side))}.values(), key=lambda call: call.first.index)
-        for some, side in zip(own, calls, strict=True)
+    run_calls, ref_calls = (
+        {call.key: call for call in (*computing, *_scaling_calls(computing, side))}.values()
+        for computing, side in zip(lone_calls, calls, strict=True)
     )
-    return GraphDifference(mine, theirs)
+    return GraphDifference(sorted(run_calls, key=_index_of), sorted(ref_calls, key=_index_of))
+
+
+def _index_of(call: Call) -> int:
+    return call.first.index
 
 
 def _computes(call: Call) -> bool:
@@ -39,14 +43,15 @@ def _computes(call: Call) -> bool:
     return op_class_of(function) in _COMPUTING and function not in ("to", "float", "half", "bfloat16", "double", "type")
 
 
-def _around(some: Sequence[Call], side: Sequence[Call]) -> Iterator[Call]:
-    """Calls that scale what one of ``some`` takes, or what it returns, in the same module."""
+def _scaling_calls(computing: Sequence[Call], side: Sequence[Call]) -> Iterator[Call]:
+    """Calls that scale what one of ``computing`` takes, or what it returns, in the same module."""
     for call in side:
         if function_of(call.first.api) not in _SCALING:
             continue
-        taken, returned = ({value.root for value in values} for values in (call.ins, call.outs))
-        for each in some:
-            joined = returned & {value.root for value in each.ins} or taken & {value.root for value in each.outs}
-            if joined and call.module == each.module:
+        inputs, outputs = ({value.root for value in values} for values in (call.ins, call.outs))
+        for computing_call in computing:
+            before = outputs & {value.root for value in computing_call.ins}
+            joined = before or inputs & {value.root for value in computing_call.outs}
+            if joined and call.module == computing_call.module:
                 yield call
                 break

@@ -30,17 +30,20 @@ def inserted_calls(step: Step) -> GraphDifference | None:
     """All such calls of a step, in order, with the first place where one leads to; None where there are none."""
     if step.alignment.connects_alike:
         return None
-    found: dict[CallKey, tuple[int, Call]] = {}
+    side_and_call: dict[CallKey, tuple[int, Call]] = {}
     seam = None
     for difference in _differences(step):
         seam = seam or difference.seam
-        for which, calls in enumerate((difference.mine, difference.theirs)):
-            found |= {call.key: (which, call) for call in calls}
+        for side, calls in enumerate((difference.mine, difference.theirs)):
+            side_and_call |= {call.key: (side, call) for call in calls}
     if seam is None:
         return None
-    sides = [[call for which, call in found.values() if which == side] for side in (0, 1)]
-    mine, theirs = (sorted(calls, key=lambda call: call.first.index) for calls in sides)
-    return GraphDifference(mine, theirs, seam)
+    run_calls, ref_calls = ([call for of_ref, call in side_and_call.values() if of_ref == side] for side in (0, 1))
+    return GraphDifference(sorted(run_calls, key=_index_of), sorted(ref_calls, key=_index_of), seam)
+
+
+def _index_of(call: Call) -> int:
+    return call.first.index
 
 
 def _differences(step: Step) -> Iterator[GraphDifference]:
@@ -57,14 +60,14 @@ def _differences(step: Step) -> Iterator[GraphDifference]:
         difference = graph.leading_to(seam)
         if bool(difference.mine) == bool(difference.theirs):
             continue
-        which = 0 if difference.mine else 1
+        side = 0 if difference.mine else 1
         calls = difference.mine or difference.theirs
-        handed = (seam.theirs if which == 0 else seam.mine).root
-        twin = first[1 - which].get(handed)
-        taken = None if twin is None else (twin.run_value, twin.ref_value)[which]
-        if twin is None or taken is None or not agrees(twin):
+        handed = (seam.theirs if side == 0 else seam.mine).root
+        twin = first[1 - side].get(handed)
+        handed_on = None if twin is None else (twin.run_value, twin.ref_value)[side]
+        if twin is None or handed_on is None or not agrees(twin):
             continue
-        if not any(value.root == taken.root for call in calls for value in call.ins):
+        if not any(value.root == handed_on.root for call in calls for value in call.ins):
             continue
         if not all(map(_changes_nothing, innermost(calls))):
             yield difference
@@ -72,12 +75,12 @@ def _differences(step: Step) -> Iterator[GraphDifference]:
 
 def _first_by_root(step: Step) -> tuple[dict[int, Compared], dict[int, Compared]]:
     """The first row of each tensor of the run, and of the reference, that has a twin."""
-    found: tuple[dict[int, Compared], dict[int, Compared]] = ({}, {})
+    first_rows: tuple[dict[int, Compared], dict[int, Compared]] = ({}, {})
     for row in step.rows:
         if row.run_value is not None and row.ref_value is not None and row.run_value.site.phase == "fwd":
-            found[0].setdefault(row.run_value.root, row)
-            found[1].setdefault(row.ref_value.root, row)
-    return found
+            first_rows[0].setdefault(row.run_value.root, row)
+            first_rows[1].setdefault(row.ref_value.root, row)
+    return first_rows
 
 
 def _changes_nothing(call: Call) -> bool:
@@ -104,5 +107,5 @@ def _writes_whole(call: Call) -> bool:
 
 def _adds_zero(call: Call) -> bool:
     document = cast(dict[str, Any], json.loads(call.first.args or "{}"))
-    numbers: Sequence[Any] = [each for each in document.get("args", []) if isinstance(each, int | float)]
-    return bool(numbers) and all(each == 0 for each in numbers)
+    numbers: Sequence[Any] = [number for number in document.get("args", []) if isinstance(number, int | float)]
+    return bool(numbers) and all(number == 0 for number in numbers)

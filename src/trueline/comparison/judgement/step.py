@@ -62,9 +62,9 @@ class Step:
         if forward is not None and forward.rewired:
             return [row for row in self.rows if row.rewired]
         params = [row for row in measured if row.value.kind == "param"]
-        used = {row.value.site.name: row for row in params if row.value.site.phase == "grad"}
+        used_gradients = {row.value.site.name: row for row in params if row.value.site.phase == "grad"}
         rewired = [row for row in measured if row.rewired and (row.value.kind == "param" or _is_multiple(row))]
-        if any(_differs_as(used.get(row.value.site.name, row), row) for row in rewired):
+        if any(_differs_as(used_gradients.get(row.value.site.name, row), row) for row in rewired):
             return [row for row in self.rows if row.rewired and row.value.site.phase in ("bwd", "grad")]
         return ()
 
@@ -76,7 +76,7 @@ class Step:
     @cached_property
     def calls(self) -> Mapping[tuple[int, str, str, int], tuple[Call | None, Call | None]]:
         """Both calls by the key of that of the run, or of the reference where only that has one."""
-        return {_call_key(mine or theirs): (mine, theirs) for mine, theirs in self.alignment.calls}
+        return {_call_key(run_call or ref_call): (run_call, ref_call) for run_call, ref_call in self.alignment.calls}
 
     def beyond(self, *origins: str) -> Iterator[Compared]:
         """Values beyond rounding that come from one of ``origins``."""
@@ -96,10 +96,10 @@ class Step:
         if stack is None:
             return ""
         key = of_reference, site.rank, stack
-        found = self._frames.get(key)
-        if found is None:
-            found = self._frames[key] = _user_frame(self.ref if of_reference else self.run, site.rank, stack)
-        return found
+        frame = self._frames.get(key)
+        if frame is None:
+            frame = self._frames[key] = _user_frame(self.ref if of_reference else self.run, site.rank, stack)
+        return frame
 
     @cached_property
     def _stacks(self) -> tuple[Mapping[tuple[int, str, int], int | None], ...]:
@@ -107,10 +107,10 @@ class Step:
         return tuple(
             {
                 (call.micro, call.name, call.number): call.first.stack
-                for call in (pair[which] for pair in self.alignment.calls)
+                for call in (pair[side] for pair in self.alignment.calls)
                 if call is not None and call.phase == "fwd"
             }
-            for which in (0, 1)
+            for side in (0, 1)
         )
 
     @cached_property
@@ -185,7 +185,7 @@ def _user_frame(run: Run | None, rank: int, stack: int) -> str:
         frames = run.stack_frames(rank, stack)
     except RunError:
         return ""
-    return next((frame for frame in frames if not any(own in frame for own in _OWN_FRAMES)), "")
+    return next((frame for frame in frames if not any(path_part in frame for path_part in _OWN_FRAMES)), "")
 
 
 def _call_key(call: Call | None) -> tuple[int, str, str, int]:

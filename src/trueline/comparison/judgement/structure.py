@@ -249,7 +249,7 @@ class Structure:
 
     def _row_of(self, value: Value, side: int) -> Compared:
         values = ((row, (row.run_value, row.ref_value)[side]) for row in self.step.rows)
-        return next(row for row, other in values if other is not None and other.index == value.index)
+        return next(row for row, side_value in values if side_value is not None and side_value.index == value.index)
 
 
 def calls_alone(step: Step, phase: str) -> GraphDifference:

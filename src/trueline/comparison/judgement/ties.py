@@ -25,22 +25,22 @@ class BrokenTie(NamedTuple):
 def broken_tie(steps: Sequence[Step]) -> BrokenTie | None:
     """The first one of the first step; None where parameters are tied alike."""
     at = min((step.step for step in steps), default=None)
-    found = (_of_step(step) for step in steps if step.step == at)
-    return next((each for each in found if each is not None), None)
+    ties = (_of_step(step) for step in steps if step.step == at)
+    return next((tie for tie in ties if tie is not None), None)
 
 
 def _of_step(step: Step) -> BrokenTie | None:
-    one, other = (_names_by_root(side) for side in step.alignment.sides)
+    names, ref_names = (_names_by_root(side) for side in step.alignment.sides)
     pairs: dict[tuple[bool, str], dict[str, Compared]] = {}
     for row in step.rows:
         if row.run_value is None or row.ref_value is None or row.run_value.site.phase != "fwd":
             continue
         if row.run_value.shape != row.ref_value.shape or PART in row.run_value.flags | row.ref_value.flags:
             continue  # parts of one weight are of one name, and tied to nothing
-        mine, theirs = one.get(row.run_value.root), other.get(row.ref_value.root)
-        if mine is not None and theirs is not None:
-            pairs.setdefault((False, theirs), {}).setdefault(mine, row)
-            pairs.setdefault((True, mine), {}).setdefault(theirs, row)
+        name, ref_name = names.get(row.run_value.root), ref_names.get(row.ref_value.root)
+        if name is not None and ref_name is not None:
+            pairs.setdefault((False, ref_name), {}).setdefault(name, row)
+            pairs.setdefault((True, name), {}).setdefault(ref_name, row)
     for (of_run, _), rows in pairs.items():
         if len(rows) > 1:
             return BrokenTie(step, list(rows.values())[1], list(rows), of_run)

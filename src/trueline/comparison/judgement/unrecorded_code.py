@@ -20,15 +20,16 @@ def module_of(step: Step, row: Compared) -> str | None:
     value = row.value
     if value.site.phase != "bwd" or not value.returned:
         return row.expectation.within
-    roots = {spot_of(each.value): each.root for each in step.rows if each.value.site.phase == "fwd"}
+    forward = (forward_row for forward_row in step.rows if forward_row.value.site.phase == "fwd")
+    roots = {spot_of(forward_row.value): forward_row.root for forward_row in forward}
     root = roots.get(spot_of(value))
-    around = [
-        each.value.site.name
-        for each in step.rows
-        if each.value.site.phase == "bwd" and _is_returned(each) and each.judgement in ("equal", "within")
-        if root is not None and roots.get(spot_of(each.value)) == root
+    callers = [
+        gradient.value.site.name
+        for gradient in step.rows
+        if gradient.value.site.phase == "bwd" and _is_returned(gradient) and gradient.judgement in ("equal", "within")
+        if root is not None and roots.get(spot_of(gradient.value)) == root
     ]
-    outer = [name for name in around if value.site.name.startswith(f"{name}.")]
+    outer = [name for name in callers if value.site.name.startswith(f"{name}.")]
     return max(outer, key=len, default=row.expectation.within)
 
 
@@ -45,10 +46,10 @@ def user_of(step: Step, row: Compared) -> str | None:
     module = value.site.name.rpartition(".")[0]
     if value.kind != "param" or not is_of_modules(step) or value.stats is None or not value.stats.norm:
         return None
-    forward = [each.value for each in step.rows if each.value.site.phase == "fwd"]
-    own = [each for each in forward if each.site.name == module]
-    has_code = any(each.module == module for each in forward) or not all(is_of_torch(each) for each in own)
-    return module if own and has_code else None
+    forward = [forward_row.value for forward_row in step.rows if forward_row.value.site.phase == "fwd"]
+    calls_of_module = [call_value for call_value in forward if call_value.site.name == module]
+    has_code = any(inner.module == module for inner in forward) or not all(map(is_of_torch, calls_of_module))
+    return module if calls_of_module and has_code else None
 
 
 def taken_by(step: Step, row: Compared) -> Compared | None:
@@ -58,13 +59,15 @@ def taken_by(step: Step, row: Compared) -> Compared | None:
     stats = row.value.stats
     if not is_of_modules(step) or not row.value.returned or stats is None or not stats.norm:
         return None
-    place, forward = spot_of(row.value), [each for each in step.rows if each.value.site.phase == "fwd"]
-    root = next((each.root for each in forward if spot_of(each.value) == place), None)
-    users = [each.value for each in forward if each.root == root and not each.value.returned]
-    places = {spot_of(each) for each in users if is_of_torch(each)}
-    if len(users) != 1 or not places:
+    spot = spot_of(row.value)
+    forward = [forward_row for forward_row in step.rows if forward_row.value.site.phase == "fwd"]
+    root = next((forward_row.root for forward_row in forward if spot_of(forward_row.value) == spot), None)
+    users = [user_row.value for user_row in forward if user_row.root == root and not user_row.value.returned]
+    user_spots = {spot_of(user) for user in users if is_of_torch(user)}
+    if len(users) != 1 or not user_spots:
         return None
-    return next((each for each in step.rows if each.root == row.root and spot_of(each.value) in places), None)
+    gradients = (gradient for gradient in step.rows if gradient.root == row.root)
+    return next((gradient for gradient in gradients if spot_of(gradient.value) in user_spots), None)
 
 
 def call_around(step: Step, first: Compared, module: str) -> Compared | None:
@@ -88,8 +91,8 @@ def call_around(step: Step, first: Compared, module: str) -> Compared | None:
 def lonely_calls(step: Step, module: str) -> GraphDifference:
     """The calls without a twin that the code of ``module`` makes itself."""
     alone = step.graph_diff.alone
-    mine, theirs = ([call for call in calls if _is_by(call, module)] for calls in (alone.mine, alone.theirs))
-    return GraphDifference(mine, theirs)
+    run_calls, ref_calls = ([call for call in calls if _is_by(call, module)] for calls in (alone.mine, alone.theirs))
+    return GraphDifference(run_calls, ref_calls)
 
 
 def _is_by(call: Call, module: str) -> bool:

@@ -40,28 +40,28 @@ def written_over(steps: Sequence[Step], *, max_bytes: int) -> list[Finding]:
     """The finding, of the first step that has one; [] where no stored values differ in blocks."""
     for step in steps:
         rows = [row for row in step.rows if row.judgement == "beyond" and _is_stored(row, max_bytes)][:MOST_VALUES]
-        patterns = [(number, found) for number, row in enumerate(rows) if (found := _pattern_of(row)) is not None]
-        chosen, bits = together(patterns)
+        patterns = {number: pattern for number, row in enumerate(rows) if (pattern := _pattern_of(row)) is not None}
+        numbers, bits = together(patterns.items())
         if bits > LEAST_BITS:
-            found = dict(patterns)
-            return [_finding(step, [(rows[number], found[number]) for number in chosen], bits, max_bytes)]
+            return [_finding(step, [(rows[number], patterns[number]) for number in numbers], bits, max_bytes)]
     return []
 
 
 def _is_stored(row: Compared, max_bytes: int) -> bool:
-    mine, theirs = row.run_value, row.ref_value
-    if mine is None or theirs is None or mine.load is None or theirs.load is None:
+    value, ref_value = row.run_value, row.ref_value
+    if value is None or ref_value is None or value.load is None or ref_value.load is None:
         return False
-    return mine.shape == theirs.shape and mine.dtype == theirs.dtype and 64 * mine.numel <= max_bytes
+    return value.shape == ref_value.shape and value.dtype == ref_value.dtype and 64 * value.numel <= max_bytes
 
 
 def _pattern_of(row: Compared) -> BlockPattern | None:
     assert row.run_value is not None
     assert row.ref_value is not None
-    one, other = _array(row.run_value), _array(row.ref_value)
-    if one is None or other is None or one.shape != other.shape:
+    array, ref_array = _array(row.run_value), _array(row.ref_value)
+    if array is None or ref_array is None or array.shape != ref_array.shape:
         return None
-    return block_pattern(wrong_elements(one, other, coarser(row.run_value.dtype, row.ref_value.dtype)), one.shape)
+    dtype = coarser(row.run_value.dtype, row.ref_value.dtype)
+    return block_pattern(wrong_elements(array, ref_array, dtype), array.shape)
 
 
 def _array(value: Value) -> NDArray[Any] | None:
@@ -71,14 +71,14 @@ def _array(value: Value) -> NDArray[Any] | None:
         return None
 
 
-def _finding(step: Step, found: Sequence[tuple[Compared, BlockPattern]], bits: float, max_bytes: int) -> Finding:
-    row, pattern = found[0]
+def _finding(step: Step, patterns: Sequence[tuple[Compared, BlockPattern]], bits: float, max_bytes: int) -> Finding:
+    row, pattern = patterns[0]
     value = row.run_value
     assert value is not None
-    ends = sum(len(each.runs) for _, each in found)
+    ends = sum(len(later.runs) for _, later in patterns)
     begin, end = pattern.runs[0]
     more = f" but {counted(ends - 1, 'further block')}" if ends > 1 else ""
-    multiple = min(each.block for _, each in found)
+    multiple = min(later.block for _, later in patterns)
     claim = (
         f"Elements {begin:,} to {end - 1:,} of {value.site} differ from the reference, and no others{more}: their ends "
         f"are multiples of {multiple:,} elements, by chance with a probability of {2.0**-bits:.1g}. Memory was written "
@@ -94,13 +94,13 @@ def _finding(step: Step, found: Sequence[tuple[Compared, BlockPattern]], bits: f
         ranks=value.ranks,
         step_first=step.step,
         step_last=step.step,
-        sites=tuple(str(each.run_value.site) for each, _ in found[:5] if each.run_value is not None),
+        sites=tuple(str(wrong.run_value.site) for wrong, _ in patterns[:5] if wrong.run_value is not None),
         measured=float(sum(last - first for first, last in pattern.runs)),
         expected=0.0,
         unit="elements",
         false_alarm_rate=probability(-bits * math.log(2)),
         evidence={
-            "runs": [list(each) for each in pattern.runs],
+            "runs": [list(ends_of_run) for ends_of_run in pattern.runs],
             "multiples_of": pattern.block,
             "writer": "" if writer is None else str(writer[0].site),
         },
@@ -110,17 +110,17 @@ def _finding(step: Step, found: Sequence[tuple[Compared, BlockPattern]], bits: f
 
 def _writer_of(step: Step, value: Value, pattern: BlockPattern, max_bytes: int) -> tuple[Value, Writer] | None:
     """The value whose numbers are in the first block, of those that the run stored at the step."""
-    held = _array(value)
-    if held is None:
+    array_written = _array(value)
+    if array_written is None:
         return None
     values = step.alignment.mine.values
 
-    def others() -> Iterator[tuple[int, NDArray[Any]]]:
-        for each in values:
-            fits = each.load is not None and 64 * each.numel <= max_bytes
-            array = _array(each) if fits and each.root == each.index != value.root else None
+    def stored_arrays() -> Iterator[tuple[int, NDArray[Any]]]:
+        for other_value in values:
+            fits = other_value.load is not None and 64 * other_value.numel <= max_bytes
+            array = _array(other_value) if fits and other_value.root == other_value.index != value.root else None
             if array is not None:
-                yield each.index, array
+                yield other_value.index, array
 
-    found = writer_of(held, pattern.runs[0], others())
-    return None if found is None else (next(each for each in values if each.index == found.number), found)
+    writer = writer_of(array_written, pattern.runs[0], stored_arrays())
+    return None if writer is None else (next(source for source in values if source.index == writer.number), writer)

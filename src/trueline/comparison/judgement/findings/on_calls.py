@@ -40,9 +40,9 @@ def first_divergence(differing: Sequence[StepRow]) -> Finding:
         turned = gradients_turn(first, forward_agrees=True)
         if turned is not None:
             return turned
-        taken = taken_by(*first)
-        if taken is not None:
-            first = StepRow(first.step, taken)
+        taken_row = taken_by(*first)
+        if taken_row is not None:
+            first = StepRow(first.step, taken_row)
             cause = cause_of(*first)
             why = f"{in_words(cause)[:-1]}, or a hook on this tensor changes it."
     by_checksum = is_by_checksum(first.row)
@@ -109,9 +109,9 @@ def with_call_around(finding: Finding, first: StepRow, module: str) -> Finding:
     row = call_around(first.step, first.row, module)
     if row is None:
         return finding
-    around = StepRow(first.step, row)
+    caller = StepRow(first.step, row)
     return replace(
         finding,
-        sites=(str(around.site), *finding.sites),
-        evidence={**finding.evidence, **({"where": around.frame} if around.frame else {})},
+        sites=(str(caller.site), *finding.sites),
+        evidence={**finding.evidence, **({"where": caller.frame} if caller.frame else {})},
     )

@@ -53,8 +53,8 @@ def with_settings(
     finding = _settings_finding(settings, steps, is_cause=is_cause)
     if is_cause and settings.only_clipping and first is not None and first.site.phase == "grad":
         # The first gradient after clipping only shows what the setting says already.
-        others = (other for other in findings if other.code != FIRST_DIVERGENCE)
-        return [replace(finding, sites=(str(first.site),)), *others]
+        remaining = (known_finding for known_finding in findings if known_finding.code != FIRST_DIVERGENCE)
+        return [replace(finding, sites=(str(first.site),)), *remaining]
     if not is_cause or of_update is None:
         return [finding, *findings]
     merged = replace(
@@ -63,7 +63,7 @@ def with_settings(
         evidence={**of_update.evidence, **finding.evidence},
         next=tuple(dict.fromkeys((*finding.next, *of_update.next[1:]))),
     )
-    return [merged, *(other for other in findings if other is not of_update)]
+    return [merged, *(known_finding for known_finding in findings if known_finding is not of_update)]
 
 
 def _settings_finding(settings: SettingsDifference, steps: Sequence[Step], *, is_cause: bool) -> Finding:

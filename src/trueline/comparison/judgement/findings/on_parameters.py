@@ -44,9 +44,11 @@ def _data_differs(first: StepRow) -> Finding:
     compare = "Compare the data first: samples, their order and the seed of the sampler, of both runs at this step"
     if value.kind != "module":
         compare += "; and the constants that the script uses before the model, such as a schedule or a mean"
-    earlier = (other for other in first.step.alignment.mine.values if other.index < value.index)
+    earlier = (before for before in first.step.alignment.mine.values if before.index < value.index)
     # Calls of a script ahead of the model are recorded at all steps but the very first under ``trueline run``.
-    script_recorded = any(other.kind == "op" and not other.module and other.site.phase == "fwd" for other in earlier)
+    script_recorded = any(
+        before.kind == "op" and not before.module and before.site.phase == "fwd" for before in earlier
+    )
     watch = () if script_recorded or value.kind != "module" else (_BEFORE_MODEL,)
     return finding_on("input-differs", "error", claim, [first], advice=(f"{compare}.", *watch, first.command))
 
@@ -81,7 +83,7 @@ def _state_differs(first: StepRow) -> Finding:
 def _is_inside(step: Step, value: Value) -> bool:
     """True where a module inside of the model takes a value: neither the model itself nor code outside of it."""
     values = step.alignment.mine.values
-    models = {other.site.name for other in values if other.kind == "module" and not other.module}
+    models = {result.site.name for result in values if result.kind == "module" and not result.module}
     return value.module not in ("", *models)
 
 
@@ -92,7 +94,7 @@ def weights_differ(differing: Sequence[StepRow]) -> list[Finding]:
     step, first_row = differing[0]
     names = _param_names(differing)
     # A parameter is named by its own site, not by that of the call that took it first.
-    shown = sorted(differing, key=lambda step_row: step_row.site.phase != "param")
+    own_sites_first = sorted(differing, key=lambda step_row: step_row.site.phase != "param")
     num_params = len({row.param for row in step.rows} | set(names)) - 1
     claim = (
         f"{len(names)} of {counted(num_params, 'parameter')} {'differs' if len(names) == 1 else 'differ'} from the "
@@ -102,7 +104,8 @@ def weights_differ(differing: Sequence[StepRow]) -> list[Finding]:
     load = "Load the same checkpoint into both runs, or seed both before the model is made."
     if 2 * len(names) < num_params:
         load = "Look for what writes to these parameters after the model is made or loaded: the others are equal."
-    return [finding_on("weight-differs", "error", claim, shown, evidence={"parameters": names[:100]}, advice=(load,))]
+    evidence = {"parameters": names[:100]}
+    return [finding_on("weight-differs", "error", claim, own_sites_first, evidence=evidence, advice=(load,))]
 
 
 def update_result_differs(differing: Sequence[StepRow]) -> Finding:

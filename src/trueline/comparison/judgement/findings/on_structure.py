@@ -93,9 +93,9 @@ def gradients_cut(step: Step, cut: CutGradient) -> Finding:
     claim = f"{the_runs_part(cut.difference, words)} " if words else ""
     claim += _one_sided_gradients_text(step, cut) if cut.params else _turned_gradient_text(step, cut)
     compare = COMPARE_LINES if words else "Compare where both runs cut gradients off."
-    shown = StepRow(step, cut.row)
+    start = StepRow(step, cut.row)
     evidence = {"difference": words, "parameters": cut.params[:100]}
-    return finding_on("structure-differs", "error", claim, [shown], evidence=evidence, advice=(compare, shown.command))
+    return finding_on("structure-differs", "error", claim, [start], evidence=evidence, advice=(compare, start.command))
 
 
 def _one_sided_gradients_text(step: Step, cut: CutGradient) -> str:
@@ -144,12 +144,12 @@ def calls_inserted(steps: Sequence[Step]) -> tuple[Finding, StepRow] | None:
             "rounding; with others they need not."
         )
         calls = innermost([*difference.mine, *difference.theirs])
-        shown = StepRow(step, step.row_of(calls[0]))
+        first = StepRow(step, step.row_of(calls[0]))
         evidence = {
             "difference": words,
             "only in RUN": call_sites(difference.mine),
             "only in REF": call_sites(difference.theirs),
         }
-        advice = (COMPARE_LINES, shown.command)
-        return finding_on("structure-differs", "warning", claim, [shown], evidence=evidence, advice=advice), shown
+        advice = (COMPARE_LINES, first.command)
+        return finding_on("structure-differs", "warning", claim, [first], evidence=evidence, advice=advice), first
     return None

@@ -55,17 +55,17 @@ def _inputs_differ(first: StepRow) -> Finding:
 
 def _update_calls_differ(first: StepRow) -> Finding:
     """The finding on calls between the backward pass and the end of the update that only one run makes."""
-    step, phase, by = first.step, first.site.phase, difference_text(first.row)
+    step, phase, size_text = first.step, first.site.phase, difference_text(first.row)
     lone = calls_alone(step, phase)
     words = difference_in_words(step, lone) if lone.mine or lone.theirs else "the same calls take other values"
     if phase == "opt":
         code, advice = "optimizer-differs", "Build both optimizers from one configuration."
-        claim = f"The optimizers compute differently: {words}. First {first.site} differs {by}."
+        claim = f"The optimizers compute differently: {words}. First {first.site} differs {size_text}."
     else:
         code, advice = "structure-differs", "Do the same to the gradients in both runs before the update."
         claim = (
             f"All that the backward pass computes agrees, and {_clipping_text(step)}: {words}. First {first.site} "
-            f"differs {by}."
+            f"differs {size_text}."
         )
     return finding_on(code, "error", claim, [first], evidence={"difference": words}, advice=(advice, first.command))
 
@@ -85,25 +85,25 @@ def gradients_turn(first: StepRow, *, forward_agrees: bool) -> Finding | None:
     behind = calls_behind(step, first.row) if first.site.phase == "bwd" else None
     if behind is None:
         return None
-    difference, shown = behind[0], StepRow(step, behind[1])
+    difference, call_row = behind[0], StepRow(step, behind[1])
     loss = loss_text(step) if forward_agrees else ""
     if loss:
-        difference, shown = _functions_behind_loss(difference, shown)
+        difference, call_row = _functions_behind_loss(difference, call_row)
     words = difference_in_words(step, difference)
     lead = _GRADIENTS_ALONE if forward_agrees and not loss else f"{loss}Gradients before them differ, first"
     backward = own_backward(step, frozenset(call.module for call in (*difference.mine, *difference.theirs)))
     claim = f"{the_runs_part(difference, words)} {lead} {first.site} {difference_text(first.row)}.{backward}"
     advice = (COMPARE_LINES, first.command)
     evidence = {"difference": words, "after": str(first.site)}
-    return finding_on("structure-differs", "error", claim, [shown], evidence=evidence, advice=advice)
+    return finding_on("structure-differs", "error", claim, [call_row], evidence=evidence, advice=advice)
 
 
-def _functions_behind_loss(difference: GraphDifference, shown: StepRow) -> tuple[GraphDifference, StepRow]:
+def _functions_behind_loss(difference: GraphDifference, call_row: StepRow) -> tuple[GraphDifference, StepRow]:
     """The difference to name where the losses part though no value that both runs have does, and the row to show."""
-    step = shown.step
+    step = call_row.step
     functions = functions_of_one_run(step)
     calls = [*functions.mine, *functions.theirs]
-    return (functions, StepRow(step, step.row_of(calls[0]))) if calls else (difference, shown)
+    return (functions, StepRow(step, step.row_of(calls[0]))) if calls else (difference, call_row)
 
 
 def loss_text(step: Step) -> str:

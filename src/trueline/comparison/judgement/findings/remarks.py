@@ -82,8 +82,8 @@ def buffers_updated_otherwise(steps: Sequence[Step]) -> Iterator[Finding]:
         )
         evidence = {"arguments": {"momentum": (momentum, ref_momentum)}, "where": frame}
         advice = ("Set the same momentum in both.", command_for(steps[0].run.path, call.first.site))
-        shown = [StepRow(steps[0], row)]
-        yield finding_on("structure-differs", "error", claim, shown, evidence=evidence, advice=advice)
+        evidence_rows = [StepRow(steps[0], row)]
+        yield finding_on("structure-differs", "error", claim, evidence_rows, evidence=evidence, advice=advice)
         return
 
 
@@ -114,8 +114,8 @@ def sites_missing(steps: Sequence[Step]) -> list[Finding]:
     words = difference_in_words(step, lone) if lone.mine or lone.theirs else ""
     claim += f" In the forward pass {words}." if words else ""
     severity = "warning" if params and not cut_otherwise else "info"
-    shown = (params or unmatched)[:3]
-    return [finding_on("site-missing", severity, claim, shown, evidence={"reasons": dict(reasons)})]
+    shown_rows = (params or unmatched)[:3]
+    return [finding_on("site-missing", severity, claim, shown_rows, evidence={"reasons": dict(reasons)})]
 
 
 def _have_as_many_numbers(params: Sequence[StepRow]) -> bool:
@@ -131,11 +131,11 @@ def _have_as_many_numbers(params: Sequence[StepRow]) -> bool:
 
 def explained_by_rounding(steps: Sequence[Step]) -> list[Finding]:
     """The finding on differences that are all within rounding, at the largest of them; [] where there are none."""
-    within = [pair for pair in step_rows(steps) if pair.row.judgement == "within"]
-    if not within:
+    explained = [pair for pair in step_rows(steps) if pair.row.judgement == "within"]
+    if not explained:
         return []
-    largest = max(within, key=lambda pair: pair.row.times or 0.0)
-    differ = f"{counted(len(within), 'value')} {'differs' if len(within) == 1 else 'differ'}"
+    largest = max(explained, key=lambda pair: pair.row.times or 0.0)
+    differ = f"{counted(len(explained), 'value')} {'differs' if len(explained) == 1 else 'differ'}"
     claim = (
         f"Rounding explains every difference that could be judged: {differ}, by at most "
         f"{largest.row.times or 0.0:.2g} times what is expected, at {largest.site}. Up to "

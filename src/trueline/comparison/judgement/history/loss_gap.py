@@ -46,7 +46,7 @@ FIRST_STEP = 0.01
 FEWEST_STEPS = 16
 """Common steps, at least, for a statement on how the gap grows."""
 
-GROWN = 10.0
+GROWTH_RATIO = 10.0
 """Ratio of the last gap to the first, at least, for a gap that is called growing."""
 
 
@@ -61,7 +61,7 @@ class LossGap:
     usual: float
     num_runs: int
     chance: float
-    since: int | None
+    first_step: int | None
 
 
 def loss_curve(run: Run) -> dict[int, float]:
@@ -78,19 +78,19 @@ def losses_by_rank(run: Run, steps: Collection[int]) -> dict[tuple[int, int | No
     if not len(run.steps) or not run.ranks:
         return {}
     means = loss_curve(run)
-    found: dict[tuple[int, int | None], float] = {(step, None): means[step] for step in steps if step in means}
+    losses: dict[tuple[int, int | None], float] = {(step, None): means[step] for step in steps if step in means}
     values_TN, measured_TN = numbers(run, "loss", run.ranks)
     for at in np.flatnonzero(np.isin(run.steps, list(steps))).tolist():
-        for rank, loss, known in zip(run.ranks, values_TN[at], measured_TN[at], strict=True):
-            if known and math.isfinite(loss):
-                found[int(run.steps[at]), rank] = float(loss)
-    return found
+        for rank, loss, is_measured in zip(run.ranks, values_TN[at], measured_TN[at], strict=True):
+            if is_measured and math.isfinite(loss):
+                losses[int(run.steps[at]), rank] = float(loss)
+    return losses
 
 
 def loss_ratio(run: Run, ref: Run, step: int, rank: int | None) -> float | None:
     """The recorded loss of the run over that of the reference; None where either has none, or the latter is 0."""
-    one, other = (losses_by_rank(each, [step]).get((step, rank)) for each in (run, ref))
-    return one / other if one is not None and other else None
+    loss, ref_loss = (losses_by_rank(side, [step]).get((step, rank)) for side in (run, ref))
+    return loss / ref_loss if loss is not None and ref_loss else None
 
 
 def judge_losses(
@@ -105,38 +105,38 @@ def judge_losses(
     notes = _on_first_step(common[0], run, ref)
     if tolerance is None or not tolerance.losses:
         return [], notes + _on_growth(common, run, ref)
-    found = loss_gap_of(run, ref, [_curve(tolerance.loss_steps, losses) for losses in tolerance.losses])
-    if found is None:
+    gap = loss_gap_of(run, ref, [_curve(tolerance.loss_steps, losses) for losses in tolerance.losses])
+    if gap is None:
         return [], notes
-    finding = _finding(found)
+    finding = _finding(gap)
     return ([], [*notes, finding.claim]) if has_errors else ([finding], notes)
 
 
 def loss_gap_of(run: Curve, ref: Curve, calibrated: Sequence[Curve]) -> LossGap | None:
     """How the run diverges from the calibrated ones and the reference; None without a step that all have."""
-    others = list(calibrated) if any(_same(curve, ref) for curve in calibrated) else [*calibrated, ref]
-    steps = sorted(set(run).intersection(*others))
+    peers = list(calibrated) if any(_is_same_run(curve, ref) for curve in calibrated) else [*calibrated, ref]
+    steps = sorted(set(run).intersection(*peers))
     if not steps:
         return None
-    losses_NT = np.array([[curve[step] for step in steps] for curve in (run, *others)])
-    times_NT = np.array([_times(losses_NT, each) for each in range(len(losses_NT))])
+    losses_NT = np.array([[curve[step] for step in steps] for curve in (run, *peers)])
+    times_NT = np.array([_times_spread(losses_NT, index) for index in range(len(losses_NT))])
     excess_N = times_NT.max(axis=1)
     usual = float(excess_N[1:].max())
     beyond_T = times_NT[0] > ALLOWED * usual
     return LossGap(
         excess=float(excess_N[0]),
         usual=usual,
-        num_runs=len(others),
+        num_runs=len(peers),
         chance=float((excess_N >= excess_N[0]).sum() / len(excess_N)),
-        since=steps[int(np.argmax(beyond_T))] if beyond_T.any() else None,
+        first_step=steps[int(np.argmax(beyond_T))] if beyond_T.any() else None,
     )
 
 
-def _times(losses_NT: Floats, own: int) -> Floats:
+def _times_spread(losses_NT: Floats, index: int) -> Floats:
     """[T] the gap of one run over the spread of the others."""
-    others_NT = np.delete(losses_NT, own, axis=0)
+    others_NT = np.delete(losses_NT, index, axis=0)
     median_T = np.median(others_NT, axis=0)
-    gap_T = np.abs(losses_NT[own] - median_T)
+    gap_T = np.abs(losses_NT[index] - median_T)
     spread_T = np.maximum.accumulate(np.abs(others_NT - median_T).max(axis=0))
     least_T = LEAST_SPREAD * np.maximum(np.abs(median_T), np.finfo(np.float64).tiny)
     return gap_T / np.maximum(spread_T, least_T)
@@ -146,43 +146,43 @@ def _curve(steps: Sequence[int], losses: Sequence[float | None]) -> dict[int, fl
     return {step: loss for step, loss in zip(steps, losses, strict=True) if loss is not None}
 
 
-def _same(one: Curve, other: Curve) -> bool:
+def _is_same_run(curve: Curve, ref_curve: Curve) -> bool:
     """Whether two curves are of one run: equal at all their common steps."""
-    common = one.keys() & other.keys()
-    return bool(common) and all(one[step] == other[step] for step in common)
+    common = curve.keys() & ref_curve.keys()
+    return bool(common) and all(curve[step] == ref_curve[step] for step in common)
 
 
-def _finding(found: LossGap) -> Finding:
-    least = 1 / (found.num_runs + 1)
+def _finding(gap: LossGap) -> Finding:
+    least = 1 / (gap.num_runs + 1)
     rate = (
-        f"among {found.num_runs + 1} Runs that agree, one is as far off with a probability of {found.chance:.0%}, and "
+        f"among {gap.num_runs + 1} Runs that agree, one is as far off with a probability of {gap.chance:.0%}, and "
         f"so few Runs cannot show less than {least:.0%}"
     )
-    others = f"of the {found.num_runs} Runs that should agree none is more than {found.usual:.2g} times"
-    measured = f"it is up to {found.excess:.2g} times as far from the others as they are from each other; {others}"
-    if found.since is None:
+    peers_text = f"of the {gap.num_runs} Runs that should agree none is more than {gap.usual:.2g} times"
+    measured = f"it is up to {gap.excess:.2g} times as far from the others as they are from each other; {peers_text}"
+    if gap.first_step is None:
         return Finding(
             code="explained-by-rounding",
             severity="info",
             claim=f"The loss diverges no faster than chaos explains: {measured}.",
-            measured=found.excess,
-            expected=found.usual,
+            measured=gap.excess,
+            expected=gap.usual,
             unit="times the spread of the others",
-            evidence={"chance": found.chance},
+            evidence={"chance": gap.chance},
         )
     return Finding(
         code="first-divergence",
         severity="warning",
-        claim=f"The loss diverges faster than chaos explains, from step {found.since} on: {measured}; {rate}.",
-        step_first=found.since,
-        measured=found.excess,
-        expected=found.usual,
+        claim=f"The loss diverges faster than chaos explains, from step {gap.first_step} on: {measured}; {rate}.",
+        step_first=gap.first_step,
+        measured=gap.excess,
+        expected=gap.usual,
         unit="times the spread of the others",
-        false_alarm_rate=found.chance,
-        evidence={"chance": found.chance},
+        false_alarm_rate=gap.chance,
+        evidence={"chance": gap.chance},
         next=(
-            f"Record single steps up to step {found.since} in both runs, and compare them: the first that differs by "
-            "more than rounding shows where.",
+            f"Record single steps up to step {gap.first_step} in both runs, and compare them: the first that differs "
+            "by more than rounding shows where.",
         ),
     )
 
@@ -208,7 +208,7 @@ def _on_growth(common: Sequence[int], run: Curve, ref: Curve) -> list[str]:
     first, last = gaps[:eighth], gaps[-eighth:]
     before, after = (float(np.median([gap for _, gap in part])) for part in (first, last))
     num_steps = float(np.mean([step for step, _ in last]) - np.mean([step for step, _ in first]))
-    if after < GROWN * before:
+    if after < GROWTH_RATIO * before:
         return []
     doubled = num_steps * math.log(2) / math.log(after / before)
     return [
@@ -218,5 +218,5 @@ def _on_growth(common: Sequence[int], run: Curve, ref: Curve) -> list[str]:
     ]
 
 
-def _gap(one: float, other: float) -> float:
-    return abs(one - other) / abs(other) if other else (math.inf if one else 0.0)
+def _gap(loss: float, ref_loss: float) -> float:
+    return abs(loss - ref_loss) / abs(ref_loss) if ref_loss else (math.inf if loss else 0.0)

@@ -42,11 +42,11 @@ def late_fault(steps: Sequence[Step]) -> LateFault | None:
 
 def _candidates(steps: Sequence[Step]) -> Iterator[LateFault]:
     """The first change of parameters, of arguments, and the first value that its own past does not explain."""
-    other = first_changed_arguments(steps)
-    if other is not None:
-        row = _returned_row(steps[other.at], other.call)
+    changed = first_changed_arguments(steps)
+    if changed is not None:
+        row = _returned_row(steps[changed.at], changed.call)
         if row is not None:
-            yield LateFault(other.at, row, _arguments_changed(steps[other.at], other, row))
+            yield LateFault(changed.at, row, _arguments_changed(steps[changed.at], changed, row))
     changes = changed_between_steps(steps)
     for change in changes:
         row = _param_row(steps[change.at], change.name)
@@ -55,7 +55,7 @@ def _candidates(steps: Sequence[Step]) -> Iterator[LateFault]:
             break
     for outlier in history_outliers(steps):
         step = steps[outlier.at]
-        row = next(each for each in step.rows if each.position == outlier.place)
+        row = next(row for row in step.rows if row.position == outlier.position)
         if row.expectation is not None:
             note = f"expected from its inputs and from {counted(outlier.num_steps, 'step')} of its own history"
             expectation = replace(row.expectation, rel=outlier.expected)
@@ -81,12 +81,12 @@ def _returned_row(step: Step, call: Call) -> Compared | None:
     return replace(row, judgement="beyond", expectation=None, note="called with different arguments from this step on")
 
 
-def _arguments_changed(step: Step, other: ChangedArguments, row: Compared) -> Finding:
+def _arguments_changed(step: Step, changed: ChangedArguments, row: Compared) -> Finding:
     value, at = row.value, step.frame(row.value)
     claim = (
         f"From step {step.step} on, {value.site} ({value.api or value.kind}{', ' + at if at else ''}) is called with "
-        f"different arguments than in the reference: {arguments_in_words(other.arguments)}. They agreed at each of "
-        f"{counted(other.num_steps, 'step')} before."
+        f"different arguments than in the reference: {arguments_in_words(changed.arguments)}. They agreed at each of "
+        f"{counted(changed.num_steps, 'step')} before."
     )
     return Finding(
         code="structure-differs",
@@ -94,7 +94,7 @@ def _arguments_changed(step: Step, other: ChangedArguments, row: Compared) -> Fi
         claim=claim,
         **_where(step, row),
         false_alarm_rate=0.0,
-        evidence={"where": at, "arguments": shown_arguments(other.arguments)},
+        evidence={"where": at, "arguments": shown_arguments(changed.arguments)},
         next=(
             "Look for what changes the settings of the module while it trains.",
             command_for(step.run.path, value.site),
@@ -104,13 +104,13 @@ def _arguments_changed(step: Step, other: ChangedArguments, row: Compared) -> Fi
 
 def _changed(steps: Sequence[Step], changes: Sequence[Changed], first: Changed, row: Compared) -> Finding:
     step = steps[first.at]
-    same = [each for each in changes if (each.at, each.in_reference) == (first.at, first.in_reference)]
-    names = list(dict.fromkeys(each.name for each in same))
+    changes_alike = [change for change in changes if (change.at, change.in_reference) == (first.at, first.in_reference)]
+    names = list(dict.fromkeys(change.name for change in changes_alike))
     where = ("in the reference", "in the run") if first.in_reference else ("in the run", "in the reference")
-    by = "NaN or infinities came or went" if first.rel is None else f"by about {first.rel:.2g} of its norm"
+    size_text = "NaN or infinities came or went" if first.rel is None else f"by about {first.rel:.2g} of its norm"
     claim = (
         f"{counted(len(names), 'parameter')} changed between the update of step {step.step - 1} and step {step.step} "
-        f"{where[0]} and not {where[1]}: {named_some(names)}, {by}."
+        f"{where[0]} and not {where[1]}: {named_some(names)}, {size_text}."
     )
     return Finding(
         code="weight-differs",
@@ -132,11 +132,11 @@ def _changed(steps: Sequence[Step], changes: Sequence[Changed], first: Changed, 
 def _history_outlier(step: Step, row: Compared, outlier: HistoryOutlier) -> Finding:
     value, why, at = row.value, _why(step, row), step.frame(row.value)
     measured = row.distance.rel if row.distance is not None else None
-    by = "" if row.distance is None else f"by {row.distance.size_text}"
+    size_text = "" if row.distance is None else f"by {row.distance.size_text}"
     times = "" if row.times is None else f", {row.times:.3g} times what earlier steps predict"
     claim = (
         f"{value.site} ({value.api or value.kind}{', ' + at if at else ''}) departs from its own history: it differs "
-        f"{by}{times}; {why}"
+        f"{size_text}{times}; {why}"
     )
     return Finding(
         code="first-divergence",

@@ -73,7 +73,7 @@ HIDDEN = 0.1
 differences of one size, as where some numbers of a coarse dtype are rounded the other way, may cancel in all three
 projections, two of them in one case of eight, and a history of such a step would blame the next one."""
 
-_MOST = 10.0
+_LARGEST_REL = 10.0
 """Relative differences, and NaN and infinities that differ, count as this at most."""
 
 _PASSES = {"fwd": "forward", "bwd": "backward", "grad": "backward"}
@@ -87,20 +87,20 @@ class HistoryOutlier:
     """
 
     at: int
-    place: int
+    position: int
     expected: float
     num_steps: int
     false_alarm_rate: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Added:
+class _Addition:
     """What the call of a value added to the differences of its inputs: ``d``, and sqrt(i² + u²)."""
 
     key: Key
-    place: int
+    position: int
     log_ratio: float
-    taken: float
+    input_rel: float
 
 
 def history_outliers(steps: Sequence[Step]) -> list[HistoryOutlier]:
@@ -111,34 +111,35 @@ def history_outliers(steps: Sequence[Step]) -> list[HistoryOutlier]:
     tested: dict[str, list[tuple[float, HistoryOutlier]]] = {"forward": [], "backward": []}
     counts = dict.fromkeys(tested, 0)
     for indices in ranks.values():
-        added = [list(_added(steps[index])) for index in indices]
-        for of_pass, found in tested.items():
-            table = _Table([[each for each in rows if _PASSES[each.key[1]] == of_pass] for rows in added], indices)
-            counts[of_pass] += table.test(found)
+        added = [list(_additions(steps[index])) for index in indices]
+        for of_pass, outliers_of_pass in tested.items():
+            rows_of_pass = [[addition for addition in rows if _PASSES[addition.key[1]] == of_pass] for rows in added]
+            table = _Table(rows_of_pass, indices)
+            counts[of_pass] += table.test(outliers_of_pass)
     outliers = [
         replace(outlier, false_alarm_rate=rate)
-        for of_pass, found in tested.items()
-        for log_p, outlier in found
+        for of_pass, outliers_of_pass in tested.items()
+        for log_p, outlier in outliers_of_pass
         if (rate := len(tested) * counts[of_pass] * probability(log_p)) < FALSE_ALARMS
     ]
-    return sorted(outliers, key=lambda each: (steps[each.at].step, each.place, each.at))
+    return sorted(outliers, key=lambda outlier: (steps[outlier.at].step, outlier.position, outlier.at))
 
 
 class _Table:
     """What calls of one pass of one rank added, step by step; ``indices`` are those of the steps."""
 
-    def __init__(self, added: Sequence[Sequence[_Added]], indices: Sequence[int]) -> None:
-        keys = {each.key: None for rows in added for each in rows}
-        place = {key: k for k, key in enumerate(keys)}
+    def __init__(self, added: Sequence[Sequence[_Addition]], indices: Sequence[int]) -> None:
+        keys = {addition.key: None for rows in added for addition in rows}
+        index_of_key = {key: k for k, key in enumerate(keys)}
         self._added, self._indices = added, indices
-        self._rows = [{place[each.key]: each for each in rows} for rows in added]
+        self._rows = [{index_of_key[addition.key]: addition for addition in rows} for rows in added]
         self._log_KS = np.full((len(keys), len(added)), np.nan)
         for s, rows in enumerate(self._rows):
-            for k, each in rows.items():
-                self._log_KS[k, s] = each.log_ratio
+            for k, addition in rows.items():
+                self._log_KS[k, s] = addition.log_ratio
 
-    def test(self, found: list[tuple[float, HistoryOutlier]]) -> int:
-        """The number of values that were judged; those in the tail are added to ``found``, with the logarithm of the
+    def test(self, outliers: list[tuple[float, HistoryOutlier]]) -> int:
+        """The number of values that were judged; those in the tail are added to ``outliers``, with the logarithm of the
         probability of such a jump of one value.
         """
         num_tests = 0
@@ -147,18 +148,18 @@ class _Table:
             known_K = np.isfinite(square_KS[:, :s]).sum(axis=1)
             total_K = np.nansum(square_KS[:, :s], axis=1)
             past = _Past(_jumps_of(self._log_KS[:, 1:s], square_KS[:, 1:s], known_K, total_K))
-            for k, each in sorted(self._rows[s].items(), key=lambda item: item[1].place):
+            for k, addition in sorted(self._rows[s].items(), key=lambda item: item[1].position):
                 if not known_K[k]:
                     continue
                 usual = math.sqrt(float(total_K[k] / known_K[k]))
-                jump = each.log_ratio - math.log(usual)
+                jump = addition.log_ratio - math.log(usual)
                 if past.num >= FEWEST:
                     num_tests += 1
                     log_p = past.log_probability(jump)
                     if log_p < 0:
-                        expected = usual * each.taken
-                        found.append(
-                            (log_p, HistoryOutlier(self._indices[s], each.place, expected, int(known_K[k]), 1.0))
+                        expected = usual * addition.input_rel
+                        outliers.append(
+                            (log_p, HistoryOutlier(self._indices[s], addition.position, expected, int(known_K[k]), 1.0))
                         )
                 past.add(jump)
         return num_tests
@@ -166,10 +167,10 @@ class _Table:
 
 def _jumps_of(log_KS: Floats, square_KS: Floats, known_K: NDArray[np.int64], total_K: Floats) -> Floats:
     """[n] the jump of each step and value from the other steps, of which there are ``known_K`` - 1."""
-    several = known_K > 1
-    others_KS = total_K[several, None] - np.nan_to_num(square_KS[several])
+    has_others = known_K > 1
+    others_KS = total_K[has_others, None] - np.nan_to_num(square_KS[has_others])
     with np.errstate(divide="ignore", invalid="ignore"):
-        jumps_KS = log_KS[several] - 0.5 * np.log(others_KS / (known_K[several, None] - 1))
+        jumps_KS = log_KS[has_others] - 0.5 * np.log(others_KS / (known_K[has_others, None] - 1))
     return jumps_KS[np.isfinite(jumps_KS)]
 
 
@@ -192,30 +193,30 @@ class _Past:
         return log_tail(jump, np.array(largest), self.num, least_mean=LEAST_MEAN)
 
 
-def _added(step: Step) -> Iterator[_Added]:
+def _additions(step: Step) -> Iterator[_Addition]:
     """What each call of the forward and backward pass added, value by value, in the order of execution."""
     measured = {row.root: row for row in step.rows if _is_first_sighting(row) and row.distance is not None}
     for row in step.rows:
         if not _is_judged(row) or row.run_value is None or row.ref_value is None or row.expectation is None:
             continue
-        taken = [_taken(measured.get(root), row) for root in row.expectation.sources]
-        known = [rel for rel in taken if rel is not None]
+        input_rels = [_input_rel(measured.get(root), row) for root in row.expectation.sources]
+        measured_rels = [rel for rel in input_rels if rel is not None]
         m = _rel(row)
-        if m is None or not known or len(known) < len(taken):  # it is not known how far off all is that it takes
-            continue
-        if not any((m, *known)):  # equal, of equal inputs: nothing was there to be passed on
+        if m is None or not measured_rels or len(measured_rels) < len(input_rels):
+            continue  # it is not known how far off all is that it takes
+        if not any((m, *measured_rels)):  # equal, of equal inputs: nothing was there to be passed on
             continue
         unit = UNIT_ROUNDOFF[coarser(row.run_value.dtype, row.ref_value.dtype)]
         u = max(row.expectation.own, math.sqrt(2) * rounding_rel(unit), 0.0 if _is_exact(row) else VISIBLE)
         u = max(u, *(_left_by_addends(row, measured.get(root)) for root in row.expectation.sources))
-        before = math.hypot(u, *known)
+        before = math.hypot(u, *measured_rels)
         least = u if _is_exact(row) else math.hypot(u, HIDDEN * before)
         site = row.value.site
         key = site.micro, site.phase, site.name, site.call, site.slot, row.expectation.decided
-        yield _Added(key, row.position, math.log(math.hypot(m, least) / before), before)
+        yield _Addition(key, row.position, math.log(math.hypot(m, least) / before), before)
 
 
-def _taken(source: Compared | None, row: Compared) -> float | None:
+def _input_rel(source: Compared | None, row: Compared) -> float | None:
     """The relative difference of what a call took; of a term of a sum in which terms cancel, relative to the sum. None
     where it was not measured, or only that of the masks beside which nothing else shows.
     """
@@ -227,7 +228,7 @@ def _taken(source: Compared | None, row: Compared) -> float | None:
         return rel
     if is_masked(term) or is_masked(value):
         return rel
-    sizes = [None if each.stats is None else each.stats.rms for each in (term, value)]
+    sizes = [None if operand.stats is None else operand.stats.rms for operand in (term, value)]
     return rel if sizes[0] is None or not sizes[1] else rel * max(1.0, sizes[0] / sizes[1])
 
 
@@ -243,8 +244,8 @@ def _left_by_addends(row: Compared, source: Compared | None) -> float:
     if value.site.phase == "fwd" or value.stats is None or addends.stats is None or not value.stats.rms:
         return 0.0
     num = addends.stats.numel / max(value.stats.numel, 1)
-    left = math.sqrt(2 * num) * rounding_rel(UNIT_ROUNDOFF[addends.dtype]) * (addends.stats.rms or 0.0)
-    return left / value.stats.rms if num > 1 else 0.0
+    rounding = math.sqrt(2 * num) * rounding_rel(UNIT_ROUNDOFF[addends.dtype]) * (addends.stats.rms or 0.0)
+    return rounding / value.stats.rms if num > 1 else 0.0
 
 
 _SUMS = frozenset({"add", "sub", "radd", "rsub"})
@@ -262,8 +263,8 @@ def _rel(row: Compared) -> float | None:
     if row.distance is None or row.judgement == "not-comparable":
         return None
     if row.distance.nonfinite_differ:
-        return _MOST
-    return None if row.distance.rel is None else min(row.distance.rel, _MOST)
+        return _LARGEST_REL
+    return None if row.distance.rel is None else min(row.distance.rel, _LARGEST_REL)
 
 
 def _is_judged(row: Compared) -> bool:

@@ -45,7 +45,7 @@ def changed_between_steps(steps: Sequence[Step]) -> list[Changed]:
     by_rank: defaultdict[int | None, list[int]] = defaultdict(list)
     for index, step in enumerate(steps):
         by_rank[step.rank].append(index)
-    found: list[Changed] = []
+    lone_changes: list[Changed] = []
     for indices in by_rank.values():
         unchanged: defaultdict[str, int] = defaultdict(int)
         changes: list[Changed] = []
@@ -56,8 +56,8 @@ def changed_between_steps(steps: Sequence[Step]) -> list[Changed]:
                         unchanged[name] += 1
                     else:
                         changes.append(change)
-        found += [change for change in changes if unchanged[change.name]]
-    return sorted(found, key=lambda change: (steps[change.at].step, change.at))
+        lone_changes += [change for change in changes if unchanged[change.name]]
+    return sorted(lone_changes, key=lambda change: (steps[change.at].step, change.at))
 
 
 def _continuity(before: Step, after: Step, at: int) -> Iterator[tuple[str, Changed | None]]:
@@ -66,23 +66,23 @@ def _continuity(before: Step, after: Step, at: int) -> Iterator[tuple[str, Chang
         (_after_update([row.run_value for row in before.rows]), _at_start([row.run_value for row in after.rows])),
         (_after_update([row.ref_value for row in before.rows]), _at_start([row.ref_value for row in after.rows])),
     ]
-    (left, start), (ref_left, ref_start) = sides
-    for name in left.keys() & start.keys() & ref_left.keys() & ref_start.keys():
-        same, ref_same = _same(left[name], start[name]), _same(ref_left[name], ref_start[name])
-        if same and ref_same:
+    (result, start), (ref_result, ref_start) = sides
+    for name in result.keys() & start.keys() & ref_result.keys() & ref_start.keys():
+        is_kept, ref_is_kept = _is_equal(result[name], start[name]), _is_equal(ref_result[name], ref_start[name])
+        if is_kept and ref_is_kept:
             yield name, None
-        elif same != ref_same:
-            one, other = (ref_start[name], ref_left[name]) if same else (start[name], left[name])
-            distance = stats_distance(one, other, rows=1)
+        elif is_kept != ref_is_kept:
+            start_stats, result_stats = (ref_start[name], ref_result[name]) if is_kept else (start[name], result[name])
+            distance = stats_distance(start_stats, result_stats, rows=1)
             rel = None if distance.nonfinite_differ else distance.rel
-            yield name, Changed(at, name, in_reference=same, rel=rel)
+            yield name, Changed(at, name, in_reference=is_kept, rel=rel)
 
 
 def _after_update(side: Iterable[Value | None]) -> dict[str, TensorStats]:
     """The result of the last recorded operation of an update, for each parameter that one wrote to."""
     values = _ordered(side)
     current = {value.root: value.site.name for value in values if value.site.phase == "param"}
-    left: dict[str, TensorStats] = {}
+    result_of_param: dict[str, TensorStats] = {}
     writes: dict[tuple[int, str, int, str], str] = {}
     for value in values:
         site = value.site
@@ -93,8 +93,8 @@ def _after_update(side: Iterable[Value | None]) -> dict[str, TensorStats]:
             writes[key] = current[value.root]
         elif value.returned and key in writes and value.stats is not None:
             current[value.root] = writes[key]
-            left[writes[key]] = value.stats
-    return left
+            result_of_param[writes[key]] = value.stats
+    return result_of_param
 
 
 def _at_start(side: Iterable[Value | None]) -> dict[str, TensorStats]:
@@ -110,7 +110,7 @@ def _ordered(side: Iterable[Value | None]) -> list[Value]:
     return sorted((value for value in side if value is not None), key=lambda value: value.index)
 
 
-def _same(one: TensorStats, other: TensorStats) -> bool:
-    if one.fingerprint is not None and other.fingerprint is not None:
-        return one.fingerprint == other.fingerprint
-    return all(getattr(one, name) == getattr(other, name) for name in _EXACT)
+def _is_equal(stats: TensorStats, other_stats: TensorStats) -> bool:
+    if stats.fingerprint is not None and other_stats.fingerprint is not None:
+        return stats.fingerprint == other_stats.fingerprint
+    return all(getattr(stats, name) == getattr(other_stats, name) for name in _EXACT)

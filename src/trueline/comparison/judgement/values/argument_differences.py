@@ -41,33 +41,33 @@ class ChangedArguments:
 def first_changed_arguments(steps: Sequence[Step]) -> ChangedArguments | None:
     """The first such call of the forward pass, in the order of steps, then of execution."""
     agreed: dict[Key, int] = {}
-    begun: dict[Key, ChangedArguments] = {}
+    changes: dict[Key, ChangedArguments] = {}
     never: set[Key] = set()
     for at, step in enumerate(steps):
-        for call_key, (mine, theirs) in step.calls.items():
+        for call_key, (call, twin) in step.calls.items():
             key = step.rank, call_key
-            if mine is None or theirs is None or mine.phase != "fwd" or key in never:
+            if call is None or twin is None or call.phase != "fwd" or key in never:
                 continue
-            other = _settings(mine, theirs)
-            if not other:
+            differing = _settings(call, twin)
+            if not differing:
                 agreed[key] = agreed.get(key, 0) + 1
-                if begun.pop(key, None) is not None:
+                if changes.pop(key, None) is not None:
                     never.add(key)
-            elif key not in begun:
-                least = STEPS_BEFORE if any(is_fraction(text) for pair in other.values() for text in pair) else 1
+            elif key not in changes:
+                least = STEPS_BEFORE if any(is_fraction(text) for pair in differing.values() for text in pair) else 1
                 if agreed.get(key, 0) < least:
                     never.add(key)
                 else:
-                    begun[key] = ChangedArguments(at, mine, other, agreed[key])
-    return min(begun.values(), key=lambda each: (steps[each.at].step, each.call.first.index), default=None)
+                    changes[key] = ChangedArguments(at, call, differing, agreed[key])
+    return min(changes.values(), key=lambda change: (steps[change.at].step, change.call.first.index), default=None)
 
 
-def _settings(mine: Call, theirs: Call) -> Arguments:
+def _settings(call: Call, twin: Call) -> Arguments:
     """Arguments that differ, without those that may follow from a decision."""
-    if mine.first.args == theirs.first.args:
+    if call.first.args == twin.first.args:
         return {}
-    found = different_arguments(mine, theirs)
-    return {name: pair for name, pair in found.items() if not any(_is_whole(text) for text in pair)}
+    differing = different_arguments(call, twin)
+    return {name: pair for name, pair in differing.items() if not any(_is_whole(text) for text in pair)}
 
 
 def _is_whole(argument: Argument) -> bool:
@@ -77,29 +77,29 @@ def _is_whole(argument: Argument) -> bool:
     return not is_fraction(argument) and any(letter.isdigit() for letter in argument)
 
 
-def different_arguments(mine: Call, theirs: Call) -> Arguments:
+def different_arguments(call: Call, twin: Call) -> Arguments:
     """Arguments that differ between two calls, by name or place."""
-    one, other = _flat_arguments(mine), _flat_arguments(theirs)
-    pairs = {name: (one.get(name), other.get(name)) for name in {**one, **other}}
+    arguments, ref_arguments = _flat_arguments(call), _flat_arguments(twin)
+    pairs = {name: (arguments.get(name), ref_arguments.get(name)) for name in {**arguments, **ref_arguments}}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def shown_arguments(different: Arguments) -> dict[str, tuple[str, str]]:
     """Arguments that differ, as texts for people."""
-    return {name: (_shown(mine), _shown(theirs)) for name, (mine, theirs) in different.items()}
+    return {name: (_argument_text(pair[0]), _argument_text(pair[1])) for name, pair in different.items()}
 
 
-def _shown(argument: Argument) -> str:
+def _argument_text(argument: Argument) -> str:
     return _NOT_GIVEN if argument is None else _TENSOR if argument.startswith('{"in": ') else argument
 
 
 def arguments_in_words(different: Arguments) -> str:
     """Arguments that differ, in words."""
     return "; ".join(
-        f"{name} is {mine} and not {theirs}"
+        f"{name} is {text} and not {ref_text}"
         if None not in different[name]
-        else f"{name} is {mine} in RUN and {theirs} in REF"
-        for name, (mine, theirs) in shown_arguments(different).items()
+        else f"{name} is {text} in RUN and {ref_text} in REF"
+        for name, (text, ref_text) in shown_arguments(different).items()
     )
 
 
@@ -122,5 +122,5 @@ def _flat_arguments(call: Call) -> dict[str, str]:
     if text is None:
         return {}
     document = cast(dict[str, Any], json.loads(text))
-    places = {f"argument {place}": value for place, value in enumerate(document.get("args", []))}
-    return {name: json.dumps(value) for name, value in {**places, **document.get("kwargs", {})}.items()}
+    positional = {f"argument {position}": value for position, value in enumerate(document.get("args", []))}
+    return {name: json.dumps(value) for name, value in {**positional, **document.get("kwargs", {})}.items()}

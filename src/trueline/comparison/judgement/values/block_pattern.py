@@ -53,19 +53,19 @@ class BlockPattern:
         return 1 << self.exponent
 
 
-def wrong_elements(mine: NDArray[np.generic], theirs: NDArray[np.generic], dtype: str) -> NDArray[np.bool_]:
+def wrong_elements(array: NDArray[np.generic], ref_array: NDArray[np.generic], dtype: str) -> NDArray[np.bool_]:
     """[n] which elements differ by more than a rounding of each side, of numbers of the usual size."""
-    x, y = mine.reshape(-1), theirs.reshape(-1)
-    same = (x == y) | ((x != x) & (y != y))
+    x, y = array.reshape(-1), ref_array.reshape(-1)
+    is_same = (x == y) | ((x != x) & (y != y))
     number = FORMATS.get(dtype)
-    if number is None or same.all():
-        return ~same
-    one, other = x.astype(np.float64), y.astype(np.float64)
+    if number is None or is_same.all():
+        return ~is_same
+    numbers, ref_numbers = x.astype(np.float64), y.astype(np.float64)
     with np.errstate(all="ignore"):
-        size = np.abs(other[np.isfinite(other) & (other != 0)])
+        size = np.abs(ref_numbers[np.isfinite(ref_numbers) & (ref_numbers != 0)])
         usual = float(np.median(size)) if size.size else 0.0
-        apart = np.abs(one - other) > 4 * number.unit * np.maximum(np.abs(other), usual)
-    return ~same & (apart | ~np.isfinite(one) | ~np.isfinite(other))
+        is_apart = np.abs(numbers - ref_numbers) > 4 * number.unit * np.maximum(np.abs(ref_numbers), usual)
+    return ~is_same & (is_apart | ~np.isfinite(numbers) | ~np.isfinite(ref_numbers))
 
 
 def block_pattern(wrong: NDArray[np.bool_], shape: tuple[int, ...]) -> BlockPattern | None:
@@ -81,19 +81,19 @@ def block_pattern(wrong: NDArray[np.bool_], shape: tuple[int, ...]) -> BlockPatt
     size = wrong.size
     ends = sorted({end for run in runs for end in run if 0 < end < size and (end % width or len(shape) < 2)})
     columns = Counter(end % width for end in ends)
-    own = [end for end in ends if columns[end % width] == 1]
-    exponent = min((_exponent(end) for end in own), default=0)
-    return BlockPattern(tuple(runs), exponent, len(own)) if exponent >= LEAST_EXPONENT else None
+    lone_ends = [end for end in ends if columns[end % width] == 1]
+    exponent = min((_exponent(end) for end in lone_ends), default=0)
+    return BlockPattern(tuple(runs), exponent, len(lone_ends)) if exponent >= LEAST_EXPONENT else None
 
 
 def together(patterns: Iterable[tuple[int, BlockPattern]]) -> tuple[list[int], float]:
     """Which of several values, by number, have blocks, and the bits of evidence that these make together: for each of
     the values that were looked at is paid, as the most telling ones are chosen.
     """
-    found = list(patterns)
-    price = math.log2(len(found)) if found else 0.0
-    chosen = [number for number, each in found if each.bits > price]
-    return chosen, sum(each.bits - price for number, each in found if number in chosen)
+    numbered = list(patterns)
+    price = math.log2(len(numbered)) if numbered else 0.0
+    chosen_numbers = [number for number, pattern in numbered if pattern.bits > price]
+    return chosen_numbers, sum(pattern.bits - price for number, pattern in numbered if number in chosen_numbers)
 
 
 @dataclass(frozen=True)
@@ -105,23 +105,23 @@ class Writer:
 
 
 def writer_of(
-    values: NDArray[np.generic], run: tuple[int, int], others: Iterable[tuple[int, NDArray[np.generic]]]
+    values: NDArray[np.generic], run: tuple[int, int], candidates: Iterable[tuple[int, NDArray[np.generic]]]
 ) -> Writer | None:
-    """Where else the numbers of a run of wrong elements of ``values`` are, among ``others`` by number; None where they
-    are nowhere, or say nothing, as a constant does.
+    """Where else the numbers of a run of wrong elements of ``values`` are, among ``candidates`` by number; None where
+    they are nowhere, or say nothing, as a constant does.
     """
     begin, end = run
     piece = values.reshape(-1)[begin : min(end, begin + BLOCK)]
     if len(piece) < BLOCK // 8 or len(np.unique(piece)) < len(piece) // 8:
         return None
-    wanted, item = piece.tobytes(), piece.dtype.itemsize
-    for number, other in others:
-        if other.dtype != piece.dtype:
+    block_bytes, item = piece.tobytes(), piece.dtype.itemsize
+    for number, candidate in candidates:
+        if candidate.dtype != piece.dtype:
             continue
-        held = np.ascontiguousarray(other).tobytes()
-        at = held.find(wanted)
+        candidate_bytes = np.ascontiguousarray(candidate).tobytes()
+        at = candidate_bytes.find(block_bytes)
         while at >= 0 and at % item:
-            at = held.find(wanted, at + 1)
+            at = candidate_bytes.find(block_bytes, at + 1)
         if at >= 0:
             return Writer(number, at // item)
     return None

@@ -28,10 +28,12 @@ _BINS = 8
 _ARRAYS = 20
 """Arrays of the size of a block in float64 that are alive at once, and a few sums
 (``tests/unit/comparison/judgement/test_stored_values.py``)."""
-_LEAST, _MOST = -8 * _BINS, 1100 * _BINS
+_LOWEST_BIN, _HIGHEST_BIN = -8 * _BINS, 1100 * _BINS
 
 
-def describe_difference(mine: Numbers, theirs: Numbers, *, dtype: str, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+def describe_difference(
+    numbers: Numbers, ref_numbers: Numbers, *, dtype: str, max_bytes: int = MAX_BYTES
+) -> dict[str, Any]:
     """The difference of two values of one shape in numbers that people ask for; {} where shapes differ.
 
     ``max_abs`` with ``max_abs_at`` (index) and ``max_abs_values`` (x and y there); ``cosine``; ``differ_frac`` (0-1) of
@@ -42,22 +44,22 @@ def describe_difference(mine: Numbers, theirs: Numbers, *, dtype: str, max_bytes
     is what the numbers were rounded to; one that has no rounding gives no ``beyond_frac`` and no ``ulp_*``. Values are
     read twice and in blocks; at most about ``max_bytes`` are taken.
     """
-    if mine.shape != theirs.shape:
+    if numbers.shape != ref_numbers.shape:
         return {}
-    complex_pairs = mine.dtype.kind == "c" or theirs.dtype.kind == "c"
-    shape = (*mine.shape, 2) if complex_pairs else mine.shape
-    totals = _ElementTotals(shape, dtype, _usual_size(theirs, mine, max_bytes), max_bytes)
+    complex_pairs = numbers.dtype.kind == "c" or ref_numbers.dtype.kind == "c"
+    shape = (*numbers.shape, 2) if complex_pairs else numbers.shape
+    totals = _ElementTotals(shape, dtype, _usual_size(ref_numbers, numbers, max_bytes), max_bytes)
     with np.errstate(all="ignore"):
-        for begin, x, y in blocks(mine, theirs, max_bytes=max_bytes, arrays=_ARRAYS):
+        for begin, x, y in blocks(numbers, ref_numbers, max_bytes=max_bytes, arrays=_ARRAYS):
             totals.add(begin, x.astype(np.float64), y.astype(np.float64))
     return totals.described()
 
 
-def _usual_size(theirs: Numbers, mine: Numbers, max_bytes: int) -> float:
+def _usual_size(ref_numbers: Numbers, numbers: Numbers, max_bytes: int) -> float:
     """Geometric mean of the absolute values of the reference's finite elements but zeros, which few large ones do not
     lift; that of the run's where the reference has none, and 0 where neither has.
     """
-    for values in (theirs, mine):
+    for values in (ref_numbers, numbers):
         total, count = 0.0, 0
         for _, y, _ in blocks(values, values, max_bytes=max_bytes):
             size = np.abs(y.astype(np.float64))
@@ -87,7 +89,7 @@ class _ElementTotals:
     largest: tuple[float, int, float, float] = (0.0, -1, 0.0, 0.0)
     ends: tuple[int, int] | None = None
     bad_ends: tuple[int, int] | None = None
-    ulps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(_MOST - _LEAST + 2, dtype=np.int64))
+    ulps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(_HIGHEST_BIN - _LOWEST_BIN + 2, dtype=np.int64))
     weights: _WeightByIndex | None = None
     bad_weights: _WeightByIndex | None = None
 
@@ -97,24 +99,24 @@ class _ElementTotals:
 
     def add(self, begin: int, x: Floats, y: Floats) -> None:
         """The elements from ``begin`` on in row-major order."""
-        both = np.isfinite(x) & np.isfinite(y)
-        same = (x == y) | (np.isnan(x) & np.isnan(y))
-        bad = ~both & ~same
-        error = np.where(both, x - y, 0.0)
-        self.differ += int(len(x) - np.count_nonzero(same))
+        is_finite = np.isfinite(x) & np.isfinite(y)
+        is_same = (x == y) | (np.isnan(x) & np.isnan(y))
+        bad = ~is_finite & ~is_same
+        error = np.where(is_finite, x - y, 0.0)
+        self.differ += int(len(x) - np.count_nonzero(is_same))
         if bad.any():
             self.nonfinite += int(np.count_nonzero(bad))
             self.bad_ends = _widened(self.bad_ends, begin, bad)
             if self.bad_weights is not None:
                 self.bad_weights.add(begin, bad.astype(np.float64))
-        self._add_finite(x[both], y[both])
+        self._add_finite(x[is_finite], y[is_finite])
         size = np.abs(error)
         at = int(size.argmax())
         if size[at] > self.largest[0]:
             self.largest = (float(size[at]), begin + at, float(x[at]), float(y[at]))
-        self._add_roundings(begin, size, np.where(both, np.maximum(np.abs(x), np.abs(y)), 0.0), both)
+        self._add_roundings(begin, size, np.where(is_finite, np.maximum(np.abs(x), np.abs(y)), 0.0), is_finite)
         if self.weights is not None:
-            weight = np.divide(error**2, np.where(both, y, 0.0) ** 2 + self.usual_size**2)
+            weight = np.divide(error**2, np.where(is_finite, y, 0.0) ** 2 + self.usual_size**2)
             self.weights.add(begin, np.nan_to_num(weight, posinf=1e300))
 
     def _add_finite(self, x: Floats, y: Floats) -> None:
@@ -123,8 +125,8 @@ class _ElementTotals:
         self.xx += float(np.dot(x, x))
         self.yy += float(np.dot(y, y))
 
-    def _add_roundings(self, begin: int, size: Floats, larger: Floats, both: NDArray[np.bool_]) -> None:
-        """``size`` [n] is |e| and ``larger`` [n] the larger of |x| and |y|; of elements finite in ``both``."""
+    def _add_roundings(self, begin: int, size: Floats, larger: Floats, is_finite: NDArray[np.bool_]) -> None:
+        """``size`` [n] is |e| and ``larger`` [n] the larger of |x| and |y|; of elements finite in ``is_finite``."""
         number = FORMATS.get(self.dtype)
         if number is None:
             beyond = size > 0
@@ -132,30 +134,31 @@ class _ElementTotals:
             beyond = size > 2 * number.unit * np.maximum(larger, self.usual_size)
             step = np.maximum(2 * number.unit * np.exp2(np.frexp(larger)[1] - 1.0), number.smallest)
             weights = np.ceil(np.log2(size / step) * _BINS)
-            bins = np.where(size > 0, np.clip(weights, _LEAST, _MOST) - _LEAST + 1, 0)[both].astype(np.int64)
+            bins = np.where(size > 0, np.clip(weights, _LOWEST_BIN, _HIGHEST_BIN) - _LOWEST_BIN + 1, 0)
+            bins = bins[is_finite].astype(np.int64)
             self.ulps += np.bincount(bins, minlength=len(self.ulps))
         self.beyond += int(np.count_nonzero(beyond))
         self.ends = _widened(self.ends, begin, beyond)
 
     def described(self) -> dict[str, Any]:
         count = max(math.prod(self.shape), 1)
-        found: dict[str, Any] = {"differ_frac": self.differ / count, "nonfinite": self.nonfinite}
+        facts: dict[str, Any] = {"differ_frac": self.differ / count, "nonfinite": self.nonfinite}
         if self.largest[1] >= 0:
             value, at, x, y = self.largest
-            found |= {"max_abs": value, "max_abs_at": _index(at, self.shape), "max_abs_values": (x, y)}
+            facts |= {"max_abs": value, "max_abs_at": _index(at, self.shape), "max_abs_values": (x, y)}
         if self.xx and self.yy and math.isfinite(self.xx * self.yy):
-            found["cosine"] = max(-1.0, min(1.0, self.xy / math.sqrt(self.xx * self.yy)))
+            facts["cosine"] = max(-1.0, min(1.0, self.xy / math.sqrt(self.xx * self.yy)))
         if self.dtype in FORMATS and self.finite:
-            found["beyond_frac"] = self.beyond / count
-            found |= {f"ulp_p{percent}": self._ulps(percent / 100) for percent in (50, 90, 99)}
-            found["ulp_max"] = self._ulps(1.0)
-        found["where"] = self._where(count)
-        return found
+            facts["beyond_frac"] = self.beyond / count
+            facts |= {f"ulp_p{percent}": self._ulps(percent / 100) for percent in (50, 90, 99)}
+            facts["ulp_max"] = self._ulps(1.0)
+        facts["where"] = self._where(count)
+        return facts
 
     def _ulps(self, fraction: float) -> float:
-        place = max(math.ceil(fraction * self.finite), 1)
-        found = int(np.searchsorted(np.cumsum(self.ulps), place))
-        return 0.0 if found == 0 else 2.0 ** ((found - 1 + _LEAST) / _BINS)
+        rank = max(math.ceil(fraction * self.finite), 1)
+        bin_index = int(np.searchsorted(np.cumsum(self.ulps), rank))
+        return 0.0 if bin_index == 0 else 2.0 ** ((bin_index - 1 + _LOWEST_BIN) / _BINS)
 
     def _where(self, count: int) -> str:
         """Where NaN and infinities differ, if they do; else where finite numbers differ."""
@@ -187,28 +190,28 @@ class _WeightByIndex:
     def add(self, begin: int, weight: Floats) -> None:
         """Weights of the elements from ``begin`` on in row-major order: the end of a row, whole rows, part of a row."""
         width = len(self._columns)
-        done = 0
-        while done < len(weight):
-            row, column = divmod(begin + done, width)
-            rows = 1 if column else max((len(weight) - done) // width, 1)
-            piece = weight[done : done + rows * width - column]
+        num_added = 0
+        while num_added < len(weight):
+            row, column = divmod(begin + num_added, width)
+            rows = 1 if column else max((len(weight) - num_added) // width, 1)
+            piece = weight[num_added : num_added + rows * width - column]
             part = piece.reshape(rows, -1)
             self._rows[row : row + rows] += part.sum(axis=1)
             self._columns[column : column + part.shape[1]] += part.sum(axis=0)
-            done += len(piece)
+            num_added += len(piece)
 
     def in_words(self) -> str:
         """The dims along which few indices have nearly all of the weight; '' where there are none."""
         rows = self._rows.reshape(self._shape[:-1] or (1,))
         dims = [
-            rows.sum(axis=tuple(other for other in range(rows.ndim) if other != dim))
+            rows.sum(axis=tuple(summed_dim for summed_dim in range(rows.ndim) if summed_dim != dim))
             for dim in range(len(self._shape) - 1)
         ]
-        named = [_named(dim, sums) for dim, sums in enumerate([*dims, self._columns])]
-        return " and ".join(text for text in named if text)
+        texts = [_indices_text(dim, sums) for dim, sums in enumerate([*dims, self._columns])]
+        return " and ".join(text for text in texts if text)
 
 
-def _named(dim: int, sums: Floats) -> str:
+def _indices_text(dim: int, sums: Floats) -> str:
     """``index 17 of 4,096 along dim 2``; '' where ``SHARE`` of the sum takes more than one in ``FEW`` indices."""
     size, total = len(sums), float(sums.sum())
     if size < 2 or not total > 0:
@@ -217,21 +220,21 @@ def _named(dim: int, sums: Floats) -> str:
     needed = int(np.searchsorted(np.cumsum(sums[order]), SHARE * total)) + 1
     if needed > max(size // FEW, 1):
         return ""
-    found = sorted(order[:needed].tolist())
-    what = f"index {found[0]:,}" if needed == 1 else f"indices {_listed(found)}"
-    return f"{what} of {size:,} along dim {dim}"
+    indices = sorted(order[:needed].tolist())
+    indices_text = f"index {indices[0]:,}" if needed == 1 else f"indices {_list_text(indices)}"
+    return f"{indices_text} of {size:,} along dim {dim}"
 
 
-def _listed(indices: Sequence[int]) -> str:
+def _list_text(indices: Sequence[int]) -> str:
     first, last = indices[0], indices[-1]
     if last - first + 1 == len(indices) > 2:
         return f"{first:,} to {last:,}"
-    shown = ", ".join(f"{index:,}" for index in indices[:4])
-    return shown if len(indices) <= 4 else f"{shown}, … ({len(indices):,})"
+    text = ", ".join(f"{index:,}" for index in indices[:4])
+    return text if len(indices) <= 4 else f"{text}, … ({len(indices):,})"
 
 
 def _index(flat: int, shape: tuple[int, ...]) -> list[int]:
-    return [int(place) for place in np.unravel_index(flat, shape)] if shape else []
+    return [int(coordinate) for coordinate in np.unravel_index(flat, shape)] if shape else []
 
 
 def _widened(ends: tuple[int, int] | None, begin: int, marked: NDArray[np.bool_]) -> tuple[int, int] | None:

@@ -176,16 +176,16 @@ def tensor_distance(numbers: Numbers, ref_numbers: Numbers, *, max_bytes: int = 
 
 
 def blocks(
-    mine: Numbers, theirs: Numbers, *, max_bytes: int = MAX_BYTES, arrays: int = _ARRAYS
+    numbers: Numbers, ref_numbers: Numbers, *, max_bytes: int = MAX_BYTES, arrays: int = _ARRAYS
 ) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
     """Pieces of both, flat and in row-major order, with the index of their first element; complex numbers as
     pairs of real ones, booleans as uint8. ``arrays`` of that size in float64 take ``max_bytes``.
     """
-    numbers = max(1, min(_BLOCK_BYTES, max_bytes // arrays) // 8)
-    one, other = (source if isinstance(source, Stored) else Held(source) for source in (mine, theirs))
-    for begin in range(0, one.size, numbers):
-        end = min(begin + numbers, one.size)
-        yield begin, _real(one.read(begin, end)), _real(other.read(begin, end))
+    block_size = max(1, min(_BLOCK_BYTES, max_bytes // arrays) // 8)
+    stored, ref_stored = (side if isinstance(side, Stored) else Held(side) for side in (numbers, ref_numbers))
+    for begin in range(0, stored.size, block_size):
+        end = min(begin + block_size, stored.size)
+        yield begin, _real(stored.read(begin, end)), _real(ref_stored.read(begin, end))
 
 
 def _different_statistics(stats: TensorStats, ref_stats: TensorStats) -> dict[str, Any]:

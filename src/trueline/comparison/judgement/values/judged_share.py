@@ -76,12 +76,12 @@ def _passes(steps: Iterable[Step]) -> tuple[JudgedPass, ...]:
                 count.why[why] += 1
             else:
                 count.judged += 1
-        for mine, theirs in step.alignment.calls:
-            call = mine if theirs is None else theirs if mine is None else None
+        for run_call, ref_call in step.alignment.calls:
+            call = _lone_call(run_call, ref_call)
             if call is not None and call.phase != "bwd":  # the backward of a call is no further one
                 count = counts[_pass_of(call.first)]
-                count.run_only += theirs is None
-                count.ref_only += mine is None
+                count.run_only += ref_call is None
+                count.ref_only += run_call is None
     return tuple(
         JudgedPass(
             name,
@@ -121,30 +121,30 @@ def incomparable(steps: Sequence[Step]) -> list[str]:
     that decides otherwise by inputs which rounding moved, that draws random numbers in another dtype, or that computes
     in another way without consequence.
     """
-    found: dict[str, str] = {}
+    remarks: dict[str, str] = {}
     for step in steps:
         for row in step.rows:
             value = row.value
             if row.note == DRAWN and row.run_value is not None and row.ref_value is not None:
-                found.setdefault(
+                remarks.setdefault(
                     DRAWN,
                     f"{value.site} draws random numbers in {row.run_value.dtype}, in the reference in "
                     f"{row.ref_value.dtype}: torch then draws others from the same seed, and what follows from them "
                     "cannot be judged. Draw them in one dtype in both runs.",
                 )
             elif row.note == NO_CONSEQUENCE:
-                found.setdefault(
+                remarks.setdefault(
                     NO_CONSEQUENCE,
                     f"{value.site} differs from the reference, and nothing that follows from it does: the results of "
                     "the model and the gradients of all parameters agree: both compute the same in another way.",
                 )
             elif row.judgement == "within" and value.dtype not in FORMATS and value.kind == "op" and value.returned:
-                found.setdefault(
+                remarks.setdefault(
                     "decided",
                     f"{value.site} decides otherwise than in the reference, by inputs that rounding may have moved. "
                     "That alone is no fault, and what follows from it cannot be judged.",
                 )
-    return list(found.values())
+    return list(remarks.values())
 
 
 def one_sided_calls(steps: Sequence[Step], rows: Iterable[ComparedRow]) -> tuple[OneSidedCall, ...]:
@@ -152,21 +152,28 @@ def one_sided_calls(steps: Sequence[Step], rows: Iterable[ComparedRow]) -> tuple
     order of execution; ``rows`` have the lines of code. Calls inside a module that is listed are left out.
     """
     lines = {(row.site, row.ref_site): row.where for row in rows if row.site is None or row.ref_site is None}
-    found: dict[tuple[bool, str, str], OneSidedCall] = {}
+    call_of_key: dict[tuple[bool, str, str], OneSidedCall] = {}
     for step in steps:
         listed: dict[bool, list[str]] = {True: [], False: []}
-        for mine, theirs in step.alignment.calls:
-            call = mine if theirs is None else theirs if mine is None else None
-            if call is None or call.phase != "fwd" or _is_inside(call, listed[mine is None]):
+        for run_call, ref_call in step.alignment.calls:
+            call = _lone_call(run_call, ref_call)
+            if call is None or call.phase != "fwd" or _is_inside(call, listed[run_call is None]):
                 continue
-            in_reference, site = mine is None, str(call.first.site)
+            in_reference, site = run_call is None, str(call.first.site)
             if call.first.kind == "module":
                 listed[in_reference].append(call.name)
             where = lines.get((None, site) if in_reference else (site, None), "")
             key = in_reference, call.name, where
-            known = found.get(key) or OneSidedCall(in_reference, site, call.name, where, 0)
-            found[key] = replace(known, num=known.num + 1)
-    return tuple(found.values())
+            counted_call = call_of_key.get(key) or OneSidedCall(in_reference, site, call.name, where, 0)
+            call_of_key[key] = replace(counted_call, num=counted_call.num + 1)
+    return tuple(call_of_key.values())
+
+
+def _lone_call(run_call: Call | None, ref_call: Call | None) -> Call | None:
+    """The call that one run alone makes; None where both make it."""
+    if run_call is not None and ref_call is not None:
+        return None
+    return run_call or ref_call
 
 
 def _is_inside(call: Call, modules: Sequence[str]) -> bool:

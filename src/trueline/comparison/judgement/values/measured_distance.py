@@ -20,47 +20,47 @@ def measure_with(max_bytes: int, *, fingerprints: bool = True) -> Measure:
     sides cannot be compared.
     """
 
-    def measure(mine: Value, theirs: Value) -> Distance:
+    def measure(value: Value, ref_value: Value) -> Distance:
         distance = Distance(None, None, "statistics")
-        if mine.stats is not None and theirs.stats is not None:
-            one, other = mine.stats, theirs.stats
-            if mine.shape != theirs.shape or UNORDERED in mine.flags | theirs.flags:
-                one, other = replace(one, projections=None), replace(other, projections=None)
+        if value.stats is not None and ref_value.stats is not None:
+            stats, ref_stats = value.stats, ref_value.stats
+            if value.shape != ref_value.shape or UNORDERED in value.flags | ref_value.flags:
+                stats, ref_stats = replace(stats, projections=None), replace(ref_stats, projections=None)
             if not fingerprints:
-                one, other = replace(one, fingerprint=None), replace(other, fingerprint=None)
-            width = mine.shape[-1] if mine.shape else 1
+                stats, ref_stats = replace(stats, fingerprint=None), replace(ref_stats, fingerprint=None)
+            width = value.shape[-1] if value.shape else 1
             distance = (
-                stats_distance(one, other, rows=one.numel // max(width, 1))
-                if one.summed and other.summed
-                else checksum_distance(one, other)
+                stats_distance(stats, ref_stats, rows=stats.numel // max(width, 1))
+                if stats.summed and ref_stats.summed
+                else checksum_distance(stats, ref_stats)
             )
-        if (distance.how == "fingerprint" and distance.equal) or mine.load is None or theirs.load is None:
+        if (distance.how == "fingerprint" and distance.equal) or value.load is None or ref_value.load is None:
             return distance
-        exact, twin = nearest(mine.load(), theirs.load(), max_bytes=max_bytes)
-        unordered = UNORDERED in mine.flags | theirs.flags or twin is None
-        return min(distance, exact, key=_apart) if unordered and distance.rel is not None else exact
+        exact, twin = nearest(value.load(), ref_value.load(), max_bytes=max_bytes)
+        unordered = UNORDERED in value.flags | ref_value.flags or twin is None
+        return min(distance, exact, key=_rel_or_inf) if unordered and distance.rel is not None else exact
 
     return measure
 
 
-def checksum_distance(mine: TensorStats, theirs: TensorStats) -> Distance:
+def checksum_distance(stats: TensorStats, ref_stats: TensorStats) -> Distance:
     """The distance from checksums alone: equal or not, of unknown size; neither is known where one side has none."""
-    prints = mine.fingerprint, theirs.fingerprint
-    if mine.dtype != theirs.dtype or None in prints:
+    prints = stats.fingerprint, ref_stats.fingerprint
+    if stats.dtype != ref_stats.dtype or None in prints:
         return Distance(None, None, "fingerprint")
     equal = prints[0] == prints[1]
     return Distance(equal, 0.0 if equal else None, "fingerprint", certain_rel=0.0 if equal else None)
 
 
-def nearest(mine: Stored, theirs: Stored, *, max_bytes: int) -> tuple[Distance, Stored | None]:
+def nearest(stored: Stored, ref_stored: Stored, *, max_bytes: int) -> tuple[Distance, Stored | None]:
     """The distance of two stored values in the layout in which they are nearest, and the second one in that layout;
     None where no layout of the second has the shape of the first.
     """
-    twins = layouts(theirs, mine.shape)
-    found = [tensor_distance(mine, each, max_bytes=max_bytes) for each in twins or [theirs]]
-    best = min(range(len(found)), key=lambda place: _apart(found[place]))
-    return found[best], twins[best] if twins else None
+    twins = layouts(ref_stored, stored.shape)
+    distances = [tensor_distance(stored, twin, max_bytes=max_bytes) for twin in twins or [ref_stored]]
+    best = min(range(len(distances)), key=lambda index: _rel_or_inf(distances[index]))
+    return distances[best], twins[best] if twins else None
 
 
-def _apart(distance: Distance) -> float:
+def _rel_or_inf(distance: Distance) -> float:
     return math.inf if distance.rel is None else distance.rel

@@ -40,30 +40,32 @@ class Multiple(NamedTuple):
     chance: float
 
 
-def multiple_of(mine: TensorStats, theirs: TensorStats) -> Multiple | None:
-    """How far the value with statistics ``mine`` is a multiple of that with ``theirs``; None where nothing tells, or c
-    is 1 up to the rounding of a factor that all numbers share.
+def multiple_of(stats: TensorStats, ref_stats: TensorStats) -> Multiple | None:
+    """How far the value with ``stats`` is a multiple of that with ``ref_stats``; None where nothing tells, or c is 1 up
+    to the rounding of a factor that all numbers share.
     """
-    p, q = mine.projections, theirs.projections
-    if p is None or q is None or not theirs.norm or min(mine.finite, theirs.finite) < max(_FEWEST, theirs.numel):
+    p, q = stats.projections, ref_stats.projections
+    if p is None or q is None or not ref_stats.norm:
+        return None
+    if min(stats.finite, ref_stats.finite) < max(_FEWEST, ref_stats.numel):
         return None
     sign = 1.0 if sum(a * b for a, b in zip(p, q, strict=True)) >= 0 else -1.0
-    factor = sign * mine.norm / theirs.norm
+    factor = sign * stats.norm / ref_stats.norm
     if abs(factor - 1) <= _ROUNDED:
         return None
-    left = math.hypot(*(a - factor * b for a, b in zip(p, q, strict=True)))
-    apart = math.hypot(*(a - b for a, b in zip(p, q, strict=True))) / math.sqrt(3)
-    apart = max(apart, abs(mine.norm - theirs.norm))
-    if mine.norm:
-        apart = min(apart, math.sqrt(2) * mine.norm)
-    return Multiple(factor, _lower_tail(left / apart) if apart else 1.0)
+    residual = math.hypot(*(a - factor * b for a, b in zip(p, q, strict=True)))
+    distance = math.hypot(*(a - b for a, b in zip(p, q, strict=True))) / math.sqrt(3)
+    distance = max(distance, abs(stats.norm - ref_stats.norm))
+    if stats.norm:
+        distance = min(distance, math.sqrt(2) * stats.norm)
+    return Multiple(factor, _lower_tail(residual / distance) if distance else 1.0)
 
 
 def chance_of_all(chances: Sequence[float]) -> float:
     """The chance that noise makes independent values look like multiples as often, and as closely, as these do."""
     num = len(chances)
-    each = (math.comb(num, k) * p**k for k, p in enumerate(sorted(chances), start=1) if p <= SINGLE)
-    return min(min(each, default=1.0) * max(num, 1), 1.0)
+    bounds = (math.comb(num, k) * p**k for k, p in enumerate(sorted(chances), start=1) if p <= SINGLE)
+    return min(min(bounds, default=1.0) * max(num, 1), 1.0)
 
 
 def _lower_tail(root: float) -> float:

@@ -30,8 +30,8 @@ def aliased_in_one(alignment: Alignment) -> Iterator[tuple[Value, Value]]:
 
 def _uses(side: StepValues) -> Counter[int]:
     """Number of calls of functions that take each tensor in the forward pass, by root."""
-    taken = (value for value in side.values if value.kind == "op" and not value.returned)
-    root_of_slot = {(key_of(value), value.site.slot): value.root for value in taken}
+    inputs = (value for value in side.values if value.kind == "op" and not value.returned)
+    root_of_slot = {(key_of(value), value.site.slot): value.root for value in inputs}
     return Counter(root for (key, _), root in root_of_slot.items() if key[1] == "fwd")
 
 

@@ -41,7 +41,7 @@ def dtypes_part(steps: Sequence[Step]) -> DtypesPart | None:
     """Where dtypes part at the first of ``steps``; None where they do not, or where most of the model has others."""
     at = min((step.step for step in steps), default=None)
     parts = [part for step in steps if step.step == at and (part := _first_of(step)) is not None]
-    return min(parts, key=lambda each: (each.row.position, each.step.rank or 0), default=None)
+    return min(parts, key=lambda part: (part.row.position, part.step.rank or 0), default=None)
 
 
 def update_part(steps: Sequence[Step]) -> DtypesPart | None:
@@ -51,7 +51,7 @@ def update_part(steps: Sequence[Step]) -> DtypesPart | None:
     """
     at = min((step.step for step in steps), default=None)
     parts = [part for step in steps if step.step == at and (part := _update_of(step)) is not None]
-    return min(parts, key=lambda each: (each.row.position, each.step.rank or 0), default=None)
+    return min(parts, key=lambda part: (part.row.position, part.step.rank or 0), default=None)
 
 
 _FEW_OF_UPDATE = 0.25

@@ -49,7 +49,7 @@ def test_a_run_like_the_others_has_the_largest_excess_as_often_as_any() -> None:
         assert drift is not None
         assert drift.num_runs == 5
         largest += drift.excess > drift.usual
-        told += drift.since is not None
+        told += drift.first_step is not None
         assert (drift.chance == pytest.approx(1 / 6)) == (drift.excess > drift.usual)
     noise = 3 * math.sqrt(400 * 1 / 6 * 5 / 6)  # three standard deviations of a binomial
     assert abs(largest - 400 / 6) < noise
@@ -97,7 +97,7 @@ def test_last_bits_of_the_first_losses_are_no_drift() -> None:
     run[0] += 2.0**-22
     drift = loss_gap_of(run, ref, calibrated)
     assert drift is not None
-    assert drift.since is None
+    assert drift.first_step is None
 
 
 def test_a_reference_among_the_calibrated_counts_once() -> None:

@@ -86,7 +86,7 @@ def faulty(seed: int = 0, *, call: int = 25, since: int = 4) -> Table:
 
 def test_the_call_that_adds_more_than_ever_is_told_at_that_step() -> None:
     first = told(faulty())[0]
-    assert (first.at, first.place, first.num_steps) == (4, 25, 4)
+    assert (first.at, first.position, first.num_steps) == (4, 25, 4)
     assert first.false_alarm_rate < FALSE_ALARMS
     assert first.expected < 0.01
 
@@ -126,7 +126,7 @@ def test_calls_of_which_not_all_inputs_were_measured_are_not_judged() -> None:
 
 def test_beside_masks_it_is_not_known_what_a_call_took() -> None:
     steps = [changed(step_of(s, rels), 24, min=-1e9) for s, rels in enumerate(faulty())]
-    assert 25 not in {each.place for each in history_outliers(steps)}
+    assert 25 not in {each.position for each in history_outliers(steps)}
 
 
 def test_terms_that_cancel_in_a_sum_count_as_much_as_they_are_larger() -> None:
@@ -134,8 +134,8 @@ def test_terms_that_cancel_in_a_sum_count_as_much_as_they_are_larger() -> None:
     rels_SK = faulty(call=25)
     steps = [step_of(s, rels) for s, rels in enumerate(rels_SK)]
     cancelling = [changed(changed(step, 25, api="torch.Tensor.sub"), 24, rms=1e6) for step in steps[4:]]
-    assert 25 in {each.place for each in history_outliers(steps)}
-    assert 25 not in {each.place for each in history_outliers([*steps[:4], *cancelling])}
+    assert 25 in {each.position for each in history_outliers(steps)}
+    assert 25 not in {each.position for each in history_outliers([*steps[:4], *cancelling])}
 
 
 def test_a_gradient_that_is_what_rounding_left_of_its_addends_is_not_judged_by_its_size() -> None:
@@ -143,8 +143,8 @@ def test_a_gradient_that_is_what_rounding_left_of_its_addends_is_not_judged_by_i
     steps = [step_of(s, rels, phase="bwd") for s, rels in enumerate(faulty(call=25))]
     addends = [changed(step, 24, numel=48 * 64, rms=1e6) for step in steps]
     larger = [changed(step, 24, numel=48 * 64) for step in steps]
-    assert 25 in {each.place for each in history_outliers(larger)}
-    assert 25 not in {each.place for each in history_outliers(addends)}
+    assert 25 in {each.position for each in history_outliers(larger)}
+    assert 25 not in {each.position for each in history_outliers(addends)}
 
 
 def test_differences_that_projections_did_not_show_are_no_history() -> None:
@@ -156,7 +156,8 @@ def test_differences_that_projections_did_not_show_are_no_history() -> None:
     def found(how: str) -> set[int]:
         steps = [step_of(s, rels) for s, rels in enumerate(rels_SK)]
         rows = [[replace(row, distance=Distance(False, row.distance.rel, how)) for row in s.rows] for s in steps]
-        return {each.place for each in history_outliers([replace(s, rows=r) for s, r in zip(steps, rows, strict=True)])}
+        measured = [replace(s, rows=r) for s, r in zip(steps, rows, strict=True)]
+        return {outlier.position for outlier in history_outliers(measured)}
 
     assert (25 in found("tensor"), 25 in found("statistics")) == (True, False)
 
@@ -188,7 +189,7 @@ def test_ranks_have_pasts_of_their_own() -> None:
 
 def test_the_rate_is_that_of_a_brute_force() -> None:
     rels_SK = faulty()
-    found = {(each.at, each.place): each.false_alarm_rate for each in told(rels_SK)}
+    found = {(each.at, each.position): each.false_alarm_rate for each in told(rels_SK)}
     log_SK = np.array([[_added(rels, k) for k in range(1, NUM_CALLS)] for rels in rels_SK])
     probabilities: dict[tuple[int, int], float] = {}
     for s in range(1, len(rels_SK)):
