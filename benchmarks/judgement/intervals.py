@@ -60,5 +60,5 @@ def _found(loss_TN: np.ndarray, shift: float) -> _Found | None:
         return None
     reported = effect_of(outlier, loss_TN)
     low, high = reported.interval()
-    plain = mean_difference(loss_TN[outlier.first : outlier.last + 1], outlier.workers, outlier.others).interval()
+    plain = mean_difference(loss_TN[outlier.first : outlier.last + 1], outlier.workers, outlier.peers).interval()
     return _Found(reported.value, low, high, *plain) if math.isfinite(low) else None

@@ -42,4 +42,4 @@ def _found(draw: np.random.Generator, workers: int, first: int, shift: float, la
     loss_TN = 10 + (draw.standard_normal(shape) if law == "normal" else draw.standard_t(3, shape))
     loss_TN[first:, 0] += shift
     outlier = first_outlier(loss_TN)
-    return None if outlier is None else (outlier.first, *outlier.since)
+    return None if outlier is None else (outlier.first, *outlier.onset_bounds)

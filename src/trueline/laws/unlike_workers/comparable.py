@@ -20,9 +20,9 @@ SeriesName = Literal["loss", "log_norm", "cosine", "group_log_norm", "group_cosi
 """The series whose dependence is measured, by their names in ``WorkerSeries``."""
 
 NUM_SAMPLE_DETECTORS = 5
-"""That the budget's share of sample losses is split over, per declared group: batches too close together, and agreement
-by place (``dispersion-low``); batches too far apart, and persistent differences in the loss and in the gradient norm
-(``dispersion-high``)."""
+"""Detectors of a declared group that the budget's share of sample losses is split over: batches too close together, and
+agreement by place (``dispersion-low``); batches too far apart, and persistent differences in the loss and in the
+gradient norm (``dispersion-high``)."""
 
 FIRST_STEPS = 4096
 """Steps of which the dependence of workers is measured, twice, four times, ... as many as soon as there are so many: so
@@ -39,7 +39,7 @@ def comparable_groups(series: WorkerSeries) -> list[tuple[int, ...]]:
 
 
 def num_sample_detectors(series: WorkerSeries) -> int:
-    """How many detectors share the budget's share of sample losses."""
+    """The number of detectors that share the budget's share of sample losses."""
     return NUM_SAMPLE_DETECTORS * max(len(comparable_groups(series)), 1)
 
 
@@ -48,43 +48,44 @@ def compared_among(series: WorkerSeries, values_TN: Floats, members: tuple[int, 
     [R, M]. Whether a step is left out depends on its unordered values alone, and so costs no validity.
     """
     declared = series.declared or (tuple(range(series.num_workers)),)
-    chosen = series.compared(values_TN)[declared.index(members)][:, list(members)]
-    low = np.min(np.where(np.isfinite(chosen), chosen, np.inf), axis=1)
-    high = np.max(np.where(np.isfinite(chosen), chosen, -np.inf), axis=1)
+    values_TM = series.compared(values_TN)[declared.index(members)][:, list(members)]
+    low = np.min(np.where(np.isfinite(values_TM), values_TM, np.inf), axis=1)
+    high = np.max(np.where(np.isfinite(values_TM), values_TM, -np.inf), axis=1)
     rows = np.flatnonzero(high > low).astype(np.int64)
-    return rows, chosen[rows]
+    return rows, values_TM[rows]
 
 
 def dependence_among(
-    series: WorkerSeries, of: SeriesName, members: tuple[int, ...], group: int | None = None
+    series: WorkerSeries, series_name: SeriesName, members: tuple[int, ...], group: int | None = None
 ) -> Dependence:
     """The dependence of a series of ``members`` (one declared group), or of one parameter group of it.
 
-    The data are its cause, and show in all that is measured on them: so it is the longest of their losses, gradient
+    Its cause are the data, which show in all that is measured on them: so it is the longest of their losses, gradient
     norms and directions. Of two workers a fault that does not come at once may look like autocorrelation, so there each
     series answers for itself, as numbers of tokens always do.
     """
-    if of == "tokens" or len(members) == 2:
-        return _own_dependence(series, of, members, group)
-    whole: tuple[SeriesName, ...] = ("loss", "log_norm", "cosine")
-    return longest(_own_dependence(series, each, members) for each in whole)
+    if series_name == "tokens" or len(members) == 2:
+        return _dependence_of_series(series, series_name, members, group)
+    shared_series: tuple[SeriesName, ...] = ("loss", "log_norm", "cosine")
+    return longest(_dependence_of_series(series, name, members) for name in shared_series)
 
 
 def measured_steps(num_steps: int) -> int:
-    """Of how many of the first of ``num_steps`` the dependence is measured."""
+    """The number of first steps, out of ``num_steps``, of which the dependence is measured."""
     if num_steps < FIRST_STEPS:
         return num_steps
+    # The largest power of two times FIRST_STEPS that is no more than there are.
     return FIRST_STEPS << ((num_steps // FIRST_STEPS).bit_length() - 1)
 
 
 @memoized
-def _own_dependence(
-    series: WorkerSeries, of: SeriesName, members: tuple[int, ...], group: int | None = None
+def _dependence_of_series(
+    series: WorkerSeries, series_name: SeriesName, members: tuple[int, ...], group: int | None = None
 ) -> Dependence:
     series = series.first(measured_steps(len(series.steps)))
     declared = series.declared or (tuple(range(series.num_workers)),)
-    values_TN = getattr(series, of) if group is None else getattr(series, of)[:, :, group]
-    if of == "tokens":
+    values_TN = getattr(series, series_name) if group is None else getattr(series, series_name)[:, :, group]
+    if series_name == "tokens":  # they differ by a factor, losses by a shift
         values_TN = np.log(np.where(values_TN > 0, values_TN, np.nan))
     return dependence_of(series.compared(values_TN)[declared.index(members)][:, list(members)])
 
@@ -99,7 +100,7 @@ def sample_losses_of(series: WorkerSeries, members: tuple[int, ...]) -> permutat
 
 
 def sample_losses_alarm(
-    dealt: permutation.SampleLosses,
+    losses_by_step: permutation.SampleLosses,
     steps_T: Ints,
     *,
     bets: tuple[float, ...],
@@ -110,25 +111,26 @@ def sample_losses_alarm(
     """The alarm of the detector that re-deals sample losses, and the indices of the steps that its own indices count:
     those with information. None where it stays below ``threshold``. ``dependence`` is that of the workers' losses.
     """
-    return _alarm(
-        permutation.log_e_values(dealt, steps_T, bets=bets, allowance=allowance) / dependence.ratio, threshold
+    return _alarm_with_rows(
+        permutation.log_e_values(losses_by_step, steps_T, bets=bets, allowance=allowance) / dependence.ratio, threshold
     )
 
 
-def whole_alarm(
+def all_samples_alarm(
     series: WorkerSeries, members: tuple[int, ...], *, bets: tuple[float, ...], threshold: float
 ) -> tuple[Alarm, Ints] | None:
-    """The same for all sample losses of ``members``, which several checks ask for."""
-    return _alarm(_evidence(series, members)[:, [_ALL_BETS.index(bet) for bet in bets]], threshold)
+    """The alarm of the detector that re-deals all sample losses of ``members``, with the indices of its steps."""
+    return _alarm_with_rows(_log_e_of_all_bets(series, members)[:, [_ALL_BETS.index(bet) for bet in bets]], threshold)
 
 
 @memoized
-def _evidence(series: WorkerSeries, members: tuple[int, ...]) -> Floats:
+def _log_e_of_all_bets(series: WorkerSeries, members: tuple[int, ...]) -> Floats:
+    """[T, B] logs of e-values of all bets: several checks ask for some of them."""
     log_e_TB = permutation.log_e_values(sample_losses_of(series, members), series.steps, bets=_ALL_BETS)
     return log_e_TB / dependence_among(series, "loss", members).ratio
 
 
-def _alarm(log_e_TB: Floats, threshold: float) -> tuple[Alarm, Ints] | None:
+def _alarm_with_rows(log_e_TB: Floats, threshold: float) -> tuple[Alarm, Ints] | None:
     rows = np.flatnonzero(np.any(log_e_TB != 0, axis=1)).astype(np.int64)
     alarm = alarm_of(log_e_TB[rows], threshold=threshold)
     return None if alarm is None else (alarm, rows)

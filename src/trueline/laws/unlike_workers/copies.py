@@ -1,6 +1,6 @@
 """Workers that compute on the same samples: agreement place by place, pairs that stay close, all too close together.
 
-Each is an e-detector with its share of the false-alarm budget (``permutation``, ``closest_pairs``); what is reported
+Each has an e-detector with its share of the false-alarm budget (``permutation``, ``closest_pairs``); what is reported
 passed a filter of its size besides, which only ever makes findings fewer. Letters: T steps, R of them, N workers, M of
 them, C columns, P pairs, K of them, B bets.
 """
@@ -22,15 +22,15 @@ from trueline.judge.stats.exchangeability import Floats, Ints
 from trueline.judge.stats.memoize import memoized
 from trueline.laws.data_split.consumed import common_share
 from trueline.laws.unlike_workers.comparable import (
+    all_samples_alarm,
     comparable_groups,
     compared_among,
     dependence_among,
     num_sample_detectors,
     sample_losses_alarm,
     sample_losses_of,
-    whole_alarm,
 )
-from trueline.laws.unlike_workers.outliers import named_outliers
+from trueline.laws.unlike_workers.outliers import decided_outliers
 from trueline.laws.unlike_workers.series import WorkerSeries
 from trueline.schema.errors import CannotTell
 from trueline.schema.text.words import counted
@@ -52,7 +52,7 @@ between samples, copies still have it. Dropout masks that are equal on all worke
 _MAX_ALARMED = 256
 """Pairs of a statistic that are looked at again; where all workers differ for good, many pairs are close for good."""
 
-PLACES, WHOLE = "losses of parts, place by place", "losses of parts, as a whole"
+BY_PLACE, AS_WHOLE = "losses of parts, place by place", "losses of parts, as a whole"
 EQUAL_STEPS = 3
 """Steps of bitwise equal, changing, finely resolved losses that are no chance."""
 
@@ -60,11 +60,11 @@ PAIR_STATISTICS = ("losses", "gradient norms", "directions", "losses, norms and 
 
 
 @dataclass(frozen=True)
-class Copies:
+class CopySet:
     """Workers [ranks] that are too close, how close and since when; steps are optimizer steps.
 
-    ``first`` is a change point, ``since`` the lowest and highest step that it may be (95 %).
-    ``unless`` are the other ranks, where there are too few of them to exclude that these are faulty.
+    ``first`` is a change point, ``onset_interval`` the lowest and highest step that it may be (95 %).
+    ``suspect_ranks`` are the other ranks, where there are too few of them to exclude that these are faulty.
     """
 
     ranks: tuple[int, ...]
@@ -74,81 +74,91 @@ class Copies:
     crossed: int
     last: int
     alarm: Alarm
-    rate: float
+    false_alarm_rate: float
     interval: tuple[float, float] | None = None
-    since: tuple[int, int] = (0, 0)
-    unless: tuple[int, ...] = ()
+    onset_interval: tuple[int, int] = (0, 0)
+    suspect_ranks: tuple[int, ...] = ()
 
 
 @memoized
-def copies_among(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -> tuple[Copies, ...]:
-    """All sets of ``members`` (one declared group) that are too close; all of them together, or sets of them."""
-    found = same_places(series, budget, members)
-    named = {rank for close in found for rank in close.ranks}
-    found += [close for close in connected_pairs(series, budget, members) if not named & set(close.ranks)]
-    everyone = whole_batches(series, budget, members, found)
-    return (everyone,) if everyone else tuple(found)
+def copies_among(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -> tuple[CopySet, ...]:
+    """Sets of ``members`` (one declared group) that are too close; all members together where these are."""
+    copy_sets = copies_by_place(series, budget, members)
+    copied_ranks = {rank for copy_set in copy_sets for rank in copy_set.ranks}
+    copy_sets += [
+        copy_set for copy_set in copies_by_pairs(series, budget, members) if not copied_ranks & set(copy_set.ranks)
+    ]
+    whole_set = copies_as_whole(series, budget, members, copy_sets)
+    return (whole_set,) if whole_set else tuple(copy_sets)
 
 
-def same_places(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -> list[Copies]:
+def copies_by_place(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -> list[CopySet]:
     """The sets of workers whose losses agree place by place, beyond what all places have in common. Not where digests
     say that they read other samples and each loss is of several: places may then be losses of different kinds, as of
     real and of made samples in a GAN, whose levels move alike on all workers.
     """
     among = num_sample_detectors(series)
     threshold = budget.log_threshold("sample-losses", among=among)
-    dealt = sample_losses_of(series, members)
+    losses_by_step = sample_losses_of(series, members)
     dependence = dependence_among(series, "loss", members)
-    alarmed = _places_alarm(dealt, series, threshold, dependence)
-    if alarmed is None:
+    evidence = _place_alarm(losses_by_step, series, threshold, dependence)
+    if evidence is None:
         return []
-    bare = permutation.without_profile(dealt)
-    if _places_alarm(bare, series, threshold, dependence) is None:
+    # Places that are harder on all workers (the end of a sequence) agree without a common sample.
+    without_profile = permutation.without_profile(losses_by_step)
+    if _place_alarm(without_profile, series, threshold, dependence) is None:
         return []
-    alarm, rows = alarmed
-    correlation_MM, number = permutation.place_correlations(bare, rows[alarm.first : alarm.last + 1].tolist())
+    alarm, rows = evidence
+    correlation_MM, num_places = permutation.place_correlations(
+        without_profile, rows[alarm.first : alarm.last + 1].tolist()
+    )
     upper = np.where(np.triu(np.ones(correlation_MM.shape, dtype=np.bool_), k=1), np.nan_to_num(correlation_MM), -1.0)
-    limit = max(float(upper.max(initial=0.0)) / 2, _CHANCE_ERRORS / math.sqrt(max(number, 1)), _LEAST_CORRELATION)
-    found: list[Copies] = []
-    first_step, last_step = (int(series.steps[rows[at]]) for at in (alarm.first, alarm.last))
+    # Copies of one cause agree about as well, so the others stay below half of the best.
+    limit = max(float(upper.max(initial=0.0)) / 2, _CHANCE_ERRORS / math.sqrt(max(num_places, 1)), _LEAST_CORRELATION)
+    copy_sets: list[CopySet] = []
+    first_step, last_step = (int(series.steps[rows[index]]) for index in (alarm.first, alarm.last))
     are_samples = _are_samples(series, members, rows[alarm.first])
     for first, second in np.argwhere(upper >= limit).tolist():
         correlation = float(upper[first, second])
-        if not are_samples and apart_by_digest(
+        if not are_samples and differ_by_digest(
             series, members[first], members[second], first=first_step, last=last_step
         ):
             continue
-        found.append(
-            _copies(
-                (series, rows, budget),
-                (series.ranks[members[first]], series.ranks[members[second]]),
-                PLACES,
-                correlation,
+        copy_sets.append(
+            _copy_set(
+                series,
+                budget,
+                rows,
                 alarm,
-                ("sample-losses", among),
-                _fisher(correlation, number),
+                ranks=(series.ranks[members[first]], series.ranks[members[second]]),
+                statistic=BY_PLACE,
+                measured=correlation,
+                share=("sample-losses", among),
+                interval=_fisher_interval(correlation, num_places),
             )
         )
 
-    def apart(close: Copies) -> tuple[Ints, Floats]:
-        places = [members.index(series.ranks.index(rank)) for rank in close.ranks]
-        own = {t: [arrays[place] for place in places] for t, arrays in bare.items()}
-        return rows, permutation.log_odds(permutation.by_place(own), rows.tolist(), series.steps)
+    def log_odds_of(copy_set: CopySet) -> tuple[Ints, Floats]:
+        positions = [members.index(series.ranks.index(rank)) for rank in copy_set.ranks]
+        losses = {t: [arrays[position] for position in positions] for t, arrays in without_profile.items()}
+        return rows, permutation.log_odds(permutation.by_place(losses), rows.tolist(), series.steps)
 
-    return [_dated(close, series, dependence, *apart(close)) for close in _connected(found)]
+    return [
+        _dated_copy_set(copy_set, series, dependence, *log_odds_of(copy_set)) for copy_set in _merged_sets(copy_sets)
+    ]
 
 
 def _are_samples(series: WorkerSeries, members: tuple[int, ...], row: int) -> bool:
-    """Whether the losses of a step are of a sample each, as far as is known how many were read."""
+    """True where the losses of a step are of a sample each, as far as is known how many were read."""
     sizes = [len(array) for array in series.sample_losses[int(row)]]
     return not any(sizes[worker] < series.samples[row, worker] for worker in members)
 
 
-def _places_alarm(
-    dealt: permutation.SampleLosses, series: WorkerSeries, threshold: float, dependence: Dependence
+def _place_alarm(
+    losses_by_step: permutation.SampleLosses, series: WorkerSeries, threshold: float, dependence: Dependence
 ) -> tuple[Alarm, Ints] | None:
     return sample_losses_alarm(
-        permutation.by_place(dealt),
+        permutation.by_place(losses_by_step),
         series.steps,
         bets=permutation.HIGH_BETS,
         threshold=threshold,
@@ -157,88 +167,109 @@ def _places_alarm(
     )
 
 
-def _fisher(correlation: float, number: int) -> tuple[float, float]:
-    """The 95 % interval of a correlation of ``number`` pairs (Fisher's z)."""
-    z, half = math.atanh(min(correlation, 1 - 1e-12)), 1.96 / math.sqrt(max(number - 3, 1))
+def _fisher_interval(correlation: float, num_pairs: int) -> tuple[float, float]:
+    """The 95 % interval of a correlation of ``num_pairs`` pairs (Fisher's z)."""
+    z, half = math.atanh(min(correlation, 1 - 1e-12)), 1.96 / math.sqrt(max(num_pairs - 3, 1))
     return math.tanh(z - half), math.tanh(z + half)
 
 
-def connected_pairs(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -> list[Copies]:
-    """The sets of copies, one for each set of workers that pairs connect."""
+def copies_by_pairs(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -> list[CopySet]:
+    """Sets of copies, one for each set of workers that pairs connect."""
     if not is_paired(members):
         return []
     among = num_pair_detectors(series)
     threshold = budget.log_threshold("pairs", among=among)
-    every = closest_pairs.pairs_of(len(members))
-    found: list[Copies] = []
+    pairs = closest_pairs.pairs_of(len(members))
+    copy_sets: list[CopySet] = []
     dependence = dependence_among(series, "loss", members)  # of three workers or more, that of all they show
     columns = pair_columns(series, members)
     for statistic, rows, values_RMC in columns:
-        above = _above(closest_pairs.heights(values_RMC, dependence_ratio=dependence.ratio), threshold)
-        off = _far_off(series, budget, members, rows, statistic) if above else {}
-        for p, alarm in _pair_alarms(values_RMC, above, off, threshold, dependence):
+        alarmed = _alarmed_pairs(closest_pairs.heights(values_RMC, dependence_ratio=dependence.ratio), threshold)
+        outlier_rows = _outlier_rows(series, budget, members, rows, statistic) if alarmed else {}
+        for p, alarm in _pair_alarms(values_RMC, alarmed, outlier_rows, threshold, dependence):
             window = slice(alarm.first, alarm.last + 1)
-            measured = closest_pairs.closeness(values_RMC[window], *every[p])
-            if measured <= CLOSE and _third_allows(series, members, every[p], rows[window]):
-                first, second = every[p]
+            measured = closest_pairs.closeness(values_RMC[window], *pairs[p])
+            if measured <= CLOSE and _may_report_pair(series, members, pairs[p], rows[window]):
+                first, second = pairs[p]
                 ranks = (series.ranks[members[first]], series.ranks[members[second]])
-                close = _copies((series, rows, budget), ranks, statistic, measured, alarm, ("pairs", among), None)
+                copy_set = _copy_set(
+                    series,
+                    budget,
+                    rows,
+                    alarm,
+                    ranks=ranks,
+                    statistic=statistic,
+                    measured=measured,
+                    share=("pairs", among),
+                )
+                # Bitwise equal values (a distance of 0) are no accident of a faulty third.
                 third = tuple(series.ranks[n] for n in members if series.ranks[n] not in ranks)
-                found.append(replace(close, unless=third) if len(third) == 1 and measured > 0 else close)
+                copy_sets.append(
+                    replace(copy_set, suspect_ranks=third) if len(third) == 1 and measured > 0 else copy_set
+                )
 
-    def apart(close: Copies) -> tuple[Ints, Floats]:
-        rows, values_RMC = next(found[1:] for found in columns if found[0] == close.statistic)
-        own = [p for p, pair in enumerate(every) if {series.ranks[members[m]] for m in pair} <= set(close.ranks)]
-        return rows, closest_pairs.nearness(values_RMC, own)
+    def nearness_of(copy_set: CopySet) -> tuple[Ints, Floats]:
+        rows, values_RMC = next(column[1:] for column in columns if column[0] == copy_set.statistic)
+        own_pairs = [
+            p for p, pair in enumerate(pairs) if {series.ranks[members[m]] for m in pair} <= set(copy_set.ranks)
+        ]
+        return rows, closest_pairs.nearness(values_RMC, own_pairs)
 
-    return [_dated(close, series, dependence, *apart(close)) for close in _connected(found)]
+    return [
+        _dated_copy_set(copy_set, series, dependence, *nearness_of(copy_set)) for copy_set in _merged_sets(copy_sets)
+    ]
 
 
-def _above(heights_P: Floats, threshold: float) -> list[int]:
-    """The pairs that alarm, highest first, as many as are worth a second look."""
+def _alarmed_pairs(heights_P: Floats, threshold: float) -> list[int]:
+    """Pairs that alarm, highest first, as many as are worth a second look."""
     return [int(p) for p in np.argsort(-heights_P) if heights_P[p] >= threshold][:_MAX_ALARMED]
 
 
 def _pair_alarms(
-    values_RMC: Floats, above: Sequence[int], off: Mapping[int, int], threshold: float, dependence: Dependence
+    values_RMC: Floats,
+    alarmed: Sequence[int],
+    outlier_rows: Mapping[int, int],
+    threshold: float,
+    dependence: Dependence,
 ) -> list[tuple[int, Alarm]]:
-    """The pairs that alarm, also without the other workers that are ``off`` (place, and row from which on).
+    """Pairs that alarm also without the other outliers; ``outlier_rows`` has by position the row from which on each is
+    one.
 
     A worker that is far from all others takes its share of the bets with it: of N workers and one that is far, each
     other pair wins N / (N - 2) times too much at every step. Where only the pair is left there is nothing to compare
     it with, and its bets neither win nor lose.
     """
-    every = closest_pairs.pairs_of(values_RMC.shape[1])
+    pairs = closest_pairs.pairs_of(values_RMC.shape[1])
     by_absent: dict[frozenset[int], list[int]] = {}
-    for p in above:
-        by_absent.setdefault(frozenset(off) - set(every[p]), []).append(p)
-    found: dict[int, Alarm] = {}
-    for absent, chosen in by_absent.items():
+    for p in alarmed:
+        by_absent.setdefault(frozenset(outlier_rows) - set(pairs[p]), []).append(p)
+    alarm_by_pair: dict[int, Alarm] = {}
+    for absent_positions, numbers in by_absent.items():
         rest_RMC = values_RMC.copy()
-        for place in absent:
-            rest_RMC[off[place] :, place] = np.nan
-        log_e_RKB = closest_pairs.log_e_of_pairs(rest_RMC, chosen) / dependence.ratio
-        alarms = {p: alarm_of(log_e_RKB[:, k], threshold=threshold) for k, p in enumerate(chosen)}
-        found |= {p: alarm for p, alarm in alarms.items() if alarm is not None}
-    return [(p, found[p]) for p in above if p in found]
+        for position in absent_positions:
+            rest_RMC[outlier_rows[position] :, position] = np.nan
+        log_e_RKB = closest_pairs.log_e_of_pairs(rest_RMC, numbers) / dependence.ratio
+        alarms = {p: alarm_of(log_e_RKB[:, k], threshold=threshold) for k, p in enumerate(numbers)}
+        alarm_by_pair |= {p: alarm for p, alarm in alarms.items() if alarm is not None}
+    return [(p, alarm_by_pair[p]) for p in alarmed if p in alarm_by_pair]
 
 
-def _far_off(
+def _outlier_rows(
     series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...], rows: Ints, statistic: str
 ) -> dict[int, int]:
-    """The places among ``members`` of outliers that are known by name, and the row from which on each is one.
+    """Rows from which on workers are outliers that are known by name, by their position among ``members``.
 
     Of three workers, the direction alone names the one that is no copy of the other two: that does not count in losses
     and norms, which two copies share and a third worker whose direction alone differs leaves as they are.
     """
-    turned = len(members) > 3 or "directions" in statistic
-    off: dict[int, int] = {}
-    for outlier in named_outliers(series, budget):
+    counts_all = len(members) > 3 or "directions" in statistic
+    row_by_position: dict[int, int] = {}
+    for outlier in decided_outliers(series, budget):
         for worker in set(outlier.workers) & set(members):
-            place, row = members.index(worker), int(np.searchsorted(rows, outlier.first))
-            if turned or outlier.quantity != "direction":
-                off[place] = min(row, off.get(place, row))
-    return off
+            position, row = members.index(worker), int(np.searchsorted(rows, outlier.first))
+            if counts_all or outlier.quantity != "direction":
+                row_by_position[position] = min(row, row_by_position.get(position, row))
+    return row_by_position
 
 
 def pair_columns(series: WorkerSeries, members: tuple[int, ...]) -> list[tuple[str, Ints, Floats]]:
@@ -246,83 +277,90 @@ def pair_columns(series: WorkerSeries, members: tuple[int, ...]) -> list[tuple[s
     singles = [series.loss, series.log_norm, series.cosine]
     groups = [series.group_log_norm[:, :, g] for g in range(series.group_log_norm.shape[2])]
     declared = series.declared or (tuple(range(series.num_workers)),)
-    place = declared.index(members)
-    out: list[tuple[str, Ints, Floats]] = []
-    for name, columns in zip(PAIR_STATISTICS, [[one] for one in singles] + [[*singles, *groups]], strict=True):
-        rows = np.unique(np.concatenate([compared_among(series, one, members)[0] for one in columns]))
-        chosen = [series.compared(one)[place][rows][:, list(members)] for one in columns]
-        out.append((name, rows.astype(np.int64), np.stack(chosen, axis=2)))
-    return out
+    group_number = declared.index(members)
+    columns_by_name: list[tuple[str, Ints, Floats]] = []
+    for name, columns in zip(
+        PAIR_STATISTICS, [[values_TN] for values_TN in singles] + [[*singles, *groups]], strict=True
+    ):
+        rows = np.unique(np.concatenate([compared_among(series, values_TN, members)[0] for values_TN in columns]))
+        columns_of_members = [series.compared(values_TN)[group_number][rows][:, list(members)] for values_TN in columns]
+        columns_by_name.append((name, rows.astype(np.int64), np.stack(columns_of_members, axis=2)))
+    return columns_by_name
 
 
-def whole_batches(
-    series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...], found: Sequence[Copies]
-) -> Copies | None:
-    """All members too close together, and still so when all but one of each set that was found are left out."""
-    if any(len(close.ranks) == len(members) for close in found):
+def copies_as_whole(
+    series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...], copy_sets: Sequence[CopySet]
+) -> CopySet | None:
+    """All members as one set, where they are too close, also when all but one of each of ``copy_sets`` are left out."""
+    if any(len(copy_set.ranks) == len(members) for copy_set in copy_sets):
         return None
     threshold = budget.log_threshold("sample-losses", among=num_sample_detectors(series))
-    dealt = sample_losses_of(series, members)
-    alarmed = whole_alarm(series, members, bets=permutation.LOW_BETS, threshold=threshold)
-    if alarmed is None:
+    losses_by_step = sample_losses_of(series, members)
+    evidence = all_samples_alarm(series, members, bets=permutation.LOW_BETS, threshold=threshold)
+    if evidence is None:
         return None
-    copies = {rank for close in found for rank in close.ranks[1:]}
-    others = [m for m, n in enumerate(members) if series.ranks[n] not in copies]
-    if copies and len(others) > 1:
-        rest = {t: tuple(arrays[m] for m in others) for t, arrays in dealt.items()}
+    copied_ranks = {rank for copy_set in copy_sets for rank in copy_set.ranks[1:]}
+    # One of each set stays: where copies explain it, the rest is as far apart as samples are.
+    kept_positions = [m for m, n in enumerate(members) if series.ranks[n] not in copied_ranks]
+    if copied_ranks and len(kept_positions) > 1:
+        kept_losses = {t: tuple(arrays[m] for m in kept_positions) for t, arrays in losses_by_step.items()}
         dependence = dependence_among(series, "loss", members)
         if (
             sample_losses_alarm(
-                rest, series.steps, bets=permutation.LOW_BETS, threshold=threshold, dependence=dependence
+                kept_losses, series.steps, bets=permutation.LOW_BETS, threshold=threshold, dependence=dependence
             )
             is None
         ):
             return None
-    alarm, rows = alarmed
-    spread = permutation.spread_ratio(dealt, rows[alarm.first : alarm.last + 1].tolist())
+    alarm, rows = evidence
+    spread = permutation.spread_ratio(losses_by_step, rows[alarm.first : alarm.last + 1].tolist())
     if spread is None:
         return None
-    close = _copies(
-        (series, rows, budget),
-        tuple(series.ranks[n] for n in members),
-        WHOLE,
-        spread.ratio,
+    copy_set = _copy_set(
+        series,
+        budget,
+        rows,
         alarm,
-        ("sample-losses", num_sample_detectors(series)),
-        (spread.low, spread.high),
+        ranks=tuple(series.ranks[n] for n in members),
+        statistic=AS_WHOLE,
+        measured=spread.ratio,
+        share=("sample-losses", num_sample_detectors(series)),
+        interval=(spread.low, spread.high),
     )
     dependence = dependence_among(series, "loss", members)
-    return _dated(close, series, dependence, rows, permutation.log_odds(dealt, rows.tolist(), series.steps))
+    return _dated_copy_set(
+        copy_set, series, dependence, rows, permutation.log_odds(losses_by_step, rows.tolist(), series.steps)
+    )
 
 
 def num_pair_detectors(series: WorkerSeries) -> int:
-    """How many detectors share the budget's share of pairs."""
+    """The number of detectors that share the budget's share of pairs."""
     return len(PAIR_STATISTICS) * max(sum(math.comb(len(members), 2) for members in comparable_groups(series)), 1)
 
 
 def is_paired(members: tuple[int, ...]) -> bool:
-    """Whether there are other pairs of ``members`` to compare one with, and not too many of them."""
+    """True where there are other pairs of ``members`` to compare a pair with, and not too many of them."""
     return 3 <= len(members) <= MAX_PAIRED_WORKERS
 
 
-def require_enough(series: WorkerSeries, budget: AlarmBudget, have: Mapping[tuple[int, ...], int]) -> None:
-    """Raise ``CannotTell`` where no group has as many steps as an alarm needs if each step wins all it can: ``have``
-    says how many steps have values, by the groups that are paired.
+def require_enough(series: WorkerSeries, budget: AlarmBudget, num_steps_of: Mapping[tuple[int, ...], int]) -> None:
+    """Raise ``CannotTell`` where no group has as many steps as an alarm needs if each step wins all it can;
+    ``num_steps_of`` has of each group that is paired the number of steps with values.
     """
     groups = comparable_groups(series)
     if not groups:
         raise CannotTell("no group has two workers that may be compared")
-    dealt = steps_needed(
+    sample_steps_needed = steps_needed(
         budget.log_threshold("sample-losses", among=num_sample_detectors(series)),
         nats=math.log(permutation.NUM_DEALS + 1),
         num_bets=len(permutation.LOW_BETS),
     )
-    if len(series.sample_losses) >= dealt:
+    if len(series.sample_losses) >= sample_steps_needed:
         return
-    has = f"{counted(len(series.sample_losses), 'step')} {'has' if len(series.sample_losses) == 1 else 'have'}"
-    why = f"{has} per-sample losses of all workers' batches, and {dealt} are needed"
+    count_text = f"{counted(len(series.sample_losses), 'step')} {'has' if len(series.sample_losses) == 1 else 'have'}"
+    why = f"{count_text} per-sample losses of all workers' batches, and {sample_steps_needed} are needed"
     threshold = budget.log_threshold("pairs", among=num_pair_detectors(series))
-    for members, num_steps in have.items():
+    for members, num_steps in num_steps_of.items():
         nats = math.log(math.comb(len(members), 2))
         needed = steps_needed(threshold, nats=nats, num_bets=len(closest_pairs.CLOSENESS))
         if num_steps >= needed:
@@ -333,68 +371,73 @@ def require_enough(series: WorkerSeries, budget: AlarmBudget, have: Mapping[tupl
     raise CannotTell(why, reason="too-few-steps")
 
 
-def apart_by_digest(series: WorkerSeries, one: int, other: int, *, first: int, last: int) -> bool:
-    """Whether digests say that two workers [positions] shared less than ``CLOSE`` of their samples in these steps."""
+def differ_by_digest(series: WorkerSeries, worker: int, twin: int, *, first: int, last: int) -> bool:
+    """True where by digests two workers [positions] shared less than ``CLOSE`` of their samples in these steps."""
     if series.consumed is None:
         return False
-    share = common_share(series.consumed, one, other, first=first, last=last)
+    share = common_share(series.consumed, worker, twin, first=first, last=last)
     return share is not None and share < CLOSE
 
 
-def _third_allows(series: WorkerSeries, members: tuple[int, ...], pair: tuple[int, int], indices: Ints) -> bool:
-    """Whether a pair may be reported: of three workers the third may be the faulty one, and then per-sample losses,
-    where there are enough, show that the pair is as far apart as different samples are, or digests that it read such.
+def _may_report_pair(series: WorkerSeries, members: tuple[int, ...], pair: tuple[int, int], indices: Ints) -> bool:
+    """False where of three workers the third may be the faulty one: where there are enough per-sample losses, and they
+    show that the pair is as far apart as different samples are, or where digests say that it read such.
     """
     if len(members) > 3:
         return True
-    one, other = (members[m] for m in pair)
+    worker, twin = (members[m] for m in pair)
     first, last = int(series.steps[indices[0]]), int(series.steps[indices[-1]])
-    spread = permutation.spread_ratio(sample_losses_of(series, (one, other)), indices.tolist())
+    spread = permutation.spread_ratio(sample_losses_of(series, (worker, twin)), indices.tolist())
     near = spread is None or spread.low <= CLOSE
-    return near and not apart_by_digest(series, one, other, first=first, last=last)
+    return near and not differ_by_digest(series, worker, twin, first=first, last=last)
 
 
-def _connected(found: Sequence[Copies]) -> list[Copies]:
-    """One for each set of workers that pairs connect: that with the highest detector, over all of the set's ranks."""
-    clusters: list[tuple[set[int], list[Copies]]] = []
-    for close in found:
-        touching = [each for each in clusters if each[0] & set(close.ranks)]
-        clusters = [each for each in clusters if not each[0] & set(close.ranks)]
-        ranks = set(close.ranks).union(*(each[0] for each in touching))
-        clusters.append((ranks, [close, *(one for each in touching for one in each[1])]))
+def _merged_sets(copy_sets: Sequence[CopySet]) -> list[CopySet]:
+    """A CopySet for each set of workers that pairs connect: that with the highest detector, over all their ranks."""
+    clusters: list[tuple[set[int], list[CopySet]]] = []
+    for copy_set in copy_sets:
+        touching = [cluster for cluster in clusters if cluster[0] & set(copy_set.ranks)]
+        clusters = [cluster for cluster in clusters if not cluster[0] & set(copy_set.ranks)]
+        ranks = set(copy_set.ranks).union(*(cluster[0] for cluster in touching))
+        clusters.append((ranks, [copy_set, *(member for cluster in touching for member in cluster[1])]))
     merged = [
         replace(
-            max(closes, key=lambda close: close.alarm.log_height),
+            max(cluster_sets, key=lambda close: close.alarm.log_height),
             ranks=tuple(sorted(ranks)),
-            unless=tuple(sorted({rank for close in closes for rank in close.unless} - ranks)),
-            first=min(close.first for close in closes),
-            last=max(close.last for close in closes),
+            suspect_ranks=tuple(sorted({rank for copy_set in cluster_sets for rank in copy_set.suspect_ranks} - ranks)),
+            first=min(copy_set.first for copy_set in cluster_sets),
+            last=max(copy_set.last for copy_set in cluster_sets),
         )
-        for ranks, closes in clusters
+        for ranks, cluster_sets in clusters
     ]
     return sorted(merged, key=lambda close: close.first)
 
 
-def _copies(
-    place: tuple[WorkerSeries, Ints, AlarmBudget],
+def _copy_set(
+    series: WorkerSeries,
+    budget: AlarmBudget,
+    rows: Ints,
+    alarm: Alarm,
+    *,
     ranks: tuple[int, ...],
     statistic: str,
     measured: float,
-    alarm: Alarm,
     share: tuple[Statistic, int],
-    interval: tuple[float, float] | None,
-) -> Copies:
-    series, rows, budget = place
+    interval: tuple[float, float] | None = None,
+) -> CopySet:
+    """The CopySet of ``alarm``, which indexes ``rows`` of the series; ``share`` is the detector's of the budget."""
     first, crossed, last = (int(series.steps[rows[index]]) for index in (alarm.first, alarm.crossed, alarm.last))
     rate = budget.false_alarm_rate(share[0], alarm.log_height, among=share[1], num_steps=len(series.steps))
-    return Copies(ranks, statistic, measured, first, crossed, last, alarm, rate, interval)
+    return CopySet(ranks, statistic, measured, first, crossed, last, alarm, rate, interval)
 
 
-def _dated(close: Copies, series: WorkerSeries, dependence: Dependence, rows: Ints, apart_R: Floats) -> Copies:
-    """The same with the step at which ``apart_R`` changed: how far apart they are, 0 in the mean if they are no copies.
+def _dated_copy_set(
+    copy_set: CopySet, series: WorkerSeries, dependence: Dependence, rows: Ints, distances_R: Floats
+) -> CopySet:
+    """The CopySet with the step at which ``distances_R`` changed, which are 0 in the mean where they are no copies.
 
     Bets win by chance before the change, too, so where they began to win does not date it.
     """
-    onset = alarm_onset(apart_R, close.alarm, dependence, steady=True)
+    onset = alarm_onset(distances_R, copy_set.alarm, dependence, steady=True)
     first, low, high = (int(series.steps[rows[index]]) for index in (onset.at, onset.low, onset.high))
-    return replace(close, first=first, since=(low, high))
+    return replace(copy_set, first=first, onset_interval=(low, high))

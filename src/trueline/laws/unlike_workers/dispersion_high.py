@@ -85,13 +85,13 @@ from trueline.judge.stats.autocorrelation import Dependence
 from trueline.judge.stats.change_point import alarm_onset
 from trueline.judge.stats.exchangeability import scores
 from trueline.laws.unlike_workers.comparable import (
+    all_samples_alarm,
     comparable_groups,
     compared_among,
     dependence_among,
     num_sample_detectors,
     sample_losses_alarm,
     sample_losses_of,
-    whole_alarm,
 )
 from trueline.laws.unlike_workers.quiet_sets import QuietOrder
 from trueline.laws.unlike_workers.series import WorkerSeries, series_of
@@ -121,20 +121,20 @@ MILD = 1.1
 _FEW_STEPS = 5
 """Steps with per-sample losses below which differences are not compared with the spread within workers."""
 
-Quantity = Literal["losses", "gradient norms"]
+PersistentQuantity = Literal["losses", "gradient norms"]
 
-_OF_PARTS = "losses of parts dealt out anew"
-_WITHIN = "the spread within workers explains"
-_WITHOUT = "they would be without the persistent differences"
+_DEALT_LOSSES = "losses of parts dealt out anew"
+_SPREAD_WITHIN = "the spread within workers explains"
+_WITHOUT_DIFFERENCES = "they would be without the persistent differences"
 
 
 @dataclass(frozen=True)
 class _Excess:
-    """How much further apart workers are than explained (and by what), when, and how strong the evidence is. The
-    ``quantity`` is what differs persistently; None where workers are apart in no persistent order.
+    """Workers that are further apart than is ``explained``: by which ratio, when, and with how strong an alarm. The
+    ``quantity`` differs persistently; None where workers are apart in no persistent order.
     """
 
-    quantity: Quantity | None
+    quantity: PersistentQuantity | None
     severity: Severity
     ratio: float
     low: float
@@ -144,13 +144,13 @@ class _Excess:
     crossed: int
     last: int
     alarm: Alarm
-    since: tuple[int, int] | None = None
+    onset_interval: tuple[int, int] | None = None
     """The steps between which it began (95 %), where ``first`` is a change point."""
 
     @property
     def statistic(self) -> str:
-        """What was judged, as the evidence names it."""
-        return _OF_PARTS if self.quantity is None else f"lasting differences of {self.quantity}"
+        """Name of the statistic in the evidence."""
+        return _DEALT_LOSSES if self.quantity is None else f"lasting differences of {self.quantity}"
 
 
 def check(run: Run) -> list[Finding]:
@@ -159,47 +159,54 @@ def check(run: Run) -> list[Finding]:
 
 
 def judge(series: WorkerSeries, budget: AlarmBudget) -> list[Finding]:
-    """The same of series; raises ``CannotTell`` where no detector could have alarmed."""
+    """Findings of workers of ``series`` that are too far apart; raises ``CannotTell`` as ``check`` does."""
     groups = comparable_groups(series)
     threshold = budget.log_threshold("sample-losses", among=num_sample_detectors(series))
     _require_enough(series, groups, threshold)
     findings: list[Finding] = []
     for members in groups:
-        excess = _persistent(series, members, "losses", threshold)
+        excess = _persistent_excess(series, members, "losses", threshold)
+        # With two workers a difference of norms does not say which is off, and an outlier is reported already.
         if excess is None and len(members) > 2:
-            excess = _persistent(series, members, "gradient norms", threshold)
-        excess = excess or _clustered(series, members, threshold)
+            excess = _persistent_excess(series, members, "gradient norms", threshold)
+        excess = excess or _clustered_excess(series, members, threshold)
         findings += [_finding(series, budget, members, excess)] if excess else []
     return findings
 
 
 def _require_enough(series: WorkerSeries, groups: Sequence[tuple[int, ...]], threshold: float) -> None:
     """Raise ``CannotTell`` where no group has as many steps as an alarm needs if each step wins all it can."""
-    short: list[str] = []
+    texts: list[str] = []
     for members in groups:
         nats = math.log(2) * (len(members) // 2)
-        needed = 1 + steps_needed(threshold, nats=nats, num_bets=len(persistence.HORIZONS))
-        have = max(len(compared_among(series, values, members)[0]) for values in (series.loss, series.log_norm))
-        dealt = steps_needed(threshold, nats=math.log(permutation.NUM_DEALS + 1), num_bets=len(permutation.HIGH_BETS))
-        if have >= needed or len(series.sample_losses) >= dealt:
+        order_steps = 1 + steps_needed(threshold, nats=nats, num_bets=len(persistence.HORIZONS))
+        num_steps = max(len(compared_among(series, values, members)[0]) for values in (series.loss, series.log_norm))
+        dealt_steps = steps_needed(
+            threshold, nats=math.log(permutation.NUM_DEALS + 1), num_bets=len(permutation.HIGH_BETS)
+        )
+        if num_steps >= order_steps or len(series.sample_losses) >= dealt_steps:
             return
         measured = np.isfinite(series.loss[:, list(members)]) | np.isfinite(series.log_norm[:, list(members)])
-        tied = int(np.count_nonzero(np.count_nonzero(measured, axis=1) > 1))
-        if not have and tied:
+        num_tied = int(np.count_nonzero(np.count_nonzero(measured, axis=1) > 1))
+        if not num_steps and num_tied:
             raise CannotTell(
-                f"all workers have equal losses and gradient norms, at {counted(tied, 'step')}", reason="undecidable"
+                f"all workers have equal losses and gradient norms, at {counted(num_tied, 'step')}",
+                reason="undecidable",
             )
-        short.append(
-            f"{counted(have, 'step')} {'has' if have == 1 else 'have'} losses or gradient norms to compare, and with "
-            f"{len(members)} workers that keep their order at every step {needed} are needed to stand out beyond chance"
+        texts.append(
+            f"{counted(num_steps, 'step')} {'has' if num_steps == 1 else 'have'} losses or gradient norms to compare, "
+            f"and with {len(members)} workers that keep their order at every step {order_steps} are needed to stand "
+            "out beyond chance"
         )
-    if not short:
+    if not texts:
         raise CannotTell("no group has two workers that may be compared")
-    raise CannotTell(short[0], reason="too-few-steps")
+    raise CannotTell(texts[0], reason="too-few-steps")
 
 
-def _persistent(series: WorkerSeries, members: tuple[int, ...], quantity: Quantity, threshold: float) -> _Excess | None:
-    """Workers that keep their differences, also without the most distant one."""
+def _persistent_excess(
+    series: WorkerSeries, members: tuple[int, ...], quantity: PersistentQuantity, threshold: float
+) -> _Excess | None:
+    """The excess of workers that keep their differences, also without the most distant one."""
     values_TN = series.loss if quantity == "losses" else series.log_norm
     rows, values_RM = compared_among(series, values_TN, members)
     if not len(rows):
@@ -215,17 +222,17 @@ def _persistent(series: WorkerSeries, members: tuple[int, ...], quantity: Quanti
     if len(members) > 2 and _persistent_alarm(values_RM[:, rest], allowance_RM[:, rest], threshold, dependence) is None:
         return None
     steps = rows[alarm.first : alarm.last + 1].tolist()
-    dealt = permutation.spread_ratio(sample_losses_of(series, members), steps) if quantity == "losses" else None
-    known = dealt is not None and dealt.num_steps >= _FEW_STEPS
-    effect = dealt if known else persistence.persistent_spread(window_RM) or dealt
+    dealt_spread = permutation.spread_ratio(sample_losses_of(series, members), steps) if quantity == "losses" else None
+    is_known = dealt_spread is not None and dealt_spread.num_steps >= _FEW_STEPS
+    effect = dealt_spread if is_known else persistence.persistent_spread(window_RM) or dealt_spread
     if effect is None:
         return None
-    excess = _excess(quantity, "warning" if effect.ratio >= MILD else "info", effect, (series, rows, alarm))
-    return _dated(excess, series.steps[rows], values_RM, dependence)
+    excess = _excess(series, rows, alarm, quantity, "warning" if effect.ratio >= MILD else "info", effect)
+    return _dated_excess(excess, series.steps[rows], values_RM, dependence)
 
 
-def _dated(excess: _Excess, steps_R: Ints, values_RM: Floats, dependence: Dependence) -> _Excess:
-    """The same with the step at which the workers began to differ as they do in the end: by a change point of their
+def _dated_excess(excess: _Excess, steps_R: Ints, values_RM: Floats, dependence: Dependence) -> _Excess:
+    """The excess with the step at which the workers began to differ as they do in the end: by a change point of their
     residuals' inner product with the mean of these since the evidence starts.
     """
     residual_RM = values_RM - np.nanmean(values_RM, axis=1, keepdims=True)
@@ -233,7 +240,7 @@ def _dated(excess: _Excess, steps_R: Ints, values_RM: Floats, dependence: Depend
     along_R = np.nansum(residual_RM * np.nan_to_num(pattern_M), axis=1)
     onset = alarm_onset(along_R, excess.alarm, dependence)
     first, low, high = (int(steps_R[row]) for row in (onset.at, onset.low, onset.high))
-    return replace(excess, first=first, since=(low, high))
+    return replace(excess, first=first, onset_interval=(low, high))
 
 
 def _persistent_alarm(
@@ -243,39 +250,41 @@ def _persistent_alarm(
     return alarm_of(log_e, threshold=threshold)
 
 
-def _clustered(series: WorkerSeries, members: tuple[int, ...], threshold: float) -> _Excess | None:
-    """Samples that are similar within batches, for no worker in particular, and not for the most distant one alone."""
-    dealt = sample_losses_of(series, members)
-    found = whole_alarm(series, members, bets=permutation.HIGH_BETS, threshold=threshold)
-    if found is None:
+def _clustered_excess(series: WorkerSeries, members: tuple[int, ...], threshold: float) -> _Excess | None:
+    """The excess of batches of similar samples, of no worker in particular, and not of the most distant one alone."""
+    losses_by_step = sample_losses_of(series, members)
+    evidence = all_samples_alarm(series, members, bets=permutation.HIGH_BETS, threshold=threshold)
+    if evidence is None:
         return None
-    alarm, rows = found
+    alarm, rows = evidence
     steps = rows[alarm.first : alarm.last + 1].tolist()
     if len(members) > 2:
-        means_RM = np.array([[float(np.nanmean(array)) for array in dealt[t]] for t in steps])
-        odd = persistence.farthest(means_RM)
-        rest = {t: tuple(array for m, array in enumerate(arrays) if m != odd) for t, arrays in dealt.items()}
+        means_RM = np.array([[float(np.nanmean(array)) for array in losses_by_step[t]] for t in steps])
+        farthest = persistence.farthest(means_RM)
+        kept_losses = {
+            t: tuple(array for m, array in enumerate(arrays) if m != farthest) for t, arrays in losses_by_step.items()
+        }
         dependence = dependence_among(series, "loss", members)
-        if (
-            sample_losses_alarm(
-                rest, series.steps, bets=permutation.HIGH_BETS, threshold=threshold, dependence=dependence
-            )
-            is None
-        ):
+        kept_evidence = sample_losses_alarm(
+            kept_losses, series.steps, bets=permutation.HIGH_BETS, threshold=threshold, dependence=dependence
+        )
+        if kept_evidence is None:
             return None
-    effect = permutation.spread_ratio(dealt, steps)
-    return None if effect is None else _excess(None, "info", effect, (series, rows, alarm))
+    effect = permutation.spread_ratio(losses_by_step, steps)
+    return None if effect is None else _excess(series, rows, alarm, None, "info", effect)
 
 
 def _excess(
-    quantity: Quantity | None,
+    series: WorkerSeries,
+    rows: Ints,
+    alarm: Alarm,
+    quantity: PersistentQuantity | None,
     severity: Severity,
     effect: permutation.SpreadRatio | persistence.PersistentSpread,
-    place: tuple[WorkerSeries, Ints, Alarm],
 ) -> _Excess:
-    series, rows, alarm = place
+    """The excess that ``effect`` measures over the steps of ``alarm``, which indexes ``rows`` of the series."""
     first, crossed, last = (int(series.steps[rows[index]]) for index in (alarm.first, alarm.crossed, alarm.last))
-    explained = _WITHIN if isinstance(effect, permutation.SpreadRatio) else _WITHOUT
+    explained = _SPREAD_WITHIN if isinstance(effect, permutation.SpreadRatio) else _WITHOUT_DIFFERENCES
     return _Excess(quantity, severity, effect.ratio, effect.low, effect.high, explained, first, crossed, last, alarm)
 
 
@@ -303,7 +312,7 @@ def _finding(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]
             "log_height": excess.alarm.log_height,
             "threshold": excess.alarm.threshold,
             "crossed_step": excess.crossed,
-            **({} if excess.since is None else {"onset_interval": list(excess.since)}),
+            **({} if excess.onset_interval is None else {"onset_interval": list(excess.onset_interval)}),
             "compared": list(ranks),
         },
         next=_next(ranks, excess),
@@ -311,13 +320,15 @@ def _finding(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]
 
 
 def _claim(ranks: tuple[int, ...], excess: _Excess) -> str:
-    by = f"{excess.ratio:.2f} times (95 %: {excess.low:.2f}-{excess.high:.2f}) as far apart as {excess.explained}"
-    since = since_text(excess.first, excess.since or (excess.first, excess.first))
+    ratio_text = (
+        f"{excess.ratio:.2f} times (95 %: {excess.low:.2f}-{excess.high:.2f}) as far apart as {excess.explained}"
+    )
+    onset_text = since_text(excess.first, excess.onset_interval or (excess.first, excess.first))
     if excess.quantity is not None:
-        return f"The {excess.quantity} of {ranks_text(ranks)} differ persistently {since}: they are {by}."
+        return f"The {excess.quantity} of {ranks_text(ranks)} differ persistently {onset_text}: they are {ratio_text}."
     return (
-        f"{capitalized(ranks_text(ranks))} read batches of similar samples {since}: "
-        f"their mean losses are {by}, in no persistent order."
+        f"{capitalized(ranks_text(ranks))} read batches of similar samples {onset_text}: "
+        f"their mean losses are {ratio_text}, in no persistent order."
     )
 
 

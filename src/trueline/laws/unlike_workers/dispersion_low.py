@@ -91,12 +91,12 @@ from trueline.judge.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.laws.data_split.repeats_in_step import duplicates_cover
 from trueline.laws.unlike_workers.comparable import comparable_groups
 from trueline.laws.unlike_workers.copies import (
+    AS_WHOLE,
+    BY_PLACE,
     EQUAL_STEPS,
-    PLACES,
-    WHOLE,
-    Copies,
-    apart_by_digest,
+    CopySet,
     copies_among,
+    differ_by_digest,
     is_paired,
     pair_columns,
     require_enough,
@@ -140,41 +140,44 @@ def check(run: Run) -> list[Finding]:
 
 
 def judge(series: WorkerSeries, budget: AlarmBudget) -> list[Finding]:
-    """The same for series that are at hand; raises ``CannotTell`` where no detector could have alarmed."""
+    """Findings of workers of ``series`` that are too close together; raises ``CannotTell`` as ``check`` does."""
     groups = comparable_groups(series)
     findings: list[Finding] = []
     for members in groups:
-        finding = _equal(series, members)
+        finding = _equal_losses_finding(series, members)
         if finding is not None:
+            # Equal losses are as close as can be, and pairs of them have no distance to compare.
             findings.append(finding)
             continue
-        findings += [_finding(series, close) for close in copies_among(series, budget, members)]
+        findings += [_finding(series, copy_set) for copy_set in copies_among(series, budget, members)]
     if not findings:
         pairs = [members for members in groups if is_paired(members)]
-        have = {members: max(len(rows) for _, rows, _ in pair_columns(series, members)) for members in pairs}
-        require_enough(series, budget, have)
+        num_steps_of = {members: max(len(rows) for _, rows, _ in pair_columns(series, members)) for members in pairs}
+        require_enough(series, budget, num_steps_of)
     return findings
 
 
-def _equal(series: WorkerSeries, members: tuple[int, ...]) -> Finding | None:
+def _equal_losses_finding(series: WorkerSeries, members: tuple[int, ...]) -> Finding | None:
     """A Finding where the losses of all members are bitwise equal at steps that resolve more."""
     loss_TM = series.loss[:, list(members)]
-    same_T = np.isfinite(loss_TM).all(axis=1) & (loss_TM == loss_TM[:, :1]).all(axis=1)
-    rows = np.flatnonzero(same_T)
+    equal_T = np.isfinite(loss_TM).all(axis=1) & (loss_TM == loss_TM[:, :1]).all(axis=1)
+    rows = np.flatnonzero(equal_T)
     values = loss_TM[rows, 0]
-    fine = _resolved(values)
-    if len(np.unique(values[fine])) < EQUAL_STEPS:
+    resolved = _are_finely_resolved(values)
+    # A loss that stays at one value (0, or a cap) is equal on all workers by itself.
+    if len(np.unique(values[resolved])) < EQUAL_STEPS:
         return None
-    rows = rows[fine]
+    rows = rows[resolved]
     ranks = tuple(series.ranks[n] for n in members)
-    norms = series.log_norm[rows][:, list(members)]
-    apart = np.max(norms, axis=1) - np.min(norms, axis=1)
-    severity, also, advice = _what_norms_say(apart[np.isfinite(apart)])
+    norms_RM = series.log_norm[rows][:, list(members)]
+    norm_ranges = np.max(norms_RM, axis=1) - np.min(norms_RM, axis=1)
+    severity, norm_clause, advice = _judge_norm_ranges(norm_ranges[np.isfinite(norm_ranges)])
     first, last = int(series.steps[rows[0]]), int(series.steps[rows[-1]])
     return Finding(
         code=CODE,
         severity=severity,
-        claim=f"The losses of {ranks_text(ranks)} are bitwise equal at {len(rows)} steps from {first} to {last}{also}.",
+        claim=f"The losses of {ranks_text(ranks)} are bitwise equal at {len(rows)} steps from {first} to {last}"
+        f"{norm_clause}.",
         ranks=ranks,
         step_first=first,
         step_last=last,
@@ -193,11 +196,11 @@ def _equal(series: WorkerSeries, members: tuple[int, ...]) -> Finding | None:
     )
 
 
-def _what_norms_say(apart: Floats) -> tuple[Severity, str, str]:
+def _judge_norm_ranges(norm_ranges: Floats) -> tuple[Severity, str, str]:
     """Severity, a clause, and what to do, from the ranges of log gradient norms at steps of equal losses."""
-    if not len(apart):
+    if not len(norm_ranges):
         return "warning", "", "Look at the samples that the ranks read: are they the same?"
-    middle = float(np.median(apart))
+    middle = float(np.median(norm_ranges))
     if middle <= _EQUAL_NORMS:
         return "error", ", and their gradient norms agree", "Give each rank its own shard: a DistributedSampler."
     return (
@@ -207,79 +210,83 @@ def _what_norms_say(apart: Floats) -> tuple[Severity, str, str]:
     )
 
 
-def _resolved(values: Floats) -> Bools:
-    """Which values need more than the 11 significant bits of float16, the finer of the 16-bit formats near 1."""
+def _are_finely_resolved(values: Floats) -> Bools:
+    """Mask of the values that need more than the 11 significant bits of float16, the finer 16-bit format near 1."""
     mantissa, _ = np.frexp(values)
     scaled = mantissa * 2**11
     return (scaled != np.round(scaled)) & np.isfinite(values)
 
 
-def _finding(series: WorkerSeries, close: Copies) -> Finding:
-    claim, expected, unit = _words(close)
-    ranks = tuple(sorted(close.ranks + close.unless))
+def _finding(series: WorkerSeries, copy_set: CopySet) -> Finding:
+    claim, expected, unit = _claim_and_unit(copy_set)
+    ranks = tuple(sorted(copy_set.ranks + copy_set.suspect_ranks))
     return Finding(
         code=CODE,
         severity="warning",
         claim=claim,
         ranks=ranks,
-        step_first=close.first,
-        step_last=close.last,
-        sites=sites_of(close.first, close.ranks[:2], phase="loss", names=("all",)),
-        measured=close.measured,
+        step_first=copy_set.first,
+        step_last=copy_set.last,
+        sites=sites_of(copy_set.first, copy_set.ranks[:2], phase="loss", names=("all",)),
+        measured=copy_set.measured,
         expected=expected,
         unit=unit,
-        false_alarm_rate=close.rate,
+        false_alarm_rate=copy_set.false_alarm_rate,
         evidence={
-            "statistic": close.statistic,
-            "interval": None if close.interval is None else list(close.interval),
-            "log_height": close.alarm.log_height,
-            "threshold": close.alarm.threshold,
-            "crossed_step": close.crossed,
-            "onset_interval": list(close.since),
-            "undecided": bool(close.unless),
+            "statistic": copy_set.statistic,
+            "interval": None if copy_set.interval is None else list(copy_set.interval),
+            "log_height": copy_set.alarm.log_height,
+            "threshold": copy_set.alarm.threshold,
+            "crossed_step": copy_set.crossed,
+            "onset_interval": list(copy_set.onset_interval),
+            "undecided": bool(copy_set.suspect_ranks),
         },
-        next=_advice(series, close),
+        next=_advice(series, copy_set),
     )
 
 
-def _advice(series: WorkerSeries, close: Copies) -> tuple[str, ...]:
-    one, other = (series.ranks.index(rank) for rank in close.ranks[:2])
-    two = ranks_text(close.ranks[:2])
-    if apart_by_digest(series, one, other, first=close.first, last=close.last):
+def _advice(series: WorkerSeries, copy_set: CopySet) -> tuple[str, ...]:
+    worker, twin = (series.ranks.index(rank) for rank in copy_set.ranks[:2])
+    pair = ranks_text(copy_set.ranks[:2])
+    if differ_by_digest(series, worker, twin, first=copy_set.first, last=copy_set.last):
         return (
-            f"The inputs of {two} differ by digest: if they are made of the same rows (augmented, or behind a prefix "
+            f"The inputs of {pair} differ by digest: if they are made of the same rows (augmented, or behind a prefix "
             "of each rank's own), give each rank its own shard.",
-            f"If the rows differ, look for what else {two} share and other ranks do not: a cache, labels, a loss.",
+            f"If the rows differ, look for what else {pair} share and other ranks do not: a cache, labels, a loss.",
         )
     return (
-        f"Compare the samples that {two} read at step {close.first}: are they the same?",
+        f"Compare the samples that {pair} read at step {copy_set.first}: are they the same?",
         "Give each rank its own shard: a DistributedSampler, or one shuffle seed for all ranks and an offset by rank.",
-        *(f"If they are not, {ranks_text(close.unless)} is the rank to look at." for _ in close.unless),
+        *(
+            f"If they are not, {ranks_text(copy_set.suspect_ranks)} is the rank to look at."
+            for _ in copy_set.suspect_ranks
+        ),
     )
 
 
-def _words(close: Copies) -> tuple[str, float, str]:
-    """The claim, what is expected, and the unit of both."""
-    ranks, since = ranks_text(close.ranks), since_text(close.first, close.since)
-    low, high = close.interval or (math.nan, math.nan)
+def _claim_and_unit(copy_set: CopySet) -> tuple[str, float, str]:
+    """The claim, the expected value, and the unit of both."""
+    ranks, onset_text = ranks_text(copy_set.ranks), since_text(copy_set.first, copy_set.onset_interval)
+    low, high = copy_set.interval or (math.nan, math.nan)
     interval = f"(95 %: {low:.2f}-{high:.2f})"
-    if close.statistic == PLACES:
+    if copy_set.statistic == BY_PLACE:
         claim = (
-            f"{capitalized(ranks)} have high and low losses at the same positions of their batches {since}: "
-            f"correlation {close.measured:.2f} {interval}."
+            f"{capitalized(ranks)} have high and low losses at the same positions of their batches {onset_text}: "
+            f"correlation {copy_set.measured:.2f} {interval}."
         )
         return claim, 0.0, "correlation of losses at equal positions of the batches"
-    if close.statistic == WHOLE:
+    if copy_set.statistic == AS_WHOLE:
         claim = (
-            f"The losses of {ranks} are {close.measured:.2f} times {interval} as far apart as different samples would "
-            f"be, {since}."
+            f"The losses of {ranks} are {copy_set.measured:.2f} times {interval} as far apart as different samples "
+            f"would be, {onset_text}."
         )
         return claim, 1.0, "standard deviations between workers, in those that the spread within workers explains"
-    times = f"{close.measured:.2f} times as far from each other as from other ranks"
-    if close.measured == 0:
-        times = "equal, while other ranks differ,"
-    claim = f"{capitalized(ranks)} are {times} {since} ({close.statistic})"
-    if close.unless:
-        claim += f"; of three workers it is undecided whether they are copies or {ranks_text(close.unless)} is faulty"
+    distance = f"{copy_set.measured:.2f} times as far from each other as from other ranks"
+    if copy_set.measured == 0:
+        distance = "equal, while other ranks differ,"
+    claim = f"{capitalized(ranks)} are {distance} {onset_text} ({copy_set.statistic})"
+    if copy_set.suspect_ranks:
+        suspects = ranks_text(copy_set.suspect_ranks)
+        claim += f"; of three workers it is undecided whether they are copies or {suspects} is faulty"
     claim += "."
     return claim, 1.0, "distances between the workers, in that to other workers"

@@ -1,4 +1,4 @@
-"""Is an outlying gradient norm a pure scale, or another gradient?
+"""Pure scale or another gradient: the answer for each outlying gradient norm.
 
 A worker whose loss or gradient is multiplied by c (its loss is not averaged like the others', a wrong divisor, a scaler
 of its own) has the gradient it would have had, times c. Then, whatever the model:
@@ -22,16 +22,17 @@ worker's number of tokens, or of samples, differs persistently by more than the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
 
-from trueline.judge.compared_ranks import Floats
+from trueline.judge.compared_ranks import Bools, Floats, any_over
 from trueline.judge.stats.alarm_budget import AlarmBudget
-from trueline.judge.stats.intervals import LEVEL, Estimate, mean_of_workers
+from trueline.judge.stats.intervals import LEVEL, Estimate, mean_difference, mean_of_workers
 from trueline.judge.stats.memoize import memoized
 from trueline.judge.stats.tails import NAMING_LEVEL
 from trueline.laws.unlike_workers.outliers import Outlier, effect_of, find_outliers
@@ -41,15 +42,15 @@ from trueline.schema.errors import CannotTell
 Answer = Literal["yes", "no", "cannot tell yet", "cannot tell"]
 
 _ROOM = 0.5
-"""How far, as a fraction of ln c, a shift may be from what a scale makes it, interval and all; over parameter groups,
-the root mean square."""
+"""The fraction of ln c by which a shift may be off what a scale makes it, interval and all; over parameter groups, the
+root mean square."""
 
 _MOST_ROOM = 0.2
 """The largest room in nats, however large c: harder data of a small model made its loss and its gradient 4 times as
 large, and half of ln 4 is room for anything (D5.harder of the gallery). A scale is the same factor everywhere."""
 
 _LIKELY_ROOM = 0.25
-"""The same for groups where the loss is undecided. Of 168 such cases in the trainings of benchmarks/judgement, harder
+"""The room of groups where the loss is undecided. Of 168 such cases in the trainings of benchmarks/judgement, harder
 data, noisy labels and added noise left the loss more than two of its errors away from a scale's, or groups less similar
 than this, in 18 of 20; scaled workers left it within in most."""
 
@@ -72,148 +73,220 @@ _STEPS_A_CONTRAST = 10
 
 @dataclass(frozen=True)
 class Scale:
-    """Whether ``outlier`` (in the gradient norm) is a pure scale. ``log_factor`` estimates ln c; ``log_loss`` the log
-    ratio of the losses. ``against`` names what speaks against it, ``missing`` what is not known yet, which ``likely``
-    says is the loss alone, near enough to be believed. ``log_counts`` is the log ratio of the numbers of tokens, or of
-    samples (``counted``), where that may be the reason instead.
+    """Answer to whether ``outlier`` (in the gradient norm) is a pure scale. ``log_factor`` estimates ln c; ``log_loss``
+    the log ratio of the losses. ``contradictions`` names what speaks against it, ``unknowns`` what is not known yet,
+    which ``likely`` says is the loss alone, near enough to be believed. ``log_counts`` is the log ratio of the numbers
+    of tokens, or of samples (``count_unit``), where that may be the reason instead.
     """
 
     outlier: Outlier
     log_factor: Estimate
     log_loss: Estimate
-    against: tuple[str, ...]
-    missing: tuple[str, ...]
+    contradictions: tuple[str, ...]
+    unknowns: tuple[str, ...]
     likely: bool = False
     log_counts: Estimate | None = None
-    counted: str = ""
+    count_unit: str = ""
 
     @property
     def answer(self) -> Answer:
         """``yes``, ``no``, ``cannot tell yet``, or ``cannot tell``: from fewer tokens it never can be."""
-        if self.against:
+        if self.contradictions:
             return "no"
         if self.log_counts is not None:
             return "cannot tell"
         likely = self.likely and self.log_factor.num_steps >= _FEWEST_LIKELY
-        return "cannot tell yet" if self.missing and not likely else "yes"
+        return "cannot tell yet" if self.unknowns and not likely else "yes"
 
     @property
-    def because(self) -> tuple[str, ...]:
-        """What keeps it from being called a scale."""
-        if self.against or self.answer == "yes":
-            return self.against
+    def reasons(self) -> tuple[str, ...]:
+        """Names of what keeps it from being called a scale."""
+        if self.contradictions or self.answer == "yes":
+            return self.contradictions
         if self.log_counts is not None:
-            return (f"another number of {self.counted}",)
-        return self.missing
+            return (f"another number of {self.count_unit}",)
+        return self.unknowns
 
     @property
-    def loss_scaled(self) -> bool:
+    def is_loss_scaled(self) -> bool:
         """Whether the recorded loss is scaled too, rather than unchanged."""
         return abs(self.log_loss.value - self.log_factor.value) < abs(self.log_loss.value)
 
     def explains(self, outlier: Outlier) -> bool:
         """Whether this scale, if it is one, is all there is to an outlier in another quantity of the same worker."""
-        same = set(outlier.workers) <= set(self.outlier.concerned) and outlier.meets(self.outlier)
-        return same and self.answer == "yes" and (outlier.quantity != "loss" or self.loss_scaled)
+        overlaps = set(outlier.workers) <= set(self.outlier.concerned) and outlier.meets(self.outlier)
+        return overlaps and self.answer == "yes" and (outlier.quantity != "loss" or self.is_loss_scaled)
 
 
 @memoized
 def scales(series: WorkerSeries, budget: AlarmBudget) -> tuple[Scale, ...]:
-    """One for each outlier in the gradient norm; raises ``CannotTell`` where norms cannot be judged."""
-    return tuple(scale_of(series, outlier) for outlier in find_outliers(series, budget, "norm"))
+    """A Scale for each outlier in the gradient norm; raises ``CannotTell`` where norms cannot be judged."""
+    return tuple(_ScaleTest(series, outlier).scale() for outlier in find_outliers(series, budget, "norm"))
 
 
 def unexplained(outliers: Sequence[Outlier], series: WorkerSeries, budget: AlarmBudget) -> list[Outlier]:
     """The outliers in loss or direction that are not the other side of a scale."""
     try:
-        known = scales(series, budget) if outliers else ()
+        norm_scales = scales(series, budget) if outliers else ()
     except CannotTell:
-        known = ()
-    return [outlier for outlier in outliers if not any(scale.explains(outlier) for scale in known)]
+        norm_scales = ()
+    return [outlier for outlier in outliers if not any(scale.explains(outlier) for scale in norm_scales)]
 
 
-def scale_of(series: WorkerSeries, outlier: Outlier) -> Scale:
-    """What speaks for a pure scale of an outlier in the gradient norm."""
-    log_c = effect_of(outlier, _steadied(series, outlier, series.log_norm))
-    loss = np.where(series.loss > 0, series.loss, np.nan)
-    if np.count_nonzero(series.loss <= 0) > _RARE * series.loss.size:
-        loss[:] = np.nan
-    log_loss = effect_of(outlier, _steadied(series, outlier, np.log(loss)))
-    room = min(_ROOM * abs(log_c.value), _MOST_ROOM)
-    slack = _NEGLIGIBLE * abs(log_c.value)
-    groups = _group_shifts(series, outlier)
-    answers = {
-        "the shift in all parameter groups": _in_all_groups(groups, room, slack),
-        "the shift of the loss": _loss_agrees(log_loss, log_c, room, slack),
-        "the direction": _direction_agrees(series, outlier, math.exp(log_c.value)) if room > 0 else None,
-    }
-    missing = tuple(what for what, answer in answers.items() if answer is None)
-    log_counts, counted = _other_counts(series, outlier, room)
-    close = len(groups) > 1 and largest_deviation(groups) <= room * _LIKELY_ROOM / _ROOM
-    return Scale(
-        outlier=outlier,
-        log_factor=log_c,
-        log_loss=log_loss,
-        against=tuple(what for what, answer in answers.items() if answer is False),
-        missing=missing,
-        likely=close and missing == ("the shift of the loss",) and _loss_is_near(log_loss, log_c, room),
-        log_counts=log_counts,
-        counted=counted,
-    )
-
-
-def _other_counts(series: WorkerSeries, outlier: Outlier, room: float) -> tuple[Estimate | None, str]:
-    """The log ratio of the numbers of tokens, or of samples, and which, where it is not 0 and more than ``room``."""
-    for counts_TN, counted in ((series.tokens, "tokens"), (series.samples, "samples")):
-        shift = effect_of(outlier, np.log(np.where(counts_TN > 0, counts_TN, np.nan)))
-        low, high = shift.interval(1 - NAMING_LEVEL)
-        if not low <= 0 <= high and abs(shift.value) > room:
-            return shift, counted
-    return None, ""
-
-
-def _steadied(series: WorkerSeries, outlier: Outlier, values_TN: Floats) -> Floats:
-    """[T, N] values less what the differences between the log norms of parameter groups tell of the same batch.
-
-    A scale leaves those differences as they are, so taking out a multiple of them (control variates: Lavenberg and
-    Welch, Management Science 27, 1981) keeps the shift that it makes and drops noise. The multiples are fitted to all
-    workers, centred within steps, and within each worker before the evidence and since, so that no shift is fitted.
+@dataclass(frozen=True)
+class _ScaleTest:
+    """The equalities that hold if ``outlier``, one in the gradient norm, is a pure scale. Each answers True where it is
+    shown to hold, False where it is rejected, None where it is undecided.
     """
-    workers = sorted(outlier.workers + outlier.others)
-    measured = np.isfinite(series.group_log_norm).any(axis=(0, 1))
-    norms_TNG = np.concatenate([series.log_norm[:, :, None], series.group_log_norm[:, :, measured]], axis=2)
-    contrasts_TNK = norms_TNG[:, :, 1:] - norms_TNG[:, :, :1]
-    both = np.concatenate([values_TN[:, :, None], contrasts_TNK], axis=2)[: outlier.last + 1, workers]
-    complete = np.asarray(np.isfinite(both).all(axis=(1, 2)), dtype=np.bool_)
-    both = both - both.mean(axis=1, keepdims=True)
-    pieces = [both[: outlier.first][complete[: outlier.first]], both[outlier.first :][complete[outlier.first :]]]
-    pieces = [piece - piece.mean(axis=0) for piece in pieces if len(piece)]
-    num_contrasts = contrasts_TNK.shape[2]
-    if not num_contrasts or sum(len(piece) for piece in pieces) < _STEPS_A_CONTRAST * num_contrasts:
-        return values_TN
-    rows = np.concatenate(pieces).reshape(-1, 1 + num_contrasts)
-    factors_K = np.linalg.lstsq(rows[:, 1:], rows[:, 0], rcond=None)[0]
-    return values_TN - contrasts_TNK @ factors_K
 
+    series: WorkerSeries
+    outlier: Outlier
 
-def _group_shifts(series: WorkerSeries, outlier: Outlier) -> list[Estimate]:
-    """By how much each parameter group is shifted more than all of them on average."""
-    measured = np.isfinite(series.group_log_norm).any(axis=(0, 1))
-    groups_TNG = series.group_log_norm[:, :, measured]
-    if not groups_TNG.shape[2]:
-        return []
-    residual_TNG = groups_TNG - groups_TNG.mean(axis=2, keepdims=True)
-    return [effect_of(outlier, residual_TNG[:, :, g]) for g in range(groups_TNG.shape[2])]
+    def scale(self) -> Scale:
+        """The answer, with what speaks for and against it."""
+        answers = {
+            "the shift in all parameter groups": self._groups_agree(),
+            "the shift of the loss": self._loss_agrees(),
+            "the direction": self._direction_agrees() if self.room > 0 else None,
+        }
+        unknowns = tuple(name for name, answer in answers.items() if answer is None)
+        log_counts, count_unit = self._count_shift()
+        close = len(self.group_shifts) > 1 and largest_deviation(self.group_shifts) <= self.room * _LIKELY_ROOM / _ROOM
+        return Scale(
+            outlier=self.outlier,
+            log_factor=self.log_factor,
+            log_loss=self.log_loss,
+            contradictions=tuple(name for name, answer in answers.items() if answer is False),
+            unknowns=unknowns,
+            likely=close and unknowns == ("the shift of the loss",) and self._is_loss_near(),
+            log_counts=log_counts,
+            count_unit=count_unit,
+        )
 
+    @cached_property
+    def log_factor(self) -> Estimate:
+        """The shift of the log norm, which is ln c."""
+        return self._effect(self._steadied(self.series.log_norm))
 
-def _in_all_groups(effects: Sequence[Estimate], room: float, slack: float) -> bool | None:
-    """Whether all groups are shifted equally: none differs beyond chance, nor all by much; None without two."""
-    num_groups = len(effects)
-    if num_groups < 2:
-        return None
-    if any(effect.agrees(0.0, room=room, negligible=slack, among=num_groups) is False for effect in effects):
-        return False
-    return True if largest_deviation(effects) <= room else None
+    @cached_property
+    def log_loss(self) -> Estimate:
+        """The log ratio of the losses; not measured where more than a few have no log."""
+        loss_TN = self.series.loss
+        positive_TN = np.where(loss_TN > 0, loss_TN, np.nan)
+        # A loss that is often negative has no factor, and to leave those steps out would select.
+        if np.count_nonzero(loss_TN <= 0) > _RARE * loss_TN.size:
+            positive_TN[:] = np.nan
+        return self._effect(self._steadied(np.log(positive_TN)))
+
+    @property
+    def room(self) -> float:
+        """Nats by which a shift may be off what a scale makes it."""
+        return min(_ROOM * abs(self.log_factor.value), _MOST_ROOM)
+
+    @property
+    def slack(self) -> float:
+        """Nats by which a shift may be off, however many steps show it."""
+        return _NEGLIGIBLE * abs(self.log_factor.value)
+
+    @cached_property
+    def group_shifts(self) -> list[Estimate]:
+        """The shift of each parameter group in excess of the mean of all of them."""
+        groups_TNG = self.series.group_log_norm[:, :, self._measured_G]
+        if not groups_TNG.shape[2]:
+            return []
+        residual_TNG = groups_TNG - groups_TNG.mean(axis=2, keepdims=True)
+        return [self._effect(residual_TNG[:, :, g]) for g in range(groups_TNG.shape[2])]
+
+    @property
+    def _measured_G(self) -> Bools:
+        return any_over(np.isfinite(self.series.group_log_norm), (0, 1))
+
+    def _effect(self, values_TN: Floats, measure: Callable[..., Estimate] = mean_difference) -> Estimate:
+        return effect_of(self.outlier, values_TN, measure)
+
+    def _steadied(self, values_TN: Floats) -> Floats:
+        """[T, N] values less what the differences between the log norms of parameter groups tell of the same batch.
+
+        A scale leaves those differences as they are, so taking out a multiple of them (control variates: Lavenberg and
+        Welch, Management Science 27, 1981) keeps the shift that it makes and drops noise. The multiples are fitted to
+        all workers, centred within steps, and within each worker before the evidence and since, so that no shift is
+        fitted.
+        """
+        series, outlier = self.series, self.outlier
+        workers = sorted(outlier.workers + outlier.peers)
+        norms_TNG = np.concatenate([series.log_norm[:, :, None], series.group_log_norm[:, :, self._measured_G]], axis=2)
+        contrasts_TNK = norms_TNG[:, :, 1:] - norms_TNG[:, :, :1]
+        columns = np.concatenate([values_TN[:, :, None], contrasts_TNK], axis=2)[: outlier.last + 1, workers]
+        complete = np.asarray(np.isfinite(columns).all(axis=(1, 2)), dtype=np.bool_)
+        columns = columns - columns.mean(axis=1, keepdims=True)
+        stretches = slice(None, outlier.first), slice(outlier.first, None)
+        pieces = [columns[steps][complete[steps]] for steps in stretches]
+        pieces = [piece - piece.mean(axis=0) for piece in pieces if len(piece)]
+        num_contrasts = contrasts_TNK.shape[2]
+        if not num_contrasts or sum(len(piece) for piece in pieces) < _STEPS_A_CONTRAST * num_contrasts:
+            return values_TN
+        rows = np.concatenate(pieces).reshape(-1, 1 + num_contrasts)
+        factors_K = np.linalg.lstsq(rows[:, 1:], rows[:, 0], rcond=None)[0]
+        return values_TN - contrasts_TNK @ factors_K
+
+    def _count_shift(self) -> tuple[Estimate | None, str]:
+        """The log ratio of the numbers of tokens or samples, and which, where it is not 0 and more than ``room``."""
+        for counts_TN, count_unit in ((self.series.tokens, "tokens"), (self.series.samples, "samples")):
+            shift = self._effect(np.log(np.where(counts_TN > 0, counts_TN, np.nan)))
+            low, high = shift.interval(1 - NAMING_LEVEL)
+            if not low <= 0 <= high and abs(shift.value) > self.room:
+                return shift, count_unit
+        return None, ""
+
+    def _groups_agree(self) -> bool | None:
+        """Whether all groups are shifted equally: none differs beyond chance, nor all by much; None without two."""
+        shifts = self.group_shifts
+        if len(shifts) < 2:
+            return None
+        answers = (
+            shift.agrees(0.0, room=self.room, negligible=self.slack, among=len(shifts)) is False for shift in shifts
+        )
+        if any(answers):
+            return False
+        return True if largest_deviation(shifts) <= self.room else None
+
+    def _loss_agrees(self) -> bool | None:
+        """Whether the loss is scaled by c or not at all."""
+        log_loss, log_c = self.log_loss, self.log_factor
+        if not math.isfinite(log_loss.value):
+            return None
+        # The error of ln c counts here alone: no scale predicts 0 without one.
+        difference = replace(log_loss, error=math.hypot(log_loss.error, log_c.error))
+        is_scaled = difference.agrees(log_c.value, room=self.room, negligible=self.slack)
+        is_unchanged = log_loss.agrees(0.0, room=self.room, negligible=self.slack)
+        if is_scaled or is_unchanged:
+            return True
+        return False if is_scaled is False and is_unchanged is False else None
+
+    def _is_loss_near(self) -> bool:
+        """Whether the loss is where a scale would leave it, known to ``room``: its 95 % interval holds ln c or 0."""
+        if not math.isfinite(self.log_loss.value) or self.log_loss.error > self.room:
+            return False
+        low, high = self.log_loss.interval()
+        return low <= self.log_factor.value <= high or low <= 0 <= high
+
+    def _direction_agrees(self) -> bool:
+        """Whether the cosine to the others is what the scale leaves it; true where none was measured.
+
+        With two workers there is one cosine, which scaling does not change.
+        """
+        series, outlier = self.series, self.outlier
+        cosine = self._effect(series.cosine, mean_of_workers)
+        if not math.isfinite(cosine.value) or not math.isfinite(cosine.error) or len(outlier.peers) < 2:
+            return True
+        factor = math.exp(self.log_factor.value)
+        scaled_TN = series.cosine.copy()
+        num_scaled, num_peers = len(outlier.workers), len(outlier.peers)
+        scaled_TN[:, list(outlier.peers)] *= _cosine_factor(cosine.value, factor, num_scaled, num_peers)
+        # The peers' cosines are now what the scaled worker's own should be.
+        difference = self._effect(scaled_TN)
+        low, high = difference.interval(1 - NAMING_LEVEL)
+        return low <= 0 <= high or abs(difference.value) <= _NEGLIGIBLE * abs(cosine.value)
 
 
 def largest_deviation(effects: Sequence[Estimate]) -> float:
@@ -232,55 +305,20 @@ def largest_deviation(effects: Sequence[Estimate]) -> float:
     return math.sqrt(bound / len(effects))
 
 
-def _loss_agrees(log_loss: Estimate, log_c: Estimate, room: float, slack: float) -> bool | None:
-    """Whether the loss is scaled by c or not at all."""
-    if not math.isfinite(log_loss.value):
-        return None
-    scaled = replace(log_loss, error=math.hypot(log_loss.error, log_c.error)).agrees(
-        log_c.value, room=room, negligible=slack
-    )
-    same = log_loss.agrees(0.0, room=room, negligible=slack)
-    return True if scaled or same else False if scaled is False and same is False else None
-
-
-def _loss_is_near(log_loss: Estimate, log_c: Estimate, room: float) -> bool:
-    """Whether the loss is where a scale would leave it, known to ``room``: its 95 % interval holds ln c or 0."""
-    if not math.isfinite(log_loss.value) or log_loss.error > room:
-        return False
-    low, high = log_loss.interval()
-    return low <= log_c.value <= high or low <= 0 <= high
-
-
-def _direction_agrees(series: WorkerSeries, outlier: Outlier, factor: float) -> bool:
-    """Whether the cosine to the others is what scaling by ``factor`` leaves it; true where none was measured.
-
-    With two workers there is one cosine, which scaling does not change.
-    """
-    cosine = effect_of(outlier, series.cosine, mean_of_workers)
-    if not math.isfinite(cosine.value) or not math.isfinite(cosine.error) or len(outlier.others) < 2:
-        return True
-    scaled = series.cosine.copy()
-    num_scaled, num_others = len(outlier.workers), len(outlier.others)
-    scaled[:, list(outlier.others)] *= _cosine_factor(cosine.value, factor, num_scaled, num_others)
-    difference = effect_of(outlier, scaled)
-    low, high = difference.interval(1 - NAMING_LEVEL)
-    return low <= 0 <= high or abs(difference.value) <= _NEGLIGIBLE * abs(cosine.value)
-
-
-def _cosine_factor(cosine: float, factor: float, num_scaled: int, num_others: int) -> float:
-    """How many times as large the cosine of a scaled worker to the mean of the others is as that of the others.
+def _cosine_factor(cosine: float, factor: float, num_scaled: int, num_peers: int) -> float:
+    """The ratio of a scaled worker's cosine to the mean of the others to that of an unscaled one.
 
     Of N gradients of equal norm and pairwise cosine r, one has with the sum of the others with factors a the cosine
     r sum(a) / sqrt(sum(a^2) (1 - r) + r sum(a)^2). A scaled worker sees factors 1 (and c for other scaled ones), one
     that is not sees c among them, whose noise then weighs more. r is solved from the scaled worker's own ``cosine``,
     as if all others had factor 1; for a cosine of zero or less the limit r = 0 is taken.
     """
-    m = num_scaled + num_others - 1
+    m = num_scaled + num_peers - 1
     x = max(cosine, 0.0) ** 2
     r = min((x * (m - 1) + math.sqrt((x * (m - 1)) ** 2 + 4 * m * x)) / (2 * m), 1.0)
 
-    def seen(num_plain: int, num_times_c: int) -> float:
+    def cosine_over_r(num_plain: int, num_times_c: int) -> float:
         total, squares = num_plain + factor * num_times_c, num_plain + factor**2 * num_times_c
         return total / math.sqrt(squares * (1 - r) + r * total**2)
 
-    return seen(num_others, num_scaled - 1) / seen(num_others - 1, num_scaled)
+    return cosine_over_r(num_peers, num_scaled - 1) / cosine_over_r(num_peers - 1, num_scaled)

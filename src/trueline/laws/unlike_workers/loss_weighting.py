@@ -1,4 +1,4 @@
-"""Were workers averaged with equal weight, or by their tokens? Read from how losses and gradients follow token counts.
+"""Weights by which workers are averaged, equal or by tokens, read from how losses and gradients follow token counts.
 
 A worker whose n tokens make its loss a mean contributes a gradient that is a mean over n: with more tokens its norm
 stays (where all tokens pull in one direction) or falls as 1/sqrt(n) (where each pulls its own way), so that the slope
@@ -55,7 +55,7 @@ class Slope:
 
 @dataclass(frozen=True)
 class Weighting:
-    """How workers were averaged, None where it is unknown; ``why`` in words, and the slopes it rests on."""
+    """The averaging of workers, None where it is unknown; ``why`` in words, and the slopes it rests on."""
 
     averaging: Averaging | None
     why: str
@@ -73,11 +73,11 @@ def slope_on_tokens(log_values_TN: Floats, log_tokens_TN: Floats) -> Slope | Non
     measured = np.isfinite(log_values_TN) & np.isfinite(log_tokens_TN)
     measured &= np.count_nonzero(measured, axis=1)[:, None] > 1
     x, y = _centred(log_tokens_TN, measured), _centred(log_values_TN, measured)
-    used = np.square(x).sum(axis=1) > 1e-12
-    num_steps = int(np.count_nonzero(used))
+    is_informative = np.square(x).sum(axis=1) > 1e-12  # equal counts leave rounding alone
+    num_steps = int(np.count_nonzero(is_informative))
     if num_steps < _MIN_STEPS:
         return None
-    x, y = x[used], y[used]
+    x, y = x[is_informative], y[is_informative]
     information = float(np.square(x).sum())
     slope = float((x * y).sum() / information)
     per_step = (x * (y - slope * x)).sum(axis=1)
@@ -88,7 +88,7 @@ def slope_on_tokens(log_values_TN: Floats, log_tokens_TN: Floats) -> Slope | Non
 def weighting_of(
     loss_TN: Floats, log_norm_TN: Floats, log_tokens_TN: Floats, *, loss_is_local: bool | None
 ) -> Weighting:
-    """How the workers were averaged at the steps given; arrays [T, N], NaN where not measured.
+    """The averaging of workers at the steps given; arrays [T, N], NaN where not measured.
 
     ``loss_is_local`` says whether the loss is what backward starts from, or the model's own; False where it was given
     by hand, None where unknown. Gradients decide, for they are what is averaged. Without them the loss does: a slope
@@ -102,7 +102,7 @@ def weighting_of(
     by_norm = norm.side_of(NORM_MIDDLE) if norm else 0
     by_loss = loss.side_of(LOSS_MIDDLE) if loss else 0
     if by_loss < 0 and loss_is_local is False:
-        by_loss = 0
+        by_loss = 0  # the mean may have been recorded and the sum trained
     if by_norm > 0:
         return Weighting("by tokens", "gradient norms grow with the tokens of a worker", norm, loss)
     if by_norm < 0 and by_loss > 0:

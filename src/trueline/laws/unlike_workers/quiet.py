@@ -1,4 +1,4 @@
-"""Whether no worker can have stood out in a quantity so far, by numbers that a further step only adds to.
+"""Proof that no worker can have stood out in a quantity so far, by numbers that a further step only adds to.
 
 The evidence of ``outliers`` is divided by V of the whole Run, which changes while a Run grows, and lowered where
 workers read their own samples again. Neither can raise it by much: with V >= 1 and x the sum of the logs of e-values
@@ -49,7 +49,7 @@ _BLOCK_STEPS = 10
 """Steps in which equal shares of tokens are counted together, whatever the stretch."""
 
 _HIGHEST = 1e200
-"""Where a detector stops, before it overflows."""
+"""The value at which a detector stops, before it overflows."""
 
 ROUNDING = 1e-6
 """Nats by which sums of logs may be off."""
@@ -57,26 +57,26 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Quiet:
-    """Of the workers' detectors in one quantity; what is carried is arrays by name, those of a group of workers with
-    its number behind.
+    """The workers' detectors in one quantity, all below their thresholds; they are carried as arrays by name, those of
+    a group of workers with its number behind.
     """
 
     quantity: Quantity
 
     @property
     def name(self) -> str:
-        """Under which it is kept."""
+        """The name that it is kept under."""
         return f"quiet in {self.quantity}"
 
     def further(self, stretch: Stretch, carried: Arrays) -> Arrays | None:
-        """What is carried past the steps of ``stretch``; None where values may not be those that were measured, so that
-        only the whole Run tells.
+        """The arrays that are carried past the steps of ``stretch``; None where values may not be those that were
+        measured, so that only the whole Run tells.
         """
         run, part = stretch.run, stretch.part
         series = as_measured(part)
-        if self.quantity == "direction" and series.num_workers < 3:
+        if self.quantity == "direction" and series.num_workers < 3:  # the check says why it cannot tell
             return None
-        if uneven(series):
+        if has_uneven_samples(series):
             return None
         whole_TN, groups_TNG = whole_and_groups(series, self.quantity)
         measured_G = any_over(np.isfinite(groups_TNG), (0, 1))
@@ -84,25 +84,29 @@ class Quiet:
         before = carried.get("measured", np.zeros_like(measured_G))
         if len(before) != len(measured_G):
             return None
-        out: dict[str, NDArray[Any]] = {"measured": before | measured_G, "tokens": tokens_of(series, carried)}
+        state: dict[str, NDArray[Any]] = {
+            "measured": before | measured_G,
+            "tokens": token_share_counts(series, carried),
+        }
         for number, members in enumerate(groups_of(series)):
-            out |= advanced(values_TDN[:, :, list(members)], number, carried)
-        if "ratios" in carried:
-            out["ratios"] = carried["ratios"]
+            state |= detectors_after(values_TDN[:, :, list(members)], number, carried)
+        if "ratios" in carried:  # V of the first steps, which changes no more
+            state["ratios"] = carried["ratios"]
         elif len(run.steps) >= FIRST_STEPS and part.steps[-1] >= run.steps[FIRST_STEPS - 1]:
-            out["ratios"] = self._ratios(run)
-        return out
+            state["ratios"] = self._ratios(run)
+        return state
 
     def said(self, run: Run, carried: Arrays) -> list[Finding] | None:
-        """Nothing, where the checks of the quantity have enough steps and none of the workers stands out."""
-        if not weigh_alike(carried):
+        """No findings, where the checks of the quantity have enough steps and none of the workers stands out."""
+        if not tokens_weigh_alike(carried):
             return None
-        groups = range(sum(name.startswith("rows ") for name in carried))
-        highest = [carried[f"highest {number}"] for number in groups]
-        rows = [int(carried[f"rows {number}"]) for number in groups]
-        among = sum(each.shape[1] for each in highest)
+        numbers = range(sum(name.startswith("rows ") for name in carried))
+        highest = [carried[f"highest {number}"] for number in numbers]
+        rows = [int(carried[f"rows {number}"]) for number in numbers]
+        among = sum(highest_DM.shape[1] for highest_DM in highest)
         thresholds_D, _ = thresholds_of(alarm_budget_of(run), self.quantity, carried["measured"], among=among)
         for highest_DM, num_rows in zip(highest, rows, strict=True):
+            # As many starts as there were rows, by which dividing by V may raise the detector (see above).
             if np.any(np.log(highest_DM + max(num_rows, 1)) >= thresholds_D[:, None] - ROUNDING):
                 return None
         ratios = carried["ratios"] if "ratios" in carried else self._ratios(run)
@@ -133,8 +137,8 @@ def groups_of(series: WorkerSeries) -> tuple[tuple[int, ...], ...]:
     return series.declared or (tuple(range(series.num_workers)),)
 
 
-def uneven(series: WorkerSeries) -> bool:
-    """Whether workers that are compared had other numbers of samples at any step."""
+def has_uneven_samples(series: WorkerSeries) -> bool:
+    """True where workers that are compared had unequally many samples at any step."""
     for members in groups_of(series):
         samples_TM = series.samples[:, list(members)]
         known_T = np.all(np.isfinite(samples_TM) & (samples_TM > 0), axis=1)
@@ -143,50 +147,54 @@ def uneven(series: WorkerSeries) -> bool:
     return False
 
 
-def tokens_of(series: WorkerSeries, carried: Arrays) -> Floats:
-    """[4] at how many steps the tokens of all workers are known; whether all had equally many at each; and at how many
-    steps at most, added up over workers, a worker had one share of them. Where that is few, or all are equal, they
-    count alike (``series.lasting_weights``). The last is the number of workers.
+def token_share_counts(series: WorkerSeries, carried: Arrays) -> Floats:
+    """[4] the number of steps at which the tokens of all workers are known; 1 where all had equally many at each, or 0;
+    the largest number of steps, added up over workers, at which a worker had one share of them; the number of workers.
+    Where the third is small, or all are equal, tokens count alike (``series.lasting_weights``).
     """
-    known, even, most, _ = carried.get("tokens", np.array([0.0, 1.0, 0.0, 0.0])).tolist()
+    num_known, even, num_modal, _ = carried.get("tokens", np.array([0.0, 1.0, 0.0, 0.0])).tolist()
     with np.errstate(invalid="ignore"):
         share_TN = series.tokens / series.tokens.mean(axis=1, keepdims=True)
     for begin in range(0, len(share_TN), _BLOCK_STEPS):
         block_KN = share_TN[begin : begin + _BLOCK_STEPS]
         block_KN = block_KN[np.isfinite(block_KN).all(axis=1)]
         alike = bool(np.all(block_KN == block_KN[:, :1]))
-        counts = [] if alike else [int(np.unique(each_K, return_counts=True)[1].max()) for each_K in block_KN.T]
-        known, even, most = known + len(block_KN), even and alike, most + (block_KN.size if alike else sum(counts))
-    return np.array([known, float(even), most, series.num_workers])
+        counts = [] if alike else [int(np.unique(shares_K, return_counts=True)[1].max()) for shares_K in block_KN.T]
+        num_known += len(block_KN)
+        even = even and alike
+        num_modal += block_KN.size if alike else sum(counts)
+    return np.array([num_known, float(even), num_modal, series.num_workers])
 
 
-def weigh_alike(carried: Arrays) -> bool:
-    """Whether no tokens of the workers can weigh them, by what ``tokens_of`` gave."""
-    known, even, most, num_workers = carried["tokens"].tolist()
-    return bool(even or most < MOSTLY * known * num_workers)
+def tokens_weigh_alike(carried: Arrays) -> bool:
+    """True where no tokens of the workers can weigh them, by ``token_share_counts``."""
+    num_known, even, num_modal, num_workers = carried["tokens"].tolist()
+    return bool(even or num_modal < MOSTLY * num_known * num_workers)
 
 
-def advanced(values_TDM: Floats, number: int, carried: Arrays) -> dict[str, NDArray[Any]]:
+def detectors_after(values_TDM: Floats, number: int, carried: Arrays) -> dict[str, NDArray[Any]]:
     """The detectors [B, D, M] of one group of workers after these steps, and the highest [D, M] that their mean over
     the bets has been.
     """
     values_RDM = values_TDM[np.any(np.count_nonzero(np.isfinite(values_TDM), axis=2) > 1, axis=1)]
     shape = values_TDM.shape[1:]
     spreads = carried.get(f"spreads {number}", np.zeros((0, shape[0])))
-    state = carried.get(f"detectors {number}", np.zeros((len(BETS), *shape)))
+    detectors_BDM = carried.get(f"detectors {number}", np.zeros((len(BETS), *shape)))
     highest = carried.get(f"highest {number}", np.zeros(shape))
     if len(values_RDM):
         z_RDM, spread_RD = scores_after(values_RDM, spreads)
         spreads = np.concatenate([spreads, spread_RD])[-(SPREAD_STEPS - 1) :]
-        state = state.copy()
+        detectors_BDM = detectors_BDM.copy()
         for begin in range(0, len(z_RDM), _CHUNK_STEPS):
             e_RBDM = e_values(z_RDM[begin : begin + _CHUNK_STEPS])
             for e_BDM in e_RBDM:
-                state += 1
-                state *= e_BDM
-                np.minimum(state, _HIGHEST, out=e_BDM)
-                state[:] = e_BDM
+                detectors_BDM += 1  # a start at this step
+                detectors_BDM *= e_BDM
+                np.minimum(detectors_BDM, _HIGHEST, out=e_BDM)
+                detectors_BDM[:] = e_BDM
             highest = np.maximum(highest, e_RBDM.mean(axis=1).max(axis=0))
     rows = np.array(int(carried.get(f"rows {number}", np.array(0))) + len(values_RDM))
-    names = ("spreads", "detectors", "highest", "rows")
-    return {f"{name} {number}": each for name, each in zip(names, (spreads, state, highest, rows), strict=True)}
+    keys = ("spreads", "detectors", "highest", "rows")
+    return {
+        f"{name} {number}": array for name, array in zip(keys, (spreads, detectors_BDM, highest, rows), strict=True)
+    }

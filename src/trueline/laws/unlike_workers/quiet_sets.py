@@ -1,4 +1,4 @@
-"""Whether no workers can have stood out together so far: too far apart, too close, or with too unequal tokens.
+"""Proof that no workers can have stood out together so far: too far apart, too close, or with too unequal tokens.
 
 As in ``quiet``, V is not known before the end, and undivided detectors are higher but for the number of their starts.
 Only the bets that an order recurs (``stats.persistence``) reach back by V: they are followed where V is 1.
@@ -41,7 +41,15 @@ from trueline.laws.unlike_workers.copies import (
     pair_columns,
     require_enough,
 )
-from trueline.laws.unlike_workers.quiet import ROUNDING, Arrays, advanced, start_of, tokens_of, uneven, weigh_alike
+from trueline.laws.unlike_workers.quiet import (
+    ROUNDING,
+    Arrays,
+    detectors_after,
+    has_uneven_samples,
+    start_of,
+    token_share_counts,
+    tokens_weigh_alike,
+)
 from trueline.laws.unlike_workers.series import WorkerSeries, as_measured
 from trueline.laws.unlike_workers.token_counts import (
     counts_among,
@@ -56,131 +64,138 @@ from trueline.store.reader import Run
 
 @dataclass(frozen=True)
 class QuietOrder:
-    """Of the bets that workers keep their order, in losses and in gradient norms."""
+    """The bets that workers keep their order, in losses and in gradient norms, all lost so far."""
 
     name: str = "quiet order"
 
     def further(self, stretch: Stretch, carried: Arrays) -> Arrays | None:
-        """What is carried past the steps of ``stretch``; None where values may not be those that were measured."""
-        series = _comparable(stretch)
+        """The arrays that are carried past the steps of ``stretch``; None where values may not be those measured."""
+        series = _followed_series(stretch)
         if series is None:
             return None
-        out: dict[str, NDArray[Any]] = {"tokens": tokens_of(series, carried)}
+        state: dict[str, NDArray[Any]] = {"tokens": token_share_counts(series, carried)}
         for number, members in enumerate(comparable_groups(series)):
-            for of, values_TN in (("loss", series.loss), ("norm", series.log_norm)):
+            for quantity, values_TN in (("loss", series.loss), ("norm", series.log_norm)):
                 _, values_RM = compared_among(series, values_TN, members)
-                out |= _kept_order(values_RM, f"{of} {number}", carried)
+                state |= _order_detectors_after(values_RM, f"{quantity} {number}", carried)
         run = stretch.run
         num_steps = measured_steps(int(np.searchsorted(run.steps, int(stretch.part.steps[-1]))) + 1)
         if num_steps >= FIRST_STEPS:
-            known = carried.get("dependent", np.zeros(2))
-            out["dependent"] = known if known[0] == num_steps else np.array([num_steps, _dependent(run, num_steps)])
-        return out
+            # Measured anew only where the number of first steps doubled: it takes longer than all bets of a stretch.
+            dependent = carried.get("dependent", np.zeros(2))
+            if dependent[0] != num_steps:
+                dependent = np.array([num_steps, _is_any_dependent(run, num_steps)])
+            state["dependent"] = dependent
+        return state
 
     def said(self, run: Run, carried: Arrays) -> list[Finding] | None:
-        """Nothing, where there are enough steps for a finding and no order recurs; V is 1."""
+        """No findings, where there are enough steps for one and no order recurs; V is 1."""
+        if not tokens_weigh_alike(carried):
+            return None
         num_steps = measured_steps(len(run.steps))
-        known = carried.get("dependent", np.zeros(2))
-        if not weigh_alike(carried) or (known[1] if known[0] == num_steps else _dependent(run, num_steps)):
+        dependent = carried.get("dependent", np.zeros(2))
+        if dependent[1] if dependent[0] == num_steps else _is_any_dependent(run, num_steps):
             return None
         series = start_of(run, 1)
         threshold = alarm_budget_of(run).log_threshold("sample-losses", among=num_sample_detectors(series))
-        enough = False
+        has_enough = False
         for number, members in enumerate(comparable_groups(series)):
             needed = 1 + steps_needed(
                 threshold, nats=math.log(2) * (len(members) // 2), num_bets=len(persistence.HORIZONS)
             )
-            for of in ("loss", "norm"):
-                if float(carried[f"highest {of} {number}"]) >= threshold - ROUNDING:
+            for quantity in ("loss", "norm"):
+                if float(carried[f"highest {quantity} {number}"]) >= threshold - ROUNDING:
                     return None
-                enough |= int(carried[f"rows {of} {number}"]) >= needed
-        return [] if enough else None
+                has_enough |= int(carried[f"rows {quantity} {number}"]) >= needed
+        return [] if has_enough else None
 
 
 @dataclass(frozen=True)
 class QuietPairs:
-    """Of the bets that two workers are close to each other."""
+    """The bets that two workers are close to each other, all lost so far."""
 
     name: str = "quiet pairs"
 
     def further(self, stretch: Stretch, carried: Arrays) -> Arrays | None:
-        """What is carried past the steps of ``stretch``; None where values may not be those that were measured, or all
-        workers have equal losses.
+        """The arrays that are carried past the steps of ``stretch``; None where values may not be those that were
+        measured, or all workers have equal losses.
         """
-        series = _comparable(stretch)
+        series = _followed_series(stretch)
         if series is None:
             return None
-        out: dict[str, NDArray[Any]] = {"tokens": tokens_of(series, carried)}
+        state: dict[str, NDArray[Any]] = {"tokens": token_share_counts(series, carried)}
         for number, members in enumerate(comparable_groups(series)):
             loss_TM = series.loss[:, list(members)]
             equal_T = np.isfinite(loss_TM).all(axis=1) & (loss_TM == loss_TM[:, :1]).all(axis=1)
             equal = int(carried.get(f"equal {number}", np.array(0))) + int(np.count_nonzero(equal_T))
-            if equal >= EQUAL_STEPS:
+            if equal >= EQUAL_STEPS:  # a finding, if they are finely resolved
                 return None
-            out[f"equal {number}"] = np.array(equal)
+            state[f"equal {number}"] = np.array(equal)
             if not is_paired(members):
                 continue
             before = carried.get(f"pairs {number}")
             heights = [None] * len(PAIR_STATISTICS) if before is None else list(before)
             rows = carried.get(f"rows {number}", np.zeros(len(PAIR_STATISTICS), dtype=np.int64)).copy()
             after: list[Floats] = []
-            for place, (_, rows_R, values_RMC) in enumerate(pair_columns(series, members)):
-                after.append(closest_pairs.states_after(values_RMC, heights[place]))
-                rows[place] += len(rows_R)
-            out |= {f"pairs {number}": np.stack(after), f"rows {number}": rows}
-        return out
+            for index, (_, rows_R, values_RMC) in enumerate(pair_columns(series, members)):
+                after.append(closest_pairs.states_after(values_RMC, heights[index]))
+                rows[index] += len(rows_R)
+            state |= {f"pairs {number}": np.stack(after), f"rows {number}": rows}
+        return state
 
     def said(self, run: Run, carried: Arrays) -> list[Finding] | None:
-        """Nothing, where there are enough steps for a finding and no two workers are close. Raises ``CannotTell`` where
+        """No findings, where there are enough steps for one and no two workers are close. Raises ``CannotTell`` where
         there are no pairs to compare.
         """
-        if not weigh_alike(carried):
+        if not tokens_weigh_alike(carried):
             return None
         series, budget = start_of(run, 1), alarm_budget_of(run)
         threshold = budget.log_threshold("pairs", among=num_pair_detectors(series))
-        have: dict[tuple[int, ...], int] = {}
+        num_steps_of: dict[tuple[int, ...], int] = {}
         for number, members in enumerate(comparable_groups(series)):
             if is_paired(members):
                 rows = carried[f"rows {number}"]
-                with np.errstate(divide="ignore"):
+                with np.errstate(divide="ignore"):  # a state of 0 is a height of -inf
                     highest = np.log(carried[f"pairs {number}"][:, -1].max(axis=1, initial=0.0))
                 if np.any(np.logaddexp(highest, np.log(np.maximum(rows, 1))) >= threshold - ROUNDING):
                     return None
-                have[members] = int(rows.max())
-        require_enough(series, budget, have)
+                num_steps_of[members] = int(rows.max())
+        require_enough(series, budget, num_steps_of)
         return []
 
 
 @dataclass(frozen=True)
 class QuietTokens:
-    """Of the bets that workers have unequal numbers of tokens, for good or at each step."""
+    """The bets that workers have unequal numbers of tokens, for good or at each step, all lost so far."""
 
     name: str = "quiet tokens"
 
     def further(self, stretch: Stretch, carried: Arrays) -> Arrays | None:
-        """What is carried past the steps of ``stretch``; None where workers have unequally many samples."""
+        """The arrays that are carried past the steps of ``stretch``; None where workers have unequally many samples."""
         series = as_measured(stretch.part)
-        if uneven(series):
+        if has_uneven_samples(series):
             return None
-        out: dict[str, NDArray[Any]] = {}
+        state: dict[str, NDArray[Any]] = {}
         for number, members in enumerate(comparable_groups(series)):
             _, values_RM = compared_among(series, log_tokens(series), members)
-            out |= advanced(values_RM[:, None], number, carried)
+            state |= detectors_after(values_RM[:, None], number, carried)
             counts_TM = counts_among(series, members)
             factors_T = noise_factors(counts_TM)
             log_e_RB = log_noise_e_values(factors_T[np.isfinite(factors_T)])
-            out |= _detected(log_e_RB, f"wild {number}", carried)
-            both = np.count_nonzero(np.count_nonzero(np.isfinite(counts_TM), axis=1) > 1)
-            out[f"counted {number}"] = np.array(int(carried.get(f"counted {number}", np.array(0))) + int(both))
-        return out
+            state |= _detector_after(log_e_RB, f"wild {number}", carried)
+            num_compared = np.count_nonzero(np.count_nonzero(np.isfinite(counts_TM), axis=1) > 1)
+            state[f"counted {number}"] = np.array(
+                int(carried.get(f"counted {number}", np.array(0))) + int(num_compared)
+            )
+        return state
 
     def said(self, run: Run, carried: Arrays) -> list[Finding] | None:
-        """Nothing, where there are enough steps for a finding and tokens are not unequal."""
+        """No findings, where there are enough steps for one and tokens are not unequal."""
         series, budget = start_of(run, 1), alarm_budget_of(run)
         groups = comparable_groups(series)
         lasting = budget.log_threshold("tokens", among=num_lasting(series))
         wild = budget.log_threshold("tokens", among=2 * len(groups)) if groups else math.inf
-        enough = False
+        has_enough = False
         for number, members in enumerate(groups):
             rows = int(carried[f"rows {number}"])
             bound = np.log(carried[f"highest {number}"].max() + max(rows, 1))
@@ -188,35 +203,37 @@ class QuietTokens:
             wild_bound = np.logaddexp(float(carried[f"highest wild {number}"]), math.log(max(wild_rows, 1)))
             if bound >= lasting - ROUNDING or wild_bound >= wild - ROUNDING:
                 return None
-            counted = int(carried[f"counted {number}"])
+            num_compared = int(carried[f"counted {number}"])
             needed = steps_needed(lasting, nats=math.log(len(members)), num_bets=2)
-            enough |= counted > 0 and (counted >= needed or not rows)
-        return [] if enough else None
+            has_enough |= num_compared > 0 and (num_compared >= needed or not rows)
+        return [] if has_enough else None
 
 
-def _comparable(stretch: Stretch) -> WorkerSeries | None:
-    """The series of the stretch where all is judged that its workers left."""
+def _followed_series(stretch: Stretch) -> WorkerSeries | None:
+    """The series of the stretch; None where workers left what is not followed (see above)."""
     series = as_measured(stretch.part)
-    return None if uneven(series) or stretch.part.measured("part_losses").any() else series
+    return None if has_uneven_samples(series) or stretch.part.measured("part_losses").any() else series
 
 
-def _dependent(run: Run, num_steps: int) -> bool:
-    """Whether any group of workers was autocorrelated in the first steps."""
+def _is_any_dependent(run: Run, num_steps: int) -> bool:
+    """True where a group of workers was autocorrelated in the first steps."""
     start = start_of(run, num_steps)
     return any(dependence_among(start, "loss", members) != NONE for members in comparable_groups(start))
 
 
-def _kept_order(values_RM: Floats, name: str, carried: Arrays) -> dict[str, NDArray[Any]]:
+def _order_detectors_after(values_RM: Floats, name: str, carried: Arrays) -> dict[str, NDArray[Any]]:
     spreads = carried.get(f"spreads {name}", np.zeros(0))
     z_RM, spread_R = scores_after(values_RM, spreads)
     past = carried.get(f"past {name}", np.zeros((2, len(persistence.HORIZONS), values_RM.shape[1])))
     log_e_RB, past = persistence.log_e_after(z_RM, past)
     spreads = np.concatenate([spreads, spread_R])[-(SPREAD_STEPS - 1) :]
-    return {f"spreads {name}": spreads, f"past {name}": past, **_detected(log_e_RB, name, carried)}
+    return {f"spreads {name}": spreads, f"past {name}": past, **_detector_after(log_e_RB, name, carried)}
 
 
-def _detected(log_e_RB: Floats, name: str, carried: Arrays) -> dict[str, NDArray[Any]]:
-    """One detector after these steps: of each bet, the highest that their average has been, and of how many steps."""
+def _detector_after(log_e_RB: Floats, name: str, carried: Arrays) -> dict[str, NDArray[Any]]:
+    """A detector after these steps: the state of each bet, the highest that their average has been, and the number of
+    steps.
+    """
     num_bets = int(log_e_RB.shape[1])
     log_m = carried.get(f"detector {name}", np.full(num_bets, -np.inf))
     highest = float(carried.get(f"highest {name}", np.array(-np.inf)))

@@ -1,4 +1,4 @@
-"""What each worker measured at each step, as arrays, with who may be compared with whom: all that judgement reads.
+"""Arrays of what each worker measured at each step, with who may be compared with whom: all that judgement reads.
 
 Workers are compared at a step if they are meant to be equal: all of them, or those of one declared group
 (``Plan.worker_groups``, or that hold the same piece of their sequences). A worker whose number of samples is not the
@@ -108,7 +108,7 @@ class WorkerSeries:
         return len(self.ranks)
 
     def first(self, num_steps: int) -> WorkerSeries:
-        """What is compared of the first steps; the same where there are no more."""
+        """The compared series of the first steps; this one where there are no more."""
         if len(self.steps) <= num_steps:
             return self
         names = ("steps", "loss", "log_norm", "cosine", "group_log_norm", "group_cosine", "tokens", "samples")
@@ -119,17 +119,17 @@ class WorkerSeries:
             **{name: getattr(self, name)[:num_steps] for name in names},
         )
 
-    def bags(self) -> list[Bools]:
+    def compared_masks(self) -> list[Bools]:
         """[T, N] masks, one for each declared group: the workers that are compared with each other at each step."""
         groups = self.declared or (tuple(range(self.num_workers)),)
-        return [_bag(self.samples, group) for group in groups]
+        return [_compared_mask(self.samples, group) for group in groups]
 
     def compared(self, values: Floats) -> list[Floats]:
         """``values`` [T, ..., N] once for each declared group, with NaN for whom is not compared at that step."""
         middle = (1,) * (values.ndim - 2)
         return [
-            np.where(bag_TN.reshape(bag_TN.shape[0], *middle, bag_TN.shape[1]), values, np.nan)
-            for bag_TN in self.bags()
+            np.where(mask_TN.reshape(mask_TN.shape[0], *middle, mask_TN.shape[1]), values, np.nan)
+            for mask_TN in self.compared_masks()
         ]
 
 
@@ -139,6 +139,7 @@ def series_of(run: Run) -> WorkerSeries:
     measured = _as_measured(run)
     ranks, samples = list(measured.ranks), _samples(run)
     num_TN = _num_samples(run, ranks, samples)
+    # Sums over more tokens are larger by their number: divided by it they are as exchangeable as others.
     weight_TN = lasting_weights(measured.loss, measured.log_norm, measured.tokens)
     return replace(
         measured,
@@ -146,7 +147,7 @@ def series_of(run: Run) -> WorkerSeries:
         log_norm=measured.log_norm - np.log(weight_TN),
         group_log_norm=measured.group_log_norm - np.log(weight_TN)[..., None],
         features=_groups(run, ranks, "batch_features", NUM_FEATURES),
-        arguments=_arguments(run, ranks),
+        arguments=_argument_reader(run, ranks),
         loss_operations=_where_measured(*numbers(run, "loss_operations", ranks)),
         samples=num_TN,
         sample_losses=_sample_losses(run, ranks),
@@ -157,8 +158,8 @@ def series_of(run: Run) -> WorkerSeries:
 
 @memoized
 def as_measured(run: Run) -> WorkerSeries:
-    """The same without what takes all steps or is only told of findings: values are those that were measured, whatever
-    workers weigh, samples are counted, and not looked at. Raises ``CannotTell`` as ``series_of`` does.
+    """The series without what takes all steps or is told of findings alone: values are those that were measured,
+    whatever workers weigh, and samples are counted, not looked at. Raises ``CannotTell`` as ``series_of`` does.
     """
     measured = _as_measured(run)
     return replace(measured, samples=_num_digests(run, list(measured.ranks)))
@@ -169,27 +170,27 @@ def measured_alone(run: Run) -> WorkerSeries:
     such as experts, and no cosines beside such, which have all in one. Raises ``CannotTell`` as ``series_of`` does.
     """
     ranks = several_workers(run)
-    own, shape = _own(run, ranks), (len(run.steps), len(ranks))
+    unshared, shape = _unshared_params(run, ranks), (len(run.steps), len(ranks))
     return WorkerSeries(
         steps=run.steps.astype(np.int64),
         ranks=tuple(ranks),
         loss=_finite(numbers(run, "loss", ranks)[0]),
-        log_norm=_log(numbers(run, "grad_norm", ranks)[0] if not own else _norms_without(run, ranks, own)),
-        cosine=_finite(numbers(run, "cosine_others", ranks)[0]) if not own else np.full(shape, np.nan),
+        log_norm=_log(numbers(run, "grad_norm", ranks)[0] if not unshared else _norms_without(run, ranks, unshared)),
+        cosine=_finite(numbers(run, "cosine_others", ranks)[0]) if not unshared else np.full(shape, np.nan),
         declared=_declared(run, ranks),
     )
 
 
-def _own(run: Run, ranks: Sequence[int]) -> frozenset[str]:
+def _unshared_params(run: Run, ranks: Sequence[int]) -> frozenset[str]:
     """Parameters of which the ``ranks`` hold values of their own, as experts; not where they hold the same part."""
-    own = held_by_one(run)
-    return frozenset() if any(set(ranks) <= set(each) for each in sharers(run, own)) else own
+    unshared = held_by_one(run)
+    return frozenset() if any(set(ranks) <= set(holders) for holders in sharers(run, unshared)) else unshared
 
 
-def _norms_without(run: Run, ranks: Sequence[int], own: Collection[str]) -> Floats:
-    """[T, N] norm of each worker's gradients of all parameters but ``own``."""
+def _norms_without(run: Run, ranks: Sequence[int], unshared: Collection[str]) -> Floats:
+    """[T, N] norm of each worker's gradients of all parameters but ``unshared``."""
     norms_TNP, measured_TN = run.stack("param_grad_norms", ranks=ranks)
-    shared_P = ~np.isin(np.array(run.env[ranks[0]].params, dtype=str), sorted(own))
+    shared_P = ~np.isin(np.array(run.env[ranks[0]].params, dtype=str), sorted(unshared))
     squares_TN = np.sum(np.maximum(norms_TNP[..., shared_P], 0.0) ** 2, axis=2)
     return np.where(measured_TN & shared_P.any(), np.sqrt(squares_TN), np.nan)
 
@@ -197,7 +198,8 @@ def _norms_without(run: Run, ranks: Sequence[int], own: Collection[str]) -> Floa
 def _as_measured(run: Run) -> WorkerSeries:
     alone = measured_alone(run)
     ranks = list(alone.ranks)
-    group_names = () if _own(run, ranks) else _group_names(run, ranks)
+    # Norms of groups have what is a rank's own, such as experts, in them.
+    group_names = () if _unshared_params(run, ranks) else _group_names(run, ranks)
     return replace(
         alone,
         group_names=group_names,
@@ -216,20 +218,20 @@ def shard_allowance(samples: Samples, step_index: Ints, num_TN: Floats) -> Float
     the mean of n over that of B. Of these 2 + sqrt(2 ln N) are allowed, two beyond the largest of N normal values,
     times the fraction of such samples in the step. ``step_index`` [n] is the row of each slot.
     """
-    again, fresh = _own_again(samples)
-    at = (step_index, samples.worker)
-    if not again.any():
+    reread, fresh = _reread_slots(samples)
+    slots = (step_index, samples.worker)
+    if not reread.any():
         return np.zeros(num_TN.shape)
-    again_TN, fresh_TN = (_counted(num_TN.shape, [place[chosen] for place in at]) for chosen in (again, fresh))
+    again_TN, fresh_TN = (_counted(num_TN.shape, [positions[mask] for positions in slots]) for mask in (reread, fresh))
     distinct_TN = np.maximum(np.cumsum(fresh_TN, axis=0), 1)
     batch_TN = np.maximum(np.nan_to_num(num_TN, nan=1.0), 1)
     limit = 2 + math.sqrt(2 * math.log(num_TN.shape[1]))
     return limit * np.sqrt(batch_TN / np.maximum(distinct_TN, batch_TN)) * again_TN / batch_TN
 
 
-def _counted(shape: tuple[int, ...], at: Sequence[Ints]) -> Floats:
-    """[T, N] how often each place is named."""
-    flat = np.ravel_multi_index(tuple(at), shape)
+def _counted(shape: tuple[int, ...], positions: Sequence[Ints]) -> Floats:
+    """[T, N] numbers of times that ``positions`` (a row and a column each) name a place."""
+    flat = np.ravel_multi_index(tuple(positions), shape)
     return np.bincount(flat, minlength=math.prod(shape)).reshape(shape).astype(np.float64)
 
 
@@ -242,29 +244,30 @@ def lasting_weights(loss_TN: Floats, log_norm_TN: Floats, tokens_TN: Floats) -> 
         share_TN = tokens_TN / tokens_TN.mean(axis=1, keepdims=True)
     known_T = np.isfinite(share_TN).all(axis=1)
     usual_N = np.median(share_TN[known_T], axis=0) if known_T.any() else np.ones(share_TN.shape[1])
-    none_TN = np.ones(share_TN.shape)
+    ones_TN = np.ones(share_TN.shape)
     if np.ptp(usual_N) == 0 or np.mean(share_TN[known_T] == usual_N) < MOSTLY or not (tokens_TN[known_T] > 0).all():
-        return none_TN
+        return ones_TN
     weighting = weighting_of(loss_TN, log_norm_TN, np.log(tokens_TN), loss_is_local=True)
+    # Gradients alone may grow with tokens for another reason: losses that are sums grow in proportion.
     slope = weighting.loss_slope
     if weighting.averaging != "by tokens" or slope is None or not slope.low <= 1 <= slope.high:
-        return none_TN
+        return ones_TN
     return np.where(known_T[:, None], share_TN, 1.0)
 
 
-def _bag(samples_TN: Floats, group: tuple[int, ...]) -> Bools:
-    """[T, N] whom of ``group`` to compare: all but those with an uncommon number of samples now and then.
+def _compared_mask(samples_TN: Floats, group: tuple[int, ...]) -> Bools:
+    """[T, N] mask of the workers of ``group`` to compare: all but those with an uncommon number of samples at times.
 
     Numbers vary all the time where uncommon ones are more than half of the (M - 1)/M that there can be at most.
     """
-    bag_TN = np.zeros(samples_TN.shape, dtype=np.bool_)
-    bag_TN[:, list(group)] = True
+    mask_TN = np.zeros(samples_TN.shape, dtype=np.bool_)
+    mask_TN[:, list(group)] = True
     inside_TM = samples_TN[:, list(group)]
     known_T = np.all(np.isfinite(inside_TM) & (inside_TM > 0), axis=1)
     odd_KM = _uncommon(inside_TM[known_T])
     if 2 * np.count_nonzero(odd_KM) <= (len(group) - 1) * len(odd_KM):
-        bag_TN[np.ix_(known_T, group)] = ~odd_KM | _persistent(odd_KM)
-    return bag_TN
+        mask_TN[np.ix_(known_T, group)] = ~odd_KM | _persistent(odd_KM)
+    return mask_TN
 
 
 def _uncommon(counts_KM: Floats) -> Bools:
@@ -304,18 +307,19 @@ def _log(values: Floats) -> Floats:
 def _group_names(run: Run, ranks: list[int]) -> tuple[str, ...]:
     """Names of the parameter groups where all ranks have the same, else none."""
     names = [tuple(group.name for group in run.env[rank].groups) for rank in ranks if rank in run.env]
-    return names[0] if names and all(each == names[0] for each in names) else ()
+    return names[0] if names and all(rank_names == names[0] for rank_names in names) else ()
 
 
-def _arguments(run: Run, ranks: list[int]) -> Callable[[Ints], Arguments]:
-    """What is memoized with a Run may not hold it."""
-    alive = weakref.ref(run)
+def _argument_reader(run: Run, ranks: list[int]) -> Callable[[Ints], Arguments]:
+    """A reader of what models were called on at some steps."""
+    # The series are memoized with the Run, and would never let go of it.
+    run_reference = weakref.ref(run)
 
-    def read(steps: Ints) -> Arguments:
-        found = alive()
-        return Arguments() if found is None else arguments_of(found, ranks, steps)
+    def read_arguments(steps: Ints) -> Arguments:
+        live_run = run_reference()
+        return Arguments() if live_run is None else arguments_of(live_run, ranks, steps)
 
-    return read
+    return read_arguments
 
 
 def _groups(run: Run, ranks: list[int], column: str, num_groups: int) -> Floats:
@@ -327,8 +331,8 @@ def _groups(run: Run, ranks: list[int], column: str, num_groups: int) -> Floats:
         return absent
     if not measured.any() or values.shape[2] != num_groups:
         return absent
-    chosen = columns_of(run, ranks)
-    return np.where(measured[:, chosen, None], values[:, chosen], np.nan)
+    columns = columns_of(run, ranks)
+    return np.where(measured[:, columns, None], values[:, columns], np.nan)
 
 
 def _samples(run: Run) -> Samples | None:
@@ -359,22 +363,23 @@ def _allowance(run: Run, samples: Samples, num_TN: Floats) -> Floats:
     return shard_allowance(samples, np.searchsorted(run.steps, samples.step).astype(np.int64), num_TN)
 
 
-def _own_again(samples: Samples) -> tuple[Bools, Bools]:
-    """[n] whether the slot's worker, and no other so far, has read the sample at a step before; and whether the worker
-    reads it for the first time.
+def _reread_slots(samples: Samples) -> tuple[Bools, Bools]:
+    """[n] masks of the slots whose worker, and no other so far, has read the sample at a step before, and of those
+    whose worker reads it for the first time.
     """
-    several = repeated_slots(samples.first_in_run)
-    order = several[np.lexsort((samples.step[several], samples.digest[several]))]
+    repeated = repeated_slots(samples.first_in_run)
+    order = repeated[np.lexsort((samples.step[repeated], samples.digest[repeated]))]
     digest, step, worker = samples.digest[order], samples.step[order], samples.worker[order]
+    # Sorted by digest, then step, the first slot of each sample is that of its owner.
     opens = np.ones(len(order), dtype=np.bool_)
     opens[1:] = digest[1:] != digest[:-1]
     number = np.cumsum(opens) - 1
     owner, first_step = worker[opens][number], step[opens][number]
     shared_at = np.full(int(number[-1]) + 1 if len(order) else 0, np.iinfo(np.int64).max)
     np.minimum.at(shared_at, number[worker != owner], step[worker != owner])
-    again = np.zeros(len(samples), dtype=np.bool_)
-    again[order] = (worker == owner) & (step > first_step) & (step <= shared_at[number])
-    return again, first_within(samples.worker, samples.first_in_run) == np.arange(len(samples))
+    reread = np.zeros(len(samples), dtype=np.bool_)
+    reread[order] = (worker == owner) & (step > first_step) & (step <= shared_at[number])
+    return reread, first_within(samples.worker, samples.first_in_run) == np.arange(len(samples))
 
 
 def _sample_losses(run: Run, ranks: list[int]) -> SampleLosses:
@@ -382,11 +387,11 @@ def _sample_losses(run: Run, ranks: list[int]) -> SampleLosses:
     if "part_losses" not in COLUMN_BY_NAME:
         return {}
     rows = run.lists("part_losses")
-    found: dict[int, tuple[Floats, ...]] = {}
+    losses: dict[int, tuple[Floats, ...]] = {}
     for index, step in enumerate(run.steps.tolist()):
         if all((step, rank) in rows for rank in ranks):
-            found[index] = tuple(_finite(rows[step, rank].astype(np.float64)) for rank in ranks)
-    return found
+            losses[index] = tuple(_finite(rows[step, rank].astype(np.float64)) for rank in ranks)
+    return losses
 
 
 def _declared(run: Run, ranks: list[int]) -> tuple[tuple[int, ...], ...]:

@@ -56,8 +56,8 @@ from trueline.laws.data_split.repeats_in_step import duplicates_cover
 from trueline.laws.unlike_workers.comparable import comparable_groups
 from trueline.laws.unlike_workers.copies import copies_among
 from trueline.laws.unlike_workers.gradient_scale import unexplained
-from trueline.laws.unlike_workers.outlier_finding import gradient_finding, named, subject, when, where_differing
-from trueline.laws.unlike_workers.outliers import Outlier, effect_of, find_outliers
+from trueline.laws.unlike_workers.outlier_finding import NamedOutlier
+from trueline.laws.unlike_workers.outliers import find_outliers
 from trueline.laws.unlike_workers.quiet import Quiet
 from trueline.laws.unlike_workers.series import WorkerSeries, series_of
 from trueline.schema.errors import CannotTell
@@ -81,62 +81,62 @@ FOLLOWS = Quiet("direction")
 
 def check(run: Run) -> list[Finding]:
     """A warning for each worker whose direction stands out; raises ``CannotTell`` without cosines to compare."""
-    found = judge(series_of(run), alarm_budget_of(run))
-    return [finding for finding in found if not duplicates_cover(run, finding, _who_agrees(run, finding))]
+    findings = judge(series_of(run), alarm_budget_of(run))
+    # Ranks that read the same samples agree better: by digests another check says so, and exactly.
+    return [finding for finding in findings if not duplicates_cover(run, finding, _agreeing_ranks(run, finding))]
 
 
 def judge(series: WorkerSeries, budget: AlarmBudget) -> list[Finding]:
-    """The same of series."""
+    """A warning for each worker of ``series`` whose direction stands out; raises ``CannotTell`` as ``check`` does."""
     if series.num_workers < 3:
         raise CannotTell(
             "two workers share one cosine, so neither can be an outlier; it takes three",
             reason="undecidable",
         )
-    found = find_outliers(series, budget, "direction")
-    left = [outlier for outlier in unexplained(found, series, budget) if not _of_copies(series, budget, outlier)]
-    return [_finding(series, outlier) for outlier in left]
+    outliers = unexplained(find_outliers(series, budget, "direction"), series, budget)
+    named_outliers = [NamedOutlier(series, outlier) for outlier in outliers]
+    return [_finding(outlier) for outlier in named_outliers if not _is_of_copies(outlier, budget)]
 
 
-def _who_agrees(run: Run, finding: Finding) -> set[int]:
+def _agreeing_ranks(run: Run, finding: Finding) -> set[int]:
     """The ranks that agree better with the others, as those that read the same samples must."""
     ranks = set(finding.ranks)
     higher = finding.measured is not None and finding.expected is not None and finding.measured > finding.expected
     return ranks if higher else set(data_parallel_ranks(run)) - ranks
 
 
-def _of_copies(series: WorkerSeries, budget: AlarmBudget, outlier: Outlier) -> bool:
-    """Whether all there is to it is that some workers are copies of each other: they have larger cosines than others.
+def _is_of_copies(outlier: NamedOutlier, budget: AlarmBudget) -> bool:
+    """Whether it is only that some workers are copies of each other, which gives them larger cosines than others.
 
     Where half of the workers or more stand out, these are copies, or all that are none.
     """
-    higher = effect_of(outlier, series.cosine).value > 0
-    workers = outlier.workers if higher else outlier.others
-    first, last = int(series.steps[outlier.first]), int(series.steps[outlier.last])
+    series = outlier.series
+    higher = outlier.effect(series.cosine).value > 0
+    workers = set(outlier.outlier.workers if higher else outlier.outlier.peers)
     ranks = {series.ranks[worker] for worker in workers}
-    groups = [members for members in comparable_groups(series) if set(workers) <= set(members)]
+    groups = [members for members in comparable_groups(series) if workers <= set(members)]
     copies = [close for members in groups for close in copies_among(series, budget, members)]
+    first, last = outlier.first_step, outlier.last_step
     return any(ranks <= set(close.ranks) and close.first <= last and first <= close.last for close in copies)
 
 
-def _finding(series: WorkerSeries, outlier: Outlier) -> Finding:
-    place = where_differing(series, outlier)
-    difference = effect_of(outlier, place.values)
-    mine = effect_of(outlier, place.values, mean_of_workers).value
-    step = int(series.steps[outlier.first])
-    others = "ranks that differ from them" if outlier.undecided else "others"
-    return gradient_finding(
-        series,
-        outlier,
-        place,
-        f"{of_ranks(['gradient'], named(series, outlier), verbs=('has', 'have'), where=place.clause)} a mean cosine "
-        f"of {mine:.2g} to the mean of the others {when(series, outlier)}; "
-        f"the {others} have {mine - difference.value:.2g}",
+def _finding(outlier: NamedOutlier) -> Finding:
+    groups = outlier.differing_groups
+    difference = outlier.effect(groups.values)
+    cosine = outlier.effect(groups.values, mean_of_workers).value
+    peers = "ranks that differ from them" if outlier.is_undecided else "others"
+    gradient = of_ranks(["gradient"], outlier.ranks, verbs=("has", "have"), where=groups.clause)
+    return outlier.gradient_finding(
+        f"{gradient} a mean cosine of {cosine:.2g} to the mean of the others {outlier.when_text}; "
+        f"the {peers} have {cosine - difference.value:.2g}",
         code=CODE,
-        sizes=(mine, mine - difference.value, "mean cosine to the mean of the other workers' gradients"),
+        measured=cosine,
+        expected=cosine - difference.value,
+        unit="mean cosine to the mean of the other workers' gradients",
         interval=difference.interval(),
         advice=(
-            f"Look for a sign, a mask or a loss term that only {subject(series, outlier)} has, and at the samples and "
-            f"labels that it read at step {step} and after.",
+            f"Look for a sign, a mask or a loss term that only {outlier.subject} has, and at the samples and "
+            f"labels that it read at step {outlier.first_step} and after.",
         ),
         interval_of="the difference in cosine",
         num_steps=difference.num_steps,

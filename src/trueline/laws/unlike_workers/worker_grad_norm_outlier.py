@@ -58,16 +58,9 @@ import math
 from dataclasses import replace
 
 from trueline.judge.stats.alarm_budget import AlarmBudget, alarm_budget_of
+from trueline.judge.stats.intervals import Estimate
 from trueline.laws.unlike_workers.gradient_scale import Scale, scales
-from trueline.laws.unlike_workers.outlier_finding import (
-    counterpart,
-    gradient_finding,
-    named,
-    subject,
-    when,
-    where_differing,
-)
-from trueline.laws.unlike_workers.outliers import effect_of
+from trueline.laws.unlike_workers.outlier_finding import NamedOutlier
 from trueline.laws.unlike_workers.quiet import Quiet
 from trueline.laws.unlike_workers.series import WorkerSeries, series_of
 from trueline.schema.finding import Finding
@@ -94,40 +87,48 @@ def check(run: Run) -> list[Finding]:
 
 
 def judge(series: WorkerSeries, budget: AlarmBudget) -> list[Finding]:
-    """The same of series."""
-    return [_finding(series, scale) for scale in scales(series, budget) if scale.answer != "yes"]
+    """A warning for each worker of ``series`` whose norm stands out; raises ``CannotTell`` as ``check`` does."""
+    impure = [scale for scale in scales(series, budget) if scale.answer != "yes"]
+    return [_finding(NamedOutlier(series, scale.outlier), scale) for scale in impure]
 
 
-def _finding(series: WorkerSeries, scale: Scale) -> Finding:
-    outlier = scale.outlier
-    place = where_differing(series, outlier)
-    log_ratio = effect_of(outlier, place.values)
+def _finding(outlier: NamedOutlier, scale: Scale) -> Finding:
+    groups = outlier.differing_groups
+    log_ratio = outlier.effect(groups.values)
+    ratio = math.exp(log_ratio.value)
     low, high = log_ratio.interval()
-    interval = (math.exp(low), math.exp(high)) if math.isfinite(low) else (low, high)
-    theirs = f"that of {counterpart(series, outlier)}" if outlier.undecided else "the others'"
-    step = int(series.steps[outlier.first])
-    counts, explained = "", False
-    if scale.log_counts is not None:
-        counts = f", on {math.exp(scale.log_counts.value):.2g} times as many {scale.counted}"
-        shorter = -scale.log_counts.value / 2
-        explained = min(shorter, 0.0) <= log_ratio.value <= max(shorter, 0.0)
-        counts += ", which explains it: a mean over more is less noisy" if explained else ""
-    found = gradient_finding(
-        series,
-        outlier,
-        place,
-        f"{of_ranks(['gradient'], named(series, outlier))} {math.exp(log_ratio.value):.3g} times as long as "
-        f"{theirs}{place.clause} {when(series, outlier)}{counts}",
+    peers = f"that of {outlier.counterpart}" if outlier.is_undecided else "the others'"
+    counts, is_explained = _counts_clause(scale, log_ratio)
+    finding = outlier.gradient_finding(
+        f"{of_ranks(['gradient'], outlier.ranks)} {ratio:.3g} times as long as "
+        f"{peers}{groups.clause} {outlier.when_text}{counts}",
         code=CODE,
-        sizes=(math.exp(log_ratio.value), 1.0, "times the others' gradient norm (geometric mean)"),
-        interval=interval,
+        measured=ratio,
+        expected=1.0,
+        unit="times the others' gradient norm (geometric mean)",
+        # exp(-inf) is 0, which would look like a bound that was measured.
+        interval=(math.exp(low), math.exp(high)) if math.isfinite(low) else (low, high),
         advice=(
-            f"Look at the samples, labels and masks that {subject(series, outlier)} read at step {step} and after.",
-            f"Compare the code path, precision and device of {subject(series, outlier)} with another rank's"
-            f"{', first in ' + place.names[0] if place.names != ('all',) else ''}.",
+            f"Look at the samples, labels and masks that {outlier.subject} read at step {outlier.first_step} "
+            "and after.",
+            f"Compare the code path, precision and device of {outlier.subject} with another rank's"
+            f"{', first in ' + groups.names[0] if groups.names != ('all',) else ''}.",
         ),
         num_steps=log_ratio.num_steps,
         scale=scale.answer,
-        scale_because=list(scale.because),
+        scale_because=list(scale.reasons),
     )
-    return replace(found, severity="info") if explained else found
+    return replace(finding, severity="info") if is_explained else finding
+
+
+def _counts_clause(scale: Scale, log_ratio: Estimate) -> tuple[str, bool]:
+    """A clause on another number of tokens or samples, and whether it explains ``log_ratio``, that of the norms."""
+    if scale.log_counts is None:
+        return "", False
+    log_counts = scale.log_counts.value
+    clause = f", on {math.exp(log_counts):.2g} times as many {scale.count_unit}"
+    # A mean over n tokens that each pull their own way is shorter by sqrt(n); where all pull one way, by nothing.
+    shorter = -log_counts / 2
+    if min(shorter, 0.0) <= log_ratio.value <= max(shorter, 0.0):
+        return f"{clause}, which explains it: a mean over more is less noisy", True
+    return clause, False

@@ -61,18 +61,8 @@ from __future__ import annotations
 from trueline.judge.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.judge.stats.intervals import mean_of_workers
 from trueline.laws.unlike_workers.gradient_scale import unexplained
-from trueline.laws.unlike_workers.outlier_finding import (
-    claim,
-    common,
-    counterpart,
-    in_halves,
-    meant_to_differ,
-    named,
-    sites,
-    subject,
-    when,
-)
-from trueline.laws.unlike_workers.outliers import Outlier, effect_of, find_outliers
+from trueline.laws.unlike_workers.outlier_finding import NamedOutlier
+from trueline.laws.unlike_workers.outliers import find_outliers
 from trueline.laws.unlike_workers.quiet import Quiet
 from trueline.laws.unlike_workers.series import WorkerSeries, series_of
 from trueline.schema.finding import Finding
@@ -99,35 +89,36 @@ def check(run: Run) -> list[Finding]:
 
 
 def judge(series: WorkerSeries, budget: AlarmBudget) -> list[Finding]:
-    """The same of series."""
-    found = find_outliers(series, budget, "loss")
-    return [_finding(series, outlier) for outlier in unexplained(found, series, budget)]
+    """A warning for each worker of ``series`` whose loss stands out; raises ``CannotTell`` as ``check`` does."""
+    outliers = unexplained(find_outliers(series, budget, "loss"), series, budget)
+    return [_finding(NamedOutlier(series, outlier)) for outlier in outliers]
 
 
-def _finding(series: WorkerSeries, outlier: Outlier) -> Finding:
-    difference = effect_of(outlier, series.loss)
-    mine = effect_of(outlier, series.loss, mean_of_workers).value
-    several = ["several"] if in_halves(outlier) else []
+def _finding(outlier: NamedOutlier) -> Finding:
+    loss_TN = outlier.series.loss
+    difference = outlier.effect(loss_TN)
+    expected = outlier.effect(loss_TN, mean_of_workers).value - difference.value
     side = "above" if difference.value > 0 else "below"
-    theirs = "that of " if outlier.undecided else ""
-    than = f"{theirs}{counterpart(series, outlier)}{'' if outlier.undecided else chr(39) + ' mean'}"
+    peers = f"that of {outlier.counterpart}" if outlier.is_undecided else f"{outlier.counterpart}' mean"
     return Finding(
         code=CODE,
         severity="warning",
-        claim=claim(
-            series,
-            outlier,
-            f"{of_ranks(['loss'], named(series, outlier))} {abs(difference.value):.3g} {side} {than} of "
-            f"{mine - difference.value:.4g} {when(series, outlier)}",
+        claim=outlier.claim(
+            f"{of_ranks(['loss'], outlier.ranks)} {abs(difference.value):.3g} {side} {peers} of "
+            f"{expected:.4g} {outlier.when_text}",
         ),
-        sites=sites(series, outlier, ("loss",), phase="loss"),
+        sites=outlier.sites(("loss",), phase="loss"),
         measured=difference.value,
         expected=0.0,
         unit="loss minus the others' mean loss",
         next=(
-            f"Look at the samples and labels that {subject(series, outlier)} read at step "
-            f"{int(series.steps[outlier.first])} and after: are they masked, shuffled or cut like the others'?",
-            meant_to_differ(series, outlier),
+            f"Look at the samples and labels that {outlier.subject} read at step "
+            f"{outlier.first_step} and after: are they masked, shuffled or cut like the others'?",
+            outlier.declaration_advice,
         ),
-        **common(series, outlier, difference.interval(), num_steps=difference.num_steps, kind=[side, *several]),
+        **outlier.fields(
+            difference.interval(),
+            num_steps=difference.num_steps,
+            kind=[side, *(["several"] if outlier.is_in_halves else [])],
+        ),
     )

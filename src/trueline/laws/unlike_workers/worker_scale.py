@@ -62,7 +62,7 @@ import math
 
 from trueline.judge.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.laws.unlike_workers.gradient_scale import Scale, scales
-from trueline.laws.unlike_workers.outlier_finding import claim, common, counterpart, named, sites, subject, when
+from trueline.laws.unlike_workers.outlier_finding import NamedOutlier
 from trueline.laws.unlike_workers.quiet import Quiet
 from trueline.laws.unlike_workers.series import WorkerSeries, series_of
 from trueline.schema.finding import Finding
@@ -90,48 +90,44 @@ def check(run: Run) -> list[Finding]:
 
 
 def judge(series: WorkerSeries, budget: AlarmBudget) -> list[Finding]:
-    """The same of series."""
-    return [_finding(series, scale) for scale in scales(series, budget) if scale.answer == "yes"]
+    """An error for each worker of ``series`` whose gradient is scaled; raises ``CannotTell`` as ``check`` does."""
+    pure = [scale for scale in scales(series, budget) if scale.answer == "yes"]
+    return [_finding(NamedOutlier(series, scale.outlier), scale) for scale in pure]
 
 
-def _finding(series: WorkerSeries, scale: Scale) -> Finding:
-    outlier = scale.outlier
+def _finding(outlier: NamedOutlier, scale: Scale) -> Finding:
     factor = math.exp(scale.log_factor.value)
     low, high = (math.exp(bound) for bound in scale.log_factor.interval())
-    than = f"times that of {counterpart(series, outlier)}" if outlier.undecided else "times what the others have"
-    loss = "and so is its loss" if scale.loss_scaled else "while its loss is like the others'"
+    than = f"times that of {outlier.counterpart}" if outlier.is_undecided else "times what the others have"
+    loss = "and so is its loss" if scale.is_loss_scaled else "while its loss is like the others'"
     return Finding(
         code=CODE,
-        severity="warning" if outlier.undecided or scale.likely else "error",
-        claim=claim(
-            series,
-            outlier,
-            f"{of_ranks(['gradient'], named(series, outlier))} {factor:.3g} {than} ({low:.3g} to {high:.3g}) "
-            f"{when(series, outlier)}, in every parameter group, {loss}",
+        severity="warning" if outlier.is_undecided or scale.likely else "error",
+        claim=outlier.claim(
+            f"{of_ranks(['gradient'], outlier.ranks)} {factor:.3g} {than} ({low:.3g} to {high:.3g}) "
+            f"{outlier.when_text}, in every parameter group, {loss}",
         ),
-        sites=sites(series, outlier, ("all",), phase="grad"),
+        sites=outlier.sites(("all",), phase="grad"),
         measured=factor,
         expected=1.0,
         unit="times the others' gradient",
         next=(
-            f"Print what the loss of {subject(series, outlier)} is divided by (tokens, micro-batches, workers) and any "
-            f"weight or scaler it is multiplied by, at step {int(series.steps[outlier.first])}, and compare with "
+            f"Print what the loss of {outlier.subject} is divided by (tokens, micro-batches, workers) and any "
+            f"weight or scaler it is multiplied by, at step {outlier.first_step}, and compare with "
             "another rank.",
         ),
-        **common(
-            series,
-            outlier,
+        **outlier.fields(
             (low, high),
             num_steps=scale.log_factor.num_steps,
             loss_ratio=math.exp(scale.log_loss.value),
-            kind=["loss-too" if scale.loss_scaled else "loss-same", *_power_of_two(factor)],
-            loss_scaled=scale.loss_scaled,
+            kind=["loss-too" if scale.is_loss_scaled else "loss-same", *_power_of_two(factor)],
+            loss_scaled=scale.is_loss_scaled,
             likely_only=scale.likely,
         ),
     )
 
 
 def _power_of_two(factor: float) -> tuple[str, ...]:
-    """Whether the factor is as large as loss scales are, and one of their powers of two, to 2 %."""
+    """``loss-scale`` for a factor as large as loss scales are, and one of their powers of two, to 2 %."""
     power = math.log2(factor)
     return ("loss-scale",) if abs(power) > 3.5 and abs(power - round(power)) < 0.03 else ()

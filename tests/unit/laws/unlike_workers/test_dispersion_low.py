@@ -10,7 +10,7 @@ from tests.unit.made_series import alike_batches, independent, same_batches, ser
 from trueline.judge.stats.alarm_budget import AlarmBudget
 from trueline.laws.data_split.consumed import Samples
 from trueline.laws.unlike_workers import dispersion_high, dispersion_low
-from trueline.laws.unlike_workers.outliers import named_outliers
+from trueline.laws.unlike_workers.outliers import decided_outliers
 from trueline.schema.errors import CannotTell
 
 BUDGET = AlarmBudget()
@@ -113,7 +113,7 @@ def test_two_of_three_are_no_copies_where_the_third_is_off(quantity):
     for name, spread in (("loss", 0.14), ("log_norm", 0.3), ("cosine", 0.05)):
         getattr(series, name)[:, 2] += 12 * spread * rng.standard_normal(80) + 30 * spread * (name == quantity)
     assert dispersion_low.judge(series, BUDGET) == []
-    assert {outlier.workers for outlier in named_outliers(series, BUDGET)} == {(2,)}
+    assert {outlier.workers for outlier in decided_outliers(series, BUDGET)} == {(2,)}
 
 
 def test_two_of_three_that_read_different_samples_are_no_copies():

@@ -11,7 +11,7 @@ from tests.unit.noisy_workers import SPREAD, in_one_group, noisy_workers, shifte
 from trueline.judge.stats.alarm_budget import AlarmBudget
 from trueline.judge.stats.intervals import Estimate, estimate, mean_difference, t_quantile, t_two_sided
 from trueline.laws.data_split.consumed import Samples
-from trueline.laws.unlike_workers.outliers import _settled, effect_of, find_outliers
+from trueline.laws.unlike_workers.outliers import _settled_outliers, effect_of, find_outliers
 from trueline.laws.unlike_workers.series import WorkerSeries, shard_allowance
 from trueline.schema.errors import CannotTell
 
@@ -72,7 +72,7 @@ def test_a_worker_that_stands_out_twice_counts_once():
     series = shifted(noisy_workers(5, 600), 4, since=100, loss=2 * SPREAD)
     four, one = find_outliers(shifted(series, 1, since=300, loss=-3 * SPREAD), BUDGET, "loss")
     field = SimpleNamespace(members=(0, 1, 2, 3, 4))
-    assert [outlier.workers for outlier in _settled(field, [four, one, one])] == [(4,), (1,), (1,)]
+    assert [outlier.workers for outlier in _settled_outliers(field, [four, one, one])] == [(4,), (1,), (1,)]
 
 
 def test_two_halves_leave_it_undecided():
@@ -82,7 +82,7 @@ def test_two_halves_leave_it_undecided():
     (outlier,) = find_outliers(series, BUDGET, "loss")
     assert outlier.undecided
     assert outlier.concerned == (0, 1, 2, 3)
-    assert {outlier.workers, outlier.others} == {(0, 2), (1, 3)}
+    assert {outlier.workers, outlier.peers} == {(0, 2), (1, 3)}
 
 
 @pytest.mark.parametrize("worker", [0, 1])
@@ -208,7 +208,7 @@ def test_declared_groups_are_not_held_against_each_other():
     declared = replace(series, declared=((0, 1, 2), (3, 4, 5)))
     assert workers_named(declared) == []
     (outlier,) = find_outliers(shifted(declared, 4, since=200, loss=3 * SPREAD), BUDGET, "loss")
-    assert (outlier.workers, outlier.others) == ((4,), (3, 5))
+    assert (outlier.workers, outlier.peers) == ((4,), (3, 5))
 
 
 def test_gradients_sampled_now_and_then_are_judged():
@@ -277,7 +277,7 @@ def test_an_interval_over_steps_that_were_chosen_is_wider():
         },
     )
     (outlier,) = find_outliers(short, BUDGET, "loss")
-    plain = mean_difference(short.loss[outlier.first : outlier.last + 1], outlier.workers, outlier.others)
+    plain = mean_difference(short.loss[outlier.first : outlier.last + 1], outlier.workers, outlier.peers)
     assert effect_of(outlier, short.loss).error == pytest.approx(1.5 * plain.error)
 
 
@@ -323,6 +323,6 @@ def test_the_first_step_is_where_losses_part_and_not_where_bets_begin_to_win(wor
         series = WorkerSeries(np.arange(100, 220), tuple(range(workers)), loss_TN, nothing_TN, nothing_TN)
         (outlier,) = find_outliers(series, AlarmBudget(), "loss")
         off.append(abs(outlier.first - 25))
-        held += outlier.since[0] <= 25 <= outlier.since[1]
+        held += outlier.onset_bounds[0] <= 25 <= outlier.onset_bounds[1]
     assert held > 34
     assert np.mean(off) < 3

@@ -29,8 +29,8 @@ def test_what_is_left_out_is_not_measured():
 
 
 def test_a_short_last_batch_is_not_compared():
-    (bag,) = by_hand([[8, 8, 8], [8, 8, 8], [8, 8, 8], [8, 8, 3]]).bags()
-    np.testing.assert_array_equal(bag, [[True] * 3] * 3 + [[True, True, False]])
+    (mask,) = by_hand([[8, 8, 8], [8, 8, 8], [8, 8, 8], [8, 8, 3]]).compared_masks()
+    np.testing.assert_array_equal(mask, [[True] * 3] * 3 + [[True, True, False]])
 
 
 def test_of_two_workers_with_unequal_last_batches_none_is_compared():
@@ -43,23 +43,23 @@ def test_last_batches_at_other_steps_on_each_worker_are_not_compared():
     sizes = np.full((40, 3), 8)
     for worker in range(3):
         sizes[worker::4, worker] = 5
-    (bag,) = by_hand(sizes, steps=40).bags()
-    np.testing.assert_array_equal(bag, sizes == 8)
+    (mask,) = by_hand(sizes, steps=40).compared_masks()
+    np.testing.assert_array_equal(mask, sizes == 8)
 
 
 @pytest.mark.parametrize("epoch", [2, 3])
 def test_last_batches_of_small_epochs_are_not_compared(epoch):
     sizes = np.full((40, 4), 8)
     sizes[epoch - 1 :: epoch] = [8, 3, 5, 7]
-    (bag,) = by_hand(sizes, steps=40, workers=4).bags()
-    np.testing.assert_array_equal(bag, sizes == 8)
+    (mask,) = by_hand(sizes, steps=40, workers=4).compared_masks()
+    np.testing.assert_array_equal(mask, sizes == 8)
 
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_sizes_that_always_vary_are_left_alone(workers):
     sizes = np.random.default_rng(0).integers(4, 12, (200, workers))
-    (bag,) = by_hand(sizes, steps=200, workers=workers).bags()
-    assert bag.all()
+    (mask,) = by_hand(sizes, steps=200, workers=workers).compared_masks()
+    assert mask.all()
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
@@ -68,15 +68,15 @@ def test_a_worker_that_lastingly_has_fewer_samples_is_compared_at_once(workers):
     sizes = np.full((400, workers), 8)
     sizes[[100, 200], 1] = 3
     sizes[395:, 1] = 1
-    (bag,) = by_hand(sizes, steps=400, workers=workers).bags()
-    np.testing.assert_array_equal(bag, sizes != 3)
-    (bag,) = by_hand(sizes[:399], steps=399, workers=workers).bags()
-    np.testing.assert_array_equal(bag, sizes[:399] == 8)
+    (mask,) = by_hand(sizes, steps=400, workers=workers).compared_masks()
+    np.testing.assert_array_equal(mask, sizes != 3)
+    (mask,) = by_hand(sizes[:399], steps=399, workers=workers).compared_masks()
+    np.testing.assert_array_equal(mask, sizes[:399] == 8)
 
 
 def test_declared_groups_are_compared_among_themselves():
     series = by_hand([[8, 8, 2, 2]] * 4, workers=4, declared=((0, 1), (2, 3)))
-    first, second = series.bags()
+    first, second = series.compared_masks()
     np.testing.assert_array_equal(first[0], [True, True, False, False])
     np.testing.assert_array_equal(second[0], [False, False, True, True])
     groups = np.ones((4, 5, 4))

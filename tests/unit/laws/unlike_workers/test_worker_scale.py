@@ -22,7 +22,7 @@ def judge(series):
 def reasons(series):
     """What is said against a scale, of the one outlier there is."""
     (scale,) = scales(series, AlarmBudget())
-    return scale.answer, scale.against
+    return scale.answer, scale.contradictions
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.1, 2.0])
@@ -131,7 +131,7 @@ def test_without_losses_a_scale_cannot_be_told():
     series = scaled(noisy_workers(4, 300, num_groups=3), 1, 1.5, since=100, loss_too=True)
     series.loss[:] = np.nan
     (scale,) = scales(series, AlarmBudget())
-    assert (scale.answer, scale.missing) == ("cannot tell yet", ("the shift of the loss",))
+    assert (scale.answer, scale.unknowns) == ("cannot tell yet", ("the shift of the loss",))
 
 
 def _with_counts(series, name, usual, own, *, since=100):
@@ -210,7 +210,7 @@ def test_losses_that_are_negative_have_no_factor_and_a_single_one_is_left_out():
     series.loss[50, 0] = -1.0
     assert [finding.ranks for finding in judge(series)] == [(1,)]
     (scale,) = scales(replace(series, loss=series.loss - 6), AlarmBudget())
-    assert scale.missing == ("the shift of the loss",)
+    assert scale.unknowns == ("the shift of the loss",)
 
 
 def test_a_large_factor_must_be_known_as_closely_as_a_small_one():
