@@ -191,7 +191,7 @@ def _told(rng: np.random.Generator, run: Training, at: int, factor: float, lengt
     squared_TP[at : at + length, which] *= factor**2
     if factor < 0:
         squared_TP[at - 10] = np.nan
-    new = ParamNorms(params.names, params.groups, params.at, squared_TP)
+    new = ParamNorms(params.names, params.groups, params.indices, squared_TP)
     whole = _whole(squared_TP, series.loss, list(series.starts))
     found = [each for each in judged(whole, new) if abs((each.step_first or 0) - at) <= 0]
     module = params.names[chosen].rpartition(".")[0]

@@ -78,7 +78,7 @@ from trueline.judge.stats.peaks_over_threshold import (
     find_spikes_of_many,
     num_judged,
 )
-from trueline.laws.jumps.restarts import at_restart
+from trueline.laws.jumps.restarts import describe_restart
 from trueline.laws.jumps.run_series import (
     ParamNorms,
     WholeRun,
@@ -116,73 +116,74 @@ LEAST = 2.5
 
 FOLLOWS = Steady("norms", LEAST)
 
-_MOST = 0.5
-"""What is named holds at least this fraction of what was added to the squared norm."""
+_NAMED_FRACTION = 0.5
+"""Fraction of what was added to the squared norm that the named groups or parameters hold at least."""
 
 
 @dataclass(frozen=True)
 class _Jump:
-    """One jump: of the whole gradient, of one group, or of one parameter (``param``)."""
+    """A jump of the whole gradient, of one group, or of one parameter (``param``)."""
 
     spike: Spike
     group: int | None = None
     param: int | None = None
 
-    def meets(self, other: _Jump) -> bool:
-        """Whether both last over a common step."""
-        return self.spike.first <= other.spike.last and other.spike.first <= self.spike.last
+    def meets(self, jump: _Jump) -> bool:
+        """True where both last over a common step."""
+        return self.spike.first <= jump.spike.last and jump.spike.first <= self.spike.last
 
 
 def check(run: Run) -> list[Finding]:
     """A warning for each place where gradients jumped; raises ``CannotTell`` where no step can be judged."""
-    found = judge(whole_run(run), alarm_budget_of(run), param_norms(run))
-    return [at_restart(run, finding) for finding in found]
+    findings = judge(whole_run(run), alarm_budget_of(run), param_norms(run))
+    return [describe_restart(run, finding) for finding in findings]
 
 
 def judge(series: WholeRun, budget: AlarmBudget, params: ParamNorms | None = None) -> list[Finding]:
-    """The same of series; without ``params`` none is judged or named, only groups."""
+    """A warning for each place of ``series`` where gradients jumped; without ``params`` only groups are judged."""
     log_T, log_TG = logs(series.norm), logs(series.group_norm)
     require_steps(log_T, series, "a gradient norm above zero")
-    jumps = _jumps(log_T, log_TG, series, budget)
+    jumps = _find_jumps(log_T, log_TG, series, budget)
     if params is not None:
-        jumps = sorted([*jumps, *_of_params(params, series, budget)], key=lambda jump: jump.spike.first)
-    by_place: dict[tuple[str, ...], list[list[_Jump]]] = {}
+        jumps = sorted([*jumps, *_find_param_jumps(params, series, budget)], key=lambda jump: jump.spike.first)
+    events_by_groups: dict[tuple[str, ...], list[list[_Jump]]] = {}
+    # Jumps of one set of groups are one finding, however often it jumped.
     for event in _events(jumps):
-        by_place.setdefault(_groups_of(series, event, params), []).append(event)
-    return [_finding(series, names, events, params) for names, events in by_place.items()]
+        events_by_groups.setdefault(_moved_groups(series, event, params), []).append(event)
+    return [_finding(series, names, events, params) for names, events in events_by_groups.items()]
 
 
-def _jumps(log_T: Floats, log_TG: Floats, series: WholeRun, budget: AlarmBudget) -> list[_Jump]:
-    """All jumps of the whole and of groups, in order of time; at one step, the whole first."""
-    num = log_TG.shape[1]
-    measured = [g for g in range(num) if np.isfinite(log_TG[:, g]).any()]
+def _find_jumps(log_T: Floats, log_TG: Floats, series: WholeRun, budget: AlarmBudget) -> list[_Jump]:
+    """Jumps of the whole and of groups, in order of time; at one step, the whole first."""
+    num_groups = log_TG.shape[1]
+    measured = [g for g in range(num_groups) if np.isfinite(log_TG[:, g]).any()]
     find = partial(find_spikes, least=math.log(LEAST), starts=series.starts)
-    found = [_Jump(spike) for spike in find(log_T, log_level=log_level(budget, "norm"))]
-    line = log_level(budget, "groups", among=len(measured))
+    jumps = [_Jump(spike) for spike in find(log_T, log_level=log_level(budget, "norm"))]
+    group_level = log_level(budget, "groups", among=len(measured))
     for g in measured:
-        found += [_Jump(spike, group=g) for spike in find(log_TG[:, g], log_level=line)]
-    return sorted(found, key=lambda jump: jump.spike.first)
+        jumps += [_Jump(spike, group=g) for spike in find(log_TG[:, g], log_level=group_level)]
+    return sorted(jumps, key=lambda jump: jump.spike.first)
 
 
-def _of_params(params: ParamNorms, series: WholeRun, budget: AlarmBudget) -> list[_Jump]:
+def _find_param_jumps(params: ParamNorms, series: WholeRun, budget: AlarmBudget) -> list[_Jump]:
     spikes = find_spikes_of_many(
         params.logs(series), log_level=log_level(budget, "params"), least=math.log(LEAST), starts=params.starts(series)
     )
-    return [_Jump(params.placed(spike), param=spike.of) for spike in spikes]
+    return [_Jump(params.in_run_steps(spike), param=spike.of) for spike in spikes]
 
 
 def _events(jumps: Sequence[_Jump]) -> list[list[_Jump]]:
     """Jumps that meet in time, together."""
     events: list[list[_Jump]] = []
     for jump in jumps:
-        if events and any(jump.meets(other) for other in events[-1]):
+        if events and any(jump.meets(neighbour) for neighbour in events[-1]):
             events[-1].append(jump)
         else:
             events.append([jump])
     return events
 
 
-def _groups_of(series: WholeRun, event: Sequence[_Jump], params: ParamNorms | None) -> tuple[str, ...]:
+def _moved_groups(series: WholeRun, event: Sequence[_Jump], params: ParamNorms | None) -> tuple[str, ...]:
     """The groups that jumped, or those of parameters that did where nothing else did; else, of the whole, those that
     hold most of what was added. Largest first.
     """
@@ -191,43 +192,43 @@ def _groups_of(series: WholeRun, event: Sequence[_Jump], params: ParamNorms | No
     if params is not None and all(jump.param is not None for jump in event):
         groups = {params.groups[jump.param] for jump in event if jump.param is not None}
         return tuple(name for name in series.group_names if name in groups)
-    jumped = {jump.group for jump in event if jump.group is not None}
-    added_G = _added(np.square(series.group_norm[[*range(max(first - LEVEL_STEPS, 0), first), peak]]))
+    jumped_groups = {jump.group for jump in event if jump.group is not None}
+    added_G = _added_squares(np.square(series.group_norm[[*range(max(first - LEVEL_STEPS, 0), first), peak]]))
     order = sorted(range(len(added_G)), key=lambda g: -added_G[g])
-    chosen = [g for g in order if g in jumped] or _largest(added_G)
-    return tuple(series.group_names[g] for g in chosen)
+    numbers = [g for g in order if g in jumped_groups] or _largest_shares(added_G)
+    return tuple(series.group_names[g] for g in numbers)
 
 
-def _added(squared_SK: Floats) -> Floats:
-    """[K] how far the last row is above the median of the others; 0 where that is not known."""
-    known_SK = np.nan_to_num(squared_SK, nan=0.0, posinf=0.0)
-    before_K = np.median(known_SK[:-1], axis=0) if len(known_SK) > 1 else known_SK[-1]
-    return np.asarray(np.maximum(known_SK[-1] - before_K, 0.0), dtype=np.float64)
+def _added_squares(squared_SK: Floats) -> Floats:
+    """[K] distance of the last row above the median of the others; 0 where that is not known."""
+    finite_SK = np.nan_to_num(squared_SK, nan=0.0, posinf=0.0)
+    before_K = np.median(finite_SK[:-1], axis=0) if len(finite_SK) > 1 else finite_SK[-1]
+    return np.asarray(np.maximum(finite_SK[-1] - before_K, 0.0), dtype=np.float64)
 
 
-def _largest(added_K: Floats) -> list[int]:
-    """The fewest that hold most of what was added, largest first; none where nothing was."""
+def _largest_shares(added_K: Floats) -> list[int]:
+    """The fewest columns that hold most of what was added, largest first; none where nothing was."""
     total = float(added_K.sum())
-    chosen: list[int] = []
+    columns: list[int] = []
     for k in sorted(range(len(added_K)), key=lambda k: -float(added_K[k])):
-        if total <= 0 or float(added_K[chosen].sum()) >= _MOST * total:
+        if total <= 0 or float(added_K[columns].sum()) >= _NAMED_FRACTION * total:
             break
-        chosen.append(k)
-    return chosen
+        columns.append(k)
+    return columns
 
 
 def _finding(
     series: WholeRun, groups: tuple[str, ...], events: Sequence[Sequence[_Jump]], params: ParamNorms | None
 ) -> Finding:
-    leading = [_leading(event) for event in events]
-    spikes = [jump.spike for jump in leading]
+    leading_jumps = [_leading_jump(event) for event in events]
+    spikes = [jump.spike for jump in leading_jumps]
     steps = [int(series.steps[spike.first]) for spike in spikes]
-    names = () if params is None else _param_names(params, leading[0], groups)
-    inside = f" (in {named_some(names or groups)})" if names or groups else ""
+    names = () if params is None else _param_names(params, leading_jumps[0], groups)
+    names_text = f" (in {named_some(names or groups)})" if names or groups else ""
     return Finding(
         code=CODE,
         severity="warning",
-        claim=f"The norm of {_whose(series, leading[0], params)} {jump_text(series, spikes)}{inside}.",
+        claim=f"The norm of {_subject_text(series, leading_jumps[0], params)} {jump_text(series, spikes)}{names_text}.",
         ranks=series.ranks,
         step_first=steps[0],
         step_last=int(series.steps[spikes[-1].last]),
@@ -235,9 +236,9 @@ def _finding(
         measured=math.exp(spikes[0].value),
         expected=math.exp(spikes[0].level),
         unit="L2 norm of the mean gradient"
-        if series.of_mean and leading[0].param is None
+        if series.of_mean and leading_jumps[0].param is None
         else "root mean square of the workers' L2 norms",
-        false_alarm_rate=_rate(series, leading, params),
+        false_alarm_rate=_alarm_rate(series, leading_jumps, params),
         evidence={
             "num_workers": len(series.ranks),
             "groups": list(groups[:100]),
@@ -252,43 +253,44 @@ def _finding(
     )
 
 
-def _leading(event: Sequence[_Jump]) -> _Jump:
+def _leading_jump(event: Sequence[_Jump]) -> _Jump:
     """The jump that an event is reported as: the group with the highest ratio, the whole where no group jumped, or a
     parameter where neither did.
     """
     return max(event, key=lambda jump: (jump.group is not None, jump.param is None, jump.spike.ratio))
 
 
-def _whose(series: WholeRun, jump: _Jump, params: ParamNorms | None) -> str:
+def _subject_text(series: WholeRun, jump: _Jump, params: ParamNorms | None) -> str:
     if jump.param is not None and params is not None:
         return f"the gradient of {params.names[jump.param]}"
     return "the gradient" if jump.group is None else f"the gradient of {series.group_names[jump.group]}"
 
 
-def _rate(series: WholeRun, jumps: Sequence[_Jump], params: ParamNorms | None) -> float:
-    best = surest([jump.spike for jump in jumps])
-    jump = next(jump for jump in jumps if jump.spike is best)
+def _alarm_rate(series: WholeRun, jumps: Sequence[_Jump], params: ParamNorms | None) -> float:
+    surest_spike = surest([jump.spike for jump in jumps])
+    jump = next(jump for jump in jumps if jump.spike is surest_spike)
     if jump.param is not None and params is not None:
-        return false_alarm_rate(best.log_p, "params", among=1, num_steps=len(params.at))
+        return false_alarm_rate(surest_spike.log_p, "params", among=1, num_steps=len(params.indices))
     values_T = logs(series.norm if jump.group is None else series.group_norm[:, jump.group])
     among = 1 if jump.group is None else int(np.count_nonzero(np.isfinite(series.group_norm).any(axis=0)))
     kind = "norm" if jump.group is None else "groups"
-    return false_alarm_rate(best.log_p, kind, among=among, num_steps=num_judged(values_T, series.starts))
+    return false_alarm_rate(surest_spike.log_p, kind, among=among, num_steps=num_judged(values_T, series.starts))
 
 
 def _param_names(params: ParamNorms, jump: _Jump, groups: Sequence[str]) -> tuple[str, ...]:
     """The parameters of ``groups`` (of all, where there are none) that jumped, in the order of backward; where none
     did, those that hold most of what was added.
     """
-    inside = np.array([group in groups or not groups for group in params.groups], dtype=np.bool_)
-    first = params.place_of(jump.spike.first)
-    if first is not None:
-        rise_P = np.where(inside, params.rise(first), 0.0)
-        line = max(float(rise_P.max(initial=0.0)) / 2, math.log(LEAST))
-        if (rise_P >= line).any():
-            return params.backward_order(np.flatnonzero(rise_P >= line).tolist())
-    peak = params.place_of(jump.spike.peak)
-    if peak is None:
+    is_inside_P = np.array([group in groups or not groups for group in params.groups], dtype=np.bool_)
+    first_row = params.row_of(jump.spike.first)
+    if first_row is not None:
+        rise_P = np.where(is_inside_P, params.rise(first_row), 0.0)
+        least_rise = max(float(rise_P.max(initial=0.0)) / 2, math.log(LEAST))
+        if (rise_P >= least_rise).any():
+            return params.backward_order(np.flatnonzero(rise_P >= least_rise).tolist())
+    # No parameter rose by much: then the few that hold most of the rise of all.
+    peak_row = params.row_of(jump.spike.peak)
+    if peak_row is None:
         return ()
-    added_P = _added(params.squared[max(peak - LEVEL_STEPS, 0) : peak + 1])
-    return tuple(params.names[p] for p in _largest(np.where(inside, added_P, 0.0)))
+    added_P = _added_squares(params.squared[max(peak_row - LEVEL_STEPS, 0) : peak_row + 1])
+    return tuple(params.names[p] for p in _largest_shares(np.where(is_inside_P, added_P, 0.0)))

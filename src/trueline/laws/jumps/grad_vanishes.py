@@ -108,7 +108,7 @@ NEEDS: tuple[str, ...] = (
 ACROSS_RANKS = False
 
 LEAST = 2.5
-"""How many times smaller than its level a norm must be."""
+"""Times smaller than its level that a norm must be to be called vanished."""
 
 FOLLOWS = Steady("falls", LEAST)
 
@@ -130,93 +130,98 @@ def check(run: Run) -> list[Finding]:
 
 
 def judge(series: WholeRun, budget: AlarmBudget, params: ParamNorms) -> list[Finding]:
-    """The same of series."""
-    learns_S = has_loss(series.loss)[params.at][:, None]
+    """A warning for each time that gradients of ``series`` vanished; raises ``CannotTell`` as ``check`` does."""
+    # At a loss of next to nothing (a step without targets) gradients vanish, and nothing is lost.
+    learns_S = has_loss(series.loss)[params.indices][:, None]
     log_SP = np.where(learns_S, params.logs(series), np.nan)
-    some_T = np.full(len(series.steps), np.nan)
-    some_T[params.at] = np.where(np.isfinite(log_SP), log_SP, -np.inf).max(axis=1, initial=-np.inf)
-    require_steps(some_T, series, "norms of the gradients of parameters")
+    largest_T = np.full(len(series.steps), np.nan)
+    largest_T[params.indices] = np.where(np.isfinite(log_SP), log_SP, -np.inf).max(axis=1, initial=-np.inf)
+    require_steps(largest_T, series, "norms of the gradients of parameters")
     starts = params.starts(series)
-    zeros = _zeros(np.where(learns_S, params.squared, np.nan), starts, budget)
+    zeros = _find_zeros(np.where(learns_S, params.squared, np.nan), starts, budget)
+    # Zeros are told by themselves: a norm that goes to zero also falls.
     falls = [
         fall
-        for fall in _falls(log_SP, starts, budget)
-        if not any(fall.first <= each.last and each.first <= fall.last for each in zeros)
+        for fall in _find_falls(log_SP, starts, budget)
+        if not any(fall.first <= run_of_zeros.last and run_of_zeros.first <= fall.last for run_of_zeros in zeros)
     ]
-    found = [_of_fall(series, params, fall) for fall in falls]
-    return found + [_of_zeros(series, params, each) for each in zeros]
+    findings = [_fall_finding(series, params, fall) for fall in falls]
+    return findings + [_zeros_finding(series, params, run_of_zeros) for run_of_zeros in zeros]
 
 
-def _falls(log_SP: Floats, starts: Sequence[int], budget: AlarmBudget) -> list[Spike]:
-    """The falls to less than ever before, with levels and values as they are."""
-    found: list[Spike] = []
-    line, least = log_level(budget, "falls"), math.log(LEAST)
-    for fall in find_spikes_of_many(-log_SP, log_level=line, least=least, starts=starts):
+def _find_falls(log_SP: Floats, starts: Sequence[int], budget: AlarmBudget) -> list[Spike]:
+    """Falls to less than ever before, with levels and values as they are."""
+    falls: list[Spike] = []
+    level, least = log_level(budget, "falls"), math.log(LEAST)
+    for fall in find_spikes_of_many(
+        -log_SP, log_level=level, least=least, starts=starts
+    ):  # a fall is a jump upside down
         lowest = np.nanmin(log_SP[max(fall.first - HISTORY_STEPS, 0) : fall.first, fall.of])
         if -fall.value < lowest:
-            found.append(replace(fall, level=-fall.level, value=-fall.value))
-    return found
+            falls.append(replace(fall, level=-fall.level, value=-fall.value))
+    return falls
 
 
-def _zeros(squared_SP: Floats, starts: Sequence[int], budget: AlarmBudget) -> list[_Zeros]:
-    """The runs of zeros of norms that were not zero before, those that meet in time together."""
-    line = log_level(budget, "zeros", among=squared_SP.shape[1])
+def _find_zeros(squared_SP: Floats, starts: Sequence[int], budget: AlarmBudget) -> list[_Zeros]:
+    """Runs of zeros of norms that were not zero before; those that meet in time are one."""
+    level = log_level(budget, "zeros", among=squared_SP.shape[1])
     runs: list[_Zeros] = []
     for begin, end in stretches(len(squared_SP), starts):
         for p in np.flatnonzero((squared_SP[begin:end] == 0).any(axis=0)).tolist():
-            at = begin + np.flatnonzero(np.isfinite(squared_SP[begin:end, p]))
-            zero = squared_SP[at, p] == 0
-            before = int(np.argmax(zero))
-            ends = np.flatnonzero(~zero[before:])
-            num = int(ends[0]) if len(ends) else len(zero) - before
-            log_p = math.lgamma(before + 1) + math.lgamma(num + 1) - math.lgamma(before + num + 1)
-            if before >= STEPS_BEFORE and log_p <= line:
-                runs.append(_Zeros((p,), int(at[before]), int(at[before + num - 1]), before, log_p))
-    met: list[_Zeros] = []
+            measured = begin + np.flatnonzero(np.isfinite(squared_SP[begin:end, p]))
+            is_zero = squared_SP[measured, p] == 0
+            before = int(np.argmax(is_zero))
+            nonzero = np.flatnonzero(~is_zero[before:])
+            num_zeros = int(nonzero[0]) if len(nonzero) else len(is_zero) - before
+            # 1 / C(before + num_zeros, num_zeros): were steps exchangeable, all zeros would come last that rarely.
+            log_p = math.lgamma(before + 1) + math.lgamma(num_zeros + 1) - math.lgamma(before + num_zeros + 1)
+            if before >= STEPS_BEFORE and log_p <= level:
+                runs.append(_Zeros((p,), int(measured[before]), int(measured[before + num_zeros - 1]), before, log_p))
+    merged: list[_Zeros] = []
     for run in sorted(runs, key=lambda run: run.first):
-        if met and run.first <= met[-1].last:
-            last, log_p = max(met[-1].last, run.last), min(met[-1].log_p, run.log_p)
-            met[-1] = replace(met[-1], params=(*met[-1].params, *run.params), last=last, log_p=log_p)
+        if merged and run.first <= merged[-1].last:
+            last, log_p = max(merged[-1].last, run.last), min(merged[-1].log_p, run.log_p)
+            merged[-1] = replace(merged[-1], params=(*merged[-1].params, *run.params), last=last, log_p=log_p)
         else:
-            met.append(run)
-    return met
+            merged.append(run)
+    return merged
 
 
-def _of_fall(series: WholeRun, params: ParamNorms, fall: Spike) -> Finding:
+def _fall_finding(series: WholeRun, params: ParamNorms, fall: Spike) -> Finding:
     rise_P = params.rise(fall.first)
-    fell = np.flatnonzero(rise_P <= min(float(rise_P.min()) / 2, -math.log(LEAST))).tolist()
-    names = params.backward_order(fell or [fall.of])
-    placed = params.placed(fall)
-    inside = f" (in {named_some(names)})" if len(names) > 1 else ""
-    text = jump_text(series, [placed], verb="fell")
+    fallen = np.flatnonzero(rise_P <= min(float(rise_P.min()) / 2, -math.log(LEAST))).tolist()
+    names = params.backward_order(fallen or [fall.of])
+    spike = params.in_run_steps(fall)
+    names_text = f" (in {named_some(names)})" if len(names) > 1 else ""
+    text = jump_text(series, [spike], verb="fell")
     return _finding(
         series,
         names,
-        f"The norm of the gradient of {params.names[fall.of]} {text}{inside}.",
-        (int(series.steps[placed.first]), int(series.steps[placed.last])),
+        f"The norm of the gradient of {params.names[fall.of]} {text}{names_text}.",
+        (int(series.steps[spike.first]), int(series.steps[spike.last])),
         measured=math.exp(fall.value),
         expected=math.exp(fall.level),
-        rate=false_alarm_rate(fall.log_p, "falls", among=1, num_steps=len(params.at)),
-        more=evidence(series, [placed]),
+        alarm_rate=false_alarm_rate(fall.log_p, "falls", among=1, num_steps=len(params.indices)),
+        evidence_fields=evidence(series, [spike]),
     )
 
 
-def _of_zeros(series: WholeRun, params: ParamNorms, zeros: _Zeros) -> Finding:
+def _zeros_finding(series: WholeRun, params: ParamNorms, zeros: _Zeros) -> Finding:
     names = params.backward_order(zeros.params)
-    first, last = (int(series.steps[params.at[index]]) for index in (zeros.first, zeros.last))
+    first, last = (int(series.steps[params.indices[index]]) for index in (zeros.first, zeros.last))
     level_S = np.sqrt(params.squared[max(zeros.first - LEVEL_STEPS, 0) : zeros.first, zeros.params[0]])
-    num = len(names)
+    num_params = len(names)
     return _finding(
         series,
         names,
-        f"The gradient{'' if num == 1 else 's'} of {counted(num, 'parameter')} ({named_some(names)}) "
-        f"{'is' if num == 1 else 'are'} exactly zero from step {first} to {last}, after {zeros.before} measured steps "
-        f"at which {'it was' if num == 1 else 'they were'} not.",
+        f"The gradient{'' if num_params == 1 else 's'} of {counted(num_params, 'parameter')} ({named_some(names)}) "
+        f"{'is' if num_params == 1 else 'are'} exactly zero from step {first} to {last}, after {zeros.before} measured "
+        f"steps at which {'it was' if num_params == 1 else 'they were'} not.",
         (first, last),
         measured=0.0,
         expected=float(np.nanmedian(level_S)),
-        rate=false_alarm_rate(zeros.log_p, "zeros", among=len(params.names), num_steps=len(params.at)),
-        more={"steps_before": zeros.before},
+        alarm_rate=false_alarm_rate(zeros.log_p, "zeros", among=len(params.names), num_steps=len(params.indices)),
+        evidence_fields={"steps_before": zeros.before},
     )
 
 
@@ -228,8 +233,8 @@ def _finding(
     *,
     measured: float,
     expected: float,
-    rate: float,
-    more: dict[str, Any],
+    alarm_rate: float,
+    evidence_fields: dict[str, Any],
 ) -> Finding:
     return Finding(
         code=CODE,
@@ -242,8 +247,8 @@ def _finding(
         measured=measured,
         expected=expected,
         unit="root mean square of the workers' L2 norms",
-        false_alarm_rate=rate,
-        evidence={"num_workers": len(series.ranks), "params": list(names[:100]), **more},
+        false_alarm_rate=alarm_rate,
+        evidence={"num_workers": len(series.ranks), "params": list(names[:100]), **evidence_fields},
         next=(
             f"Look at what {names[0]} gives to the layers after it at step {steps[0]}: zeros, a saturated activation, "
             "an empty mask, a detached value?",

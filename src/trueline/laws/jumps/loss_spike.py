@@ -70,7 +70,7 @@ from collections.abc import Sequence
 from trueline.judge.compared_ranks import sites_of
 from trueline.judge.stats.alarm_budget import AlarmBudget, alarm_budget_of
 from trueline.judge.stats.peaks_over_threshold import Spike, find_spikes, num_judged
-from trueline.laws.jumps.restarts import at_restart
+from trueline.laws.jumps.restarts import describe_restart
 from trueline.laws.jumps.run_series import WholeRun, false_alarm_rate, log_level, logs, whole_run
 from trueline.laws.jumps.spike_finding import evidence, jump_text, require_steps, surest
 from trueline.laws.jumps.steady import Steady
@@ -102,27 +102,30 @@ FOLLOWS = Steady("loss", LEAST)
 
 def check(run: Run) -> list[Finding]:
     """A warning on the jumps of the loss; raises ``CannotTell`` where no step has enough others before it."""
-    found = judge(whole_run(run), alarm_budget_of(run), restarts=run.restarts)
-    return [at_restart(run, finding) for finding in found]
+    findings = judge(whole_run(run), alarm_budget_of(run), restarts=run.restarts)
+    return [describe_restart(run, finding) for finding in findings]
 
 
 def judge(series: WholeRun, budget: AlarmBudget, *, restarts: Sequence[int] = ()) -> list[Finding]:
-    """The same of series; jumps at the first step of one of ``restarts`` each by itself."""
+    """A warning on the jumps of ``series``; those at the first step of one of ``restarts`` each have their own."""
     log_T = logs(series.loss)
     require_steps(log_T, series, "a loss above zero")
     spikes = find_spikes(log_T, log_level=log_level(budget, "loss"), least=math.log(LEAST), starts=series.starts)
-    anew = [[spike] for spike in spikes if series.steps[spike.first] in restarts]
-    others = [spike for spike in spikes if series.steps[spike.first] not in restarts]
-    return [_finding(series, some, num_judged(log_T, series.starts)) for some in (others, *anew) if some]
+    # A jump at a restart has a cause of its own, and so a finding of its own.
+    at_restarts = [[spike] for spike in spikes if series.steps[spike.first] in restarts]
+    within_starts = [spike for spike in spikes if series.steps[spike.first] not in restarts]
+    return [
+        _finding(series, group, num_judged(log_T, series.starts)) for group in (within_starts, *at_restarts) if group
+    ]
 
 
 def _finding(series: WholeRun, spikes: Sequence[Spike], num_steps: int) -> Finding:
-    workers, step = len(series.ranks), int(series.steps[spikes[0].first])
-    whose = "The loss" if workers == 1 else f"The mean loss of {counted(workers, 'worker')}"
+    num_workers, step = len(series.ranks), int(series.steps[spikes[0].first])
+    subject = "The loss" if num_workers == 1 else f"The mean loss of {counted(num_workers, 'worker')}"
     return Finding(
         code=CODE,
         severity="warning",
-        claim=f"{whose} {jump_text(series, spikes)}.",
+        claim=f"{subject} {jump_text(series, spikes)}.",
         ranks=series.ranks,
         step_first=step,
         step_last=int(series.steps[spikes[-1].last]),
@@ -131,7 +134,7 @@ def _finding(series: WholeRun, spikes: Sequence[Spike], num_steps: int) -> Findi
         expected=math.exp(spikes[0].level),
         unit="loss",
         false_alarm_rate=false_alarm_rate(surest(spikes).log_p, "loss", among=1, num_steps=num_steps),
-        evidence={"num_workers": workers, **evidence(series, spikes)},
+        evidence={"num_workers": num_workers, **evidence(series, spikes)},
         next=(
             f"Look at the samples of step {step} and at the learning rate there; `grad-spike` says which "
             "parameters' gradients jumped, if any did.",

@@ -1,4 +1,4 @@
-"""What findings of jumps over time have in common: when, from what to what, whether it came back, how sure."""
+"""Jumps over time as all findings report them: when, from what to what, whether it came back, how sure."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _MAX_SPIKES = 20
 """Spikes that the evidence of a Finding lists."""
 
 
-def require_steps(log_T: Floats, series: WholeRun, what: str) -> None:
+def require_steps(log_T: Floats, series: WholeRun, noun: str) -> None:
     """Raise ``CannotTell`` where no step of the series has enough others before it to be judged."""
     if num_judged(log_T, series.starts):
         return
     measured, steps = int(np.count_nonzero(np.isfinite(log_T))), len(series.steps)
     if not measured:
-        raise CannotTell(f"it needs {what}, and no step of this Run has one of all workers")
-    last = max(series.starts, default=0)
-    anew = (
+        raise CannotTell(f"it needs {noun}, and no step of this Run has one of all workers")
+    last = max(series.starts, default=0)  # steps before a start are not compared with those after
+    start_clause = (
         f"; the learning rate or the number of micro-batches last changed at step {int(series.steps[last])}"
         if last
         else ""
     )
-    has = f"{measured}" if measured == steps else f"{measured} with {what} among its {steps}"
+    counts = f"{measured}" if measured == steps else f"{measured} with {noun} among its {steps}"
     raise CannotTell(
-        f"it takes {STEPS_BEFORE} steps before one can be compared with them, and this Run has {has}{anew}",
+        f"it takes {STEPS_BEFORE} steps before one can be compared with them, and this Run has {counts}{start_clause}",
         reason="too-few-steps" if measured == steps or steps <= STEPS_BEFORE else "no-data",
     )
 
@@ -44,19 +44,19 @@ def jump_text(series: WholeRun, spikes: Sequence[Spike], *, verb: str = "jumped"
     first = spikes[0]
     low, high = math.exp(first.level), math.exp(first.value)
     step, last = int(series.steps[first.first]), int(series.steps[first.last])
-    after = f"and came back after step {last}" if first.back else f"and had not come back by step {last}"
-    after = "for that step alone" if first.back and first.first == first.last else after
-    text = f"{verb} from {low:.3g} to {high:.3g} at step {step}, {first.score:,.3g} times its usual spread, {after}"
+    ending = f"and came back after step {last}" if first.back else f"and had not come back by step {last}"
+    ending = "for that step alone" if first.back and first.first == first.last else ending
+    text = f"{verb} from {low:.3g} to {high:.3g} at step {step}, {first.score:,.3g} times its usual spread, {ending}"
     if len(spikes) == 1:
         return text
-    times = "once" if len(spikes) == 2 else f"{len(spikes) - 1} times"
-    return f"{text}; it {verb} {times} more, at step {int(series.steps[spikes[-1].first])}" + (
+    count = "once" if len(spikes) == 2 else f"{len(spikes) - 1} times"
+    return f"{text}; it {verb} {count} more, at step {int(series.steps[spikes[-1].first])}" + (
         " last" if len(spikes) > 2 else ""
     )
 
 
 def surest(spikes: Sequence[Spike]) -> Spike:
-    """The one that is least probable in a healthy run."""
+    """The spike that is least probable in a healthy run."""
     return min(spikes, key=lambda spike: spike.log_p)
 
 
