@@ -93,7 +93,7 @@ _LARGEST = {name: FORMATS[name].largest for name in ("float16", "bfloat16", "flo
 
 
 @dataclass(frozen=True)
-class _Found:
+class _RankGrowth:
     """The chain of one rank's step that grew most."""
 
     step: StepValues
@@ -109,17 +109,22 @@ def check(run: Run) -> list[Finding]:
     require_statistics(run)
     infos: list[Finding] = []
     for step in _suspects(run):
-        found = [each for rank in run.record_ranks if (each := _worst(read_step(run, step, rank))) is not None]
-        if found and _scaler(run, found):
-            infos = infos or [_finding(found, scaled=True)]
-        elif found:
-            return [_finding(found, scaled=False)]
+        rank_growths = [
+            rank_growth
+            for rank in run.record_ranks
+            if (rank_growth := _steepest_growth(read_step(run, step, rank))) is not None
+        ]
+        # A scaler overflows on purpose, in search of its scale; a later step may show what it does not explain.
+        if rank_growths and _has_scaler(run, rank_growths):
+            infos = infos or [_finding(rank_growths, scaled=True)]
+        elif rank_growths:
+            return [_finding(rank_growths, scaled=False)]
     return infos
 
 
 def _suspects(run: Run) -> list[int]:
     """The recorded steps, ascending, with a gradient that is not finite or overflows when it doubles."""
-    found: list[int] = []
+    suspects: list[int] = []
     any_gradient = False
     for steps in chunks(run.record_steps.tolist()):
         columns = ["step", "dtype", "nan", "pos_inf", "neg_inf", "min", "max"]
@@ -129,35 +134,37 @@ def _suspects(run: Run) -> list[int]:
         bad_R = number_of["nan"] + number_of["pos_inf"] + number_of["neg_inf"] > 0
         limit_R = np.array([_LARGEST.get(name or "", np.inf) for name in table["dtype"].to_pylist()])
         near_R = np.fmax(np.abs(number_of["min"]), np.abs(number_of["max"])) > limit_R / 2
-        found += np.unique(to_numpy(table["step"])[bad_R | near_R]).tolist()
+        suspects += np.unique(to_numpy(table["step"])[bad_R | near_R]).tolist()
     if not any_gradient:
         raise CannotTell(
             "no gradient was recorded; let the plan record the phase bwd, as `--plan mix` does", reason="not-recorded"
         )
-    return found
+    return suspects
 
 
-def _worst(step: StepValues) -> _Found | None:
-    large = [each for each in growths(step, _LARGEST) if each.num_layers >= LAYERS and each.ratio >= FOLD]
-    return _Found(step, max(large, key=lambda each: each.weight)) if large else None
+def _steepest_growth(step: StepValues) -> _RankGrowth | None:
+    large_growths = [
+        growth for growth in growths(step, _LARGEST) if growth.num_layers >= LAYERS and growth.ratio >= FOLD
+    ]
+    return _RankGrowth(step, max(large_growths, key=lambda growth: growth.weight)) if large_growths else None
 
 
-def _scaler(run: Run, found: Sequence[_Found]) -> bool:
-    """Whether a gradient scaler is at work on every rank that shows it."""
-    return all(is_scaled(run, each.step) for each in found)
+def _has_scaler(run: Run, rank_growths: Sequence[_RankGrowth]) -> bool:
+    """True where a gradient scaler is at work on every rank that shows the growth."""
+    return all(is_scaled(run, rank_growth.step) for rank_growth in rank_growths)
 
 
-def _finding(found: Sequence[_Found], *, scaled: bool) -> Finding:
-    first = found[0]
-    same = [each for each in found if each.growth.key == first.growth.key]
+def _finding(rank_growths: Sequence[_RankGrowth], *, scaled: bool) -> Finding:
+    first = rank_growths[0]
+    same_chain = [rank_growth for rank_growth in rank_growths if rank_growth.growth.key == first.growth.key]
     step, growth = first.step.step, first.growth
-    ranks = tuple(each.rank for each in same)
+    ranks = tuple(rank_growth.rank for rank_growth in same_chain)
     dtype = growth.gradients[-1].dtype
-    over = growth.beyond is not None
-    sites = [str(value.site) for each in same for value in _telling(each.growth)]
+    overflowed = growth.beyond is not None
+    sites = [str(value.site) for rank_growth in same_chain for value in _named_gradients(rank_growth.growth)]
     return Finding(
         code=CODE,
-        severity="info" if scaled else "error" if over else "warning",
+        severity="info" if scaled else "error" if overflowed else "warning",
         claim=_claim(first, ranks, dtype) + (" A gradient scaler is at work: it skips such a step." if scaled else ""),
         ranks=ranks,
         step_first=step,
@@ -185,24 +192,24 @@ def _finding(found: Sequence[_Found], *, scaled: bool) -> Finding:
     )
 
 
-def _telling(growth: Growth) -> tuple[Value, ...]:
+def _named_gradients(growth: Growth) -> tuple[Value, ...]:
     """The gradients to name: where it overflowed, or the last before that; then the layers, last first."""
     beyond = () if growth.beyond is None else (growth.beyond,)
     return (*beyond, growth.gradients[-1], growth.gradients[0])
 
 
-def _claim(found: _Found, ranks: tuple[int, ...], dtype: str) -> str:
-    growth = found.growth
-    where = f"on {ranks_text(ranks)} at step {found.step.step}"
+def _claim(rank_growth: _RankGrowth, ranks: tuple[int, ...], dtype: str) -> str:
+    growth = rank_growth.growth
+    where = f"on {ranks_text(ranks)} at step {rank_growth.step.step}"
     text = (
         f"Gradients grew {growth.ratio:,.0f}-fold over {growth.num_layers} layers, from {growth.largest[0]:,.5g} at "
-        f"{_named(growth.gradients[0])} to {growth.largest[-1]:,.5g} at {_named(growth.gradients[-1])}"
+        f"{_call_text(growth.gradients[0])} to {growth.largest[-1]:,.5g} at {_call_text(growth.gradients[-1])}"
     )
     if growth.beyond is None:
         return f"{text}, {where}: twice that overflows {dtype}."
     end = f"{dtype} ends at {_LARGEST[dtype]:,.5g}"
-    return f"{text}, and were not finite at {_named(growth.beyond)}, {where} ({end})."
+    return f"{text}, and were not finite at {_call_text(growth.beyond)}, {where} ({end})."
 
 
-def _named(value: Value) -> str:
+def _call_text(value: Value) -> str:
     return f"{value.site.name}#{value.site.call}"

@@ -1,4 +1,4 @@
-"""How gradients grow from layer to layer on their way back, in one recorded step.
+"""Growth of gradients from layer to layer on their way back, in one recorded step.
 
 Layers are known by their names: those that differ in one number (``blocks.3.mlp`` and ``blocks.4.mlp``), or the calls
 of one name, are one chain, in the order in which backward came to them. So like is compared with like: the gradient of
@@ -46,17 +46,18 @@ class Growth:
 
     @property
     def weight(self) -> tuple[bool, float]:
-        """Which of several chains to report: one that overflowed, the one that grew most."""
+        """A sort key by which one of several chains is reported: one that overflowed, then the one that grew most."""
         return self.beyond is not None, self.ratio
 
 
 def growths(step: StepValues, largest_number: dict[str, float]) -> Iterator[Growth]:
     """Every chain of a step that ends beyond, or within a factor of two of, the largest number of its dtype."""
     for key, chain in _chains(step).items():
-        bad = [step.nonfinite[value.index] for value in chain]
-        values = [0.0 if kinds else value.largest or 0.0 for value, kinds in zip(chain, bad, strict=True)]
-        end = next((i for i, kinds in enumerate(bad) if kinds), len(chain))
+        kinds_by_layer = [step.nonfinite[value.index] for value in chain]
+        values = [0.0 if kinds else value.largest or 0.0 for value, kinds in zip(chain, kinds_by_layer, strict=True)]
+        end = next((i for i, kinds in enumerate(kinds_by_layer) if kinds), len(chain))
         limit = largest_number.get(chain[0].dtype)
+        # A chain whose first gradient is not finite got that from elsewhere.
         if limit is None or end == 0 or (end == len(chain) and values[end - 1] <= limit / 2):
             continue
         begin = end - 1
@@ -72,13 +73,15 @@ def _chains(step: StepValues) -> dict[Key, list[Value]]:
     for value in step.values:
         is_gradient = value.kind == "param" or (value.kind in ("module", "op") and value.returned)
         if value.site.phase == "bwd" and is_gradient and value.numel:
-            for place in _chains_of(value.site.name, value.site.call):
-                chains[value.site.micro, value.kind, value.api, value.site.slot, value.dtype, *place].append(value)
+            for name_and_call in _chains_of(value.site.name, value.site.call):
+                chains[value.site.micro, value.kind, value.api, value.site.slot, value.dtype, *name_and_call].append(
+                    value
+                )
     return {key: chain for key, chain in chains.items() if len(chain) > 2}
 
 
 def _chains_of(name: str, call: int) -> Iterator[tuple[str, int]]:
     """The chains that a gradient is in: one for each number in its name, and one for the calls of that name."""
-    for found in _NUMBER.finditer(name):
-        yield f"{name[: found.start()]}*{name[found.end() :]}", call
+    for match in _NUMBER.finditer(name):
+        yield f"{name[: match.start()]}*{name[match.end() :]}", call
     yield name, -1

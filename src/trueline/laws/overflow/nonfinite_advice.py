@@ -1,5 +1,5 @@
-"""What to look at where a call made a value that is not finite: by the operation, with the argument that matters and
-what its dtype can hold.
+"""Advice on a call that made a value which is not finite: by the operation, with the argument that matters and the
+limits of its dtype.
 """
 
 from __future__ import annotations
@@ -30,69 +30,69 @@ class FaultyCall:
 
     @property
     def format(self) -> FloatFormat:
-        """Of the dtype."""
+        """The number format of the dtype; float32 for one that is not known."""
         return FORMATS.get(self.dtype, _NOT_KNOWN)
 
     @property
-    def all_inputs(self) -> str:
-        """Every tensor that it took, with its range."""
-        return ", ".join(map(_ranged, self.inputs)) or "its inputs"
+    def inputs_text(self) -> str:
+        """The tensors that it took, with their ranges."""
+        return ", ".join(map(_slot_text, self.inputs)) or "its inputs"
 
-    def at(self, place: int) -> str:
+    def at(self, position: int) -> str:
         """The argument at a position, with what is known of it: a tensor's range, or the number that was passed."""
-        slot = f"in{place}"
-        found = next((value for value in self.inputs if value.site.slot == slot), None)
-        if found is not None:
-            return _ranged(found)
-        given = self._given(place)
-        return slot if given is None else f"its argument {given}"
+        slot = f"in{position}"
+        tensor = next((value for value in self.inputs if value.site.slot == slot), None)
+        if tensor is not None:
+            return _slot_text(tensor)
+        number = self._passed_number(position)
+        return slot if number is None else f"its argument {number}"
 
-    def _given(self, place: int) -> Any:
+    def _passed_number(self, position: int) -> Any:
         try:
             positional: Any = json.loads(self.args)["args"]
-            return positional[place] if not isinstance(positional[place], (dict, list)) else None
+            return positional[position] if not isinstance(positional[position], (dict, list)) else None
         except (ValueError, KeyError, IndexError, TypeError):
             return None
 
-    def zeros(self, place: int) -> str:
-        """Whether the argument at a position ``is 0``, or ``is 0 in places``; '' where neither is known."""
-        stats = next((value.stats for value in self.inputs if value.site.slot == f"in{place}"), None)
+    def zeros_text(self, position: int) -> str:
+        """``is 0`` or ``is 0 in places``, of the argument at a position; '' where neither is known."""
+        stats = next((value.stats for value in self.inputs if value.site.slot == f"in{position}"), None)
         if stats is None or stats.min is None or stats.max is None:
-            given = self._given(place)
-            return "is 0" if isinstance(given, int | float) and given == 0 else ""
+            number = self._passed_number(position)
+            return "is 0" if isinstance(number, int | float) and number == 0 else ""
         if stats.min == stats.max == 0:
             return "is 0"
-        return f"({_ranged_text(stats.min, stats.max)}) is 0 in places" if 0 in (stats.min, stats.max) else ""
+        return f"({_range_text(stats.min, stats.max)}) is 0 in places" if 0 in (stats.min, stats.max) else ""
 
     @property
-    def holds(self) -> str:
-        """What the dtype can hold, as a sentence."""
+    def limits(self) -> str:
+        """A sentence on the numbers that the dtype can hold."""
         return (
             f"{self.dtype} holds numbers up to {self.format.largest:.4g} and, above 0, down to "
             f"{self.format.smallest:.2g}; what is smaller is 0."
         )
 
 
-def _ranged(value: Value) -> str:
+def _slot_text(value: Value) -> str:
     """``in0 (from 0 to 3.2)``; without the range where none was measured."""
     stats = value.stats
     if stats is None or stats.min is None or stats.max is None:
         return value.site.slot
-    return f"{value.site.slot} ({_ranged_text(stats.min, stats.max)})"
+    return f"{value.site.slot} ({_range_text(stats.min, stats.max)})"
 
 
-def _ranged_text(least: float, most: float) -> str:
-    return f"from {least:.4g} to {most:.4g}"
+def _range_text(lowest: float, highest: float) -> str:
+    return f"from {lowest:.4g} to {highest:.4g}"
 
 
-Say = Callable[[FaultyCall], str]
+Advice = Callable[[FaultyCall], str]
 
 
 def _exp(call: FaultyCall) -> str:
     base = 2.0 if call.function == "exp2" else math.e
-    most = math.log(call.format.largest) / math.log(base)
+    largest = math.log(call.format.largest) / math.log(base)
     return (
-        f"{call.function} overflows {call.dtype} above {most:.4g}: look at {call.at(0)}. Subtract the largest first "
+        f"{call.function} overflows {call.dtype} above {largest:.4g}: look at {call.at(0)}. Subtract the largest first "
         "(softmax and logsumexp do), clamp, or compute in float32."
     )
 
@@ -100,30 +100,30 @@ def _exp(call: FaultyCall) -> str:
 def _log(call: FaultyCall) -> str:
     edge = "-1" if call.function == "log1p" else "0"
     return (
-        f"{call.function} is -inf at {edge} and NaN below: look at {call.at(0)}. {call.holds} Clamp it from below, or "
+        f"{call.function} is -inf at {edge} and NaN below: look at {call.at(0)}. {call.limits} Clamp it from below, or "
         "use log_softmax, logsigmoid or log1p where it is the log of a probability."
     )
 
 
 def _div(call: FaultyCall) -> str:
-    below = 0 if call.function.startswith("r") else 1
-    if zeros := call.zeros(below):
-        which = " (second argument)" if below else ""
+    divisor = 0 if call.function.startswith("r") else 1  # rdiv and rtruediv divide by what they are called on
+    if zeros := call.zeros_text(divisor):
+        nth = " (second argument)" if divisor else ""
         return (
-            f"Division by zero{f' at {call.line}' if call.line else ''}: the divisor{which} {zeros}. Add an epsilon "
+            f"Division by zero{f' at {call.line}' if call.line else ''}: the divisor{nth} {zeros}. Add an epsilon "
             "that the dtype can hold, or leave out what is divided by 0 (a mean over no element)."
         )
     return (
         "A quotient is infinite where it is divided by 0, NaN where that is 0/0, and overflows where the divisor is "
-        f"too small: look at the divisor, {call.at(below)}. {call.holds} Add an epsilon that the dtype can hold, or "
+        f"too small: look at the divisor, {call.at(divisor)}. {call.limits} Add an epsilon that the dtype can hold, or "
         "leave out what is divided by 0 (a mean over no element)."
     )
 
 
 def _root(call: FaultyCall) -> str:
-    at_zero = "infinite at 0 and " if call.function != "sqrt" else ""
+    pole = "infinite at 0 and " if call.function != "sqrt" else ""
     return (
-        f"{call.function} is {at_zero}NaN below 0: look at {call.at(0)}. {call.holds} Add an epsilon inside of it that "
+        f"{call.function} is {pole}NaN below 0: look at {call.at(0)}. {call.limits} Add an epsilon inside of it that "
         "the dtype can hold."
     )
 
@@ -159,13 +159,13 @@ def _norm(call: FaultyCall) -> str:
     )
 
 
-def _within(low: str, high: str) -> Say:
-    def say(call: FaultyCall) -> str:
+def _bounded(low: str, high: str) -> Advice:
+    def advice(call: FaultyCall) -> str:
         return (
             f"{call.function} is defined from {low} to {high} only: look at {call.at(0)}, which rounding may have left."
         )
 
-    return say
+    return advice
 
 
 def _spread(call: FaultyCall) -> str:
@@ -177,14 +177,14 @@ def _spread(call: FaultyCall) -> str:
 
 
 def _mean(call: FaultyCall) -> str:
-    return f"The mean of no element is 0/0, and a sum may overflow: look at {call.at(0)}. {call.holds}"
+    return f"The mean of no element is 0/0, and a sum may overflow: look at {call.at(0)}. {call.limits}"
 
 
 def _sum_of_products(call: FaultyCall) -> str:
-    return f"Sums of products exceed what {call.dtype} can hold: look at {call.all_inputs}. {call.holds}"
+    return f"Sums of products exceed what {call.dtype} can hold: look at {call.inputs_text}. {call.limits}"
 
 
-_FORWARD: dict[str, Say] = {
+_FORWARD: dict[str, Advice] = {
     **dict.fromkeys(("exp", "exp2", "expm1", "cosh", "sinh"), _exp),
     **dict.fromkeys(("log", "log2", "log10", "log1p", "xlogy"), _log),
     **dict.fromkeys(("div", "truediv", "itruediv", "rtruediv", "rdiv", "divide", "true_divide", "remainder"), _div),
@@ -194,10 +194,10 @@ _FORWARD: dict[str, Say] = {
     **dict.fromkeys(("cross_entropy", "cross_entropy_loss", "nll_loss", "ctc_loss"), _loss),
     **dict.fromkeys(("pow", "rpow", "ipow", "float_power"), _power),
     **dict.fromkeys(("norm", "vector_norm", "matrix_norm", "normalize", "cdist", "dist"), _norm),
-    **dict.fromkeys(("acos", "asin", "arccos", "arcsin"), _within("-1", "1")),
-    **dict.fromkeys(("atanh", "arctanh"), _within("above -1", "below 1")),
-    **dict.fromkeys(("acosh", "arccosh"), _within("1", "infinity")),
-    **dict.fromkeys(("binary_cross_entropy", "logit"), _within("0", "1")),
+    **dict.fromkeys(("acos", "asin", "arccos", "arcsin"), _bounded("-1", "1")),
+    **dict.fromkeys(("atanh", "arctanh"), _bounded("above -1", "below 1")),
+    **dict.fromkeys(("acosh", "arccosh"), _bounded("1", "infinity")),
+    **dict.fromkeys(("binary_cross_entropy", "logit"), _bounded("0", "1")),
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), _spread),
     **dict.fromkeys(("mean", "nanmean"), _mean),
     **dict.fromkeys(("matmul", "rmatmul", "mm", "bmm", "linear", "addmm", "baddbmm", "einsum"), _sum_of_products),
@@ -218,22 +218,22 @@ _BACKWARD: dict[str, str] = {
 
 
 def forward_advice(call: FaultyCall) -> str:
-    """What to look at where ``call`` returned a value that is not finite from finite ones."""
-    say = _FORWARD.get(call.function)
-    return say(call) if say is not None else _any(call)
+    """Advice where ``call`` returned a value that is not finite from finite ones."""
+    advice = _FORWARD.get(call.function)
+    return advice(call) if advice is not None else _general(call)
 
 
 def backward_advice(call: FaultyCall) -> str:
-    """The same where its backward did."""
+    """Advice where the backward of ``call`` made such a value."""
     where = _BACKWARD.get(call.function)
     if where is None:
-        return _any(call)
+        return _general(call)
     return (
-        f"The gradient of {call.function} is not finite {where}: look at {call.all_inputs}. Keep away from there with "
+        f"The gradient of {call.function} is not finite {where}: look at {call.inputs_text}. Keep away from there with "
         "an epsilon or a clamp inside of the call; torch.where after it does not stop the gradient of what it drops."
     )
 
 
-def _any(call: FaultyCall) -> str:
-    inputs = f", {call.all_inputs}," if call.inputs else ""
-    return f"Compare its inputs{inputs} with what the dtype can hold: {call.holds}"
+def _general(call: FaultyCall) -> str:
+    inputs = f", {call.inputs_text}," if call.inputs else ""
+    return f"Compare its inputs{inputs} with what the dtype can hold: {call.limits}"

@@ -82,7 +82,7 @@ from trueline.judge.recorded.step_values import Call, CallKey, StepValues, Value
 from trueline.judge.recorded.steps import is_scaled, nonfinite_steps
 from trueline.laws.overflow.nonfinite_advice import FaultyCall, backward_advice, forward_advice
 from trueline.laws.overflow.nonfinite_origin import NonfiniteFlow, Origin
-from trueline.laws.overflow.nonfinite_reach import Reached, reached
+from trueline.laws.overflow.nonfinite_reach import ReachedEnd, reached_ends
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.text.words import capitalized, counted, listed, ranks_text
@@ -103,11 +103,11 @@ _MAX_PATH = 6
 
 
 @dataclass(frozen=True)
-class _Found:
-    """What one rank's step shows: its first origin that reaches something."""
+class _RankOrigin:
+    """The first origin of one rank's step that reaches something."""
 
     flow: NonfiniteFlow
-    reached: Reached
+    reached: ReachedEnd
     num_more: int
 
     @property
@@ -131,13 +131,13 @@ class _Found:
         return self.flow.made_by(self.origin)
 
     @property
-    def foreign(self) -> bool:
-        """Whether the value may have come from another rank."""
+    def is_foreign(self) -> bool:
+        """True where the value may have come from another rank."""
         return self.origin.kind in ("received", "reduced")
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """What is equal on ranks that show the same."""
+        """A key that is equal on ranks that show the same origin."""
         return self.origin.kind, *key_of(self.value), self.value.site.slot
 
 
@@ -151,123 +151,128 @@ def check(run: Run) -> list[Finding]:
     findings: list[Finding] = []
     scaling: list[int] = []
     for step in steps:
-        found = _own(_found_at(run, step))
-        if not found:
+        rank_origins = _own_origins(_rank_origins(run, step))
+        if not rank_origins:
             continue
-        follows = not scaling or recorded.index(step) == recorded.index(scaling[-1]) + 1
-        scaling = [*(scaling if follows else ()), step] if _is_scaling(run, found) else []
+        # Only at recorded steps in a row is it one search for a scale.
+        continues = not scaling or recorded.index(step) == recorded.index(scaling[-1]) + 1
+        scaling = [*(scaling if continues else ()), step] if _is_scaling(run, rank_origins) else []
         if scaling and len(scaling) <= _HALVINGS:
-            findings = findings or [_finding(run, found, scaled=True)]
+            findings = findings or [_finding(run, rank_origins, scaled=True)]
             continue
-        return [_finding(run, found, scaled=False)]
+        return [_finding(run, rank_origins, scaled=False)]
     return findings
 
 
-def _found_at(run: Run, step: int) -> list[_Found]:
-    found: list[_Found] = []
+def _rank_origins(run: Run, step: int) -> list[_RankOrigin]:
+    rank_origins: list[_RankOrigin] = []
     for rank in run.record_ranks:
         flow = NonfiniteFlow(read_step(run, step, rank))
-        origins = reached(flow)
+        origins = reached_ends(flow)
         if origins:
-            found.append(_Found(flow, origins[0], len(origins) - 1))
-    return found
+            rank_origins.append(_RankOrigin(flow, origins[0], len(origins) - 1))
+    return rank_origins
 
 
-def _own(found: Sequence[_Found]) -> list[_Found]:
-    """Those of the ranks that have the earliest origin, without those that received it from another rank."""
-    own = (
-        [each for each in found if not each.foreign]
-        or [each for each in found if not _was_sent(each, found)]
-        or list(found)
+def _own_origins(rank_origins: Sequence[_RankOrigin]) -> list[_RankOrigin]:
+    """Origins of the ranks that have the earliest one, without the ranks that received it from another."""
+    # In order: ranks whose value is surely their own, those to which nobody sent it, or all.
+    candidates = (
+        [rank_origin for rank_origin in rank_origins if not rank_origin.is_foreign]
+        or [rank_origin for rank_origin in rank_origins if not _was_sent(rank_origin, rank_origins)]
+        or list(rank_origins)
     )
-    if not own:
+    if not candidates:
         return []
-    first = min(own, key=lambda each: (each.value.site.micro, each.origin.at))
-    return [each for each in own if each.signature == first.signature]
+    first = min(candidates, key=lambda candidate: (candidate.value.site.micro, candidate.origin.at))
+    return [rank_origin for rank_origin in candidates if rank_origin.signature == first.signature]
 
 
-def _was_sent(received: _Found, found: Sequence[_Found]) -> bool:
-    """Whether another rank put what is not finite into the collective that a value was received by."""
-    others = [each.flow for each in found if each is not received]
-    sent = ((flow, flow.made_by(received.origin)) for flow in others)
+def _was_sent(received: _RankOrigin, rank_origins: Sequence[_RankOrigin]) -> bool:
+    """True where another rank put what is not finite into the collective that a value was received by."""
+    other_flows = [rank_origin.flow for rank_origin in rank_origins if rank_origin is not received]
+    sent = ((flow, flow.made_by(received.origin)) for flow in other_flows)
     return any(call is not None and any(map(flow.bad, call.ins)) for flow, call in sent)
 
 
-def _is_scaling(run: Run, found: Sequence[_Found]) -> bool:
-    """Whether a gradient scaler that looks for its scale explains the origin."""
-    for each in found:
-        in_backward = each.origin.kind in ("backward", "unseen gradient", "reduced", "received")
-        if not in_backward or each.value.site.phase == "fwd" or not is_scaled(run, each.step):
+def _is_scaling(run: Run, rank_origins: Sequence[_RankOrigin]) -> bool:
+    """True where a gradient scaler that looks for its scale explains the origin."""
+    for rank_origin in rank_origins:
+        in_backward = rank_origin.origin.kind in ("backward", "unseen gradient", "reduced", "received")
+        if not in_backward or rank_origin.value.site.phase == "fwd" or not is_scaled(run, rank_origin.step):
             return False
     return True
 
 
-def _grade(run: Run, found: _Found) -> Grade:
-    kind, value = found.origin.kind, found.value
+def _grade(run: Run, rank_origin: _RankOrigin) -> Grade:
+    kind, value = rank_origin.origin.kind, rank_origin.value
     if kind in ("made", "turned", "backward", "param"):
         return "critical"
     if kind in ("received", "reduced"):
+        # The value may have come from a rank that was not recorded.
         return "critical" if set(run.record_ranks) == set(range(run.world_size)) else "high"
     if kind == "given":
         plan = run.manifest.plan
-        everything = plan.get("names", ["*"]) == ["*"] and not plan.get("between")
-        seen = found.step.values
-        calls = any(each.kind == "op" for each in seen) and not any("compiled" in each.flags for each in seen)
-        if (value.kind == "module" and not value.module) or (everything and calls):
+        records_all_names = plan.get("names", ["*"]) == ["*"] and not plan.get("between")
+        sightings = rank_origin.step.values
+        has_calls = any(sighting.kind == "op" for sighting in sightings) and not any(
+            "compiled" in sighting.flags for sighting in sightings
+        )
+        if (value.kind == "module" and not value.module) or (records_all_names and has_calls):
             return "critical"
-        used = found.call
-        return "high" if used is not None and any(map(found.flow.bad, used.outs)) else "medium"
+        user = rank_origin.call
+        return "high" if user is not None and any(map(rank_origin.flow.bad, user.outs)) else "medium"
     return "high"
 
 
-def _finding(run: Run, found: Sequence[_Found], *, scaled: bool) -> Finding:
-    first = found[0]
+def _finding(run: Run, rank_origins: Sequence[_RankOrigin], *, scaled: bool) -> Finding:
+    first = rank_origins[0]
     step = first.step.step
     grade = _grade(run, first)
-    ranks = tuple(each.rank for each in found)
-    end = {"loss": "the loss", "output": "the last output", "gradient": "gradients", "parameter": "a parameter"}
-    ended = "" if first.origin.kind == "param" else f"; they reached {end[first.reached.what]}"
-    skipped = ". A gradient scaler is at work: it skips such a step and lowers its scale" if scaled else ""
+    ranks = tuple(rank_origin.rank for rank_origin in rank_origins)
+    end_texts = {"loss": "the loss", "output": "the last output", "gradient": "gradients", "parameter": "a parameter"}
+    end_clause = "" if first.origin.kind == "param" else f"; they reached {end_texts[first.reached.end]}"
+    scaler_clause = ". A gradient scaler is at work: it skips such a step and lowers its scale" if scaled else ""
     where = f"on {ranks_text(ranks)} at step {step}"
     return Finding(
         code=CODE,
         severity="info" if scaled else _SEVERITY[grade],
-        claim=capitalized(f"{_what(first)} {where}{_line(run, first)}{ended}{skipped}."),
+        claim=capitalized(f"{_fact_text(first)} {where}{_line_text(run, first)}{end_clause}{scaler_clause}."),
         ranks=ranks,
         step_first=step,
         step_last=step,
-        sites=_sites(found),
+        sites=_sites(rank_origins),
         measured=float(sum(first.value.counts)),
         expected=0.0,
         unit="elements that are not finite",
         false_alarm_rate=0.0,
-        evidence=_evidence(run, found, grade),
-        next=_next(first, _line(run, first).strip(" ()")),
+        evidence=_evidence(run, rank_origins, grade),
+        next=_advice(first, _line_text(run, first).strip(" ()")),
     )
 
 
-def _what(found: _Found) -> str:
+def _fact_text(rank_origin: _RankOrigin) -> str:
     """The fact in words, up to where it was seen."""
-    origin, value = found.origin, found.value
-    much = _much(value)
+    origin, value = rank_origin.origin, rank_origin.value
+    counts = _counts_text(value)
     if origin.kind == "made":
-        return f"call {_call_text(origin.call)} returned {much} from finite inputs"
+        return f"call {_call_text(origin.call)} returned {counts} from finite inputs"
     if origin.kind == "turned":
-        before = _much(origin.maker.value) if origin.maker is not None else "infinities"
-        return f"call {_call_text(origin.call)} returned {much} from a mask with {before}"
+        mask_counts = _counts_text(origin.maker.value) if origin.maker is not None else "infinities"
+        return f"call {_call_text(origin.call)} returned {counts} from a mask with {mask_counts}"
     if origin.kind == "param":
-        return f"parameter {value.site.name} held {much} before anything used it"
+        return f"parameter {value.site.name} held {counts} before anything used it"
     if origin.kind == "given":
-        return f"input {value.site.slot} of {_call_text(origin.call)} held {much}, which no recorded call returned,"
+        return f"input {value.site.slot} of {_call_text(origin.call)} held {counts}, which no recorded call returned,"
     if origin.kind == "backward":
-        calls = [_call_text(call) for call in (origin.call, *origin.others)]
-        made = f"the backward of {calls[0]}" if len(calls) == 1 else f"the sum of the backward of {listed(calls)}"
-        return f"{made} passed on {much} for {_target(value)} from a finite gradient"
+        calls = [_call_text(call) for call in (origin.call, *origin.further_calls)]
+        backward = f"the backward of {calls[0]}" if len(calls) == 1 else f"the sum of the backward of {listed(calls)}"
+        return f"{backward} passed on {counts} for {_target(value)} from a finite gradient"
     if origin.kind == "unseen gradient":
-        return f"the gradient of {_target(value)} had {much}, and its use was not recorded,"
+        return f"the gradient of {_target(value)} had {counts}, and its use was not recorded,"
     if origin.kind == "received":
-        return f"collective {_call_text(origin.call)} returned {much} from finite values"
-    return f"the gradient of {value.site.name} is finite after backward and had {much} when the optimizer got it"
+        return f"collective {_call_text(origin.call)} returned {counts} from finite values"
+    return f"the gradient of {value.site.name} is finite after backward and had {counts} when the optimizer got it"
 
 
 def _target(value: Value) -> str:
@@ -279,46 +284,46 @@ def _call_text(call: CallKey | None) -> str:
     return "a call" if call is None else f"{call[2]}#{call[3]}"
 
 
-def _much(value: Value) -> str:
+def _counts_text(value: Value) -> str:
     """``12 +inf and 3 NaN of 4,096 elements``."""
     kinds = zip(value.counts, ("NaN", "+inf", "-inf"), strict=True)
     parts = [f"{count:,} {kind}" for count, kind in kinds if count]
     return f"{listed(parts)} of {counted(value.numel, 'element')}"
 
 
-def _frames(run: Run, found: _Found) -> tuple[str, ...]:
-    number = (found.value if found.call is None else found.call.first).stack
+def _stack_frames(run: Run, rank_origin: _RankOrigin) -> tuple[str, ...]:
+    number = (rank_origin.value if rank_origin.call is None else rank_origin.call.first).stack
     if number is None:
         return ()
     try:
-        return run.stack_frames(found.rank, number)
+        return run.stack_frames(rank_origin.rank, number)
     except RunError:
         return ()
 
 
-def _line(run: Run, found: _Found) -> str:
-    frames = _frames(run, found)
-    if not frames or found.origin.kind == "param":
+def _line_text(run: Run, rank_origin: _RankOrigin) -> str:
+    frames = _stack_frames(run, rank_origin)
+    if not frames or rank_origin.origin.kind == "param":
         return ""
     return f" ({frames[0].partition(' ')[0].replace(chr(92), '/').rpartition('/')[2]})"
 
 
-def _sites(found: Sequence[_Found]) -> tuple[str, ...]:
+def _sites(rank_origins: Sequence[_RankOrigin]) -> tuple[str, ...]:
     """The origin on each rank, then what used it, then what it reached, of the first."""
-    first = found[0]
-    used = first.call if first.origin.kind in ("param", "given", "backward") else None
-    use = [] if used is None else (used.outs or used.ins)[:1]
-    own = [each.value for each in found]
-    shown = [*own[: MAX_SITES - 2], *use, first.reached.path[-1]]
-    return tuple(dict.fromkeys(str(value.site) for value in shown))[:MAX_SITES]
+    first = rank_origins[0]
+    user = first.call if first.origin.kind in ("param", "given", "backward") else None
+    user_values = [] if user is None else (user.outs or user.ins)[:1]
+    origin_values = [rank_origin.value for rank_origin in rank_origins]
+    values = [*origin_values[: MAX_SITES - 2], *user_values, first.reached.path[-1]]
+    return tuple(dict.fromkeys(str(value.site) for value in values))[:MAX_SITES]
 
 
-def _evidence(run: Run, found: Sequence[_Found], grade: Grade) -> dict[str, Any]:
-    first = found[0]
+def _evidence(run: Run, rank_origins: Sequence[_RankOrigin], grade: Grade) -> dict[str, Any]:
+    first = rank_origins[0]
     origin, value, call = first.origin, first.value, first.call
     if origin.kind == "backward":
         gradients = first.flow.gradients.get(origin.call, []) if origin.call is not None else []
-        inputs = [each for each in gradients if each.returned]
+        inputs = [gradient for gradient in gradients if gradient.returned]
     else:
         inputs = [] if call is None else call.ins
     path = first.reached.path
@@ -329,10 +334,10 @@ def _evidence(run: Run, found: Sequence[_Found], grade: Grade) -> dict[str, Any]
         "site": str(value.site),
         "counts": dict(zip(("nan", "pos_inf", "neg_inf"), value.counts, strict=True)),
         "dtype": value.dtype,
-        "stack": list(_frames(run, first)[:5]),
+        "stack": list(_stack_frames(run, first)[:5]),
         "inputs": [{"site": str(i.site), "dtype": i.dtype, "largest_finite": i.largest} for i in inputs],
-        "reached": first.reached.what,
-        "path": [str(each.site) for each in path[:_MAX_PATH]],
+        "reached": first.reached.end,
+        "path": [str(step_value.site) for step_value in path[:_MAX_PATH]],
         "path_length": len(path),
         "num_other_origins": first.num_more,
         **_counted_calls(first.flow),
@@ -345,7 +350,7 @@ def _evidence(run: Run, found: Sequence[_Found], grade: Grade) -> dict[str, Any]
 
 
 def _counted_calls(flow: NonfiniteFlow) -> dict[str, int]:
-    """Calls that took values that are not finite: how many returned such, and how many returned finite ones."""
+    """Numbers of calls that took values which are not finite: those that returned such, and those that did not."""
     propagated = absorbed = 0
     for call in flow.calls.values():
         if any(map(flow.bad, call.ins)) and call.outs:
@@ -356,45 +361,45 @@ def _counted_calls(flow: NonfiniteFlow) -> dict[str, int]:
     return {"num_propagated": propagated, "num_absorbed": absorbed}
 
 
-def _last_finite(run: Run, found: _Found) -> int | None:
+def _last_finite(run: Run, rank_origin: _RankOrigin) -> int | None:
     """The last recorded step before in which the parameter was finite."""
-    name = found.value.site.name
-    before: list[int] = [step for step in run.record_steps.tolist() if step < found.step.step]
-    for step in reversed(before[-_HALVINGS:]):
-        values = read_step(run, step, found.rank)
-        seen = [each for each in values.values if each.site.phase == "param" and each.site.name == name]
-        if seen and not any(values.nonfinite[each.index] for each in seen):
+    name = rank_origin.value.site.name
+    earlier_steps: list[int] = [step for step in run.record_steps.tolist() if step < rank_origin.step.step]
+    for step in reversed(earlier_steps[-_HALVINGS:]):
+        step_values = read_step(run, step, rank_origin.rank)
+        sightings = [
+            sighting for sighting in step_values.values if sighting.site.phase == "param" and sighting.site.name == name
+        ]
+        if sightings and not any(step_values.nonfinite[sighting.index] for sighting in sightings):
             return step
     return None
 
 
-def _next(found: _Found, line: str) -> tuple[str, ...]:
-    origin, site = found.origin, found.value.site
-    values = "Record the values around it: " + record_step(
+def _advice(rank_origin: _RankOrigin, line: str) -> tuple[str, ...]:
+    origin, site = rank_origin.origin, rank_origin.value.site
+    record_advice = "Record the values around it: " + record_step(
         site.step, f"--set depth=tensor --set {shlex.quote(f'names={site.name}*')}"
     )
     if origin.kind == "param":
         return ("Load an earlier checkpoint and look for the step that wrote the value: an update, a file, or memory.",)
     if origin.kind == "turned":
-        return (
-            f"Look at the mask for a row that leaves nothing to attend to. {forward_advice(_faulty_call(found, line))}",
-            values,
-        )
+        advice = forward_advice(_faulty_call(rank_origin, line))
+        return (f"Look at the mask for a row that leaves nothing to attend to. {advice}", record_advice)
     if origin.kind in ("given", "unseen gradient"):
         return (f"Record all names, so that what made the value is seen: {record_step(site.step)}",)
     if origin.kind in ("received", "reduced"):
         return ("Look at the largest finite values that ranks sent: their sum may not fit into the dtype.",)
-    call = _faulty_call(found, line)
-    return (backward_advice(call) if origin.kind == "backward" else forward_advice(call), values)
+    call = _faulty_call(rank_origin, line)
+    return (backward_advice(call) if origin.kind == "backward" else forward_advice(call), record_advice)
 
 
-def _faulty_call(found: _Found, line: str) -> FaultyCall:
+def _faulty_call(rank_origin: _RankOrigin, line: str) -> FaultyCall:
     """The call that is to blame, at ``line`` of the code, with what it took in its forward pass."""
-    call = found.call
-    first = found.value if call is None else call.first
+    call = rank_origin.call
+    first = rank_origin.value if call is None else call.first
     return FaultyCall(
         function=first.function,
-        dtype=found.value.dtype.removeprefix("torch."),
+        dtype=rank_origin.value.dtype.removeprefix("torch."),
         inputs=[] if call is None else call.ins,
         args=first.args or "",
         line=line,

@@ -90,8 +90,8 @@ _NUMBERS = ("nan", "pos_inf", "neg_inf", "subnormal", "min", "max", "sum_sq")
 
 
 @dataclass(frozen=True)
-class _Hit:
-    """One row that is near an end of its range: doublings that are left, or the loss near zero over other rounding."""
+class _NearEnd:
+    """A row that is near an end of its range: doublings that are left, or the loss near zero over other rounding."""
 
     site: Site
     dtype: str
@@ -102,12 +102,12 @@ class _Hit:
 def check(run: Run) -> list[Finding]:
     """The Finding of each end of the range; raises ``CannotTell`` where no step was recorded with statistics."""
     require_statistics(run)
-    high: list[_Hit] = []
-    low: list[_Hit] = []
-    for rows in _tables(run):
-        high += _near_the_top(rows)
-        low += _near_zero(rows)
-    return [*_findings(high, _top_claim, severity_is_warning=True), *_findings(low, _zero_claim)]
+    near_top: list[_NearEnd] = []
+    near_zero: list[_NearEnd] = []
+    for rows in _row_tables(run):
+        near_top += _rows_near_top(rows)
+        near_zero += _rows_near_zero(rows)
+    return [*_findings(near_top, _top_claim, severity_is_warning=True), *_findings(near_zero, _zero_claim)]
 
 
 class _Rows:
@@ -124,10 +124,10 @@ class _Rows:
             self.numbers["nan"] + self.numbers["pos_inf"] + self.numbers["neg_inf"] == 0, dtype=np.bool_
         )
 
-    def of(self, field: str) -> NDArray[np.float64]:
+    def format_numbers(self, field: str) -> NDArray[np.float64]:
         """A number of each row's dtype; NaN for a dtype that is not judged."""
-        known = {name: getattr(each, field) for name, each in _JUDGED.items()}
-        return np.array([known.get(dtype, math.nan) for dtype in self.texts["dtype"]], dtype=np.float64)
+        number_of = {name: getattr(number_format, field) for name, number_format in _JUDGED.items()}
+        return np.array([number_of.get(dtype, math.nan) for dtype in self.texts["dtype"]], dtype=np.float64)
 
     def site(self, index: int) -> Site:
         """The Site of a row."""
@@ -135,74 +135,76 @@ class _Rows:
         return Site(step, micro or 0, rank, phase, name or "", call or 0, slot)
 
 
-def _tables(run: Run) -> Iterator[_Rows]:
+def _row_tables(run: Run) -> Iterator[_Rows]:
     for steps in chunks(run.record_steps.tolist()):
         table: Any = cast(Any, run).records(steps=steps, phases=("fwd", "bwd"), columns=[*_COLUMNS, *_NUMBERS])
         yield _Rows(table)
 
 
-def _near_the_top(rows: _Rows) -> list[_Hit]:
+def _rows_near_top(rows: _Rows) -> list[_NearEnd]:
     texts = rows.texts
-    near_R = (rows.largest > rows.of("largest") / 2) & rows.finite
-    hits: list[_Hit] = []
+    near_R = (rows.largest > rows.format_numbers("largest") / 2) & rows.finite
+    near_ends: list[_NearEnd] = []
     for index in np.flatnonzero(near_R & (texts["phase"] == "fwd") & (texts["kind"] == "op")).tolist():
         api, slot = str(texts["api"][index]), str(texts["slot"][index])
+        # Sums of products grow before all else; what only passes a value on is not to blame for it.
         is_product = slot.startswith("out") and function_name(api) in _PRODUCTS
-        if is_product and not _took_as_large(rows, index, near_R):
+        if is_product and not _has_large_input(rows, index, near_R):
             value, dtype = float(rows.largest[index]), str(texts["dtype"][index])
-            left = math.log2(_JUDGED[dtype].largest / value)
-            hits.append(_Hit(rows.site(index), dtype, value, left))
-    return hits
+            doublings = math.log2(_JUDGED[dtype].largest / value)
+            near_ends.append(_NearEnd(rows.site(index), dtype, value, doublings))
+    return near_ends
 
 
-def _took_as_large(rows: _Rows, index: int, near_R: Bools) -> bool:
-    """Whether an input of the call that returned a row is as near to the end: the rows of a call follow each other."""
-    for before in range(index - 1, -1, -1):
-        if any(rows.texts[name][before] != rows.texts[name][index] for name in ("step", "rank", "name", "call")):
+def _has_large_input(rows: _Rows, index: int, near_R: Bools) -> bool:
+    """True where an input of the call that returned a row is as near to the end: then a call before it is the cause."""
+    for row in range(index - 1, -1, -1):  # the rows of a call follow each other, what it took first
+        if any(rows.texts[name][row] != rows.texts[name][index] for name in ("step", "rank", "name", "call")):
             return False
-        if near_R[before] or not rows.finite[before]:
+        if near_R[row] or not rows.finite[row]:
             return True
     return False
 
 
-def _near_zero(rows: _Rows) -> list[_Hit]:
-    lost_R = rows.of("smallest") * np.sqrt(rows.numbers["subnormal"]) / 2
-    other_R = rows.of("unit") * np.sqrt(rows.numbers["sum_sq"])
+def _rows_near_zero(rows: _Rows) -> list[_NearEnd]:
+    # Each subnormal number is rounded by half of the smallest at most, and errors add up as random ones do.
+    lost_R = rows.format_numbers("smallest") * np.sqrt(rows.numbers["subnormal"]) / 2
+    rounding_R = rows.format_numbers("unit") * np.sqrt(rows.numbers["sum_sq"])
     is_gradient_R = (rows.texts["phase"] == "bwd") & (rows.texts["kind"] == "param")
-    sunk = np.flatnonzero((lost_R > other_R) & rows.finite & is_gradient_R)
+    rows_near_zero = np.flatnonzero((lost_R > rounding_R) & rows.finite & is_gradient_R)
     return [
-        _Hit(
+        _NearEnd(
             rows.site(index),
             str(rows.texts["dtype"][index]),
             float(rows.numbers["subnormal"][index]),
-            float(lost_R[index] / other_R[index]) if other_R[index] else math.inf,
+            float(lost_R[index] / rounding_R[index]) if rounding_R[index] else math.inf,
         )
-        for index in sunk.tolist()
+        for index in rows_near_zero.tolist()
     ]
 
 
-def _findings(hits: Sequence[_Hit], claim: Any, *, severity_is_warning: bool = False) -> list[Finding]:
-    if not hits:
+def _findings(near_ends: Sequence[_NearEnd], claim: Any, *, severity_is_warning: bool = False) -> list[Finding]:
+    if not near_ends:
         return []
-    steps = sorted({hit.site.step for hit in hits})
-    ranks = tuple(sorted({hit.site.rank for hit in hits}))
-    worst = (min if severity_is_warning else max)(hits, key=lambda hit: hit.measured)
-    first = [hit for hit in hits if hit.site.step == steps[0]]
-    names = list(dict.fromkeys(f"{hit.site.name}#{hit.site.call}" for hit in hits))
+    steps = sorted({near_end.site.step for near_end in near_ends})
+    ranks = tuple(sorted({near_end.site.rank for near_end in near_ends}))
+    worst = (min if severity_is_warning else max)(near_ends, key=lambda hit: hit.measured)
+    first_ends = [near_end for near_end in near_ends if near_end.site.step == steps[0]]
+    names = list(dict.fromkeys(f"{near_end.site.name}#{near_end.site.call}" for near_end in near_ends))
     return [
         Finding(
             code=CODE,
             severity="warning" if severity_is_warning else "info",
-            claim=claim(hits, worst, f"on {ranks_text(ranks)} at {steps_text(steps)}"),
+            claim=claim(near_ends, worst, f"on {ranks_text(ranks)} at {steps_text(steps)}"),
             ranks=ranks,
             step_first=steps[0],
             step_last=steps[-1],
-            sites=tuple(dict.fromkeys(str(hit.site) for hit in (*first, worst)))[:MAX_SITES],
+            sites=tuple(dict.fromkeys(str(near_end.site) for near_end in (*first_ends, worst)))[:MAX_SITES],
             measured=worst.measured if math.isfinite(worst.measured) else None,
             expected=1.0,
             unit=_TOP_UNIT if severity_is_warning else _ZERO_UNIT,
             false_alarm_rate=0.0,
-            evidence={"names": names[:100], "worst": str(worst.site), "dtype": worst.dtype, "num_rows": len(hits)},
+            evidence={"names": names[:100], "worst": str(worst.site), "dtype": worst.dtype, "num_rows": len(near_ends)},
             next=(_TOP_NEXT if severity_is_warning else _ZERO_NEXT,),
         )
     ]
@@ -214,15 +216,15 @@ _TOP_NEXT = "Run that call in bfloat16 or float32, or find out why its output gr
 _ZERO_NEXT = "Scale the loss (torch.amp.GradScaler), or use bfloat16."
 
 
-def _top_claim(hits: Sequence[_Hit], worst: _Hit, where: str) -> str:
-    names = list(dict.fromkeys(f"{hit.site.name}#{hit.site.call}" for hit in hits))
+def _top_claim(near_ends: Sequence[_NearEnd], worst: _NearEnd, place_text: str) -> str:
+    names = list(dict.fromkeys(f"{near_end.site.name}#{near_end.site.call}" for near_end in near_ends))
     call = f"{'Call' if len(names) == 1 else 'Calls'} {named_some(names)}"
-    return f"{call} returned values up to {worst.value:,.5g} in {worst.dtype} {where}: twice that overflows."
+    return f"{call} returned values up to {worst.value:,.5g} in {worst.dtype} {place_text}: twice that overflows."
 
 
-def _zero_claim(hits: Sequence[_Hit], worst: _Hit, where: str) -> str:
-    names = list(dict.fromkeys(hit.site.name for hit in hits))
+def _zero_claim(near_ends: Sequence[_NearEnd], worst: _NearEnd, place_text: str) -> str:
+    names = list(dict.fromkeys(near_end.site.name for near_end in near_ends))
     return (
         f"Gradients of {counted(len(names), 'parameter')} ({named_some(names)}) sink into the subnormal numbers of "
-        f"{worst.dtype} {where}: up to {worst.value:,.0f} elements of one."
+        f"{worst.dtype} {place_text}: up to {worst.value:,.0f} elements of one."
     )

@@ -106,93 +106,102 @@ def check(run: Run) -> list[Finding]:
 
 
 def _is_scaling(run: Run, ranks: Sequence[int], bad_loss_TN: Bools, bad_grad_TN: Bools, *, left_out: bool) -> bool:
-    """Whether a gradient scaler that looks for its scale explains everything."""
+    """True where a gradient scaler that looks for its scale explains everything."""
     in_float16 = any(env.in_float16 for env in envs_of(run, ranks).values())
     sampled_T = any_over(numbers(run, "grad_nonfinite", ranks)[1], 1)
     longest = longest_run(any_over(bad_grad_TN[sampled_T], 1).tolist())
     return (left_out or (in_float16 and not bad_loss_TN.any())) and longest <= _HALVINGS
 
 
-def _are_left_out(run: Run, ranks: Sequence[int], bad_TN: Bools) -> bool:
-    """Whether every update of values that are not finite was left out by a fused optimizer on all ranks."""
-    told_TN = numbers(run, "update_left_out", ranks)[0]
-    return bool((told_TN[bad_TN.any(axis=1)] == 1).all())
+def _are_updates_left_out(run: Run, ranks: Sequence[int], bad_TN: Bools) -> bool:
+    """True where a fused optimizer left out every update of values that are not finite, on all ranks."""
+    left_out_TN = numbers(run, "update_left_out", ranks)[0]
+    return bool((left_out_TN[bad_TN.any(axis=1)] == 1).all())
 
 
 def _finding(run: Run, ranks: Sequence[int], bad_loss_TN: Bools, bad_grad_TN: Bools) -> Finding:
     bad_TN = bad_loss_TN | bad_grad_TN
-    bad = marked(run, ranks, bad_TN)
-    step, named = bad.steps[0], bad.first_ranks
-    kinds = [kind for kind, of in (("loss", bad_loss_TN), ("gradient", bad_grad_TN)) if of[bad.first].any()]
-    params = [name for rank in named for name in _params(run, step, rank)]
+    bad_rows = marked(run, ranks, bad_TN)
+    step, first_ranks = bad_rows.steps[0], bad_rows.first_ranks
+    kinds = [
+        kind
+        for kind, bad_kind_TN in (("loss", bad_loss_TN), ("gradient", bad_grad_TN))
+        if bad_kind_TN[bad_rows.first].any()
+    ]
+    params = [name for rank in first_ranks for name in _nonfinite_params(run, step, rank)]
     params = list(dict.fromkeys(params))
-    sites = sites_of(step, named[:2], phase="grad", names=params[: MAX_SITES // 4]) if params else ()
-    losses = sites_of(step, named, phase="loss", names=("loss",)) if "loss" in kinds else ()
+    sites = sites_of(step, first_ranks[:2], phase="grad", names=params[: MAX_SITES // 4]) if params else ()
+    losses = sites_of(step, first_ranks, phase="loss", names=("loss",)) if "loss" in kinds else ()
     where = f" ({named_some(params)})" if params and "gradient" in kinds else ""
-    broken = not_finite(run, step, named)
-    names = f" ({named_some(known)})" if (known := [name for name in broken or () if name]) else ""
-    told = f" Nor is what {ranks_text(named)} read at that step{names}." if broken else ""
-    left_out = _are_left_out(run, ranks, bad_TN)
+    broken = not_finite(run, step, first_ranks)
+    names = f" ({named_some(broken_names)})" if (broken_names := [name for name in broken or () if name]) else ""
+    more = f" Nor is what {ranks_text(first_ranks)} read at that step{names}." if broken else ""
+    left_out = _are_updates_left_out(run, ranks, bad_TN)
     scaled = _is_scaling(run, ranks, bad_loss_TN, bad_grad_TN, left_out=left_out)
-    told += " The gradient scaler had the optimizer leave out all updates of such gradients." if left_out else ""
-    since = [int(run.steps[column.argmax()]) if (column := bad_TN[:, n]).any() else None for n in range(len(ranks))]
+    more += " The gradient scaler had the optimizer leave out all updates of such gradients." if left_out else ""
+    first_step_by_rank = [
+        int(run.steps[column.argmax()]) if (column := bad_TN[:, n]).any() else None for n in range(len(ranks))
+    ]
     return Finding(
         code=CODE,
         severity="info" if scaled else "error",
-        claim=f"{capitalized(of_ranks(kinds, named))} not finite at step {step}{where}.{told}",
-        ranks=named,
+        claim=f"{capitalized(of_ranks(kinds, first_ranks))} not finite at step {step}{where}.{more}",
+        ranks=first_ranks,
         step_first=step,
-        step_last=bad.steps[-1],
+        step_last=bad_rows.steps[-1],
         sites=(*losses, *sites)[:MAX_SITES],
-        measured=float(len(named)),
+        measured=float(len(first_ranks)),
         expected=0.0,
         unit="workers with values that are not finite",
         false_alarm_rate=0.0,
         evidence={
             "kind": [*kinds, *(["gradient-alone"] if kinds == ["gradient"] else [])],
-            "first_step_by_rank": {str(rank): at for rank, at in zip(ranks, since, strict=True) if at is not None},
+            "first_step_by_rank": {
+                str(rank): at for rank, at in zip(ranks, first_step_by_rank, strict=True) if at is not None
+            },
             "fed": {} if broken is None else {"values": "not-finite" if broken else "finite"},
             "params": params[:100],
-            "num_steps": len(bad.steps),
+            "num_steps": len(bad_rows.steps),
         },
-        next=_advice(run, step, named, everyone=len(named) == len(ranks)),
+        next=_advice(run, step, first_ranks, everyone=len(first_ranks) == len(ranks)),
     )
 
 
-def _advice(run: Run, step: int, named: Sequence[int], *, everyone: bool) -> tuple[str, ...]:
-    spoilt = [rank for rank in named if _weights_spoilt(run, step, rank)]
-    other = [] if everyone else [rank for rank in named if _holds_other_weights(run, step, rank)]
+def _advice(run: Run, step: int, first_ranks: Sequence[int], *, everyone: bool) -> tuple[str, ...]:
+    spoilt = [rank for rank in first_ranks if _has_spoilt_weights(run, step, rank)]
+    # Where all ranks are named, what one of them holds is not what sets it apart.
+    drifted = [] if everyone else [rank for rank in first_ranks if _holds_other_weights(run, step, rank)]
     if spoilt:
         return (
             f"The weights of {ranks_text(spoilt)} were not finite before step {step}: its samples are not the reason. "
             "Look at the update before it (clipping by a norm of 0, a gradient that was reduced or divided to NaN), "
             "and go on from a checkpoint that is finite.",
-            *_recording(run, max(step - 1, 0), what="the update that wrote them"),
+            *_record_advice(run, max(step - 1, 0), maker="the update that wrote them"),
         )
-    if other:
+    if drifted:
         return (
-            f"By digest {ranks_text(other)} held other parameters than its replicas by step {step} already, so look at "
-            "what wrote to them (an update, a checkpoint, memory) before its samples.",
+            f"By digest {ranks_text(drifted)} held other parameters than its replicas by step {step} already, so look "
+            "at what wrote to them (an update, a checkpoint, memory) before its samples.",
         )
     return (
-        *_recording(run, step, what="the call that made the first such value"),
-        f"Look at the samples that rank {named[0]} read at step {step} (sample_digests), and at its labels: a mean "
-        "over no label is 0/0. If its weights are NaN already, the samples are not the reason.",
+        *_record_advice(run, step, maker="the call that made the first such value"),
+        f"Look at the samples that rank {first_ranks[0]} read at step {step} (sample_digests), and at its labels: a "
+        "mean over no label is 0/0. If its weights are NaN already, the samples are not the reason.",
         "If all ranks are named, look at the step before: learning rate, overflow in a low-precision dtype.",
     )
 
 
-def _recording(run: Run, step: int, *, what: str) -> tuple[str, ...]:
-    """How to find ``what`` made the value, unless the step is recorded already."""
+def _record_advice(run: Run, step: int, *, maker: str) -> tuple[str, ...]:
+    """Advice to record the step, so that ``maker`` is named; none where it is recorded already."""
     if run.has_records and step in run.record_steps:
         return ()
-    return (f"Record step {step}, so that {what} is named: {record_step(step)}",)
+    return (f"Record step {step}, so that {maker} is named: {record_step(step)}",)
 
 
-def _weights_spoilt(run: Run, step: int, rank: int) -> bool:
-    """Whether a weight of the rank is known to be not finite in the forward pass of the step."""
-    used = run.lists("used_param_norms")
-    if any(one == rank and at < step and not np.isfinite(norms).all() for (at, one), norms in used.items()):
+def _has_spoilt_weights(run: Run, step: int, rank: int) -> bool:
+    """True where a weight of the rank is known to be not finite in the forward pass of the step."""
+    used_norms = run.lists("used_param_norms")
+    if any(owner == rank and at < step and not np.isfinite(norms).all() for (at, owner), norms in used_norms.items()):
         return True
     if not run.has_records or step not in run.record_steps or rank not in run.record_ranks:
         return False
@@ -202,19 +211,19 @@ def _weights_spoilt(run: Run, step: int, rank: int) -> bool:
 
 
 def _holds_other_weights(run: Run, step: int, rank: int) -> bool:
-    """Whether by the last digests up to the step the rank's parameters are not those of most of its replicas."""
+    """True where by the last digests up to the step the rank's parameters are not those of most of its replicas."""
     key = run.env[rank].replica_key if rank in run.env else None
     rows = run.lists("param_digests")
-    last = max((at for at, one in rows if one == rank and at <= step), default=None)
-    held = {
-        one: digests.tobytes()
-        for (at, one), digests in rows.items()
-        if at == last and one in run.env and run.env[one].replica_key == key
+    last = max((at for at, other_rank in rows if other_rank == rank and at <= step), default=None)
+    digests_by_rank = {
+        other_rank: digests.tobytes()
+        for (at, other_rank), digests in rows.items()
+        if at == last and other_rank in run.env and run.env[other_rank].replica_key == key
     }
-    return rank in held and rank in odd_ranks(held)
+    return rank in digests_by_rank and rank in odd_ranks(digests_by_rank)
 
 
-def _params(run: Run, step: int, rank: int) -> list[str]:
+def _nonfinite_params(run: Run, step: int, rank: int) -> list[str]:
     """Parameters of the rank whose gradient norm is not finite at the step."""
     rows = run.lists("param_grad_norms")
     if (step, rank) not in rows or rank not in run.env:

@@ -11,7 +11,7 @@ import numpy as np
 
 from trueline.judge.recorded.step_values import CallKey, key_of, read_step
 from trueline.laws.overflow.nonfinite_origin import NonfiniteFlow
-from trueline.laws.overflow.nonfinite_reach import reached
+from trueline.laws.overflow.nonfinite_reach import reached_ends
 from trueline.schema.site import Site
 from trueline.schema.text.words import counted
 from trueline.web.views.calls import Outline
@@ -45,7 +45,7 @@ def fault_path_of(watched: WatchedRun, outline: Outline, operands: Operands, fau
 
 def _not_finite(outline: Outline, operands: Operands) -> FaultPath:
     """From the first call that makes NaN or infinities that matter to what they reach, as ``check`` follows them."""
-    found = reached(NonfiniteFlow(read_step(outline.run, outline.step, outline.rank)))
+    found = reached_ends(NonfiniteFlow(read_step(outline.run, outline.step, outline.rank)))
     if not found:
         return FaultPath(
             "not-finite", (), "Nothing that is not finite reaches a loss, a gradient, a parameter or an output."
@@ -56,7 +56,7 @@ def _not_finite(outline: Outline, operands: Operands) -> FaultPath:
     marked = list(dict.fromkeys(place_of[key] for value in values if (key := key_of(value)) in place_of))
     places = _joined(outline, operands, marked)
     ends = {"loss": "the loss", "output": "what the step returns", "gradient": "a gradient", "parameter": "a parameter"}
-    said = f"From {first.origin.value.site} to {ends[first.what]}: {counted(len(places), 'call')}."
+    said = f"From {first.origin.value.site} to {ends[first.end]}: {counted(len(places), 'call')}."
     return FaultPath("not-finite", places, said)
 
 
