@@ -83,15 +83,15 @@ CODE = "worker-silent"
 QUESTION = "workers"
 NEEDS: tuple[str, ...] = ("grad_norm", "param_grad_norms", "loss")
 
-_ENOUGH = 3
+_HABIT_STEPS = 3
 """Steps from which on silence is a habit and not an event."""
 
 
 def _share_parameters(run: Run) -> bool:
-    """Whether each parameter had a gradient on all workers or on none, at each step that all of them sampled."""
+    """True where each parameter had a gradient on all workers or on none, at each step that all of them sampled."""
     ranks = several_workers(run)
-    present = _presence(run, ranks, np.zeros((len(run.steps), len(ranks)), dtype=np.bool_))
-    return present is None or not np.any(any_over(present[0], 1) & any_over(~present[0], 1))
+    presence = _gradient_presence(run, ranks, np.zeros((len(run.steps), len(ranks)), dtype=np.bool_))
+    return presence is None or not np.any(any_over(presence[0], 1) & any_over(~presence[0], 1))
 
 
 FOLLOWS = ByStep(alone=_share_parameters)
@@ -106,22 +106,24 @@ def check(run: Run) -> list[Finding]:
     if not np.any(np.count_nonzero(measured_TN, axis=1) > 1):
         raise CannotTell("no step has the gradient norms of two workers")
     silent_TN = measured_TN & (norm_TN == 0)
-    others_T = np.any(measured_TN & ~(norm_TN == 0), axis=1)
-    silent_TN &= others_T[:, None]
-    findings = [_whole(run, ranks, silent_TN, measured_TN)] if silent_TN.any() else []
-    return [*findings, *_single_params(run, ranks, silent_TN)]
+    # Where no worker has a gradient, as in a step that is left out, none of them is silent.
+    any_gradient_T = np.any(measured_TN & ~(norm_TN == 0), axis=1)
+    silent_TN &= any_gradient_T[:, None]
+    findings = [_worker_finding(run, ranks, silent_TN, measured_TN)] if silent_TN.any() else []
+    return [*findings, *_parameter_findings(run, ranks, silent_TN)]
 
 
-def _whole(run: Run, ranks: Sequence[int], silent_TN: Bools, measured_TN: Bools) -> Finding:
+def _worker_finding(run: Run, ranks: Sequence[int], silent_TN: Bools, measured_TN: Bools) -> Finding:
     silent = marked(run, ranks, silent_TN)
     steps = silent.steps
     loss_TN, has_loss_TN = numbers(run, "loss", ranks)
     zero_loss = bool(np.all(~silent_TN | (has_loss_TN & (loss_TN == 0))))
     no_loss = bool(np.all(~silent_TN | (has_loss_TN & ~np.isfinite(loss_TN))))
     losses = loss_TN[has_loss_TN & np.isfinite(loss_TN)]
+    # A loss of both signs is one of advantages, as of a policy: zero where all answers to a prompt are rewarded alike.
     no_advantage = zero_loss and losses.min(initial=0.0) < 0 < losses.max(initial=0.0)
     sampled = run.steps[measured_TN.any(axis=1)].tolist()
-    lasting = any(longest_run(silent_TN[measured_TN[:, n], n].tolist()) >= _ENOUGH for n in range(len(ranks)))
+    lasting = any(longest_run(silent_TN[measured_TN[:, n], n].tolist()) >= _HABIT_STEPS for n in range(len(ranks)))
     return Finding(
         code=CODE,
         severity="info" if no_advantage else "error" if lasting or not zero_loss else "warning",
@@ -149,41 +151,46 @@ def _whole(run: Run, ranks: Sequence[int], silent_TN: Bools, measured_TN: Bools)
 
 
 def silent_params(has_TNP: Bools) -> tuple[Bools, bool]:
-    """[N, P] whether a worker is silent on a parameter, and whether that is a contradiction rather than beyond chance.
+    """[N, P] mask of the parameters that a worker is silent on, and True where that rests on no chance: gradients are
+    present on the same workers at all steps.
 
     ``has_TNP`` says which parameters had a gradient on each worker at each of T steps.
     """
     _, num_workers, num_params = has_TNP.shape
-    some_TP = any_over(has_TNP, 1) & any_over(~has_TNP, 1)
-    never_NP = ~any_over(has_TNP, 0) & (np.count_nonzero(some_TP, axis=0) >= _ENOUGH)
-    steady = not np.any(has_TNP != has_TNP[:1])
-    share_TP = np.where(some_TP, np.count_nonzero(~has_TNP, axis=1) / num_workers, 1.0)
+    differing_TP = any_over(has_TNP, 1) & any_over(~has_TNP, 1)
+    never_NP = ~any_over(has_TNP, 0) & (np.count_nonzero(differing_TP, axis=0) >= _HABIT_STEPS)
+    is_steady = not np.any(has_TNP != has_TNP[:1])
+    # Were any worker as likely to be without a gradient, this one would be at all of these steps by the product.
+    share_TP = np.where(differing_TP, np.count_nonzero(~has_TNP, axis=1) / num_workers, 1.0)
     log_chance_P = np.sum(np.log(share_TP), axis=0) + math.log(num_workers * max(num_params, 1))
-    return never_NP & (steady | (log_chance_P < math.log(ALARM_LEVEL))), steady
+    return never_NP & (is_steady | (log_chance_P < math.log(ALARM_LEVEL))), is_steady
 
 
-def _single_params(run: Run, ranks: Sequence[int], silent_TN: Bools) -> list[Finding]:
+def _parameter_findings(run: Run, ranks: Sequence[int], silent_TN: Bools) -> list[Finding]:
     """A warning for each set of parameters that a rank, not silent as a whole, never gives a gradient for."""
-    present = _presence(run, ranks, silent_TN)
-    if present is None:
+    presence = _gradient_presence(run, ranks, silent_TN)
+    if presence is None:
         return []
-    has_TNP, names, steps = present
-    told_NP, steady = silent_params(has_TNP)
-    apart = bool(any_over(told_NP, 1).all())
+    has_TNP, names, steps = presence
+    silent_NP, steady = silent_params(has_TNP)
+    all_leave_some = bool(any_over(silent_NP, 1).all())
     by_params: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
-    for n in np.flatnonzero(any_over(told_NP, 1)):
-        by_params[tuple(names[int(p)] for p in np.flatnonzero(told_NP[n]))].append(ranks[int(n)])
-    return [_of_params(params, silent, steps, steady=steady, apart=apart) for params, silent in by_params.items()]
+    for n in np.flatnonzero(any_over(silent_NP, 1)):
+        by_params[tuple(names[int(p)] for p in np.flatnonzero(silent_NP[n]))].append(ranks[int(n)])
+    return [
+        _parameter_finding(params, silent_ranks, steps, steady=steady, all_leave_some=all_leave_some)
+        for params, silent_ranks in by_params.items()
+    ]
 
 
-def _of_params(
-    params: tuple[str, ...], ranks: Sequence[int], steps: Sequence[int], *, steady: bool, apart: bool
+def _parameter_finding(
+    params: tuple[str, ...], ranks: Sequence[int], steps: Sequence[int], *, steady: bool, all_leave_some: bool
 ) -> Finding:
-    """``apart``: each rank has parameters that it leaves to others, as where ranks train tasks of their own."""
+    """The Finding of ``params``; ``all_leave_some`` says that each rank has such, as where ranks train own tasks."""
     groups = ("If ranks train tasks of their own on purpose, list those of each task in the plan, as worker_groups.",)
     return Finding(
         code=CODE,
-        severity="info" if apart else "warning",
+        severity="info" if all_leave_some else "warning",
         claim=f"{capitalized(ranks_text(ranks))} never had a gradient of {counted(len(params), 'parameter')} that "
         f"other ranks had: {named_some(params)}.",
         ranks=tuple(ranks),
@@ -197,14 +204,14 @@ def _of_params(
         evidence={"kind": "some-parameters", "params": list(params[:100]), "num_steps": len(steps)},
         next=(
             f"Look for a branch that {ranks_text(ranks)} never takes: a condition on the rank, or a detach().",
-            *(groups if apart else ()),
+            *(groups if all_leave_some else ()),
         ),
     )
 
 
-def _presence(run: Run, ranks: Sequence[int], silent_TN: Bools) -> tuple[Bools, list[str], list[int]] | None:
-    """[T, N, P] whether a parameter had a gradient, at steps that all ranks sampled and none was silent as a
-    whole.
+def _gradient_presence(run: Run, ranks: Sequence[int], silent_TN: Bools) -> tuple[Bools, list[str], list[int]] | None:
+    """[T, N, P] mask of the parameters that had a gradient, at steps that all ranks sampled and none was silent as a
+    whole, with the parameters' names and these steps.
     """
     envs = [run.env[rank].params for rank in ranks if rank in run.env]
     if len(envs) < len(ranks) or any(params != envs[0] for params in envs):
