@@ -48,7 +48,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trueline.judge.compared_ranks import sites_of
-from trueline.laws.modes.evaluations import Looked, looked_at, share_text, steps_of, when_text
+from trueline.laws.modes.evaluations import SeenPass, seen_passes, share_text, steps_of, when_text
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import counted, listed, named_some, ranks_text
 from trueline.store.reader import Run
@@ -61,29 +61,30 @@ ACROSS_RANKS = False
 
 
 def check(run: Run) -> list[Finding]:
-    """One Finding at most; raises ``CannotTell`` where no pass in evaluation mode was seen."""
-    every = [each for each in looked_at(run) if not each.of.training]
-    drawing = [each for each in every if each.of.drawn]
-    return [_finding(run, drawing, every)] if drawing else []
+    """A Finding on the passes that draw; raises ``CannotTell`` where no pass in evaluation mode was seen."""
+    evaluations = [seen_pass for seen_pass in seen_passes(run) if not seen_pass.facts.training]
+    drawing = [seen_pass for seen_pass in evaluations if seen_pass.facts.drawn]
+    return [_finding(run, drawing, evaluations)] if drawing else []
 
 
-def _finding(run: Run, drawing: Sequence[Looked], every: Sequence[Looked]) -> Finding:
-    ranks = tuple(sorted({each.rank for each in drawing}))
+def _finding(run: Run, drawing: Sequence[SeenPass], evaluations: Sequence[SeenPass]) -> Finding:
+    ranks = tuple(sorted({seen_pass.rank for seen_pass in drawing}))
     first, last = steps_of(run, drawing)
-    calls = list(dict.fromkeys(call for each in drawing for call in each.of.draws))
-    modules = list(dict.fromkeys(name for each in drawing for name in each.of.dropouts))
-    drops = bool(modules) or any(each.of.drops for each in drawing)
-    by = f", by {named_some([f'`{function}` at {line}' for function, line in calls])}" if calls else ""
-    does = "drops values at random" if drops else "draws random numbers"
-    on = ""
+    calls = list(dict.fromkeys(call for seen_pass in drawing for call in seen_pass.facts.draws))
+    modules = list(dict.fromkeys(name for seen_pass in drawing for name in seen_pass.facts.dropouts))
+    drops = bool(modules) or any(seen_pass.facts.drops for seen_pass in drawing)
+    calls_clause = f", by {named_some([f'`{function}` at {line}' for function, line in calls])}" if calls else ""
+    action = "drops values at random" if drops else "draws random numbers"
+    modules_clause = ""
     if modules:
         verb, mode = ("is", "it") if len(modules) == 1 else ("are", "they")
-        on = f"; {named_some([f'`{name}`' for name in modules])} {verb} in training mode, and {mode} should not be"
+        names = named_some([f"`{name}`" for name in modules])
+        modules_clause = f"; {names} {verb} in training mode, and {mode} should not be"
     return Finding(
         code=CODE,
         severity="info",
-        claim=f"In evaluation mode the forward pass {does}{by}: in {share_text(drawing, every)}, "
-        f"{when_text(drawing)}, of {ranks_text(ranks, all_ranks=run.ranks)}{on}.",
+        claim=f"In evaluation mode the forward pass {action}{calls_clause}: in {share_text(drawing, evaluations)}, "
+        f"{when_text(drawing)}, of {ranks_text(ranks, all_ranks=run.ranks)}{modules_clause}.",
         ranks=ranks,
         step_first=first,
         step_last=last,
@@ -96,7 +97,7 @@ def _finding(run: Run, drawing: Sequence[Looked], every: Sequence[Looked]) -> Fi
             "kind": "drops" if drops else "draws",
             "by_design": not drops,
             "stack": [line for _, line in calls],
-            "num_looked": len(every),
+            "num_looked": len(evaluations),
         },
         next=(
             f"Make {listed([f'`{name}`' for name in modules[:3]])} follow eval(): hold "

@@ -63,35 +63,37 @@ QUESTION = "configuration"
 NEEDS: tuple[str, ...] = ("evaluates",)
 ACROSS_RANKS = False
 
-ENOUGH = 3
+MIN_STEPS = 3
 """Sampled steps from which on it is no single pass."""
-AGAIN = 2
+MIN_STRETCHES = 2
 """Stretches that end from which on it is no phase of a schedule."""
 
 
 def check(run: Run) -> list[Finding]:
-    """One Finding at most; raises ``CannotTell`` where no modes were seen."""
+    """A Finding on stretches of steps in evaluation mode; raises ``CannotTell`` where no modes were seen."""
     ranks = data_parallel_ranks(run)
     evaluates_TN, measured_TN = numbers(run, "evaluates", ranks)
     seen_T = np.flatnonzero(measured_TN.all(axis=1))
     if not len(seen_T):
         raise CannotTell("no forward pass of a sampled step was seen", reason="not-recorded")
     steps, least_T = run.steps[seen_T], evaluates_TN[seen_T].min(axis=1)
+    # One row is one stretch, from its first step to the one behind its last.
     bounds = np.flatnonzero(np.diff(np.concatenate([[0], least_T == 1, [0]])))
     stretches = [
-        (int(since), int(end))
-        for since, end in bounds.reshape(-1, 2)
-        if end - since >= ENOUGH and since and not evaluates_TN[seen_T[since - 1]].any()
+        (int(begin), int(end))
+        for begin, end in bounds.reshape(-1, 2)
+        if end - begin >= MIN_STEPS and begin and not evaluates_TN[seen_T[begin - 1]].any()
     ]
-    if not stretches or (stretches[-1][1] < len(steps) and len(stretches) < AGAIN):
+    # Stretches that end may be a phase of a schedule, unless they come again.
+    if not stretches or (stretches[-1][1] < len(steps) and len(stretches) < MIN_STRETCHES):
         return []
     if stretches[-1][1] < len(steps):
-        since, end = stretches[0][0], stretches[-1][1]
-        when = f"again and again, {counted(len(stretches), 'time')} from step {steps[since]} to {steps[end - 1]}"
+        begin, end = stretches[0][0], stretches[-1][1]
+        when = f"again and again, {counted(len(stretches), 'time')} from step {steps[begin]} to {steps[end - 1]}"
     else:
-        since, end = stretches[-1]
-        when = f"since step {steps[since]}"
-    first, last = int(steps[since]), int(steps[end - 1])
+        begin, end = stretches[-1]
+        when = f"since step {steps[begin]}"
+    first, last = int(steps[begin]), int(steps[end - 1])
     return [
         Finding(
             code=CODE,
@@ -106,7 +108,7 @@ def check(run: Run) -> list[Finding]:
             expected=0.0,
             unit="whether the whole model is in evaluation mode",
             false_alarm_rate=0.0,
-            evidence={"kind": "all-ranks", "onset_interval": [int(steps[since - 1]) + 1, first]},
+            evidence={"kind": "all-ranks", "onset_interval": [int(steps[begin - 1]) + 1, first]},
             next=(
                 f"Look for what calls model.eval() before step {first}, and call model.train() when it is done.",
                 "If dropout is to be off from there on, set its p to 0 instead, and leave the mode.",

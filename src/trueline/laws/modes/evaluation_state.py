@@ -61,7 +61,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trueline.judge.compared_ranks import sites_of
-from trueline.laws.modes.evaluations import Looked, looked_at, steps_of, when_text
+from trueline.laws.modes.evaluations import SeenPass, seen_passes, steps_of, when_text
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import counted, named_some, ranks_text
 from trueline.store.reader import Run
@@ -78,28 +78,31 @@ HALF = 0.5
 
 def check(run: Run) -> list[Finding]:
     """A Finding of each kind at most; raises ``CannotTell`` where no such pass was seen."""
-    every = looked_at(run)
-    found: list[Finding] = []
-    evaluations = [each for each in every if not each.of.training]
-    if off := [each for each in evaluations if _off(each)]:
-        found.append(_norms(run, off))
-    if changing := [each for each in evaluations if each.of.changed]:
-        found.append(_changed(run, changing))
-    if before := [each for each in every if each.of.training and each.is_first and each.of.changed]:
-        found.append(_before_training(run, before))
-    return found
+    passes = seen_passes(run)
+    findings: list[Finding] = []
+    evaluations = [seen_pass for seen_pass in passes if not seen_pass.facts.training]
+    # In training mode a pass makes a step of the power iteration, and norms mend themselves.
+    if norms_off := [evaluation for evaluation in evaluations if _divided_too_little(evaluation)]:
+        findings.append(_norm_finding(run, norms_off))
+    if changing := [seen_pass for seen_pass in evaluations if seen_pass.facts.changed]:
+        findings.append(_change_finding(run, changing))
+    before_training = [seen_pass for seen_pass in passes if seen_pass.facts.training and seen_pass.is_first]
+    if changing := [seen_pass for seen_pass in before_training if seen_pass.facts.changed]:
+        findings.append(_before_training_finding(run, changing))
+    return findings
 
 
-def _off(one: Looked) -> dict[str, tuple[float, float]]:
+def _divided_too_little(seen_pass: SeenPass) -> dict[str, tuple[float, float]]:
     """Weights that are divided by less than ``HALF`` of their norm."""
-    return {name: (used, norm) for name, (used, norm) in one.norms.items() if abs(used) < HALF * norm}
+    return {name: (divisor, norm) for name, (divisor, norm) in seen_pass.norms.items() if abs(divisor) < HALF * norm}
 
 
-def _norms(run: Run, passes: Sequence[Looked]) -> Finding:
-    names = list(dict.fromkeys(name for each in passes for name in _off(each)))
-    worst = {name: pair for each in passes[::-1] for name, pair in _off(each).items()}
-    name = min(worst, key=lambda each: abs(worst[each][0]) / worst[each][1])
-    used, norm = worst[name]
+def _norm_finding(run: Run, passes: Sequence[SeenPass]) -> Finding:
+    names = list(dict.fromkeys(name for seen_pass in passes for name in _divided_too_little(seen_pass)))
+    # Reversed, so that of each weight the first pass stays.
+    worst = {name: pair for seen_pass in passes[::-1] for name, pair in _divided_too_little(seen_pass).items()}
+    name = min(worst, key=lambda weight: abs(worst[weight][0]) / worst[weight][1])
+    divisor, norm = worst[name]
     weights = counted(len(names), "weight")
     start = (
         f"An evaluation before the first step left the spectral norm of {weights} at its start"
@@ -110,10 +113,10 @@ def _norms(run: Run, passes: Sequence[Looked]) -> Finding:
         run,
         passes,
         kind="norm-off",
-        claim=f"{start}: `{name}` is divided by {used:.2g}, where its norm is {norm:.3g} or more"
+        claim=f"{start}: `{name}` is divided by {divisor:.2g}, where its norm is {norm:.3g} or more"
         f" ({named_some(names)}; {ranks_text(_ranks(passes), all_ranks=run.ranks)}).",
         names=names,
-        measured=abs(used) / norm,
+        measured=abs(divisor) / norm,
         expected=1.0,
         unit="share of the spectral norm that a weight is divided by",
         next=(
@@ -124,7 +127,7 @@ def _norms(run: Run, passes: Sequence[Looked]) -> Finding:
     )
 
 
-def _changed(run: Run, passes: Sequence[Looked]) -> Finding:
+def _change_finding(run: Run, passes: Sequence[SeenPass]) -> Finding:
     names = _changed_by(passes)
     return _finding(
         run,
@@ -143,7 +146,7 @@ def _changed(run: Run, passes: Sequence[Looked]) -> Finding:
     )
 
 
-def _before_training(run: Run, passes: Sequence[Looked]) -> Finding:
+def _before_training_finding(run: Run, passes: Sequence[SeenPass]) -> Finding:
     names = _changed_by(passes)
     return _finding(
         run,
@@ -164,18 +167,18 @@ def _before_training(run: Run, passes: Sequence[Looked]) -> Finding:
     )
 
 
-def _changed_by(passes: Sequence[Looked]) -> list[str]:
+def _changed_by(passes: Sequence[SeenPass]) -> list[str]:
     """Names of the buffers and parameters that any of ``passes`` changed, the first first."""
-    return list(dict.fromkeys(name for each in passes for name in each.of.changed))
+    return list(dict.fromkeys(name for seen_pass in passes for name in seen_pass.facts.changed))
 
 
-def _ranks(passes: Sequence[Looked]) -> tuple[int, ...]:
-    return tuple(sorted({each.rank for each in passes}))
+def _ranks(passes: Sequence[SeenPass]) -> tuple[int, ...]:
+    return tuple(sorted({seen_pass.rank for seen_pass in passes}))
 
 
 def _finding(
     run: Run,
-    passes: Sequence[Looked],
+    passes: Sequence[SeenPass],
     *,
     kind: str,
     claim: str,

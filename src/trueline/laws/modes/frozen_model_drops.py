@@ -85,13 +85,13 @@ QUESTION = "loss"
 NEEDS: tuple[str, ...] = ("other_models",)
 ACROSS_RANKS = False
 
-ENOUGH = 3
+MIN_STEPS = 3
 """Steps from which on it is no single call."""
 
 
 @dataclass
-class _Seen:
-    """What a rank's calls of one model showed at ``steps``."""
+class _ModelCalls:
+    """A rank's calls of one model at ``steps``, with what they showed."""
 
     model: OtherModel
     steps: list[int] = field(default_factory=list[int])
@@ -101,7 +101,7 @@ class _Seen:
     trained: bool = False
 
     def add(self, step: int, model: OtherModel, weights: int) -> None:
-        """One more step."""
+        """Add the calls of a step."""
         self.steps.append(step)
         self.weights.add(weights)
         self.shared |= model.shared
@@ -110,12 +110,13 @@ class _Seen:
 
     @property
     def moves(self) -> bool:
-        """Whether its weights were not the same at all steps."""
+        """True where its weights were not the same at all steps."""
         return len(self.weights) > 1
 
     @property
     def excused(self) -> bool:
-        """Whether it may drop on purpose. What has gradients and stays as it is was trained before, as a teacher is."""
+        """True where it may drop on purpose."""
+        # A model that has gradients and stays as it is was trained before, as a teacher is.
         return self.again or (self.trained and self.moves)
 
 
@@ -123,44 +124,45 @@ def check(run: Run) -> list[Finding]:
     """A Finding for each such model; raises ``CannotTell`` where nobody looked."""
     if not run.measured("other_models").any():
         raise CannotTell("no update was seen three steps or more after watching began", reason="not-recorded")
-    found: defaultdict[tuple[str, str, bool], dict[int, _Seen]] = defaultdict(dict)
-    for rank, models in _seen(run).items():
-        for seen in models.values():
-            if len(seen.steps) >= ENOUGH and not seen.excused:
-                wrong = seen.shared and not seen.moves
-                found[seen.model.name, seen.model.called_at, wrong][rank] = seen
-    return [_finding(run, by_rank, wrong=wrong) for (_, _, wrong), by_rank in found.items()]
+    calls_by_model: defaultdict[tuple[str, str, bool], dict[int, _ModelCalls]] = defaultdict(dict)
+    for rank, models in _calls_by_rank(run).items():
+        for calls in models.values():
+            if len(calls.steps) >= MIN_STEPS and not calls.excused:
+                # Without a tensor in common it may be a feature extractor, with weights that move an average.
+                wrong = calls.shared and not calls.moves
+                calls_by_model[calls.model.name, calls.model.called_at, wrong][rank] = calls
+    return [_finding(run, by_rank, wrong=wrong) for (_, _, wrong), by_rank in calls_by_model.items()]
 
 
-def _seen(run: Run) -> Mapping[int, Mapping[int, _Seen]]:
-    """By rank and model."""
+def _calls_by_rank(run: Run) -> Mapping[int, Mapping[int, _ModelCalls]]:
+    """Calls by rank and model."""
     weights = run.lists("other_weights")
-    seen: defaultdict[int, dict[int, _Seen]] = defaultdict(dict)
+    calls_by_rank: defaultdict[int, dict[int, _ModelCalls]] = defaultdict(dict)
     for (step, rank), text in sorted(run.texts("other_models").items()):
         models = other_models(text)
         digests = weights.get((step, rank), ())
         if len(digests) == len(models):
             for model, digest in zip(models, digests, strict=True):
-                seen[rank].setdefault(model.key, _Seen(model)).add(step, model, int(digest))
-    return seen
+                calls_by_rank[rank].setdefault(model.key, _ModelCalls(model)).add(step, model, int(digest))
+    return calls_by_rank
 
 
-def _finding(run: Run, by_rank: Mapping[int, _Seen], *, wrong: bool) -> Finding:
+def _finding(run: Run, by_rank: Mapping[int, _ModelCalls], *, wrong: bool) -> Finding:
     ranks = tuple(sorted(by_rank))
-    seen = by_rank[ranks[0]]
-    model, moves = seen.model, seen.moves
+    calls = by_rank[ranks[0]]
+    model, moves = calls.model, calls.moves
     drops = listed([f"`{name}`" for name in model.drops])
     claim = (
         f"`{model.name}` (called at {model.called_at or 'an unknown line'}) is in training mode at "
-        f"{counted(len(seen.steps), 'step')} on {ranks_text(ranks, all_ranks=run.ranks)} and is called without "
+        f"{counted(len(calls.steps), 'step')} on {ranks_text(ranks, all_ranks=run.ranks)} and is called without "
         f"gradients, and its weights {'move' if moves else 'do not move'}: {drops} drop values (p up to {model.p:g}), "
         "so that what it returns for one input is another each time."
     )
-    settle = (
+    eval_advice = (
         "Print model.training of it at its call: call model.eval() on it once, in front of the loop, and again after "
         "each train() of a module that holds it."
     )
-    meant = (
+    purpose_advice = (
         "If it is an average of the trained weights whose noise is meant (a mean teacher), leave it."
         if moves
         else "If its noise is meant, as in features for a model behind it, leave it."
@@ -170,13 +172,13 @@ def _finding(run: Run, by_rank: Mapping[int, _Seen], *, wrong: bool) -> Finding:
         severity="warning" if wrong else "info",
         claim=claim,
         ranks=ranks,
-        step_first=min(each.steps[0] for each in by_rank.values()),
-        step_last=max(each.steps[-1] for each in by_rank.values()),
-        sites=sites_of(seen.steps[0], ranks[:2], phase="fwd", names=("all",)),
-        measured=float(len(seen.steps)),
+        step_first=min(rank_calls.steps[0] for rank_calls in by_rank.values()),
+        step_last=max(rank_calls.steps[-1] for rank_calls in by_rank.values()),
+        sites=sites_of(calls.steps[0], ranks[:2], phase="fwd", names=("all",)),
+        measured=float(len(calls.steps)),
         expected=0.0,
         unit="steps at which it drops values",
         false_alarm_rate=0.0,
         evidence={"kind": "moves" if moves else "still", "model": model.name, "called_at": model.called_at},
-        next=(settle,) if wrong else (settle, meant),
+        next=(eval_advice,) if wrong else (eval_advice, purpose_advice),
     )
