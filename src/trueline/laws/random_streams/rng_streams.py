@@ -75,7 +75,7 @@ from numpy.typing import NDArray
 
 from trueline.judge.compared_ranks import Bools, columns_of, differs, several_workers
 from trueline.judge.follows import Stretch
-from trueline.laws.random_streams.own_draws import Repeated, any_draws, begins_again, shared_draws
+from trueline.laws.random_streams.own_draws import RepeatedDraw, any_draws, repeated_draws, shared_draws
 from trueline.laws.random_streams.streams_again import may_begin_again, states_drawn, streams_again
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
@@ -84,7 +84,7 @@ from trueline.store.reader import Run
 
 CODE = "rng-streams"
 QUESTION = "streams"
-EVERY = 0.75
+OFTEN_SHARE = 0.75
 """Share of the steps between the first and the last that draw from one state from which on it is said of every step."""
 OF_MODELS = ("torch", "device")
 """Streams that dropout and noise are drawn from; from the others loggers draw, too."""
@@ -94,12 +94,12 @@ NEEDS: tuple[str, ...] = ("rng_python", "rng_numpy", "rng_torch", "rng_device", 
 
 @dataclass(frozen=True)
 class _Stream:
-    """One stream over the steps [T] at which two workers or more measured it."""
+    """A stream over the steps [T] at which two workers or more measured it."""
 
     name: str
     steps: NDArray[np.int64]
     equal: Bools
-    used: bool
+    is_drawn_from: bool
     merged: tuple[int, ...] = ()
     """Steps at which the job was started again and what was different became equal."""
 
@@ -110,7 +110,7 @@ class _Stream:
 
 
 @dataclass(frozen=True)
-class _SoFar:
+class _FollowedStreams:
     """Follows the streams by which steps they were equal at, which state was first seen of each worker, and the states
     that were drawn from.
     """
@@ -118,84 +118,100 @@ class _SoFar:
     name: str = "random streams"
 
     def further(self, stretch: Stretch, carried: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]] | None:
-        """What is carried past the steps of ``stretch``; None where a stream may begin again, or is of one rank."""
+        """The arrays that are carried past the steps of ``stretch``; None where a stream may begin again, or there is
+        one rank.
+        """
         if stretch.run.world_size == 1 or any_draws(stretch.part):
             return None
-        ranks, out = several_workers(stretch.run), dict(carried)
+        ranks, state = several_workers(stretch.run), dict(carried)
         drawn_SNK = states_drawn(stretch.part, ranks)
-        out["drawn"] = np.concatenate([carried.get("drawn", drawn_SNK[:0]), drawn_SNK])
-        if may_begin_again(out["drawn"]):
+        state["drawn"] = np.concatenate([carried.get("drawn", drawn_SNK[:0]), drawn_SNK])
+        if may_begin_again(state["drawn"]):
             return None
         for name in STREAMS:
             digests_TN, measured_TN = _states(stretch.part, ranks, name)
             rows = np.count_nonzero(measured_TN, axis=1) > 1
-            now = (stretch.part.steps[rows], ~differs(digests_TN[rows], measured_TN[rows]))
-            for key, each in zip(("steps", "equal"), now, strict=True):
-                out[f"{key} {name}"] = np.concatenate([carried.get(f"{key} {name}", each[:0]), each])
+            stretch_values = (stretch.part.steps[rows], ~differs(digests_TN[rows], measured_TN[rows]))
+            for key, values in zip(("steps", "equal"), stretch_values, strict=True):
+                state[f"{key} {name}"] = np.concatenate([carried.get(f"{key} {name}", values[:0]), values])
             seen_N = carried.get(f"seen {name}", np.zeros(len(ranks), dtype=np.bool_))
             at_N = np.argmax(measured_TN, axis=0)
+            # A stream is drawn from where a state is another than the first that was seen of the worker.
             first_N = np.where(seen_N, carried.get(f"first {name}", np.uint64(0)), digests_TN[at_N, range(len(ranks))])
-            used = bool(np.any(measured_TN & (digests_TN != first_N))) or bool(carried.get(f"used {name}", np.False_))
-            out |= {f"seen {name}": seen_N | measured_TN.any(axis=0), f"first {name}": first_N}
-            out[f"used {name}"] = np.array(used)
-        return out
+            is_drawn_from = bool(np.any(measured_TN & (digests_TN != first_N))) or bool(
+                carried.get(f"used {name}", np.False_)
+            )
+            state |= {f"seen {name}": seen_N | measured_TN.any(axis=0), f"first {name}": first_N}
+            state[f"used {name}"] = np.array(is_drawn_from)
+        return state
 
     def said(self, run: Run, carried: Mapping[str, NDArray[Any]]) -> list[Finding]:
-        """What ``check`` says."""
-        every: list[_Stream] = []
+        """The findings of ``check``."""
+        streams: list[_Stream] = []
         for name in STREAMS:
-            steps, equal, used = (carried[f"{key} {name}"] for key in ("steps", "equal", "used"))
-            every.append(_Stream(name, steps, equal, bool(used), _merges(steps, equal, run.restarts)))
-        return _judge(run, every)
+            steps, equal, is_drawn_from = (carried[f"{key} {name}"] for key in ("steps", "equal", "used"))
+            streams.append(_Stream(name, steps, equal, bool(is_drawn_from), _merges(steps, equal, run.restarts)))
+        return _judge(run, streams)
 
 
-FOLLOWS = _SoFar()
+FOLLOWS = _FollowedStreams()
 
 
 def check(run: Run) -> list[Finding]:
     """A warning where streams contradict the plan, or begin again, an info where they part while the job runs; raises
     ``CannotTell`` without digests.
     """
-    again = streams_again(run)
-    found = [_again(run, name, steps) for name, steps in (again or {}).items()]
-    found += [_own_again(run, repeated) for repeated in begins_again(run)]
-    if run.world_size == 1 and (found or again is not None):
-        return found
-    if any(each.severity == "warning" for each in found):
-        return found
+    steps_by_stream = streams_again(run)
+    findings = [_again_finding(run, name, steps) for name, steps in (steps_by_stream or {}).items()]
+    findings += [_own_again_finding(run, repeated) for repeated in repeated_draws(run)]
+    # A single rank has nothing to compare: without states it is said why (``several_workers``).
+    if run.world_size == 1 and (findings or steps_by_stream is not None):
+        return findings
+    if any(finding.severity == "warning" for finding in findings):
+        return findings  # streams that begin again are equal, or different, by that alone
     ranks = several_workers(run)
-    shared = [_shared(run, repeated) for repeated in shared_draws(run)]
-    return [*found, *shared, *_judge(run, [_stream(run, ranks, name) for name in STREAMS])]
+    shared = [_shared_finding(run, repeated) for repeated in shared_draws(run)]
+    return [*findings, *shared, *_judge(run, [_stream(run, ranks, name) for name in STREAMS])]
 
 
-def _judge(run: Run, every: Sequence[_Stream]) -> list[Finding]:
-    ranks, streams = several_workers(run), [stream for stream in every if len(stream.steps)]
-    if not streams:
+def _judge(run: Run, streams: Sequence[_Stream]) -> list[Finding]:
+    ranks, measured_streams = several_workers(run), [stream for stream in streams if len(stream.steps)]
+    if not measured_streams:
         raise CannotTell("no step has the state of a random stream from two workers")
     declared = run.manifest.plan.get("rng")
-    wrong = [stream for stream in streams if declared is not None and stream.used and stream.state != declared]
-    merged = [stream for stream in streams if declared != "equal" and stream.used and stream.merged]
-    found = [_merged(ranks, merged)] if merged else []
-    parted = [stream for stream in streams if stream.used and stream.name in OF_MODELS and _changes(stream)]
+    wrong = [
+        stream
+        for stream in measured_streams
+        if declared is not None and stream.is_drawn_from and stream.state != declared
+    ]
+    merged = [stream for stream in measured_streams if declared != "equal" and stream.is_drawn_from and stream.merged]
+    findings = [_merged_finding(ranks, merged)] if merged else []
+    # From streams of Python and NumPy loggers draw, too, each rank as it pleases.
+    parted = [
+        stream for stream in measured_streams if stream.is_drawn_from and stream.name in OF_MODELS and _changes(stream)
+    ]
     if not wrong and (declared is not None or merged or not parted):
-        return found
-    return [*found, _finding(ranks, streams, wrong, declared) if wrong else _parted(ranks, parted)]
+        return findings
+    return [
+        *findings,
+        _contradiction_finding(ranks, measured_streams, wrong, declared) if wrong else _parted_finding(ranks, parted),
+    ]
 
 
-def _again(run: Run, name: str, again: Mapping[int, Sequence[int]]) -> Finding:
-    """Of the stream of this name; ``again`` are its steps by rank."""
-    ranks, steps = tuple(sorted(again)), max(again.values(), key=len)
-    who = ranks_text(ranks, all_ranks=run.ranks)
-    often = len(steps) >= EVERY * (steps[-1] - steps[0] + 1)
-    draw = f"{counted(len(steps), 'step')} draw from one state"
+def _again_finding(run: Run, name: str, steps_by_rank: Mapping[int, Sequence[int]]) -> Finding:
+    """The warning of a stream that begins again at these steps."""
+    ranks, steps = tuple(sorted(steps_by_rank)), max(steps_by_rank.values(), key=len)
+    subject = ranks_text(ranks, all_ranks=run.ranks)
+    is_often = len(steps) >= OFTEN_SHARE * (steps[-1] - steps[0] + 1)
+    draw_text = f"{counted(len(steps), 'step')} draw from one state"
     return Finding(
         code=CODE,
         severity="warning",
-        claim=f"Random numbers of {name} begin again at every step of {who}: {draw}, so that "
+        claim=f"Random numbers of {name} begin again at every step of {subject}: {draw_text}, so that "
         "their noise, dropout masks and augmentation are the same."
-        if often
-        else f"Random numbers of {name} begin again at {steps_text(steps)} of {who}: these draw from one state, and "
-        "what follows them repeats, as where an evaluation seeds and does not put the state back.",
+        if is_often
+        else f"Random numbers of {name} begin again at {steps_text(steps)} of {subject}: these draw from one state, "
+        "and what follows them repeats, as where an evaluation seeds and does not put the state back.",
         ranks=ranks,
         step_first=steps[0],
         step_last=steps[-1],
@@ -207,13 +223,13 @@ def _again(run: Run, name: str, again: Mapping[int, Sequence[int]]) -> Finding:
         next=(
             "Look for `manual_seed`, `seed_everything` or `set_seed` inside of the loop: seed once, before the first "
             "step, or by the step's number."
-            if often
+            if is_often
             else "Give what runs at these steps a generator of its own, or put it under torch.random.fork_rng().",
         ),
     )
 
 
-def _own_again(run: Run, repeated: Repeated) -> Finding:
+def _own_again_finding(run: Run, repeated: RepeatedDraw) -> Finding:
     ranks, draw = tuple(sorted(repeated.steps)), repeated.draw
     steps = repeated.steps[ranks[0]]
     claim = (
@@ -226,8 +242,8 @@ def _own_again(run: Run, repeated: Repeated) -> Finding:
         severity="warning" if draw.of_rows else "info",
         claim=f"{claim}, so that each batch has the same noise." if draw.of_rows else f"{claim}.",
         ranks=ranks,
-        step_first=min(each[0] for each in repeated.steps.values()),
-        step_last=max(each[-1] for each in repeated.steps.values()),
+        step_first=min(rank_steps[0] for rank_steps in repeated.steps.values()),
+        step_last=max(rank_steps[-1] for rank_steps in repeated.steps.values()),
         measured=float(len(steps)),
         expected=1.0,
         unit="steps that draw from one state",
@@ -241,7 +257,7 @@ def _own_again(run: Run, repeated: Repeated) -> Finding:
     )
 
 
-def _shared(run: Run, repeated: Repeated) -> Finding:
+def _shared_finding(run: Run, repeated: RepeatedDraw) -> Finding:
     ranks, draw = tuple(sorted(repeated.steps)), repeated.draw
     steps = repeated.steps[ranks[0]]
     return Finding(
@@ -261,7 +277,7 @@ def _shared(run: Run, repeated: Repeated) -> Finding:
     )
 
 
-def _merged(ranks: Sequence[int], streams: list[_Stream]) -> Finding:
+def _merged_finding(ranks: Sequence[int], streams: list[_Stream]) -> Finding:
     step = min(stream.merged[0] for stream in streams)
     names = listed([stream.name for stream in streams])
     return Finding(
@@ -287,29 +303,29 @@ def _merged(ranks: Sequence[int], streams: list[_Stream]) -> Finding:
 
 def _states(run: Run, ranks: Sequence[int], name: str) -> tuple[NDArray[np.uint64], Bools]:
     digests, measured = run.digests(f"rng_{name}")
-    chosen = columns_of(run, ranks)
-    return digests[:, chosen], measured[:, chosen]
+    columns = columns_of(run, ranks)
+    return digests[:, columns], measured[:, columns]
 
 
 def _stream(run: Run, ranks: Sequence[int], name: str) -> _Stream:
     digests_TN, measured_TN = _states(run, ranks, name)
     rows = np.count_nonzero(measured_TN, axis=1) > 1
-    used = any(len(np.unique(digests_TN[measured_TN[:, n], n])) > 1 for n in range(len(ranks)))
+    is_drawn_from = any(len(np.unique(digests_TN[measured_TN[:, n], n])) > 1 for n in range(len(ranks)))
     steps, equal = run.steps[rows], ~differs(digests_TN[rows], measured_TN[rows])
-    return _Stream(name, steps, equal, used, _merges(steps, equal, run.restarts))
+    return _Stream(name, steps, equal, is_drawn_from, _merges(steps, equal, run.restarts))
 
 
 def _merges(steps: NDArray[np.int64], equal: Bools, restarts: Sequence[int]) -> tuple[int, ...]:
     """The ``restarts`` before which no step since the start before was ``equal``, and after which the first one is."""
-    found: list[int] = []
+    merges: list[int] = []
     for begin, restart, end in zip([0, *restarts], restarts, [*restarts[1:], np.inf], strict=False):
         before = equal[(steps >= begin) & (steps < restart)]
         after = equal[(steps >= restart) & (steps < end)]
-        found += [restart] if len(before) and not before.any() and len(after) and after[0] else []
-    return tuple(found)
+        merges += [restart] if len(before) and not before.any() and len(after) and after[0] else []
+    return tuple(merges)
 
 
-def _parted(ranks: Sequence[int], streams: list[_Stream]) -> Finding:
+def _parted_finding(ranks: Sequence[int], streams: list[_Stream]) -> Finding:
     """Streams that become equal on all workers, or cease to be, while the job runs."""
     first = min(streams, key=lambda stream: _changes(stream)["changes_at"])
     step, names = _changes(first)["changes_at"], listed([stream.name for stream in streams])
@@ -332,11 +348,13 @@ def _parted(ranks: Sequence[int], streams: list[_Stream]) -> Finding:
     )
 
 
-def _finding(ranks: Sequence[int], streams: list[_Stream], wrong: list[_Stream], declared: object) -> Finding:
+def _contradiction_finding(
+    ranks: Sequence[int], streams: list[_Stream], wrong: list[_Stream], declared: object
+) -> Finding:
     return Finding(
         code=CODE,
         severity="warning",
-        claim=f"{_claim(wrong)}, and the plan declares {declared} ones.",
+        claim=f"{_contradiction_claim(wrong)}, and the plan declares {declared} ones.",
         ranks=tuple(ranks),
         step_first=min(_contradiction_step(stream, declared) for stream in wrong),
         step_last=max(int(stream.steps[-1]) for stream in wrong),
@@ -344,7 +362,9 @@ def _finding(ranks: Sequence[int], streams: list[_Stream], wrong: list[_Stream],
         expected=None,
         unit="streams that are equal on all workers",
         false_alarm_rate=0.0,
-        evidence={stream.name: {"state": stream.state, "used": stream.used, **_changes(stream)} for stream in streams},
+        evidence={
+            stream.name: {"state": stream.state, "used": stream.is_drawn_from, **_changes(stream)} for stream in streams
+        },
         next=(
             "Seed every rank with seed + rank for different streams, with the same seed for equal ones, after the "
             "process group is up.",
@@ -352,10 +372,12 @@ def _finding(ranks: Sequence[int], streams: list[_Stream], wrong: list[_Stream],
     )
 
 
-def _claim(streams: list[_Stream]) -> str:
+def _contradiction_claim(streams: list[_Stream]) -> str:
     words = {"equal": "equal on all ranks", "different": "different", "mixed": "sometimes equal"}
-    named = {word: [stream.name for stream in streams if stream.state == state] for state, word in words.items()}
-    return f"Random seeds: {', '.join(f'{listed(names)} {word}' for word, names in named.items() if names)}"
+    names_by_word = {
+        word: [stream.name for stream in streams if stream.state == state] for state, word in words.items()
+    }
+    return f"Random seeds: {', '.join(f'{listed(names)} {word}' for word, names in names_by_word.items() if names)}"
 
 
 def _contradiction_step(stream: _Stream, declared: object) -> int:

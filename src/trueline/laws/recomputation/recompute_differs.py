@@ -116,7 +116,7 @@ def check(run: Run) -> list[Finding]:
     computed again was compared.
     """
     rows = {key: Recomputed.from_json(text) for key, text in run.texts(NEEDS[0]).items()}
-    if not any(one.compared for one in rows.values()):
+    if not any(row.compared for row in rows.values()):
         raise CannotTell(
             "of what ran again in the backward pass nothing is equal to what was seen before: its forward pass was not "
             "seen, its inputs were changed since, or it begins with random numbers before any module"
@@ -125,47 +125,49 @@ def check(run: Run) -> list[Finding]:
             "it is compiled, or holds no modules in training mode",
             reason="undecidable" if rows else "by-design",
         )
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for by_design in (False, True):
-        some = {
-            key: [one for one in row.apart if _iterates(one, row.iterating) is by_design]
+        by_row = {
+            key: [difference for difference in row.apart if _is_by_iteration(difference, row.iterating) is by_design]
             for key, row in sorted(rows.items())
         }
-        some = {key: apart for key, apart in some.items() if apart}
-        found += [_finding(some, rows, by_design=by_design)] if some else []
-    return found
+        by_row = {key: differences for key, differences in by_row.items() if differences}
+        findings += [_finding(by_row, rows, by_design=by_design)] if by_row else []
+    return findings
 
 
-def _kind(one: Apart) -> str:
-    if one.first != one.again:
+def _kind(difference: Apart) -> str:
+    if difference.first != difference.again:
         return "format"
-    return "masks" if one.zeros and one.first_shape == one.again_shape else "values"
+    return "masks" if difference.zeros and difference.first_shape == difference.again_shape else "values"
 
 
-def _iterates(one: Apart, iterating: Sequence[str]) -> bool:
-    """Whether a module with a power iteration explains it: one in what holds the last equal place and this one."""
-    parts = zip(one.before.split("."), one.name.split("."), strict=False)
+def _is_by_iteration(difference: Apart, iterating: Sequence[str]) -> bool:
+    """True where a module with a power iteration explains it: one in what holds the last equal place and this one."""
+    parts = zip(difference.before.split("."), difference.name.split("."), strict=False)
     shared = [a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], parts)]
-    return _kind(one) == "values" and any(each.split(".")[: len(shared)] == shared for each in iterating)
+    return _kind(difference) == "values" and any(module.split(".")[: len(shared)] == shared for module in iterating)
 
 
 def _finding(
-    some: Mapping[tuple[int, int], Sequence[Apart]], rows: Mapping[tuple[int, int], Recomputed], *, by_design: bool
+    by_row: Mapping[tuple[int, int], Sequence[Apart]], rows: Mapping[tuple[int, int], Recomputed], *, by_design: bool
 ) -> Finding:
-    """Told by what is most telling of it: not every sample has the module in which it begins."""
-    steps, ranks = sorted({step for step, _ in some}), tuple(sorted({rank for _, rank in some}))
+    """The Finding of these differences, by the most telling kind of them."""
+    steps, ranks = sorted({step for step, _ in by_row}), tuple(sorted({rank for _, rank in by_row}))
     among = sorted({step for step, _ in rows})
-    every = [one for each in some.values() for one in each]
-    kind = min((_kind(one) for one in every), key=list(_ADVICE).index)
-    telling = [one for one in every if _kind(one) == kind]
-    names = sorted({one.name for one in telling})
-    kind, why = ("iteration", _ITERATION) if by_design else (kind, "")
-    worst = max(telling, key=lambda one: one.relative)
+    differences = [difference for row_differences in by_row.values() for difference in row_differences]
+    # Not every sample has the module in which it begins, so the kind is that of all of them.
+    kind = min(map(_kind, differences), key=list(_ADVICE).index)
+    telling = [difference for difference in differences if _kind(difference) == kind]
+    names = sorted({difference.name for difference in telling})
+    kind, reason = ("iteration", _ITERATION) if by_design else (kind, "")
+    worst = max(telling, key=lambda difference: difference.relative)
     return Finding(
         code=CODE,
         severity="warning" if by_design else "error",
         claim=f"What activation checkpointing computes again on {ranks_text(ranks)} at "
-        f"{steps_text(steps, among=among)} is not what the forward pass computed: {_what(kind, telling)}{why}.",
+        f"{steps_text(steps, among=among)} is not what the forward pass computed: "
+        f"{_difference_text(kind, telling)}{reason}.",
         ranks=ranks,
         step_first=steps[0],
         step_last=steps[-1],
@@ -177,32 +179,41 @@ def _finding(
         evidence={
             "kind": kind,
             "names": names[:100],
-            "places": [_place(one) for one in every[:100]],
+            "places": [_difference_place(difference) for difference in differences[:100]],
             "steps": steps[:100],
         },
         next=_ADVICE[kind],
     )
 
 
-def _what(kind: str, every: Sequence[Apart]) -> str:
+def _difference_text(kind: str, differences: Sequence[Apart]) -> str:
     """``the output of a and b has other zeros``."""
-    of_outputs = [one for one in every if one.is_output] or list(every)
-    names, one = sorted({each.name for each in of_outputs}), min(of_outputs, key=lambda each: each.name)
-    value = f"{'the output' if one.is_output else 'what goes into'} {'of ' if one.is_output else ''}{named_some(names)}"
-    own = one.is_output and all(each.before == each.name and not each.before_is_output for each in of_outputs)
-    since = " although the input is equal" if own else f", after the {_side(one.before_is_output)} of {one.before}"
+    of_outputs = [difference for difference in differences if difference.is_output] or list(differences)
+    names = sorted({difference.name for difference in of_outputs})
+    first = min(of_outputs, key=lambda difference: difference.name)
+    value = (
+        f"{'the output' if first.is_output else 'what goes into'} {'of ' if first.is_output else ''}{named_some(names)}"
+    )
+    # Where the input of the same module is equal, the module itself computes another output.
+    is_own_change = first.is_output and all(
+        difference.before == difference.name and not difference.before_is_output for difference in of_outputs
+    )
+    origin = f", after the {_side(first.before_is_output)} of {first.before}"
+    since_clause = " although the input is equal" if is_own_change else origin
     if kind == "format":
-        return f"{value} is {one.again}, and was {one.first}"
-    if one.first_shape != one.again_shape:
-        return f"{value} has the shape {list(one.again_shape)}, and had {list(one.first_shape)}{since}"
+        return f"{value} is {first.again}, and was {first.first}"
+    if first.first_shape != first.again_shape:
+        return f"{value} has the shape {list(first.again_shape)}, and had {list(first.first_shape)}{since_clause}"
     if kind == "masks":
-        return f"{value} has other zeros{since}: other dropout masks"
-    return f"{value} differs by up to {max(each.relative for each in of_outputs):.2g} of its length{since}"
+        return f"{value} has other zeros{since_clause}: other dropout masks"
+    largest = max(difference.relative for difference in of_outputs)
+    return f"{value} differs by up to {largest:.2g} of its length{since_clause}"
 
 
 def _side(is_output: bool) -> str:
     return "output" if is_output else "input"
 
 
-def _place(one: Apart) -> str:
-    return f"{_side(one.before_is_output)} of {one.before} -> {_side(one.is_output)} of {one.name}: {one.relative:.3g}"
+def _difference_place(difference: Apart) -> str:
+    before = f"{_side(difference.before_is_output)} of {difference.before}"
+    return f"{before} -> {_side(difference.is_output)} of {difference.name}: {difference.relative:.3g}"
