@@ -32,12 +32,14 @@ class Cause:
 
 
 def cause_of(step: Step, row: Compared) -> Cause:
-    """What differs in the inputs of the call of a value, or that nothing does."""
+    """The difference in the inputs of the call of a value, or that there is none."""
     value = row.value
+    # A call that draws comes first: that its inputs agree says nothing of what it draws.
     if function_of(value.api) in RANDOM:
         different = differing_arguments(step, row)
         arguments_text = f": its arguments differ, {arguments_in_words(different)}" if different else ""
         return Cause("random", arguments_text or _draws_before(step, row))
+    # A wrong weight explains more than an argument, which may be computed from it.
     names = _differing_params(step, row)
     if names:
         return Cause("parameters", ", ".join(names[:2]))
@@ -115,7 +117,7 @@ def _inputs(step: Step, row: Compared) -> list[Compared]:
 
 
 def _is_unknown(row: Compared) -> bool:
-    """Whether nothing says that a value agrees with its twin: it has none, or its masks hide the rest."""
+    """True where nothing says that a value agrees with its twin: it has none, or its masks hide the rest."""
     if row.run_value is None or row.ref_value is None or row.distance is None or row.judgement == "not-comparable":
         return True
     return row.distance.how == "statistics" and is_swamped(row.run_value)
@@ -131,6 +133,7 @@ def _differing_params(step: Step, row: Compared) -> list[str]:
 def differing_arguments(step: Step, row: Compared) -> Arguments:
     """Arguments of the call of a value that differ between the runs, by name or place."""
     site = row.value.site
+    # A backward call has the arguments of its forward call.
     phase = "fwd" if site.phase == "bwd" else site.phase
     call, twin = step.calls.get((site.micro, phase, site.name, site.call), (None, None))
     if call is None or twin is None:
@@ -144,6 +147,7 @@ def _called_otherwise(step: Step, row: Compared) -> str:
     """
     spot = spot_of(row.value)
     forward = [value for value in step.alignment.mine.values if value.site.phase == "fwd"]
+    # The gradient of a value is made by the calls that took it.
     root = next((value.root for value in forward if spot_of(value) == spot), None)
     for call, twin in step.calls.values():
         if call is None or twin is None or call.phase != "fwd" or call.first.kind != "op":

@@ -46,6 +46,7 @@ def with_consequences(rows: Sequence[Compared], blamed: Sequence[Compared]) -> S
     one.
     """
     behind = {row.root for row in blamed}
+    # Only what comes later may be a consequence.
     first = min((row.position for row in blamed), default=0)
     return [_as_consequence(row, behind) if row.position > first else row for row in rows] if blamed else rows
 
@@ -65,13 +66,14 @@ def _is_harmless(rows: Sequence[Compared]) -> bool:
 
 
 def results_agree(rows: Sequence[Compared]) -> bool:
-    """Whether the results of the model and the gradients of all parameters were judged, and agree for certain."""
+    """True where the results of the model and the gradients of all parameters were judged, and agree for certain."""
     pairs = [(row, row.run_value) for row in rows if row.run_value is not None and row.ref_value is not None]
     results = [row for row, value in pairs if _is_result(value)]
     params = [(row, value.site.phase) for row, value in pairs if value.kind == "param"]
     phase = "grad" if any(param_phase == "grad" for _, param_phase in params) else "bwd"
     gradients = [row for row, param_phase in params if param_phase == phase]
     largest = max((row.norm for row in gradients), default=0.0)
+    # Of a gradient that is rounding left of 0 no agreement can be asked.
     gradients = [row for row in gradients if row.judgement == "beyond" or row.norm >= NOISE * largest]
     untouched = all(row.judgement in ("equal", "within") for row, param_phase in params if param_phase == "bwd")
     certain = (_certainly_agrees(row) or (untouched and row.hardly_differs) for row in [*results, *gradients])
@@ -84,6 +86,7 @@ def _may_be_excused(row: Compared) -> bool:
         return False
     if value.site.phase != "fwd" and not (value.site.phase == "bwd" and row.distance.reordered):
         return False
+    # An underscore at the end writes in place, a double one is an operator.
     writes = value.api.endswith("_") and not value.api.endswith("__")
     recorded = row.expectation.origin in ("call", "gradient", "wiring") and value.kind == "op" and not writes
     if not recorded and row.expectation.origin != "unrecorded":
@@ -92,7 +95,7 @@ def _may_be_excused(row: Compared) -> bool:
 
 
 def _is_result(value: Value) -> bool:
-    """Whether the model itself returned a value."""
+    """True where the model itself returned a value."""
     return value.kind == "module" and value.returned and not value.module and value.site.phase == "fwd"
 
 

@@ -35,15 +35,17 @@ class CutGradient(NamedTuple):
 
 
 def cut_gradient(step: Step) -> CutGradient | None:
-    """Where gradients of a step end or turn, where the forward pass agrees and gradients of parameters do not."""
+    """The place where gradients of a step end or turn, if the forward pass agrees and those of parameters do not."""
     first = step.first
     of_backward = first is not None and first.value.site.phase != "fwd"
+    # A forward pass that differs explains its gradients.
     if first is not None and not of_backward:
         return None
     params = list(_without_twin(step))
     rows = _first_gradients(step)
     if not params and not of_backward and not (first is None and step.rewired_rows):
         alike = {spot_of(row.value) for row in step.rows if row.value.site.phase == "fwd" and agrees(row)}
+        # With nothing else to go by, only gradients of values that agree count, lost or altogether others.
         received = _received(step)
         rows = [row for row in rows if _is_another(row) or _is_lost(row, received)]
         rows = [row for row in rows if spot_of(row.value) in alike]
@@ -69,6 +71,7 @@ def _first_lost(step: Step) -> Compared | None:
     if not is_of_modules(step):
         return None
     rows = [row for row in step.rows if row.unmatched and row.value.site.phase == "bwd"]
+    # Gradients that the same run lacks as the first one.
     rows = [row for row in rows if (row.run_value is None) == (rows[0].run_value is None)]
     values = {row.value.site.name: row for row in reversed(rows) if row.value.kind == "module"}
     if not values:
@@ -85,7 +88,7 @@ def _first_lost(step: Step) -> Compared | None:
 
 
 def _is_of(value: Value, gradient: Value) -> bool:
-    """Whether ``gradient`` is that of ``value``."""
+    """True where ``gradient`` is that of ``value``."""
     site, ref_site = value.site, gradient.site
     return (site.micro, site.name, site.call, site.slot) == (
         ref_site.micro,
@@ -118,6 +121,7 @@ def own_backward(step: Step, modules: frozenset[str]) -> str:
     for row in step.rows:
         value = row.value
         forward = matched.get(spot_of(value))
+        # An autograd function shows no calls of its own in the backward pass.
         if value.site.phase != "bwd" or value.kind != "op" or not row.unmatched or forward is None:
             continue
         name, side = ("REF", forward.ref_value) if row.ref_value is None else ("RUN", forward.run_value)
@@ -134,7 +138,7 @@ def _is_of_run(params: list[Compared]) -> bool:
 
 
 def _is_another(row: Compared) -> bool:
-    """Whether a gradient is another one altogether, however little of it is left in those of parameters."""
+    """True where a gradient is another one altogether, however little of it is left in those of parameters."""
     return row.rewired and row.distance is not None and (row.distance.rel or 0.0) > COARSE_REL
 
 
@@ -145,14 +149,15 @@ def _received(step: Step) -> dict[CallKey, float]:
     for row in step.rows:
         value = row.value
         if value.site.phase == "bwd" and value.returned and value.stats is not None and not row.unmatched:
+            # Under autocast gradients are summed in its dtype, whatever theirs is.
             unit = max(UNIT_ROUNDOFF.get(dtype, 0.0) for dtype in (value.dtype, *autocast))
             rounding_of_call[key_of(value)] = max(rounding_of_call.get(key_of(value), 0.0), unit * value.stats.norm)
     return rounding_of_call
 
 
 def _is_lost(row: Compared, received: dict[CallKey, float]) -> bool:
-    """Whether only one run has a gradient of what a call took that received gradients in both, and it is more than what
-    rounding left of a sum that is 0, as that of a maximum which softmax subtracts.
+    """True where only one run has a gradient of what a call took that received gradients in both, and it is more than
+    what rounding left of a sum that is 0, as that of a maximum which softmax subtracts.
     """
     value = row.value
     if not row.unmatched or value.returned or value.stats is None:
@@ -169,6 +174,7 @@ def _without_twin(step: Step) -> Iterator[Compared]:
     pairs = [(row.run_value, row.ref_value) for row in step.rows if row.run_value and row.ref_value]
     shared_names = {value.site.name for pair in pairs for value in pair if value.site.phase == "param"}
     phases = [{value.site.phase for value in side.values if value.kind == "param"} for side in step.alignment.sides]
+    # What the update takes is final; gradients of the backward pass stand in where one run did not record it.
     shared_phases = phases[0] & phases[1]
     phase = "grad" if "grad" in shared_phases else "bwd"
     for row in step.rows if phase in shared_phases else ():

@@ -23,6 +23,7 @@ def functions_of_one_run(step: Step) -> GraphDifference:
     alone = step.graph_diff.alone
     calls = [innermost(alone.mine), innermost(alone.theirs)]
     names = [{function_of(call.first.api) for call in side} for side in calls]
+    # A function that both call without a twin is probably the same computation, moved.
     lone_calls = [
         [call for call in side if function_of(call.first.api) not in other_names and _computes(call)]
         for side, other_names in zip(calls, reversed(names), strict=True)
@@ -39,6 +40,7 @@ def _index_of(call: Call) -> int:
 
 
 def _computes(call: Call) -> bool:
+    # Casts are of the class of rounded functions, and compute nothing.
     function = function_of(call.first.api)
     return op_class_of(function) in _COMPUTING and function not in ("to", "float", "half", "bfloat16", "double", "type")
 

@@ -27,7 +27,9 @@ _SCALING = frozenset({"mul", "rmul", "div", "truediv"})
 
 
 def inserted_calls(step: Step) -> GraphDifference | None:
-    """All such calls of a step, in order, with the first place where one leads to; None where there are none."""
+    """Calls of a step that one run inserts and that change nothing of it, in order, with the first seam that one leads
+    to; None where there are none.
+    """
     if step.alignment.connects_alike:
         return None
     side_and_call: dict[CallKey, tuple[int, Call]] = {}
@@ -47,7 +49,7 @@ def _index_of(call: Call) -> int:
 
 
 def _differences(step: Step) -> Iterator[GraphDifference]:
-    """Those at which a value agrees that only one run has changed on its way from a call to the next."""
+    """Differences at which a value agrees that only one run has changed on its way from a call to the next."""
     if step.rank is None:
         return  # ranks that are merged gather and cut what one has whole
     graph, first = step.graph_diff, _first_by_root(step)
@@ -58,6 +60,7 @@ def _differences(step: Step) -> Iterator[GraphDifference]:
         if seam is None:
             continue
         difference = graph.leading_to(seam)
+        # Calls on both sides are two ways to compute one value; on none it is only connected otherwise.
         if bool(difference.mine) == bool(difference.theirs):
             continue
         side = 0 if difference.mine else 1
@@ -67,6 +70,7 @@ def _differences(step: Step) -> Iterator[GraphDifference]:
         handed_on = None if twin is None else (twin.run_value, twin.ref_value)[side]
         if twin is None or handed_on is None or not agrees(twin):
             continue
+        # The calls must work on what the other run hands on as it is.
         if not any(value.root == handed_on.root for call in calls for value in call.ins):
             continue
         if not all(map(_changes_nothing, innermost(calls))):
@@ -84,7 +88,7 @@ def _first_by_root(step: Step) -> tuple[dict[int, Compared], dict[int, Compared]
 
 
 def _changes_nothing(call: Call) -> bool:
-    """Whether a call leaves numbers as they are, or is linear and takes one tensor."""
+    """True where a call leaves numbers as they are, or is linear and takes one tensor."""
     function = function_of(call.first.api)
     tensors = len({value.root for value in call.ins})
     if function in _MOVING or "dropout" in function or function in RANDOM:
@@ -99,7 +103,7 @@ def _changes_nothing(call: Call) -> bool:
 
 
 def _writes_whole(call: Call) -> bool:
-    """Whether a tensor is written over with one as large, which is a copy; of a part, as of padding, it is none."""
+    """True where a tensor is written over with one as large, which is a copy; of a part, as of padding, it is none."""
     args = cast(dict[str, Any], json.loads(call.first.args or "{}")).get("args", [])
     whole = len(args) == 3 and args[1] in ({"slice": [None, None, None]}, "...", {"ellipsis": True})
     return whole and bool(call.ins) and any(call.ins[-1].numel == value.numel for value in call.outs)

@@ -44,21 +44,21 @@ class SettingsDifference:
 
     @property
     def only_class(self) -> bool:
-        """Whether nothing but the class differs."""
+        """True where nothing but the class differs."""
         return set(self.settings) == {CLASS}
 
     @property
     def only_clipping(self) -> bool:
-        """Whether nothing but the norm differs by which gradients are clipped."""
+        """True where nothing but the norm differs by which gradients are clipped."""
         return set(self.settings) == {_CLIP}
 
     @property
     def of_count(self) -> bool:
-        """Whether the numbers of parameters differ."""
+        """True where the numbers of parameters differ."""
         return any(name.endswith(f".{_COUNT}") for name in self.settings)
 
     def may_have_caused(self, step: int, phase: str) -> bool:
-        """Whether a value of a ``phase`` of ``step`` comes after the first update that uses these settings."""
+        """True where a value of a ``phase`` of ``step`` comes after the first update that uses these settings."""
         phases = ("opt", "grad") if _CLIP in self.settings else ("opt",)
         return step > self.first_step or (step == self.first_step and phase in phases)
 
@@ -91,6 +91,7 @@ def differing_settings(run: Run, ref: Run) -> SettingsDifference | None:
     settings_by_name, ref_settings = (_flat(side.env[min(side.env)].optimizer) for side in (run, ref))
     begin, rates_since, rates = _rates(run, ref)
     followed = begin is not None
+    # Learning rates of every step say more than the one in the environment, where both have them.
     settings = {
         name: (setting, ref_settings[name])
         for name, setting in settings_by_name.items()
@@ -100,6 +101,7 @@ def differing_settings(run: Run, ref: Run) -> SettingsDifference | None:
         if not (followed and name.endswith(f".{_RATE}"))
     }
     clips = _clips(run, ref)
+    # Settings hold from the first update on; rates and clipping from where they part.
     starts = [begin or 0] if settings else [step for step in (rates_since, clips[0]) if step is not None]
     differing = {**settings, **rates, **clips[1]}
     later = rates_since if rates_since != begin else None
@@ -135,21 +137,23 @@ def _clips(run: Run, ref: Run) -> tuple[int | None, Mapping[str, tuple[str, str]
 
 
 def _close(number: float, ref_number: float) -> bool:
-    """Whether float32, in which an optimizer may hold a setting, does not tell two numbers apart; NaN: not measured."""
+    """True where float32, in which an optimizer may hold a setting, does not tell two numbers apart; NaN: not
+    measured.
+    """
     if math.isnan(number) or math.isnan(ref_number):
         return True
     return math.isclose(number, ref_number, rel_tol=2 * UNIT_ROUNDOFF["float32"])
 
 
 def _agree(setting: str, ref_setting: str) -> bool:
-    """Whether two settings, as JSON, are the same."""
+    """True where two settings, as JSON, are the same."""
     a, b = json.loads(setting), json.loads(ref_setting)
     numbers = all(isinstance(number, int | float) and not isinstance(number, bool) for number in (a, b))
     return _close(a, b) if numbers else bool(a == b)
 
 
 def _is_idle(name: str, settings: Mapping[str, str]) -> bool:
-    """Whether a setting has no effect, since that by which it works is zero."""
+    """True where a setting has no effect, since that by which it works is zero."""
     group, _, setting = name.rpartition(".")
     needs = _IDLE_WITHOUT.get(setting)
     return needs is not None and json.loads(settings.get(f"{group}.{needs}", "null")) == 0
@@ -168,7 +172,9 @@ def _group_and_name(path: str) -> tuple[str, str]:
 
 
 def _has_all_parameters(run: Run) -> bool:
-    """Whether an optimizer works on as many parameters as were recorded: how many the model has is not its setting."""
+    """True where an optimizer works on as many parameters as were recorded: how many the model has is not its
+    setting.
+    """
     groups = run.env[min(run.env)].optimizer.get("groups", [])
     if not run.has_records or not groups:
         return False
@@ -193,7 +199,7 @@ def _flat(document: Any, prefix: str = "") -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """Where an update of torch's optimizers uses a setting: an argument of a ``function``, on a parameter or (False)
+    """The use of a setting in an update of torch's optimizers: an argument of a ``function``, on a parameter or (False)
     on the optimizer's state or a gradient. ``formula``: what is passed; ``inverse`` gives the setting, None where it
     takes more than the argument.
     """
@@ -206,7 +212,7 @@ class _Use:
 
     @property
     def counts_updates(self) -> bool:
-        """Whether the argument also depends on how many updates there were."""
+        """True where the argument also depends on how many updates there were."""
         return "step" in self.formula
 
 
@@ -277,11 +283,13 @@ def setting_of(
     """
     optimizer, _, function = name.rpartition(".")
     numbers = [pair for pair in map(_numbers, arguments.values()) if pair is not None]
+    # Two arguments that differ have no single setting as their cause.
     if len(arguments) != 1 or not numbers:
         return ""
     use = next((use for use in _USES.get(optimizer, ()) if _is_at(use, function, on_param)), None)
     if use is None:
         return ""
+    # Bias corrections differ also where one optimizer has made more updates than the other.
     if use.counts_updates and not any(_group_and_name(path)[1] in use.setting for path in differing or {}):
         return f"the number of updates so far, as the settings agree (the argument is {use.formula})"
     text = f"the setting {use.setting}"

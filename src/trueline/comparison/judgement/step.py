@@ -38,7 +38,7 @@ class Step:
 
     @cached_property
     def equal_before_update(self) -> bool:
-        """Whether the update starts from the same in both runs: all parameters and their gradients are equal."""
+        """True where the update starts from the same in both runs: all parameters and their gradients are equal."""
         params = [row for row in self.rows if row.value.kind == "param"]
         phases = {row.value.site.phase for row in params}
         return {"param", "grad"} <= phases and all(row.judgement == "equal" for row in params)
@@ -58,10 +58,12 @@ class Step:
         if self.first is not None:
             return ()
         measured = [row for row in self.rows if row.run_value is not None and row.distance is not None]
+        # Results that agree excuse whatever is wired otherwise inside.
         forward = next((row for row in reversed(measured) if row.value.site.phase == "fwd"), None)
         if forward is not None and forward.rewired:
             return [row for row in self.rows if row.rewired]
         params = [row for row in measured if row.value.kind == "param"]
+        # The backward pass may be scaled with the loss; what the update takes is not.
         used_gradients = {row.value.site.name: row for row in params if row.value.site.phase == "grad"}
         rewired = [row for row in measured if row.rewired and (row.value.kind == "param" or _is_multiple(row))]
         if any(_differs_as(used_gradients.get(row.value.site.name, row), row) for row in rewired):
@@ -70,7 +72,7 @@ class Step:
 
     @cached_property
     def graph_diff(self) -> GraphDiff:
-        """How the calls of both runs are connected differently."""
+        """Differences between the connections of calls in both runs."""
         return GraphDiff(self.alignment)
 
     @cached_property
@@ -92,10 +94,12 @@ class Step:
         """``file:line function`` of the model's or the script's line that called; '' where no stack was taken."""
         stack, site = value.stack, value.site
         if stack is None:
+            # Gradients have no stack of their own: the line of their call in the forward pass is shown.
             stack = self._stacks[of_reference].get((site.micro, site.name, site.call))
         if stack is None:
             return ""
         key = of_reference, site.rank, stack
+        # A stack is read from a file, and many values share it.
         frame = self._frames.get(key)
         if frame is None:
             frame = self._frames[key] = _user_frame(self.ref if of_reference else self.run, site.rank, stack)
@@ -167,7 +171,7 @@ def step_rows(steps: Iterable[Step]) -> Iterator[StepRow]:
 
 
 def _differs_as(row: Compared, expected: Compared) -> bool:
-    """Whether a value differs by more than rounding explains of another one, ``expected``, which does."""
+    """True where a value differs by more than rounding explains of another one, ``expected``, which does."""
     if row.hardly_differs or row.distance is None or expected.expectation is None:
         return False
     rel = row.distance.rel

@@ -59,6 +59,7 @@ class Structure:
         rows = [*self._results, *self._handed_on, *self._never_undone, *([] if first is None else [first])]
         reaches = (self._reached[row.position] for row in rows if row.position in self._reached)
         reach = min(reaches, key=_position_of, default=None)
+        # What begins after the first value beyond rounding cannot have caused it.
         if reach is None or (first is not None and reach.position > first.position):
             return None
         reached = (row for row in self.step.rows if self._is_reached_by(row, reach))
@@ -123,6 +124,7 @@ class Structure:
         """
         pairs = [(call, twin) for call, twin in self.step.alignment.calls if call and twin and call.phase == "fwd"]
         params = (row for row in self.step.rows if row.value.site.phase == "param")
+        # Other arguments, or parameters, may explain what differs at the seam.
         if any(call.first.args != twin.first.args for call, twin in pairs) or results_agree(self.step.rows):
             return []
         alone = _keys(self.step.graph_diff.alone)
@@ -140,7 +142,7 @@ class Structure:
         ]
 
     def _is_outside(self, row: Compared) -> bool:
-        """Whether the difference that reaches the result of a module is of calls outside of it."""
+        """True where the difference that reaches the result of a module is of calls outside of it."""
         reach = self._reached.get(row.position)
         if reach is None:
             return False
@@ -168,6 +170,7 @@ class Structure:
             differ[key_of(value)] |= value.returned and not _agrees(row)
         excused: tuple[set[CallKey], set[CallKey]] = (set(), set())
         for row, value, seam in self._matched:
+            # Decisions have no rounding and few values: that they agree may be chance.
             if seam is not None and _agrees(row) and not differ[key_of(value)] and value.dtype in UNIT_ROUNDOFF:
                 for excused_keys, keys in zip(excused, self.step.graph_diff.keys_before(seam), strict=True):
                     excused_keys |= keys
@@ -184,6 +187,7 @@ class Structure:
             key = key_of(value)
             at_seam = None if seam is None else self._through(row, seam, origin, unexplained)
             reaches = [reach for reach in (at_seam, origin.get(value.root)) if reach is not None]
+            # A result that was seen before is none that this call made.
             if key in reach_of_call and (not value.returned or value.index == value.root):
                 reaches.append(reach_of_call[key])
             if not reaches and seam is None and not _agrees(row) and value.index == value.root:
@@ -191,6 +195,7 @@ class Structure:
                 unexplained.add(value.root)
             if not reaches or (_agrees(row) and (value.returned or at_seam is None)):
                 continue
+            # Of several differences the first one counts: the others may follow from it.
             first = min(reaches, key=_position_of)
             if value.returned:
                 origin[value.root] = first
@@ -201,7 +206,7 @@ class Structure:
         return reach_of_position
 
     def _through(self, row: Compared, seam: Seam, origin: dict[int, Reach], unexplained: set[int]) -> Reach | None:
-        """What reaches a value through a seam: the difference there, or an earlier one that its calls took; None where
+        """The reach of a value through a seam: the difference there, or an earlier one that its calls took; None where
         they took what is ``unexplained`` for another reason.
         """
         inputs = list(self.step.graph_diff.inputs_of(seam))
@@ -230,6 +235,7 @@ class Structure:
                     positions[side][value.index] = row.position
         for side, step in enumerate(self.step.alignment.sides):
             after = float(len(self.step.rows))
+            # Backwards, so that a value of one side takes the position of the next one that has a twin.
             for value in reversed(step.values):
                 after = positions[side].setdefault(value.index, after)
         return positions
@@ -271,7 +277,7 @@ def innermost(calls: Sequence[Call]) -> list[Call]:
 
 
 def agrees(row: Compared) -> bool:
-    """Whether a value is as in the reference, up to rounding."""
+    """True where a value is as in the reference, up to rounding."""
     return row.judgement in ("equal", "within")
 
 
@@ -281,13 +287,13 @@ def _agrees(row: Compared) -> bool:
 
 
 def is_apart(row: Compared) -> bool:
-    """Whether it is known that rounding does not explain how a value differs."""
+    """True where it is known that rounding does not explain how a value differs."""
     return row.judgement in ("beyond", "propagated") or row.rewired
 
 
 def _may_reorder(row: Compared, difference: GraphDifference) -> bool:
-    """Whether a value may have the same numbers in another order, which statistics do not show: where calls that only
-    move numbers are the difference.
+    """True where a value may have the same numbers in another order, which statistics do not show: where calls that
+    only move numbers are the difference.
     """
     measured = row.distance is not None and row.distance.how == "tensor"
     calls = innermost([*difference.mine, *difference.theirs])
@@ -304,7 +310,7 @@ def _takes_in_any_order(value: Value) -> bool:
 
 
 def _shows_all(row: Compared) -> bool:
-    """Whether no number of a value is so large, or not finite, that it may stand for none: a mask."""
+    """True where no number of a value is so large, or not finite, that it may stand for none: a mask."""
     values = [value for value in (row.run_value, row.ref_value) if value is not None]
     nonfinite = row.distance is not None and row.distance.nonfinite_differ
     return not nonfinite and not any(is_masked(value) or is_swamped(value) for value in values)

@@ -42,6 +42,7 @@ def _other_class(step: Step, calls: Sequence[Call], ref_calls: Sequence[Call]) -
     class in each run; '' and none where it is of one.
     """
     names = [call.module for call in (*calls, *ref_calls)]
+    # Repeated modules (``h.0``, ``h.1``) are one place in the code.
     inside = names[0] if len({numberless(name) for name in names}) == 1 else _common(names)
     classes: dict[str, tuple[str, str]] = {}
     for call, twin in step.alignment.calls if inside else ():
@@ -56,7 +57,7 @@ def _other_class(step: Step, calls: Sequence[Call], ref_calls: Sequence[Call]) -
 
 
 def _is_module(call: Call, like: str = "") -> bool:
-    """Whether ``call`` is one of a module in the forward pass, of the name ``like`` or of one that repeats it."""
+    """True where ``call`` is one of a module in the forward pass, of the name ``like`` or of one that repeats it."""
     is_one = call.phase == "fwd" and call.first.kind == "module"
     return is_one and (not like or numberless(call.name) == numberless(like))
 
@@ -103,6 +104,7 @@ def _rewired(step: Step, seam: Seam) -> str:
     function = site.name.rpartition(".")[2] if seam.mine.kind == "op" else site.name
     subject = "the result" if seam.mine.returned else f"input {_input_text(site.slot)}"
     inside = f" in `{seam.mine.module}`" if seam.mine.module else ""
+    # The seam is the first place where the same call is fed by other calls.
     makers = _makers(step, seam)
     lines = [line_of(step, value, of_reference=bool(side)) for side, value in enumerate((seam.mine, seam.theirs))]
     where = f" ({lines[0]}{f'; in REF {lines[1]}' if lines[1] != lines[0] else ''})" if lines[0] else ""
@@ -110,13 +112,13 @@ def _rewired(step: Step, seam: Seam) -> str:
 
 
 def _input_text(slot: str) -> str:
-    """What the place of an input is called: ``0`` of ``in0``, ``weight`` of ``weight``."""
+    """The name of an input: ``0`` of ``in0``, ``weight`` of ``weight``."""
     match = re.fullmatch(r"in(\d.*)", slot)
     return match.group(1) if match else f"`{slot}`"
 
 
 def _makers(step: Step, seam: Seam) -> tuple[str, str]:
-    """What returned the value in each run; with the number of the call and the slot where the names are the same."""
+    """The call that returned the value in each run; with its number and the slot where the names are the same."""
     pairs = (seam.mine_of, seam.mine, step.alignment.mine), (seam.theirs_of, seam.theirs, step.alignment.theirs)
     names = [_maker(call) for call, _, _ in pairs]
     if names[0] == names[1]:

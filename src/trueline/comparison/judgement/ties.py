@@ -41,6 +41,7 @@ def _of_step(step: Step) -> BrokenTie | None:
         if name is not None and ref_name is not None:
             pairs.setdefault((False, ref_name), {}).setdefault(name, row)
             pairs.setdefault((True, name), {}).setdefault(ref_name, row)
+    # A tensor of one run that meets two names of the other is tied there alone.
     for (of_run, _), rows in pairs.items():
         if len(rows) > 1:
             return BrokenTie(step, list(rows.values())[1], list(rows), of_run)

@@ -29,12 +29,13 @@ def module_of(step: Step, row: Compared) -> str | None:
         if gradient.value.site.phase == "bwd" and _is_returned(gradient) and gradient.judgement in ("equal", "within")
         if root is not None and roots.get(spot_of(gradient.value)) == root
     ]
+    # A gradient that agrees further out says that the code in between is to blame.
     outer = [name for name in callers if value.site.name.startswith(f"{name}.")]
     return max(outer, key=len, default=row.expectation.within)
 
 
 def is_of_modules(step: Step) -> bool:
-    """Whether only calls of modules were recorded."""
+    """True where only calls of modules were recorded."""
     return all(value.kind != "op" for side in step.alignment.sides for value in side.values)
 
 
@@ -85,6 +86,7 @@ def call_around(step: Step, first: Compared, module: str) -> Compared | None:
     calls = models if of_model else [row for row in returned if row.value.site.name == module]
     phase = "fwd" if of_model else value.site.phase
     calls = [row for row in calls if row.value.site.phase == phase] or calls
+    # A call returns after all that it computes: the first to return later is the one around ``first``.
     return next((row for row in calls if row.position > first.position), None) or next(reversed(calls), None)
 
 

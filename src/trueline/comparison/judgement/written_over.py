@@ -42,6 +42,7 @@ def written_over(steps: Sequence[Step], *, max_bytes: int) -> list[Finding]:
         rows = [row for row in step.rows if row.judgement == "beyond" and _is_stored(row, max_bytes)][:MOST_VALUES]
         patterns = {number: pattern for number, row in enumerate(rows) if (pattern := _pattern_of(row)) is not None}
         numbers, bits = together(patterns.items())
+        # Later steps only carry the damage on.
         if bits > LEAST_BITS:
             return [_finding(step, [(rows[number], patterns[number]) for number in numbers], bits, max_bytes)]
     return []
@@ -117,6 +118,7 @@ def _writer_of(step: Step, value: Value, pattern: BlockPattern, max_bytes: int) 
 
     def stored_arrays() -> Iterator[tuple[int, NDArray[Any]]]:
         for other_value in values:
+            # Only first sightings: an alias has the numbers of the value itself.
             fits = other_value.load is not None and 64 * other_value.numel <= max_bytes
             array = _array(other_value) if fits and other_value.root == other_value.index != value.root else None
             if array is not None:

@@ -49,6 +49,7 @@ def first_divergence(differing: Sequence[StepRow]) -> Finding:
     subject = "value whose checksum differs" if by_checksum else "difference that rounding does not explain"
     call_text = f"{first.value.api or first.value.kind}{', ' + frame if frame else ''}"
     claim = f"The first {subject} is at {first.site} ({call_text}): {difference_text(first.row)}; {why}"
+    # Ranks that differ at the same call share its fault; others may only receive it.
     same_name = [first, *(pair for pair in differing[1:] if pair.site.name == first.site.name)]
     ranks = {step.rank for step, _ in same_name if step.rank is not None}
     return finding_on(
@@ -79,6 +80,7 @@ def _advice(first: StepRow, cause: Cause) -> tuple[str, ...]:
     if all(side is not None and side.load is not None for side in (first.row.run_value, first.row.ref_value)):
         return (command,)
     record = 'Record the values of this call in both runs: put its name under names in the Plan, and depth = "tensor".'
+    # Statistics leave open whether inputs agree, so that more than the computation may differ.
     is_open = cause.by_statistics or cause.unknown
     return (command, f"{record} They show whether its inputs or its computation differ." if is_open else record)
 

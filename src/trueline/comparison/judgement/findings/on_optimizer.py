@@ -29,6 +29,7 @@ def update_differs(differing: Sequence[StepRow]) -> Finding:
         differing=None if settings is None else settings.settings,
     )
     if setting:
+        # The setting ends the sentence on the argument that it makes.
         claim = f"{claim[:-1]}: {setting}."
     return finding_on("optimizer-differs", "error", claim, [first], advice=(_SAME_PARAM_GROUPS, first.command))
 
@@ -87,6 +88,7 @@ def _settings_finding(settings: SettingsDifference, steps: Sequence[Step], *, is
 
 def _updated_in_one_run(steps: Sequence[Step]) -> Mapping[str, list[str]]:
     """By run (RUN, REF), the parameters that it changed between the first step and the last, and the other run not."""
+    # One rank stands for all: replicas update alike.
     of_rank = [step for step in steps if step.rank == steps[0].rank] if steps else []
     params = [{row.value.site.name: row for row in step.rows if row.value.site.phase == "param"} for step in of_rank]
     updated: dict[str, list[str]] = {}

@@ -21,6 +21,7 @@ def precision_differs(part: DtypesPart, *, consequences: Sequence[Finding]) -> F
         f"The run computes in {part.dtype} where the reference computes in {part.ref_dtype}, first at {first.site} "
         f"({call_text}); most of the model has one precision in both."
     )
+    # Another precision alone may be meant; with an error after it, it is its likely cause.
     severity = "error" if any(finding.severity == "error" for finding in consequences) else "warning"
     look = "Look for what casts here: autocast, a buffer or cache of another dtype, or a call of .to()."
     evidence = {"dtypes": [part.dtype, part.ref_dtype], "where": first.frame}

@@ -53,6 +53,7 @@ def with_calls_of_module(step: Step, cause: StructureCause) -> StructureCause:
     difference = lonely_calls(step, cause.row.value.module)
     if cause.row.value not in [value for call in (*difference.mine, *difference.theirs) for value in call.values]:
         return cause
+    # The row to show is the first of all these calls, not only of the last ones.
     row = _first_row_of(step, difference) or cause.row
     return cause._replace(difference=replace(difference, seam=cause.difference.seam), row=row)
 
@@ -84,6 +85,7 @@ def structure_differs(step: Step, cause: StructureCause) -> Finding:
     seam = difference.seam
     if is_of_modules(step) and seam is not None and not (difference.mine or difference.theirs):
         finding = with_call_around(finding, StepRow(step, cause.row), seam.mine.module)
+    # The calls themselves have no twin to be measured against.
     return replace(finding, measured=cause.after.distance and cause.after.distance.rel, unit="relative L2 difference")
 
 

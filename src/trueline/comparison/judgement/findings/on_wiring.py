@@ -29,6 +29,7 @@ def wiring_differs(steps: Sequence[Step], *, before: StepRow | None) -> tuple[Fi
     """
     rewired = rewired_rows(steps)
     if before is not None:
+        # Wiring after the first value beyond rounding may be its consequence.
         position = before.row.position
         rewired = [pair for pair in step_rows(steps) if pair.row.rewired and pair.row.position < position]
     if not rewired:
@@ -87,6 +88,7 @@ def gradients_turn(first: StepRow, *, forward_agrees: bool) -> Finding | None:
         return None
     difference, call_row = behind[0], StepRow(step, behind[1])
     loss = loss_text(step) if forward_agrees else ""
+    # Losses that part although all shared values agree are made by functions that one run alone calls.
     if loss:
         difference, call_row = _functions_behind_loss(difference, call_row)
     words = difference_in_words(step, difference)

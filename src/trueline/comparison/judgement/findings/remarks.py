@@ -70,6 +70,7 @@ def buffers_updated_otherwise(steps: Sequence[Step]) -> Iterator[Finding]:
         if (call.first.function, "in1") not in BUFFERS:
             continue
         pair = different_arguments(call, twin).get("momentum")
+        # In evaluation mode buffers are read and not updated.
         row = next((row for row in steps[0].rows if row.run_value is call.first), None)
         if pair is None or row is None or '"training":false' in (call.first.args or ""):
             continue
@@ -114,6 +115,7 @@ def sites_missing(steps: Sequence[Step]) -> list[Finding]:
     words = difference_in_words(step, lone) if lone.mine or lone.theirs else ""
     claim += f" In the forward pass {words}." if words else ""
     severity = "warning" if params and not cut_otherwise else "info"
+    # Parameters matter most: what is computed from them is unmatched as well.
     shown_rows = (params or unmatched)[:3]
     return [finding_on("site-missing", severity, claim, shown_rows, evidence={"reasons": dict(reasons)})]
 

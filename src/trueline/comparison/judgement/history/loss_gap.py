@@ -52,9 +52,9 @@ GROWTH_RATIO = 10.0
 
 @dataclass(frozen=True)
 class LossGap:
-    """How the loss of a run diverges from those of ``num_runs`` others: its excess, the largest of theirs, the first
-    step at which it exceeds what is allowed (None: it does not), and the probability that a run like them has an excess
-    as large, which is 1/(num_runs + 1) at least.
+    """The divergence of the loss of a run from those of ``num_runs`` others: its excess, the largest of theirs, the
+    first step at which it exceeds what is allowed (None: it does not), and the probability that a run like them has an
+    excess as large, which is 1/(num_runs + 1) at least.
     """
 
     excess: float
@@ -113,7 +113,8 @@ def judge_losses(
 
 
 def loss_gap_of(run: Curve, ref: Curve, calibrated: Sequence[Curve]) -> LossGap | None:
-    """How the run diverges from the calibrated ones and the reference; None without a step that all have."""
+    """The gap of the run to the calibrated ones and the reference; None without a step that all have."""
+    # The reference may be one of the calibrated Runs.
     peers = list(calibrated) if any(_is_same_run(curve, ref) for curve in calibrated) else [*calibrated, ref]
     steps = sorted(set(run).intersection(*peers))
     if not steps:
@@ -134,9 +135,11 @@ def loss_gap_of(run: Curve, ref: Curve, calibrated: Sequence[Curve]) -> LossGap 
 
 def _times_spread(losses_NT: Floats, index: int) -> Floats:
     """[T] the gap of one run over the spread of the others."""
+    # A run must not pull the median that it is measured by.
     others_NT = np.delete(losses_NT, index, axis=0)
     median_T = np.median(others_NT, axis=0)
     gap_T = np.abs(losses_NT[index] - median_T)
+    # What the spread has reached once it may reach again, though it is small at some step by chance.
     spread_T = np.maximum.accumulate(np.abs(others_NT - median_T).max(axis=0))
     least_T = LEAST_SPREAD * np.maximum(np.abs(median_T), np.finfo(np.float64).tiny)
     return gap_T / np.maximum(spread_T, least_T)
@@ -147,7 +150,7 @@ def _curve(steps: Sequence[int], losses: Sequence[float | None]) -> dict[int, fl
 
 
 def _is_same_run(curve: Curve, ref_curve: Curve) -> bool:
-    """Whether two curves are of one run: equal at all their common steps."""
+    """True where two curves are of one run: equal at all their common steps."""
     common = curve.keys() & ref_curve.keys()
     return bool(common) and all(curve[step] == ref_curve[step] for step in common)
 
@@ -191,6 +194,7 @@ def _on_first_step(step: int, run: Curve, ref: Curve) -> list[str]:
     rel = _gap(run[step], ref[step])
     if step or rel <= FIRST_STEP:
         return []
+    # A factor reads better than a share above 1, as where a loss is a sum and no mean.
     times = rel >= 1 and ref[step]
     differs = f"is {run[step] / ref[step]:.4g} times the reference's" if times else f"differs by {rel:.2g} of it"
     return [
@@ -200,10 +204,11 @@ def _on_first_step(step: int, run: Curve, ref: Curve) -> list[str]:
 
 
 def _on_growth(common: Sequence[int], run: Curve, ref: Curve) -> list[str]:
-    """How fast the gap grew, from the median of the first eighth of the steps that have one to that of the last."""
+    """The growth of the gap, from the median of the first eighth of the steps that have one to that of the last."""
     gaps = [(step, gap) for step in common if (gap := _gap(run[step], ref[step])) > 0]
     if len(gaps) < FEWEST_STEPS:
         return []
+    # Medians of several steps: the gap at a single one may be nearly 0 by chance.
     eighth = len(gaps) // 8
     first, last = gaps[:eighth], gaps[-eighth:]
     before, after = (float(np.median([gap for _, gap in part])) for part in (first, last))

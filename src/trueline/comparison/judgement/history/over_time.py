@@ -25,7 +25,7 @@ from trueline.schema.text.words import counted, named_some
 
 @dataclass(frozen=True)
 class LateFault:
-    """Where a fault begins: the index ``at`` of the step, and the value there, judged as beyond rounding."""
+    """The beginning of a fault: the index ``at`` of the step, and the value there, judged as beyond rounding."""
 
     at: int
     row: Compared
@@ -42,6 +42,7 @@ def late_fault(steps: Sequence[Step]) -> LateFault | None:
 
 def _candidates(steps: Sequence[Step]) -> Iterator[LateFault]:
     """The first change of parameters, of arguments, and the first value that its own past does not explain."""
+    # One candidate of each kind: later ones of a kind may follow from the first.
     changed = first_changed_arguments(steps)
     if changed is not None:
         row = _returned_row(steps[changed.at], changed.call)
@@ -58,6 +59,7 @@ def _candidates(steps: Sequence[Step]) -> Iterator[LateFault]:
         row = next(row for row in step.rows if row.position == outlier.position)
         if row.expectation is not None:
             note = f"expected from its inputs and from {counted(outlier.num_steps, 'step')} of its own history"
+            # Judged by its own past, not by the error model.
             expectation = replace(row.expectation, rel=outlier.expected)
             row = replace(row, judgement="beyond", expectation=expectation, note=note)
             yield LateFault(outlier.at, row, _history_outlier(step, row, outlier))

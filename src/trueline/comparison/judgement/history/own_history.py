@@ -95,7 +95,7 @@ class HistoryOutlier:
 
 @dataclass(frozen=True, slots=True)
 class _Addition:
-    """What the call of a value added to the differences of its inputs: ``d``, and sqrt(i² + u²)."""
+    """The part that the call of a value added to the differences of its inputs: ``d``, and sqrt(i² + u²)."""
 
     key: Key
     position: int
@@ -109,6 +109,7 @@ def history_outliers(steps: Sequence[Step]) -> list[HistoryOutlier]:
     for index, step in enumerate(steps):
         ranks[step.rank].append(index)
     tested: dict[str, list[tuple[float, HistoryOutlier]]] = {"forward": [], "backward": []}
+    # Each pass has half of the false alarms: a fault in one must not hide behind the tests of the other.
     counts = dict.fromkeys(tested, 0)
     for indices in ranks.values():
         added = [list(_additions(steps[index])) for index in indices]
@@ -126,7 +127,7 @@ def history_outliers(steps: Sequence[Step]) -> list[HistoryOutlier]:
 
 
 class _Table:
-    """What calls of one pass of one rank added, step by step; ``indices`` are those of the steps."""
+    """All that calls of one pass of one rank added, step by step; ``indices`` are those of the steps."""
 
     def __init__(self, added: Sequence[Sequence[_Addition]], indices: Sequence[int]) -> None:
         keys = {addition.key: None for rows in added for addition in rows}
@@ -144,10 +145,12 @@ class _Table:
         """
         num_tests = 0
         square_KS = np.exp(2 * self._log_KS)
+        # The first step is only history: parameters are equal there, or a rounding apart.
         for s in range(1, len(self._added)):
             known_K = np.isfinite(square_KS[:, :s]).sum(axis=1)
             total_K = np.nansum(square_KS[:, :s], axis=1)
             past = _Past(_jumps_of(self._log_KS[:, 1:s], square_KS[:, 1:s], known_K, total_K))
+            # In the order of execution: jumps of earlier calls are no consequence of this one.
             for k, addition in sorted(self._rows[s].items(), key=lambda item: item[1].position):
                 if not known_K[k]:
                     continue
@@ -179,6 +182,7 @@ class _Past:
 
     def __init__(self, jumps: Floats) -> None:
         self.num = len(jumps)
+        # As many as the tail of a million jumps has, and one below.
         self._largest: list[float] = sorted(jumps.tolist())[-tail_size(10**6) - 1 :]
 
     def add(self, jump: float) -> None:
@@ -194,7 +198,7 @@ class _Past:
 
 
 def _additions(step: Step) -> Iterator[_Addition]:
-    """What each call of the forward and backward pass added, value by value, in the order of execution."""
+    """The additions of each call of the forward and backward pass, value by value, in the order of execution."""
     measured = {row.root: row for row in step.rows if _is_first_sighting(row) and row.distance is not None}
     for row in step.rows:
         if not _is_judged(row) or row.run_value is None or row.ref_value is None or row.expectation is None:
@@ -226,6 +230,7 @@ def _input_rel(source: Compared | None, row: Compared) -> float | None:
         return None
     if rel is None or term is None or value.site.phase != "fwd" or function_of(value.api) not in _SUMS:
         return rel
+    # Masks would make up the whole size of either.
     if is_masked(term) or is_masked(value):
         return rel
     sizes = [None if operand.stats is None else operand.stats.rms for operand in (term, value)]
@@ -268,7 +273,7 @@ def _rel(row: Compared) -> float | None:
 
 
 def _is_judged(row: Compared) -> bool:
-    """Whether a value is made by a call of the forward or backward pass that does more than move numbers."""
+    """True where a value is made by a call of the forward or backward pass that does more than move numbers."""
     if not _is_first_sighting(row) or row.expectation is None or row.expectation.origin not in ("call", "gradient"):
         return False
     if row.expectation.within is not None:

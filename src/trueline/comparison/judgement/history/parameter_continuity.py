@@ -50,12 +50,14 @@ def changed_between_steps(steps: Sequence[Step]) -> list[Changed]:
         unchanged: defaultdict[str, int] = defaultdict(int)
         changes: list[Changed] = []
         for before, after in pairwise(indices):
+            # Steps in between that were not recorded have updates of their own.
             if steps[after].step == steps[before].step + 1:
                 for name, change in _continuity(steps[before], steps[after], after):
                     if change is None:
                         unchanged[name] += 1
                     else:
                         changes.append(change)
+        # A parameter that never held still is changed on purpose, or its last operation is not recorded.
         lone_changes += [change for change in changes if unchanged[change.name]]
     return sorted(lone_changes, key=lambda change: (steps[change.at].step, change.at))
 
@@ -71,6 +73,7 @@ def _continuity(before: Step, after: Step, at: int) -> Iterator[tuple[str, Chang
         is_kept, ref_is_kept = _is_equal(result[name], start[name]), _is_equal(ref_result[name], ref_start[name])
         if is_kept and ref_is_kept:
             yield name, None
+        # A change in both runs is what the job does.
         elif is_kept != ref_is_kept:
             start_stats, result_stats = (ref_start[name], ref_result[name]) if is_kept else (start[name], result[name])
             distance = stats_distance(start_stats, result_stats, rows=1)
@@ -113,4 +116,5 @@ def _ordered(side: Iterable[Value | None]) -> list[Value]:
 def _is_equal(stats: TensorStats, other_stats: TensorStats) -> bool:
     if stats.fingerprint is not None and other_stats.fingerprint is not None:
         return stats.fingerprint == other_stats.fingerprint
+    # Sums and norms depend on the order of addition; these do not.
     return all(getattr(stats, name) == getattr(other_stats, name) for name in _EXACT)

@@ -51,6 +51,7 @@ def first_changed_arguments(steps: Sequence[Step]) -> ChangedArguments | None:
             differing = _settings(call, twin)
             if not differing:
                 agreed[key] = agreed.get(key, 0) + 1
+                # Arguments that agree again follow from data, and no setting was changed.
                 if changes.pop(key, None) is not None:
                     never.add(key)
             elif key not in changes:
@@ -71,7 +72,7 @@ def _settings(call: Call, twin: Call) -> Arguments:
 
 
 def _is_whole(argument: Argument) -> bool:
-    """Whether JSON holds numbers, and is no single fraction."""
+    """True where JSON holds numbers, and is no single fraction."""
     if argument is None or argument.startswith('"'):
         return False
     return not is_fraction(argument) and any(letter.isdigit() for letter in argument)
@@ -108,16 +109,17 @@ _DTYPES_AND_DEVICES = ('"torch.', '"cpu', '"cuda', '"npu', '"xpu', '"hpu', '"mps
 
 
 def is_fraction(argument: Argument) -> bool:
-    """Whether JSON is a number with a fraction or an exponent."""
+    """True where JSON is a number with a fraction or an exponent."""
     return argument is not None and argument.lstrip("-")[:1].isdigit() and any(mark in argument for mark in ".e")
 
 
 def is_word(argument: Argument) -> bool:
-    """Whether JSON is a text, and neither a dtype nor a device."""
+    """True where JSON is a text, and neither a dtype nor a device."""
     return argument is not None and argument.startswith('"') and not argument.startswith(_DTYPES_AND_DEVICES)
 
 
 def _flat_arguments(call: Call) -> dict[str, str]:
+    # Only one value of a call carries its arguments.
     text = next((value.args for value in call.values if value.args is not None), None)
     if text is None:
         return {}

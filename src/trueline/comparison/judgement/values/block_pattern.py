@@ -79,18 +79,21 @@ def block_pattern(wrong: NDArray[np.bool_], shape: tuple[int, ...]) -> BlockPatt
         return None
     width = shape[-1] if shape else 1
     size = wrong.size
+    # Ends of the tensor and of rows are explained by the shape.
     ends = sorted({end for run in runs for end in run if 0 < end < size and (end % width or len(shape) < 2)})
     columns = Counter(end % width for end in ends)
+    # Ends at one column in several rows are parts of the model, as heads are.
     lone_ends = [end for end in ends if columns[end % width] == 1]
     exponent = min((_exponent(end) for end in lone_ends), default=0)
     return BlockPattern(tuple(runs), exponent, len(lone_ends)) if exponent >= LEAST_EXPONENT else None
 
 
 def together(patterns: Iterable[tuple[int, BlockPattern]]) -> tuple[list[int], float]:
-    """Which of several values, by number, have blocks, and the bits of evidence that these make together: for each of
+    """Numbers of the values that have blocks, and the bits of evidence that these make together: for each of
     the values that were looked at is paid, as the most telling ones are chosen.
     """
     numbered = list(patterns)
+    # Choosing the most telling ones among n costs log2 n bits each.
     price = math.log2(len(numbered)) if numbered else 0.0
     chosen_numbers = [number for number, pattern in numbered if pattern.bits > price]
     return chosen_numbers, sum(pattern.bits - price for number, pattern in numbered if number in chosen_numbers)
@@ -107,11 +110,12 @@ class Writer:
 def writer_of(
     values: NDArray[np.generic], run: tuple[int, int], candidates: Iterable[tuple[int, NDArray[np.generic]]]
 ) -> Writer | None:
-    """Where else the numbers of a run of wrong elements of ``values`` are, among ``candidates`` by number; None where
-    they are nowhere, or say nothing, as a constant does.
+    """The place where the numbers of a run of wrong elements of ``values`` are, among ``candidates`` by number; None
+    where they are nowhere, or say nothing, as a constant does.
     """
     begin, end = run
     piece = values.reshape(-1)[begin : min(end, begin + BLOCK)]
+    # Constants and zeros are everywhere, and point to no writer.
     if len(piece) < BLOCK // 8 or len(np.unique(piece)) < len(piece) // 8:
         return None
     block_bytes, item = piece.tobytes(), piece.dtype.itemsize
@@ -120,6 +124,7 @@ def writer_of(
             continue
         candidate_bytes = np.ascontiguousarray(candidate).tobytes()
         at = candidate_bytes.find(block_bytes)
+        # A hit between two elements is a coincidence of bytes.
         while at >= 0 and at % item:
             at = candidate_bytes.find(block_bytes, at + 1)
         if at >= 0:

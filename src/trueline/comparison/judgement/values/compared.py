@@ -65,7 +65,7 @@ class Compared:
 
     @property
     def hardly_differs(self) -> bool:
-        """Whether it was measured that the values differ by no more than ``HARDLY_REL``."""
+        """True where it was measured that the values differ by no more than ``HARDLY_REL``."""
         if self.distance is None or self.distance.nonfinite_differ:
             return False
         rel = self.distance.rel if self.distance.how == "tensor" else self.distance.most_rel
@@ -73,7 +73,7 @@ class Compared:
 
     @property
     def is_coarse(self) -> bool:
-        """Whether rounding may explain so much that a fault would not show."""
+        """True where rounding may explain so much that a fault would not show."""
         coarse = self.judgement == "within" and self.expectation is not None and self.expectation.rel > COARSE_REL
         return coarse and not self.hardly_differs
 

@@ -101,6 +101,7 @@ class _ElementTotals:
         """The elements from ``begin`` on in row-major order."""
         is_finite = np.isfinite(x) & np.isfinite(y)
         is_same = (x == y) | (np.isnan(x) & np.isnan(y))
+        # Of NaN and infinities only their places are compared.
         bad = ~is_finite & ~is_same
         error = np.where(is_finite, x - y, 0.0)
         self.differ += int(len(x) - np.count_nonzero(is_same))
@@ -110,12 +111,14 @@ class _ElementTotals:
             if self.bad_weights is not None:
                 self.bad_weights.add(begin, bad.astype(np.float64))
         self._add_finite(x[is_finite], y[is_finite])
+        # The first one counts where several are as large.
         size = np.abs(error)
         at = int(size.argmax())
         if size[at] > self.largest[0]:
             self.largest = (float(size[at]), begin + at, float(x[at]), float(y[at]))
         self._add_roundings(begin, size, np.where(is_finite, np.maximum(np.abs(x), np.abs(y)), 0.0), is_finite)
         if self.weights is not None:
+            # Relative to the element, or to the usual size where that is smaller: a few large numbers must not decide.
             weight = np.divide(error**2, np.where(is_finite, y, 0.0) ** 2 + self.usual_size**2)
             self.weights.add(begin, np.nan_to_num(weight, posinf=1e300))
 
@@ -132,6 +135,7 @@ class _ElementTotals:
             beyond = size > 0
         else:
             beyond = size > 2 * number.unit * np.maximum(larger, self.usual_size)
+            # Below the smallest normal number the grid no longer gets finer.
             step = np.maximum(2 * number.unit * np.exp2(np.frexp(larger)[1] - 1.0), number.smallest)
             weights = np.ceil(np.log2(size / step) * _BINS)
             bins = np.where(size > 0, np.clip(weights, _LOWEST_BIN, _HIGHEST_BIN) - _LOWEST_BIN + 1, 0)
@@ -161,7 +165,7 @@ class _ElementTotals:
         return 0.0 if bin_index == 0 else 2.0 ** ((bin_index - 1 + _LOWEST_BIN) / _BINS)
 
     def _where(self, count: int) -> str:
-        """Where NaN and infinities differ, if they do; else where finite numbers differ."""
+        """The place where NaN and infinities differ, if they do; else where finite numbers differ."""
         weights, ends = (self.bad_weights, self.bad_ends) if self.nonfinite else (self.weights, self.ends)
         by_dim = weights.in_words() if weights is not None else ""
         if by_dim or ends is None or count < FEW:
@@ -183,7 +187,7 @@ class _WeightByIndex:
 
     @staticmethod
     def fits(shape: tuple[int, ...], max_bytes: int) -> bool:
-        """Whether the sums of two of these take no more than half of so many bytes."""
+        """True where the sums of two of these take no more than half of so many bytes."""
         shape = shape or (1,)
         return 2 * 8 * (shape[-1] + math.prod(shape[:-1])) <= max_bytes // 2
 
@@ -217,6 +221,7 @@ def _indices_text(dim: int, sums: Floats) -> str:
     if size < 2 or not total > 0:
         return ""
     order = np.argsort(-sums, kind="stable")
+    # Few indices with nearly all of the difference are named; more are no place.
     needed = int(np.searchsorted(np.cumsum(sums[order]), SHARE * total)) + 1
     if needed > max(size // FEW, 1):
         return ""

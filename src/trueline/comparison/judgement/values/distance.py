@@ -126,6 +126,7 @@ def stats_distance(stats: TensorStats, ref_stats: TensorStats, *, rows: int) -> 
         return Distance(False, None, "statistics", nonfinite_differ=nonfinite_differ, details=details)
     same_dtype = stats.dtype == ref_stats.dtype
     prints = stats.fingerprint, ref_stats.fingerprint
+    # A fingerprint is of bits: it says nothing across dtypes.
     if same_dtype and None not in prints and prints[0] == prints[1]:
         return Distance(True, 0.0, "fingerprint", certain_rel=0.0)
     different = _different_statistics(stats, ref_stats)
@@ -140,6 +141,7 @@ def stats_distance(stats: TensorStats, ref_stats: TensorStats, *, rows: int) -> 
         norm = ref_stats.norm
         if norm and not masked:
             farthest = (stats.norm + norm) / norm
+        # Projections see every direction, the other estimates only some: the larger one is nearer.
         estimate = min(max(estimate, 0.0 if projected is None else projected.rel), farthest)
     return Distance(
         False if same_dtype else None,
@@ -163,6 +165,7 @@ def tensor_distance(numbers: Numbers, ref_numbers: Numbers, *, max_bytes: int = 
     if numbers.size != ref_numbers.size:
         return Distance(False, None, "tensor", details={"numel": (numbers.size, ref_numbers.size)})
     sums = _sums(numbers, ref_numbers, max_bytes, scale=1.0)
+    # Squares of huge or tiny numbers leave the range of float64; a power of two brings them back exactly.
     if not math.isfinite(sums.error_sq + sums.ref_sq) or _vanished(sums):
         sums = _sums(numbers, ref_numbers, max_bytes, scale=_scale(numbers, ref_numbers, max_bytes))
     rel = None if numbers.size and not sums.both_finite else _relative(sums.error_sq, sums.ref_sq)
@@ -231,7 +234,7 @@ def _estimates(
 
 
 class _Projected(NamedTuple):
-    """What projections estimate of a relative distance, and what it hardly exceeds."""
+    """The relative distance that projections estimate, and what it hardly exceeds."""
 
     rel: float
     largest_rel: float
@@ -261,8 +264,8 @@ def _has_masks(stats: TensorStats) -> bool:
 
 
 def _is_reordered(stats: TensorStats, ref_stats: TensorStats, rel: float) -> bool:
-    """Whether numbers changed places: counts and extremes are equal, sums are so up to the order of addition, and the
-    projections differ by more than rounding could move them.
+    """True where numbers changed places: counts and extremes are equal, sums are so up to the order of addition, and
+    the projections differ by more than rounding could move them.
     """
     if stats.dtype != ref_stats.dtype or rel <= _REORDERED or _OF_SET(stats) != _OF_SET(ref_stats):
         return False
@@ -324,6 +327,7 @@ def _add_block(sums: _Sums, x: NDArray[Any], y: NDArray[Any], scale: float) -> N
     wide_y = _wide(y, scale)
     ref_sq = float(np.dot(wide_y, wide_y))
     error: NDArray[np.float64] | None = None if is_same else _wide(x, scale) - wide_y
+    # Few blocks have masks: the norm tells before all elements are looked at.
     if not math.sqrt(ref_sq) < scale * _mask_of(y):
         masked = _masks(x) & _masks(y) & (np.signbit(x) == np.signbit(y))
         wide_y = np.where(masked, 0.0, wide_y)
@@ -331,6 +335,7 @@ def _add_block(sums: _Sums, x: NDArray[Any], y: NDArray[Any], scale: float) -> N
         error = None if error is None else np.where(masked, 0.0, error)
     error_sq = 0.0 if error is None else float(np.dot(error, error))
     finite = len(y)
+    # Only now is it known that something is not finite; most blocks are spared the test.
     if not math.isfinite(error_sq + ref_sq):
         nonfinite_differ, is_finite = _nonfinite(x, y)
         sums.nonfinite_differ |= nonfinite_differ
@@ -354,14 +359,14 @@ def _masks(block: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _nonfinite(x: NDArray[Any], y: NDArray[Any]) -> tuple[bool, NDArray[np.bool_]]:
-    """Whether NaN or infinities differ, and which elements are finite in both."""
+    """(nonfinite_differ, is_finite): the latter [n] marks elements that are finite in both."""
     is_finite = np.isfinite(x) & np.isfinite(y)
     is_same = is_finite | (np.isnan(x) & np.isnan(y)) | (x == y)
     return not bool(is_same.all()), is_finite
 
 
 def _vanished(sums: _Sums) -> bool:
-    """Whether squares may have been lost below the range of float64 although numbers differ, or are not zero."""
+    """True where squares may have been lost below the range of float64 although numbers differ, or are not zero."""
     return not sums.equal and min(sums.error_sq, sums.ref_sq) < np.finfo(np.float64).tiny / np.finfo(np.float64).eps
 
 

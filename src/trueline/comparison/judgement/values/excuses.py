@@ -1,4 +1,4 @@
-"""Why a value beyond rounding may be no fault: a decision that rounding turned, or another dtype."""
+"""Excuses of values beyond rounding: a decision that rounding turned, or another dtype."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ class Difference:
         if num > max(_MOST_TURNED, _MOST_TURNED_FRAC * stats.numel) or not (num or distance.reordered):
             return False
         num += 1  # two may turn in opposite ways
+        # Each turned number moves at most the largest one in or out.
         sums_agree = abs((stats.sum or 0.0) - (ref_stats.sum or 0.0)) <= 2 * num * largest
         squares_agree = abs((stats.sum_sq or 0.0) - (ref_stats.sum_sq or 0.0)) <= num * largest**2
         return sums_agree and squares_agree and distance.rel * ref_stats.norm <= 3 * math.sqrt(2 * num) * largest
@@ -83,12 +84,13 @@ class Difference:
 def excuse(
     difference: Difference, value: Value, *, may_turn: bool, compiled: Collection[str], of_modules: bool
 ) -> tuple[Expectation, str] | None:
-    """What is expected then of a difference beyond rounding, and the note on it; None where nothing excuses it.
+    """The expectation that excuses a difference beyond rounding, and the note on it; None where nothing excuses it.
 
     ``value`` is the one on the side that gives the order. ``may_turn``: it is a gradient of a call that decides by its
     inputs. ``compiled`` are modules that a run compiled; ``of_modules``: only calls of modules were recorded.
     """
     expectation, rel = difference.expectation, difference.distance.rel or 0.0
+    # A turned decision is looked for first, as it explains the most exactly.
     if may_turn and difference.is_turned:
         return replace(expectation, rel=max(expectation.rel, rel)), TURNED
     if difference.is_drawn_in_another_dtype(value) or difference.may_be_drawn_in_another_dtype(value, compiled):

@@ -100,7 +100,7 @@ def _pass_of(value: Value) -> Pass:
 
 
 def _not_judged(row: Compared) -> str:
-    """Why a value was not judged; '' where it was."""
+    """The reason why a value was not judged; '' where it was."""
     if row.judgement == "not-comparable" and row.run_value is not None and row.ref_value is not None:
         return (
             OTHER_SHAPES
@@ -111,6 +111,7 @@ def _not_judged(row: Compared) -> str:
         return row.note or _UNMEASURED
     if row.judgement != "within":
         return ""
+    # No error model says how far updates may move two runs apart: within is no answer there.
     if row.note == LEFT_BY_UPDATE:
         return row.note
     return COARSE if row.is_coarse else ""
@@ -163,6 +164,7 @@ def one_sided_calls(steps: Sequence[Step], rows: Iterable[ComparedRow]) -> tuple
             if call.first.kind == "module":
                 listed[in_reference].append(call.name)
             where = lines.get((None, site) if in_reference else (site, None), "")
+            # A call that is made again, as in each layer's loop, is listed once.
             key = in_reference, call.name, where
             counted_call = call_of_key.get(key) or OneSidedCall(in_reference, site, call.name, where, 0)
             call_of_key[key] = replace(counted_call, num=counted_call.num + 1)

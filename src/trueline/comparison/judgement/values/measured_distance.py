@@ -34,10 +34,12 @@ def measure_with(max_bytes: int, *, fingerprints: bool = True) -> Measure:
                 if stats.summed and ref_stats.summed
                 else checksum_distance(stats, ref_stats)
             )
+        # Equal fingerprints spare the reading of stored values.
         if (distance.how == "fingerprint" and distance.equal) or value.load is None or ref_value.load is None:
             return distance
         exact, twin = nearest(value.load(), ref_value.load(), max_bytes=max_bytes)
         unordered = UNORDERED in value.flags | ref_value.flags or twin is None
+        # Elements at the same index need not belong together: statistics do not mind, and may be nearer.
         return min(distance, exact, key=_rel_or_inf) if unordered and distance.rel is not None else exact
 
     return measure

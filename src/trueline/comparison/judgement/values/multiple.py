@@ -41,14 +41,15 @@ class Multiple(NamedTuple):
 
 
 def multiple_of(stats: TensorStats, ref_stats: TensorStats) -> Multiple | None:
-    """How far the value with ``stats`` is a multiple of that with ``ref_stats``; None where nothing tells, or c is 1 up
-    to the rounding of a factor that all numbers share.
+    """The factor by which the value with ``stats`` is a multiple of that with ``ref_stats``; None where nothing tells,
+    or c is 1 up to the rounding of a factor that all numbers share.
     """
     p, q = stats.projections, ref_stats.projections
     if p is None or q is None or not ref_stats.norm:
         return None
     if min(stats.finite, ref_stats.finite) < max(_FEWEST, ref_stats.numel):
         return None
+    # The projections of x and cy have one sign, which tells that of c.
     sign = 1.0 if sum(a * b for a, b in zip(p, q, strict=True)) >= 0 else -1.0
     factor = sign * stats.norm / ref_stats.norm
     if abs(factor - 1) <= _ROUNDED:
@@ -64,6 +65,7 @@ def multiple_of(stats: TensorStats, ref_stats: TensorStats) -> Multiple | None:
 def chance_of_all(chances: Sequence[float]) -> float:
     """The chance that noise makes independent values look like multiples as often, and as closely, as these do."""
     num = len(chances)
+    # As many as look alike are counted together: one multiple says little, ten of them are no noise.
     bounds = (math.comb(num, k) * p**k for k, p in enumerate(sorted(chances), start=1) if p <= SINGLE)
     return min(min(bounds, default=1.0) * max(num, 1), 1.0)
 

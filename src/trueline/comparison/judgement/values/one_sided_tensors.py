@@ -16,6 +16,7 @@ def aliased_in_one(alignment: Alignment) -> Iterator[tuple[Value, Value]]:
     """
     forward = _pairs(alignment, "fwd")
     alike = {(value.root, twin.root) for value, twin in forward if (value.index, twin.index) == (value.root, twin.root)}
+    # A gradient is the sum over all uses of a tensor: where one run uses it once more, it has a further term.
     uses, ref_uses = (_uses(side) for side in alignment.sides)
     for value, twin in forward:
         if (value.root, twin.root) not in alike and uses[value.root] != ref_uses[twin.root] and not value.returned:
@@ -46,6 +47,7 @@ def split_in_one(alignment: Alignment) -> Iterator[tuple[Value, Value]]:
         roots = gradients.get(spot_of(value))
         if roots is None:
             continue
+        # The first sighting has the whole gradient; later ones are compared with it in both runs.
         first = whole.setdefault((value.root, twin.root), roots)
         if (roots[0] == first[0]) != (roots[1] == first[1]):
             yield value, twin

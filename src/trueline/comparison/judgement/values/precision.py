@@ -38,7 +38,7 @@ class DtypesPart:
 
 
 def dtypes_part(steps: Sequence[Step]) -> DtypesPart | None:
-    """Where dtypes part at the first of ``steps``; None where they do not, or where most of the model has others."""
+    """The value at which dtypes part at the first of ``steps``; None without one, or if most of the model differs."""
     at = min((step.step for step in steps), default=None)
     parts = [part for step in steps if step.step == at and (part := _first_of(step)) is not None]
     return min(parts, key=lambda part: (part.row.position, part.step.rank or 0), default=None)
@@ -64,6 +64,7 @@ def _update_of(step: Step) -> DtypesPart | None:
         for row in step.rows
         if (dtype := _float(row.run_value)) and (ref_dtype := _float(row.ref_value))
     ]
+    # A run whose products are in another precision was set up that way.
     products = [dtype == ref_dtype for row, dtype, ref_dtype in pairs if _is_product(row)]
     updates = [
         (row, dtype, ref_dtype)
@@ -80,6 +81,7 @@ def _update_of(step: Step) -> DtypesPart | None:
 def _first_of(step: Step) -> DtypesPart | None:
     if all(map(_is_alike, step.rows)) or _is_chosen(step.rows) or any(map(_is_compiled_model, step.rows)):
         return None
+    # Modules of the reference may go by other names.
     names = _own_names(step)
     coarsest = _coarsest_by_module(step, names)
     for row in step.rows:
@@ -100,7 +102,7 @@ def _first_of(step: Step) -> DtypesPart | None:
 
 
 def _is_alike(row: Compared) -> bool:
-    """Whether both runs have a value, in the same module and of the same dtype."""
+    """True where both runs have a value, in the same module and of the same dtype."""
     run_value, ref_value = row.run_value, row.ref_value
     if run_value is None or ref_value is None:
         return False
@@ -108,12 +110,12 @@ def _is_alike(row: Compared) -> bool:
 
 
 def _is_another_input(row: Compared) -> bool:
-    """Whether a call takes another value there than in the reference, as a sum whose addends are swapped does."""
+    """True where a call takes another value there than in the reference, as a sum whose addends are swapped does."""
     return row.expectation is not None and row.expectation.origin == "wiring" and not row.value.returned
 
 
 def _is_chosen(rows: Sequence[Compared]) -> bool:
-    """Whether most parameters, or most matrix products, are of another dtype."""
+    """True where most parameters, or most matrix products, are of another dtype."""
     pairs: dict[str, list[bool]] = {"param": [], "product": []}
     for row in rows:
         dtype, ref_dtype = _float(row.run_value), _float(row.ref_value)
@@ -128,13 +130,15 @@ def _is_chosen(rows: Sequence[Compared]) -> bool:
 
 
 def _is_compiled_model(row: Compared) -> bool:
-    """Whether a value is of a model that is compiled as a whole: in which precision most of it computes is not seen."""
+    """True where a value is of a model that is compiled as a whole: in which precision most of it computes is not
+    seen.
+    """
     value = row.value
     return value.kind == "module" and not value.module and "compiled" in value.flags
 
 
 def _is_product(row: Compared) -> bool:
-    """Whether a value is what a matrix product of the forward pass returned."""
+    """True where a value is what a matrix product of the forward pass returned."""
     value = row.value
     return value.site.phase == "fwd" and value.returned and op_class_of(function_of(value.api)) in _PRODUCTS
 

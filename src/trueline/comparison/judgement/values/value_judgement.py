@@ -97,6 +97,7 @@ class Divergence:
         self._multiples = multiples
         self._chances: list[float] = []
         self._run_is_guide = len(alignment.mine.values) >= len(alignment.theirs.values)
+        # The side that recorded more shows how differences are passed on through values without a twin.
         guide = alignment.mine if self._run_is_guide else alignment.theirs
         autocast = [side.autocast for side in alignment.sides if side.autocast]
         self.expected = Expected(
@@ -118,7 +119,7 @@ class Divergence:
 
     @property
     def has_multiples(self) -> bool:
-        """Whether gradients that rounding may explain are multiples of those of the reference. Those of
+        """True where gradients that rounding may explain are multiples of those of the reference. Those of
         parameters, and those behind calls that only one run makes, are independent of each other as far as rounding
         makes them; together they must be what it hardly makes (``multiple``).
         """
@@ -268,7 +269,7 @@ class Divergence:
         return min(expectation.rel, rounding) if expectation.rel > expectation.own else 0.0
 
     def _is_left_by_update(self, value: Value, expectation: Expectation) -> bool:
-        """Whether a value is the result of an earlier update."""
+        """True where a value is the result of an earlier update."""
         is_of_update = expectation.origin == "param" or (expectation.origin == "given" and value.site.phase == "opt")
         return self._moved is not None and is_of_update
 
@@ -297,6 +298,7 @@ class Divergence:
             return _Outcome("not-comparable", distance, expectation, note)
         if distance.equal:
             return _Outcome("equal", distance, expectation)
+        # Both updates began from equal numbers: only their own rounding may differ.
         if self._retraced and expectation.origin == "param":
             expectation = replace(expectation, rel=math.hypot(expectation.rel, _update_rounding(value.dtype)))
         elif self._is_left_by_update(value, expectation):
@@ -306,6 +308,7 @@ class Divergence:
             return _Outcome(judgement, distance, explained, LEFT_BY_UPDATE)
         expectation, limit = self._floor(value, twin, distance, expectation)
         judgement = self._judgement(distance, expectation, limit)
+        # A multiple of the twin is no noise, however much of it rounding may explain.
         factor = self._factor(value, twin, expectation) if judgement == "within" else None
         if factor is not None:
             judgement, distance = "beyond", replace(distance, factor=factor)
@@ -315,6 +318,7 @@ class Divergence:
         excused = self._excused(value, twin, expectation, distance) if judgement == "beyond" else None
         if excused is not None:
             return _Outcome("within", distance, *excused)
+        # What is in a buffer before it is filled has no meaning.
         if judgement != "within" and expectation.origin == "given" and _written_over(value):
             return _Outcome("not-comparable", distance, expectation, "memory that the call is about to write over")
         if judgement in ("beyond", "propagated") and value.site.phase == "bwd" and spot_of(value) in self._aliased:
@@ -349,7 +353,7 @@ class Divergence:
         return gradient.stats is not None and gradient.stats.norm <= NOISE * self.expected.largest_gradient
 
     def _is_incomparable(self, expectation: Expectation) -> bool:
-        """Whether a value was made from values without a comparable twin, here or in the forward call; or the runs
+        """True where a value was made from values without a comparable twin, here or in the forward call; or the runs
         connect it differently.
         """
         if expectation.origin == "wiring":
@@ -379,6 +383,7 @@ class Divergence:
         """The expectation and its limit in times: those of the Tolerance, where it has this site or kind."""
         fair = distance.most_rel is not None and expectation.rel < COARSE_REL
         limit = LIMIT["tensor" if fair else distance.how]
+        # Projections see the same numbers twice, and may have missed most of a distance the first time.
         if fair and op_class_of(function_of(value.api)) == "exact":
             limit *= MOVED
         if self._tolerance is None or expectation.tainted:
@@ -410,8 +415,8 @@ class Divergence:
 
 
 def _is_carried(distance: Distance, expectation: Expectation) -> bool:
-    """Whether a difference that rounding might explain is rather that of inputs which the runs make in different ways:
-    as a ratio it is nearer to what these amount to than to rounding.
+    """True where a difference that rounding might explain is rather that of inputs which the runs make in different
+    ways: as a ratio it is nearer to what these amount to than to rounding.
     """
     measured, rounding, carried = distance.rel or 0.0, expectation.rel, expectation.carried
     return carried > 0 and math.inf > measured > max(CARRIED * rounding, math.sqrt(rounding * carried))
@@ -423,5 +428,5 @@ def _update_rounding(dtype: str) -> float:
 
 
 def _written_over(value: Value) -> bool:
-    """Whether the value is the destination that a call writes to: its former contents may be anything."""
+    """True where the value is the destination that a call writes to: its former contents may be anything."""
     return value.site.slot == "in0" and function_of(value.api) in WRITERS
