@@ -1,4 +1,4 @@
-"""How large a difference the rounding inside one op explains, by the class of the op.
+"""Size of the difference that the rounding inside one op explains, by the class of the op.
 
 Each class has a law: the relative L2 error of the output to expect against the same op in exact arithmetic on the same
 inputs, and a band in which 99 % of measured errors over expected ones lie (``benchmarks/rounding``: torch on a CPU;
@@ -39,11 +39,11 @@ class OpLaw:
 
     band: tuple[float, float]
     order: Order | None = None
-    """In which ``length`` terms are added."""
+    """Order in which ``length`` terms are added."""
     roundings: float = 0.0
-    """Of intermediate values, in float32."""
+    """Roundings of intermediate values, in float32."""
     per_term: float = 0.0
-    """More of them for each term."""
+    """Further roundings for each term."""
     narrow: float = 0.0
     """Roundings of intermediate values to the dtype of the inputs."""
     length: str = "1"
@@ -78,7 +78,7 @@ guess."""
 
 @functools.lru_cache(maxsize=4096)
 def op_rounding_rel(op_class: OpClass, dtype_in: str, dtype_out: str, length: int = 1, condition: float = 1.0) -> float:
-    """The relative L2 error of the output to expect. See ``LAWS`` for what length and condition mean for the class.
+    """Relative L2 error of the output to expect. ``LAWS`` defines length and condition of the class.
 
     ``dtype_in`` 'tfloat32' is of float32 products whose inputs are rounded to it. Raises ``InputError`` for a class,
     dtype, length or condition that cannot be.

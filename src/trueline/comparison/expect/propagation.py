@@ -1,4 +1,4 @@
-"""How a call passes differences on: the relative difference to expect of its result, from those of its inputs.
+"""Propagation of differences through a call: the relative difference to expect of its result, from its inputs'.
 
 Differences are relative in the L2 norm: r of a value x means that ‖δ‖ = r·‖x‖. Every law below is the first-order error
 analysis of its call with δ independent of the values, so that a sum of squares stands for a sum (Higham, Accuracy and
@@ -23,12 +23,12 @@ from trueline.schema.formats import FORMATS, MASKS
 _SOFTMAXES = frozenset({"softmax", "log_softmax", "logsumexp", "softmin"})
 _FACTORS = frozenset({"mul", "div", "truediv", "pow", "reciprocal", "rsqrt", "sqrt", "square", "prod"})
 _POWERS = {"pow": 2.0, "square": 2.0, "sqrt": 0.5, "rsqrt": 0.5}
-"""How many times a relative difference grows in a power; of ``pow`` the exponent that is used most."""
+"""Factors by which a relative difference grows in a power; ``pow`` has the exponent that is used most."""
 
 _THROUGH_ZERO = frozenset(
     {"gelu", "silu", "relu", "tanh", "elu", "selu", "celu", "mish", "hardswish", "leaky_relu", "erf", "expm1", "log1p"}
 )
-"""Functions that scale a number by a factor that hardly depends on it: relative differences stay."""
+"""Functions that scale a number by a factor that hardly depends on it, and so keep relative differences."""
 
 _MEANS = frozenset({"mean", "nanmean"})
 
@@ -37,9 +37,10 @@ _NORMS = frozenset({"norm", "vector_norm", "matrix_norm"})
 
 @fact()
 class Operand:
-    """What a law needs to know of a value: ``rel`` is its relative difference, ``rms`` that of its numbers (None: not
-    measured), ``spread`` the rms over the standard deviation (1 for mean zero), ``excess`` the rms over the smallest
-    number where all are positive.
+    """Facts of a value that laws take.
+
+    ``rel`` is its relative difference, ``rms`` that of its numbers (None: not measured), ``spread`` the rms over the
+    standard deviation (1 for mean zero), ``excess`` the rms over the smallest number where all are positive.
     """
 
     rel: float
@@ -51,11 +52,11 @@ class Operand:
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     def in_slot(self, slot: str) -> Operand:
-        """The same value in another slot of a call."""
+        """Move the operand to another slot of a call."""
         if slot == self.slot:
             return self
         return Operand(self.rel, self.rms, self.shape, self.spread, slot, self.excess)
@@ -67,16 +68,24 @@ def size_of(value: Value) -> tuple[float | None, float, float]:
     if stats is None or not stats.finite:
         return None, 1.0, 1.0
     if is_masked(value) or is_swamped(value):
-        seen = stats.projections if is_masked(value) else None  # which leave masks out
-        size = abs(stats.max or 0.0) if seen is None else math.hypot(*seen) / math.sqrt(len(seen) * stats.numel)
+        projections = stats.projections if is_masked(value) else None  # projections leave masks out
+        size = (
+            abs(stats.max or 0.0)
+            if projections is None
+            else math.hypot(*projections) / math.sqrt(len(projections) * stats.numel)
+        )
         return size or None, 1.0, 1.0
     rms, std = stats.rms, stats.std
-    least = stats.min or 0.0
-    return rms or None, max(rms / std if rms and std else 1.0, 1.0), max(rms / least if rms and least > 0 else 1.0, 1.0)
+    smallest = stats.min or 0.0
+    return (
+        rms or None,
+        max(rms / std if rms and std else 1.0, 1.0),
+        max(rms / smallest if rms and smallest > 0 else 1.0, 1.0),
+    )
 
 
 def is_swamped(value: Value) -> bool:
-    """Whether some numbers are so low, as masks of -1e9 are, that no statistic shows how much the others differ."""
+    """Tell whether some numbers are so low, as masks of -1e9, that statistics hide the differences of all others."""
     stats = value.stats
     if stats is None or stats.min is None or stats.max is None or value.dtype not in FORMATS:
         return False
@@ -88,21 +97,21 @@ _SWAMPED = 1e3
 
 
 def is_masked(value: Value) -> bool:
-    """Whether some numbers are as low as the dtype allows, which softmax maps to 0: only the others have a size."""
+    """Tell whether some numbers are as low as the dtype allows; softmax maps them to 0, and only others have a size."""
     low = None if value.stats is None else value.stats.min
     return low is not None and low <= -MASKS.get(value.dtype, math.inf)
 
 
-def lowest_apart(value: Value, twin: Value | None) -> float:
-    """The relative difference of two masks whose lowest numbers belong to different dtypes."""
+def mask_difference_rel(value: Value, twin: Value | None) -> float:
+    """Relative difference of two masks whose lowest numbers belong to different dtypes."""
     if twin is None or value.stats is None or twin.stats is None or not (is_masked(value) and is_masked(twin)):
         return 0.0
-    one, other = value.stats.min or 0.0, twin.stats.min or 0.0
-    return abs(one - other) / abs(other) if math.isfinite(one) and math.isfinite(other) else 0.0
+    lowest, twin_lowest = value.stats.min or 0.0, twin.stats.min or 0.0
+    return abs(lowest - twin_lowest) / abs(twin_lowest) if math.isfinite(lowest) and math.isfinite(twin_lowest) else 0.0
 
 
-def reduction_length(function: str, ins: Sequence[Operand], out: Operand) -> int:
-    """The number of terms of a call's sums, as ``ops.LAWS`` defines it for its class; at least 1."""
+def reduction_length(function: str, ins: Sequence[Operand], result: Operand) -> int:
+    """Number of terms of a call's sums, as ``ops.LAWS`` defines it for its class; at least 1."""
     if not ins:
         return 1
     ins = factors_first(function, ins)
@@ -113,77 +122,80 @@ def reduction_length(function: str, ins: Sequence[Operand], out: Operand) -> int
     if kind in ("product", "norm", "softmax", "loss"):
         return max(row, 1)
     if kind == "scatter":
-        return _per_sum(function, ins, out) + 1
+        return _per_sum(function, ins, result) + 1
     if kind == "attention":
         return max(row + (ins[1].shape[-2] if len(ins) > 1 and len(ins[1].shape) > 1 else 0), 1)
-    return max(first.numel // max(out.numel, 1), 1)
+    return max(first.numel // max(result.numel, 1), 1)
 
 
-def condition_of(function: str, ins: Sequence[Operand], out: Operand) -> float:
-    """The condition of a call as ``ops.LAWS`` defines it for its class, from measured norms; 1 where it has none."""
+def condition_of(function: str, ins: Sequence[Operand], result: Operand) -> float:
+    """Condition of a call, from measured norms, as ``ops.LAWS`` defines it for its class; 1 without one."""
     kind = _class_of(function)
     ins = factors_first(function, ins)
-    if kind == "scatter" and ins and out.rms:
+    if kind == "scatter" and ins and result.rms:
         added = _added(function, ins)
-        return _bounded(math.hypot(ins[0].rms or 0.0, (added.rms or 0.0) * math.sqrt(_share(added, out))) / out.rms)
-    if not out.rms or not ins or not ins[0].rms:
+        return _bounded(
+            math.hypot(ins[0].rms or 0.0, (added.rms or 0.0) * math.sqrt(_share(added, result))) / result.rms
+        )
+    if not result.rms or not ins or not ins[0].rms:
         return 1.0
     if kind == "product" and len(ins) > 1 and ins[1].rms:
-        return _bounded(ins[0].rms * ins[1].rms * math.sqrt(reduction_length(function, ins, out)) / out.rms)
+        return _bounded(ins[0].rms * ins[1].rms * math.sqrt(reduction_length(function, ins, result)) / result.rms)
     if kind in ("sum", "mean"):
-        length = reduction_length(function, ins, out)
-        return _bounded(ins[0].rms * math.sqrt(length) / (out.rms * (length if kind == "mean" else 1)))
+        length = reduction_length(function, ins, result)
+        return _bounded(ins[0].rms * math.sqrt(length) / (result.rms * (length if kind == "mean" else 1)))
     return _bounded(ins[0].spread) if kind == "norm" else 1.0
 
 
 def _bounded(condition: float) -> float:
-    return min(max(condition, 1e-3), _MOST)
+    return min(max(condition, 1e-3), _MAX_CONDITION)
 
 
-def forward_rel(function: str, ins: Sequence[Operand], out: Operand) -> float:
-    """The relative difference of ``out`` to expect from those of ``ins`` alone (exact arithmetic within the call)."""
-    alive = [each for each in ins if each.rel > 0]
-    if not alive:
+def forward_rel(function: str, ins: Sequence[Operand], result: Operand) -> float:
+    """Relative difference of ``result`` to expect from those of ``ins`` alone (exact arithmetic within the call)."""
+    if not any(operand.rel > 0 for operand in ins):
         return 0.0
     if function in _POWERS:
-        return _powered(function, ins, out)
+        return _powered(function, ins, result)
     if _class_of(function) == "scatter":
-        return _scattered(function, ins, out)
-    return _FORWARD.get(_class_of(function), _additive)(factors_first(function, ins), out)
+        return _scattered(function, ins, result)
+    return _FORWARD.get(_class_of(function), _additive)(factors_first(function, ins), result)
 
 
 def factors_first(function: str, ins: Sequence[Operand]) -> Sequence[Operand]:
-    """The factors of a product, then what it adds to them, which ``addmm`` and the like take first."""
+    """Factors of a product, then its addend, which ``addmm`` and the like take first."""
     return [*ins[1:], ins[0]] if function in _ADDEND_FIRST and len(ins) > 2 else ins
 
 
 _ADDEND_FIRST = frozenset({"addmm", "addmv", "addbmm", "baddbmm"})
 
 
-def backward_rel(function: str, given: Operand, ins: Sequence[Operand], out: Operand) -> float:
-    """The same for a gradient ``out`` that a call's backward returns for one of its inputs.
+def backward_rel(function: str, received: Operand, ins: Sequence[Operand], result: Operand) -> float:
+    """Relative difference to expect of a gradient ``result`` that a call's backward returns for one of its inputs.
 
-    ``given`` is the gradient that the backward received, ``ins`` are the inputs of the forward call, ``out`` has the
-    slot of the input whose gradient it is.
+    ``received`` is the gradient that the backward received, ``ins`` are the inputs of the forward call, ``result`` has
+    the slot of the input whose gradient it is.
     """
     kind = _class_of(function)
     factors = factors_first(function, ins)[:2]
-    others = [each for each in factors if each.slot != out.slot]
-    if kind == "product" and len(others) < len(factors):
-        return _product([given, *others], out)
+    other_factors = [operand for operand in factors if operand.slot != result.slot]
+    if kind == "product" and len(other_factors) < len(factors):
+        return _product([received, *other_factors], result)
     if kind == "additive" and op_class_of(function) == "activation":
         kind = "activation"  # exp and the like: the slope depends on the argument
     if kind in ("move", "additive", "product"):
-        return _passed(given, out)
+        return _passed(received, result)
     if function in _STEPPED:
-        return math.hypot(_passed(given, out), _turned(max((each.rel for each in ins), default=0.0), out.numel))
-    if function == "softmax" and given.rms and out.shape:
+        return math.hypot(
+            _passed(received, result), _turned(max((operand.rel for operand in ins), default=0.0), result.numel)
+        )
+    if function == "softmax" and received.rms and result.shape:
         # Multiplied by weights that add up to 1 over a row of n: their rms is at most 1/sqrt(n).
-        given = replace(given, rms=given.rms / math.sqrt(max(out.shape[-1], 1)))
-    logits = _logits(ins) if kind == "attention" else max((each.rms or 1.0 for each in ins[:1]), default=1.0)
-    own = math.hypot(*(each.rel for each in ins))
+        received = replace(received, rms=received.rms / math.sqrt(max(result.shape[-1], 1)))
+    logits = _logits(ins) if kind == "attention" else max((operand.rms or 1.0 for operand in ins[:1]), default=1.0)
+    inputs_rel = math.hypot(*(operand.rel for operand in ins))
     factor = max(1.0, logits) if kind in ("attention", "softmax", "loss", "activation") else 1.0
-    return math.hypot(_passed(given, out), _steepness(kind) * factor * own * _ratio(given, out))
+    return math.hypot(_passed(received, result), _steepness(kind) * factor * inputs_rel * _ratio(received, result))
 
 
 @functools.cache
@@ -204,7 +216,7 @@ def _class_of(function: str) -> str:
 
 
 def _steepness(kind: str) -> float:
-    """How much steeper the derivative is than the function: that of a norm subtracts two projections."""
+    """Factor by which the derivative is steeper than the function: that of a norm subtracts two projections."""
     return 3.0 if kind in ("norm", "attention", "softmax") else 1.5
 
 
@@ -223,168 +235,170 @@ _STEPPED = frozenset({"relu", "relu6", "leaky_relu", "hardtanh"})
 _HARDLY_ONE = 0.05
 
 
-def _ratio(taken: Operand, out: Operand) -> float:
-    """How many times larger the numbers of ``taken`` are than those of ``out``; at least 1."""
-    if not taken.rms or not out.rms:
+def _ratio(source: Operand, result: Operand) -> float:
+    """Quotient of the sizes of ``source`` and ``result``; at least 1."""
+    if not source.rms or not result.rms:
         return 1.0
-    return max(1.0, taken.rms / out.rms)
+    return max(1.0, source.rms / result.rms)
 
 
-def _passed(given: Operand, out: Operand) -> float:
+def _passed(received: Operand, result: Operand) -> float:
     """A gradient that is broadcast, gathered or scaled, also one that is summed over rows that were one row before."""
-    terms = max(given.numel / max(out.numel, 1), 1.0)
-    if not given.rms or not out.rms:
-        return given.rel
-    return given.rel * max(1.0, given.rms * math.sqrt(terms) / out.rms)
+    terms = max(received.numel / max(result.numel, 1), 1.0)
+    if not received.rms or not result.rms:
+        return received.rel
+    return received.rel * max(1.0, received.rms * math.sqrt(terms) / result.rms)
 
 
-def _additive(ins: Sequence[Operand], out: Operand) -> float:
+def _additive(ins: Sequence[Operand], result: Operand) -> float:
     """‖δ out‖² = Σ‖δ in‖²; numbers of an input that is broadcast are equally wrong wherever they are used."""
-    if out.rms:
-        return math.hypot(*(each.rel * (each.rms or out.rms) for each in ins)) / out.rms
-    return math.hypot(*(each.rel for each in ins))
+    if result.rms:
+        return math.hypot(*(operand.rel * (operand.rms or result.rms) for operand in ins)) / result.rms
+    return math.hypot(*(operand.rel for operand in ins))
 
 
-def _powered(function: str, ins: Sequence[Operand], out: Operand) -> float:
+def _powered(function: str, ins: Sequence[Operand], result: Operand) -> float:
     """Roots make more of the differences of small numbers. With δ of one size for all numbers, ‖δ√x‖² = Σδ²/4x is
     about ‖δ‖²/4 over the mean of x, and over the smallest x where many are small; what divides has its largest results
     where x is smallest.
     """
     small = 1.0
     if function == "rsqrt":
-        small = max((each.excess for each in ins), default=1.0)
-    elif function == "sqrt" and ins and ins[0].rms and out.rms:
-        small = max(ins[0].rms / out.rms / out.rms, math.sqrt(ins[0].rms * ins[0].excess) / out.rms, 1.0)
-    return min(small, _MOST) * _POWERS[function] * math.hypot(*(each.rel for each in ins))
+        small = max((operand.excess for operand in ins), default=1.0)
+    elif function == "sqrt" and ins and ins[0].rms and result.rms:
+        small = max(ins[0].rms / result.rms / result.rms, math.sqrt(ins[0].rms * ins[0].excess) / result.rms, 1.0)
+    return min(small, _MAX_CONDITION) * _POWERS[function] * math.hypot(*(operand.rel for operand in ins))
 
 
-def _through_zero(ins: Sequence[Operand], out: Operand) -> float:
+def _through_zero(ins: Sequence[Operand], result: Operand) -> float:
     """GELU's slope is up to 1.13 times its value over its argument."""
-    del out
-    return 1.2 * math.hypot(*(each.rel for each in ins))
+    del result
+    return 1.2 * math.hypot(*(operand.rel for operand in ins))
 
 
-def _factors(ins: Sequence[Operand], out: Operand) -> float:
+def _factors(ins: Sequence[Operand], result: Operand) -> float:
     """Relative differences of factors add up; more where large numbers meet small ones."""
-    size = math.prod(each.rms or 1.0 for each in ins if each.numel > 1)
-    known = all(each.rms for each in ins) and out.rms
-    excess = max(1.0, size / out.rms) if known and out.rms and len(ins) > 1 else 1.0
-    return min(excess, _MOST) * _compound(ins)
+    size = math.prod(operand.rms or 1.0 for operand in ins if operand.numel > 1)
+    all_measured = all(operand.rms for operand in ins) and result.rms
+    excess = max(1.0, size / result.rms) if all_measured and result.rms and len(ins) > 1 else 1.0
+    return min(excess, _MAX_CONDITION) * _compound(ins)
 
 
 def _compound(factors: Sequence[Operand]) -> float:
     """‖Π(1 + δ) - 1‖ for unrelated δ: differences of factors add up while they are small, and multiply when not."""
-    return math.sqrt(math.expm1(sum(math.log1p(each.rel**2) for each in factors)))
+    return math.sqrt(math.expm1(sum(math.log1p(operand.rel**2) for operand in factors)))
 
 
-def _size(ins: Sequence[Operand], out: Operand) -> float:
+def _size(ins: Sequence[Operand], result: Operand) -> float:
     """| ‖x + δ‖ - ‖x‖ | <= ‖δ‖: of a norm, as much where all numbers are off by one factor."""
-    del out
-    return max(each.rel for each in ins)
+    del result
+    return max(operand.rel for operand in ins)
 
 
-def _product_added(ins: Sequence[Operand], out: Operand) -> float:
+def _product_added(ins: Sequence[Operand], result: Operand) -> float:
     """Of x + value·a·b, Adam's second moment."""
     if len(ins) < 3:
-        return _factors(ins, out)
+        return _factors(ins, result)
     addend = ins[0]
-    share = addend.rel * (addend.rms or 0.0) / out.rms if out.rms else addend.rel
+    share = addend.rel * (addend.rms or 0.0) / result.rms if result.rms else addend.rel
     return math.hypot(share, 2 * _compound(ins[1:3]))
 
 
-def _quotient(ins: Sequence[Operand], out: Operand) -> float:
+def _quotient(ins: Sequence[Operand], result: Operand) -> float:
     """Of x + value·n/d, Adam's update: where n is as small as its difference, n/d has the wrong sign. Of numbers with
     density at zero the share of such ones is about r, and each is off by twice its size: 2·sqrt(r) of the quotient.
     A numerator that is noise, and larger in one run, is off by its r.
     """
-    if len(ins) < 3 or not out.rms:
-        return _additive(ins, out)
+    if len(ins) < 3 or not result.rms:
+        return _additive(ins, result)
     addend, numerator, denominator = ins[0], ins[1], ins[2]
     quotient = (numerator.rms or 1.0) / denominator.rms if denominator.rms else 1.0
     moved = max(2 * math.sqrt(min(numerator.rel + denominator.rel, 1.0)), numerator.rel) * quotient
-    return math.hypot(addend.rel * (addend.rms or out.rms) / out.rms, moved / out.rms)
+    return math.hypot(addend.rel * (addend.rms or result.rms) / result.rms, moved / result.rms)
 
 
-def _product(ins: Sequence[Operand], out: Operand) -> float:
+def _product(ins: Sequence[Operand], result: Operand) -> float:
     """‖δA·B‖ = ‖δA‖·‖B‖/sqrt(K) for δA unrelated to B, which over ‖AB‖ is the condition; at least 1."""
-    if len(ins) < 2 or not ins[0].rms or not ins[1].rms or not out.rms:
-        return math.hypot(*(each.rel for each in ins))
-    terms = max(math.sqrt(ins[0].numel * ins[1].numel / max(out.numel, 1)), 1.0)
-    batches = max(min(ins[0].numel, ins[1].numel) / max(terms * max(out.shape[-1] if out.shape else 1, 1), 1.0), 1.0)
-    condition = ins[0].rms * ins[1].rms * math.sqrt(terms / math.sqrt(batches)) / out.rms
-    grown = max(1.0, min(condition, _MOST)) * math.hypot(ins[0].rel, ins[1].rel)
-    return math.hypot(grown, *(each.rel * (each.rms or 0.0) / out.rms for each in ins[2:]))
+    if len(ins) < 2 or not ins[0].rms or not ins[1].rms or not result.rms:
+        return math.hypot(*(operand.rel for operand in ins))
+    terms = max(math.sqrt(ins[0].numel * ins[1].numel / max(result.numel, 1)), 1.0)
+    batches = max(
+        min(ins[0].numel, ins[1].numel) / max(terms * max(result.shape[-1] if result.shape else 1, 1), 1.0), 1.0
+    )
+    condition = ins[0].rms * ins[1].rms * math.sqrt(terms / math.sqrt(batches)) / result.rms
+    grown_rel = max(1.0, min(condition, _MAX_CONDITION)) * math.hypot(ins[0].rel, ins[1].rel)
+    return math.hypot(grown_rel, *(operand.rel * (operand.rms or 0.0) / result.rms for operand in ins[2:]))
 
 
-def _norm(ins: Sequence[Operand], out: Operand) -> float:
+def _norm(ins: Sequence[Operand], result: Operand) -> float:
     """Rows are divided by their own size; where a mean is subtracted, the rest is smaller by ``spread``."""
     first, rest = ins[0], ins[1:]
-    return math.hypot(1.5 * min(first.spread, _MOST) * first.rel, *(each.rel for each in rest))
+    return math.hypot(1.5 * min(first.spread, _MAX_CONDITION) * first.rel, *(operand.rel for operand in rest))
 
 
-def _softmax(ins: Sequence[Operand], out: Operand) -> float:
+def _softmax(ins: Sequence[Operand], result: Operand) -> float:
     """Softmax turns absolute differences of its logits into relative ones."""
     return _PEAKED * (ins[0].rms or 1.0) * ins[0].rel
 
 
-def _attention(ins: Sequence[Operand], out: Operand) -> float:
+def _attention(ins: Sequence[Operand], result: Operand) -> float:
     """Absolute differences of the logits, as softmax has them, and those of the values that are averaged."""
     if len(ins) < 3:
-        return _additive(ins, out)
-    return math.hypot(_PEAKED * _logits(ins) * math.hypot(ins[0].rel, ins[1].rel), ins[2].rel * _ratio(ins[2], out))
+        return _additive(ins, result)
+    return math.hypot(_PEAKED * _logits(ins) * math.hypot(ins[0].rel, ins[1].rel), ins[2].rel * _ratio(ins[2], result))
 
 
 def _logits(ins: Sequence[Operand]) -> float:
-    """The rms of q·k/sqrt(d) for unrelated q and k."""
+    """Rms of q·k/sqrt(d) for unrelated q and k."""
     if len(ins) < 2 or not ins[0].rms or not ins[1].rms:
         return 1.0
-    return min(ins[0].rms * ins[1].rms, _MOST)
+    return min(ins[0].rms * ins[1].rms, _MAX_CONDITION)
 
 
-def _averaged(ins: Sequence[Operand], out: Operand) -> float:
+def _averaged(ins: Sequence[Operand], result: Operand) -> float:
     """A sum or mean of K terms: differences grow with sqrt(K) where the terms grow with K, and ``_SHARED`` times that
     where terms share some of theirs; at most as much as if they all were the same.
     """
     first = ins[0]
-    terms = max(first.numel / max(out.numel, 1), 1.0)
-    if not first.rms or not out.rms:
+    terms = max(first.numel / max(result.numel, 1), 1.0)
+    if not first.rms or not result.rms:
         return first.rel
-    return first.rel * min(_ratio(first, out), first.rms / out.rms * _SHARED / math.sqrt(terms))
+    return first.rel * min(_ratio(first, result), first.rms / result.rms * _SHARED / math.sqrt(terms))
 
 
-def _summed(ins: Sequence[Operand], out: Operand) -> float:
+def _summed(ins: Sequence[Operand], result: Operand) -> float:
     first = ins[0]
-    terms = max(first.numel / max(out.numel, 1), 1.0)
-    if not first.rms or not out.rms:
+    terms = max(first.numel / max(result.numel, 1), 1.0)
+    if not first.rms or not result.rms:
         return first.rel
-    most = max(1.0, first.rms * terms / out.rms)
-    return first.rel * min(most, first.rms * math.sqrt(terms) / out.rms * _SHARED)
+    max_growth = max(1.0, first.rms * terms / result.rms)
+    return first.rel * min(max_growth, first.rms * math.sqrt(terms) / result.rms * _SHARED)
 
 
-def _scattered(function: str, ins: Sequence[Operand], out: Operand) -> float:
+def _scattered(function: str, ins: Sequence[Operand], result: Operand) -> float:
     """‖δ out‖² = ‖δ‖² of what is added to, and of what is added."""
     added = _added(function, ins)
     target = None if added is ins[0] or function == "embedding_bag" else ins[0]
-    if not out.rms:
+    if not result.rms:
         return math.hypot(added.rel, 0.0 if target is None else target.rel)
-    moved = added.rel * (added.rms or 0.0) * math.sqrt(_share(added, out))
-    return math.hypot(moved, 0.0 if target is None else target.rel * (target.rms or 0.0)) / out.rms
+    moved = added.rel * (added.rms or 0.0) * math.sqrt(_share(added, result))
+    return math.hypot(moved, 0.0 if target is None else target.rel * (target.rms or 0.0)) / result.rms
 
 
 def _added(function: str, ins: Sequence[Operand]) -> Operand:
-    """What a call adds up by indices: its last tensor, of ``embedding_bag`` the rows of its weight."""
+    """Operand that a call adds up by indices: its last tensor, of ``embedding_bag`` the rows of its weight."""
     return ins[1] if function == "embedding_bag" and len(ins) > 1 else ins[-1]
 
 
-def _share(added: Operand, out: Operand) -> float:
-    """Numbers that are added for each result."""
-    return added.numel / max(out.numel, 1)
+def _share(added: Operand, result: Operand) -> float:
+    """Numbers that are added for operand result."""
+    return added.numel / max(result.numel, 1)
 
 
-def _per_sum(function: str, ins: Sequence[Operand], out: Operand) -> int:
+def _per_sum(function: str, ins: Sequence[Operand], result: Operand) -> int:
     """Terms of the longest sums, which get a few times as many as others."""
     terms = ins[0].numel if function == "embedding_bag" else ins[-1].numel
-    sums = out.numel // (out.shape[-1] if function == "embedding_bag" and out.shape else 1)
+    sums = result.numel // (result.shape[-1] if function == "embedding_bag" and result.shape else 1)
     return max(_UNEVEN * terms // max(sums, 1), 1)
 
 
@@ -392,9 +406,9 @@ _UNEVEN = 4
 """Ratio of the longest sum of a scatter to the usual one."""
 
 
-def _loss(ins: Sequence[Operand], out: Operand) -> float:
+def _loss(ins: Sequence[Operand], result: Operand) -> float:
     """A mean of differences between logits, which does not average out where one cause is behind all of them."""
-    return ins[0].rel * max(1.0, (ins[0].rms or 1.0) / (out.rms or 1.0))
+    return ins[0].rel * max(1.0, (ins[0].rms or 1.0) / (result.rms or 1.0))
 
 
 _PEAKED = 2.0
@@ -405,8 +419,8 @@ _SHARED = 4.0
 inputs (up to 19 in ``benchmarks/rounding``, in the worst op).
 """
 
-_MOST = 1e3
-"""The largest condition that is assumed of one call: statistics alone do not show where numbers cancel."""
+_MAX_CONDITION = 1e3
+"""Largest condition assumed of one call: statistics alone do not show where numbers cancel."""
 
 _KINDS: Mapping[OpClass, str] = {
     "exact": "move",

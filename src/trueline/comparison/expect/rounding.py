@@ -1,4 +1,4 @@
-"""How large a difference rounding explains: of sums in some order, of products, of two orders, and of statistics.
+"""Size of the difference that rounding explains: of sums in some order, of products, of two orders, of statistics.
 
 All laws take roundings as independent errors of mean zero (Higham and Mary, A New Approach to Probabilistic Rounding
 Error Analysis, SIAM J. Sci. Comput. 41(5), 2019), which bounds made for the worst case miss by orders of magnitude.
@@ -28,8 +28,8 @@ the vector starts with another term, as ring all-reduces do. ``tree`` and ``pair
 Accumulate = Literal["same", "float32"]
 """The dtype of partial sums: that of the terms, or float32 with one rounding at the end."""
 
-UNIT_ROUNDOFF: dict[str, float] = {name: each.unit for name, each in FORMATS.items()}
-"""By dtype, without 'torch.'."""
+UNIT_ROUNDOFF: dict[str, float] = {name: fmt.unit for name, fmt in FORMATS.items()}
+"""Unit roundoff by dtype, without 'torch.'."""
 
 KAPPA = 1 / math.sqrt(8 * math.log(2))
 """Expected relative error of one rounding over u, root mean square: 0.4247.
@@ -71,25 +71,29 @@ class OrderJudgement:
 
 
 def unit_roundoff(dtype: str) -> float:
-    """The unit roundoff of a dtype ('bfloat16' or 'torch.bfloat16'). Raises ``InputError`` for one that has none."""
+    """Unit roundoff of a dtype ('bfloat16' or 'torch.bfloat16'). Raises ``InputError`` for one that has none."""
     unit = UNIT_ROUNDOFF.get(dtype.removeprefix("torch."))
     if unit is None:
         raise InputError(f"The dtype '{dtype}' has no known rounding. Known are {', '.join(UNIT_ROUNDOFF)}.")
     return unit
 
 
-def coarser(one: str, other: str) -> str:
-    """Of two dtypes the one that rounds more; an integer one rounds nothing."""
-    return one if one == other or UNIT_ROUNDOFF.get(one, 0.0) >= UNIT_ROUNDOFF.get(other, 0.0) else other
+def coarser(dtype: str, other_dtype: str) -> str:
+    """Return the dtype that rounds more; integer dtypes round nothing."""
+    return (
+        dtype
+        if dtype == other_dtype or UNIT_ROUNDOFF.get(dtype, 0.0) >= UNIT_ROUNDOFF.get(other_dtype, 0.0)
+        else other_dtype
+    )
 
 
 def rounding_rel(u: float) -> float:
-    """The relative L2 error that one rounding of a vector is expected to make."""
+    """Relative L2 error to expect of one rounding of a vector."""
     return KAPPA * u
 
 
 def sum_error_rel(num_terms: int, *, order: Order, u: float, mean_cosine: float = 0.0, block: int = BLOCK) -> float:
-    """The relative L2 error to expect of a sum of ``num_terms`` vectors of like norm: KAPPA·u·sqrt(sum of e(k)/e(N)).
+    """Relative L2 error to expect of a sum of ``num_terms`` vectors of like norm: KAPPA·u·sqrt(sum of e(k)/e(N)).
 
     e(k) = k + k(k - 1)·rho, and the sum is over the partial sums that the order forms: each is rounded once. Raises
     ``InputError`` for fewer than one term, or a mean cosine that N vectors cannot have.
@@ -106,7 +110,7 @@ def order_difference_rel(
     u_out: float | None = None,
     mean_cosine: float = 0.0,
 ) -> float:
-    """The relative L2 difference to expect between sums of the same vectors in two orders, such as two permutations.
+    """Relative L2 difference to expect between sums of the same vectors in two orders, such as two permutations.
 
     Before the last rounding the two are apart by the root of the sum of the squares of their errors. The last rounding
     (to ``u_out``, by default u) maps both to one grid, of step h: numbers that were d apart come out equal or a step
@@ -120,13 +124,14 @@ def order_difference_rel(
     u_out, total = u if u_out is None else u_out, _e(num_terms, mean_cosine)
     last = total if u_out == u else 0.0  # else the whole is rounded twice: as a partial sum, and to u_out
     before = sum(_partial_squares(num_terms, order, mean_cosine, BLOCK) - last for order in orders)
-    apart = KAPPA * u * math.sqrt(before / total)
-    return math.sqrt(apart**2 + _regridded(apart, u_out))
+    difference_rel = KAPPA * u * math.sqrt(before / total)
+    return math.sqrt(difference_rel**2 + _regridded(difference_rel, u_out))
 
 
 def stagnates(num_terms: int, *, u: float, mean_cosine: float = 0.0, order: Order = "sequential") -> bool:
-    """Whether terms that are added one after the other become too small for the partial sum, which then no longer
-    follows: errors are neither independent nor bounded by the law. Halving never gets there.
+    """Tell whether terms that are added one after the other become too small for the partial sum.
+
+    Then the sum stagnates: errors are neither independent nor bounded by the law. Halving never gets there.
     """
     one_by_one = order in ("sequential", "ring")
     return one_by_one and u * math.sqrt(_e(num_terms, mean_cosine)) > STAGNATION
@@ -140,7 +145,7 @@ def dot_error_rel(
     condition: float = 1.0,
     order: Order = "blocked",
 ) -> float:
-    """The relative L2 error to expect of a product A·B whose elements are sums of ``length`` products.
+    """Relative L2 error to expect of a product A·B whose elements are sums of ``length`` products.
 
     ``condition`` is |A|·|B| / (sqrt(length)·|AB|) in Frobenius norms: 1 for unrelated factors, less where products have
     one sign, more where they cancel. It is the cosine between products in another form, rho = (1/condition² - 1) /
@@ -162,7 +167,7 @@ def require_product(length: int, condition: float) -> None:
 
 
 def condition_cosine(length: int, condition: float) -> float:
-    """The mean cosine between ``length`` terms of a sum whose norm is sqrt(length)/condition times that of a term."""
+    """Mean cosine between ``length`` terms of a sum whose norm is sqrt(length)/condition times that of a term."""
     return (condition**-2 - 1) / (length - 1) if length > 1 else 0.0
 
 
@@ -175,7 +180,7 @@ def explained_by_order(
     mean_cosine: float = 0.0,
     order: Order = "sequential",
 ) -> OrderJudgement:
-    """Whether two sums of the gradients of ``num_workers`` workers differ as two orders of adding them up do.
+    """Judge whether two sums of the gradients of ``num_workers`` workers differ as two orders of adding them up do.
 
     ``difference_rel`` is |a - b| / |a|, and ``order`` the kind of both. Raises ``InputError`` for numbers that cannot
     be.
@@ -212,18 +217,18 @@ def _e(count: float, mean_cosine: float) -> float:
 
 
 def _partial_squares(num_terms: int, order: Order, mean_cosine: float, block: int) -> float:
-    """The sum of e(k) over the partial sums of more than one term that an order forms."""
+    """Sum of e(k) over the partial sums of more than one term that an order forms."""
     if order in ("sequential", "ring"):
         return _in_turn(num_terms, 1, mean_cosine)
     if order in ("tree", "pairwise"):
         return _by_halves(num_terms, mean_cosine)
     if order in ("cascade", "blocked"):
-        return _by_blocks(num_terms, mean_cosine, FAN if order == "cascade" else block, again=order == "cascade")
+        return _by_blocks(num_terms, mean_cosine, FAN if order == "cascade" else block, is_recursive=order == "cascade")
     raise InputError(f"'{order}' is no order of summation. There are {', '.join(get_args(Order))}.")
 
 
 def _in_turn(count: int, unit: float, mean_cosine: float) -> float:
-    """The sum of e(j·unit) over j = 2 … count: of sums of ``unit`` terms each that are added one after the other."""
+    """Sum of e(j·unit) over j = 2 … count: of sums of ``unit`` terms each that are added one after the other."""
     if count < 2:
         return 0.0
     first = count * (count + 1) / 2 - 1
@@ -244,14 +249,14 @@ def _by_halves(num_terms: int, mean_cosine: float) -> float:
     return total
 
 
-def _by_blocks(num_terms: int, mean_cosine: float, block: int, *, again: bool) -> float:
-    """Blocks of terms, then blocks of these (``again``) or all of them one after the other."""
+def _by_blocks(num_terms: int, mean_cosine: float, block: int, *, is_recursive: bool) -> float:
+    """Blocks of terms, then blocks of these (``is_recursive``) or all of them one after the other."""
     total, count, unit = 0.0, num_terms, 1
     while count > block:
         whole, rest = divmod(count, block)
         total += whole * _in_turn(block, unit, mean_cosine) + _in_turn(rest, unit, mean_cosine)
         count, unit = whole + (rest > 0), unit * block
-        if not again:
+        if not is_recursive:
             break
     return total + _in_turn(count, num_terms / count if unit > 1 else 1, mean_cosine)
 

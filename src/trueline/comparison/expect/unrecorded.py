@@ -1,4 +1,4 @@
-"""What code that was not recorded does to values: all that runs between calls of modules, where only these were.
+"""Effect of unrecorded code on values: all code between calls of modules, where only these were recorded.
 
 A value that a module takes, and that no recorded call made, was computed by the code of the module around it, from any
 of what that had by then. A gradient adds up what came back through calls of modules and through such code. How code
@@ -25,7 +25,7 @@ of ``benchmarks.compare.corpus`` (dev half, preset ``modules``).
 
 @dataclass(slots=True)
 class _Inside:
-    """The largest relative difference that rounding explains of what the code of a module had, by pass."""
+    """Largest relative difference that rounding explains of the values that the code of a module had, by pass."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -33,13 +33,13 @@ class _Inside:
 
 
 class Unrecorded:
-    """The code of ``side`` that was not recorded, by the name of its module, '' for what is outside of the model."""
+    """Unrecorded code of ``side``, by the name of its module, '' outside of the model."""
 
     def __init__(self, side: StepValues) -> None:
         forward = [value for value in side.values if value.site.phase == "fwd"]
         kinds = {value.kind for value in forward}
         self.applies = "module" in kinds and "op" not in kinds
-        """Whether calls of modules were recorded, and no others."""
+        """True where calls of modules were recorded, and no others."""
         self._inside: defaultdict[tuple[int, str], _Inside] = defaultdict(_Inside)
         self._users: defaultdict[int, set[str]] = defaultdict(set)
         self._last_made: dict[tuple[int, str], int] = {}
@@ -48,9 +48,10 @@ class Unrecorded:
         self._models = {value.site.name for value in forward if value.kind == "module" and not value.module}
         if not self.applies:
             return
-        around = {value.module for value in forward}
-        self._no_code = {each.site.name for each in forward if is_of_torch(each) and each.site.name not in around}
-        self._called = {value.site.name for value in forward}
+        # A class of torch.nn that calls no module is a function, and hides no code.
+        parents = {value.module for value in forward}
+        self._no_code = {value.site.name for value in forward if is_of_torch(value) and value.site.name not in parents}
+        self._called_names = {value.site.name for value in forward}
         params = {value.root: value.site.name for value in side.values if value.site.phase == "param"}
         self._params = [(name.rpartition(".")[0], root) for root, name in params.items()]
         for value in forward:
@@ -64,11 +65,11 @@ class Unrecorded:
         return value.site.name if value.returned else value.module
 
     def is_code(self, module: str) -> bool:
-        """Whether a module runs code that could have been recorded: it is no single function of torch."""
+        """Tell whether a module runs code of its own, and is no single function of torch."""
         return module not in self._no_code
 
     def note(self, value: Value, rel: float) -> None:
-        """That a value differs by ``rel``, which rounding explains. What is masked has no size."""
+        """Note that rounding explains a difference ``rel`` of a value. Masked values have no size and are left out."""
         phase, micro = value.site.phase, value.site.micro
         if phase not in ("fwd", "bwd") or value.kind != "module" or is_masked(value):
             return
@@ -82,57 +83,56 @@ class Unrecorded:
         self._worst = max(self._worst, rel)
 
     def params_of(self, module: str) -> list[int]:
-        """Roots of parameters that the code of a module uses itself: its own, and those of modules in it that are not
-        called.
-        """
+        """Roots of parameters that the code of a module uses: its own, and those of uncalled modules in it."""
         prefix = "" if module in self._models else f"{module}."
         return [
             root
             for name, root in self._params
-            if name == module or (name not in self._called and f"{name}.".startswith(prefix))
+            if name == module or (name not in self._called_names and f"{name}.".startswith(prefix))
         ]
 
     @property
     def tied(self) -> list[int]:
-        """Roots of parameters of no module that is called, as those whose module only lends its weight to another."""
-        return [root for name, root in self._params if name not in self._called]
+        """Roots of parameters of modules that are never called, such as one that lends its weight to another."""
+        return [root for name, root in self._params if name not in self._called_names]
 
     def forward_rel(self, value: Value, module: str, params: Iterable[float], dtype: str) -> float:
-        """The relative difference to expect of a ``value`` that the code of ``module`` made."""
+        """Relative difference to expect of a ``value`` that the code of ``module`` made."""
         inside = self._inside[value.site.micro, module]
-        had = max(inside.forward, *params, 0.0)
+        largest_rel = max(inside.forward, *params, 0.0)
         if dtype not in UNIT_ROUNDOFF:
-            return math.sqrt(2) if had > 0 else 0.0  # a decision
-        return AMPLIFIED * math.hypot(had, _rounding(dtype))
+            return math.sqrt(2) if largest_rel > 0 else 0.0  # a decision
+        return AMPLIFIED * math.hypot(largest_rel, _rounding(dtype))
 
     def backward_rel(self, value: Value, root: int | None, dtype: str) -> float:
-        """The same of a gradient: of the value ``root`` of the forward pass, or of a parameter (None)."""
+        """Relative difference to expect of the gradient of forward value ``root``, or of a parameter (None)."""
         names = self._around_param(value) if root is None else [*self._users[root], value.module]
-        places = [self._inside[value.site.micro, name] for name in names]
-        seen = [each.backward for each in places if each.any_backward] or [self._worst]
-        had = math.hypot(max(seen), max((each.forward for each in places), default=0.0))
-        return math.hypot(AMPLIFIED * had * (_CANCELLED if value.numel == 1 else 1.0), rounding_of_code(value, dtype))
+        insides = [self._inside[value.site.micro, name] for name in names]
+        seen_backward = [inside.backward for inside in insides if inside.any_backward] or [self._worst]
+        largest_rel = math.hypot(max(seen_backward), max((inside.forward for inside in insides), default=0.0))
+        cancelled = _CANCELLED if value.numel == 1 else 1.0
+        return math.hypot(AMPLIFIED * largest_rel * cancelled, rounding_of_code(value, dtype))
 
     def _around_param(self, value: Value) -> list[str]:
-        """The innermost module around a parameter that is called, in a list; none where no such is."""
+        """Innermost called module around a parameter, in a list that is empty without one."""
         parts = value.site.name.split(".")[:-1]
-        around = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
-        return [name for name in around if name in self._called][:1]
+        parents = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+        return [name for name in parents if name in self._called_names][:1]
 
     def compiled_around(self, param: str) -> str | None:
-        """The compiled module that a parameter is in, of which only what goes in and comes out was recorded."""
+        """Compiled module that a parameter is in, whose inputs and outputs alone were recorded; None outside of any."""
         models = self._models & self._compiled
-        inside = [name for name in self._compiled if param.startswith(f"{name}.")]
-        return max(inside, key=len, default=None) or next(iter(models), None)
+        compiled = [name for name in self._compiled if param.startswith(f"{name}.")]
+        return max(compiled, key=len, default=None) or next(iter(models), None)
 
-    def within(self, micro: int, root: int) -> str | None:
-        """The innermost module whose code may have used the value ``root``; None where recorded calls alone did."""
-        found = [
+    def innermost_user(self, micro: int, root: int) -> str | None:
+        """Innermost module whose code may have used the value ``root``; None where recorded calls alone did."""
+        users = [
             name
             for name in self._users[root]
             if self.is_code(name) and (not name or self._last_made.get((micro, name), -1) > root)
         ]
-        return max(found, key=self._depth, default=None)
+        return max(users, key=self._depth, default=None)
 
     def _depth(self, module: str) -> int:
         return 0 if not module else 1 if module in self._models else 2 + module.count(".")
@@ -144,12 +144,12 @@ _CANCELLED = 16.0
 
 
 def is_of_torch(value: Value) -> bool:
-    """Whether the call of a module is that of a class of torch.nn."""
+    """Tell whether a module is of a class of torch.nn."""
     return value.api.startswith("torch.nn.modules.")
 
 
 def rounding_of_code(value: Value, dtype: str) -> float:
-    """The relative difference to expect of a gradient from the rounding of the code that it came through."""
+    """Relative difference to expect of a gradient from the rounding of the code that it came through."""
     return AMPLIFIED * _rounding(dtype) * (_CANCELLED if value.numel == 1 else 1.0)
 
 
