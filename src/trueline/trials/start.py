@@ -24,6 +24,7 @@ def prepared(asked: Asked, **options: Any) -> Prepared:
     if verb.about_run != bool(asked.run):
         needs = "is about a Run: name one" if verb.about_run else "is about a command alone: name no Run"
         raise InputError(f"Trial {asked.verb} {needs}.")
+    # of all verbs the module of this one alone is loaded
     prepare = importlib.import_module(f"trueline.trials.{verb.module}").prepare
     signature = inspect.signature(prepare)
     try:

@@ -158,14 +158,14 @@ class SyncTrial:
     # -- runs -------------------------------------------------------------------------------------------------------
 
     def _settled(self, arm: str, ask: Callable[[], bool | None]) -> bool:
-        """What ``ask`` says once it can: until then ``arm`` runs in blocks with base, in random order."""
+        """The answer of ``ask`` once it has one: until then ``arm`` runs in blocks with base, in random order."""
         while (decision := ask()) is None:
             for block_arm in self._random.sample([*dict.fromkeys((arm, BASE))], len({arm, BASE})):
                 self.runs.outcome(self.way(block_arm))
         return decision
 
     def way(self, arm: str) -> Way:
-        """How the job runs in an arm."""
+        """The way the job runs in an arm."""
         if arm == SHAM:
             return Way(arm, changes={"slow": self._times_slower()})
         first, *more = arm.split(" + ")
@@ -175,11 +175,12 @@ class SyncTrial:
         return Way(arm, environ, changes=fill_changes)
 
     def _times_slower(self) -> float:
-        """How many times as long a run takes with ``blocking``."""
+        """The factor by which a run takes longer with ``blocking``."""
         seconds = {
             arm: [entry["seconds"] for entry in self.runs.log if entry["arm"] == arm] for arm in (BASE, BLOCKING)
         }
         means = [sum(second) / len(second) for second in seconds.values() if second]
+        # the sham must take as long as blocking does, or it shows nothing of timing
         ratio = means[1] / means[0] if len(means) == 2 and means[0] else LEAST_SLOW
         return round(min(max(ratio, LEAST_SLOW), MOST_SLOW), 1)
 
@@ -196,8 +197,8 @@ class SyncTrial:
         return decided(log_odds, error=self.error / 4)
 
     def _is_other(self, arm: str) -> bool | None:
-        """Whether runs of an arm with poison are others than those of base, or do not show it; one by chance is a false
-        alarm.
+        """Return whether runs of an arm with poison are others than those of base, or do not show it; one by chance is
+        a false alarm.
         """
         counts, base = self._other_counts(arm), self.runs.counts(BASE)
         if arm in POISONS and not base.showed and not counts.showed:

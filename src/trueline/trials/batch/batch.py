@@ -74,7 +74,7 @@ class BatchTrial:
 
     @property
     def note(self) -> str:
-        """What is to be known of the number of runs, in words: how many are usual, what is left out."""
+        """A note on the number of runs, in words: how many are usual, which laws are left out."""
         usual = self.max_runs - OF_GRADIENT + OF_RIGHT_GRADIENT
         many = f"about {usual} where the gradient is right" if "gradient" in self.laws else ""
         return "; ".join(part for part in (self._lacks, many) if part)
@@ -85,6 +85,7 @@ class BatchTrial:
 
     def answer(self) -> TrialAnswer:
         """Run the arms and judge. Raises ``OSError`` where the command cannot be started."""
+        # ranks that end late may still write while it is removed
         with tempfile.TemporaryDirectory(prefix="trueline-", ignore_cleanup_errors=True) as folder:
             self._folder = Path(folder)
             return self._judged_all()
@@ -134,6 +135,7 @@ class BatchTrial:
                 "Give the training batches through a DataLoader: they are what laws of the batch change.",
             )
         again = self._required("base", model_seed=MODEL_SEEDS[1])
+        # other random numbers for the model: a step that draws none is the same with them
         if not _alike(base, again, rounding_of(base, base, base)):
             self._require_repeats(base, again)
         self._again = again
@@ -155,7 +157,7 @@ class BatchTrial:
         return [judged]
 
     def _rounding_in(self, base: FirstStep, again: FirstStep) -> Rounding:
-        """What rounding explains; raises where that is too much."""
+        """The differences that rounding explains. Raises ``Undecided`` where they are too large."""
         if self._rounding is None:
             self._nudged = self._required("rounding", nudge=float(base.fact("unit")) or UNIT_ROUNDOFF["float32"])
             self._rounding = rounding_of(base, again, self._nudged)
@@ -173,6 +175,7 @@ class BatchTrial:
         if not _alike(base, alike, noise):
             self._showed.append("base")
             raise Undecided(*_does_not_repeat(base, alike))
+        # two runs alike agree where one with other random numbers does not: the step draws some
         if _alike(base, alike, floor) or not _alike(base, again, noise):
             self._showed.append("base")
             raise Undecided(
@@ -194,6 +197,7 @@ class BatchTrial:
                 return LawJudgement(law, None, f"{law}: {why}")
             arms.append(measured)
         judged = judge_halves(base, *arms, rounding) if law == "halves" else judge_same(law, base, *arms, rounding)
+        # a batch split along another dimension than that of samples breaks any law
         if judged.holds is False and not sure and law != "padding":
             return LawJudgement(
                 law, None, f"{judged.says} But its loader does not say which dimension is of samples.", judged.next
@@ -267,7 +271,7 @@ def _alike(base: FirstStep, again: FirstStep, rounding: Rounding) -> bool:
 
 
 def _may_be_changed(law: Law, base: FirstStep) -> tuple[bool, str]:
-    """Whether it is known which dimension is of samples, and why the batches cannot be changed ("": they can)."""
+    """Return whether it is known which dimension is of samples, and why batches cannot be changed ('': they can)."""
     batches = [batch for facts in base.facts for batch in facts["batches"]]
     why = base.fact("problem")
     if not why and law != "padding" and min(batch["rows"] for batch in batches) < 2:

@@ -32,7 +32,7 @@ class FirstStep:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all of it is."""
+        """Whether losses and gradients are finite."""
         return bool(np.isfinite(self.losses).all()) and math.isfinite(_norm(self.gradients))
 
     def fact(self, name: str) -> Any:
@@ -41,13 +41,13 @@ class FirstStep:
 
     @property
     def batches(self) -> list[Mapping[str, Any]]:
-        """Of each backward pass, rank by rank, the batch that it read; empty where they are not one to one."""
+        """The batch that each backward pass read, rank by rank; empty where they are not one to one."""
         batches = [batch for facts in self.facts for batch in facts["batches"]]
         return batches if len(batches) == len(self.losses) else []
 
 
 def read_first_step(folder: Path) -> FirstStep | None:
-    """What all ranks left in ``folder``; None where one of them left nothing."""
+    """Read what all ranks left in ``folder``; None where one of them left nothing."""
     losses: list[Losses] = []
     gradients: dict[tuple[int, str], NDArray[np.float64]] = {}
     facts: list[Mapping[str, Any]] = []
@@ -62,14 +62,14 @@ def read_first_step(folder: Path) -> FirstStep | None:
 
 
 def losses_apart(base: Losses, changed: Losses) -> float:
-    """|one - other| / |one|; infinite where they are not as many."""
+    """|base - changed| / |base|; infinite where they are not as many."""
     if base.shape != changed.shape:
         return math.inf
     return _ratio(float(np.linalg.norm(base - changed)), float(np.linalg.norm(base)))
 
 
 def gradients_apart(base: Gradients, changed: Gradients) -> float:
-    """The same of the gradients of all parameters and ranks."""
+    """|base - changed| / |base| over all parameters and ranks; infinite where these are not alike."""
     return (
         math.inf if base.keys() != changed.keys() else _ratio(_norm(mixed((1.0, base), (-1.0, changed))), _norm(base))
     )

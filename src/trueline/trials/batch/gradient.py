@@ -57,7 +57,7 @@ Moved = Callable[[Direction, float, Sequence[int]], FirstStep]
 
 @dataclass(frozen=True)
 class Slopes:
-    """What the gradient says of each parameter: ``names`` [P], their ``places`` in the job, the slope in either
+    """The slope by the gradient for each parameter: ``names`` [P], their ``positions`` in the job, the slope in either
     direction, and ``size_P``, the standard deviation of that across.
     """
 
@@ -68,7 +68,9 @@ class Slopes:
 
     @classmethod
     def from_step(cls, base: FirstStep) -> Slopes | None:
-        """Of a loss that is the mean over ranks; None where ranks do not have the same parameters, or no gradient."""
+        """The slopes of a loss that is the mean over ranks; None where ranks do not have the same parameters, or no
+        gradient.
+        """
         slopes_by_rank = [facts["slopes"] for facts in base.facts]
         names, positions = ([entry[key] for entry in slopes_by_rank[0]] for key in ("name", "place"))
         if any([entry["name"] for entry in rank_slopes] != names for rank_slopes in slopes_by_rank):
@@ -106,13 +108,13 @@ class _MeasuredSlope:
         return self.tolerance_at(1.0)
 
     def tolerance_at(self, factor: float) -> float:
-        """How far the slope may be from ``factor`` times what the gradient says. Weights are rounded where they move,
-        by a share of the loss's own slope: of a gradient that is too long by some factor, that share is too.
+        """The tolerated distance of the slope from ``factor`` times that of the gradient. Weights are rounded where
+        they move, by a share of the loss's own slope: of a gradient that is too long by some factor, that share is too.
         """
         return self.loss_noise + factor * self.weight_noise + BENDS * self.bend
 
     def differs(self, factor: float = 1.0) -> bool | None:
-        """Whether the slope is not ``factor`` times what the gradient says; None where that cannot be told."""
+        """Return whether the slope is not ``factor`` times that of the gradient; None where that cannot be told."""
         tolerance = self.tolerance_at(factor)
         is_apart = abs(self.measured - factor * self.claimed) > tolerance
         return None if tolerance > COARSE * max(factor * self.size, abs(self.measured)) else is_apart
@@ -122,8 +124,8 @@ class _MeasuredSlope:
 
 
 def judge_gradient(base: FirstStep, nudged: FirstStep, moved: Moved) -> LawJudgement:
-    """Whether the gradient is that of the loss, and of which parameters it is not. ``nudged``: as ``base``, with each
-    weight moved by one unit roundoff.
+    """Judge whether the gradient is that of the loss, and of which parameters it is not. ``nudged``: as ``base``, with
+    each weight moved by one unit roundoff.
     """
     slopes = Slopes.from_step(base)
     if slopes is None:
@@ -131,6 +133,7 @@ def judge_gradient(base: FirstStep, nudged: FirstStep, moved: Moved) -> LawJudge
         return LawJudgement("gradient", None, f"gradient: not looked at, as {why}.", is_looked_at=False)
     agreements: list[str] = []
     bends = False
+    # along first: it takes no draw, and shows a gradient of the wrong length most
     for direction in STEPS:
         weights = _MovedWeights(base, nudged, slopes, moved, direction)
         whole = weights.whole()
@@ -155,7 +158,7 @@ def judge_gradient(base: FirstStep, nudged: FirstStep, moved: Moved) -> LawJudge
 
 @dataclass(frozen=True)
 class _Factor:
-    """What the gradient is of the loss's own, and by which share of it (0-1) the measurement may be off."""
+    """The gradient as a multiple of the loss's own, and the share of it (0-1) by which the measurement may be off."""
 
     times: float
     off_rel: float
@@ -178,13 +181,14 @@ class _MovedWeights:
         """The slope for all parameters; at another a than the first where it can be told there only."""
         slope = self._at_three(0, len(self._slopes.names))
         if slope.differs() is None:
+            # a longer step drowns rounding, a shorter one bends less
             self._step *= FACTOR if slope.noise > BENDS * slope.bend else 1 / FACTOR
             slope = self._at_three(0, len(self._slopes.names))
         return slope
 
     def common_factor(self) -> _Factor | None:
-        """What the gradient is of the slope, where that is one number for the first half of all parameters and for the
-        second.
+        """The gradient as a multiple of the slope, where that is one number for the first half of all parameters and
+        for the second.
         """
         num = len(self._slopes.names)
         halves = [self._at_two(first, end) for first, end in ((0, num // 2), (num // 2, num))]
@@ -204,6 +208,7 @@ class _MovedWeights:
         first, end = 0, len(self._slopes.names)
         while end - first > 1:
             middle = (first + end) // 2
+            # from the back: a wrong backward spoils the gradients of all in front of it
             later = self._at_two(middle, end).differs()
             if later is None:
                 break
@@ -220,7 +225,7 @@ class _MovedWeights:
         return self._measured_slope(finer, first, end, bend=max(abs(coarser - finer), jump))
 
     def _at_two(self, first: int, end: int) -> _MeasuredSlope:
-        """With fewer runs, and a bound on bending that is too wide."""
+        """The slope from fewer runs, with a bound on bending that is too wide."""
         half, quarter = (_slope(*self._ends(step, first, end), step) for step in (self._step / 2, self._step / 4))
         finer = (4 * quarter - half) / 3
         return self._measured_slope(finer, first, end, bend=abs(quarter - finer))
@@ -235,7 +240,7 @@ class _MovedWeights:
         return _MeasuredSlope(measured, claimed, size, of_loss / shortest, of_weights / shortest, bend)
 
     def _ends(self, step: float, first: int, end: int) -> tuple[float, float]:
-        """How much more the loss is ahead and back than where the weights are."""
+        """The increase of the loss ahead and back of the weights, averaged over ranks."""
         positions = self._slopes.positions[first:end]
         moved = [self._moved(self._direction, sign * step, positions) for sign in (1, -1)]
         ahead, back = (

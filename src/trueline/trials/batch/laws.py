@@ -73,7 +73,7 @@ class Rounding:
 
 @dataclass(frozen=True)
 class LawJudgement:
-    """Whether a law ``holds`` (None: that cannot be told), and why, in a sentence. It is not ``looked`` at where the
+    """Whether a law ``holds`` (None: that cannot be told), and why, in a sentence. It is not looked at where the
     batch has nothing that could be changed.
     """
 
@@ -85,8 +85,9 @@ class LawJudgement:
 
 
 def rounding_of(base: FirstStep, again: FirstStep, nudged: FirstStep) -> Rounding:
-    """What rounding explains: ``LIMIT`` times the largest of what two runs alike differ by, what moving each weight by
-    one rounding does, what is expected of sums in two orders, and one rounding: a loss in bfloat16 has no smaller step.
+    """The differences that rounding explains: ``LIMIT`` times the largest of what two runs alike differ by, what moving
+    each weight by one rounding does, what is expected of sums in two orders, and one rounding: a loss in bfloat16 has
+    no smaller step.
     """
     terms = max([2, *(int(batch["elements"]) for batch in base.batches)]) * len(base.losses)
     unit = float(base.fact("unit")) or UNIT_ROUNDOFF["float32"]
@@ -99,7 +100,7 @@ def rounding_of(base: FirstStep, again: FirstStep, nudged: FirstStep) -> Roundin
 
 
 def judge_same(law: Law, base: FirstStep, changed: FirstStep, rounding: Rounding) -> LawJudgement:
-    """That nothing changes: for another order of the rows and for other padding."""
+    """Judge that nothing changes: for another order of the rows and for other padding."""
     change = {"permute": "with its rows in reverse", "padding": "with other padding"}.get(law, "")
     losses = losses_apart(base.losses, changed.losses)
     gradients = gradients_apart(base.gradients, changed.gradients)
@@ -110,7 +111,7 @@ def judge_same(law: Law, base: FirstStep, changed: FirstStep, rounding: Rounding
 
 
 def judge_halves(base: FirstStep, first: FirstStep, second: FirstStep, rounding: Rounding) -> LawJudgement:
-    """That the whole is the mean of its halves, each weighted by what the loss is a mean over."""
+    """Judge that the whole is the mean of its halves, each weighted by what the loss is a mean over."""
     if not (base.losses.shape == first.losses.shape == second.losses.shape):
         return LawJudgement("halves", None, "halves: a half has another number of backward passes than the whole.")
     if base.fact("normalises_batch"):
@@ -139,7 +140,7 @@ def judge_halves(base: FirstStep, first: FirstStep, second: FirstStep, rounding:
 
 
 def is_nothing_alone(base: FirstStep, one_row: FirstStep, rounding: Rounding) -> bool:
-    """Whether the loss of a single row is nothing to what it is of the batch: it has nothing to compare it with."""
+    """Return whether the loss of one row is nothing to that of the batch, as of a loss that compares rows."""
     if base.losses.shape != one_row.losses.shape:
         return False
     return float(np.linalg.norm(one_row.losses)) <= rounding.losses * float(np.linalg.norm(base.losses))

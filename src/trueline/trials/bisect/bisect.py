@@ -29,7 +29,7 @@ PATIENCE = 15
 @dataclass
 class BisectTrial:
     """Runs the job through ``runs`` at versions 0 (good) to ``size`` - 1 (bad), as ``way`` says; ``says`` names one,
-    and ``done`` is called at the end.
+    and ``clean_up`` is called at the end.
     """
 
     runs: Runs
@@ -86,6 +86,7 @@ class BisectTrial:
 
     def _search(self) -> None:
         runs_since_control = 0
+        # the other half of the error is that of the ends
         while not self._line.is_settled(self.error / 2):
             self._run(self._line.next())
             runs_since_control += 1
@@ -111,6 +112,7 @@ class BisectTrial:
     def _run(self, version: int) -> None:
         arm = {0: GOOD, self.size - 1: BAD}.get(version, self.says(version).split()[0])
         showed = self.runs.outcome(self.way(arm, version))
+        # an end that told nothing is run again; a version between them is given up
         if showed is not None or arm not in (GOOD, BAD):
             self._line.tell(version, showed)
 
@@ -120,6 +122,7 @@ class BisectTrial:
         if before:
             names = "; ".join(self.says(version) for version in before)
             lines = [f"It shows since {self.says(first)} or one of those before it, which do not run: {names}."]
+        # the first bad version and the last good one that was run: what a reader checks
         sides = [first, max(version for version in range(first) if self._line.counts[version].runs)]
         for version in sides:
             counts = self._line.counts[version]

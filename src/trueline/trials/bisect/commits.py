@@ -40,6 +40,7 @@ class Commits:
         lines = _git(root, "log", "--first-parent", "--reverse", "--format=%H %s", f"^{first}", last).splitlines()
         start = _git(root, "log", "-1", "--format=%H %s", first)
         parent = _git(root, "log", "-1", "--format=%P", lines[0].split()[0]).split()[:1] if lines else []
+        # --first-parent goes past a good commit that is on a merged branch
         if parent != [first]:
             raise InputError(f"'{good}' is no first-parent ancestor of '{bad or 'HEAD'}'. Name a good commit that is.")
         entries = [line.partition(" ") for line in (start, *lines)]
@@ -51,6 +52,7 @@ class Commits:
         if not self.tree.exists():
             _git(self.root, "worktree", "add", "--force", "--detach", str(self.tree), self.names[version])
         _git(self.tree, "checkout", "--quiet", "--force", "--detach", self.names[version])
+        # what the run before left behind is no part of this commit
         _git(self.tree, "clean", "-fdq")
         moved_words = [self._moved(word) for word in words]
         return Way(arm, ENVIRON, moved_words, folder=self.tree / self.inside)
@@ -60,7 +62,7 @@ class Commits:
         return f"{self.names[version][:9]} {self.subjects[version]}".rstrip()
 
     def remove(self) -> None:
-        """The checkout."""
+        """Remove the checkout."""
         if self.tree.exists():
             _git(self.root, "worktree", "remove", "--force", str(self.tree))
 
@@ -72,7 +74,7 @@ class Commits:
 
 
 def _tracks(root: Path, path: Path) -> bool:
-    """Whether the repository has it: an interpreter in an environment inside of it stays where it is."""
+    """Return whether the repository has the file: an interpreter in an environment inside of it stays where it is."""
     listing = subprocess.run(
         ["git", "ls-files", "--error-unmatch", str(path)], cwd=root, capture_output=True, check=False
     )
@@ -80,7 +82,7 @@ def _tracks(root: Path, path: Path) -> bool:
 
 
 def _git(folder: Path, *words: str) -> str:
-    """What git prints. Raises ``InputError`` with what it complains of."""
+    """Run git and return what it prints. Raises ``InputError`` with what it complains of."""
     try:
         result = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=False)
     except OSError as error:

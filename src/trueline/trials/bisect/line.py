@@ -18,13 +18,14 @@ Floats = NDArray[np.float64]
 
 
 class Line:
-    """What is believed of the first bad one of ``size`` versions; ``weights`` [n] are prior ones."""
+    """Beliefs about the first bad one of ``size`` versions; ``weights`` [n] are prior ones."""
 
     def __init__(self, size: int, weights: Sequence[float] | None = None) -> None:
         if size < 2:
             raise ValueError(f"A line has a good end and a bad one, got {size} versions.")
         prior_n = np.array(weights if weights is not None else [1.0] * size, dtype=np.float64)
         prior_n[0] = 0.0
+        # version 0 has prior 0, whose log is -inf
         with np.errstate(divide="ignore"):
             self._log_prior_n = np.log(prior_n / prior_n.sum())
         self.counts = [Counts()] * size
@@ -67,7 +68,7 @@ class Line:
         return sorted(versions)
 
     def is_settled(self, error: float) -> bool:
-        """Whether one version, with those before it that cannot be run, has a probability of 1 - ``error``."""
+        """Return whether one version, with those before it that cannot be run, has a probability of 1 - ``error``."""
         chances_n = self.posterior()
         return max(float(chances_n[list(cell)].sum()) for cell in self._cells()) >= 1 - error
 

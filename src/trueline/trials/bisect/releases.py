@@ -28,8 +28,9 @@ class Releases:
 
     @classmethod
     def between(cls, package: str, good: str, bad: str | None, *, folder: Path, words: Sequence[str]) -> Releases:
-        """Those that pip finds, with its own settings (``PIP_INDEX_URL``, ``PIP_FIND_LINKS``); without a ``bad`` one up
-        to what is installed. Raises ``InputError`` where pip or one of the two is missing, or their order is another.
+        """The releases that pip finds, with its own settings (``PIP_INDEX_URL``, ``PIP_FIND_LINKS``); without a ``bad``
+        one up to what is installed. Raises ``InputError`` where pip or one of the two is missing, or their order is
+        another.
         """
         python = _interpreter(words)
         last = bad or _installed(package, python)
@@ -56,6 +57,7 @@ class Releases:
                 _pip(self.python, "install", "--quiet", "--no-deps", "--target", str(part), requirement)
             except InputError as error:
                 return Way(arm, words=[sys.executable, "-c", f"raise SystemExit({str(error)!r})"])
+            # a kill during pip leaves .part, and no release that looks whole
             part.replace(installed)
         path = os.pathsep.join(filter(None, [str(installed), os.environ.get("PYTHONPATH")]))
         return Way(arm, {"PYTHONPATH": path}, list(words))
@@ -65,7 +67,7 @@ class Releases:
         return f"{self.names[version]} of {self.package}"
 
     def remove(self) -> None:
-        """What was installed."""
+        """Remove what was installed."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -88,7 +90,7 @@ def _installed(package: str, python: str) -> str:
 
 
 def _pip(python: str, *words: str) -> str:
-    """What pip prints. Raises ``InputError`` with what it complains of."""
+    """Run pip and return what it prints. Raises ``InputError`` with what it complains of."""
     command = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", *words]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:

@@ -22,7 +22,7 @@ from trueline.trials.frame.watched_job import WatchedJob
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of a trial whatever its ``verb``: see the options of ``trueline trial VERB``. ``run`` is '' for a
+    """A request for a trial, whatever its ``verb``: see the options of ``trueline trial VERB``. ``run`` is '' for a
     verb that is about no Run; ``runs`` and ``steps`` are None for what is usual.
     """
 
@@ -41,12 +41,12 @@ class Asked:
 
     @property
     def folder(self) -> Path:
-        """Of the trial."""
+        """Folder of the trial."""
         return Path(self.out or f"trials/{self.verb}")
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What a run starts: ``words``, in front of which the engine may put others."""
+        """Command line of a run: ``words``, in front of which the engine may put others."""
         return launched(self.engine, self.words)
 
     @property
@@ -56,7 +56,7 @@ class Asked:
 
     @property
     def num_steps(self) -> int:
-        """Of each run, of a verb that is about no Run."""
+        """Steps of each run, of a verb that is about no Run."""
         return self.steps or VERBS[self.verb].steps or 1
 
     @cached_property
@@ -74,6 +74,7 @@ class Asked:
                 usual, launch = usual.replace(" -- ", f" --engine {shlex.quote(self.engine)} -- "), "python train.py"
             raise InputError(f"No command was given. Put it behind --, for example: {usual.replace('COMMAND', launch)}")
         engine = engine_named(self.engine)
+        # another engine may start it on a machine that has other programs
         if isinstance(engine, Local) and shutil.which(self.command[0]) is None:
             raise InputError(
                 f"'{self.command[0]}' is not a program on PATH. Give the command as you would without trueline."
@@ -86,7 +87,7 @@ class Asked:
         return WatchedJob.like(Run(self.run), self.plain_job, code=self.code, steps=self.steps)
 
     def says(self) -> list[str]:
-        """What is looked for and what each run is, in words."""
+        """Lines of the plan: what is looked for, and what each run is."""
         seconds = self.job.seconds
         took = f"The steps of {self.run} took {seconds:.0f} s, without the start of the job." if seconds else ""
         return [*self.job.plan_says(), *filter(None, [took])]
@@ -98,8 +99,9 @@ class Asked:
         return self.runs_of(job, self.max_runs, steps=job.last_step + 1, **facts)
 
     def runs_of(self, runner: Runner, max_runs: int, **facts: Any) -> Runs:
-        """Those of ``runner``; ``facts`` is what decides about the trial besides the command and the seed."""
+        """The runs of ``runner``; ``facts`` is what decides about the trial besides the command and the seed."""
         request = {"command": list(self.command), "seed": self.seed, **facts}
+        # no key where it is local: a trial on disk that has none goes on
         request |= {} if isinstance(self.plain_job.engine, Local) else {"engine": self.engine}
         return Runs(self.verb, self.folder, runner, request, max_runs, keeps_all=self.keep, about=self.run)
 
@@ -134,12 +136,12 @@ class Sequential(Trial, Protocol):
 
     @property
     def runs(self) -> Runs:
-        """Those it makes."""
+        """Runs that it makes."""
         ...
 
 
 class ProgressSource(Protocol):
-    """What tells ``progress`` the arm that is run now and the number of runs before it, at ``most`` so many."""
+    """Tells ``progress`` the arm that is run now and the number of runs before it, at most ``max_runs``."""
 
     progress: Callable[[str, int], None]
     max_runs: int

@@ -56,6 +56,7 @@ def clean_runs_needed(rate: float, *, error: float) -> int:
     """
     if not 0 < rate <= 1:
         raise ValueError(f"A rate is above 0 and at most 1, got {rate}.")
+    # 1e-9: a quotient that is whole but for rounding is no run more
     return 1 if rate == 1 else max(1, math.ceil(math.log(error) / math.log1p(-rate) - 1e-9))
 
 
@@ -65,7 +66,7 @@ def mean_rate(counts: Counts) -> float:
 
 
 def mean_false_rate(counts: Counts) -> float:
-    """The same of f."""
+    """Mean of what is left of f: the probability that the next run without the cause shows it."""
     return math.exp(log_if_absent(counts.with_one(True)) - log_if_absent(counts))
 
 
@@ -77,7 +78,7 @@ def log_if_present(counts: Counts) -> float:
 
 
 def log_if_absent(counts: Counts) -> float:
-    """The same where it was present in none."""
+    """Log probability of these outcomes, in their order, where the cause was present in none of the runs."""
     varied = math.log1p(-_NEVER) + _log_beta_binomial(counts, 1.0, _ALARMS)
     return varied if counts.showed else _log_sum(math.log(_NEVER), varied)
 
@@ -91,8 +92,8 @@ def log_odds_present(counts: Counts, *, present: Counts, absent: Counts) -> floa
 
 
 def decided(log_odds: float, *, error: float) -> bool | None:
-    """Whether it is (True) or is not (False): Wald's sequential test (Ann. Math. Stat. 16, 1945) with both errors at
-    most ``error``; None while neither line was crossed.
+    """Decide that it is (True) or is not (False): Wald's sequential test (Ann. Math. Stat. 16, 1945) with both errors
+    at most ``error``; None while neither line was crossed.
     """
     line = math.log((1 - error) / error)
     return None if abs(log_odds) < line else log_odds > 0
@@ -107,6 +108,7 @@ class SequentialTest:
 
     def log_odds(self, counts: Counts) -> float:
         """ln(r / f) for each run that showed it, ln((1 - r) / (1 - f)) for each that did not."""
+        # away from 0 and 1, where one run would decide with infinite odds
         rate, false_rate = (min(max(share, 1e-9), 1 - 1e-9) for share in (self.rate, self.false_rate))
         clean = counts.runs - counts.showed
         return counts.showed * math.log(rate / false_rate) + clean * math.log((1 - rate) / (1 - false_rate))
@@ -122,12 +124,14 @@ def _log_beta(alpha: float, beta: float) -> float:
 
 
 def _log_sum(log_a: float, log_b: float) -> float:
+    # from the larger term, as exp of the smaller cannot overflow
     high = max(log_a, log_b)
     return high + math.log(math.exp(log_a - high) + math.exp(log_b - high))
 
 
 def _root(is_above: Callable[[float], bool]) -> float:
     low, high = 0.0, 1.0
+    # 60 halvings reach the spacing of float64 below 1
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if is_above(middle) else (middle, high)

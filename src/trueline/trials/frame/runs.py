@@ -55,7 +55,7 @@ class Runner(Protocol):
 
 
 class OutOfRuns(Undecided):
-    """No run is left of the ``most`` that were allowed."""
+    """No run is left of the ``max_runs`` that were allowed."""
 
     def __init__(self, max_runs: int) -> None:
         runs = f"All {max_runs} runs that were allowed were made."
@@ -72,10 +72,10 @@ class JobFails(Undecided):
 
 @dataclass
 class Runs:
-    """Runs ``runner`` at most ``most`` times, in ``folder``. ``asked`` is what decides about the trial: only a trial
-    that was asked the same goes on with what is there. ``progress`` is told what is run now and the number of runs. The
-    rule needs outcomes only, so of runs alike what the first left is kept, unless ``keeps_all``. ``about`` is the path
-    of the Run that a trial is about: commands of an answer that say RUN mean that one.
+    """Runs ``runner`` at most ``max_runs`` times, in ``folder``. ``request`` is what decides about the trial: only a
+    trial that was asked the same goes on with what is there. ``progress`` is told what is run now and the number of
+    runs. The rule needs outcomes only, so of runs alike what the first left is kept, unless ``keeps_all``. ``about`` is
+    the path of the Run that a trial is about: commands of an answer that say RUN mean that one.
     """
 
     trial: str
@@ -114,10 +114,11 @@ class Runs:
         self._stored_log = stored_log
 
     def outcome(self, way: Way) -> bool | None:
-        """Whether a run showed the finding; None where it told nothing. Raises ``OutOfRuns``, ``JobFails``, and
+        """Return whether a run showed the finding; None where it told nothing. Raises ``OutOfRuns``, ``JobFails``, and
         ``InputError`` where another trial is in the folder.
         """
         self.begin()
+        # after a kill the rule is replayed: outcomes on disk take the place of runs, in their order
         entry = self._again(way.arm) if len(self.log) < len(self._stored_log) else self._new(way, len(self.log))
         self.log.append(entry)
         self._write({})
@@ -126,6 +127,7 @@ class Runs:
 
     def _require_told(self, arm: str) -> None:
         is_told = [entry["showed"] is not None for entry in self.log if entry["arm"] == arm]
+        # an arm that told something once may fail by chance; one that never did, will go on so
         if len(is_told) >= FAILURES and not any(is_told):
             last = next(entry for entry in reversed(self.log) if entry["arm"] == arm)
             command = shlex.join(self.request.get("command", ()))
@@ -133,14 +135,15 @@ class Runs:
             raise JobFails(last["why"], then, arm=arm)
 
     def outcomes(self, ways: Sequence[Way], *, at_once: int) -> list[bool | None]:
-        """Those of several runs, ``at_once`` of which take place together; else as ``outcome`` of each. Where it is
-        interrupted all that run are ended, and none of them counts.
+        """The outcomes of several runs, ``at_once`` of which take place together; else as ``outcome`` of each. Where it
+        is interrupted all that run are ended, and none of them counts.
         """
         outcomes: list[bool | None] = []
         while len(outcomes) < len(ways):
             self.begin()
             chunk = ways[len(outcomes) : len(outcomes) + at_once]
             room = self.max_runs - len(self.log)
+            # runs on disk and the last run left go one by one: their order and their limit are then certain
             if at_once == 1 or len(self.log) < len(self._stored_log) or room < 2:
                 outcomes.append(self.outcome(chunk[0]))
                 continue
@@ -148,6 +151,7 @@ class Runs:
             self.log += entries
             self._write({})
             outcomes += [entry["showed"] for entry in entries]
+            # after the log is written: what the runs left is kept, whatever is raised here
             for arm in {way.arm for way in chunk}:
                 self._require_told(arm)
         return outcomes
@@ -162,7 +166,7 @@ class Runs:
                 raise
 
     def counts(self, *arms: str) -> Counts:
-        """Of all runs of these arms that told something."""
+        """Count the runs of these arms that told something."""
         outcomes = [entry["showed"] for entry in self.log if entry["arm"] in arms and entry["showed"] is not None]
         return Counts(len(outcomes), sum(outcomes))
 
@@ -178,7 +182,7 @@ class Runs:
 
     @property
     def seconds(self) -> float:
-        """That all runs took."""
+        """Seconds that all runs took."""
         return sum(entry["seconds"] for entry in self.log)
 
     def last_why(self) -> str:
@@ -206,11 +210,13 @@ class Runs:
             raise OutOfRuns(self.max_runs)
         self.progress(way.arm, number)
         run_folder = self.folder / f"{number:03d}-{_as_file(way.arm)}"
+        # a run that was killed left a part of itself here
         _remove(run_folder)
         run_folder.mkdir(parents=True)
         began = time.monotonic()
         outcome = self.runner(way, run_folder)
         seconds = round(time.monotonic() - began, 3)
+        # a Run may be gigabytes, and a trial has hundreds
         if not self.keeps_all and any(_alike(entry, way.arm, outcome) for entry in self.log):
             _remove(run_folder)
         return {
@@ -221,7 +227,9 @@ class Runs:
         }
 
     def _write(self, answer: Mapping[str, Any]) -> None:
-        """All of it, in place of what was there: a reader, or a trial that goes on, sees one or the other."""
+        """Write the whole document in place of what was there: a reader, or a trial that goes on, sees one or the
+        other.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         log = self.log if len(self.log) >= len(self._stored_log) else self._stored_log
         document = {"schema": SCHEMA, "trial": self.trial, **answer, "asked": _plain(self.request), "log": log}
@@ -229,17 +237,18 @@ class Runs:
         with part.open("w", encoding="utf-8") as file:
             json.dump(finite(document), file, allow_nan=False, ensure_ascii=False, indent=1)
             file.flush()
+            # else a machine that goes down may leave the new name with an empty file
             os.fsync(file.fileno())
         part.replace(self.folder / FILE)
 
 
 def _alike(entry: Mapping[str, Any], arm: str, outcome: Outcome) -> bool:
-    """Whether what an earlier run left stands for that of another with this outcome."""
+    """Return whether what an earlier run left stands for that of another with this outcome."""
     return entry["place"] and entry["showed"] == outcome.showed and _kind(entry["arm"]) == _kind(arm)
 
 
 def _kind(arm: str) -> str:
-    """Of the arm ``off: a, b`` it is ``off``."""
+    """The part of an arm's name before the colon: ``off`` of ``off: a, b``."""
     return arm.partition(":")[0]
 
 

@@ -16,8 +16,9 @@ LEAST_PART = 0.5
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one run: whether it ``showed`` the finding (None: it tells nothing, and ``why``), what it ``measured``, and
-    the codes of all errors and warnings in it. ``then`` is what to do about ``why``, where that is known.
+    """The outcome of one run: whether it ``showed`` the finding (None: it tells nothing, and ``why``), what it
+    ``measured``, and the codes of all errors and warnings in it. ``then`` is what to do about ``why``, where that is
+    known.
     """
 
     showed: bool | None
@@ -44,7 +45,7 @@ class TargetFinding:
 
     @classmethod
     def from_finding(cls, finding: Finding, *, num_ranks: int) -> TargetFinding:
-        """What makes a finding this one."""
+        """The features of ``finding`` by which another run shows it, too."""
         return cls(
             finding.code,
             finding.claim,
@@ -93,8 +94,8 @@ def target_of(run: Run, code: str | None = None) -> TargetFinding:
 
 
 def outcome_of(path: str, target: TargetFinding, *, ended: str = "", last_step: int | None = None) -> Outcome:
-    """What the Run at ``path`` shows; ``ended`` says how its command did where that was not well. Silence is no health:
-    without the finding a Run is clean only if its check ran, and it reached ``last_step``.
+    """The outcome that the Run at ``path`` shows; ``ended`` says how its command did where that was not well. Silence
+    is no health: without the finding a Run is clean only if its check ran, and it reached ``last_step``.
     """
     try:
         run = Run(path)
@@ -107,9 +108,11 @@ def outcome_of(path: str, target: TargetFinding, *, ended: str = "", last_step: 
     matches = [finding for finding in findings if target.is_shown_by(finding)]
     if matches:
         largest = max((finding.measured for finding in matches if finding.measured is not None), default=None)
+        # the finding counts however the command ended: many faults end it
         return Outcome(True, measured=largest, codes=codes)
     if ended:
         return Outcome(None, ended, codes=codes)
+    # a check that had no data for it is silent, and that is no health
     if target.code not in report.checks_run:
         return Outcome(None, _why_not(report, target.code), codes=codes)
     reached = int(run.steps[-1]) if run.steps.size else -1

@@ -72,6 +72,7 @@ class TreeTrial:
 
     def _base(self) -> None:
         counts = self.runs.counts(BASE)
+        # two of two, or three of more: the sequential tests need a base that shows it
         while not (counts.showed >= 3 or counts.runs == counts.showed == 2):
             if counts.runs >= NEVER_AFTER and not counts.showed:
                 seldom = f"It shows in none of {counts.runs} runs of the job as it is"
@@ -104,9 +105,10 @@ class TreeTrial:
         self._causes_left = self._causes_left - cured if stays else cured
 
     def _stays(self, arm: str) -> bool:
-        """Whether the finding is there in this arm, which runs in blocks with base, in random order, until that is
-        known.
+        """Return whether the finding is there in this arm, which runs in blocks with base, in random order, until that
+        is known.
         """
+        # a share for each decision that may be made, the sham's among them
         error = self.error / (2 * (len(self.experiments) + (SHAM in self.ways)))
         while True:
             odds = log_odds_present(self.runs.counts(arm), present=self.runs.counts(BASE), absent=Counts())

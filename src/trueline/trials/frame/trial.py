@@ -34,8 +34,9 @@ class Arm:
 
 @dataclass(frozen=True)
 class Rate:
-    """How often the job as it is ``showed`` it in so many ``runs``; it does ``at_least`` so often (95 % confidence),
-    the ``mean`` of what is left, and ``clean_runs`` without it in a row say that it is gone, with an error of 1 %.
+    """The rate at which the job as it is ``showed`` it in so many ``runs``; it does ``at_least`` so often (95 %
+    confidence), the ``mean`` of what is left, and ``clean_runs`` without it in a row say that it is gone, with an error
+    of 1 %.
     """
 
     runs: int
@@ -46,7 +47,7 @@ class Rate:
 
 
 def rate_of(counts: Counts) -> Rate | None:
-    """What runs of the job as it is say of how often it shows the finding; None before the first that shows it."""
+    """The rate at which the job as it is shows the finding; None before the first that shows it."""
     if not counts.showed:
         return None
     least = least_rate(counts)
@@ -73,7 +74,7 @@ class TrialAnswer:
 
     @property
     def runs(self) -> int:
-        """Of the job, in all arms."""
+        """Number of runs of the job, in all arms."""
         return sum(arm.runs for arm in self.arms)
 
     @property
@@ -109,7 +110,7 @@ class Undecided(Exception):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run of the command ended: its exit status (None: it was stopped after ``Job.timeout_s``), and the last
+    """The end of a run of the command: its exit status (None: it was stopped after ``Job.timeout_s``), and the last
     lines that it printed.
     """
 
@@ -118,7 +119,7 @@ class Ended:
 
 
 def how_it_ended(ended: Ended) -> str:
-    """How a command ended, where that was not well; '' where it was."""
+    """Say how a command ended, where that was not well; '' where it was."""
     if ended.status == 0:
         return ""
     last = f" It printed last: {ended.tail}" if ended.tail else ""
@@ -139,7 +140,7 @@ class Job:
     _live: list[Started] = field(default_factory=list[Started], compare=False, repr=False)
 
     def with_words(self, words: Sequence[str] | None) -> Job:
-        """The same with another command line; None: as it is."""
+        """A copy with another command line; None: this job."""
         return self if words is None else replace(self, words=tuple(words))
 
     def run(self, environ: Mapping[str, str], *, printed: Path, folder: Path | None = None) -> Ended:
@@ -147,6 +148,7 @@ class Job:
         cannot be started.
         """
         started = self.engine.start(self.words, environ, printed=printed, folder=folder or Path.cwd())
+        # so that an interrupted trial ends the runs that other threads wait for
         self._live.append(started)
         try:
             status = started.wait(self.timeout_s)
@@ -159,5 +161,6 @@ class Job:
 
     def end(self) -> None:
         """End all runs of it that other threads wait for."""
+        # a copy: threads that end take theirs out meanwhile
         for started in list(self._live):
             started.end()

@@ -26,7 +26,7 @@ one step later.
 
 @dataclass(frozen=True)
 class WatchedJob:
-    """Runs ``job`` under ``plan`` for as many steps as the Run that showed ``wanted`` first had."""
+    """Runs ``job`` under ``plan`` for as many steps as the Run that showed ``target`` first had."""
 
     job: Job
     target: TargetFinding
@@ -47,7 +47,7 @@ class WatchedJob:
         return {"updates": step + _AFTER}
 
     def plan_says(self) -> list[str]:
-        """What is looked for and what each run is, in words."""
+        """Lines of the plan: what is looked for, and what each run is."""
         return [
             f"Looked for: {self.target.code}: {self.target.claim}",
             f"Each run: {' '.join(self.job.words)}, watched, up to step {self.last_step}.",
@@ -62,6 +62,7 @@ class WatchedJob:
         )
         environ[CHANGES] = json.dumps(changes)
         ended = self.job.with_words(way.words).run(environ, printed=run_folder / "printed.txt", folder=way.folder)
+        # a job that never steps leaves no Run, however well it ended
         if not run_path.exists():
             return Outcome(None, how_it_ended(ended) or "nothing of it was watched: no training step was seen")
         return outcome_of(str(run_path), self.target, ended=how_it_ended(ended), last_step=changes["updates"] - _AFTER)

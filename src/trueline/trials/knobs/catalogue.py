@@ -74,7 +74,9 @@ def switch_named(text: str) -> Switch:
 def in_use(
     switches: Iterable[Switch], words: Sequence[str], environ: Mapping[str, str], met: Collection[str]
 ) -> list[Switch]:
-    """Those that a job has on which runs ``words``, and whose processes ``met`` these (``capture.trial.changes``)."""
+    """The switches that a job has on which runs ``words``, and whose processes ``met`` these
+    (``capture.trial.changes``).
+    """
     asks: dict[str, Callable[[Switch], bool]] = {
         "variable": lambda each: f"job:{each.about}" in met and environ.get(each.where) != each.off,
         "argument": partial(_is_in_words, words=words),
@@ -116,6 +118,7 @@ def _with_null(value: Any) -> Any:
 
 def _is_in_words(switch: Switch, words: Sequence[str]) -> bool:
     position = _position(words, switch.where)
+    # on where its word is missing and what it acts on is there: adding the word switches it off
     if switch.more.get("adds"):
         return position is None and _position(words, switch.more["needs"]) is not None
     if position is None:
@@ -144,6 +147,7 @@ def _without(words: list[str], switch: Switch) -> list[str]:
     if switch.off is not None:
         new = [f"{switch.where}={switch.off}"] if joined else [switch.where, str(switch.off)]
         return [*words[:position], *new, *words[position + (1 if joined else 2) :]]
+    # of ``--flag true`` the word behind goes too
     has_word = switch.more.get("boolean") and not joined and _value(words, position).lower() in _BOOLEAN
     return [*words[:position], *words[position + (2 if has_word else 1) :]]
 
@@ -154,6 +158,7 @@ def _json_of(words: Sequence[str]) -> tuple[int, dict[str, Any]] | None:
         position = _position(words, option)
         if position is None:
             continue
+        # --deepspeed may be a bare flag, whose next word is no file: reading it then fails below
         at = position if "=" in words[position] else position + 1
         try:
             return at, json.loads(Path(_value(words, position)).read_text(encoding="utf-8"))
@@ -178,6 +183,7 @@ def _with_json(words: list[str], switches: Iterable[Switch], folder: Path) -> li
     named_config = _json_of(words)
     if named_config is None:
         return words
+    # each run has a file of its own; what the user wrote is not changed
     at, document = named_config[0], copy.deepcopy(named_config[1])
     for switch in switches:
         *outer, last = switch.where.split(".")

@@ -18,8 +18,8 @@ from trueline.trials.knobs.knobs import BASE, KnobTrial
 
 @dataclass
 class SwitchedJob:
-    """The job of ``watched`` with the switches that are known and those that a user named (``own``); ``among`` limits
-    them by name. What its processes say that they met goes to ``folder``.
+    """The job of ``watched`` with the switches that are known and those that a user named (``users_settings``);
+    ``among`` limits them by name. What its processes say that they met goes to ``folder``.
     """
 
     watched: WatchedJob
@@ -31,6 +31,7 @@ class SwitchedJob:
     def __post_init__(self) -> None:
         users_switches = [own_switch(text) for text in self.users_settings]
         users_places = {(known_switch.how, known_switch.where) for known_switch in users_switches}
+        # what a user says of a setting replaces what the catalogue says of the same one
         self._switches = users_switches + [
             known_switch for known_switch in catalogue() if (known_switch.how, known_switch.where) not in users_places
         ]
@@ -39,16 +40,16 @@ class SwitchedJob:
 
     @property
     def met_folder(self) -> Path:
-        """Where processes write what they met."""
+        """Folder to which processes write what they met."""
         return self.folder / "met"
 
     def find(self) -> list[Switch]:
-        """Those that the job has on, by what its processes met so far."""
+        """The switches that the job has on, by what its processes met so far."""
         met = {name for path in self.met_folder.glob("met-*.json") for name in json.loads(path.read_text())}
         return in_use(self._switches, self.watched.job.words, os.environ, met)
 
     def plan(self) -> list[str]:
-        """What would be done, in words: without a run it is not known which settings the job has on."""
+        """Lines of the plan: without a run it is not known which settings the job has on."""
         names = [switch.name for switch in self._switches]
         return [
             "Arms: base (as it is), sham (switches in place, none switched), off (all off), then patterns of them.",
@@ -56,7 +57,8 @@ class SwitchedJob:
         ]
 
     def way(self, arm: str, switches_off: Sequence[Switch]) -> Way:
-        """It with these off; ``base`` is as it is, with nothing that could switch anything."""
+        """The job with these switched off; ``base`` is as it is, with nothing that could switch anything."""
+        # base has nothing in place that could switch: what that alone does, the sham shows
         if arm == BASE and not switches_off:
             return Way(arm)
         words, environ = with_off(self.watched.job.words, switches_off, self.folder / "files")

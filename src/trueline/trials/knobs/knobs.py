@@ -95,9 +95,10 @@ class KnobTrial:
         )
 
     def _is_shown(self) -> bool:
-        """Whether base and sham both show it, often enough to go on. Raises ``Undecided`` where sham cures it."""
+        """Return whether base and sham show it often enough to go on. Raises ``Undecided`` where sham cures it."""
         base, sham = self.runs.counts(BASE), self.runs.counts(SHAM)
         alike = decided(log_odds_present(sham, present=base, absent=Counts()), error=self.error / 4)
+        # a first difference is looked at twice, as base may have shown it by luck
         if alike is False and base.showed and self._second_look(SHAM):
             return self._is_shown()
         if alike is False and base.showed:
@@ -119,6 +120,7 @@ class KnobTrial:
             )
         self._switches = switches
         self._search = Search([switch.prior for switch in switches], seed=self.seed)
+        # the sham ran before it was known which switches there are: it counts as all on
         for entry in self.runs.log:
             if entry["showed"] is not None:
                 self._search.tell((True,) * len(switches), entry["showed"])
@@ -128,6 +130,7 @@ class KnobTrial:
     def _searched_and_verified(self) -> Hypothesis:
         while True:
             hypothesis = self._searched()
+            # verifying adds runs, by which another hypothesis may become the likeliest
             if self._verified(hypothesis):
                 return hypothesis
 
@@ -163,7 +166,7 @@ class KnobTrial:
             )
 
     def _verified(self, hypothesis: Hypothesis) -> bool:
-        """Whether all sides of it are as it says; False where the search has come to doubt it again. Raises
+        """Return whether all sides of it are as it says; False where the search has come to doubt it again. Raises
         ``Undecided`` where a side is not, and no other hypothesis explains that.
         """
         sides = list(_sides(hypothesis, len(self._switches)))
@@ -190,8 +193,8 @@ class KnobTrial:
             self._watch_for_drift()
 
     def _second_look(self, pattern: Pattern | str) -> bool:
-        """Whether a pattern (or the sham) that says otherwise was run again beside base just now, as it is once: how
-        often base shows it may only have been known too well, by luck.
+        """Run a pattern (or the sham) that says otherwise again beside base, once, and return whether that was done:
+        how often base shows it may only have been known too well, by luck.
         """
         if pattern in self._looked_at:
             return False
@@ -202,14 +205,18 @@ class KnobTrial:
         return True
 
     def _holds(self, hypothesis: Hypothesis, pattern: Pattern, shows: bool, sides: int) -> bool | None:
-        """Whether runs of a pattern show it, as they should by ``hypothesis``, or do not; None while that is open."""
+        """Return whether runs of a pattern show it, as they should by ``hypothesis``, or do not; None while that is
+        open.
+        """
         all_off = (False,) * len(self._switches)
         counts = self._search.counts.get(pattern, Counts())
         present, absent = self._search.split(hypothesis, without=pattern)
         log_odds = log_odds_present(counts, present=present, absent=absent)
+        # turned so that positive always means that the side holds
         log_odds = log_odds if shows else -log_odds
         if decided(log_odds, error=self.error / 2 / sides) is False:
             return False
+        # where not every run with the cause shows it, a single one may be a false alarm
         if shows and counts.showed < 2 and present.showed < present.runs:
             return None  # one may be a false alarm
         return decided(log_odds, error=self.error / 4 if pattern == all_off and shows else _PASSES)
@@ -228,6 +235,7 @@ class KnobTrial:
         if showed is not None:
             self._search.tell(is_on_by_switch, showed)
             return
+        # else the search would ask for it again, as no outcome tells it apart
         self._search.bar(is_on_by_switch)
         while len(switches_off) > 1:
             half = switches_off[: len(switches_off) // 2]
@@ -235,6 +243,7 @@ class KnobTrial:
             showed = self.runs.outcome(self.way(self._arm_name(pattern), half))
             if showed is not None:
                 self._search.tell(pattern, showed)
+            # the half that does not run holds the switch to blame; else the other one does
             switches_off = half if showed is None else switches_off[len(switches_off) // 2 :]
         self._leave(switches_off[0])
 
@@ -248,6 +257,7 @@ class KnobTrial:
         self._search = Search([other_switch.prior for other_switch in rest], seed=self.seed)
         for pattern, counts in counts_by_pattern.items():
             for number in range(counts.runs if pattern[index] else 0):
+                # runs with the switch on hold for the search without it; those with it off do not
                 self._search.tell((*pattern[:index], *pattern[index + 1 :]), number < counts.showed)
 
     def _arm_name(self, pattern: Pattern) -> str:

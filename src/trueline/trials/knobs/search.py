@@ -48,8 +48,9 @@ class Hypothesis:
     how: Literal["one", "and", "or", "elsewhere"] = "one"
 
     def is_present(self, pattern: Pattern) -> bool:
-        """Whether what it says is needed is there."""
+        """Return whether what the hypothesis needs is on."""
         is_on = [pattern[index] for index in self.indices]
+        # a cause outside of all switches is there whatever is off
         if self.how == "elsewhere":
             return True
         return any(is_on) if self.how == "or" else all(is_on)
@@ -62,7 +63,7 @@ class Hypothesis:
 
 
 class Search:
-    """What is believed of each hypothesis, by the runs that were told; ``weights`` [n] are prior ones of switches."""
+    """Beliefs about each hypothesis, by the runs that were told; ``weights`` [n] are prior ones of switches."""
 
     def __init__(self, weights: Sequence[float], *, seed: int = 0) -> None:
         if not weights:
@@ -92,6 +93,7 @@ class Search:
         """[H] probabilities."""
         present_H, absent_H = self._counts()
         log_H = self._log_prior_H + _by_counts(log_if_present, present_H) + _by_counts(log_if_absent, absent_H)
+        # from the largest, as logs of hundreds of runs underflow
         chances_H = np.exp(log_H - log_H.max())
         return chances_H / chances_H.sum()
 
@@ -113,6 +115,7 @@ class Search:
         on_Pn = self._drawn(chances_H)
         shows_PL = np.where(_is_present(on_Pn, [self.hypotheses[index] for index in likely]), rate_L, false_L)
         told_P = _entropy(shows_PL @ chances_L) - _entropy(shows_PL) @ chances_L
+        # stable: the trial is replayed from its log, so that ties must fall the same
         for best in np.argsort(-told_P, kind="stable"):
             pattern = tuple(on_Pn[best].tolist())
             if pattern not in self._barred:
@@ -138,6 +141,7 @@ class Search:
             [(counts.runs, counts.showed) for counts in self._counts_by_pattern.values()], dtype=np.int64
         )
         is_in_PH = _is_present(np.array(list(self._counts_by_pattern)), self.hypotheses).astype(np.int64)
+        # one product for all hypotheses: there are hundreds, and each pattern counts for all of them
         present_H2 = is_in_PH.T @ told_P2
         return present_H2, told_P2.sum(0) - present_H2
 
@@ -162,11 +166,12 @@ class Search:
             patterns += [half, ~half]
         share_P = self._stream.choice(_SHARES, size=_PATTERNS)
         on_Pn = np.concatenate([np.stack(patterns), self._stream.random((_PATTERNS, self.size)) < share_P[:, None]])
+        # all on is base, which runs as a control anyway
         return on_Pn[~on_Pn.all(1)]
 
 
 def _by_counts(function: Callable[[Counts], float], counts_H2: Ints) -> Floats:
-    """[H] ``function`` each pair of runs and showed: most are the same few."""
+    """[H] ``function`` of each pair of runs and showed: most are the same few."""
     distinct, place_H = np.unique(counts_H2, axis=0, return_inverse=True)
     return np.array([function(Counts(int(runs), int(showed))) for runs, showed in distinct])[place_H.reshape(-1)]
 
@@ -175,6 +180,7 @@ def _hypotheses(weights: Sequence[float]) -> tuple[list[Hypothesis], list[float]
     total = sum(weights)
     single = [weight / total for weight in weights]
     pairs = list(itertools.combinations(range(len(weights)), 2))
+    # of one switch alone there is no pair, and nothing to share
     of_pairs = sum(single[a] * single[b] for a, b in pairs) or 1.0
     hypotheses = [Hypothesis((index,)) for index in range(len(weights))]
     alone = 1 - ELSEWHERE - (2 * PAIR if pairs else 0)

@@ -113,10 +113,12 @@ class ModulesTrial:
             then = (f"Its values: `trueline info RUN --site '*/{site.name}#*' --stacks`",)
             sentences = [_says(module) for module in always[:_MOST_NAMED]]
             return self._answered("confirmed", [*sentences, *more, *says], then, [message.module for message in always])
+        # in one of two runs alone: what does not repeat itself is no answer here
         if wrong or wrong_again:
             names_apart = listed(sorted({message.module for message in (*wrong, *wrong_again)}))
             then = ("trueline trial repeat --in-place names operations that do not repeat themselves.",)
             return self._answered("undecided", [f"{names_apart} differ in one of two runs alone.", *says], then)
+        # modules are right, so that what arrives differently was made between them
         if arrived := _arrived(words):
             arrivals = listed([f"{name} (by {rel:.2g})" for name, rel in arrived[:_MOST_NAMED]])
             sentence = f"All modules are right by themselves, but other values arrive at {arrivals}: "
@@ -135,7 +137,7 @@ class ModulesTrial:
         return self._answered("excluded", [sentence, *says], then)
 
     def _what_was_fed(self, words: Sequence[str]) -> list[str]:
-        """What was judged, and what of the job was not as in that run before it was fed."""
+        """Lines on what was judged, and what of the job was not as in that run before it was fed."""
         says = [f"{counted(len(_messages_of(words, FED)), 'module')} of {len(self.names)} fed at step {self.step}."]
         if unlike := _messages_of(words, UNLIKE):
             says.append(f"Not judged, as their values have other shapes or dtypes: {listed(unlike[:5])}.")

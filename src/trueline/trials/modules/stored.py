@@ -61,6 +61,7 @@ def write_stored(run: Run, step: int, folder: Path) -> Path:
                 continue
             if stored.shape != tuple(row["shape"] or ()):
                 continue  # only some of its rows were stored
+            # bfloat16 has no dtype in NumPy: it comes as integers of its width
             data = torch.from_numpy(stored.data.copy())
             dtype: torch.dtype = getattr(torch, row["dtype"])
             values.setdefault(key, data.view(dtype) if data.dtype != dtype else data)

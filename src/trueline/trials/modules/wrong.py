@@ -19,8 +19,8 @@ ValueKey = tuple[int | None, str, int, str, int, str]
 
 @dataclass(frozen=True)
 class RecordedValues:
-    """Of the records of one step: the ``kind`` and ``module`` of each value, and the ``root`` of those that are one
-    tensor, by ``Key``.
+    """The records of one step: the ``kind`` and ``module`` of each value, and the ``root`` of those that are one
+    tensor, by ``ValueKey``.
     """
 
     kind: Mapping[ValueKey, str]
@@ -29,7 +29,7 @@ class RecordedValues:
 
     @classmethod
     def read(cls, run: Run, step: int) -> RecordedValues:
-        """Those of ``run``."""
+        """Read the records of ``run``."""
         columns = ("rank", "phase", "micro", "name", "call", "slot", "kind", "module", "row", "same_as")
         rows = run.records(steps=[step], columns=columns).to_pylist()
         keys = [(row["rank"], row["phase"], row["micro"], row["name"], row["call"], row["slot"]) for row in rows]
@@ -78,6 +78,7 @@ def wrong_modules(rows: Sequence[ComparedRow], recorded: RecordedValues) -> list
         kind = recorded.kind[key]
         if key[1] == "grad" and kind != "param":
             continue  # what a script computes once gradients are there, as the mean of losses so far
+        # ``compare`` blames a call inside where it can; a module as a whole is looked at by itself
         if row.judgement != "beyond" and not (
             kind == "module" and _is_wrong_as_a_whole(key, direction, row, recorded, differs)
         ):
@@ -105,15 +106,15 @@ def _pass(key: ValueKey) -> Pass | None:
 
 
 def _is_made(key: ValueKey, direction: Pass) -> bool:
-    """Whether a call made it: forward what it returned, backward the gradient of what it took."""
+    """Return whether a call made the value: forward what it returned, backward the gradient of what it took."""
     return key[5].startswith("out") == (direction == "forward")
 
 
 def _is_wrong_as_a_whole(
     key: ValueKey, direction: Pass, row: ComparedRow, recorded: RecordedValues, differs: set[Any]
 ) -> bool:
-    """Whether a module makes something else of the same values, though a call inside is given something else, or makes
-    other calls: then ``compare`` leaves it to those.
+    """Return whether a module makes something else of the same values, though a call inside is given something else, or
+    makes other calls: then ``compare`` leaves it to those.
     """
     is_large = bool(row.expected) and (row.measured or 0.0) > LIMIT * (row.expected or 0.0)
     return (
@@ -124,7 +125,7 @@ def _is_wrong_as_a_whole(
 
 
 def _is_given_others(key: ValueKey, direction: Pass, recorded: RecordedValues, differs: set[Any]) -> bool:
-    """Whether the module was given something else all the same."""
+    """Return whether the module was given something else after all."""
     sources = [("fwd", False)] if direction == "forward" else [("fwd", False), ("bwd", True)]
     return any(
         (key[0], phase, *key[2:5], other_key[5]) in differs
@@ -153,6 +154,7 @@ def _innermost(modules: Sequence[Wrong]) -> list[Wrong]:
     """Without a module as a whole that has a wrong one inside, and without one whose gradient differs by that of a
     tensor which another uses that is wrong forward already.
     """
+    # a gradient is of the forward values: wrong ones make it wrong without a fault of backward
     forward = {wrong.module for wrong in modules if "forward" in wrong.passes}
     return [
         wrong

@@ -30,8 +30,8 @@ class Inputs:
 
 
 def inputs_of(run: Run, call: RecordedCall, *, backward: bool, seed: int = 0) -> Inputs:
-    """What ``call`` was given, with its strides; ``backward``: and the gradients that arrived. Raises ``CannotTell``
-    where a value is neither stored nor may be drawn.
+    """The values that ``call`` was given, with their strides; ``backward``: and the gradients that arrived. Raises
+    ``CannotTell`` where a value is neither stored nor may be drawn.
     """
     values = dict(call.inputs)
     if backward:
@@ -53,7 +53,7 @@ def inputs_of(run: Run, call: RecordedCall, *, backward: bool, seed: int = 0) ->
 
 
 def repeating(inputs: Inputs, *, indices: bool) -> Inputs:
-    """The same with three of four rows of what was drawn like the first one, and (``indices``) as many integers: no
+    """The inputs with three of four rows of what was drawn like the first one, and (``indices``) as many integers: no
     statistic shows whether rows repeat, and what adds up many that do rounds otherwise.
     """
     tensors = {slot: _repeated(x, indices) if slot in inputs.drawn else x for slot, x in inputs.tensors.items()}
@@ -72,7 +72,7 @@ def _repeated(x: Tensor, indices: bool) -> Tensor:
 
 
 def stored_output(run: Run, call: RecordedCall, slot: str) -> Tensor | None:
-    """What the call returned, None where that was not stored."""
+    """The value that the call returned, None where that was not stored."""
     return _stored(run, call.outputs[slot]) if slot in call.outputs else None
 
 
@@ -85,6 +85,7 @@ def _stored(run: Run, value: RecordedValue) -> Tensor | None:
         return None
     if stored.shape != value.shape:
         return None  # only some of its rows were stored
+    # bfloat16 has no dtype in NumPy: it comes as integers of its width
     data = torch.from_numpy(stored.data.copy())
     dtype: torch.dtype = getattr(torch, value.dtype)
     return data.view(dtype) if data.dtype != dtype else data
@@ -111,9 +112,11 @@ def _drawn(value: RecordedValue, generator: torch.Generator) -> Tensor:
     if low <= -MASKS.get(value.dtype, math.inf) or row["neg_inf"]:
         return _mask(row, value.shape, dtype, generator)
     mean = row["sum"] / max(numel, 1)
+    # rounding may make the difference of squares negative
     std = math.sqrt(max(row["sum_sq"] / max(numel, 1) - mean**2, 0.0))
     x = torch.randn(value.shape, dtype=torch.float64, generator=generator).mul_(std).add_(mean).clamp_(low, high)
     x[torch.rand(value.shape, generator=generator) < row["zero"] / max(numel, 1)] = 0.0
+    # the recorded extremes are there for certain: overflow and masks hang on them
     if numel > 1:
         x.view(-1)[0], x.view(-1)[-1] = low, high
     return x.to(dtype)

@@ -37,12 +37,12 @@ class JudgedCall:
 
     @property
     def adds_up(self) -> bool:
-        """Whether it makes fewer numbers of more, as a sum over rows does, forward or backward."""
+        """Whether the call makes fewer numbers of more, as a sum over rows does, forward or backward."""
         largest = max((x.numel() for x in self.inputs.tensors.values()), default=0)
         return not self.call.in_place and any(0 < x.numel() < largest for x in self.exact.values())
 
     def on(self, device: str, benchmark: Any = None) -> dict[str, dict[str, Any]]:
-        """Its outputs as ``proof.proved`` judges them on a device. Raises ``CannotTell`` where it cannot be called."""
+        """The outputs as ``proof.proved`` judges them on a device. Raises ``CannotTell`` where it cannot be called."""
         try:
             return proof.proved(self.document, self.inputs.tensors, device, exact=self.exact, benchmark=benchmark)
         except recalled.Impossible as why:
@@ -93,7 +93,7 @@ def judged_call(run: Run, call: RecordedCall, *, seed: int = 0, repeated: bool =
 
 
 def _clause(why: recalled.Impossible) -> str:
-    """Its sentence, to stand within another."""
+    """The sentence of ``why``, to stand within another."""
     says = str(why).rstrip(".")
     return says[0].lower() + says[1:] if says.split()[0] in ("It", "The", "There", "An") else says
 
@@ -133,6 +133,7 @@ def _as_recorded(described: dict[str, Any], inputs: dict[str, Tensor], call: Rec
     """What the call returns, with ``autocast`` put into ``described`` where the recorded dtypes need it."""
     recorded = {slot: (value.dtype, value.shape) for slot, value in call.outputs.items()}
     unlike = ""
+    # whether autocast was on is not recorded: the dtypes of the outputs tell
     for autocast in _AUTOCAST:
         described["autocast"] = autocast
         try:

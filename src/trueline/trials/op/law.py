@@ -49,7 +49,7 @@ def expected_rel(
 
 
 def _summed(arriving: Operand, result: Operand, function: str, dtype: str) -> float:
-    """Of a gradient that is added up over dims that its input was broadcast to, or over a batch."""
+    """The error of a gradient that is added up over dims that its input was broadcast to, or over a batch."""
     terms = arriving.numel // max(result.numel, 1)
     if terms <= 1 or not arriving.rms or not result.rms:
         return 0.0
@@ -59,7 +59,7 @@ def _summed(arriving: Operand, result: Operand, function: str, dtype: str) -> fl
 
 
 def operand(x: Tensor, slot: str) -> Operand:
-    """What a law needs to know of a value."""
+    """The facts about a value that a law needs: rms, spread, shape."""
     wide = x.detach().cpu().double() if x.is_floating_point() else x.detach().cpu().double().abs()
     wide = wide[wide.isfinite()]
     if not wide.numel():

@@ -66,7 +66,7 @@ class CheckedOp:
         return max(deciding or self.outputs.items(), key=lambda item: item[1]["rel"])
 
     def to_json(self) -> dict[str, Any]:
-        """As the document has it."""
+        """The operation as the document has it."""
         outputs = {slot: dict(output) for slot, output in self.outputs.items()}
         facts = {name: getattr(self, name) for name in ("key", "site", "api", "calls", "outcome", "why")}
         return facts | {"drawn": list(self.drawn), "outputs": outputs}
@@ -149,6 +149,7 @@ def _checked(
     try:
         judged = judged_call(run, call)
         outputs = judged.on(device, benchmark.get(key))
+        # rows that repeat are the worst for sums, and statistics do not show whether they did
         if judged.inputs.drawn and judged.adds_up and all(output["verdict"] == "within" for output in outputs.values()):
             with contextlib.suppress(CannotTell):
                 _by_rows_that_repeat(judged_call(run, call, repeated=True), device, outputs)
@@ -176,13 +177,14 @@ def _is_stored(call: RecordedCall) -> bool:
 
 
 def _answer(checked: Sequence[CheckedOp], device: str, proofs: Mapping[str, str]) -> TrialAnswer:
-    """What the operations say; ``proofs`` are commands by site of those that are inaccurate."""
+    """The answer that the operations give; ``proofs`` are commands by site of those that are inaccurate."""
     judged = [op for op in checked if op.outcome in ("within", "beyond")]
     beyond = [op for op in judged if op.outcome == "beyond"]
     untold = [op for op in checked if op.outcome == "cannot tell"]
     not_judged = [op for op in checked if op.outcome == "not judged"]
     drawn = sum(bool(op.drawn) for op in judged)
     lacking = {op.lacks for op in untold if op.lacks}
+    # more untold than judged would make an all-clear of the smaller part
     few = judged and len(untold) <= len(judged) and not lacking
     answer: Answer = "confirmed" if beyond else "excluded" if few else "undecided"
     says = [
@@ -259,6 +261,6 @@ def _not_repeating(checked: Sequence[CheckedOp], device: str) -> list[Finding]:
 
 
 def _step_and_rank(site: str) -> tuple[int, int]:
-    """Step and rank."""
+    """Step and rank of a site."""
     step, _, rest = site.partition(".")
     return int(step), int(rest.split("/")[1].removeprefix("r"))

@@ -146,9 +146,11 @@ def measured(call: Call, inputs: Values, exact: Values, expected: Mapping[str, f
     """
     torch.manual_seed(0)
     first = outcomes(call, inputs)
+    # the same seed again would hide that the call draws random numbers
     torch.manual_seed(1)
     second = outcomes(call, inputs)
     repeats = {slot: bits_of(x) == bits_of(second[slot]) for slot, x in first.items()}
+    # a third call tells random numbers from a kernel that does not repeat itself
     if not all(repeats.values()):
         torch.manual_seed(0)
         third = outcomes(call, inputs)
@@ -264,6 +266,7 @@ def proved(
     _without_truth(call["function"], outputs)
     for slot, error in outputs.items():
         bits = document["recorded"].get(slot)
+        # other bits on another device or version of torch are no fault: it is said, and not judged
         error["as_recorded"] = None if bits is None else bits == error["bits"]
         benchmark_error = (benchmark or {}).get(slot)
         if benchmark_error is not None:

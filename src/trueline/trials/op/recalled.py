@@ -60,6 +60,7 @@ def laid_out(x: Tensor, strides: tuple[int, ...] | None) -> Tensor:
     """A copy of ``x`` with these strides; None: row by row."""
     if strides is None or not x.numel():
         return x.contiguous().clone()
+    # a dim of stride 0 holds one number, which as_strided may be written through once only
     once = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
     length = 1 + sum((size - 1) * stride for size, stride in zip(once.shape, strides, strict=True))
     memory = torch.zeros(length, dtype=x.dtype, device=x.device)
@@ -156,11 +157,13 @@ def outcomes(call: Call, inputs: Values, *, exact: bool = False, decomposed: str
     try:
         args = [_argument(argument, copies, device, exact=exact) for argument in call["args"]]
         kwargs = {name: _argument(argument, copies, device, exact=exact) for name, argument in call["kwargs"].items()}
+        # JSON has no tuple, and x[[0, 1]] is no x[0, 1]
         if call["function"].endswith(("getitem__", "setitem__")) and isinstance(args[1], list):
             args[1] = tuple(args[1])
         with contextlib.ExitStack() as stack:
             if not arriving:
                 stack.enter_context(torch.no_grad())
+            # autocast would round what is to be exact
             if call["autocast"] and not exact:
                 stack.enter_context(torch.autocast(device, getattr(torch, call["autocast"])))
             with Decomposed() if decomposed == "forward" else contextlib.nullcontext():

@@ -31,12 +31,12 @@ class RecordedValue:
 
     @property
     def slot(self) -> str:
-        """Which of the call's values."""
+        """Name of the value within its call."""
         return self.row["slot"]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As seen."""
+        """Shape as seen."""
         return tuple(self.row["shape"] or ())
 
     @property
@@ -75,7 +75,7 @@ class RecordedCall:
 
     @property
     def site(self) -> str:
-        """Its place, without a slot."""
+        """Site of the call, without a slot."""
         return f"{self.step}.{self.micro}/r{self.rank}/{self.phase}/{self.name}#{self.call}"
 
     @property
@@ -85,7 +85,7 @@ class RecordedCall:
 
     @property
     def signature(self) -> str:
-        """What it has in common with calls that compute the same of other numbers."""
+        """The features it has in common with calls that compute the same of other numbers."""
         values = {
             slot: (value.dtype, value.shape, value.strides, slot in self.gradients)
             for slot, value in self.inputs.items()
@@ -121,6 +121,7 @@ def recorded_calls(run: Run, *, step: int, rank: int) -> list[RecordedCall]:
         if row["kind"] not in ("op", "collective"):
             continue
         site_key = row["micro"], row["name"], row["call"]
+        # a backward row without arguments is the gradient of a value of that forward call, and no call
         if row["phase"] == "bwd" and (forward := calls.get((*site_key, "fwd"))) is not None and row["args"] is None:
             forward.gradients.setdefault(row["slot"], RecordedValue(row))
             continue

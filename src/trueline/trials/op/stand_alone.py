@@ -107,6 +107,7 @@ def write(judged: JudgedCall, folder: Path) -> tuple[str, ...]:
 
 def alone() -> str:
     """``proof`` as one file, with the text of ``recalled`` where it imports that."""
+    # the text and not the module: whoever runs the proof has torch alone
     _, _, recalled_text = inspect.getsource(recalled).partition("from __future__ import annotations\n")
     begins, _, rest = inspect.getsource(proof).partition(f"from {recalled.__name__} import")
     return begins + recalled_text.strip() + "\n" + rest.partition(")\n")[2]

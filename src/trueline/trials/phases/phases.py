@@ -95,7 +95,7 @@ _WHERE = {
 
 
 def ways() -> dict[str, Way]:
-    """How the job runs in each experiment."""
+    """The way the job runs in each experiment."""
     return {name: Way(name, changes={"phase": dict(phase)}) for name, phase in _PHASES.items()}
 
 

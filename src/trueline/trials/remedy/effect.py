@@ -41,10 +41,9 @@ class Interval:
 
 @dataclass(frozen=True)
 class Effect:
-    """``verdict``, with why; ``left`` is the share of what is wrong that the remedy leaves, ``sham_left`` the sham;
-    None where what is wrong is not beyond 0.
-    ``sign_p`` is the larger of the two-sided probabilities of the exact sign tests against base and sham: a sham may do
-    harm, and any change may do good.
+    """``verdict``, with why; ``remedy_left`` is the share of what is wrong that the remedy leaves, ``sham_left`` the
+    sham; None where what is wrong is not beyond 0. ``sign_p`` is the larger of the two-sided probabilities of the exact
+    sign tests against base and sham: a sham may do harm, and any change may do good.
     """
 
     verdict: Verdict
@@ -94,8 +93,8 @@ def _judged(remedy_left: Interval, sham_left: Interval, is_better: bool) -> tupl
 
 
 def _of_no_gap(base: Floats, remedy: Floats, error: float, sign_p: float) -> Effect:
-    """Where seeds explain what is wrong there is no share of it to speak of; an effect that matters is then one that
-    would be seen among seeds.
+    """The effect where seeds explain what is wrong: there is no share of it to speak of; an effect that matters is then
+    one that would be seen among seeds.
     """
     gain, num = base - remedy, len(base)
     highest_gain = float(gain.mean()) + t_quantile(1 - error, num - 1) * float(gain.std(ddof=1)) / math.sqrt(num)
@@ -123,6 +122,7 @@ def ratio(one_K: Floats, other_K: Floats, error: float) -> Interval | None:
     (var, covariance), (_, var_by) = (np.cov(one_K, other_K) / num).tolist()
     t = t_quantile(1 - error / 2, num - 1)
     square = mean_other * mean_other - t * t * var_by
+    # the interval of the second mean holds 0, so that the ratio may be anything
     if square <= 0:
         return None
     half, rest = mean * mean_other - t * t * covariance, mean * mean - t * t * var
@@ -131,6 +131,6 @@ def ratio(one_K: Floats, other_K: Floats, error: float) -> Interval | None:
 
 
 def _is_a_gap(base_K: Floats, error: float) -> bool:
-    """Whether the good run (0 here) is below what one more run of these seeds would be, by Student's t."""
+    """Return whether the good run (0 here) is below what one more run of these seeds would be, by Student's t."""
     spread = float(base_K.std(ddof=1)) * math.sqrt(1 + 1 / len(base_K))
     return float(base_K.mean()) > t_quantile(1 - error, len(base_K) - 1) * spread

@@ -73,6 +73,7 @@ class RemedyTrial:
                 "See the names of the modules in the Run: `trueline info RUN --site '*'`",
             )
         losses = [entry["codes"][0] for entry in self._entries_of(BASE)]
+        # pairs that are one pair would be counted as many by the sign test
         if pair and len(losses) > 1 and len({*losses}) == 1:
             raise Undecided(
                 "Other seeds change nothing: two runs of the job as it is have the same losses, bit for bit, so that "
@@ -105,10 +106,12 @@ class RemedyTrial:
             return self._answered("undecided", [says], ("Leave out --ref: what counts then are such steps.",))
         num_bad = ", ".join(f"{arm} {num}" for arm, num in bad.items())
         remarks = [f"Runs with a loss that is not finite ({num_bad}) count as the worst of the others."]
+        # a mean without the runs that explode would praise a remedy that makes more of them
         if bad[REMEDY] > bad[BASE]:
             says = "With the remedy more runs have a loss that is not finite than without it."
             return self._answered("undecided", [says, *remarks, *self._where_changed()], _NEXT["undecided"])
-        worst = max(entry for pair in complete for entry in pair if entry < NOT_FINITE)
+        # no mean holds an infinite loss: it counts as the worst that is finite
+        worst = max(value for pair in complete for value in pair if value < NOT_FINITE)
         complete = [(min(base, worst), min(remedy, worst), min(sham, worst)) for base, remedy, sham in complete]
         base, remedy, sham = zip(*complete, strict=True)
         effect = effect_of(base, remedy, sham, good_varies=self.measure.good is not None, error=self.error)
@@ -158,7 +161,7 @@ class RemedyTrial:
         return lines
 
     def _where_changed(self) -> list[str]:
-        """Where remedy and sham were, of modules."""
+        """Lines on the modules at which remedy and sham were."""
         if not self.treatment.kind:
             return ["The sham has all that switches settings in place, and switches none."]
         marker = f"remedy:{self.treatment.kind} "

@@ -74,7 +74,7 @@ class Treatment:
             ) from None
 
     def changes(self, arm: str) -> dict[str, Any]:
-        """Of processes in an arm."""
+        """Changes of processes in an arm."""
         if arm == BASE:
             return {}
         if self.kind:
@@ -120,7 +120,7 @@ class Measure:
         return self.above(loss_TN[is_known_TN])
 
     def above(self, losses: NDArray[np.float64]) -> float:
-        """How far finite losses are above the good run's, as a mean over them; ``good`` is not None."""
+        """The distance of finite losses above the good run's, as a mean over them; ``good`` is not None."""
         return float((self.scale * np.arcsinh((losses - (self.good or 0.0)) / self.scale)).mean())
 
     @classmethod
@@ -138,6 +138,7 @@ class Measure:
         last = min(last, int(ref.steps[-1])) if ref.steps.size else -1
         if last < 1:
             raise InputError(f"Run '{ref.path}' has fewer than two steps. Name one that trained as long.")
+        # the second half, where what is wrong has had time to show
         half = cls((last + 1) // 2, last, 0.0)
         loss_TN, is_known_TN = half._losses(ref)
         losses = loss_TN[is_known_TN]
@@ -191,7 +192,7 @@ class TreatedJob:
 
 @dataclass(frozen=True)
 class Ways:
-    """How the job of ``words`` runs in an arm of a pair."""
+    """The ways the job of ``words`` runs in an arm of a pair."""
 
     words: Sequence[str]
     treatment: Treatment
@@ -200,10 +201,11 @@ class Ways:
     more: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def way(self, arm: str, pair: int) -> Way:
-        """All arms of a pair have the same seeds."""
+        """The way of one arm: all arms of a pair have the same seeds."""
         switches_off = self.treatment.switches if arm == REMEDY else ()
         words, environ = with_off(self.words, switches_off, self.files)
         words = [word.replace(SEED, str(self.seed + pair)) for word in words]
+        # a command that takes its seed by itself would be shifted twice
         seeds = {"seed": self.seed + pair, "shift": 0 if any(SEED in word for word in self.words) else pair}
         return Way(arm, environ, words, seeds | self.treatment.changes(arm))
 

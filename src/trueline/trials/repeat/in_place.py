@@ -110,7 +110,7 @@ class InPlaceTrial:
 
 
 def advice_of(op: str) -> str:
-    """What to do about an operation, ``aten.index_add.default`` say, from ``deterministic_forms.toml``."""
+    """Advice about an operation, ``aten.index_add.default`` say, from ``deterministic_forms.toml``."""
     table = tomllib.loads((Path(__file__).parent / "deterministic_forms.toml").read_text(encoding="utf-8"))
     space, _, rest = op.partition(".")
     name = f"{space}.{rest.rpartition('.')[0] or rest}"
@@ -118,7 +118,7 @@ def advice_of(op: str) -> str:
 
 
 def _merged(pools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same operations of all ranks together; first is the earliest."""
+    """Pools of one operation on all ranks, merged; ``step`` is the earliest."""
     merged: dict[tuple[str, ...], dict[str, Any]] = {}
     for pool in pools:
         key = (pool["op"], *pool["form"])

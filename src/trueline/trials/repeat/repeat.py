@@ -115,6 +115,7 @@ class RepeatTrial:
         api = str(entry["why"]) or "a call"
         size = _SIZES.get(judgement, "")
         often = f"in {num} of {num_repeats} repeats"
+        # nothing recorded made the difference, so that no call may be blamed
         if role == "given":
             says = f"What {api} is given at {site} differs {often}, {size}, and no recorded call before it made that: "
             says += "it came from between two recorded calls, so no operation is named."

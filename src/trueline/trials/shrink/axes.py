@@ -47,13 +47,14 @@ class Axis:
 
 
 def axes_of(words: Sequence[str], *, steps: int, batch: int | None, users_options: Sequence[str] = ()) -> list[Axis]:
-    """Those of a job that runs ``words``, cheapest first; ``batch`` is the size of its batches where that is known, and
-    ``users_options`` are options that a user names. Raises ``InputError`` for one that is no number.
+    """The axes of a job that runs ``words``, cheapest first; ``batch`` is the size of its batches where that is known,
+    and ``users_options`` are options that a user names. Raises ``InputError`` for one that is no number.
     """
     axes = [Axis(STEPS, steps)] if steps > 1 else []
     for option in _RANKS:
         if (value := _number(words, option)) is not None:
             unit = math.prod(_number(words, model_option) or 1 for model_option in _MODEL_PARALLEL)
+            # ranks that are no multiple of what holds one model together cannot be fewer
             axes.append(Axis(RANKS, value, unit if value % unit == 0 else value))
     for option in users_options:
         if _number(words, option) is None:
@@ -66,7 +67,7 @@ def axes_of(words: Sequence[str], *, steps: int, batch: int | None, users_option
 
 
 def ranks_started(words: Sequence[str]) -> int | None:
-    """How many processes a launcher in ``words`` is to start on this machine; None where none says so."""
+    """Number of processes that a launcher in ``words`` starts on this machine; None where none says so."""
     return next((value for option in _RANKS if (value := _number(words, option)) is not None), None)
 
 

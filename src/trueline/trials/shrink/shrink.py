@@ -105,6 +105,7 @@ class ShrinkTrial:
             for axis in self.axes:
                 while (value := axis.smaller(self._accepted[-1][axis.name])) is not None:
                     sizes = self._accepted[-1] | {axis.name: value}
+                    # another round over all axes comes by sizes that were tried
                     if sizes in self._rejected:
                         break
                     if not self._shows(sizes, cured=False):
@@ -115,12 +116,15 @@ class ShrinkTrial:
 
     def _settle(self) -> None:
         """Give up sizes that do not show it after all."""
+        # what is left was accepted by a quick test, whose error of 5 % is not that of the trial
         sure = (self.error / 10, self.error / 10)
         while len(self._accepted) > 1 and not self._shows(self._accepted[-1], cured=False, errors=sure):
             self._accepted.pop()
 
     def _shows(self, sizes: Sizes, *, cured: bool, errors: tuple[float, float] = _QUICK) -> bool:
-        """Whether a job of these sizes shows it, with these errors of yes and no. One that does not run, does not."""
+        """Return whether a job of these sizes shows it, with these errors of yes and no. One that does not run, does
+        not.
+        """
         arm = f"{TWIN if cured else 'smaller'}: {_sizes_text(sizes)}"
         while True:
             counts = self.runs.counts(arm)
@@ -147,7 +151,7 @@ class ShrinkTrial:
             raise Undecided("The job as it is does not show it any more: something else changed meanwhile.")
 
     def _twinned(self) -> list[str]:
-        """What the healthy twin says; sizes at which it shows the finding are given up."""
+        """Lines on the healthy twin; sizes at which it shows the finding are given up."""
         says: list[str] = []
         while len(self._accepted) > 1:
             sizes = self._accepted[-1]

@@ -61,6 +61,7 @@ class Groups:
         order = list(range(len(self.devices)))
         if number > 1:
             draw.shuffle(order)
+        # the second block turns ranks as well, so that device and rank part early
         turned = [row[number % self.size :] + row[: number % self.size] for row in at] if number == 1 else at
         groups = [tuple(self.devices[order[position]] for position in row) for row in turned]
         draw.shuffle(groups)
@@ -88,7 +89,7 @@ def devices_named(text: str) -> tuple[str, ...]:
 
 
 def variables_of(devices: Sequence[str], words: Sequence[str], variable: str | None) -> tuple[str, ...]:
-    """Those of the environment by which a run is told its devices. Raises ``InputError`` where it would not be."""
+    """The variables of the environment by which a run is told its devices. Raises ``InputError`` without any."""
     if variable is not None:
         return (variable,)
     if any(PLACEHOLDER in word for word in words):

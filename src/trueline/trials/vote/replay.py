@@ -37,7 +37,7 @@ _AFTER = 3
 
 @dataclass(frozen=True)
 class FirstApart:
-    """Where two replays part: the step, what of it (a key of ``_COLUMNS``), and in which ranks."""
+    """The point at which two replays part: step, ``kind`` of value (a key of ``_COLUMNS``), and ranks."""
 
     step: int
     kind: str
@@ -75,6 +75,7 @@ class ReplayedJob:
             bits = bits_of(run, self.steps)
         except (CannotTell, RunError) as error:
             return Outcome(None, str(error))
+        # a job on the CPU is the same on every device, and would clear all of them
         if not self.is_told and all(env.device == "cpu" for env in run.env.values()):
             return Outcome(None, _ON_CPU)
         if not bits:
@@ -107,7 +108,7 @@ def bits_of(run: Run, steps: int) -> tuple[str, ...]:
 
 
 def first_apart(bits: Sequence[str], agreed: Sequence[str]) -> FirstApart | None:
-    """Where they part; None where they are the same, or are of other ranks or steps."""
+    """The point at which replays part; None where they are the same, or are of other ranks or steps."""
     for line, agreed_line in zip(bits, agreed, strict=False):
         if line == agreed_line:
             continue

@@ -40,7 +40,7 @@ class Suspect:
     rank: int | None = None
 
     def __str__(self) -> str:
-        """As an answer."""
+        """The suspect as an answer names it."""
         if self.devices:
             return " + ".join(f"device {name}" for name in self.devices)
         return "any device" if self.rank is None else f"rank {self.rank}"
@@ -49,6 +49,7 @@ class Suspect:
 def ranked(replays: Sequence[Replay], devices: Sequence[str]) -> list[tuple[Suspect, float]]:
     """All suspects with their probability, likeliest first."""
     logs = {suspect: math.log(prior) + _log_odds(suspect, replays) for suspect, prior in _suspects(replays, devices)}
+    # from the largest, as logs of many replays underflow
     high = max(logs.values())
     total = sum(math.exp(log - high) for log in logs.values())
     chances = [(suspect, math.exp(entry - high) / total) for suspect, entry in logs.items()]
@@ -56,7 +57,7 @@ def ranked(replays: Sequence[Replay], devices: Sequence[str]) -> list[tuple[Susp
 
 
 def _suspects(replays: Sequence[Replay], devices: Sequence[str]) -> Iterator[tuple[Suspect, float]]:
-    """Those that may explain the replays that differ, with their prior."""
+    """The suspects that may explain the replays that differ, with their prior."""
     met = {name for replay in replays if replay.differs for name in replay.devices}
     names = [name for name in devices if name in met]
     size = len(replays[0].devices)

@@ -88,7 +88,7 @@ class VoteTrial:
     # -- runs -------------------------------------------------------------------------------------------------------
 
     def _blocks(self) -> bool:
-        """Whether a replay differs; False where none did in as many as ``rate`` asks for."""
+        """Run blocks until a replay differs; False where none did in as many as ``rate`` asks for."""
         needed = max(clean_runs_needed(self.rate, error=0.05), LEAST_BLOCKS)
         number = 0
         while True:
@@ -113,6 +113,7 @@ class VoteTrial:
         number = LEAST_BLOCKS
         while True:
             suspect, chance = ranked(self._replays(), self.groups.devices)[0]
+            # what follows the rank looks like its device until that device had another rank
             is_swapped = all(self._of_arm(f"{SWAP}: {device}").showed for device in suspect.devices)
             if chance >= 1 - self.error / MARGIN and is_swapped:
                 return suspect
@@ -151,9 +152,10 @@ class VoteTrial:
         return classes.most_common(1)[0][0] if classes else ()
 
     def _replays(self) -> list[Replay]:
-        """All that told something. Raises ``Undecided`` where not more than half agree."""
+        """The replays that told something. Raises ``Undecided`` where not more than half agree."""
         outcomes, agreed = self._outcomes(), self._majority()
         num = sum(tuple(entry["codes"]) == agreed for _, entry in outcomes)
+        # without a majority there is no minority to name
         if 2 * num <= len(outcomes):
             classes = {tuple(entry["codes"]) for _, entry in outcomes}
             raise Undecided(
@@ -174,6 +176,7 @@ class VoteTrial:
         part = first_apart(bits, agreed)
         if part is None or len(part.ranks) != 1:
             return Replay(group, bits != agreed)
+        # a line is step, kind, and a digest for each rank
         num_ranks = len(bits[0].split()) - 2
         return Replay(group, True, part.ranks[0] * len(group) // num_ranks if num_ranks >= len(group) else None)
 
@@ -223,7 +226,7 @@ class VoteTrial:
         ]
 
     def _bounds(self, at_fault: Sequence[str]) -> list[str]:
-        """What is known of the other devices: never that they are healthy."""
+        """Lines on the other devices: never that they are healthy."""
         outcomes, agreed = self._outcomes(), self._majority()
         bad = {*at_fault}
         runs = {

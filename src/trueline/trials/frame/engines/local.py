@@ -29,6 +29,7 @@ class Process:
 
     def end(self) -> None:
         """End what is left of its group: first as a launcher passes on to its ranks, then for certain."""
+        # torchrun passes SIGTERM on and reaps its ranks; SIGKILL would leave them
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, number)

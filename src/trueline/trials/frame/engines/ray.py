@@ -51,6 +51,7 @@ class Ray:
                 ray.init(address=self.address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise InputError(f"--engine is ray, and no cluster is reached: {str(error).splitlines()[0]}") from None
+        # a node keeps its own PATH and CUDA variables where the trial changes none
         changed = {name: value for name, value in environ.items() if os.environ.get(name) != value}
         task = ray.remote(max_retries=0, **self.resources)(_run)
         printed, folder = printed.absolute(), folder.absolute()

@@ -47,6 +47,7 @@ class Slurm:
         script.write_text(
             f"#!/bin/sh\n: > {shlex.quote(str(began))}\ncd {shlex.quote(str(folder))} || exit 1\n"
             f"{shlex.join(words)} < /dev/null\nstatus=$?\n"
+            # renamed once it is whole: a reader on another node sees no empty file
             f"cd {shlex.quote(str(run_folder))} && echo $status > ended.part && mv ended.part ended\nexit $status\n"
         )
         output = f"--output={str(printed.absolute()).replace('%', '%%')}"
