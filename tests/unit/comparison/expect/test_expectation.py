@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from tests.unit.made_steps import ROUNDING, Making, chain
 
-from trueline.comparison.expect.expectation import UNRELATED, Expectation, Expected
+from trueline.comparison.expect.expectation import UNRELATED, Expectation
+from trueline.comparison.expect.expected import Expected
 from trueline.comparison.expect.propagation import size_of
 from trueline.judge.recorded.step_values import StepValues
 

@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from trueline.comparison.expect.expectation import Expectation, Expected
+from trueline.comparison.expect.expectation import Expectation
+from trueline.comparison.expect.expected import Expected
 from trueline.comparison.expect.ops import op_rounding_rel
 from trueline.comparison.expect.propagation import is_swamped
 from trueline.comparison.expect.rounding import UNIT_ROUNDOFF, coarser, rounding_rel
