@@ -39,12 +39,12 @@ def rows(norm_TG, *, params=None, reduced=True):
     """Two workers with the same norms; ``params`` [T, 4] of embed, blocks.0.weight, blocks.0.bias and head."""
     norm_T = np.sqrt(np.square(norm_TG).sum(axis=1))
     prefix = ("reduced_norm", "group_reduced_norms") if reduced else ("grad_norm", "group_grad_norms")
-    out = {}
+    rows_by_key = {}
     for step, norm in enumerate(norm_T.tolist()):
         for rank in range(2):
             row = {prefix[0]: norm, prefix[1]: norm_TG[step].tolist(), "grad_norm": norm, "lr": [1e-3]}
-            out[step, rank] = row | ({} if params is None else {"param_grad_norms": params[step].tolist()})
-    return out
+            rows_by_key[step, rank] = row | ({} if params is None else {"param_grad_norms": params[step].tolist()})
+    return rows_by_key
 
 
 def param_norms(norm_TG):

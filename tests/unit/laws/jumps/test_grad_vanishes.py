@@ -23,8 +23,13 @@ def param_norms(num_steps=STEPS, seed=3):
 def judge(norm_TP, check=grad_vanishes, **changes):
     steps = np.arange(len(norm_TP))
     params = ParamNorms(NAMES, ("",) * len(NAMES), steps, np.square(norm_TP))
-    none = np.zeros((len(steps), 0))
-    facts = {"loss": none.sum(1) + 1, "norm": np.sqrt(np.square(norm_TP).sum(axis=1)), "group_norm": none, **changes}
+    no_groups = np.zeros((len(steps), 0))
+    facts = {
+        "loss": no_groups.sum(1) + 1,
+        "norm": np.sqrt(np.square(norm_TP).sum(axis=1)),
+        "group_norm": no_groups,
+        **changes,
+    }
     return check.judge(WholeRun(steps=steps, ranks=(0, 1), **facts), AlarmBudget(), params)
 
 

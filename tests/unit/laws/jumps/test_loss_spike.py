@@ -67,11 +67,11 @@ def started_twice(path, begun, *, at=100, jumps=True):
     """
     loss_T = losses(at=at if jumps else None)
     loss_T[80] *= 4
-    every = rows(loss_T, ranks=1)
-    every[0, 0]["param_digests"], every[at, 0]["param_digests"] = FIRST, begun
-    every[at - 1, 0]["closing_digests"] = LEFT
-    before = {key: row for key, row in every.items() if key[0] < at}
-    return write_starts(path, [(0, before), (at, {key: row for key, row in every.items() if key[0] >= at})])
+    all_rows = rows(loss_T, ranks=1)
+    all_rows[0, 0]["param_digests"], all_rows[at, 0]["param_digests"] = FIRST, begun
+    all_rows[at - 1, 0]["closing_digests"] = LEFT
+    before = {key: row for key, row in all_rows.items() if key[0] < at}
+    return write_starts(path, [(0, before), (at, {key: row for key, row in all_rows.items() if key[0] >= at})])
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_jump_where_the_job_was_started_again_says_whether_its_weights_are_tho
 
 
 def test_other_weights_at_a_start_without_a_jump_are_no_finding(tmp_path):
-    assert [each.step_first for each in loss_spike.check(started_twice(tmp_path, OTHER, jumps=False))] == [80]
+    assert [finding.step_first for finding in loss_spike.check(started_twice(tmp_path, OTHER, jumps=False))] == [80]
 
 
 def test_one_process_has_a_loss_not_a_mean(tmp_path):
@@ -120,7 +120,9 @@ def test_a_loss_that_stays_up_has_not_come_back():
 def test_the_line_is_half_of_the_promise():
     """Of jumps of growing size, the first that is told has just less than the probability that was promised."""
     log_line = math.log(0.1 / 10_000 / 2)
-    sizes = [found[0] for fold in np.geomspace(1.3, 3, 200) if (found := judge(series(losses(at=120, fold=fold))))]
+    sizes = [
+        findings[0] for fold in np.geomspace(1.3, 3, 200) if (findings := judge(series(losses(at=120, fold=fold))))
+    ]
     log_p = sizes[0].evidence["spikes"][0]["log_p"]
     assert log_line - 0.5 < log_p <= log_line
 
@@ -165,9 +167,9 @@ def test_a_step_with_less_than_half_of_the_tokens_is_not_judged(tmp_path):
 
 
 def test_steps_at_which_a_worker_has_no_finite_loss_are_left_out(tmp_path):
-    lost = rows(losses(at=120))
-    lost[120, 1]["loss"] = math.nan
-    assert loss_spike.check(write_run(tmp_path, lost)) == []
+    loss_rows = rows(losses(at=120))
+    loss_rows[120, 1]["loss"] = math.nan
+    assert loss_spike.check(write_run(tmp_path, loss_rows)) == []
 
 
 def test_a_run_without_steps_cannot_tell(tmp_path):
@@ -186,6 +188,6 @@ def test_too_few_steps_and_no_positive_loss_cannot_tell():
         judge(series(-losses()))
     partly = losses(num_steps=200)
     partly[40:] *= -1
-    with pytest.raises(CannotTell, match=r"this Run has 40 with a loss above zero among its 200$") as told:
+    with pytest.raises(CannotTell, match=r"this Run has 40 with a loss above zero among its 200$") as error:
         judge(series(partly))
-    assert told.value.reason == "no-data"
+    assert error.value.reason == "no-data"

@@ -106,7 +106,7 @@ def judged(out):
     report = check(trueline.open_run(out))
     assert CODE in report.checks_run
     assert not [each for each in report.findings if each.code == "watch-degraded"]
-    found = [each for each in report.findings if each.code == CODE]
+    found = [finding for finding in report.findings if finding.code == CODE]
     return [(each.severity, each.evidence["kind"], each.evidence["model"]) for each in found]
 
 

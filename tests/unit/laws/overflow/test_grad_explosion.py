@@ -36,10 +36,10 @@ class Layer(nn.Module):
         self.factor = factor
 
     def forward(self, x):
-        return Grown.apply(x, self.factor)
+        return Growing.apply(x, self.factor)
 
 
-class Grown(torch.autograd.Function):
+class Growing(torch.autograd.Function):
     """The value as it is, and its gradient times a factor."""
 
     @staticmethod
@@ -69,12 +69,12 @@ def half(factors):
     return Chain(factors, torch.float16)
 
 
-def told(path, factors, **options):
+def findings_of(path, factors, **options):
     return grad_explosion.check(recorded(path / "run", half(factors), **options))
 
 
 def test_layers_that_multiply_until_they_overflow_are_told_with_their_place(tmp_path):
-    (finding,) = told(tmp_path, [8.0] * 8)  # gradients 1, 8, ... 32,768 at layers 7 ... 2, then 262,144
+    (finding,) = findings_of(tmp_path, [8.0] * 8)  # gradients 1, 8, ... 32,768 at layers 7 ... 2, then 262,144
     assert (finding.code, finding.severity, finding.ranks, finding.step_first) == ("grad-explosion", "error", (0,), 0)
     assert finding.measured == pytest.approx(8.0**5)
     assert finding.evidence["fold_per_layer"] == pytest.approx(8.0)
@@ -90,16 +90,16 @@ def test_layers_that_multiply_until_they_overflow_are_told_with_their_place(tmp_
 
 
 def test_a_last_layer_within_a_factor_of_two_of_the_end_is_a_warning(tmp_path):
-    (finding,) = told(tmp_path, [1.0] + [8.0] * 4, scale=10.0)  # 10 ... 40,960, and nothing beyond
+    (finding,) = findings_of(tmp_path, [1.0] + [8.0] * 4, scale=10.0)  # 10 ... 40,960, and nothing beyond
     assert finding.severity == "warning"
     assert finding.claim.endswith(": twice that overflows float16.")
     assert finding.measured == pytest.approx(8.0**4)
 
 
 def test_a_hundredfold_over_three_layers_is_the_least_that_counts(tmp_path):
-    (finding,) = told(tmp_path / "a", [1.0, 4.0, 5.0, 5.0], scale=400.0)  # 400 ... 40,000
+    (finding,) = findings_of(tmp_path / "a", [1.0, 4.0, 5.0, 5.0], scale=400.0)  # 400 ... 40,000
     assert finding.measured == 100.0
-    assert told(tmp_path / "b", [1.0, 4.0, 5.0, 4.5], scale=400.0) == []
+    assert findings_of(tmp_path / "b", [1.0, 4.0, 5.0, 4.5], scale=400.0) == []
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_hundredfold_over_three_layers_is_the_least_that_counts(tmp_path):
     ],
 )
 def test_what_is_no_growth_from_layer_to_layer_to_the_end_is_silent(tmp_path, factors, scale):
-    assert told(tmp_path, factors, scale=scale) == []
+    assert findings_of(tmp_path, factors, scale=scale) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -125,7 +125,7 @@ def test_growth_within_the_range_is_silent_and_beyond_it_is_told(tmp_path, dtype
 
 
 def test_growth_begins_where_it_begins(tmp_path):
-    (finding,) = told(tmp_path, [8.0] * 6 + [1.0, 0.5], scale=64.0)  # 64, 32, 32, 256 ... 16,384, 131,072
+    (finding,) = findings_of(tmp_path, [8.0] * 6 + [1.0, 0.5], scale=64.0)  # 64, 32, 32, 256 ... 16,384, 131,072
     assert finding.evidence["layers"][0] == {"site": "0.0/r0/bwd/layers.5#0:out0", "largest": 32.0}
 
 

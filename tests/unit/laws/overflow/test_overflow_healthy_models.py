@@ -98,8 +98,8 @@ def test_a_healthy_model_all_in_sixteen_bits_is_left_alone(tmp_path, name, dtype
     torch.manual_seed(0)
     model, batch = MODELS[name]()
     batch = {key: value.to(dtype) if value.is_floating_point() else value for key, value in batch.items()}
-    out = str(tmp_path / "run")
-    assert trained(model.to(dtype), batch, out, preset="ops", optimizer_of=torch.optim.SGD) == []
+    run_path = str(tmp_path / "run")
+    assert trained(model.to(dtype), batch, run_path, preset="ops", optimizer_of=torch.optim.SGD) == []
 
 
 def test_adam_whose_epsilon_is_zero_in_float16_is_found(tmp_path):

@@ -109,21 +109,21 @@ def test_a_call_that_overflows_is_named_with_its_line_and_not_the_mask_before_it
     assert "test_overflow_origin.py:" in finding.claim
     assert "from finite inputs" in finding.claim
     assert finding.evidence["path"][-1].startswith("0.0/r0/fwd/cross_entropy#0")
-    (taken,) = finding.evidence["inputs"]
-    assert 1e18 < taken["largest_finite"] < 1e22
+    (inputs,) = finding.evidence["inputs"]
+    assert 1e18 < inputs["largest_finite"] < 1e22
 
 
 def test_the_counts_are_those_of_the_tensor(tmp_path):
-    seen = []
+    counts = []
 
     def hidden(x):
-        out = overflow(x)
-        seen.append(int(torch.isinf(out).sum()))
-        return out
+        output = overflow(x)
+        counts.append(int(torch.isinf(output).sum()))
+        return output
 
     finding = only(recorded(tmp_path, Attention(hidden=hidden), steps=1))
-    assert finding.measured == seen[0]
-    assert finding.evidence["counts"] == {"nan": 0, "pos_inf": seen[0], "neg_inf": 0}
+    assert finding.measured == counts[0]
+    assert finding.evidence["counts"] == {"nan": 0, "pos_inf": counts[0], "neg_inf": 0}
 
 
 @pytest.mark.parametrize("preset", ["modules", "ops", "mix"])

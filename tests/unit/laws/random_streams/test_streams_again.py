@@ -36,8 +36,8 @@ def trained(out, before, *, dropout=0.0, noise=True, recompute=False):
 
 
 def again(out):
-    found = check(trueline.open_run(out)).findings
-    return [each for each in found if each.evidence.get("kind") == "begins-again"]
+    findings = check(trueline.open_run(out)).findings
+    return [finding for finding in findings if finding.evidence.get("kind") == "begins-again"]
 
 
 def seeded(step):
@@ -93,7 +93,7 @@ def test_others_are_left_alone(tmp_path, before, more):
 
 def test_training_is_the_same_to_the_bit(tmp_path):
     alone, watched = trained(None, seeded, dropout=0.1), trained(tmp_path / "run", seeded, dropout=0.1)
-    assert all(torch.equal(one, other) for one, other in zip(alone, watched, strict=True))
+    assert all(torch.equal(weight, watched_weight) for weight, watched_weight in zip(alone, watched, strict=True))
 
 
 def test_a_restart_that_seeds_as_before_is_no_repeat_within_the_loop(tmp_path, monkeypatch):
@@ -101,9 +101,9 @@ def test_a_restart_that_seeds_as_before_is_no_repeat_within_the_loop(tmp_path, m
     for (step, _), row in rows.items():
         row["rng_drawn"] = [1 + step % 3, 0, 0, 0]  # each state twice in the first start, once in the second
     run = write_run(tmp_path, rows)
-    assert [each for each in rng_streams.check(run) if each.evidence.get("kind")] != []
+    assert [finding for finding in rng_streams.check(run) if finding.evidence.get("kind")] != []
     monkeypatch.setattr(type(run), "restarts", [3, 6])
-    assert [each for each in rng_streams.check(run) if each.evidence.get("kind")] == []
+    assert [finding for finding in rng_streams.check(run) if finding.evidence.get("kind")] == []
 
 
 @pytest.mark.parametrize(
@@ -124,15 +124,15 @@ def test_draws_from_own_generators_that_ranks_share_or_that_begin_again(tmp_path
     for (step, rank), row in rows.items():
         draws = [] if of_rows is None else [OwnDraw("normal_", (4, 2), "vae.py:7", state(step, rank), of_rows)]
         row["own_draws"] = draws_text(draws)
-    said = [each for each in rng_streams.check(write_run(tmp_path, rows)) if "called_at" in each.evidence]
-    assert [(each.severity, each.evidence["kind"], each.ranks) for each in said] == found
+    findings = [finding for finding in rng_streams.check(write_run(tmp_path, rows)) if "called_at" in finding.evidence]
+    assert [(finding.severity, finding.evidence["kind"], finding.ranks) for finding in findings] == found
 
 
 @pytest.mark.parametrize(("line", "found"), [("vae.py:7", []), ("data.py:3", ["begins-again"])])
 def test_a_line_that_draws_the_same_for_an_evaluation_and_others_to_train_on_is_left_alone(tmp_path, line, found):
     rows = healthy_rows(2, 6)
     for (step, rank), row in rows.items():
-        same = OwnDraw("normal_", (4, 2), line, 99 + rank, True)
-        row["own_draws"] = draws_text([same, OwnDraw("normal_", (4, 2), "vae.py:7", 2 * step + rank, True)])
-    said = [each for each in rng_streams.check(write_run(tmp_path, rows)) if "called_at" in each.evidence]
-    assert [each.evidence["kind"] for each in said] == found
+        evaluation_draw = OwnDraw("normal_", (4, 2), line, 99 + rank, True)
+        row["own_draws"] = draws_text([evaluation_draw, OwnDraw("normal_", (4, 2), "vae.py:7", 2 * step + rank, True)])
+    findings = [finding for finding in rng_streams.check(write_run(tmp_path, rows)) if "called_at" in finding.evidence]
+    assert [finding.evidence["kind"] for finding in findings] == found

@@ -195,8 +195,8 @@ def test_one_fault_is_one_finding_whichever_modules_were_sampled(tmp_path):
     masks = Apart("b.drop", True, "b.drop", False, "float32", "float32", (64,), (64,), 0.4, 9, 64)
     later = Apart("c.norm", False, "c.out", True, "float32", "float32", (64,), (64,), 0.6, 0, 64)
     rows = {
-        (step, 0): {"recomputed": Recomputed(8, 6, 0, 0, (apart,)).to_json()}
-        for step, apart in enumerate([later, masks])
+        (step, 0): {"recomputed": Recomputed(8, 6, 0, 0, (difference,)).to_json()}
+        for step, difference in enumerate([later, masks])
     }
     (finding,) = recompute_differs.check(write_run(tmp_path, rows))
     assert (finding.step_first, finding.step_last, finding.evidence["names"]) == (0, 1, ["b.drop"])
@@ -221,7 +221,8 @@ def test_a_power_iteration_is_a_warning_apart_from_all_else(tmp_path, normed, fa
     model.blocks[1].fault = fault
     train(tmp_path / "run", model)
     *errors, warning = found(tmp_path / "run")
-    assert [(one.severity, one.evidence["names"]) for one in errors] == [("error", ["blocks.1.drop"])] * bool(fault)
+    expected = [("error", ["blocks.1.drop"])] * bool(fault)
+    assert [(error.severity, error.evidence["names"]) for error in errors] == expected
     assert (warning.severity, warning.evidence["kind"]) == ("warning", "iteration")
     assert all(name.startswith("blocks.0.up") for name in warning.evidence["names"])
     assert "although the input is equal: spectral_norm makes a step of its power iteration" in warning.claim
@@ -236,7 +237,7 @@ def test_a_power_iteration_in_evaluation_mode_is_left_alone(tmp_path):
 
 @pytest.mark.parametrize(("iterating", "severity"), [("b.up", "warning"), ("c.up", "error")])
 def test_a_power_iteration_that_was_not_sampled_explains_what_comes_after_it(tmp_path, iterating, severity):
-    apart = Apart("b.down", False, "b", False, "float32", "float32", (64,), (64,), 0.1, 0, 64)
-    row = {"recomputed": Recomputed(8, 6, 0, 0, (apart,), (iterating,)).to_json()}
+    difference = Apart("b.down", False, "b", False, "float32", "float32", (64,), (64,), 0.1, 0, 64)
+    row = {"recomputed": Recomputed(8, 6, 0, 0, (difference,), (iterating,)).to_json()}
     (finding,) = recompute_differs.check(write_run(tmp_path, {(0, 0): row}))
     assert finding.severity == severity

@@ -33,9 +33,9 @@ def test_a_mixture_on_each_worker_is_found_and_measured(workers, with_parts):
 
 
 def test_evidence_starts_where_the_workers_part():
-    apart = independent(4, 8, shift=_mixtures(4))
+    separated = independent(4, 8, shift=_mixtures(4))
     alike = independent(4, 8)
-    series = series_from(lambda rng, step: (apart if step >= 100 else alike)(rng, step), 160)
+    series = series_from(lambda rng, step: (separated if step >= 100 else alike)(rng, step), 160)
     (finding,) = dispersion_high.judge(series, BUDGET)
     assert 95 <= finding.step_first <= 106
     assert finding.step_last >= 155
@@ -97,11 +97,11 @@ def test_healthy_series_keep_the_promise():
     """The share of this check is an eighth of one alarm per 10,000 steps; 6,000 steps in runs of 300. More than 2
     have a probability of 7e-5.
     """
-    found = sum(
+    num_findings = sum(
         bool(dispersion_high.judge(series_from(independent(3, 3, tails=True), 300, seed=seed), BUDGET))
         for seed in range(20)
     )
-    assert found <= 2
+    assert num_findings <= 2
 
 
 def test_equal_losses_leave_it_nothing_to_say():
@@ -130,6 +130,6 @@ def test_a_run_of_unlike_workers_is_found(tmp_path):
 
 def test_losses_that_are_all_equal_are_said_to_be_and_not_to_be_absent(tmp_path):
     rows = {(step, rank): {"loss": 2.0 + step} for step in range(9) for rank in range(2)}
-    with pytest.raises(CannotTell, match="all workers have equal losses and gradient norms, at 9 steps") as told:
+    with pytest.raises(CannotTell, match="all workers have equal losses and gradient norms, at 9 steps") as error:
         dispersion_high.check(write_run(tmp_path, rows))
-    assert told.value.reason == "undecidable"
+    assert error.value.reason == "undecidable"

@@ -53,9 +53,10 @@ def test_micro_batches_of_different_samples_may_be_of_different_kinds(num_read, 
     series = series_from(same_batches(4, 2), 30)
     step, worker = np.repeat(np.arange(30), 4), np.tile(np.arange(4), 30)
     digest = (np.arange(120) if is_apart else step).astype(np.uint64)
-    read = Samples((0, 1, 2, 3), digest, step, worker, np.zeros(120, np.int64), np.zeros(120, np.int64), False)
-    series = replace(series, consumed=read, samples=np.full(series.loss.shape, float(num_read)))
-    assert len([one for one in dispersion_low.judge(series, BUDGET) if "same positions" in one.claim]) == found
+    consumed = Samples((0, 1, 2, 3), digest, step, worker, np.zeros(120, np.int64), np.zeros(120, np.int64), False)
+    series = replace(series, consumed=consumed, samples=np.full(series.loss.shape, float(num_read)))
+    claims = [finding.claim for finding in dispersion_low.judge(series, BUDGET)]
+    assert sum("same positions" in claim for claim in claims) == found
 
 
 def test_a_pair_of_many_is_named_place_by_place():
@@ -79,8 +80,8 @@ def test_batches_that_are_sorted_alike_are_no_copies(workers):
 @pytest.mark.parametrize("since", [25, 40, 80])
 @pytest.mark.parametrize(("workers", "noise", "shuffled"), [(4, 0.3, False), (2, 1.0, False), (4, 0.3, True)])
 def test_copies_are_dated_from_where_the_batches_become_the_same(workers, noise, shuffled, since):
-    same, other = same_batches(workers, 8, noise=noise, shuffled=shuffled), independent(workers, 8)
-    series = series_from(lambda rng, step: (same if step >= since else other)(rng, step), since + 60)
+    shared_batches, own_batches = same_batches(workers, 8, noise=noise, shuffled=shuffled), independent(workers, 8)
+    series = series_from(lambda rng, step: (shared_batches if step >= since else own_batches)(rng, step), since + 60)
     (finding,) = dispersion_low.judge(series, BUDGET)
     low, high = finding.evidence["onset_interval"]
     assert low <= since <= high <= low + 15
@@ -123,18 +124,18 @@ def test_two_of_three_that_read_different_samples_are_no_copies():
     digest = np.arange(240, dtype=np.uint64)
     step, worker = np.repeat(np.arange(80), 3), np.tile(np.arange(3), 80)
     zero = np.zeros(240, dtype=np.int64)
-    read = Samples((0, 1, 2), digest, step, worker, zero, zero, False)
-    assert dispersion_low.judge(replace(series, consumed=read), BUDGET) == []
+    consumed = Samples((0, 1, 2), digest, step, worker, zero, zero, False)
+    assert dispersion_low.judge(replace(series, consumed=consumed), BUDGET) == []
     digest[worker == 1] = digest[worker == 0]
-    assert len(dispersion_low.judge(replace(series, consumed=read), BUDGET)) == 1
+    assert len(dispersion_low.judge(replace(series, consumed=consumed), BUDGET)) == 1
 
 
 def test_copies_beside_different_digests_are_not_told_to_compare_digests():
     series = _copied(series_from(independent(4, 8), 60, with_parts=False), 1, 3)
     step, worker = np.repeat(np.arange(60), 4), np.tile(np.arange(4), 60)
     zero = np.zeros(240, dtype=np.int64)
-    read = Samples((0, 1, 2, 3), np.arange(240, dtype=np.uint64), step, worker, zero, zero, False)
-    (finding,) = dispersion_low.judge(replace(series, consumed=read), BUDGET)
+    consumed = Samples((0, 1, 2, 3), np.arange(240, dtype=np.uint64), step, worker, zero, zero, False)
+    (finding,) = dispersion_low.judge(replace(series, consumed=consumed), BUDGET)
     assert finding.ranks == (1, 3)
     assert finding.next[0].startswith("The inputs of ranks 1 and 3 differ by digest: ")
 
@@ -279,11 +280,11 @@ def test_healthy_series_keep_the_promise():
     """The share of this check is an eighth of one alarm per 10,000 steps; 6,000 steps in runs of 300. More than 2
     have a probability of 7e-5.
     """
-    found = sum(
+    num_findings = sum(
         bool(dispersion_low.judge(series_from(independent(3, 3, tails=True), 300, seed=seed), BUDGET))
         for seed in range(20)
     )
-    assert found <= 2
+    assert num_findings <= 2
 
 
 def test_two_workers_without_parts_cannot_tell():

@@ -27,8 +27,8 @@ def test_the_interval_covers_when_noise_is_shared_and_uneven():
     for _ in range(300):
         x = rng.normal(size=(20, 4))
         noise = rng.normal(size=(20, 4)) * np.exp(rng.normal(size=(20, 1)))
-        found = slope_on_tokens(0.3 * x + noise, x)
-        covered += found.low <= 0.3 <= found.high
+        slope = slope_on_tokens(0.3 * x + noise, x)
+        covered += slope.low <= 0.3 <= slope.high
     assert covered >= 291
 
 

@@ -70,9 +70,9 @@ def test_two_outliers_of_five_are_named_one_by_one():
 
 def test_a_worker_that_stands_out_twice_counts_once():
     series = shifted(noisy_workers(5, 600), 4, since=100, loss=2 * SPREAD)
-    four, one = find_outliers(shifted(series, 1, since=300, loss=-3 * SPREAD), BUDGET, "loss")
+    first, second = find_outliers(shifted(series, 1, since=300, loss=-3 * SPREAD), BUDGET, "loss")
     field = SimpleNamespace(members=(0, 1, 2, 3, 4))
-    assert [outlier.workers for outlier in _settled_outliers(field, [four, one, one])] == [(4,), (1,), (1,)]
+    assert [outlier.workers for outlier in _settled_outliers(field, [first, second, second])] == [(4,), (1,), (1,)]
 
 
 def test_two_halves_leave_it_undecided():
@@ -117,24 +117,24 @@ def test_of_two_workers_a_jump_hidden_by_common_noise_is_undecided():
 
 def test_of_two_workers_naming_is_seldom_wrong():
     """60 runs with a jump of 3 spreads: the level of a wrong name is 1e-3 each, and most are decided."""
-    named = wrong = 0
+    num_named = wrong = 0
     for seed in range(60):
         series = shifted(calm(300, seed=seed), 1, since=200, loss=3 * SPREAD)
         for outlier in find_outliers(series, BUDGET, "loss"):
-            named += not outlier.undecided
+            num_named += not outlier.undecided
             wrong += outlier.workers == (0,) and not outlier.undecided
-    assert (wrong, named >= 40) == (0, True)
+    assert (wrong, num_named >= 40) == (0, True)
 
 
 def test_a_jump_that_chance_dated_early_is_still_told_by_its_own_history():
     """Short Runs: 31 of 60 are named if the series are looked at where the evidence starts."""
-    named = wrong = 0
+    num_named = wrong = 0
     for seed in range(60):
         series = shifted(calm(60, seed=seed), 1, since=30, loss=6 * SPREAD)
         for outlier in find_outliers(series, BUDGET, "loss"):
-            named += outlier.workers == (1,) and abs(outlier.first - 30) <= 1 and not outlier.undecided
+            num_named += outlier.workers == (1,) and abs(outlier.first - 30) <= 1 and not outlier.undecided
             wrong += outlier.workers == (0,) and not outlier.undecided
-    assert (wrong, named >= 40) == (0, True)
+    assert (wrong, num_named >= 40) == (0, True)
 
 
 def test_a_fault_in_one_group_names_the_group():
@@ -246,13 +246,13 @@ def test_intervals_hold_the_truth(num_workers):
     """Of 60 runs at least 50 (a 95 % interval does so but for 2e-3), although the steps were chosen by what they
     hold.
     """
-    held = 0
+    num_held = 0
     for seed in range(60):
         series = shifted(noisy_workers(num_workers, 300, seed=seed), 1, since=100, loss=2 * SPREAD)
-        outlier = next(each for each in find_outliers(series, BUDGET, "loss") if 1 in each.workers)
+        outlier = next(candidate for candidate in find_outliers(series, BUDGET, "loss") if 1 in candidate.workers)
         low, high = effect_of(outlier, series.loss).interval()
-        held += low <= 2 * SPREAD <= high
-    assert held >= 50
+        num_held += low <= 2 * SPREAD <= high
+    assert num_held >= 50
 
 
 def test_an_interval_over_steps_that_were_chosen_is_wider():
@@ -315,14 +315,14 @@ def test_the_first_step_is_where_losses_part_and_not_where_bets_begin_to_win(wor
     """40 runs, a shift of 1.5 spreads at step 25: 95 % of the intervals hold it; 34 or fewer have a probability of 1 %
     at that level.
     """
-    off, held = [], 0
+    errors, num_held = [], 0
     for seed in range(40):
         loss_TN = 5 + np.random.default_rng(seed).standard_normal((120, workers))
         loss_TN[25:, 0] += 1.5
         nothing_TN = np.full(loss_TN.shape, np.nan)
         series = WorkerSeries(np.arange(100, 220), tuple(range(workers)), loss_TN, nothing_TN, nothing_TN)
         (outlier,) = find_outliers(series, AlarmBudget(), "loss")
-        off.append(abs(outlier.first - 25))
-        held += outlier.onset_bounds[0] <= 25 <= outlier.onset_bounds[1]
-    assert held > 34
-    assert np.mean(off) < 3
+        errors.append(abs(outlier.first - 25))
+        num_held += outlier.onset_bounds[0] <= 25 <= outlier.onset_bounds[1]
+    assert num_held > 34
+    assert np.mean(errors) < 3

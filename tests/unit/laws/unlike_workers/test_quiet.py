@@ -21,7 +21,7 @@ from trueline.store.reader import Run
 QUANTITIES = ("loss", "norm", "direction")
 
 
-def further(quiet_in, run, part, carried):
+def carried_after(quiet_in, run, part, carried):
     return quiet_in.further(Stretch(run, part, part), carried)
 
 
@@ -44,10 +44,10 @@ def test_what_evidence_is_divided_by_raises_a_detector_by_no_more_than_its_start
 @pytest.mark.parametrize("quantity", QUANTITIES)
 def test_what_is_carried_does_not_depend_on_the_stretches(tmp_path, quantity):
     run = Run(write_run(tmp_path / "run", num_steps=90))
-    whole, series = further(Quiet(quantity), run, run, {}), as_measured(run)
+    whole, series = carried_after(Quiet(quantity), run, run, {}), as_measured(run)
     carried = {}
     for begin, end in ((0, 10), (10, 60), (60, 90)):
-        carried = further(Quiet(quantity), run, run.between(begin, end), carried)
+        carried = carried_after(Quiet(quantity), run, run.between(begin, end), carried)
     assert carried.keys() == whole.keys()
     assert all(np.array_equal(carried[name], whole[name], equal_nan=True) for name in whole)
     values_TN = {"loss": series.loss, "norm": series.log_norm, "direction": series.cosine}[quantity]
@@ -58,9 +58,9 @@ def test_what_is_carried_does_not_depend_on_the_stretches(tmp_path, quantity):
 @pytest.mark.parametrize("quiet_in", [QuietOrder(), QuietPairs(), QuietTokens()])
 def test_what_is_carried_of_sets_does_not_depend_on_the_stretches(tmp_path, quiet_in):
     run = Run(write_run(tmp_path / "run", num_steps=90, change=tokens(lambda step, rank: 50 + (step * rank) % 7)))
-    whole, carried = further(quiet_in, run, run, {}), {}
+    whole, carried = carried_after(quiet_in, run, run, {}), {}
     for begin, end in ((0, 10), (10, 60), (60, 90)):
-        carried = further(quiet_in, run, run.between(begin, end), carried)
+        carried = carried_after(quiet_in, run, run.between(begin, end), carried)
     assert carried.keys() == whole.keys()
     assert all(np.array_equal(carried[name], whole[name], equal_nan=True) for name in whole)
     series = as_measured(run)
@@ -102,7 +102,7 @@ def fixed_shards(step, rank, row):
 
 
 def uneven(step, rank, row):
-    row["sample_digests"] = [step * 100 + rank * 10 + place for place in range(2 - (rank == 3 and step % 20 == 19))]
+    row["sample_digests"] = [step * 100 + rank * 10 + index for index in range(2 - (rank == 3 and step % 20 == 19))]
 
 
 KINDS = {
@@ -134,7 +134,7 @@ def test_quiet_workers_are_known_as_such_and_others_are_not(tmp_path):
     silent = {}
     for name, change in {"healthy": None, "high": high(40), "tokens": KINDS["varying tokens"]}.items():
         run = Run(write_run(tmp_path / name, num_steps=120, change=change))
-        silent[name] = Quiet("loss").said(run, further(Quiet("loss"), run, run, {})) == []
+        silent[name] = Quiet("loss").said(run, carried_after(Quiet("loss"), run, run, {})) == []
         found = find_outliers(series_of(run), alarm_budget_of(run), "loss")
         assert bool(found) == (name == "high")
     assert silent == {"healthy": True, "high": False, "tokens": True}
@@ -142,35 +142,35 @@ def test_quiet_workers_are_known_as_such_and_others_are_not(tmp_path):
 
 def test_two_workers_have_no_direction_of_their_own(tmp_path):
     run = Run(write_run(tmp_path / "run", num_ranks=2, num_steps=60))
-    assert further(Quiet("direction"), run, run, {}) is None
+    assert carried_after(Quiet("direction"), run, run, {}) is None
 
 
 def test_tokens_that_may_weigh_workers_are_not_taken_for_equal(tmp_path):
     run = Run(write_run(tmp_path / "run", num_steps=120, change=KINDS["more tokens on one rank"]))
-    carried = further(Quiet("loss"), run, run, {})
+    carried = carried_after(Quiet("loss"), run, run, {})
     assert carried["tokens"].tolist() == [120, 0, 480, 4]
     assert Quiet("loss").said(run, carried) is None
     varying = Run(write_run(tmp_path / "varying", num_steps=120, change=KINDS["varying tokens"]))
     series = as_measured(varying)
-    known, even, most, _ = further(Quiet("loss"), varying, varying, {})["tokens"]
-    assert (known, even) == (120, 0)
-    assert most < 0.9 * 480
+    num_known, even, num_modal, _ = carried_after(Quiet("loss"), varying, varying, {})["tokens"]
+    assert (num_known, even) == (120, 0)
+    assert num_modal < 0.9 * 480
     assert np.all(lasting_weights(series.loss, series.log_norm, series.tokens) == 1)
 
 
 def test_in_a_long_run_the_first_steps_say_how_many_are_enough(tmp_path, monkeypatch):
     """What a further step cannot change; they are looked at once, and in a Run that is followed then no more."""
-    run, given = Run(write_run(tmp_path / "run", num_steps=60)), []
+    run, starts = Run(write_run(tmp_path / "run", num_steps=60)), []
     monkeypatch.setattr(outliers, "FIRST_STEPS", 40)
     monkeypatch.setattr(quiet, "FIRST_STEPS", 40)
     for module in (outliers, quiet):
-        monkeypatch.setattr(module, "ratio_among", lambda start, *of: given.append(start) or 1.5)
+        monkeypatch.setattr(module, "ratio_among", lambda start, *of: starts.append(start) or 1.5)
     find_outliers(series_of(run), alarm_budget_of(run), "loss")
-    carried = further(Quiet("loss"), run, run.between(0, 30), {})
+    carried = carried_after(Quiet("loss"), run, run.between(0, 30), {})
     assert "ratios" not in carried
-    carried = further(Quiet("loss"), run, run.between(30, 50), carried)
+    carried = carried_after(Quiet("loss"), run, run.between(30, 50), carried)
     assert carried["ratios"].tolist() == [1.5]
-    carried = further(Quiet("loss"), run, run.between(50, 60), carried)
+    carried = carried_after(Quiet("loss"), run, run.between(50, 60), carried)
     assert Quiet("loss").said(run, carried) == []
-    assert [start.steps.tolist() for start in given] == [[*range(40)]] * 2
-    assert all(np.array_equal(start.loss, series_of(run).loss[:40]) for start in given)
+    assert [start.steps.tolist() for start in starts] == [[*range(40)]] * 2
+    assert all(np.array_equal(start.loss, series_of(run).loss[:40]) for start in starts)

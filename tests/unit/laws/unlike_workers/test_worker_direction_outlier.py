@@ -67,9 +67,9 @@ def _with_copies(workers, copies, *, num_steps=200, noise=3.0, turned=None):
             common[turned] = -1
         gradients = common + noise * own + 0.3 * rng.standard_normal((workers, 200))
         for n in range(workers):
-            other = np.delete(gradients, n, axis=0).mean(axis=0)
-            norms = np.linalg.norm(gradients[n]) * np.linalg.norm(other)
-            series.cosine[t, n] = gradients[n] @ other / norms
+            peer_mean = np.delete(gradients, n, axis=0).mean(axis=0)
+            norms = np.linalg.norm(gradients[n]) * np.linalg.norm(peer_mean)
+            series.cosine[t, n] = gradients[n] @ peer_mean / norms
     return series
 
 
@@ -95,8 +95,8 @@ def test_workers_whose_samples_are_equal_are_not_told_again(tmp_path, equal):
     rows = rows_of(series)
     for (step, rank), row in rows.items():
         row["sample_digests"] = np.array([1 + 10 * step + (1 if equal and rank == 2 else rank)], dtype=np.uint64)
-    found = worker_direction_outlier.check(write_run(tmp_path, rows))
-    assert [finding.ranks for finding in found] == ([] if equal else [(1,), (2,)])
+    findings = worker_direction_outlier.check(write_run(tmp_path, rows))
+    assert [finding.ranks for finding in findings] == ([] if equal else [(1,), (2,)])
 
 
 @pytest.mark.parametrize("by", ["losses", "digests"])

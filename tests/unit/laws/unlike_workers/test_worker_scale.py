@@ -100,9 +100,9 @@ def test_a_scaled_worker_that_blurs_the_others_is_still_a_scale():
     for t in range(300):
         gradients = (1 + 3 * rng.standard_normal((3, 200))) * np.array([[1.0], [10.0], [1.0]])
         for n in range(3):
-            other = gradients[[m for m in range(3) if m != n]].mean(axis=0)
-            norms = np.linalg.norm(gradients[n]) * np.linalg.norm(other)
-            series.cosine[t, n] = gradients[n] @ other / norms
+            peer_mean = gradients[[m for m in range(3) if m != n]].mean(axis=0)
+            norms = np.linalg.norm(gradients[n]) * np.linalg.norm(peer_mean)
+            series.cosine[t, n] = gradients[n] @ peer_mean / norms
     assert series.cosine[:, 1].mean() > 1.2 * series.cosine[:, 0].mean(), "uncorrected, the direction speaks against it"
     (finding,) = judge(series)
     assert finding.ranks == (1,)
