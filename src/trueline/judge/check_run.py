@@ -102,12 +102,12 @@ class CheckReport(Shown):
             return first
         cause = self.cause(incident)
         because = cause.because if cause.known else ()
-        return began([findings[0], *(each for each in findings[1:] if each.code in because)])
+        return began([findings[0], *(finding for finding in findings[1:] if finding.code in because)])
 
     def where(self, incident: int) -> str:
         """``rank 2, since step 32`` of the incident at a place in ``incidents``."""
         first, ranks = self.began(incident), self.accused(incident)
-        who = "the others" if any(_learns_alone(each, ranks) for each in self.findings) else ""
+        who = "the others" if any(_learns_alone(finding, ranks) for finding in self.findings) else ""
         against = tuple(rank for rank in self.incidents[incident].ranks if rank not in ranks)
         return whose_text(
             ranks,
@@ -176,7 +176,7 @@ class CheckReport(Shown):
 
     def explained(self, place: int, incident: Incident) -> bool:
         """Whether another finding of ``incident`` brings the one at ``place`` with it."""
-        return is_explained(self.findings[place], [self.findings[each] for each in incident.findings])
+        return is_explained(self.findings[place], [self.findings[index] for index in incident.findings])
 
     @property
     def found(self) -> bool:

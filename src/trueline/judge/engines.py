@@ -68,11 +68,11 @@ class Views:
 
     def asked(self, checks: Sequence[Check]) -> Outcomes:
         """The outcome of each check, shown everything."""
-        return {each.code: self._outcome(each) for each in checks}
+        return {check.code: self._outcome(check) for check in checks}
 
     def meet(self, problems: Sequence[Problem]) -> None:
         """Name those of the Run that a worker met and that are not named yet."""
-        self.whole.problems += [each for each in problems if each not in self.whole.problems]
+        self.whole.problems += [problem for problem in problems if problem not in self.whole.problems]
 
     def _outcome(self, check: Check) -> Outcome:
         met, run = len(self.whole.problems), self.compared if check.across_ranks else self.whole
@@ -124,7 +124,7 @@ def judged_on(engine: Engine, views: Views, checks: Sequence[Check]) -> tuple[Ou
     if known is not None:
         known = known if spread is None else _ahead(spread, views, checks, known, num=_num_workers(engine))
         told, known = follow(views.whole, checks, known)
-    rest = [each for each in checks if each.code not in told]
+    rest = [check for check in checks if check.code not in told]
     outcomes = {code: Outcome(_of_told(code, said), ()) for code, said in told.items()}
     if spread is None:
         return {**outcomes, **views.asked(rest)}, known
@@ -218,7 +218,7 @@ def _done(work: _Work) -> Any:
 
 
 def _chosen(codes: Sequence[str]) -> list[Check]:
-    return [each for each in installed_checks() if each.code in codes]
+    return [check for check in installed_checks() if check.code in codes]
 
 
 def _on_ray(views: Views, work: Sequence[_Work]) -> list[Any]:

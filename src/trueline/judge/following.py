@@ -154,7 +154,7 @@ def parts_ahead(run: Run, checks: Sequence[Check], known: Followed, num: int) ->
     followers, end = _followers(checks), _kept_to(run)
     if not followers or not end or num < FEW_WORKERS or known.silent:  # what is new since an earlier look is little
         return []
-    by_step = tuple(each.code for each in followers.values() if isinstance(each.follows, ByStep))
+    by_step = tuple(follower.code for follower in followers.values() if isinstance(follower.follows, ByStep))
     adding: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)
     for each in followers.values():
         if not isinstance(each.follows, ByStep):
@@ -168,21 +168,23 @@ def parts_ahead(run: Run, checks: Sequence[Check], known: Followed, num: int) ->
 
 def judged_ahead(run: Run, checks: Sequence[Check], known: Followed, part: Ahead) -> Followed:
     """What is known of those of ``checks`` that ``part`` is of, from its steps alone."""
-    chosen = [each for each in checks if each.code in part.codes]
+    chosen = [check for check in checks if check.code in part.codes]
     states = {name: _begun(run, each, part.begin) for name, each in _followers(chosen).items()}
     return _judged(run, chosen, Followed(states, known.alike), part.end)[1]
 
 
 def joined(parts: Sequence[Followed]) -> Followed:
     """What is known after all of the ``parts``, which come one after the other and are of the same checks."""
-    silent = {name: reduce(_and_then, (each.silent[name] for each in parts)) for name in parts[0].silent}
+    silent = {name: reduce(_and_then, (part.silent[name] for part in parts)) for name in parts[0].silent}
     return Followed(silent, frozenset[bool]().union(*(each.alike for each in parts)))
 
 
 def _and_then(so_far: Silent, later: Silent) -> Silent:
     columns = {*so_far.lengths, *later.lengths}
-    lengths = {each: tuple(sorted({*so_far.lengths.get(each, ()), *later.lengths.get(each, ())})) for each in columns}
-    if so_far.spoke or later.spoke or any(len(each) > 1 for each in lengths.values()):
+    lengths = {
+        column: tuple(sorted({*so_far.lengths.get(column, ()), *later.lengths.get(column, ())})) for column in columns
+    }
+    if so_far.spoke or later.spoke or any(len(length) > 1 for length in lengths.values()):
         return Silent(spoke=True)
     return replace(later, judged=so_far.judged or later.judged, lengths=lengths)
 
@@ -214,7 +216,7 @@ def _judged(run: Run, checks: Sequence[Check], known: Followed, num_steps: int) 
         settled |= (live := dict.fromkeys(live, Silent()))
     first = next((each.num_steps for each in live.values()), num_steps)
     kept_to = min(_kept_to(run), num_steps)
-    needs = {"param_digests"}.union(*(each.needs for each in checks if _name(each) in live))
+    needs = {"param_digests"}.union(*(check.needs for check in checks if _name(check) in live))
     part_ends = run.part_ends()
     stretches = list(_stretches(run, part_ends, first, kept_to, num_steps))
     alike, read = known.alike, None
@@ -322,7 +324,7 @@ def _together(run: Run) -> int:
 
 def _followers(checks: Sequence[Check]) -> dict[str, Check]:
     """Those that follow, by what they are known under."""
-    return {_name(each): each for each in checks if each.follows is not None}
+    return {_name(check): check for check in checks if check.follows is not None}
 
 
 def _name(check: Check) -> str:
@@ -360,7 +362,7 @@ def _further(stretch: Stretch, reached: Run, check: Check, so_far: Silent, end: 
     lengths = dict(so_far.lengths)
     try:
         lengths = _lengths(stretch.part, check, so_far.lengths)
-        if any(len(each) > 1 for each in lengths.values()):
+        if any(len(length) > 1 for length in lengths.values()):
             return Silent(spoke=True)
         if not isinstance(follows, ByStep):
             carried = follows.further(stretch, so_far.carried)
@@ -423,7 +425,7 @@ def _identity(run: Run, checks: Sequence[Check], end_step: Any) -> str:
     if not isinstance(end_step, int):
         return ""
     said = [
-        _program(tuple(sys.modules[each.find.__module__].__file__ or "" for each in checks)),
+        _program(tuple(sys.modules[check.find.__module__].__file__ or "" for check in checks)),
         run.manifest.model_dump_json(exclude={"notes"}),
         *(run.env[rank].model_dump_json(exclude={"raised", "raised_ns", "notes"}) for rank in sorted(run.env)),
         run.ranks,

@@ -47,10 +47,10 @@ def incidents_of(findings: Sequence[Finding]) -> tuple[Incident, ...]:
     Those of severity info are in none.
     """
     members = {place: {place} for place, finding in enumerate(findings) if finding.severity != "info"}
-    for one in members:
+    for member in members:
         for other in members:
-            if members[one] is not members[other] and _belong_together(findings[one], findings[other]):
-                joined = members[one] | members[other]
+            if members[member] is not members[other] and _belong_together(findings[member], findings[other]):
+                joined = members[member] | members[other]
                 members |= dict.fromkeys(joined, joined)
     groups = {min(group): group for group in members.values()}
     made = [_incident(findings, group) for group in groups.values()]

@@ -66,7 +66,7 @@ def signs_of(report: CheckReport, incident: Incident, known: Collection[str]) ->
     fired = codes | {f"{each.code}/{kind}" for each in findings if each.code in by_kind for kind in _kinds(each)}
     fired |= {f"{part}:{state}" for finding in findings for part, state in _fed(finding).items()}
     fired |= _who(findings, report.judged.world_size) | _since(findings, report) | _steps(findings) | report.context
-    fired |= {each.sign for each in report.trials if not each.code or each.code in codes}
+    fired |= {trial.sign for trial in report.trials if not trial.code or trial.code in codes}
     fired.add("ranks:one" if report.judged.world_size == 1 else "ranks:several")
     fired.add("reduction:judged" if "reduction-mismatch" in report.checks_run else "reduction:open")
     beside = [each for each in report.findings if each.severity == "info" and _is_beside(each, findings)]
@@ -96,9 +96,9 @@ def signs_of(report: CheckReport, incident: Incident, known: Collection[str]) ->
 def _is_beside(info: Finding, findings: Sequence[Finding]) -> bool:
     """Whether ``info`` is about a rank of one of ``findings``, and begins before that ends."""
     return any(
-        (not info.ranks or not each.ranks or not set(info.ranks).isdisjoint(each.ranks))
-        and (info.step_first is None or each.step_last is None or info.step_first <= each.step_last)
-        for each in findings
+        (not info.ranks or not finding.ranks or not set(info.ranks).isdisjoint(finding.ranks))
+        and (info.step_first is None or finding.step_last is None or info.step_first <= finding.step_last)
+        for finding in findings
     )
 
 

@@ -127,7 +127,7 @@ def _verdicts(
 ) -> list[Verdict]:
     """The answer, then causes that are as likely or nearly, then such as were near but for an exact contradiction."""
     by_slug = {cause.slug: cause for cause in causes}
-    telling = [report.findings[each].code for each in incident.findings if not report.explained(each, incident)]
+    telling = [report.findings[index].code for index in incident.findings if not report.explained(index, incident)]
     chances = posterior(causes, signs, telling)
     first = leading(chances, APART)
     answer = by_slug.get(first[0])
@@ -222,7 +222,7 @@ def _verdict(
     trial: Proposed | None,
     answers: Sequence[TrialSign],
 ) -> Verdict:
-    found = [report.findings[each].code for each in incident.findings]
+    found = [report.findings[index].code for index in incident.findings]
     because = [code for code in found if code in cause.shows or explained_by(cause, code, signs)]
     weak = sorted(hints(cause, signs) - signs.fired)
     unlike = [code for code in found if code not in because]
@@ -290,7 +290,7 @@ def _unknown(
     says = "No known cause explains these findings together"
     if decisive:
         says = f"{decisive[0].text.rstrip('.')}; no known cause explains that with these findings"
-    found = tuple(dict.fromkeys(report.findings[each].code for each in incident.findings))
+    found = tuple(dict.fromkeys(report.findings[index].code for index in incident.findings))
     return Verdict(
         cause=UNKNOWN,
         standing="undecided",

@@ -213,7 +213,7 @@ def layouts(theirs: Stored, shape: Shape) -> list[Stored]:
         return [theirs]
     if len(shape) != len(theirs.shape) or sorted(shape) != sorted(theirs.shape):
         return []
-    orders = (axes for axes in permutations(range(len(shape))) if tuple(theirs.shape[each] for each in axes) == shape)
+    orders = (axes for axes in permutations(range(len(shape))) if tuple(theirs.shape[ax] for ax in axes) == shape)
     return [Permuted(theirs, axes) for axes in islice(orders, _MOST_LAYOUTS)]
 
 

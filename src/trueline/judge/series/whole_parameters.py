@@ -87,7 +87,7 @@ def sharers(run: Run, names: Collection[str]) -> list[tuple[int, ...]]:
     for rank in ranks:
         chosen = np.isin(param_names(run.env[rank]), sorted(names))
         by_values[digests[step, rank][: len(chosen)][chosen].tobytes()].append(rank)
-    sets = [tuple(each) for each in by_values.values()]
+    sets = [tuple(value) for value in by_values.values()]
     return sets if len({len(each) for each in sets}) == 1 < len(sets[0]) else []
 
 
@@ -113,7 +113,7 @@ def _with_equal_losses(run: Run) -> tuple[tuple[int, ...], ...]:
             read = b"".join(digests[key].tobytes() for key in sorted(digests) if key[1] == rank)
             losses = losses_TN[known_T, column]
             by_losses[known_T.tobytes() + (read + losses[:1].tobytes() if read else losses.tobytes())].append(rank)
-    return tuple(tuple(each) for each in by_losses.values() if len(each) > 1)
+    return tuple(tuple(loss) for loss in by_losses.values() if len(loss) > 1)
 
 
 def _module(name: str) -> str:

@@ -166,7 +166,7 @@ def past_of(before: Past, log_TP: Floats, *, log_level: float, least: float, one
         return before
     num = len(before.values)
     known_TP = np.concatenate([before.values, log_TP])
-    score_TP, level_TP, _ = (each[:, None] for each in scores(known_TP[:, 0])) if one else scores_of_many(known_TP)
+    score_TP, level_TP, _ = (score[:, None] for score in scores(known_TP[:, 0])) if one else scores_of_many(known_TP)
     score_T, rise_T, _ = _highest(score_TP[num:], log_TP - level_TP[num:])
     score_T = np.concatenate([before.scores, score_T])
     offset = len(before.scores)
@@ -270,7 +270,7 @@ def stretches(num_steps: int, starts: Sequence[int]) -> list[tuple[int, int]]:
 
 def _in_stretch(log_T: Floats, at: Ints, log_level: float, least: float) -> list[Spike]:
     """The spikes of a series without gaps, whose steps are ``at`` in the one that was given."""
-    score_T1, level_T1, spread_T1 = (each[:, None] for each in scores(log_T))
+    score_T1, level_T1, spread_T1 = (score[:, None] for score in scores(log_T))
     return _reported(log_T[:, None], score_T1, level_T1, spread_T1, at, log_level, least, gone=_GONE, tail=TAIL)
 
 

@@ -71,7 +71,7 @@ def _only(edge: Edge, operations: tuple[str, ...]) -> Edge | None:
     node = edge[0]
     if node is None or operation_of(node) not in operations or len(node.next_functions) != 2:
         return None
-    below = [each for each in node.next_functions if each[0] is not None]
+    below = [function for function in node.next_functions if function[0] is not None]
     return below[0] if len(below) == 1 else None
 
 
