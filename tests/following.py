@@ -26,7 +26,7 @@ def in_stretches(steps: int, *, still_open: int = AROUND) -> Iterator[None]:
 
 def whole(run: Run) -> str:
     """What is said of a Run of which every check is shown all steps."""
-    with mock.patch.object(check_run, "known_of", return_value=None):
+    with mock.patch.object(check_run, "earlier_judgements", return_value=None):
         return said(run)
 
 
@@ -40,7 +40,7 @@ def in_parts(num: int) -> Iterator[None]:
     """Within it, what the engine ``local`` has to do is done here, one after the other, as if by so many processes."""
 
     def done(views: engines.Views, work: Sequence[Any]) -> list[Any]:
-        return [each.of(views) for each in work]
+        return [part.done_on(views) for part in work]
 
     with mock.patch.multiple(engines, _CORES=num, _in_processes=done):
         yield

@@ -56,7 +56,7 @@ def in_pieces(path: str, num: int) -> dict[str, float]:
             begin = time.process_time()
             found.append(following.judged_ahead(run, checks, known, part))
             spent.append(time.process_time() - begin)
-        known = known.with_these(following.joined(found))
+        known = known.with_these(following.join_parts(found))
     begin = time.process_time()
     following.follow(run, checks, known)
     return {"num": len(spent), "all": sum(spent), "longest": max(spent), "rest": time.process_time() - begin}

@@ -15,7 +15,7 @@ from trueline.judge.causes.verdicts import Verdict as CauseVerdict
 from trueline.judge.causes.verdicts import verdicts_of
 from trueline.judge.compared_ranks import data_parallel_ranks
 from trueline.judge.engines import Engine, Views, judged_on, not_run_of
-from trueline.judge.following import further, keep, known_of
+from trueline.judge.following import earlier_judgements, unjudged_steps, write_judgements
 from trueline.judge.incidents import Incident, advice_of, began, between, incidents_of, is_explained
 from trueline.judge.no_update import together
 from trueline.judge.rank_endings import all_killed, death_of, ends_of
@@ -61,12 +61,12 @@ class CheckReport(Shown):
     @property
     def checks_run(self) -> tuple[str, ...]:
         """Codes of the checks that had what they need, sorted."""
-        return tuple(sorted(code for asked in self.judged.questions for code in asked.checks_run))
+        return tuple(sorted(code for question in self.judged.questions for code in question.checks_run))
 
     @property
     def checks_not_run(self) -> tuple[NotRun, ...]:
         """The other checks, sorted by code."""
-        entries = (entry for asked in self.judged.questions for entry in asked.checks_not_run)
+        entries = (entry for question in self.judged.questions for entry in question.checks_not_run)
         return tuple(sorted(entries, key=lambda entry: entry.check))
 
     @cached_property
@@ -96,7 +96,7 @@ class CheckReport(Shown):
 
     def began(self, incident: int) -> Finding:
         """The finding that shows when the fault of an incident began: the earliest of those that its cause explains."""
-        findings = [self.findings[place] for place in self.incidents[incident].findings]
+        findings = [self.findings[index] for index in self.incidents[incident].findings]
         first = began(findings)
         if first is findings[0]:  # then nobody need look for the cause, which takes longer
             return first
@@ -123,10 +123,10 @@ class CheckReport(Shown):
         """The ranks that findings of an incident tell from others: all that those name which name some and not all;
         where none does, or they name all together, those of the telling one.
         """
-        one = self.incidents[incident]
-        named = [set(self.findings[place].ranks) for place in one.findings]
-        some = set[int]().union(*(ranks for ranks in named if len(ranks) < self.judged.world_size))
-        return tuple(sorted(some)) if 0 < len(some) < self.judged.world_size else one.ranks
+        fault = self.incidents[incident]
+        ranks_named = [set(self.findings[index].ranks) for index in fault.findings]
+        told_apart = set[int]().union(*(ranks for ranks in ranks_named if len(ranks) < self.judged.world_size))
+        return tuple(sorted(told_apart)) if 0 < len(told_apart) < self.judged.world_size else fault.ranks
 
     @property
     def next(self) -> tuple[str, ...]:
@@ -148,8 +148,8 @@ class CheckReport(Shown):
         """Of each finding a name that it has whenever this Run is checked: its code, ranks, and what it is about."""
         names = [finding.id for finding in self.findings]
         return tuple(
-            name if names.index(name) == place else f"{name}.{names[: place + 1].count(name)}"
-            for place, name in enumerate(names)
+            name if names.index(name) == index else f"{name}.{names[: index + 1].count(name)}"
+            for index, name in enumerate(names)
         )
 
     @cached_property
@@ -157,26 +157,26 @@ class CheckReport(Shown):
         """Findings of severity info: first those that speak for a cause that is named, then those about some ranks
         only, last those that state facts and expect nothing else.
         """
-        told = {code for verdict in self.causes if verdict.standing != "excluded" for code in verdict.because}
-        known = [finding for finding in self.findings if finding.severity == "info"]
+        causal = {code for verdict in self.causes if verdict.standing != "excluded" for code in verdict.because}
+        infos = [finding for finding in self.findings if finding.severity == "info"]
         return tuple(
             sorted(
-                known,
-                key=lambda each: (
-                    each.code not in told,
-                    not 0 < len(each.ranks) < self.judged.world_size,
-                    each.measured is not None and each.expected is None,
+                infos,
+                key=lambda finding: (
+                    finding.code not in causal,
+                    not 0 < len(finding.ranks) < self.judged.world_size,
+                    finding.measured is not None and finding.expected is None,
                 ),
             )
         )
 
     def advice(self, incident: Incident) -> tuple[str, ...]:
         """What to do about ``incident``, each once: by its telling finding and those that nothing of it explains."""
-        return advice_of([self.findings[place] for place in incident.findings])
+        return advice_of([self.findings[index] for index in incident.findings])
 
-    def explained(self, place: int, incident: Incident) -> bool:
-        """Whether another finding of ``incident`` brings the one at ``place`` with it."""
-        return is_explained(self.findings[place], [self.findings[index] for index in incident.findings])
+    def explained(self, finding: int, incident: Incident) -> bool:
+        """Whether another finding of ``incident`` brings the ``finding``-th of the report with it."""
+        return is_explained(self.findings[finding], [self.findings[index] for index in incident.findings])
 
     @property
     def found(self) -> bool:
@@ -274,29 +274,35 @@ def check(
     codes: list[str] = []
     not_run: list[NotRun] = []
     question_of: dict[str, Question] = dict.fromkeys({**COMPARE_CODES, **JOB_CODES}, "reference")
-    checks = _checks_for(opened)
-    known = known_of(opened, checks)
-    parting = parting_of(opened) if known is None or may_part(further(opened, known, "updates-apart")) else None
-    known = None if parting is not None else known
-    outcomes, followed = judged_on(engine, Views.of(opened, None if parting is None else parting.step, known), checks)
+    checks = _checks_that_apply(opened)
+    judgements = earlier_judgements(opened, checks)
+    parting = (
+        parting_of(opened)
+        if judgements is None or may_part(unjudged_steps(opened, judgements, "updates-apart"))
+        else None
+    )
+    judgements = None if parting is not None else judgements
+    outcomes, followed = judged_on(
+        engine, Views.of(opened, None if parting is None else parting.step, judgements), checks
+    )
     if followed is not None:
-        keep(opened, checks, followed)
-    for each in checks:
-        question_of[each.code] = each.question
-        said = outcomes[each.code].said
-        if isinstance(said, NotRun):
-            not_run.append(said)
+        write_judgements(opened, checks, followed)
+    for law_check in checks:
+        question_of[law_check.code] = law_check.question
+        outcome = outcomes[law_check.code].answer
+        if isinstance(outcome, NotRun):
+            not_run.append(outcome)
         else:
-            findings += said
-            codes.append(each.code)
+            findings += outcome
+            codes.append(law_check.code)
     notes = [*ends_of(opened, part=parting is not None), *opened.problems, *opened.manifest.notes, *_left_out(opened)]
     if (cost := watching_cost(opened)) is not None and cost.is_over:
         notes.append(f"watching took {cost.words}.")
     if reference is not None:
-        said, judged, lacking = _beside(opened, reference)
-        findings, codes, not_run = [*findings, *said], [*codes, *judged], [*not_run, *lacking]
-        said, remarks = _rollouts_beside(opened, reference)
-        findings, notes = [*findings, *said], [*notes, *remarks]
+        outcome, judged, lacking = _compare_with_reference(opened, reference)
+        findings, codes, not_run = [*findings, *outcome], [*codes, *judged], [*not_run, *lacking]
+        outcome, remarks = _rollouts_beside(opened, reference)
+        findings, notes = [*findings, *outcome], [*notes, *remarks]
     for name, path in opened.models.items():
         try:
             report = check(path, engine=engine)
@@ -310,7 +316,7 @@ def check(
         ]
         notes += [f"Model {name}: {line}" for line in (report.verdict.line, *report.notes)]
     commands = Commands(os.fspath(opened.path), tuple(opened.manifest.argv))
-    calls = {each.code: each.calls for each in checks}
+    calls = {law_check.code: law_check.calls for law_check in checks}
     findings = [
         replace(
             finding,
@@ -319,24 +325,24 @@ def check(
         )
         for finding in findings
     ]
-    own = CheckReport(
+    report_of_run = CheckReport(
         run=commands.run,
         findings=tuple(sorted(findings, key=by_weight)),
         judged=_judged(opened, asked_of(codes, not_run, question_of)),
         notes=tuple(notes),
-        context=context_of(opened) if any(each.severity != "info" for each in findings) else frozenset(),
+        context=context_of(opened) if any(law_check.severity != "info" for law_check in findings) else frozenset(),
         unlooked=tuple(map(commands.filled, unlooked(opened, not_run))),
         job=commands.job,
         machines=machines_of(opened),
     )
-    return _with_groups(own, [check(path, engine=engine) for path in opened.groups])
+    return _with_groups(report_of_run, [check(path, engine=engine) for path in opened.groups])
 
 
 _SEEN_IN_VALUES = {"structure-differs", "weight-differs", "dataset-differs"}
 """What the comparison of recorded values judges by what was computed, and knows when it is meant."""
 
 
-def _beside(run: Run, ref: Run) -> tuple[list[Finding], list[str], list[NotRun]]:
+def _compare_with_reference(run: Run, ref: Run) -> tuple[list[Finding], list[str], list[NotRun]]:
     """What the comparison with ``ref`` finds, of the values and then of the jobs, but for what values tell better;
     the codes of what was judged; and why the others were not.
     """
@@ -351,9 +357,9 @@ def _beside(run: Run, ref: Run) -> tuple[list[Finding], list[str], list[NotRun]]
     judged: list[str] = []
     lacking: list[NotRun] = []
     for codes, find in sides:
-        told = {finding.code for finding in findings} | (_SEEN_IN_VALUES if judged else set[str]())
+        codes_seen = {finding.code for finding in findings} | (_SEEN_IN_VALUES if judged else set[str]())
         try:
-            findings += [finding for finding in find() if finding.code not in told]
+            findings += [finding for finding in find() if finding.code not in codes_seen]
             judged += codes
         except (CannotTell, AlignmentError, RunError) as error:
             lacking += [not_run_of(code, error) for code in codes]
@@ -380,25 +386,25 @@ def _rollouts_beside(run: Run, ref: Run) -> tuple[list[Finding], list[str]]:
         return [], [f"Rollouts and those of the reference were not compared: {error}.", *remarks]
 
 
-def _with_groups(own: CheckReport, others: Sequence[CheckReport]) -> CheckReport:
+def _with_groups(report: CheckReport, of_groups: Sequence[CheckReport]) -> CheckReport:
     """What is said of all groups of ranks that average apart from each other, as of one Run."""
-    if not others:
-        return own
-    every = [own, *others]
-    runs = named_or_ends([each.run for each in every])
+    if not of_groups:
+        return report
+    reports = [report, *of_groups]
+    runs = named_or_ends([group.run for group in reports])
     covers = (
-        f"it has {counted(len(every), 'group')} of ranks that do not average gradients with each other, each in a "
+        f"it has {counted(len(reports), 'group')} of ranks that do not average gradients with each other, each in a "
         f"directory of its own, which are judged together: {runs}."
     )
     return replace(
-        own,
-        findings=tuple(sorted((finding for each in every for finding in each.findings), key=by_weight)),
-        judged=judged_together([each.judged for each in every]),
-        notes=tuple(dict.fromkeys([covers, *(note for each in every for note in each.notes)])),
+        report,
+        findings=tuple(sorted((finding for group in reports for finding in group.findings), key=by_weight)),
+        judged=judged_together([group.judged for group in reports]),
+        notes=tuple(dict.fromkeys([covers, *(note for group in reports for note in group.notes)])),
     )
 
 
-def _checks_for(run: Run) -> list[Check]:
+def _checks_that_apply(run: Run) -> list[Check]:
     """All checks; of a Run that holds rollouts and nothing else, those of rollouts."""
     alone = not run.steps.size and not run.has_records and (bool(run.kept("rollouts")) or bool(run.kept("syncs")))
     return [each for each in installed_checks() if not alone or each.question == "rollouts"]

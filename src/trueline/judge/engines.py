@@ -19,7 +19,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from trueline.judge.following import Ahead, Followed, Told, follow, joined, judged_ahead, parts_ahead
+from trueline.judge.following import Ahead, Answers, Followed, follow, join_parts, judged_ahead, parts_ahead
 from trueline.judge.registry import Check, installed_checks
 from trueline.schema.errors import AlignmentError, CannotTell, InputError, RunError
 from trueline.schema.finding import Finding
@@ -40,7 +40,7 @@ Engine = Literal["here", "local", "ray"]
 class Outcome:
     """What a check found, or why it has no answer; and the ``problems`` of the Run that it was the first to meet."""
 
-    said: tuple[Finding, ...] | NotRun
+    answer: tuple[Finding, ...] | NotRun
     problems: tuple[Problem, ...]
 
 
@@ -51,22 +51,22 @@ Outcomes = Mapping[str, Outcome]
 @dataclass(frozen=True, eq=False)
 class Views:
     """What of a Run checks are shown: ``whole``, and what of it is ``compared`` between ranks, the steps before
-    ``parting`` (None: all). ``known`` is what is known of it already; None: no check follows.
+    ``parting`` (None: all). ``followed`` is what is known of it already; None: no check follows.
     """
 
     whole: Run
     compared: Run
     parting: int | None
-    known: Followed | None = None
+    followed: Followed | None = None
 
     @classmethod
-    def of(cls, run: Run, parting: int | None, known: Followed | None = None) -> Views:
+    def of(cls, run: Run, parting: int | None, followed: Followed | None = None) -> Views:
         """The views of a Run whose ranks part at step ``parting``; then nothing is followed."""
         if parting is not None:
             return cls(run, run.before(parting), parting)
-        return cls(run, run, None, known)
+        return cls(run, run, None, followed)
 
-    def asked(self, checks: Sequence[Check]) -> Outcomes:
+    def ask(self, checks: Sequence[Check]) -> Outcomes:
         """The outcome of each check, shown everything."""
         return {check.code: self._outcome(check) for check in checks}
 
@@ -76,10 +76,10 @@ class Views:
 
     def _outcome(self, check: Check) -> Outcome:
         met, run = len(self.whole.problems), self.compared if check.across_ranks else self.whole
-        if self.known is None:  # else most of those that are left have nothing to read
+        if self.followed is None:  # else most of those that are left have nothing to read
             run.load(check.needs)
-        said = _said(check, run)
-        return Outcome(said, tuple(self.whole.problems[met:]))
+        answer = _answer_of(check, run)
+        return Outcome(answer, tuple(self.whole.problems[met:]))
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class _Ask:
 
     codes: tuple[str, ...]
 
-    def of(self, views: Views) -> Outcomes:
+    def done_on(self, views: Views) -> Outcomes:
         """The outcome of each."""
-        return views.asked(_chosen(self.codes))
+        return views.ask(_checks_of(self.codes))
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,11 @@ class _JudgeAhead:
 
     part: Ahead
 
-    def of(self, views: Views) -> tuple[Followed, tuple[Problem, ...]]:
+    def done_on(self, views: Views) -> tuple[Followed, tuple[Problem, ...]]:
         """What is known of them, and what of the Run could not be read."""
         met = len(views.whole.problems)
-        found = judged_ahead(views.whole, _chosen(self.part.codes), views.known or Followed(), self.part)
-        return found, tuple(views.whole.problems[met:])
+        followed = judged_ahead(views.whole, _checks_of(self.part.codes), views.followed or Followed(), self.part)
+        return followed, tuple(views.whole.problems[met:])
 
 
 _Work = _Ask | _JudgeAhead
@@ -119,39 +119,43 @@ def judged_on(engine: Engine, views: Views, checks: Sequence[Check]) -> tuple[Ou
     if engine not in get_args(Engine):
         raise InputError(f"There is no engine '{engine}'. Use one of {', '.join(get_args(Engine))}.")
     spread = {"here": None, "local": _in_processes, "ray": _on_ray}[engine]
-    known = views.known
-    told: Told = {}
-    if known is not None:
-        known = known if spread is None else _ahead(spread, views, checks, known, num=_num_workers(engine))
-        told, known = follow(views.whole, checks, known)
-    rest = [check for check in checks if check.code not in told]
-    outcomes = {code: Outcome(_of_told(code, said), ()) for code, said in told.items()}
+    followed = views.followed
+    answers: Answers = {}
+    if followed is not None:
+        followed = (
+            followed if spread is None else _follow_ahead(spread, views, checks, followed, num=_num_workers(engine))
+        )
+        answers, followed = follow(views.whole, checks, followed)
+    rest = [check for check in checks if check.code not in answers]
+    outcomes = {code: Outcome(_answer_or_reason(code, answer), ()) for code, answer in answers.items()}
     if spread is None:
-        return {**outcomes, **views.asked(rest)}, known
+        return {**outcomes, **views.ask(rest)}, followed
     by_question: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)
-    for each in rest:
-        by_question[each.question] += (each.code,)
-    for found in spread(views, [_Ask(by_question[question]) for question in sorted(by_question, key=_most_work_first)]):
-        outcomes |= found
-    for each in checks:
-        views.meet(outcomes[each.code].problems)
-    return outcomes, known
+    for check in rest:
+        by_question[check.question] += (check.code,)
+    for of_questions in spread(
+        views, [_Ask(by_question[question]) for question in sorted(by_question, key=_most_work_first)]
+    ):
+        outcomes |= of_questions
+    for check in checks:
+        views.meet(outcomes[check.code].problems)
+    return outcomes, followed
 
 
-def _of_told(code: str, said: list[Finding] | CannotTell) -> tuple[Finding, ...] | NotRun:
-    return not_run_of(code, said) if isinstance(said, CannotTell) else tuple(said)
+def _answer_or_reason(code: str, answer: list[Finding] | CannotTell) -> tuple[Finding, ...] | NotRun:
+    return not_run_of(code, answer) if isinstance(answer, CannotTell) else tuple(answer)
 
 
-def _ahead(spread: _Spread, views: Views, checks: Sequence[Check], known: Followed, *, num: int) -> Followed:
+def _follow_ahead(spread: _Spread, views: Views, checks: Sequence[Check], followed: Followed, *, num: int) -> Followed:
     """What is known of the Run by those that follow, but for its last steps; these in ``num`` parts, where they can."""
-    sets = parts_ahead(views.whole, checks, known, num)
-    found = spread(views, [_JudgeAhead(part) for parts in sets for part in parts])
+    sets = parts_ahead(views.whole, checks, followed, num)
+    results = spread(views, [_JudgeAhead(part) for parts in sets for part in parts])
     for parts in sets:
-        of_parts, found = found[: len(parts)], found[len(parts) :]
-        known = known.with_these(joined([each for each, _ in of_parts]))
+        of_parts, results = results[: len(parts)], results[len(parts) :]
+        followed = followed.with_these(join_parts([part for part, _ in of_parts]))
         for _, problems in of_parts:
             views.meet(problems)
-    return known
+    return followed
 
 
 def _most_work_first(question: str) -> tuple[int, str]:
@@ -160,7 +164,7 @@ def _most_work_first(question: str) -> tuple[int, str]:
     return (longest.index(question) if question in longest else len(longest), question)
 
 
-def _said(check: Check, run: Run) -> tuple[Finding, ...] | NotRun:
+def _answer_of(check: Check, run: Run) -> tuple[Finding, ...] | NotRun:
     try:
         return tuple(check.find(run))
     except Exception as error:
@@ -193,31 +197,31 @@ def _in_processes(views: Views, work: Sequence[_Work]) -> list[Any]:
         return []
     workers = min(_CORES, len(work))
     with ProcessPoolExecutor(workers, mp_context=forked, initializer=_take, initargs=(views,)) as pool:
-        futures = [pool.submit(_done, each) for each in work]
-        return [_waited(future, views, each) for future, each in zip(futures, work, strict=True)]
+        futures = [pool.submit(_do, part) for part in work]
+        return [_wait_for(future, views, part) for future, part in zip(futures, work, strict=True)]
 
 
-def _waited(future: Future[Any], views: Views, work: _Work) -> Any:
+def _wait_for(future: Future[Any], views: Views, work: _Work) -> Any:
     try:
         return future.result()
     except BrokenProcessPool:  # as where the system ran out of memory and killed one
         _log.warning("a process was lost; what it had to do is done here")
-        return work.of(views)
+        return work.done_on(views)
 
 
-_mine: list[Views] = []
+_views_of_process: list[Views] = []
 """In a process that was forked to judge: what it judges."""
 
 
 def _take(views: Views) -> None:
-    _mine[:] = [views]
+    _views_of_process[:] = [views]
 
 
-def _done(work: _Work) -> Any:
-    return work.of(_mine[0])
+def _do(work: _Work) -> Any:
+    return work.done_on(_views_of_process[0])
 
 
-def _chosen(codes: Sequence[str]) -> list[Check]:
+def _checks_of(codes: Sequence[str]) -> list[Check]:
     return [check for check in installed_checks() if check.code in codes]
 
 
@@ -229,15 +233,15 @@ def _on_ray(views: Views, work: Sequence[_Work]) -> list[Any]:
     task = ray.remote(max_retries=1)(_at_path)
     end = int(views.whole.steps[-1]) + 1 if len(views.whole.steps) else 0
     path = os.path.abspath(views.whole.path) if "://" not in views.whole.path else views.whole.path
-    given = [task.remote(path, end, views.parting, views.known, each) for each in work]
-    found: list[Any] = []
-    for each, own in zip(given, work, strict=True):
+    references = [task.remote(path, end, views.parting, views.followed, part) for part in work]
+    results: list[Any] = []
+    for reference, part in zip(references, work, strict=True):
         try:
-            found.append(ray.get(each))
+            results.append(ray.get(reference))
         except ray.exceptions.RayError as error:
             _log.warning("%s; what it had to do is done here", why(error))
-            found.append(own.of(views))
-    return found
+            results.append(part.done_on(views))
+    return results
 
 
 def _ray() -> Any:
@@ -251,7 +255,7 @@ def _ray() -> Any:
     return ray
 
 
-def _at_path(path: str, end: int, parting: int | None, known: Followed | None, work: _Work) -> Any:
+def _at_path(path: str, end: int, parting: int | None, followed: Followed | None, work: _Work) -> Any:
     run = Run(path, parts=known_parts(path))
     run = run if not len(run.steps) or run.steps[-1] < end else run.before(end)
-    return work.of(Views.of(run, parting, known))
+    return work.done_on(Views.of(run, parting, followed))

@@ -91,12 +91,12 @@ class Followed:
     silent: Mapping[str, Silent] = field(default_factory=dict[str, Silent])
     alike: frozenset[bool] = frozenset()
 
-    def with_these(self, other: Followed) -> Followed:
-        """Both together; of a check that both know, what ``other`` knows."""
-        return Followed({**self.silent, **other.silent}, self.alike | other.alike)
+    def with_these(self, later: Followed) -> Followed:
+        """Both together; of a check that both know, what ``later`` knows."""
+        return Followed({**self.silent, **later.silent}, self.alike | later.alike)
 
 
-Told = dict[str, list[Finding] | CannotTell]
+Answers = dict[str, list[Finding] | CannotTell]
 """What checks say, or why they cannot tell, by their codes."""
 
 
@@ -111,69 +111,69 @@ class Ahead:
     end: int
 
 
-def known_of(run: Run, checks: Sequence[Check]) -> Followed | None:
+def earlier_judgements(run: Run, checks: Sequence[Check]) -> Followed | None:
     """What the Run keeps of earlier judgements by ``checks``; nothing where the Run, or this program, has become
     another since. None where no check can follow.
     """
     if not _is_plain(run):
         return None
-    kept = read_judged(run.path)
-    if kept is None or kept.get("of") != _identity(run, checks, kept.get("end_step")):
+    document = read_judged(run.path)
+    if document is None or document.get("of") != _identity(run, checks, document.get("end_step")):
         return Followed()
     try:
-        silent = {code: _silent(run.path, entry) for code, entry in kept["silent"].items()}
-        return Followed(silent, frozenset(map(bool, kept["alike"])))
+        silent = {code: _silent(run.path, entry) for code, entry in document["silent"].items()}
+        return Followed(silent, frozenset(map(bool, document["alike"])))
     except (KeyError, TypeError, ValueError, AttributeError, OSError, zlib.error):
         return Followed()
 
 
-def further(run: Run, known: Followed, code: str) -> Run:
+def unjudged_steps(run: Run, followed: Followed, code: str) -> Run:
     """The steps of which it is not known that a check was silent on them."""
-    silent = known.silent.get(code)
+    silent = followed.silent.get(code)
     if silent is None or silent.spoke or not silent.num_steps:
         return run
     return run.between(int(run.steps[min(silent.num_steps, len(run.steps) - 1)]), int(run.steps[-1]) + 1)
 
 
-def keep(run: Run, checks: Sequence[Check], followed: Followed) -> None:
+def write_judgements(run: Run, checks: Sequence[Check], followed: Followed) -> None:
     """Keep in the Run what is known of it now."""
-    num_steps = max((each.num_steps for each in followed.silent.values()), default=0)
+    num_steps = max((state.num_steps for state in followed.silent.values()), default=0)
     end_step = int(run.steps[num_steps - 1]) + 1 if num_steps else 0
     with contextlib.suppress(OSError):
-        silent = {code: _document(run.path, each) for code, each in sorted(followed.silent.items())}
-        arrays = [array for each in silent.values() for array in each["carried"].values()]
+        silent = {code: _document(run.path, state) for code, state in sorted(followed.silent.items())}
+        arrays = [array for state in silent.values() for array in state["carried"].values()]
         document = {"of": _identity(run, checks, end_step), "end_step": end_step, "alike": sorted(followed.alike)}
         write_judged(run.path, {**document, "silent": silent}, arrays)
         run.parts.keep()
 
 
-def parts_ahead(run: Run, checks: Sequence[Check], known: Followed, num: int) -> list[list[Ahead]]:
+def parts_ahead(run: Run, checks: Sequence[Check], followed: Followed, num: int) -> list[list[Ahead]]:
     """What can be judged at once, by ``num`` workers, and is kept: those checks that need a few steps at a time in up
     to as many parts of the steps, in order; and what adds up from the first step to the last, by itself.
     """
-    followers, end = _followers(checks), _kept_to(run)
-    if not followers or not end or num < FEW_WORKERS or known.silent:  # what is new since an earlier look is little
+    followers, end = _followers(checks), _num_settled(run)
+    if not followers or not end or num < FEW_WORKERS or followed.silent:  # what is new since an earlier look is little
         return []
     by_step = tuple(follower.code for follower in followers.values() if isinstance(follower.follows, ByStep))
     adding: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)
     for each in followers.values():
         if not isinstance(each.follows, ByStep):
             adding[_name(each)] += (each.code,)
-    together = _together(run)  # elsewhere rows would be read twice that lie together in a part
+    together = _num_shown_at_once(run)  # elsewhere rows would be read twice that lie together in a part
     stretches = -(-end // together)
     bounds = sorted({min(stretches * place // num * together, end) for place in range(num + 1)})
     parts = [Ahead(by_step, *bound) for bound in pairwise(bounds)] if by_step else []
     return [*([Ahead(codes, 0, end)] for codes in adding.values()), *([parts] if parts else [])]
 
 
-def judged_ahead(run: Run, checks: Sequence[Check], known: Followed, part: Ahead) -> Followed:
+def judged_ahead(run: Run, checks: Sequence[Check], followed: Followed, part: Ahead) -> Followed:
     """What is known of those of ``checks`` that ``part`` is of, from its steps alone."""
-    chosen = [check for check in checks if check.code in part.codes]
-    states = {name: _begun(run, each, part.begin) for name, each in _followers(chosen).items()}
-    return _judged(run, chosen, Followed(states, known.alike), part.end)[1]
+    followers = [check for check in checks if check.code in part.codes]
+    states = {name: _state_before(run, follower, part.begin) for name, follower in _followers(followers).items()}
+    return _judge_steps(run, followers, Followed(states, followed.alike), part.end)[1]
 
 
-def joined(parts: Sequence[Followed]) -> Followed:
+def join_parts(parts: Sequence[Followed]) -> Followed:
     """What is known after all of the ``parts``, which come one after the other and are of the same checks."""
     silent = {name: reduce(_and_then, (part.silent[name] for part in parts)) for name in parts[0].silent}
     return Followed(silent, frozenset[bool]().union(*(each.alike for each in parts)))
@@ -189,7 +189,7 @@ def _and_then(so_far: Silent, later: Silent) -> Silent:
     return replace(later, judged=so_far.judged or later.judged, lengths=lengths)
 
 
-def _begun(run: Run, check: Check, num_steps: int) -> Silent:
+def _state_before(run: Run, check: Check, num_steps: int) -> Silent:
     """A check before the ``num_steps``-th step, as if it had been silent so far."""
     follows, end = check.follows, num_steps
     last: tuple[int, ...] = ()
@@ -200,52 +200,53 @@ def _begun(run: Run, check: Check, num_steps: int) -> Silent:
     return Silent(num_steps, last=last)
 
 
-def follow(run: Run, checks: Sequence[Check], known: Followed) -> tuple[Told, Followed]:
+def follow(run: Run, checks: Sequence[Check], followed: Followed) -> tuple[Answers, Followed]:
     """What those of ``checks`` say that need not be shown the whole Run, and what is known of the Run now."""
-    return _judged(run, checks, known, len(run.steps))
+    return _judge_steps(run, checks, followed, len(run.steps))
 
 
-def _judged(run: Run, checks: Sequence[Check], known: Followed, num_steps: int) -> tuple[Told, Followed]:
+def _judge_steps(run: Run, checks: Sequence[Check], followed: Followed, num_steps: int) -> tuple[Answers, Followed]:
     """The same of the first ``num_steps`` steps, of which those before the ones that are not judged are not looked at
     again.
     """
     followers = _followers(checks)
-    settled = {name: known.silent.get(name, Silent()) for name in followers}
-    live = {name: each for name, each in settled.items() if not each.spoke}
-    if len({each.num_steps for each in live.values()}) > 1:
+    settled = {name: followed.silent.get(name, Silent()) for name in followers}
+    live = {name: state for name, state in settled.items() if not state.spoke}
+    if len({state.num_steps for state in live.values()}) > 1:
         settled |= (live := dict.fromkeys(live, Silent()))
-    first = next((each.num_steps for each in live.values()), num_steps)
-    kept_to = min(_kept_to(run), num_steps)
+    first = next((state.num_steps for state in live.values()), num_steps)
+    kept_to = min(_num_settled(run), num_steps)
     needs = {"param_digests"}.union(*(check.needs for check in checks if _name(check) in live))
     part_ends = run.part_ends()
     stretches = list(_stretches(run, part_ends, first, kept_to, num_steps))
-    alike, read = known.alike, None
-    for (begin, end), loaded in _loaded(run, part_ends, stretches, _first_needed(live), needs):
+    alike, window = followed.alike, None
+    for (begin, end), loaded in _load_stretches(run, part_ends, stretches, _first_needed(live), needs):
         last = _first_needed(live)
-        read = _read(run, begin, last, [loaded] if read is None else [read, loaded])
-        stretch, reached = _stretch(run, read, begin, end, last)
+        window = _window(run, begin, last, [loaded] if window is None else [window, loaded])
+        stretch, reached = _stretch(run, window, begin, end, last)
         alike |= digests_alike(stretch.part)
         if len(alike) > 1:  # they may be averaged now and then, which checks see along the whole Run
             return {}, Followed({name: Silent(spoke=True) for name in settled}, alike)
         for name in tuple(live):
-            live[name] = _further(stretch, reached, followers[name], live[name], end)
+            live[name] = _advance(stretch, reached, followers[name], live[name], end)
             if live[name].spoke:
                 settled[name] = live.pop(name)
             elif end <= kept_to:
                 settled[name] = live[name]
-    told: Told = {}
-    for each in checks:
-        if _name(each) in live:
+    answers: Answers = {}
+    for check in checks:
+        if _name(check) in live:
             try:
-                told |= {} if (said := _said(run, each, live[_name(each)])) is None else {each.code: said}
+                findings = _findings_of(run, check, live[_name(check)])
+                answers |= {} if findings is None else {check.code: findings}
             except CannotTell as error:
-                told[each.code] = error
-    return told, Followed(settled, alike)
+                answers[check.code] = error
+    return answers, Followed(settled, alike)
 
 
 def _first_needed(live: Mapping[str, Silent]) -> list[int]:
     """The first step that is measured before a stretch and that a check needs for it, of each that needs one."""
-    return [step for each in live.values() for step in each.last[:1]]
+    return [step for state in live.values() for step in state.last[:1]]
 
 
 def _low(run: Run, begin: int, last: Sequence[int]) -> int:
@@ -253,7 +254,7 @@ def _low(run: Run, begin: int, last: Sequence[int]) -> int:
     return min([int(run.steps[max(begin - AROUND, 0)]), *last])
 
 
-def _loaded(
+def _load_stretches(
     run: Run,
     part_ends: NDArray[np.int64],
     stretches: Sequence[tuple[int, int]],
@@ -281,40 +282,40 @@ def _loaded(
             ahead.append(((begin, end), reader.submit(load, low, high)))
             low = high + 1
             if len(ahead) > 1:
-                of, loaded = ahead.pop(0)
-                yield of, loaded.result()
-        for of, loaded in ahead:
-            yield of, loaded.result()
+                bounds, loaded = ahead.pop(0)
+                yield bounds, loaded.result()
+        for bounds, loaded in ahead:
+            yield bounds, loaded.result()
 
 
-def _read(run: Run, begin: int, last: Sequence[int], loaded: Sequence[Run]) -> Run:
+def _window(run: Run, begin: int, last: Sequence[int], loaded: Sequence[Run]) -> Run:
     """The steps from the first of ``last`` and ``AROUND`` before the ``begin``-th on, of which all is ``loaded``."""
     parts = [part for part in loaded if len(part.steps)]
-    read = run.between(_low(run, begin, last), int(parts[-1].steps[-1]) + 1)
-    read.take_loaded(parts)
-    return read
+    window = run.between(_low(run, begin, last), int(parts[-1].steps[-1]) + 1)
+    window.take_loaded(parts)
+    return window
 
 
-def _stretch(run: Run, read: Run, begin: int, end: int, last: Sequence[int]) -> tuple[Stretch, Run]:
+def _stretch(run: Run, window: Run, begin: int, end: int, last: Sequence[int]) -> tuple[Stretch, Run]:
     """The steps from the ``begin``-th to before the ``end``-th, and the same with those from the first of ``last`` on,
-    of what was ``read`` of them.
+    of what was ``window`` of them.
     """
     steps = run.steps
     low, high = max(begin - AROUND, 0), min(end + AROUND, len(steps)) - 1
-    part, around = (
-        read.between(int(steps[first]), int(steps[at_last]) + 1) for first, at_last in ((begin, end - 1), (low, high))
+    part, neighbours = (
+        window.between(int(steps[first]), int(steps[at_last]) + 1) for first, at_last in ((begin, end - 1), (low, high))
     )
     reached = min([int(steps[begin]), *last])
-    wider = part if reached == steps[begin] else read.between(reached, int(steps[end - 1]) + 1)
-    return Stretch(run, part, around), wider
+    wider = part if reached == steps[begin] else window.between(reached, int(steps[end - 1]) + 1)
+    return Stretch(run, part, neighbours), wider
 
 
-def _kept_to(run: Run) -> int:
+def _num_settled(run: Run) -> int:
     """How many of the first steps are taken for judged once they were."""
     return max(len(run.steps) - OPEN, 0) // STRETCH * STRETCH
 
 
-def _together(run: Run) -> int:
+def _num_shown_at_once(run: Run) -> int:
     """Steps that are shown at once, by two numbers a parameter and twelve a group of parameters in each row, which
     beside these has some ninety.
     """
@@ -332,10 +333,10 @@ def _name(check: Check) -> str:
     return check.code if check.follows is None or isinstance(check.follows, ByStep) else check.follows.name
 
 
-def _said(run: Run, check: Check, known: Silent) -> list[Finding] | None:
+def _findings_of(run: Run, check: Check, state: Silent) -> list[Finding] | None:
     if check.follows is None or isinstance(check.follows, ByStep):
-        return [] if known.judged else None
-    return check.follows.said(run, known.carried)
+        return [] if state.judged else None
+    return check.follows.said(run, state.carried)
 
 
 def _stretches(
@@ -346,7 +347,7 @@ def _stretches(
     """
     in_front = np.searchsorted(run.steps, part_ends, side="right") - AROUND
     good_ends = np.unique(in_front // STRETCH * STRETCH)
-    begin, together = first, _together(run)
+    begin, together = first, _num_shown_at_once(run)
     while begin < num_steps:
         end = min(begin + together, kept_to) if begin < kept_to else num_steps
         good = good_ends[(good_ends > begin) & (good_ends < end)]
@@ -355,7 +356,7 @@ def _stretches(
         begin = end
 
 
-def _further(stretch: Stretch, reached: Run, check: Check, so_far: Silent, end: int) -> Silent:
+def _advance(stretch: Stretch, reached: Run, check: Check, so_far: Silent, end: int) -> Silent:
     """``so_far`` with the steps up to the ``end``-th."""
     follows = check.follows
     assert follows is not None
@@ -386,21 +387,21 @@ def _last_measured(part: Run, follows: ByStep, before: tuple[int, ...]) -> tuple
     if not follows.reach:
         return ()
     at_T = np.any([part.measured(column).any(axis=1) for column in follows.columns], axis=0)
-    found = sorted({*before, *part.steps[at_T].tolist()})
-    return tuple(found[-follows.reach :])
+    measured = sorted({*before, *part.steps[at_T].tolist()})
+    return tuple(measured[-follows.reach :])
 
 
-def _lengths(part: Run, check: Check, known: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def _lengths(part: Run, check: Check, lengths_before: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """By column the lengths that its lists have had so far: of those about parameters that a check needs, and of all
     about groups where one that judges step by step needs any. Where they differ along time, no array holds the whole
     Run.
     """
-    found: dict[str, tuple[int, ...]] = {}
+    lengths: dict[str, tuple[int, ...]] = {}
     of_groups = isinstance(check.follows, ByStep) and any(name.startswith("group_") for name in check.needs)
-    wanted = (name for name in PARAM_COLUMNS if name in check.needs or (of_groups and name.startswith("group_")))
-    for column in sorted(wanted):
-        found[column] = tuple(sorted({*known.get(column, ()), *_lengths_in(part, column)}))
-    return found
+    columns = (name for name in PARAM_COLUMNS if name in check.needs or (of_groups and name.startswith("group_")))
+    for column in sorted(columns):
+        lengths[column] = tuple(sorted({*lengths_before.get(column, ()), *_lengths_in(part, column)}))
+    return lengths
 
 
 @memoized
@@ -424,7 +425,7 @@ def _identity(run: Run, checks: Sequence[Check], end_step: Any) -> str:
     """
     if not isinstance(end_step, int):
         return ""
-    said = [
+    facts = [
         _program(tuple(sys.modules[check.find.__module__].__file__ or "" for check in checks)),
         run.manifest.model_dump_json(exclude={"notes"}),
         *(run.env[rank].model_dump_json(exclude={"raised", "raised_ns", "notes"}) for rank in sorted(run.env)),
@@ -433,7 +434,7 @@ def _identity(run: Run, checks: Sequence[Check], end_step: Any) -> str:
         run.restarts,
         run.num_rows(before=end_step),
     ]
-    return hashlib.sha256(repr(said).encode()).hexdigest()
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 @cache
@@ -445,17 +446,17 @@ def _program(of_checks: tuple[str, ...]) -> str:
 
 
 def _silent(path: str, entry: Mapping[str, Any]) -> Silent:
-    found = Silent(
+    silent = Silent(
         int(entry["num_steps"]),
         spoke=bool(entry["spoke"]),
         judged=bool(entry["judged"]),
         last=tuple(map(int, entry["last"])),
-        lengths={str(column): tuple(map(int, each)) for column, each in entry["lengths"].items()},
-        carried={str(name): restored(path, *each) for name, each in entry["carried"].items()},
+        lengths={str(column): tuple(map(int, values)) for column, values in entry["lengths"].items()},
+        carried={str(name): restored(path, *values) for name, values in entry["carried"].items()},
     )
-    if found.num_steps < 0 or found.num_steps % STRETCH:
-        raise ValueError(found.num_steps)
-    return found
+    if silent.num_steps < 0 or silent.num_steps % STRETCH:
+        raise ValueError(silent.num_steps)
+    return silent
 
 
 def _document(path: str, silent: Silent) -> dict[str, Any]:
@@ -464,6 +465,6 @@ def _document(path: str, silent: Silent) -> dict[str, Any]:
         "spoke": silent.spoke,
         "judged": silent.judged,
         "last": list(silent.last),
-        "lengths": {column: list(each) for column, each in silent.lengths.items()},
-        "carried": {name: stored(path, each) for name, each in silent.carried.items()},
+        "lengths": {column: list(array) for column, array in silent.lengths.items()},
+        "carried": {name: stored(path, array) for name, array in silent.carried.items()},
     }

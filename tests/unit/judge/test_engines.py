@@ -34,7 +34,7 @@ def test_checks_are_worked_out_in_other_processes(tmp_path, monkeypatch):
     told = [replace(each, find=lambda run: [Finding("pid", "info", f"{os.getpid()}")]) for each in checks]
     monkeypatch.setattr(engines, "installed_checks", lambda: told)
     outcomes, _ = judged_on("local", Views.of(Run(write_kind(tmp_path / "run", "healthy", num_steps=3)), None), told)
-    claims = {outcome.said[0].claim for outcome in outcomes.values()}
+    claims = {outcome.answer[0].claim for outcome in outcomes.values()}
     assert claims
     assert str(os.getpid()) not in claims
 
@@ -50,7 +50,7 @@ def test_a_lost_process_costs_no_finding(tmp_path, monkeypatch):
     told = [replace(each, find=find) for each in installed_checks()[:4]]
     monkeypatch.setattr(engines, "installed_checks", lambda: told)
     outcomes, _ = judged_on("local", Views.of(Run(write_kind(tmp_path / "run", "healthy", num_steps=3)), None), told)
-    assert [outcome.said[0].code for outcome in outcomes.values()] == ["here"] * 4
+    assert [outcome.answer[0].code for outcome in outcomes.values()] == ["here"] * 4
 
 
 def test_problems_that_reading_meets_are_told_as_here(tmp_path, monkeypatch):
