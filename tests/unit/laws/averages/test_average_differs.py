@@ -31,14 +31,14 @@ def follow(average, model, decay=DECAY):
             e.copy_(p)
 
 
-def trained(out, average, update, *, model=None, declare=(), params=None, lr=0.1):
+def trained(folder, average, update, *, model=None, declare=(), params=None, lr=0.1):
     """The state that training leaves in the model and its average, which ``update(step, average, model)`` follows."""
     model = net() if model is None else model
     average = average(model)
     torch.manual_seed(1)
     optimizer = torch.optim.SGD(params(model, average) if params else model.parameters(), lr=lr, momentum=0.9)
     declared = declare(average, model) if callable(declare) else declare
-    watch = None if out is None else trueline.watch(model, optimizer, out=out, averages=declared)
+    watch = None if folder is None else trueline.watch(model, optimizer, out=folder, averages=declared)
     for step in range(STEPS):
         x = torch.randn(16, 6, dtype=model[0].weight.dtype)
         (model(x) - x[:, :3]).float().square().mean().backward()
@@ -47,12 +47,16 @@ def trained(out, average, update, *, model=None, declare=(), params=None, lr=0.1
         update(step, average, model)
     if watch is not None:
         watch.close()
-    held = [average] if isinstance(average, nn.Module) else []
-    return {f"{at} {name}": each for at, one in enumerate([model, *held]) for name, each in one.state_dict().items()}
+    copies = [average] if isinstance(average, nn.Module) else []
+    return {
+        f"{at} {name}": tensor
+        for at, module in enumerate([model, *copies])
+        for name, tensor in module.state_dict().items()
+    }
 
 
-def findings(out):
-    return [(each.severity, each.evidence["kind"]) for each in check(Run(str(out)))]
+def findings(folder):
+    return [(finding.severity, finding.evidence["kind"]) for finding in check(Run(str(folder)))]
 
 
 def every_step(step, average, model):
@@ -95,8 +99,8 @@ def test_training_and_the_average_are_the_same_when_watched(tmp_path):
     assert all(torch.equal(watched[name], alone[name]) for name in alone)
 
 
-def stale(step, average, model, held={}):  # noqa: B006
-    follow(average, held.setdefault(id(average), copy.deepcopy(model)))
+def stale(step, average, model, copies={}):  # noqa: B006
+    follow(average, copies.setdefault(id(average), copy.deepcopy(model)))
 
 
 def swapped(step, average, model):
@@ -108,7 +112,7 @@ def twice(step, average, model):
     every_step(step, average, model)
 
 
-def other(step, average, model):
+def another_decay(step, average, model):
     follow(average, model, 0.95)
 
 
@@ -143,12 +147,12 @@ def with_decay(average, model):
 
 
 @pytest.mark.parametrize(
-    ("update", "declare", "found"),
+    ("update", "declare", "expected"),
     [
         (stale, alone, ("error", "rule")),
         (swapped, with_decay, ("error", "swapped")),
         (twice, with_decay, ("error", "often")),
-        (other, with_decay, ("error", "decay")),
+        (another_decay, with_decay, ("error", "decay")),
         (without_the_head, alone, ("warning", "left-out")),
         (never, with_decay, ("warning", "still")),
         (never, alone, ("info", "still")),
@@ -158,9 +162,9 @@ def with_decay(average, model):
         (partly_copied, alone, ("info", "copied")),
     ],
 )
-def test_how_an_average_differs_is_said(tmp_path, update, declare, found):
+def test_how_an_average_differs_is_said(tmp_path, update, declare, expected):
     trained(tmp_path / "run", copy.deepcopy, update, declare=declare)
-    assert findings(tmp_path / "run") == [found]
+    assert findings(tmp_path / "run") == [expected]
 
 
 def test_an_average_that_rounding_holds_for_now_is_left_alone(tmp_path):
@@ -209,8 +213,8 @@ def test_an_average_that_the_optimizer_trains(tmp_path):
             average(torch.ones(2, 6)).square().mean().backward()
         every_step(step, average, model)
 
-    both = lambda model, average: [*model.parameters(), *average.parameters()]  # noqa: E731
-    trained(tmp_path / "run", copy.deepcopy, also_trains, declare=alone, params=both)
+    all_params = lambda model, average: [*model.parameters(), *average.parameters()]  # noqa: E731
+    trained(tmp_path / "run", copy.deepcopy, also_trains, declare=alone, params=all_params)
     assert findings(tmp_path / "run") == [("error", "trained")]
 
 
@@ -227,16 +231,18 @@ def test_an_average_in_bfloat16_loses_what_it_is_to_follow(tmp_path):
     assert findings(tmp_path / "run") == [("warning", "lost")]
 
 
-@pytest.mark.parametrize("made", ["list", "mapping"])
-def test_averages_that_are_no_modules(tmp_path, made):
+@pytest.mark.parametrize("container", ["list", "mapping"])
+def test_averages_that_are_no_modules(tmp_path, container):
     """They may be other tensors each time."""
 
     def average(model):
-        held = {name: param.detach().clone() for name, param in model.named_parameters()}
-        return held if made == "mapping" else [*held.values()]
+        copies = {name: param.detach().clone() for name, param in model.named_parameters()}
+        return copies if container == "mapping" else [*copies.values()]
 
     def update(step, average, model):
-        for key, param in zip(average if made == "mapping" else range(len(average)), model.parameters(), strict=True):
+        for key, param in zip(
+            average if container == "mapping" else range(len(average)), model.parameters(), strict=True
+        ):
             average[key] = DECAY * average[key] + (1 - DECAY) * (param.detach() if step != 3 else 2 * param.detach())
 
     trained(tmp_path / "run", average, update, declare=lambda average, _: [average])
@@ -252,23 +258,23 @@ def test_what_is_no_average_is_refused(tmp_path, wrong):
 
 
 def test_an_average_that_nobody_declared_is_judged_by_what_it_does(tmp_path):
-    class Own(nn.Sequential):
+    class OwnNet(nn.Sequential):
         """Of this test alone: models of other tests may be there still."""
 
     def coarse(_):
-        return Own(*net(seed=7)).bfloat16().requires_grad_(False)
+        return OwnNet(*net(seed=7)).bfloat16().requires_grad_(False)
 
     def update(step, average, model):
         follow(average, model, 0.999)
 
-    trained(tmp_path / "run", coarse, update, model=Own(*net()))
+    trained(tmp_path / "run", coarse, update, model=OwnNet(*net()))
     assert findings(tmp_path / "run") == [("warning", "lost")]
 
 
 def towards_zero(step, average, model):
     with torch.no_grad():
-        for each in average.parameters():
-            each *= 0.9
+        for parameter in average.parameters():
+            parameter *= 0.9
 
 
 def now_and_then(step, average, model):
@@ -278,26 +284,26 @@ def now_and_then(step, average, model):
 
 @pytest.mark.parametrize("update", [lambda *_: None, towards_zero, now_and_then])
 def test_a_copy_of_the_model_that_is_no_average_is_left_alone(tmp_path, update):
-    class Own(nn.Sequential):
+    class OwnNet(nn.Sequential):
         """Of this test alone: models of other tests may be there still."""
 
-    trained(tmp_path / "run", copy.deepcopy, update, model=Own(*net()))
+    trained(tmp_path / "run", copy.deepcopy, update, model=OwnNet(*net()))
     with pytest.raises(CannotTell, match="no average of the weights was seen"):
         findings(tmp_path / "run")
 
 
 def test_only_copies_that_nothing_trains_are_looked_at():
-    class Own(nn.Sequential):
+    class OwnNet(nn.Sequential):
         """Of this test alone: models of other tests may be there still."""
 
-    def own():
-        return Own(*net())
+    def own_net():
+        return OwnNet(*net())
 
-    model, other = own(), Own(nn.Linear(6, 24), nn.BatchNorm1d(24))
-    copied, declared, trains, torchs = copy.deepcopy(model), copy.deepcopy(model), copy.deepcopy(model), own()
+    model, unlike = own_net(), OwnNet(nn.Linear(6, 24), nn.BatchNorm1d(24))
+    copied, declared, trains, torchs = copy.deepcopy(model), copy.deepcopy(model), copy.deepcopy(model), own_net()
     trains[0].weight.grad = torch.zeros(24, 6)
-    held = AveragedModel(torchs)
-    found = averages.copies_of(model, [averages.Average(declared)])
-    assert {id(each) for each in found} == {id(copied), id(torchs)}
-    assert id(held.module) not in {id(each) for each in averages.copies_of(torchs, [])}
-    assert averages.copies_of(other, []) == []
+    averaged = AveragedModel(torchs)
+    copies = averages.copies_of(model, [averages.Average(declared)])
+    assert {id(module) for module in copies} == {id(copied), id(torchs)}
+    assert id(averaged.module) not in {id(module) for module in averages.copies_of(torchs, [])}
+    assert averages.copies_of(unlike, []) == []

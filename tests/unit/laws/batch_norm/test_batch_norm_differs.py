@@ -29,14 +29,14 @@ class Net(nn.Module):
 
 
 def trained(
-    out, *, steps=STEPS, dtype=torch.float32, prepare=lambda model: None, after=lambda step, model: None, **made
+    folder, *, steps=STEPS, dtype=torch.float32, prepare=lambda model: None, after=lambda step, model: None, **settings
 ):
-    """The state that training leaves; watched into ``out`` unless that is None."""
+    """The state that training leaves; watched into ``folder`` unless that is None."""
     torch.manual_seed(0)
-    model = Net(**made).to(dtype)
+    model = Net(**settings).to(dtype)
     prepare(model)
     updates = torch.optim.SGD([param for param in model.parameters() if param.requires_grad], lr=0.1)
-    watch = None if out is None else trueline.watch(model, updates, out=out)
+    watch = None if folder is None else trueline.watch(model, updates, out=folder)
     for step in range(steps):
         images = (torch.randn(8, 3, 10, 10) + 3).to(dtype).contiguous(memory_format=torch.channels_last)
         model(images).float().square().mean().backward()
@@ -48,10 +48,14 @@ def trained(
     return model.state_dict()
 
 
-def findings(out):
-    report = trueline.check(out)
+def findings(folder):
+    report = trueline.check(folder)
     assert "batch-norm-differs" in report.checks_run
-    return [(each.severity, each.evidence["kind"], each.step_first) for each in report.findings if each.code == CODE]
+    return [
+        (finding.severity, finding.evidence["kind"], finding.step_first)
+        for finding in report.findings
+        if finding.code == CODE
+    ]
 
 
 def evaluates(step, model):
@@ -63,7 +67,7 @@ def evaluates(step, model):
 
 
 @pytest.mark.parametrize(
-    "made",
+    "arguments",
     [
         {},
         {"momentum": None},
@@ -76,8 +80,8 @@ def evaluates(step, model):
     ],
     ids=lambda settings: ", ".join(settings),
 )
-def test_what_batch_normalisation_declares_is_left_alone(tmp_path, made):
-    trained(tmp_path / "run", **made)
+def test_what_batch_normalisation_declares_is_left_alone(tmp_path, arguments):
+    trained(tmp_path / "run", **arguments)
     assert findings(tmp_path / "run") == []
 
 

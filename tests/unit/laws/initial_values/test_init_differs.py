@@ -47,8 +47,10 @@ class Net(nn.Module):
         return self
 
 
-def said(model):
-    return [(each.severity, each.evidence["kind"], each.evidence["names"]) for each in judge([begun(model)])]
+def findings_of(model):
+    return [
+        (finding.severity, finding.evidence["kind"], finding.evidence["names"]) for finding in judge([begun(model)])
+    ]
 
 
 def test_a_layer_that_was_left_out_is_found_with_its_spread_and_that_of_the_others():
@@ -62,9 +64,9 @@ def test_a_layer_that_was_left_out_is_found_with_its_spread_and_that_of_the_othe
 
 def test_a_layer_that_is_scaled_twice_is_found_where_spreads_fall_with_depth():
     by_depth = [SPREAD * (2 * (number + 1)) ** -0.5 for number in range(LAYERS)]
-    assert said(Net(by_depth)) == []
+    assert findings_of(Net(by_depth)) == []
     by_depth[4] *= 0.3
-    assert said(Net(by_depth)) == [("warning", "peers", ["layers.4.0.weight", "layers.4.1.weight"])]
+    assert findings_of(Net(by_depth)) == [("warning", "peers", ["layers.4.0.weight", "layers.4.1.weight"])]
 
 
 def test_small_weights_are_judged_though_one_of_them_has_long_tails_by_chance():
@@ -96,14 +98,14 @@ def test_another_distribution_with_any_spread_is_found(change, words):
 def test_one_matrix_of_the_last_layer_may_be_meant_and_all_of_them_not():
     scale = lambda weight: weight.mul_(0.1)  # noqa: E731
     model = Net().with_weight(LAYERS - 1, scale)
-    assert said(model) == [("info", "peers", ["layers.7.0.weight"])]
+    assert findings_of(model) == [("info", "peers", ["layers.7.0.weight"])]
     names = ["layers.7.0.weight", "layers.7.1.weight"]
-    assert said(model.with_weight(LAYERS - 1, scale, part=1)) == [("warning", "peers", names)]
+    assert findings_of(model.with_weight(LAYERS - 1, scale, part=1)) == [("warning", "peers", names)]
 
 
 def test_layers_at_equal_distances_may_be_meant():
     spreads = [SPREAD * (3 if number % 4 == 1 else 1) for number in range(LAYERS)]
-    ((severity, kind, names),) = said(Net(spreads))
+    ((severity, kind, names),) = findings_of(Net(spreads))
     assert (severity, kind, len(names)) == ("info", "peers", 4)
 
 
@@ -120,7 +122,7 @@ def test_numbers_that_no_initialisation_gives_are_found_in_weights_and_biases(nu
     model = Net()
     with torch.no_grad():
         model.layers[2][number].bias[:5] = value
-    assert said(model) == [(*expected, [f"layers.2.{number}.bias"])]
+    assert findings_of(model) == [(*expected, [f"layers.2.{number}.bias"])]
 
 
 def test_decayed_weights_of_a_trained_model_are_left_alone():
@@ -145,15 +147,15 @@ def test_trained_weights_of_which_one_layer_is_odd_are_left_alone():
 def test_matrices_that_torch_made_and_nothing_else_has_drawn_are_told():
     model = Net()
     model.head = nn.Linear(WIDTH, WIDTH)
-    assert said(model) == [("info", "left", ["head.weight"])]
-    assert said(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))) == []
+    assert findings_of(model) == [("info", "left", ["head.weight"])]
+    assert findings_of(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))) == []
 
 
 def test_layers_that_begin_as_copies_are_left_alone():
     model = Net()
     for layer in model.layers:
         layer.load_state_dict(model.layers[0].state_dict())
-    assert said(model) == []
+    assert findings_of(model) == []
 
 
 def test_a_model_without_repeated_layers_cannot_be_judged():
@@ -203,8 +205,8 @@ def test_they_are_recorded_once_and_judged_unless_training_had_begun(tmp_path):
         init_differs.check(Run(tmp_path / "second"))
 
 
-def train(model, optimizer, out):
-    watch = trueline.watch(model, optimizer, out=out)
+def train(model, optimizer, folder):
+    watch = trueline.watch(model, optimizer, out=folder)
     for _ in range(3):
         model(torch.randn(4, WIDTH)).square().mean().backward()
         optimizer.step()
@@ -223,7 +225,7 @@ def test_layers_that_are_one_module_are_named(tmp_path, monkeypatch, resumed):
     run = Run(tmp_path / "run")
     if resumed:  # what weights began with is not known then, which layers are one is
         monkeypatch.setattr(Run, "lists", lambda *_, **__: {})
-    found = [each for each in init_differs.check(run) if each.evidence["kind"] == "one-module"]
-    assert [(each.severity, each.evidence["names"]) for each in found] == [
+    shared = [finding for finding in init_differs.check(run) if finding.evidence["kind"] == "one-module"]
+    assert [(finding.severity, finding.evidence["names"]) for finding in shared] == [
         ("warning", [f"layers.{number}" for number in range(LAYERS)])
     ]

@@ -19,30 +19,32 @@ class Model(nn.Module):
         self.body = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x, t=None, y=None, position_ids=None, lengths=None, grid=None):
-        places = 0 if position_ids is None else position_ids.float().mean(-1, keepdim=True)
-        return self.body(x + places + sum(0 if each is None else each[:, None].float() for each in (t, y, lengths)))
+        positions = 0 if position_ids is None else position_ids.float().mean(-1, keepdim=True)
+        return self.body(
+            x + positions + sum(0 if number is None else number[:, None].float() for number in (t, y, lengths))
+        )
 
 
 def draws(*shape, low=0, high=None):
     return torch.rand(*shape) if high is None else torch.randint(low, high, shape)
 
 
-def said(out, inputs, loss=lambda made: made.square().mean(), *, steps=STEPS, micro=1):
+def findings_of(folder, inputs, loss=lambda output: output.square().mean(), *, steps=STEPS, micro=1):
     """(kind, severity, name) of what is found, and why nothing could be, after training on ``inputs`` of each step."""
     torch.manual_seed(0)
     model = Model()
     updates = torch.optim.SGD(model.parameters(), lr=0.01)
-    watch = trueline.watch(model, updates, out=out, plan={"every": 1})
+    watch = trueline.watch(model, updates, out=folder, plan={"every": 1})
     for step in range(steps):
-        for one in range(micro):
-            loss(model(**inputs(step * micro + one))).backward()
+        for number in range(micro):
+            loss(model(**inputs(step * micro + number))).backward()
         updates.step()
         updates.zero_grad()
     watch.close()
-    report = check(trueline.open_run(out))
-    found = [each for each in report.findings if each.code == "input-constant"]
-    why = [each.why for each in report.checks_not_run if each.check == "input-constant"]
-    return [(each.evidence["kind"], each.severity, each.evidence["name"]) for each in found], why
+    report = check(trueline.open_run(folder))
+    constants = [finding for finding in report.findings if finding.code == "input-constant"]
+    why = [entry.why for entry in report.checks_not_run if entry.check == "input-constant"]
+    return [(finding.evidence["kind"], finding.severity, finding.evidence["name"]) for finding in constants], why
 
 
 def x():
@@ -54,7 +56,7 @@ NOWHERE = torch.zeros(ROWS, 9, dtype=torch.long)
 
 
 @pytest.mark.parametrize(
-    ("inputs", "found"),
+    ("inputs", "expected"),
     [
         (lambda step: {"x": x(), "t": torch.zeros(ROWS)}, [("condition", "warning", "t")]),
         (lambda step: {"x": x(), "t": torch.zeros(ROWS, dtype=torch.long)}, [("condition", "warning", "t")]),
@@ -72,19 +74,19 @@ NOWHERE = torch.zeros(ROWS, 9, dtype=torch.long)
         (lambda step: {"x": x(), "grid": torch.linspace(0, 1, ROWS * 20).view(ROWS, 20)}, []),
     ],
 )  # fmt: skip
-def test_numbers_of_samples_that_are_all_one(tmp_path, inputs, found):
-    assert said(tmp_path / "run", inputs) == (found, [])
+def test_numbers_of_samples_that_are_all_one(tmp_path, inputs, expected):
+    assert findings_of(tmp_path / "run", inputs) == (expected, [])
 
 
 def test_a_class_of_one_micro_batch_is_another_one_of_the_next(tmp_path):
     by_pass = lambda step: {"x": x(), "t": torch.full((ROWS,), step % 2)}  # noqa: E731
-    assert said(tmp_path / "run", by_pass, micro=2) == ([], [])
-    assert said(tmp_path / "again", lambda step: {"x": x(), "t": torch.zeros(ROWS)}, micro=2)[0] != []
+    assert findings_of(tmp_path / "run", by_pass, micro=2) == ([], [])
+    assert findings_of(tmp_path / "again", lambda step: {"x": x(), "t": torch.zeros(ROWS)}, micro=2)[0] != []
 
 
 def noise(seed=None):
-    own = None if seed is None else torch.Generator().manual_seed(seed)
-    return torch.randn(ROWS, WIDTH, generator=own)
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    return torch.randn(ROWS, WIDTH, generator=generator)
 
 
 @pytest.mark.parametrize(
@@ -101,12 +103,12 @@ def noise(seed=None):
 )
 def test_noise_that_comes_again_as_a_target(tmp_path, target, timed, severities):
     inputs = lambda step: {"x": x(), **({"t": draws(ROWS)} if timed else {})}  # noqa: E731
-    found, why = said(tmp_path / "run", inputs, lambda made: functional.mse_loss(made, target()))
-    assert (found, why) == ([("noise", each, "mse_loss") for each in severities], [])
+    constants, why = findings_of(tmp_path / "run", inputs, lambda output: functional.mse_loss(output, target()))
+    assert (constants, why) == ([("noise", severity, "mse_loss") for severity in severities], [])
 
 
 @pytest.mark.parametrize(
-    ("target", "found"),
+    ("target", "expected"),
     [
         (lambda: torch.full((ROWS,), 3), [("one-class", "warning", "cross_entropy")]),
         (lambda: torch.where(torch.arange(ROWS) % 2 == 0, 3, -100), [("one-class", "warning", "cross_entropy")]),
@@ -115,15 +117,15 @@ def test_noise_that_comes_again_as_a_target(tmp_path, target, timed, severities)
         (lambda: NUMBERS, []),
     ],
 )
-def test_labels_of_one_class(tmp_path, target, found):
-    loss = lambda made: functional.cross_entropy(made, target())  # noqa: E731
-    assert said(tmp_path / "run", lambda step: {"x": x()}, loss) == (found, [])
+def test_labels_of_one_class(tmp_path, target, expected):
+    loss = lambda output: functional.cross_entropy(output, target())  # noqa: E731
+    assert findings_of(tmp_path / "run", lambda step: {"x": x()}, loss) == (expected, [])
 
 
 def test_a_positive_that_stands_first_is_no_label(tmp_path):
     """As contrast to a queue has it: what is compared is no layer's."""
-    loss = lambda made: functional.cross_entropy(made @ made.T, torch.zeros(ROWS, dtype=torch.long))  # noqa: E731
-    assert said(tmp_path / "run", lambda step: {"x": x()}, loss) == ([], [])
+    loss = lambda output: functional.cross_entropy(output @ output.T, torch.zeros(ROWS, dtype=torch.long))  # noqa: E731
+    assert findings_of(tmp_path / "run", lambda step: {"x": x()}, loss) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -131,6 +133,6 @@ def test_a_positive_that_stands_first_is_no_label(tmp_path):
 )
 def test_where_nothing_changes_or_little_was_seen_it_cannot_tell(tmp_path, steps, fixed, reason):
     batch = {"x": x(), "t": torch.zeros(ROWS)}
-    found, (why,) = said(tmp_path / "run", lambda step: batch if fixed else {**batch, "x": x()}, steps=steps)
-    assert found == []
+    constants, (why,) = findings_of(tmp_path / "run", lambda step: batch if fixed else {**batch, "x": x()}, steps=steps)
+    assert constants == []
     assert reason in why

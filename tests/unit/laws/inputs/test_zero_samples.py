@@ -12,12 +12,12 @@ from trueline.tensor.digest import digest_of_zeros, digest_rows
 B, D, STEPS = 8, 16, 40
 
 
-def train(out, change, *, every=7, data=torch.randn, width=D, micro=1):
+def train(folder, change, *, sampled_every=7, data=torch.randn, width=D, micro=1):
     """The findings of zeros after a training whose batches ``change(step, x)`` spoils."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(width, 8), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    with trueline.watch(model, optimizer, out=out, plan={"every": every}):
+    with trueline.watch(model, optimizer, out=folder, plan={"every": sampled_every}):
         for step in range(STEPS):
             for part in range(micro):
                 x = data(B, width)
@@ -25,7 +25,7 @@ def train(out, change, *, every=7, data=torch.randn, width=D, micro=1):
                 model(x).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    return [each for each in trueline.check(out).findings if each.evidence.get("kind") == "zeros"]
+    return [finding for finding in trueline.check(folder).findings if finding.evidence.get("kind") == "zeros"]
 
 
 def spoils(at, rows=slice(None)):

@@ -35,7 +35,7 @@ class Lion(torch.optim.Optimizer):
 
 
 @pytest.fixture(autouse=True)
-def known(monkeypatch):
+def _lion_is_known(monkeypatch):
     """The Lion above stands for that of lion-pytorch."""
     monkeypatch.setitem(update_slices.BOUNDED, f"{Lion.__module__}.Lion", "Lion")
 
@@ -62,7 +62,7 @@ def test_healthy_moves_are_within(tmp_path, name, dtype):
     model, make = MAKE[name]
     plain = trained(None, make, model=model, dtype=dtype)
     assert all(map(torch.equal, plain, trained(tmp_path / "run", make, model=model, dtype=dtype)))
-    excess = [float(each.max()) for _, each in bounded_updates(trueline.open_run(tmp_path / "run"))]
+    excess = [float(excess_K.max()) for _, excess_K in bounded_updates(trueline.open_run(tmp_path / "run"))]
     assert len(excess) > 100
     assert 0 < max(excess) <= 1
     assert trueline.check(tmp_path / "run").findings == ()
@@ -80,10 +80,10 @@ def test_lion_that_moves_by_another_rate(tmp_path):
 def test_muon_that_moves_too_far(tmp_path):
     original, calls = muon._adjust_lr, iter(range(1_000))
 
-    def further(*args):
+    def move_further(*args):
         return original(*args) * (10 if next(calls) >= 2 * AT else 1)
 
-    with patch.object(muon, "_adjust_lr", further):
+    with patch.object(muon, "_adjust_lr", move_further):
         trained(tmp_path / "run", MAKE["Muon"][1], model=matrices)
     (finding,) = trueline.check(tmp_path / "run").findings
     assert (finding.code, finding.step_first) == ("update-magnitude", AT)

@@ -18,9 +18,9 @@ AT = 6
 """The first update that is faulty."""
 
 
-def findings(out):
+def findings(folder):
     """The findings on updates by code, but for information."""
-    report = trueline.check(out)
+    report = trueline.check(folder)
     assert report.findings == tuple(f for f in report.findings if f.code in report.checks_run)
     return {finding.code: finding for finding in report.findings if finding.severity != "info"}
 
@@ -40,18 +40,18 @@ def test_a_healthy_optimizer_is_left_alone(tmp_path):
     trained(tmp_path / "run")
     report = trueline.check(tmp_path / "run")
     assert report.findings == ()
-    (asked,) = [asked for asked in report.judged.questions if asked.question == "updates"]
-    assert asked.state == "judged"
+    (question,) = [question for question in report.judged.questions if question.question == "updates"]
+    assert question.state == "judged"
     left_out = ("average-differs", "batch-norm-differs", "clip-differs", "master-working-mismatch", "norm-misreported")
-    assert [(entry.check, entry.reason) for entry in asked.checks_not_run] == [
-        (each, "by-design") for each in (*left_out, "recompute-differs", "schedule-differs")
+    assert [(entry.check, entry.reason) for entry in question.checks_not_run] == [
+        (code, "by-design") for code in (*left_out, "recompute-differs", "schedule-differs")
     ]
 
 
 def test_another_rate_in_the_kernel_than_is_declared(tmp_path):
-    found = faulty(tmp_path, lambda original, *args, lr, **kwargs: original(*args, lr=1.25 * lr, **kwargs))
-    assert list(found) == ["update-magnitude"]
-    finding = found["update-magnitude"]
+    by_code = faulty(tmp_path, lambda original, *args, lr, **kwargs: original(*args, lr=1.25 * lr, **kwargs))
+    assert list(by_code) == ["update-magnitude"]
+    finding = by_code["update-magnitude"]
     assert (finding.severity, finding.step_first, finding.false_alarm_rate) == ("error", AT, 0.0)
     assert finding.evidence["factor"] == pytest.approx(1.25, rel=1e-3)
     assert "by 1.25 times what its settings declare" in finding.claim
@@ -65,8 +65,8 @@ def test_a_moment_that_stays(tmp_path):
         if params[0].shape == (4, 32):
             exp_avgs[0].copy_(before)
 
-    found = faulty(tmp_path, stays)
-    finding = found["optimizer-state-stale"]
+    by_code = faulty(tmp_path, stays)
+    finding = by_code["optimizer-state-stale"]
     assert (finding.step_first, finding.evidence["names"]) == (AT, ["3.weight"])
     assert finding.claim.startswith("exp_avg of 3.weight on rank 0")
     assert finding.claim.endswith("did not change, although its rule changes it.")
@@ -83,15 +83,15 @@ def test_a_count_that_goes_up_by_two(tmp_path):
     assert (finding.measured, finding.expected, finding.step_first) == (2.0, 1.0, AT)
 
 
-def _all_older(step, model, optimizer, kept=[]):  # noqa: B006
+def _all_older(step, model, optimizer, states=[]):  # noqa: B006
     """A checkpoint of weights and states is loaded."""
     if step == 0:
-        kept.clear()
+        states.clear()
     if step == 3:
-        kept[:] = [copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())]
+        states[:] = [copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())]
     if step == AT:
-        model.load_state_dict(kept[0])
-        optimizer.load_state_dict(kept[1])
+        model.load_state_dict(states[0])
+        optimizer.load_state_dict(states[1])
 
 
 def _cleared(step, model, optimizer):
@@ -116,7 +116,7 @@ def _sgd(model):
 
 
 @pytest.mark.parametrize(
-    ("make", "before", "lost"),
+    ("make", "before", "kind"),
     [
         (adamw, _cleared, "older"),
         (_sgd, _cleared, "gone"),
@@ -126,14 +126,14 @@ def _sgd(model):
         (adamw, _all_older, None),
     ],
 )
-def test_states_that_are_lost_between_updates(tmp_path, make, before, lost):
+def test_states_that_are_lost_between_updates(tmp_path, make, before, kind):
     trained(tmp_path / "run", make, steps=12, before=before)
-    found = findings(tmp_path / "run")
-    assert list(found) == ([] if lost is None else ["optimizer-state-stale"])
-    if lost is not None:
-        finding = found["optimizer-state-stale"]
+    by_code = findings(tmp_path / "run")
+    assert list(by_code) == ([] if kind is None else ["optimizer-state-stale"])
+    if kind is not None:
+        finding = by_code["optimizer-state-stale"]
         assert (finding.severity, finding.step_first, finding.step_last) == ("warning", AT, AT)
-        assert (finding.evidence["kind"], finding.evidence["lost"]) == ("between-updates", lost)
+        assert (finding.evidence["kind"], finding.evidence["lost"]) == ("between-updates", kind)
 
 
 @pytest.mark.parametrize(("at", "severity"), [((4, 8), "warning"), ((4,), "info")])
@@ -171,9 +171,9 @@ def test_a_parameter_that_the_kernel_leaves(tmp_path):
         if params[0].shape == (32, 16):
             params[0].copy_(before)
 
-    found = faulty(tmp_path, leaves)
-    assert list(found) == ["param-frozen"]
-    assert (found["param-frozen"].step_first, found["param-frozen"].evidence["names"]) == (AT, ["0.weight"])
+    by_code = faulty(tmp_path, leaves)
+    assert list(by_code) == ["param-frozen"]
+    assert (by_code["param-frozen"].step_first, by_code["param-frozen"].evidence["names"]) == (AT, ["0.weight"])
 
 
 def test_fused_sgd_of_bfloat16_on_the_cpu_leaves_whole_simd_blocks(tmp_path):
@@ -188,11 +188,11 @@ def test_fused_sgd_of_bfloat16_on_the_cpu_leaves_whole_simd_blocks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "found",
+    "codes",
     [[], ["optimizer-state-stale"], ["optimizer-state-stale", "update-magnitude"]],
     ids=["healthy", "momentum", "both"],
 )
-def test_a_fused_update_that_the_scaler_has_called_off(tmp_path, found):
+def test_a_fused_update_that_the_scaler_has_called_off(tmp_path, codes):
     """On CUDA fused SGD of some versions advances momentum then."""
     sgd = sys.modules["torch.optim.sgd"]
     plain = sgd.sgd
@@ -201,9 +201,9 @@ def test_a_fused_update_that_the_scaler_has_called_off(tmp_path, found):
         plain(params, grads, buffers, *args, found_inf=found_inf, **settings)
         if found_inf is not None and found_inf.item():
             for param, buffer in zip(params, buffers, strict=True):
-                if "optimizer-state-stale" in found:
+                if "optimizer-state-stale" in codes:
                     buffer.mul_(0.9)
-                if "update-magnitude" in found:
+                if "update-magnitude" in codes:
                     param.sub_(0.01 * buffer)
 
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
@@ -220,18 +220,22 @@ def test_a_fused_update_that_the_scaler_has_called_off(tmp_path, found):
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-    seen = findings(tmp_path / "run")
-    assert sorted(set(seen) - {"worker-nonfinite"}) == found
-    for code in found:
-        assert (seen[code].step_first, seen[code].step_last, seen[code].evidence["called_off"]) == (AT, AT, True)
-        assert "the gradient scaler had called" in seen[code].claim
+    by_code = findings(tmp_path / "run")
+    assert sorted(set(by_code) - {"worker-nonfinite"}) == codes
+    for code in codes:
+        assert (by_code[code].step_first, by_code[code].step_last, by_code[code].evidence["called_off"]) == (
+            AT,
+            AT,
+            True,
+        )
+        assert "the gradient scaler had called" in by_code[code].claim
 
 
 def test_an_optimizer_of_another_copy_of_the_model(tmp_path):
     trained(tmp_path / "run", lambda model: adamw(copy.deepcopy(model)))
-    found = findings(tmp_path / "run")
-    assert list(found) == ["optimizer-detached"]
-    assert found["optimizer-detached"].expected == 6.0
+    by_code = findings(tmp_path / "run")
+    assert list(by_code) == ["optimizer-detached"]
+    assert by_code["optimizer-detached"].expected == 6.0
 
 
 def test_an_optimizer_that_holds_what_is_frozen_holds_something(tmp_path):
@@ -240,10 +244,10 @@ def test_an_optimizer_that_holds_what_is_frozen_holds_something(tmp_path):
         return adamw(model[3])
 
     trained(tmp_path / "run", make)
-    found = findings(tmp_path / "run")["optimizer-detached"]
-    assert found.severity == "error"
-    assert found.evidence["kind"] == "frozen"
-    assert "AdamW holds of the model what is frozen alone (3.weight and 3.bias), and not 0.weight" in found.claim
+    finding = findings(tmp_path / "run")["optimizer-detached"]
+    assert finding.severity == "error"
+    assert finding.evidence["kind"] == "frozen"
+    assert "AdamW holds of the model what is frozen alone (3.weight and 3.bias), and not 0.weight" in finding.claim
     assert trueline.diagnose(tmp_path / "run").verdicts[0].cause == "optimizer-lacks-parameters"
 
 
@@ -270,8 +274,12 @@ def _by_name(left_out, decay=0.1):
     """Groups of weights and biases, without what ``left_out`` names."""
 
     def make(model):
-        of = {end: [p for n, p in model.named_parameters() if n.endswith(end) and n not in left_out] for end in ENDS}
-        return adamw([{"params": of["weight"], "weight_decay": decay}, {"params": of["bias"], "weight_decay": 0.0}])
+        by_end = {
+            end: [p for n, p in model.named_parameters() if n.endswith(end) and n not in left_out] for end in ENDS
+        }
+        return adamw(
+            [{"params": by_end["weight"], "weight_decay": decay}, {"params": by_end["bias"], "weight_decay": 0.0}]
+        )
 
     return make
 
@@ -289,7 +297,7 @@ def _replace(step, model, optimizer):
 
 
 @pytest.mark.parametrize(
-    ("make", "before", "kind", "names", "since"),
+    ("make", "before", "kind", "names", "step_first"),
     [
         (_without_head, None, "last", ["3.weight", "3.bias"], 0),
         (lambda model: adamw(model[1:]), _unfreeze, "unfrozen", ["0.weight", "0.bias"], AT),
@@ -297,15 +305,15 @@ def _replace(step, model, optimizer):
         (_by_name(["1.weight"]), None, "ungrouped", ["1.weight"], 0),
     ],
 )
-def test_what_was_to_train_and_no_optimizer_holds(tmp_path, make, before, kind, names, since):
+def test_what_was_to_train_and_no_optimizer_holds(tmp_path, make, before, kind, names, step_first):
     trained(tmp_path / "run", make, steps=12, before=before)
-    found = findings(tmp_path / "run")
-    assert list(found) == ["optimizer-detached"]
-    finding = found["optimizer-detached"]
+    by_code = findings(tmp_path / "run")
+    assert list(by_code) == ["optimizer-detached"]
+    finding = by_code["optimizer-detached"]
     assert (finding.severity, finding.evidence, finding.step_first) == (
         "warning",
         {"kind": kind, "names": names},
-        since,
+        step_first,
     )
 
 
@@ -346,10 +354,10 @@ def test_decay_by_hand_of_what_is_frozen(tmp_path, average):
                     param += 1e-3 * torch.randn_like(param)
 
     trained(tmp_path / "run", lambda model: adamw(model[1:]), steps=12, before=change)
-    found = findings(tmp_path / "run")
-    assert list(found) == ([] if average else ["param-moves-without-gradient"])
+    by_code = findings(tmp_path / "run")
+    assert list(by_code) == ([] if average else ["param-moves-without-gradient"])
     if not average:
-        finding = found["param-moves-without-gradient"]
+        finding = by_code["param-moves-without-gradient"]
         assert (finding.severity, finding.evidence["names"]) == ("warning", ["0.bias", "0.weight"])
         assert finding.measured == pytest.approx(1 - 1e-3, rel=1e-6)
 
@@ -365,10 +373,10 @@ def test_copies_in_float32_that_the_model_does_not_have(tmp_path, late, order):
 
     def of_masters(model):
         masters[:] = [param.detach().float().requires_grad_() for param in model.parameters()]
-        held = masters if order == "of the model" else [one for i in (6, 4, 2, 0) for one in masters[i : i + 2]]
+        params = masters if order == "of the model" else [master for i in (6, 4, 2, 0) for master in masters[i : i + 2]]
         for param, master in zip(model.parameters(), masters, strict=True):
-            param.register_post_accumulate_grad_hook(lambda of, to=master: setattr(to, "grad", of.grad.float()))
-        return torch.optim.AdamW(held, lr=1e-2)
+            param.register_post_accumulate_grad_hook(lambda weight, to=master: setattr(to, "grad", weight.grad.float()))
+        return torch.optim.AdamW(params, lr=1e-2)
 
     def write_back(step, model, optimizer):
         for number, (param, master) in enumerate(zip(model.parameters(), masters, strict=True)):
@@ -376,15 +384,15 @@ def test_copies_in_float32_that_the_model_does_not_have(tmp_path, late, order):
                 param.data.copy_(master)
 
     trained(tmp_path / "run", of_masters, dtype=torch.bfloat16, model=square, before=write_back)
-    found = findings(tmp_path / "run")
+    by_code = findings(tmp_path / "run")
     assert "update-magnitude" in trueline.check(tmp_path / "run").checks_run
     if late and order == "of the model":
-        assert list(found) == ["master-working-mismatch"]
-        finding = found["master-working-mismatch"]
+        assert list(by_code) == ["master-working-mismatch"]
+        finding = by_code["master-working-mismatch"]
         assert AT <= finding.step_first <= AT + 3
         assert finding.evidence["names"] == ["1.weight"]
     else:
-        assert found == {}
+        assert by_code == {}
 
 
 def freeze(step, model, optimizer):
@@ -392,28 +400,28 @@ def freeze(step, model, optimizer):
         model[0].weight.requires_grad_(False)
 
 
-@pytest.mark.parametrize("none", [False, True])
-def test_a_frozen_parameter_whose_gradient_stays_as_zeros_is_moved(tmp_path, none):
-    trained(tmp_path / "run", before=freeze, none=none)
-    found = findings(tmp_path / "run")
-    if none:
-        assert found == {}
+@pytest.mark.parametrize("set_to_none", [False, True])
+def test_a_frozen_parameter_whose_gradient_stays_as_zeros_is_moved(tmp_path, set_to_none):
+    trained(tmp_path / "run", before=freeze, none=set_to_none)
+    by_code = findings(tmp_path / "run")
+    if set_to_none:
+        assert by_code == {}
     else:
-        assert list(found) == ["param-moves-without-gradient"]
-        finding = found["param-moves-without-gradient"]
+        assert list(by_code) == ["param-moves-without-gradient"]
+        finding = by_code["param-moves-without-gradient"]
         assert (finding.step_first, finding.evidence["names"]) == (AT, ["0.weight"])
 
 
 @pytest.mark.parametrize("lr", [1e-5, 1e-2])
 def test_bfloat16_loses_small_updates(tmp_path, lr):
     trained(tmp_path / "run", lambda model: adamw(model, lr=lr), dtype=torch.bfloat16)
-    found = findings(tmp_path / "run")
-    assert list(found) == (["update-lost"] if lr < 1e-3 else [])
-    told = [finding for finding in trueline.check(tmp_path / "run").findings if finding.severity == "info"]
-    assert [finding.code for finding in told] == ["update-lost"], "second moments that cannot decay"
+    by_code = findings(tmp_path / "run")
+    assert list(by_code) == (["update-lost"] if lr < 1e-3 else [])
+    infos = [finding for finding in trueline.check(tmp_path / "run").findings if finding.severity == "info"]
+    assert [finding.code for finding in infos] == ["update-lost"], "second moments that cannot decay"
 
 
-class Own(torch.optim.AdamW):
+class OwnRuleAdamW(torch.optim.AdamW):
     """A subclass with a rule of its own, and settings that say otherwise."""
 
     @torch.no_grad()
@@ -424,12 +432,12 @@ class Own(torch.optim.AdamW):
 
 
 def test_an_optimizer_with_a_rule_of_its_own_cannot_be_judged(tmp_path):
-    trained(tmp_path / "run", lambda model: Own(model.parameters()))
+    trained(tmp_path / "run", lambda model: OwnRuleAdamW(model.parameters()))
     report = trueline.check(tmp_path / "run")
     assert report.findings == ()
     reasons = {entry.check: entry for entry in report.checks_not_run}
     assert reasons["update-magnitude"].reason == "undecidable"
-    assert f"how {__name__}.Own updates is not known" in reasons["update-magnitude"].why
+    assert f"how {__name__}.OwnRuleAdamW updates is not known" in reasons["update-magnitude"].why
 
 
 class Lookahead(torch.optim.Optimizer):
@@ -441,12 +449,12 @@ class Lookahead(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
-        held = [param for group in self.param_groups for param in group["params"]]
-        before = [param.clone() for param in held]
+        params = [param for group in self.param_groups for param in group["params"]]
+        before = [param.clone() for param in params]
         self.optim.step()
         self.count += 1
         if self.count % 3 == 0:
-            for param, old in zip(held, before, strict=True):
+            for param, old in zip(params, before, strict=True):
                 param.lerp_(old, 0.5)
 
 

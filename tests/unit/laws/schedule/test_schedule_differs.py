@@ -21,13 +21,13 @@ from trueline.schema.errors import CannotTell
 STEPS = 12
 
 
-def trained(out, make, advance, *, first=0, steps=STEPS, resume=False, early=None):
+def trained(folder, make, advance, *, first=0, steps=STEPS, resume=False, early=None):
     """``STEPS`` updates with the scheduler that ``make`` makes, stepped by ``advance(step, scheduler, optimizer)``."""
     torch.manual_seed(0)
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = make(optimizer)
-    with trueline.watch(model, optimizer, out=out, step=first or None, resume=resume):
+    with trueline.watch(model, optimizer, out=folder, step=first or None, resume=resume):
         for step in range(first, first + steps):
             model(torch.randn(8, 16)).square().mean().backward()
             if early is not None:
@@ -37,8 +37,8 @@ def trained(out, make, advance, *, first=0, steps=STEPS, resume=False, early=Non
             optimizer.zero_grad()
 
 
-def findings(out):
-    return list(schedule_differs.check(trueline.open_run(out)))
+def findings(folder):
+    return list(schedule_differs.check(trueline.open_run(folder)))
 
 
 def decay(optimizer):
@@ -113,9 +113,9 @@ def test_rates_that_the_script_sets_cannot_be_told(tmp_path):
 )
 def test_a_scheduler_that_is_never_stepped(tmp_path, make, advance, kinds):
     trained(tmp_path / "run", make, advance)
-    found = findings(tmp_path / "run")
-    assert [each.evidence["kind"] for each in found] == kinds
-    assert all((each.severity, each.step_last) == ("info", STEPS - 1) for each in found)
+    schedule_findings = findings(tmp_path / "run")
+    assert [finding.evidence["kind"] for finding in schedule_findings] == kinds
+    assert all((finding.severity, finding.step_last) == ("info", STEPS - 1) for finding in schedule_findings)
 
 
 def test_a_schedule_that_ends_while_training_goes_on(tmp_path):
@@ -149,46 +149,46 @@ def _dampens(step, scheduler, optimizer):
 @pytest.mark.parametrize(("advance", "kinds"), [(_writes_over, [("written-over", 1)]), (_dampens, [])])
 def test_a_rate_that_is_written_over_the_schedule(tmp_path, advance, kinds):
     trained(tmp_path / "run", lambda optimizer: LambdaLR(optimizer, lambda step: 0.9**step), advance)
-    assert [(each.evidence["kind"], each.step_first) for each in findings(tmp_path / "run")] == kinds
+    assert [(finding.evidence["kind"], finding.step_first) for finding in findings(tmp_path / "run")] == kinds
 
 
 @pytest.mark.parametrize(("end", "kinds"), [(STEPS, [("began-again", 6)]), (6, [])], ids=["under way", "at its end"])
-@pytest.mark.parametrize("kept", [False, True])
-def test_a_schedule_that_is_made_again(tmp_path, end, kinds, kept):
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_schedule_that_is_made_again(tmp_path, end, kinds, keeps):
     """A second stage may follow the end of the first."""
-    made = []
+    schedulers = []
 
     def make(optimizer):
         for group in optimizer.param_groups:
             group["lr"] = 0.1
             group.pop("initial_lr", None)
-        made[: 0 if kept else 1] = [LambdaLR(optimizer, lambda step: max(0.0, 1 - step / end))]
-        return made[0]
+        schedulers[: 0 if keeps else 1] = [LambdaLR(optimizer, lambda step: max(0.0, 1 - step / end))]
+        return schedulers[0]
 
     def advance(step, scheduler, optimizer):
-        made[0].step()
+        schedulers[0].step()
         if step == 5:
             make(optimizer)
 
     trained(tmp_path / "run", make, advance)
-    assert [(each.evidence["kind"], each.step_first) for each in findings(tmp_path / "run")] == kinds
+    assert [(finding.evidence["kind"], finding.step_first) for finding in findings(tmp_path / "run")] == kinds
 
 
 @pytest.mark.parametrize("loaded", [True, False])
 def test_a_schedule_that_begins_anew_where_the_job_starts_again(tmp_path, loaded):
-    def made(optimizer):
+    def exponential(optimizer):
         return LambdaLR(optimizer, lambda step: 0.9**step)
 
     def goes_on(optimizer):
-        scheduler = made(optimizer)
+        scheduler = exponential(optimizer)
         if loaded:
             for _ in range(STEPS):
                 scheduler.step()
         return scheduler
 
-    trained(tmp_path / "run", made, once)
+    trained(tmp_path / "run", exponential, once)
     trained(tmp_path / "run", goes_on, once, first=STEPS, steps=6, resume=True)
-    found = findings(tmp_path / "run")
-    assert [(each.evidence["kind"], each.step_first, each.step_last) for each in found] == (
+    schedule_findings = findings(tmp_path / "run")
+    assert [(finding.evidence["kind"], finding.step_first, finding.step_last) for finding in schedule_findings] == (
         [] if loaded else [("started-again", STEPS, STEPS + 5)]
     )

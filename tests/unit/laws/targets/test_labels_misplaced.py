@@ -11,7 +11,7 @@ from trueline.laws.targets import labels_misplaced
 from trueline.schema.errors import CannotTell
 
 V, T, B = 50, 16, 8
-ALL = [120] * 5
+ALL_TARGETS = [120] * 5
 
 
 class LM(nn.Module):
@@ -27,17 +27,17 @@ class LM(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def train(out, loss_of, *, ids=None, steps=3):
+def train(folder, loss_of, *, ids=None, steps=3):
     torch.manual_seed(0)
     model = LM()
     optimizer = torch.optim.AdamW(model.parameters())
-    with trueline.watch(model, optimizer, out=str(out)):
+    with trueline.watch(model, optimizer, out=str(folder)):
         for _ in range(steps):
             rows = torch.randint(V, (B, T)) if ids is None else ids
             loss_of(model, rows).backward()
             optimizer.step()
             optimizer.zero_grad()
-    return trueline.open_run(str(out))
+    return trueline.open_run(str(folder))
 
 
 def masked(ids):
@@ -51,7 +51,7 @@ def cut(logits, targets):
 
 
 @pytest.mark.parametrize(
-    ("loss_of", "said"),
+    ("loss_of", "target"),
     [
         (lambda model, ids: model(ids[:, :-1], labels=ids[:, 1:]), "the token 2 places on: labels are shifted twice"),
         (lambda model, ids: model(ids[:, :-1], labels=masked(ids)[:, 1:]), "the token 2 places on"),
@@ -64,10 +64,10 @@ def cut(logits, targets):
         (lambda model, ids: model(ids, labels=ids.roll(1, 1), shift=False), "the token before"),
     ],
 )
-def test_targets_that_are_not_the_next_token(tmp_path, loss_of, said):
+def test_targets_that_are_not_the_next_token(tmp_path, loss_of, target):
     (finding,) = labels_misplaced.check(train(tmp_path / "run", loss_of))
-    assert finding.claim.startswith("Each target on rank 0 is " + said)
-    assert finding.severity == ("warning" if "2 places" in said else "info")
+    assert finding.claim.startswith("Each target on rank 0 is " + target)
+    assert finding.severity == ("warning" if "2 places" in target else "info")
     assert (finding.step_first, finding.step_last) == (0, 2)
 
 
@@ -103,7 +103,7 @@ def test_other_targets_cannot_tell(tmp_path, loss_of):
 
 
 def test_one_rank_is_named_where_the_others_are_right(tmp_path):
-    right, itself = [*ALL, 2, 3, 120, 3, 2], [*ALL, 2, 120, 3, 3, 2]
+    right, itself = [*ALL_TARGETS, 2, 3, 120, 3, 2], [*ALL_TARGETS, 2, 120, 3, 3, 2]
     rows = {(step, rank): {"target_places": itself if rank == 2 else right} for step in range(4) for rank in range(4)}
     (finding,) = labels_misplaced.check(write_run(tmp_path, rows))
     assert (finding.ranks, finding.severity) == ((2,), "warning")
