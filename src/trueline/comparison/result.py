@@ -215,6 +215,7 @@ class Comparison(Shown):
         """0 the same, or rounding explains it; 1 different; 3 too little could be judged (``Judged.lacking``)."""
         if any(finding.severity != "info" for finding in self.findings):
             return 1
+        # Finding nothing in little that was judged is no pass.
         if self.judged.lacking:
             return 3
         return 0 if self.counts["equal"] + self.counts["within"] else 3

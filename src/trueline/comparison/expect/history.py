@@ -103,6 +103,7 @@ class History:
         carried: float = 0.0,
     ) -> None:
         """Note that a value that was seen for the first time differs by ``rel``."""
+        # An index or a mask that differs at all is another decision.
         decided |= rel > 0 and not is_float(value.dtype)
         explained = rel if explained is None else min(explained, rel)
         self._values[value.root] = SeenValue(
@@ -150,6 +151,7 @@ class History:
             uses = self._uses.setdefault(root, [])
             if value.kind == "op" and not returned:
                 uses.append((*key, slot))
+            # An in-place call returned the tensor that it took: both have one gradient.
             elif uses and uses[-1][:4] == key:
                 uses.pop()
         if phase == "bwd" and self._is_gradient(value):

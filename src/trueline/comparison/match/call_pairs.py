@@ -170,6 +170,7 @@ def op_of(call: Call) -> str:
 
 def match_calls(run: Side, ref: Side) -> Twins:
     """Pair every call with its twin or None, in no particular order."""
+    # Executed calls first: gradients follow the twins of their forward calls.
     twins = _match_executed(run, ref)
     twin_by_id = {id(call): twin for call, twin in twins if call is not None and twin is not None}
     return twins + _match_gradients(run, ref, twin_by_id)

@@ -189,6 +189,7 @@ def shared_names(
     """
     run_names = _SideNames(run, names)
     ref_names = run_names if ref is run else _SideNames(ref, names)
+    # Before fronts are dropped: the rules of a map are written for recorded names.
     names.require_use(run_names.recorded | ref_names.recorded)
     if not run_names.drop_front(ref_names.shared):
         ref_names.drop_front(run_names.shared)

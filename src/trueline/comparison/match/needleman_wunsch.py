@@ -37,6 +37,7 @@ def _diagonal_band(num_run: int, num_ref: int) -> list[tuple[int, int]]:
     width = max(_MIN_BAND, MAX_CELLS // max(2 * num_run, 1))
     slope = num_ref / max(num_run, 1)
     starts = [(max(0, int(i * slope) - width), min(num_ref, int((i + 1) * slope) + width)) for i in range(num_run + 1)]
+    # Both ends belong to the band, so that leading and trailing items may be gaps.
     starts[0] = (0, starts[0][1])
     starts[num_run] = (starts[num_run][0], num_ref)
     return starts

@@ -55,6 +55,7 @@ def _row_order(value: Value, target: Value, dim: int) -> NDArray[np.int64] | Non
         return None
     rows, target_rows = (_rows(np.asarray(load()), dim) for load in (value.load, target.load))
     index_by_row = {row: index for index, row in enumerate(rows)}
+    # Equal rows, as of padding, could be exchanged without a trace.
     if len(index_by_row) < len(rows) or set(target_rows) != set(index_by_row):
         return None
     return np.array([index_by_row[row] for row in target_rows], dtype=np.int64)
