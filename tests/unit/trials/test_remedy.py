@@ -26,26 +26,20 @@ def drawn(draw, *, gap=1.0, left=1.0, sham=1.0, spread=0.1, pairs=8):
 )
 def test_a_remedy_recovers_a_job_partly_or_has_no_effect(left, sham, verdict):
     draw = np.random.default_rng(0)
-    found = [
-        effect_of(*drawn(draw, remedy_left=left, sham=sham, spread=0.05), good_varies=True).verdict for _ in range(40)
-    ]
+    found = [effect_of(*drawn(draw, left=left, sham=sham, spread=0.05), good_varies=True).verdict for _ in range(40)]
     assert found.count(verdict) >= 36, found
 
 
 def test_where_the_sham_does_as_much_it_is_not_the_remedy():
     draw = np.random.default_rng(1)
-    found = [
-        effect_of(*drawn(draw, remedy_left=0.0, sham=0.0, spread=0.05), good_varies=True).verdict for _ in range(40)
-    ]
+    found = [effect_of(*drawn(draw, left=0.0, sham=0.0, spread=0.05), good_varies=True).verdict for _ in range(40)]
     assert {*found} == {"undecided"}, "what a sham does as well is no reason to take the remedy out again"
 
 
 def test_half_a_cure_of_a_small_gap_is_never_no_effect():
     """A quarter of what is wrong matters: before, 15 % of such jobs were told that there is no effect."""
     draw = np.random.default_rng(4)
-    verdicts = [
-        effect_of(*drawn(draw, gap=3.0, remedy_left=0.5, spread=1.0), good_varies=True).verdict for _ in range(400)
-    ]
+    verdicts = [effect_of(*drawn(draw, gap=3.0, left=0.5, spread=1.0), good_varies=True).verdict for _ in range(400)]
     assert verdicts.count("no effect") <= 12, {verdict: verdicts.count(verdict) for verdict in verdicts}
 
 

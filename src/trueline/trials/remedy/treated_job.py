@@ -48,7 +48,7 @@ class Treatment:
     deterministic: bool = False
 
     @classmethod
-    def value_of(cls, text: str) -> Treatment:
+    def from_text(cls, text: str) -> Treatment:
         """``fp32:MODULE``, ``cpu:MODULE``, ``clip:MODULE=NORM``, ``unfused``, ``deterministic``, or a setting as of
         `trial knobs`. Raises ``InputError`` for what is none of these.
         """
