@@ -81,8 +81,8 @@ def begin(
         if process_group is None:
             adapter = _among_holders(adapter, model)
             team = make_team(adapter.mesh, model=model, adapter=adapter.name if adapter.mesh.compares else "")
-    elif own := getattr(adapter, "own", None):
-        team.unlike = dataclasses.replace(team.unlike, shape=team.unlike.shape | own)
+    elif adapter.own:
+        team.unlike = dataclasses.replace(team.unlike, shape=team.unlike.shape | adapter.own)
     adapter.notes += _notes(team)
     job = _job(model, adapter, plan, step=step, updates=updates)
     sink, start, followed = _open_together(team, make_sink, job, plan)

@@ -294,7 +294,7 @@ class Watch:
         if _COMPILED not in self._notes:
             self._notes.append(_COMPILED)
         self._recorder.before_update(optimizer, gradients_ready=False)
-        self._recorder.after_update(seen=False)
+        self._recorder.after_update(has_gradients=False)
 
     def _after_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.updates.end(optimizer):

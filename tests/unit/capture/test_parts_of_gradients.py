@@ -17,7 +17,7 @@ from trueline.capture.model.layout import UnlikeParams, experts, in_shards, make
 from trueline.capture.model.mesh import Mesh
 from trueline.capture.probes.around_update.masters import copies_of
 from trueline.capture.step import shared_columns
-from trueline.capture.step.shared_columns import Own
+from trueline.capture.step.shared_columns import Measurement
 
 WORLD = 3
 
@@ -93,7 +93,7 @@ def test_a_copy_is_not_compared_where_the_map_to_it_leaves_the_flat_memory():
 def test_what_is_not_seen_of_a_reduction_is_no_wrong_result():
     g_NGK = np.random.default_rng(0).standard_normal((WORLD, 1, 521))
     norms = np.linalg.norm(g_NGK, axis=2)
-    owns = [Own(local_norm=n, local=g, reduced=None, used=None) for g, n in zip(g_NGK, norms, strict=True)]
+    owns = [Measurement(local_norm=n, local=g, reduced=None, used=None) for g, n in zip(g_NGK, norms, strict=True)]
     flat = sum(shared_columns.pack(own, reduced_norm2=None, sharded=True, replicas=1) for own in owns)
     scalars = np.array([shared_columns.scalars(own, step=4) for own in owns])
     sums = shared_columns.unpack(scalars, flat, groups=1, k=521)
@@ -107,7 +107,7 @@ def test_what_is_not_seen_of_a_reduction_is_no_wrong_result():
 
 def test_what_the_optimizer_receives_is_missed_only_where_it_could_be_seen():
     g_GK = np.random.default_rng(0).standard_normal((1, 521))
-    own = Own(local_norm=np.linalg.norm(g_GK, axis=1), local=g_GK, reduced=g_GK, used=None)
+    own = Measurement(local_norm=np.linalg.norm(g_GK, axis=1), local=g_GK, reduced=g_GK, used=None)
     norm2 = (g_GK**2).sum(axis=1)
     sums = shared_columns.unpack(
         np.array([shared_columns.scalars(own, step=4)]),

@@ -1,5 +1,5 @@
-"""Where each framework lets a worker's gradient be seen before it is reduced: the adapters that are installed, ours
-and those of other packages by one door, the group ``trueline.adapters``.
+"""The installed adapters, which show a worker's gradient before its framework reduces it: ours and those of other
+packages by one door, the group ``trueline.adapters``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from trueline.capture.adapters.base import Adapter, AdapterModule
+from trueline.capture.adapters.base import Adapter, AdapterModule, with_defaults
 from trueline.schema.errors import CaptureError, TruelineError
 from trueline.schema.text.reading import why
 
@@ -25,8 +25,8 @@ def choose_adapter(model: nn.Module, process_group: dist.ProcessGroup | None = N
     Raises ``CaptureError`` for an entry point that is no adapter, where none fits, and where one fails: the version of
     a framework may be one that it does not know.
     """
-    asked = installed_adapters()
-    for module in asked:
+    modules = installed_adapters()
+    for module in modules:
         try:
             adapter = module.adapter_for(model, process_group)
         except TruelineError:
@@ -37,8 +37,8 @@ def choose_adapter(model: nn.Module, process_group: dist.ProcessGroup | None = N
                 "docs/frameworks.md has the versions of frameworks that were tried: use one of these, or report it."
             ) from error
         if adapter is not None:
-            return adapter
-    names = ", ".join(module.__name__ for module in asked)
+            return with_defaults(adapter)
+    names = ", ".join(module.__name__ for module in modules)
     raise CaptureError(
         f"None of the adapters {names} fits a {type(model).__name__}. Reinstall trueline, whose own fit any model."
     )
@@ -54,8 +54,8 @@ def installed_adapters() -> list[AdapterModule]:
     entries = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
     modules: list[Any] = [_loaded(entry) for entry in entries] or [
         module
-        for found in pkgutil.iter_modules(__path__, f"{__name__}.")
-        if hasattr(module := importlib.import_module(found.name), "adapter_for")
+        for info in pkgutil.iter_modules(__path__, f"{__name__}.")
+        if hasattr(module := importlib.import_module(info.name), "adapter_for")
     ]
     return sorted(modules, key=lambda module: -module.PRECEDENCE)
 

@@ -117,9 +117,9 @@ class BackwardEnd:
         self._queued = False
         with guard("gradients"), torch.no_grad():
             self._forget_parameters()
-            there = [(param, param.grad) for param in self._reduced if param.grad is not None]
+            present = [(param, param.grad) for param in self._reduced if param.grad is not None]
             absent = [param for param in self._reduced if param.grad is None]
-            probe.see("local", there, zero=absent)
+            probe.see("local", present, zero=absent)
             if probe.wants_reduced:
                 _engine.queue_callback(Hook(self._after_reduction))
 

@@ -1,10 +1,11 @@
-"""What the recorder needs of a training framework."""
+"""Adapters: the recorder's view of a training framework."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed as dist
@@ -22,7 +23,7 @@ Guard = Callable[[str], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Reduction:
-    """How gradients are averaged: the user's hook by name ('' for the framework's own), whether what it does is
+    """Average of gradients over workers: the user's hook by name ('' for the framework's own), whether what it does is
     known, whether it is known to be lossy, the dtype in which sums are formed, and how many roundings one element
     goes through at most. ``seen`` is False where only what the optimizer receives is ever looked at, not what the
     reduction returned; ``local`` where replicas update by themselves, on purpose; ``in_parts`` where a worker keeps
@@ -44,37 +45,56 @@ class Reduction:
 
 class Adapter(Protocol):
     """One training framework, watched at one model. ``mesh`` says who reduces with whom; ``notes`` are lines for the
-    manifest, of what cannot be seen.
+    manifest, of what cannot be seen. Members with a default may be left out (``with_defaults``).
     """
 
     name: str
     mesh: Mesh
     notes: list[str]
+    own: frozenset[str] = frozenset()
+    """Names of parameters that ranks hold alike in name and shape only: experts. They are left out."""
+    reduces_by_hand: bool = False
+    """True if the user's own code reduces gradients, or some of them."""
+    goes_round: Callable[[], bool | None] | None = None
+    """Tells of the forward pass that begins whether it was not called by the framework's wrapper, None where that is
+    not seen. The default is no function, so that a forward pass calls none.
+    """
 
     def attach(self, probe: GradientProbe, guard: Guard) -> None:
         """Let ``probe`` see gradients from now on; called again when the layout changes."""
         ...
 
     def reduction(self) -> Reduction:
-        """How gradients are averaged, as far as it is known now."""
+        """The ``Reduction``, as far as it is known now."""
         ...
+
+    def follow(self, before: Callable[[Any], None], after: Callable[[], None]) -> Any:
+        """A handle where the framework itself says when it updates: ``before(optimizer)`` and ``after()`` are then
+        called around each update. None where that is the ``step`` of an optimizer of torch.
+        """
+        return None
 
     def detach(self) -> None:
         """Leave the model as it was, as far as the framework allows."""
         ...
 
 
-class HookingAdapter:
-    """What our own adapters have in common. ``handles`` are of the hooks that ``attach`` registers."""
+def with_defaults(adapter: Any) -> Adapter:
+    """``adapter``, which may be of another package and of no class of ours, with the members that it leaves out."""
+    for name in ("own", "reduces_by_hand", "goes_round", "follow"):
+        if not hasattr(adapter, name):
+            default = getattr(Adapter, name)
+            setattr(adapter, name, MethodType(default, adapter) if name == "follow" else default)
+    return adapter
+
+
+class HookingAdapter(Adapter):
+    """Base of our own adapters. ``handles`` are of the hooks that ``attach`` registers."""
 
     def __init__(self, mesh: Mesh, *notes: str) -> None:
         self.mesh = mesh
         self.notes = list(notes)
-        self.own: frozenset[str] = frozenset()
-        """Names of parameters that ranks hold alike in name and shape only: experts. They are left out."""
         self.handles: list[Any] = []
-        self.reduces_by_hand = False
-        """Whether the user's own code reduces gradients, or some of them."""
 
     def attach(self, probe: GradientProbe, guard: Guard) -> None:
         """Nothing to hook."""
@@ -82,12 +102,6 @@ class HookingAdapter:
     def reduction(self) -> Reduction:
         """None of which anything is seen."""
         return Reduction()
-
-    def follow(self, before: Callable[[Any], None], after: Callable[[], None]) -> Any:
-        """A handle where the framework itself says when it updates: ``before(optimizer)`` and ``after()`` are then
-        called around each update. None where that is the ``step`` of an optimizer of torch.
-        """
-        return None
 
     def detach(self) -> None:
         """Remove the hooks."""
@@ -97,7 +111,7 @@ class HookingAdapter:
 
 
 class AdapterModule(Protocol):
-    """What an entry point of the group ``trueline.adapters`` names. Those with the higher precedence are asked first:
+    """Module that an entry point of the group ``trueline.adapters`` names. A higher precedence is asked first:
     ours are DeepSpeed 40, Megatron-core 35, DDP 30, FSDP2 20, tensor parallelism 15, several workers whose code reduces
     by itself 10, and one process 0, which fits anything.
     """
@@ -111,14 +125,14 @@ class AdapterModule(Protocol):
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """What ``torch.compile`` was given: the DDP or FSDP2 module inside an outer compiled one."""
+    """The module that ``torch.compile`` was given: the DDP or FSDP2 module inside an outer compiled one."""
     while (inside := compiled_inside(model)) is not None and not isinstance(model, nn.parallel.DistributedDataParallel):
         model = inside
     return model
 
 
 def reduces_itself(model: nn.Module) -> bool:
-    """Whether the framework will reduce in the coming backward pass, which all workers then make together: DDP but for
+    """True if the framework will reduce in the coming backward pass, which all workers then make together: DDP but for
     ``no_sync``, FSDP2 always, as its forward pass is one. False where the user's own code reduces: that is not seen.
     """
     wrapped = uncompiled(model)

@@ -23,7 +23,7 @@ from trueline.capture.model.mesh import workers_in
 from trueline.capture.model.untraced import Hook, forward_module, skipped, untraced
 from trueline.capture.probes.gradients import GradientProbe
 
-Places = list[tuple[Tensor, torch.Size, tuple[int, ...], int]]
+BucketViews = list[tuple[Tensor, torch.Size, tuple[int, ...], int]]
 UserHook = tuple[Any, Callable[[Any, dist.GradBucket], torch.futures.Future[Tensor]]]
 
 _EXACT = {"allreduce_hook": None, "fp16_compress_hook": torch.float16, "bf16_compress_hook": torch.bfloat16}
@@ -38,7 +38,7 @@ def adapter_for(model: nn.Module, process_group: dist.ProcessGroup | None) -> "D
     ddp = uncompiled(model)
     if not isinstance(ddp, nn.parallel.DistributedDataParallel):
         return None
-    return DdpAdapter(ddp, called=model, process_group=process_group)
+    return DdpAdapter(ddp, outer=model, process_group=process_group)
 
 
 class CommHook:
@@ -53,41 +53,41 @@ class CommHook:
         self.user: UserHook | None = None
         self.probe: GradientProbe | None = None
         self.guard: Guard | None = None
-        self._places: dict[int, int] = {}
+        self._grad_addresses: dict[int, int] = {}
         self._group = process_group
 
     @skipped
     def __call__(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Look at the bucket, reduce it, look at the result."""
-        places = untraced(self._see, bucket)
+        views = untraced(self._see, bucket)
         if self.user is None:
             future = untraced(self._reduce, bucket)
         else:
             state, hook = self.user
             future = hook(state, bucket)
-        return future if places is None else untraced(self._look_later, future, places)
+        return future if views is None else untraced(self._look_later, future, views)
 
-    def _see(self, bucket: dist.GradBucket) -> "Places | None":
+    def _see(self, bucket: dist.GradBucket) -> "BucketViews | None":
         """Show the bucket to the probe; where each gradient is in it, if the result is to be looked at too."""
         probe, guard = self.probe, self.guard
         if probe is None or guard is None or not probe.active or bucket.buffer().layout != torch.strided:
             return None
-        places: Places = []
+        views: BucketViews = []
         with guard("gradients"):
             start = bucket.buffer().storage_offset()
             pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
-            places = [(param, g.shape, g.stride(), g.storage_offset() - start) for param, g in pairs]
+            views = [(param, g.shape, g.stride(), g.storage_offset() - start) for param, g in pairs]
             probe.see("local", pairs)
-        return places if probe.wants_reduced else None
+        return views if probe.wants_reduced else None
 
-    def _look_later(self, future: torch.futures.Future[Any], places: Places) -> torch.futures.Future[Tensor]:
+    def _look_later(self, future: torch.futures.Future[Any], views: BucketViews) -> torch.futures.Future[Tensor]:
         probe, guard = self.probe, self.guard
         if probe is None or guard is None:
             return future
 
         @skipped
-        def look(done: torch.futures.Future[Any]) -> Tensor:
-            value = done.value()
+        def look(reduced: torch.futures.Future[Any]) -> Tensor:
+            value = reduced.value()
             flat: Tensor = value[0] if isinstance(value, (list, tuple)) else value
             untraced(see, flat)
             return flat
@@ -96,15 +96,15 @@ class CommHook:
             with guard("gradients"):
                 first = flat.storage_offset()
                 probe.see(
-                    "reduced", [(p, flat.as_strided(shape, stride, first + at)) for p, shape, stride, at in places]
+                    "reduced", [(p, flat.as_strided(shape, stride, first + at)) for p, shape, stride, at in views]
                 )
 
         return future.then(look)
 
-    def remember_place(self, param: Tensor) -> None:
+    def remember_address(self, param: Tensor) -> None:
         """Where a gradient lives when autograd has accumulated it, just before DDP looks at it."""
         if param.grad is not None:
-            self._places[id(param)] = param.grad.data_ptr()
+            self._grad_addresses[id(param)] = param.grad.data_ptr()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CommHook":
         return CommHook()
@@ -125,18 +125,18 @@ class CommHook:
         bucket, and divides by N where the gradient lives in the bucket already (reducer.cpp,
         mark_variable_ready_dense).
         """
-        if not self._places:
+        if not self._grad_addresses:
             bucket.buffer().mul_(1.0 / size)
             return
         for param, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            if self._places.get(id(param)) == gradient.data_ptr():
+            if self._grad_addresses.get(id(param)) == gradient.data_ptr():
                 gradient.div_(size)
             else:
                 gradient.mul_(1.0 / size)
 
 
 class DdpAdapter(HookingAdapter):
-    """Watches one DDP module. ``called`` is the module that the training script calls: ``ddp``, or what compiled it;
+    """Watches one DDP module. ``outer`` is the module that the training script calls: ``ddp``, or what compiled it;
     ``process_group`` the workers whose gradients should be averaged together, where the user says so: DDP may have been
     given others.
     """
@@ -146,24 +146,24 @@ class DdpAdapter(HookingAdapter):
     def __init__(
         self,
         ddp: nn.parallel.DistributedDataParallel,
-        called: nn.Module | None = None,
+        outer: nn.Module | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(workers_in(process_group or ddp.process_group))
         self._ddp = ddp
         self.reduces_by_hand = bool(ddp.parameters_to_ignore)  # experts, most often
-        self._called = called if called is not None else ddp
-        inside = forward_module(self._called) not in (None, ddp, self._called)
+        self._outer = outer if outer is not None else ddp
+        inside = forward_module(self._outer) not in (None, ddp, self._outer)
         self._seen_inside = inside and not getattr(ddp, "_use_python_reducer", False)
         self._end: BackwardEnd | None = None
         self._hook: CommHook | None = None
         self._fallback = ""
-        if not _lives_outside_buckets(ddp, self._called):
+        if not _lives_outside_buckets(ddp, self._outer):
             self._hook = CommHook(ddp.process_group)
             self._fallback = self._take_over(self._hook)
 
     def goes_round(self) -> bool | None:
-        """Whether the forward pass of the wrapped module that begins was not called by DDP; None where only DDP's own
+        """True if the forward pass of the wrapped module that begins was not called by DDP; None where only DDP's own
         is seen.
         """
         return getattr(self._ddp, "_active_ddp_module", None) is None if self._seen_inside else None
@@ -177,12 +177,12 @@ class DdpAdapter(HookingAdapter):
             if self._fallback:
                 super().detach()
                 self.handles = watch_accumulation(probe, guard, due=self._reduces)
-        if self._end is None and getattr(self._called, "_compiled_call_impl", None) is None:
+        if self._end is None and getattr(self._outer, "_compiled_call_impl", None) is None:
             ignored = self._ddp.parameters_to_ignore
-            named = self._ddp.module.named_parameters()
-            reduced = [param for name, param in named if param.requires_grad and name not in ignored]
+            named_params = self._ddp.module.named_parameters()
+            reduced = [param for name, param in named_params if param.requires_grad and name not in ignored]
             hooked = self._hook is not None
-            self._end = BackwardEnd(self._called, reduced=reduced, due=self._reduces, only_left=hooked)
+            self._end = BackwardEnd(self._outer, reduced=reduced, due=self._reduces, only_left=hooked)
         if self._end is not None:
             self._end.probe, self._end.guard = probe, guard
 
@@ -229,33 +229,33 @@ class DdpAdapter(HookingAdapter):
         """The hook that reduces, chained behind ours or registered with DDP; None where it is DDP's own reduction."""
         if self._hook is not None and self._hook.user is not None:
             return self._hook.user[1]
-        given = next((hook for hook, _ in self._ddp._comm_hooks if not isinstance(hook, CommHook)), None)
-        return given if given is not None or self._hook is not None else _built_in(self._ddp)
+        registered = next((hook for hook, _ in self._ddp._comm_hooks if not isinstance(hook, CommHook)), None)
+        return registered if registered is not None or self._hook is not None else _built_in(self._ddp)
 
     def _take_over(self, hook: CommHook) -> str:
         """Register ``hook``; '' on success, else what holds the place."""
         ddp = self._ddp
-        ours = next((hook for hook, _ in ddp._comm_hooks if isinstance(hook, CommHook)), None)
-        if ours is not None:  # watched before: by `trueline run` at construction, or by a Watch that was closed
-            self._hook = ours
+        own_hook = next((hook for hook, _ in ddp._comm_hooks if isinstance(hook, CommHook)), None)
+        if own_hook is not None:  # watched before: by `trueline run` at construction, or by a Watch that was closed
+            self._hook = own_hook
             return ""
-        taken = [getattr(hook, "__qualname__", "a hook") for hook, _ in ddp._comm_hooks]
-        if not taken:
+        hook_names = [getattr(hook, "__qualname__", "a hook") for hook, _ in ddp._comm_hooks]
+        if not hook_names:
             try:
                 ddp.register_comm_hook(None, hook)  # type: ignore[arg-type]
             except RuntimeError:
-                taken = ["a built-in comm hook"]
-        if taken:
+                hook_names = ["a built-in comm hook"]
+        if hook_names:
             self.notes.append(
-                f"DDP's one comm hook was taken by {taken[0]} before watching began: gradients are seen as they "
+                f"DDP's one comm hook was taken by {hook_names[0]} before watching began: gradients are seen as they "
                 "accumulate, and the reduction is judged by what the optimizer receives."
             )
-            return taken[0]
+            return hook_names[0]
         size = dist.get_world_size(ddp.process_group)
         if ddp.gradient_as_bucket_view and size & (size - 1):  # 1/N is exact for powers of two
             for param in ddp.module.parameters():
                 if param.requires_grad:
-                    param.register_post_accumulate_grad_hook(Hook(hook.remember_place))
+                    param.register_post_accumulate_grad_hook(Hook(hook.remember_address))
         ddp.register_comm_hook = _Registrar(hook, _as_given, check=ddp._check_comm_hook)  # type: ignore[method-assign]
         ddp._register_builtin_comm_hook = _Registrar(hook, _from_builtin)  # type: ignore[method-assign]
         return ""
@@ -266,24 +266,24 @@ class _Registrar:
 
     def __init__(
         self,
-        ours: CommHook | None = None,
-        read: Callable[..., UserHook] | None = None,
+        own_hook: CommHook | None = None,
+        read_hook: Callable[..., UserHook] | None = None,
         *,
         check: Callable[[Any], None] | None = None,
     ) -> None:
-        self._ours = ours
-        self._read = read
+        self._own_hook = own_hook
+        self._read_hook = read_hook
         self._check = check
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        if self._ours is None or self._read is None:
+        if self._own_hook is None or self._read_hook is None:
             return
-        if self._ours.user is not None:
+        if self._own_hook.user is not None:
             raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
-        user = self._read(*args, **kwargs)
+        user = self._read_hook(*args, **kwargs)
         if self._check is not None:
             self._check(user[1])
-        self._ours.user = user
+        self._own_hook.user = user
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Registrar":
         return _Registrar()
@@ -302,10 +302,10 @@ def _from_builtin(kind: dist.BuiltinCommHookType) -> UserHook:
     return None, default_hooks.allreduce_hook
 
 
-def _lives_outside_buckets(ddp: nn.parallel.DistributedDataParallel, called: nn.Module) -> bool:
-    """Whether ``.grad`` is the worker's own gradient until DDP ends backward, and the call that leads there is seen."""
+def _lives_outside_buckets(ddp: nn.parallel.DistributedDataParallel, outer: nn.Module) -> bool:
+    """True if ``.grad`` is the worker's own gradient until DDP ends backward, and the call that leads there is seen."""
     in_buckets = ddp.gradient_as_bucket_view or ddp.mixed_precision is not None or ddp._use_python_reducer
-    return not in_buckets and getattr(called, "_compiled_call_impl", None) is None
+    return not in_buckets and getattr(outer, "_compiled_call_impl", None) is None
 
 
 def _built_in(ddp: nn.parallel.DistributedDataParallel) -> Any:

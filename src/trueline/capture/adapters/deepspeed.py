@@ -55,18 +55,18 @@ class DeepSpeedAdapter(HookingAdapter):
         self._stage = int(engine.zero_optimization_stage())
         super().__init__(_mesh(engine, workers_in(group), self._stage))
         self.own = experts(engine.module)
-        self._held: set[int] = set()
+        self._accumulated: set[int] = set()
         self._micros = 1
         if self.mesh.flat:
             self.notes.append(
                 "ZeRO 3 pads what it gathers and scatters with memory that nothing has filled: in recorded steps these "
                 "collectives are left out, and what the optimizer calls on a rank that holds padding."
             )
-        asked = {"offload_optimizer": "moves {} to the host", "round_robin_gradients": "deals {} out in turn"}
-        hiding = [name for name in asked if self._stage > 0 and _setting(engine, f"zero_{name}")]
+        effects = {"offload_optimizer": "moves {} to the host", "round_robin_gradients": "deals {} out in turn"}
+        hiding = [name for name in effects if self._stage > 0 and _setting(engine, f"zero_{name}")]
         self._hides = bool(hiding)
         self.notes += [
-            f"DeepSpeed {asked[name].format('reduced gradients')} ({name}): they are not compared with the mean of "
+            f"DeepSpeed {effects[name].format('reduced gradients')} ({name}): they are not compared with the mean of "
             "what the ranks had before the reduction, nor all parameters with the copies that the optimizer updates."
             for name in hiding
         ]
@@ -106,7 +106,7 @@ class DeepSpeedAdapter(HookingAdapter):
         """Note where earlier micro-batches are in ``.grad`` still, so that the hook finds their sum there."""
         probe = self._probe
         if probe.active:
-            self._held = {id(param) for param in probe.layout.params if param.grad is not None}
+            self._accumulated = {id(param) for param in probe.layout.params if param.grad is not None}
 
     def _look(self, param: Tensor) -> None:
         probe = self._probe
@@ -115,7 +115,7 @@ class DeepSpeedAdapter(HookingAdapter):
         with self._guard("gradients"):
             gradient = self._unscaled(param.grad)
             pair = (param, in_shards(gradient, self.mesh.shards) if self.mesh.shards > 1 else gradient)
-            probe.see("local", [pair], add=id(param) not in self._held)
+            probe.see("local", [pair], add=id(param) not in self._accumulated)
 
     def _unscaled(self, gradient: Tensor) -> Tensor:
         scale = _scale(self._engine.optimizer)
@@ -126,11 +126,11 @@ class DeepSpeedAdapter(HookingAdapter):
         self._micros = int(self._engine.gradient_accumulation_steps())
         if self._hides:
             return
-        found = [(param, self._unscaled(part)) for param, part in self._parts()]
+        pairs = [(param, self._unscaled(part)) for param, part in self._parts()]
         if self.mesh.shards > 1:
-            self._probe.see("reduced", found, shard=self.mesh.shard)
+            self._probe.see("reduced", pairs, shard=self.mesh.shard)
         else:
-            self._probe.see("reduced", found)
+            self._probe.see("reduced", pairs)
 
     def _parts(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         optimizer, params = self._engine.optimizer, self._probe.layout.params
@@ -159,22 +159,22 @@ class _Updates:
             untraced(after)
             return result
 
-        self._ours = engine._take_model_step = take_model_step
+        self._replacement = engine._take_model_step = take_model_step
 
     def remove(self) -> None:
         """Put the original back."""
-        if self._engine.__dict__.get("_take_model_step") is self._ours:
+        if self._engine.__dict__.get("_take_model_step") is self._replacement:
             del self._engine._take_model_step
 
 
 def _engine_of(model: nn.Module) -> Any:
     """The engine that ``model`` is, or is inside of; None without. Modules do not know theirs: it is searched for."""
-    engines = deepspeed_engine()
-    if engines is None or is_engine(model):
-        return model if engines is not None else None
+    kind = deepspeed_engine()
+    if kind is None or is_engine(model):
+        return model if kind is not None else None
     inside = unwrap(model)
-    every = (each for each in gc.get_objects() if issubclass(type(each), engines))
-    return next((each for each in every if each.__dict__.get("optimizer") and unwrap(each) is inside), None)
+    engines = (engine for engine in gc.get_objects() if issubclass(type(engine), kind))
+    return next((engine for engine in engines if engine.__dict__.get("optimizer") and unwrap(engine) is inside), None)
 
 
 def _mesh(engine: Any, workers: Mesh, stage: int) -> Mesh:
@@ -184,7 +184,7 @@ def _mesh(engine: Any, workers: Mesh, stage: int) -> Mesh:
 
 
 def _scale(optimizer: Any) -> float | Tensor | None:
-    """What the loss was multiplied by before ``backward``, None for nothing. ZeRO 0 in float16 does not do that by
+    """Factor by which the loss was multiplied before ``backward``, None for none. ZeRO 0 in float16 does not scale by
     itself (0.19.8: its ``FP16_UnfusedOptimizer`` is no ``ZeROOptimizer``).
     """
     if not hasattr(optimizer, "scale_if_loss"):
@@ -202,10 +202,10 @@ def _own_part(param: Any) -> Tensor | None:
     mapping = getattr(param, "_hp_mapping", None)
     if mapping is None or mapping.use_offload:
         return None
-    kept = mapping.gradient_dict.get(mapping.param_group_index)
-    if kept is None:
+    gradients = mapping.gradient_dict.get(mapping.param_group_index)
+    if gradients is None:
         return None
-    address, part = mapping.lp_fragment_address, kept[param._index_in_param_group].reshape(-1)
+    address, part = mapping.lp_fragment_address, gradients[param._index_in_param_group].reshape(-1)
     if address.numel == param.numel():
         return part[: param.numel()].view(param.shape)
     start = address.start if part.numel() == param.numel() else 0  # all of it is kept with float32 accumulation
@@ -216,14 +216,16 @@ def _own_part(param: Any) -> Tensor | None:
 
 def _parts_of_zero3(optimizer: Any, shard: int) -> Iterator[tuple[nn.Parameter, Tensor]]:
     """(parameter, this rank's shard [C] of its mean gradient); none where the optimizer was moved off the device."""
-    kept = getattr(optimizer, "averaged_gradients", None) or {}
+    gradients = getattr(optimizer, "averaged_gradients", None) or {}
     for index, params in enumerate(optimizer.fp16_groups):
-        for param, part in zip(params, kept.get(index) or (), strict=False):
-            width, there = part.numel(), param.ds_numel - shard * part.numel()
+        for param, part in zip(params, gradients.get(index) or (), strict=False):
+            width, num_left = part.numel(), param.ds_numel - shard * part.numel()
             flat = part.reshape(-1)
             yield (
                 param,
-                flat if there >= width else nn.functional.pad(flat[: max(there, 0)], (0, width - max(there, 0))),
+                flat
+                if num_left >= width
+                else nn.functional.pad(flat[: max(num_left, 0)], (0, width - max(num_left, 0))),
             )
 
 

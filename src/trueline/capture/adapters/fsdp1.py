@@ -89,7 +89,7 @@ class Fsdp1Adapter(HookingAdapter):
             self._dtype = str(flat.dtype)
             pieces = [(param, flat[start : start + shape.numel()], shape) for param, start, shape in _pieces(handle)]
             # What is not cut stays in .grad, where the next micro-batch is added to its mean.
-            self._probe.see("local", map(self._shown, pieces), add=handle.uses_sharded_strategy)
+            self._probe.see("local", map(self._for_probe, pieces), add=handle.uses_sharded_strategy)
 
     def _see_mean(self, state: Any, handle: Any) -> None:
         """This rank's shard of the mean over ranks, of all micro-batches so far."""
@@ -104,16 +104,16 @@ class Fsdp1Adapter(HookingAdapter):
             for param, start, shape in _pieces(handle):
                 low, high = max(start, first), min(start + shape.numel(), first + shard.numel())
                 if low < high:
-                    around = low - start, start + shape.numel() - high
-                    pieces.append((param, functional.pad(shard[low - first : high - first], around), shape))
-            self._probe.see("reduced", map(self._shown, pieces))
+                    padding = low - start, start + shape.numel() - high
+                    pieces.append((param, functional.pad(shard[low - first : high - first], padding), shape))
+            self._probe.see("reduced", map(self._for_probe, pieces))
 
     def _see_received(self) -> None:
         """What the optimizer receives of parameters that ranks hold whole; other ``.grad`` are cut anywhere."""
         whole = (self._probe.layout.params[index] for index in self._probe.layout.whole)
         self._probe.see("used", [(param, param.grad) for param in whole if param.grad is not None])
 
-    def _shown(self, piece: tuple[nn.Parameter, Tensor, Any]) -> tuple[nn.Parameter, Tensor]:
+    def _for_probe(self, piece: tuple[nn.Parameter, Tensor, Any]) -> tuple[nn.Parameter, Tensor]:
         """A parameter with its flat gradient as the probe takes it: cut as its mean is, or in its own shape."""
         param, flat, shape = piece
         return param, in_shards(flat, self.mesh.shards) if self.mesh.shards > 1 else flat.view(shape)
@@ -165,7 +165,7 @@ def _mesh(modules: list[Any], workers: Mesh) -> Mesh:
         return workers
     widest = max(sharded, key=lambda module: module._handle.world_size)
     shards = np.array(ranks_of(widest._handle.process_group))
-    between = getattr(widest, "_inter_node_pg", None)
-    replicas = np.array([workers.rank] if between is None else ranks_of(between))
+    inter_node_group = getattr(widest, "_inter_node_pg", None)
+    replicas = np.array([workers.rank] if inter_node_group is None else ranks_of(inter_node_group))
     ranks = replicas[:, None] + shards - workers.rank  # FSDP1 takes the same ranks of each machine
     return replace(workers, ranks=ranks, names=("replicate", "shard"), roles=("replica", "shard"), flat=True)

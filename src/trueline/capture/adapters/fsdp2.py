@@ -77,9 +77,9 @@ class Fsdp2Adapter(HookingAdapter):
         super().detach()
 
     def _note_whole(self, names: list[str]) -> None:
-        some = ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])])
+        shown = ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])])
         note = (
-            f"{len(names)} of the parameters are not sharded ({some}): their values and gradients are compared between "
+            f"{len(names)} of the parameters are not sharded ({shown}): their values and gradients are compared between "
             "ranks, and are no part of the gradient norm."
         )
         if note not in self.notes:
@@ -91,13 +91,13 @@ class Fsdp2Adapter(HookingAdapter):
             partial = getattr(group, "_partial_reduce_output", None) is not None  # HSDP: in one replica only
             for fsdp_param in group.fsdp_params:
                 unsharded = getattr(fsdp_param, "_unsharded_param", None)
-                held = getattr(fsdp_param, "unsharded_accumulated_grad", None) is not None
-                if partial or held or (unsharded is not None and unsharded.grad is not None):
+                accumulated = getattr(fsdp_param, "unsharded_accumulated_grad", None) is not None
+                if partial or accumulated or (unsharded is not None and unsharded.grad is not None):
                     yield fsdp_param.sharded_param
 
     def _leave_out(self, model: nn.Module, groups: list[Any]) -> None:
         """Leave out what fewer ranks shard: experts, of which other ranks hold others."""
-        sharded = {id(each.sharded_param) for group in groups for each in group.fsdp_params}
+        sharded = {id(fsdp_param.sharded_param) for group in groups for fsdp_param in group.fsdp_params}
         self.own = frozenset(name for name, param in named_parameters(model) if id(param) in sharded)
         names = sorted(self.own)
         self.notes.append(
@@ -112,15 +112,15 @@ class Fsdp2Adapter(HookingAdapter):
         meshes = sorted(dict.fromkeys(meshes), key=lambda mesh: -mesh.size())
         if not meshes:
             return workers_in(process_group)
-        own, *others = (on_device_mesh(mesh, *("replica", "shard")[-mesh.ndim :]) for mesh in meshes)
-        group = own.members if process_group is None else ranks_of(process_group)
-        own = replace(own, members=group, other_meshes=tuple(others))
-        axes = own.ranks.ndim
+        fsdp_mesh, *other_meshes = (on_device_mesh(mesh, *("replica", "shard")[-mesh.ndim :]) for mesh in meshes)
+        group = fsdp_mesh.members if process_group is None else ranks_of(process_group)
+        fsdp_mesh = replace(fsdp_mesh, members=group, other_meshes=tuple(other_meshes))
+        axes = fsdp_mesh.ranks.ndim
         params = (param for _, param in named_parameters(model))
         cut = next((p.device_mesh for p in params if is_dtensor(p) and p.device_mesh.ndim > axes), None)
         if cut is None:
-            return own
-        whole = on_device_mesh(cut, *own.roles, *("part" for _ in range(cut.ndim - axes)))
+            return fsdp_mesh
+        whole = on_device_mesh(cut, *fsdp_mesh.roles, *("part" for _ in range(cut.ndim - axes)))
         compared = (
             f"{ranks_text(group)}, which hold the same cut, are compared with each other"
             if len(group) > 1
@@ -130,7 +130,7 @@ class Fsdp2Adapter(HookingAdapter):
             f"parameters are cut by tensor parallelism too (mesh {whole.text()}): {compared}; ranks that hold another "
             "one write Runs of their own."
         )
-        return own
+        return fsdp_mesh
 
     def _take_over(self, group: Any) -> None:
         original_comm = group._reduce_scatter_comm
@@ -209,7 +209,7 @@ def _watched_comm(original: Any, adapter: Fsdp2Adapter, group: Any) -> Any:
 
 
 def _has_gradient(fsdp_param: Any) -> bool:
-    """Whether FSDP will reduce this parameter now: the condition of its own ``post_backward``."""
+    """True if FSDP will reduce this parameter now: the condition of its own ``post_backward``."""
     if not hasattr(fsdp_param, "_unsharded_param"):
         return False
     return fsdp_param.unsharded_accumulated_grad is not None or fsdp_param.unsharded_param.grad is not None
@@ -231,9 +231,7 @@ def _pieces(group: Any, shard_numel: int, shards: int) -> Iterator[tuple[nn.Para
 
 
 def _predivide(dtype: torch.dtype, size: int) -> float:
-    """What FSDP2 divides by before it reduces in fp16, so that sums cannot overflow (its
-    ``_get_gradient_divide_factors``).
-    """
+    """Divisor of FSDP2 before it reduces in fp16, so that sums cannot overflow (``_get_gradient_divide_factors``)."""
     if dtype in (torch.float32, torch.bfloat16, torch.float64):
         return 1.0
     factor = 1

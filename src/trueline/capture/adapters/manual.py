@@ -108,9 +108,9 @@ class EnteringGradients:
     def _about(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The parameters whose gradients ``x`` holds, of those that wait, with their parts of it; they wait no more."""
         waiting = self._waiting or []
-        place = next((n for n, (_, grad) in enumerate(waiting) if _is_of(grad, x)), None)
-        if place is not None:
-            param, _ = waiting.pop(place)
+        index = next((n for n, (_, grad) in enumerate(waiting) if _is_of(grad, x)), None)
+        if index is not None:
+            param, _ = waiting.pop(index)
             return [(param, x)]
         if not x.is_contiguous():
             return []
@@ -123,8 +123,8 @@ class EnteringGradients:
             self._probe.see_orders({order: _likeness(pairs, x) for order, pairs in orders.items()})
         pairs = orders.get(order or "", next(iter(orders.values())))
         parts = x.reshape(-1).split([grad.numel() for _, grad in pairs])
-        used = {id(param) for param, _ in pairs}
-        self._waiting = [pair for pair in waiting if id(pair[0]) not in used]
+        param_ids = {id(param) for param, _ in pairs}
+        self._waiting = [pair for pair in waiting if id(pair[0]) not in param_ids]
         return [(param, part) for (param, _), part in zip(pairs, parts, strict=True)]
 
     def _orders(self, waiting: Pairs) -> dict[str, Pairs]:
@@ -136,11 +136,11 @@ class EnteringGradients:
 
 def _filled_by(pairs: Pairs, x: Tensor) -> int:
     """How many of the first gradients fill ``x``; 0 where none do so."""
-    num = left = 0
-    while num < len(pairs) and left < x.numel():
-        left += pairs[num][1].numel()
+    num = num_elements = 0
+    while num < len(pairs) and num_elements < x.numel():
+        num_elements += pairs[num][1].numel()
         num += 1
-    return num if left == x.numel() else 0
+    return num if num_elements == x.numel() else 0
 
 
 def _likeness(pairs: Pairs, x: Tensor) -> Tensor:
@@ -148,13 +148,13 @@ def _likeness(pairs: Pairs, x: Tensor) -> Tensor:
     has them in this order, whatever it is multiplied by.
     """
     parts = x.reshape(-1).split([grad.numel() for _, grad in pairs])
-    own = torch.cat([grad.reshape(-1)[:_COMPARED] for _, grad in pairs]).double()
-    laid = torch.cat([part[:_COMPARED] for part in parts]).double()
-    return (own @ laid).square() / (own.square().sum() * laid.square().sum())
+    heads = torch.cat([grad.reshape(-1)[:_COMPARED] for _, grad in pairs]).double()
+    heads_in_x = torch.cat([part[:_COMPARED] for part in parts]).double()
+    return (heads @ heads_in_x).square() / (heads.square().sum() * heads_in_x.square().sum())
 
 
 def _is_of(grad: Tensor, x: Tensor) -> bool:
-    """Whether ``x`` is this gradient, whatever view of it."""
+    """True if ``x`` is this gradient, whatever view of it."""
     return grad is x or (grad.data_ptr() == x.data_ptr() and grad.numel() == x.numel() > 0)
 
 

@@ -87,7 +87,7 @@ class SamePart(ManualAdapter):
 
 
 def _is_across(process_group: dist.ProcessGroup, mesh: DeviceMesh) -> bool:
-    """Whether no two ranks of the group hold parts of one model."""
+    """True if no two ranks of the group hold parts of one model."""
     return len(set(ranks_of(process_group)) & set(on_device_mesh(mesh).members)) == 1
 
 

@@ -38,54 +38,58 @@ _OF_TRAINER = (
 
 def configs_in_sight(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Options by where they were found, the model's own ones last; nothing where looking fails."""
-    found: dict[str, dict[str, Any]] = {}
-    seen: set[int] = set()
+    options_by_name: dict[str, dict[str, Any]] = {}
+    visited: set[int] = set()
     with contextlib.suppress(Exception):
-        for where, held in _objects(model):
-            if id(held) in seen:
+        for where, config in _objects(model):
+            if id(config) in visited:
                 continue
-            seen.add(id(held))
+            visited.add(id(config))
             with contextlib.suppress(Exception):
-                options = options_of(held)
-                if options and options not in found.values():
-                    found[_free(where, found)] = options
-    return found
+                options = options_of(config)
+                if options and options not in options_by_name.values():
+                    options_by_name[_free(where, options_by_name)] = options
+    return options_by_name
 
 
-def _free(where: str, taken: Mapping[str, Any]) -> str:
-    return where if where not in taken else next(n for n in (f"{where} {i}" for i in range(2, 99)) if n not in taken)
+def _free(where: str, names_used: Mapping[str, Any]) -> str:
+    return (
+        where
+        if where not in names_used
+        else next(n for n in (f"{where} {i}" for i in range(2, 99)) if n not in names_used)
+    )
 
 
 def _objects(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """What may be a configuration, with the name that it goes by."""
     globals_of_megatron = sys.modules.get("megatron.training.global_vars")
-    if (held := getattr(globals_of_megatron, "_GLOBAL_ARGS", None)) is not None:
-        yield "megatron arguments", held
+    if (config := getattr(globals_of_megatron, "_GLOBAL_ARGS", None)) is not None:
+        yield "megatron arguments", config
     for module in (model, _inside(model)):
         if module is None:
             continue
         engine = vars(module).get("_config")
-        if (held := getattr(engine, "_param_dict", None)) is not None:
-            yield "deepspeed", held
+        if (config := getattr(engine, "_param_dict", None)) is not None:
+            yield "deepspeed", config
         hparams = vars(module).get("_hparams", vars(module).get("hparams"))  # Lightning has a property over the first
         if isinstance(hparams, Mapping):
             yield "hparams", hparams
-    yield from _held_by_frames()
-    yield from _named(vars(sys.modules["__main__"]))
+    yield from _configs_of_frames()
+    yield from _configs_among(vars(sys.modules["__main__"]))
     inner = model
     while (inside := _inside(inner)) is not None:
         inner = inside
-    if (held := vars(inner).get("config")) is not None:
-        yield "model.config", held
+    if (config := vars(inner).get("config")) is not None:
+        yield "model.config", config
 
 
 def _inside(model: nn.Module) -> nn.Module | None:
     """What it wraps under the name ``module``, which DeepSpeed keeps beside the parts."""
-    held = vars(model).get("module", part_of(model, "module"))
-    return held if isinstance(held, nn.Module) else None
+    wrapped = vars(model).get("module", part_of(model, "module"))
+    return wrapped if isinstance(wrapped, nn.Module) else None
 
 
-def _held_by_frames() -> Iterator[tuple[str, Any]]:
+def _configs_of_frames() -> Iterator[tuple[str, Any]]:
     """Of the functions that are running, the inner ones first."""
     if sys.gettrace() is not None:  # a debugger works on the very copies that are looked at here
         return
@@ -94,22 +98,22 @@ def _held_by_frames() -> Iterator[tuple[str, Any]]:
         if frame is None:
             return
         if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_JOBS:
-            held = frame.f_locals
-            found = list(_named(held))
+            frame_locals = frame.f_locals
+            configs = list(_configs_among(frame_locals))
             if frame.f_code.co_flags & _OPTIMIZED and sys.version_info < (3, 13):
-                held.clear()  # the copy would keep this step's tensors alive for as long as the function runs
-            yield from found
+                frame_locals.clear()  # the copy would keep this step's tensors alive for as long as the function runs
+            yield from configs
         frame = frame.f_back
 
 
-def _named(held: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _configs_among(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Of names and values those that are configurations, and what ``self`` has of them."""
-    for name, value in list(held.items()):
+    for name, value in list(values.items()):
         if _is_config(name, value):
             yield name, value
         elif name == "self" and not isinstance(value, torch.Tensor):
-            own = getattr(value, "__dict__", {})
-            yield from ((key, each) for key, each in list(own.items()) if _is_config(key, each))
+            attributes = getattr(value, "__dict__", {})
+            yield from ((key, attribute) for key, attribute in list(attributes.items()) if _is_config(key, attribute))
             if type(value).__name__ == "Trainer" and hasattr(value, "accumulate_grad_batches"):
                 yield "trainer", {key: getattr(value, key, None) for key in _OF_TRAINER}
 
@@ -120,47 +124,47 @@ def _is_config(name: str, value: Any) -> bool:
     kind = type(value)
     if isinstance(value, type) or kind.__module__.startswith(("trueline", "torch.")):
         return False
-    named = name.lstrip("_") in _NAMES
+    has_config_name = name.lstrip("_") in _NAMES
     if isinstance(value, Mapping) or kind.__module__.startswith("omegaconf"):
-        return named
+        return has_config_name
     return bool(_KINDS.fullmatch(kind.__name__)) and (dataclasses.is_dataclass(value) or hasattr(value, "to_dict"))
 
 
-def options_of(held: Any) -> dict[str, Any]:
+def options_of(config: Any) -> dict[str, Any]:
     """The options that a configuration object holds: a mapping, a dataclass, a namespace of ``argparse`` (Megatron's
     arguments), ``TrainingArguments`` or what else has ``to_dict``, OmegaConf, or DeepSpeed's configuration or engine.
     Nothing of what is none of these.
     """
-    held = getattr(held, "_config", held) if hasattr(getattr(held, "_config", None), "_param_dict") else held
-    held = getattr(held, "_param_dict", held)
+    config = getattr(config, "_config", config) if hasattr(getattr(config, "_config", None), "_param_dict") else config
+    config = getattr(config, "_param_dict", config)
     omegaconf = sys.modules.get("omegaconf")
-    if omegaconf is not None and isinstance(held, omegaconf.DictConfig):
-        held = omegaconf.OmegaConf.to_container(held, resolve=False)
-    elif hasattr(held, "to_dict") and not isinstance(held, Mapping):
-        held = held.to_dict()
-    left = [_MAX_VALUES]
-    plain = _plain(held, 0, left)
+    if omegaconf is not None and isinstance(config, omegaconf.DictConfig):
+        config = omegaconf.OmegaConf.to_container(config, resolve=False)
+    elif hasattr(config, "to_dict") and not isinstance(config, Mapping):
+        config = config.to_dict()
+    num_left = [_MAX_VALUES]
+    plain = _plain(config, 0, num_left)
     return plain if isinstance(plain, dict) else {}
 
 
-def _plain(value: Any, depth: int, left: list[int]) -> Any:
+def _plain(value: Any, depth: int, num_left: list[int]) -> Any:
     """The value as JSON can hold it; what is no option (a module, a tensor, a function) as the name of its type."""
-    left[0] -= 1
-    if left[0] < 0 or depth > _MAX_DEPTH:
+    num_left[0] -= 1
+    if num_left[0] < 0 or depth > _MAX_DEPTH:
         return None
     if isinstance(value, enum.Enum):
-        return _plain(value.value, depth, left)
+        return _plain(value.value, depth, num_left)
     if isinstance(value, bool | int | float | str | None):
         return value
     if isinstance(value, torch.dtype | torch.device | os.PathLike):
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [field.name for field in dataclasses.fields(value)]
-        return {name: _plain(getattr(value, name, None), depth + 1, left) for name in fields}
+        return {name: _plain(getattr(value, name, None), depth + 1, num_left) for name in fields}
     if isinstance(value, argparse.Namespace):
-        return _plain(vars(value), depth, left)
+        return _plain(vars(value), depth, num_left)
     if isinstance(value, Mapping):
-        return {str(key): _plain(each, depth + 1, left) for key, each in value.items()}
+        return {str(key): _plain(item, depth + 1, num_left) for key, item in value.items()}
     if isinstance(value, list | tuple) and len(value) <= 64:
-        return [_plain(each, depth + 1, left) for each in value]
+        return [_plain(item, depth + 1, num_left) for item in value]
     return type(value).__name__

@@ -18,7 +18,17 @@ from trueline.capture.model.layout import Layout, copies, local, named_buffers
 from trueline.capture.model.mesh import is_piece
 from trueline.schema.files.run_manifest import HeldAlike, ParamLists, RankEnv
 
-_KNOWN = ("torch", "numpy", "transformers", "accelerate", "lightning", "deepspeed", "torch_npu", "triton", "trueline")
+_PACKAGES = (
+    "torch",
+    "numpy",
+    "transformers",
+    "accelerate",
+    "lightning",
+    "deepspeed",
+    "torch_npu",
+    "triton",
+    "trueline",
+)
 
 
 def describe_rank(model: nn.Module, layout: Layout, *, world_size: int, job: str = "") -> RankEnv:
@@ -60,27 +70,27 @@ def param_lists(layout: Layout, *, step: int = 0) -> ParamLists:
 def _whole(layout: Layout) -> list[str]:
     if layout.mesh.shards == 1:
         return []
-    named = [*zip(layout.names, layout.params, strict=True), *layout.frozen]
-    return [name for name, param in named if not is_piece(param)]
+    named_params = [*zip(layout.names, layout.params, strict=True), *layout.frozen]
+    return [name for name, param in named_params if not is_piece(param)]
 
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the installed packages that decide numbers."""
-    found = {"python": platform.python_version(), "platform": platform.platform(), "torch": torch.__version__}
-    for package in _KNOWN:
+    version_of = {"python": platform.python_version(), "platform": platform.platform(), "torch": torch.__version__}
+    for package in _PACKAGES:
         if package in sys.modules or package == "trueline":
             try:
-                found[package] = importlib.metadata.version(package)
+                version_of[package] = importlib.metadata.version(package)
             except importlib.metadata.PackageNotFoundError:
                 continue
     if torch.version.cuda is not None:
-        found["cuda"] = str(torch.version.cuda)
-    return found
+        version_of["cuda"] = str(torch.version.cuda)
+    return version_of
 
 
 def flags() -> dict[str, Any]:
     """The switches of torch that change numbers."""
-    out: dict[str, Any] = {
+    switches: dict[str, Any] = {
         "default_dtype": str(torch.get_default_dtype()),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
@@ -94,10 +104,10 @@ def flags() -> dict[str, Any]:
             Exception
         ):  # of another version; or TF32 was set by the new names, and is asked by old
             value = getattr(owner, attribute)
-            out[name] = value() if callable(value) else value
+            switches[name] = value() if callable(value) else value
     if torch.cuda.is_available():
-        out["gpu"] = torch.cuda.get_device_name()
-    return out
+        switches["gpu"] = torch.cuda.get_device_name()
+    return switches
 
 
 _MATMUL, _CUDA = torch.backends.cuda.matmul, torch.backends.cuda
@@ -116,13 +126,13 @@ _SWITCHES: tuple[tuple[str, Any, str], ...] = (
 
 
 def autocast_state() -> dict[str, Any]:
-    """Whether autocast is on where it is asked, and in which dtype, for the CPU and the accelerator."""
+    """True if autocast is on where it is asked, and in which dtype, for the CPU and the accelerator."""
     kinds = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
     return {kind: str(torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)}
 
 
-def describe_optimizer(optimizer: torch.optim.Optimizer | None, held: Container[int]) -> dict[str, Any]:
-    """Class and hyper-parameters per group, for the environment file; ``held`` are the ``id`` of the model's
+def describe_optimizer(optimizer: torch.optim.Optimizer | None, param_ids: Container[int]) -> dict[str, Any]:
+    """Class and hyper-parameters per group, for the environment file; ``param_ids`` are the ``id`` of the model's
     parameters.
     """
     if optimizer is None:
@@ -131,17 +141,17 @@ def describe_optimizer(optimizer: torch.optim.Optimizer | None, held: Container[
         "class": type(optimizer).__name__,
         "groups": [
             {key: plain_value(value) for key, value in group.items() if key != "params"}
-            | {"num_params": num_params(group, held)}
+            | {"num_params": num_params(group, param_ids)}
             for group in optimizer.param_groups
         ],
     }
 
 
-def num_params(group: Mapping[str, Any], held: Container[int]) -> int | None:
+def num_params(group: Mapping[str, Any], param_ids: Container[int]) -> int | None:
     """How many parameters a group of an optimizer has; None where these are copies or parts of the model's own, of
     which each rank may have another number (ZeRO, Megatron's distributed optimizer).
     """
-    return len(group["params"]) if any(id(param) in held for param in group["params"]) else None
+    return len(group["params"]) if any(id(param) in param_ids for param in group["params"]) else None
 
 
 PLAIN = frozenset((bool, int, float, str, type(None)))

@@ -38,7 +38,7 @@ class FactsInBackground:
     """Collects in a thread, so that no step waits; ``configs`` are those that the caller saw."""
 
     def __init__(self, model: nn.Module, device: torch.device, configs: Mapping[str, dict[str, Any]]) -> None:
-        self._found: JobFacts | None = None
+        self._facts: JobFacts | None = None
         self._modules: list[ModulesAlike] = []
         self._tied: list[list[str]] = []
         with contextlib.suppress(Exception):  # a model of another library, which no description is to be lost for
@@ -51,14 +51,14 @@ class FactsInBackground:
         """The facts, or None while they are not there; wait for at most ``patience_s``."""
         if patience_s > 0:
             self._thread.join(patience_s)
-        return self._found
+        return self._facts
 
     def _collect(self) -> None:
         try:
             facts = collect_facts(self._device, command=sys.argv, configs=self._configs)
         except Exception as error:  # what cannot be collected may not stop a training
             facts = JobFacts(command=sys.argv, left_out=[f"facts of the job: {type(error).__name__}"])
-        self._found = facts.model_copy(update={"modules": self._modules, "tied": self._tied})
+        self._facts = facts.model_copy(update={"modules": self._modules, "tied": self._tied})
 
 
 def collect_facts(
@@ -70,7 +70,7 @@ def collect_facts(
 ) -> JobFacts:
     """What this process knows; ``files`` are configurations beside those that the ``command`` names."""
     left_out: list[str] = []
-    named = [*files, *(path for path in map(_as_config, command) if path is not None)]
+    paths = [*files, *(path for path in map(_as_config, command) if path is not None)]
     return JobFacts(
         command=list(command),
         packages=dict(packages()),
@@ -78,7 +78,7 @@ def collect_facts(
         build=build(),
         devices=devices(device),
         configs=dict(configs or {}),
-        files=_texts(dict.fromkeys(named), left_out),
+        files=_texts(dict.fromkeys(paths), left_out),
         left_out=left_out,
     )
 
@@ -101,44 +101,44 @@ def env_here(command: Sequence[str], files: Sequence[Path]) -> RankEnv:
 @cache
 def packages() -> tuple[tuple[str, str], ...]:
     """Name and version of every installed package, sorted."""
-    found: dict[str, str] = {}
+    version_of: dict[str, str] = {}
     for package in importlib.metadata.distributions():
         with contextlib.suppress(Exception):
-            found.setdefault(package.metadata["Name"].lower().replace("_", "-"), package.version)
-    return tuple(sorted(found.items()))
+            version_of.setdefault(package.metadata["Name"].lower().replace("_", "-"), package.version)
+    return tuple(sorted(version_of.items()))
 
 
 def sources(script: Path | None, left_out: list[str]) -> dict[str, SourceState]:
     """The git state of packages that are installed from a checkout, and of the script."""
-    places = {name: Path(place) for name, place in _editable()}
+    folders = {name: Path(folder) for name, folder in _editable()}
     if script is not None:
-        places["script"] = script.parent
-    found: dict[str, SourceState] = {}
-    for name, place in places.items():
-        state = _state(str(place))
+        folders["script"] = script.parent
+    states: dict[str, SourceState] = {}
+    for name, folder in folders.items():
+        state = _state(str(folder))
         if state is None:
             left_out.append(f"sources of {name}: no git checkout, or git did not answer")
         else:
-            found[name] = state
-    return found
+            states[name] = state
+    return states
 
 
 @cache
 def _editable() -> tuple[tuple[str, str], ...]:
     """Packages that are installed from a directory, and which (PEP 610)."""
-    found: list[tuple[str, str]] = []
+    folders: list[tuple[str, str]] = []
     for package in importlib.metadata.distributions():
         with contextlib.suppress(Exception):
             origin = json.loads(package.read_text("direct_url.json") or "{}")
             if origin.get("dir_info", {}).get("editable"):
-                found.append((package.metadata["Name"].lower(), unquote(urlparse(origin["url"]).path)))
-    return tuple(found)
+                folders.append((package.metadata["Name"].lower(), unquote(urlparse(origin["url"]).path)))
+    return tuple(folders)
 
 
 @cache
-def _state(place: str) -> SourceState | None:
-    commit = _git(place, "rev-parse", "HEAD")
-    changed = _git(place, "diff", "HEAD", "--no-ext-diff", "--", ".")
+def _state(folder: str) -> SourceState | None:
+    commit = _git(folder, "rev-parse", "HEAD")
+    changed = _git(folder, "diff", "HEAD", "--no-ext-diff", "--", ".")
     if commit is None or changed is None:
         return None
     return SourceState(
@@ -146,29 +146,29 @@ def _state(place: str) -> SourceState | None:
     )
 
 
-def _git(place: str, *words: str) -> bytes | None:
+def _git(folder: str, *words: str) -> bytes | None:
     """What git answers; None where it does not."""
     environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
     try:
-        done = subprocess.run(
-            ["git", "-C", place, *words], capture_output=True, timeout=_GIT_S, check=False, env=environ
+        process = subprocess.run(
+            ["git", "-C", folder, *words], capture_output=True, timeout=_GIT_S, check=False, env=environ
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout if done.returncode == 0 else None
+    return process.stdout if process.returncode == 0 else None
 
 
 def _script(command: Sequence[str]) -> Path | None:
     """The script that a command runs."""
-    named = next((word for word in command if word.endswith(".py")), None)
-    path = Path(named) if named else None
+    script = next((word for word in command if word.endswith(".py")), None)
+    path = Path(script) if script else None
     return path.resolve() if path is not None and path.is_file() else None
 
 
 def build() -> dict[str, Any]:
     """How torch was built."""
     version = torch.version
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "cuda": version.cuda,
         "hip": getattr(version, "hip", None),
         "cann": getattr(version, "cann", None),
@@ -177,12 +177,12 @@ def build() -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
     with contextlib.suppress(Exception):
-        found["cudnn"] = torch.backends.cudnn.version()
+        facts["cudnn"] = torch.backends.cudnn.version()
     with contextlib.suppress(Exception):
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if version.cuda else None
+        facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if version.cuda else None
     words = torch.__config__.show().replace(",", " ").split()
-    found["blas"] = next((word.partition("=")[2] for word in words if word.startswith("BLAS_INFO=")), None)
-    return {name: value for name, value in found.items() if value is not None}
+    facts["blas"] = next((word.partition("=")[2] for word in words if word.startswith("BLAS_INFO=")), None)
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def devices(device: torch.device) -> dict[str, Any]:
@@ -190,17 +190,17 @@ def devices(device: torch.device) -> dict[str, Any]:
     module: Any = getattr(torch, device.type, None)
     if device.type == "cpu" or module is None or not module.is_available():
         return {"name": "cpu"}
-    found: dict[str, Any] = {"name": str(module.get_device_name(device)), "count": int(module.device_count())}
+    facts: dict[str, Any] = {"name": str(module.get_device_name(device)), "count": int(module.device_count())}
     with contextlib.suppress(Exception):
-        found["capability"] = ".".join(map(str, module.get_device_capability(device)))
+        facts["capability"] = ".".join(map(str, module.get_device_capability(device)))
     with contextlib.suppress(Exception):
-        found["memory_mib"] = module.get_device_properties(device).total_memory // 2**20
+        facts["memory_mib"] = module.get_device_properties(device).total_memory // 2**20
     if device.type == "cuda":
         with contextlib.suppress(Exception):
-            found["driver"] = str(torch._C._cuda_getDriverVersion())
+            facts["driver"] = str(torch._C._cuda_getDriverVersion())
     with contextlib.suppress(Exception):
-        found["overflow"] = overflow(device)
-    return found
+        facts["overflow"] = overflow(device)
+    return facts
 
 
 def overflow(device: torch.device) -> str:
@@ -213,12 +213,12 @@ def overflow(device: torch.device) -> str:
 
 def modules_of(model: nn.Module) -> list[ModulesAlike]:
     """The model's modules in their order; those at one place of repeated layers counted together."""
-    found: dict[tuple[str, str], int] = {}
+    counts: dict[tuple[str, str], int] = {}
     inner = forward_module(model)  # None where it is compiled; whose truth is that of what it wraps, and has no length
     for name, module in (model if inner is None else inner).named_modules():
         key = numberless(name), type(module).__name__
-        found[key] = found.get(key, 0) + 1
-    return [ModulesAlike(name=name, kind=kind, count=count) for (name, kind), count in [*found.items()][:_MAX_MODULES]]
+        counts[key] = counts.get(key, 0) + 1
+    return [ModulesAlike(name=name, kind=kind, count=count) for (name, kind), count in [*counts.items()][:_MAX_MODULES]]
 
 
 def tied_of(model: nn.Module) -> list[list[str]]:
@@ -226,7 +226,7 @@ def tied_of(model: nn.Module) -> list[list[str]]:
     names: dict[int, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(param), []).append(name)
-    return sorted(each for each in names.values() if len(each) > 1)
+    return sorted(group for group in names.values() if len(group) > 1)
 
 
 def _as_config(word: str) -> Path | None:
@@ -240,13 +240,13 @@ def _as_config(word: str) -> Path | None:
 
 def _texts(paths: Iterable[Path], left_out: list[str]) -> dict[str, str]:
     """Texts of configurations by name, without what looks secret."""
-    found: dict[str, str] = {}
+    text_of: dict[str, str] = {}
     for path in paths:
         try:
-            if path.stat().st_size > _MAX_FILE_BYTES or len(found) == _MAX_FILES:
+            if path.stat().st_size > _MAX_FILE_BYTES or len(text_of) == _MAX_FILES:
                 left_out.append(f"{path.name}: more than is kept of configurations")
                 continue
-            found[path.name] = redacted_text(path.read_text(encoding="utf-8"))
+            text_of[path.name] = redacted_text(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             left_out.append(f"{path.name}: {type(error).__name__}")
-    return found
+    return text_of

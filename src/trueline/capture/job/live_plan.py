@@ -116,9 +116,9 @@ class Live:
             self._agreed = [(from_step, number) for from_step, number in self._agreed if number > revision]
             self._follow(revision, step)
             records = self._recorded_by(self._stretched(step))
-        seen = self.triggers.start(step, when=self.plan.when, num_steps=self.plan.when_steps)
-        if seen is not None:
-            self._report_recording(seen, step)
+        detection = self.triggers.start(step, when=self.plan.when, num_steps=self.plan.when_steps)
+        if detection is not None:
+            self._report_recording(detection, step)
             stretch = {"steps": (step, self.triggers.ends), "every": None, "next_steps": self.plan.when_steps}
             records = self._recorded_by(self.plan.model_copy(update={**stretch, "when": (), "ring": None}))
         if revision is None and records is self.records:
@@ -140,10 +140,10 @@ class Live:
     def _stamp_now(self) -> Stamp | None:
         assert self._folder is not None
         try:
-            found = os.stat(plan_path(self._folder))
+            status = os.stat(plan_path(self._folder))
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return status.st_mtime_ns, status.st_size, status.st_ino
 
     def _take(self, stamp: Stamp, step: int, *, agrees: bool) -> None:
         """Make the file's content the next revision; raises ``PlanError`` or ``OSError``."""
@@ -196,28 +196,28 @@ class Live:
         """By which Plan this rank records: none where it takes no part, or a finding must come first without a ring."""
         return plan if plan.records_on(self._rank) and (plan.ring or not plan.when) else None
 
-    def _report_recording(self, seen: Detection, step: int) -> None:
+    def _report_recording(self, detection: Detection, step: int) -> None:
         """Report on the first rank what started a recording."""
         last = self.triggers.ends - 1
-        kept = f", beside the latest {self.plan.ring} that were kept in memory" if self.plan.ring else ""
+        beside_ring = f", beside the latest {self.plan.ring} that were kept in memory" if self.plan.ring else ""
         steps = f"step {step} is" if last == step else f"steps {step} to {last} are"
-        steps += f" recorded{kept}"
-        who = tuple(self._ranks[worker] for worker in seen.workers)
-        ranks = f"rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who))}"
+        steps += f" recorded{beside_ring}"
+        detecting_ranks = tuple(self._ranks[worker] for worker in detection.workers)
+        ranks = f"rank{'s' if len(detecting_ranks) > 1 else ''} {', '.join(map(str, detecting_ranks))}"
         count = f"recording {self.triggers.started} of at most {MAX_RECORDINGS}"
-        go_back = f"Go back to a checkpoint of step {seen.clean} or before."
-        back = "" if seen.clean is None else f" It was not yet there at step {seen.clean}. {go_back}"
-        before = () if seen.clean is None else (go_back,)
+        go_back = f"Go back to a checkpoint of step {detection.clean} or before."
+        back = "" if detection.clean is None else f" It was not yet there at step {detection.clean}. {go_back}"
+        before = () if detection.clean is None else (go_back,)
         if self._rank == self._ranks[0]:
             self._report(
                 Finding(
                     code=RECORDING_STARTED,
                     severity="info",
-                    claim=f"{seen.code} was seen on {ranks} by step {seen.step}: {steps} ({count}).{back}",
-                    ranks=who,
-                    step_first=seen.step,
+                    claim=f"{detection.code} was seen on {ranks} by step {detection.step}: {steps} ({count}).{back}",
+                    ranks=detecting_ranks,
+                    step_first=detection.step,
                     step_last=last,
-                    evidence={"trigger": seen.code, "recorded_steps": [step, last], "clean_step": seen.clean},
+                    evidence={"trigger": detection.code, "recorded_steps": [step, last], "clean_step": detection.clean},
                     next=("List what was recorded: `trueline info RUN --site '*'`", *before),
                 )
             )
@@ -225,11 +225,11 @@ class Live:
 
 def _patiently(path: str) -> dict[str, Any]:
     """The content of a copy of the Plan that exists, as soon as this machine sees it."""
-    until = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             return read_changes(path)
         except FileNotFoundError:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)

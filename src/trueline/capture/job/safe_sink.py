@@ -44,8 +44,8 @@ class SafeSink:
     def degraded(self, part: str, error: Exception) -> None:
         """Say that watching of ``part`` ended with an exception of ours."""
         _log.debug("trueline: %s failed", part, exc_info=error)
-        what = f"{type(error).__name__}: {why(error)}"
-        claim = f"Watching of {part} stopped on rank {self._rank} at step {self.step}: {what}."
+        reason = f"{type(error).__name__}: {why(error)}"
+        claim = f"Watching of {part} stopped on rank {self._rank} at step {self.step}: {reason}."
         _log.warning("trueline: %s Training goes on.", claim)
         self.write(self._degraded(claim, "Report this with the message above; the other signals are still recorded."))
 

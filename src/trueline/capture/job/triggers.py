@@ -42,7 +42,7 @@ class Triggers:
     """Collects what this rank detects, and receives what all ranks have."""
 
     def __init__(self) -> None:
-        self._mine: set[str] = set()
+        self._codes: set[str] = set()
         self._before: set[str] = set()
         self._detections: list[Detection] = []
         self._clean: list[int] = []
@@ -56,28 +56,28 @@ class Triggers:
 
     def add(self, codes: set[str]) -> None:
         """This rank has detected these; the next sum sends them to the others."""
-        self._mine |= codes
+        self._codes |= codes
 
     def look(self, host: Mapping[str, Any], *, scaled: bool) -> None:
         """Note what a sampled step's own numbers show on this rank: NaN, infinity, a jump of its gradient's norm."""
-        self._mine |= nonfinite_in(host, scaled=scaled)
+        self._codes |= nonfinite_in(host, scaled=scaled)
         norm2_P = host.get("local_norm2")
         norm = math.nan if norm2_P is None else math.sqrt(float(norm2_P.clamp(min=0).sum()))  # -1: not seen
         if not math.isfinite(norm):
             return
         if 2 * len(self._norms) >= SPIKE_AMONG and norm > SPIKE_TIMES * max(self._norms):
-            self._mine.add("grad-spike")
+            self._codes.add("grad-spike")
         self._norms.append(norm)
 
     def take_bits(self) -> float:
         """What this rank detected since this was called before: one bit a code, in the order of ``TRIGGERS``."""
-        bits = sum(1 << place for place, code in enumerate(TRIGGERS) if code in self._mine)
-        self._mine.clear()
+        bits = sum(1 << bit for bit, code in enumerate(TRIGGERS) if code in self._codes)
+        self._codes.clear()
         return float(bits)
 
     def receive(self, bits_N: Sequence[float], *, step: int, from_step: int) -> None:
         """Take the bits of every worker from the sum of ``step``. What was set in the sum before as well is no news."""
-        at = {code: _workers(bits_N, place) for place, code in enumerate(TRIGGERS)}
+        at = {code: _workers(bits_N, bit) for bit, code in enumerate(TRIGGERS)}
         now = {code for code, workers in at.items() if workers}
         for code in (code for code in TRIGGERS if code in now - self._before):
             back = 1 if code in ("worker-nonfinite", "grad-spike") else 2  # a reduction is judged one sum later
@@ -88,17 +88,17 @@ class Triggers:
 
     def start(self, step: int, *, when: Sequence[str], num_steps: int) -> Detection | None:
         """What starts a recording of ``num_steps`` steps at ``step``, if anything does. Ask before every step."""
-        due = [seen for seen in self._detections if seen.from_step <= step]
+        due = [detection for detection in self._detections if detection.from_step <= step]
         if not due:
             return None
         self.news_at = step
-        self._detections = [seen for seen in self._detections if seen.from_step > step]
-        found = next((seen for seen in due if seen.code in when), None)
-        if found is None or step < self.ends or self.started >= MAX_RECORDINGS:
+        self._detections = [detection for detection in self._detections if detection.from_step > step]
+        trigger = next((detection for detection in due if detection.code in when), None)
+        if trigger is None or step < self.ends or self.started >= MAX_RECORDINGS:
             return None
         self.started += 1
         self.ends = step + num_steps
-        return found
+        return trigger
 
 
 def seen_in_row(columns: Mapping[str, Any], *, lossy: bool, by_hand: bool) -> set[str]:
@@ -106,17 +106,17 @@ def seen_in_row(columns: Mapping[str, Any], *, lossy: bool, by_hand: bool) -> se
 
     A hook that is lossy on purpose, or a reduction by the user's own code, is judged only by what replicas then use.
     """
-    wrong = any(r > f for r, f in _beside(columns, "group_reduce_residual", "group_reduce_floor"))
-    apart = [r > f for r, f in _beside(columns, "group_used_residual", "group_used_floor")]
-    own = [r <= f for r, f in _beside(columns, "group_used_local", "group_used_floor")]
-    unreduced = any(a and o for a, o in zip(apart, own, strict=False))
+    wrong = any(r > f for r, f in _against_floors(columns, "group_reduce_residual", "group_reduce_floor"))
+    differs = [r > f for r, f in _against_floors(columns, "group_used_residual", "group_used_floor")]
+    is_local = [r <= f for r, f in _against_floors(columns, "group_used_local", "group_used_floor")]
+    unreduced = any(a and o for a, o in zip(differs, is_local, strict=False))
     codes = {"gradient-not-reduced"} if unreduced else set[str]()
-    if (wrong and not lossy and not by_hand) or (any(apart) and not unreduced):
+    if (wrong and not lossy and not by_hand) or (any(differs) and not unreduced):
         codes.add("reduction-mismatch")
     return codes
 
 
-def _beside(columns: Mapping[str, Any], name: str, floor: str) -> Iterator[tuple[float, float]]:
+def _against_floors(columns: Mapping[str, Any], name: str, floor: str) -> Iterator[tuple[float, float]]:
     """(value, floor) of each group; what was not measured is below every floor."""
     values, floors = columns.get(name), columns.get(floor)
     if values is None or floors is None:
@@ -125,12 +125,12 @@ def _beside(columns: Mapping[str, Any], name: str, floor: str) -> Iterator[tuple
     return ((0.0 if value is None else value, limit) for value, limit in pairs)
 
 
-def _workers(bits_N: Sequence[float], place: int) -> tuple[int, ...]:
-    return tuple(index for index, bits in enumerate(bits_N) if int(bits) >> place & 1)
+def _workers(bits_N: Sequence[float], bit: int) -> tuple[int, ...]:
+    return tuple(index for index, bits in enumerate(bits_N) if int(bits) >> bit & 1)
 
 
 def nonfinite_in(host: Mapping[str, Any], *, scaled: bool) -> set[str]:
-    """Whether a step's loss or local gradient is NaN or infinite, as a set of codes. ``scaled``: under float16 autocast
+    """True if a step's loss or local gradient is NaN or infinite, as a set of codes. ``scaled``: under float16 autocast
     a gradient may be, as a gradient scaler looks for its scale.
     """
     trained_M3, norm2_P = host.get("loss_trained"), None if scaled else host.get("local_norm2")

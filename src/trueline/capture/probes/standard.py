@@ -47,9 +47,7 @@ class StandardProbes:
         gradients = GradientProbe(adapter, guard)
         self.each: list[Probe] = [
             self.epoch,
-            SurroundingsProbe(
-                by_hand=getattr(adapter, "reduces_by_hand", False), goes_round=getattr(adapter, "goes_round", None)
-            ),
+            SurroundingsProbe(by_hand=adapter.reduces_by_hand, goes_round=adapter.goes_round),
             ModeProbe(adapter.notes, contributions),
             AveragingProbe(),
             BatchProbe(contributions),

@@ -1,1 +1,1 @@
-"""What a step computes: inputs, outputs, parameters and gradients of modules and operators, as rows of a record."""
+"""Records of a step: inputs, outputs, parameters and gradients of modules and operators, a row each."""

@@ -1,4 +1,4 @@
-"""Which tensors a call was given and returned, under which slot, and its other arguments as JSON."""
+"""Tensors that a call was given and returned, by slot, and its other arguments as JSON."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ MAX_TEXT = 200
 """Characters of a text, and elements of a list, that are recorded."""
 
 _json = json.JSONEncoder(separators=(",", ":")).encode
-_IN = tuple(f"in{index}" for index in range(64))
-_OUT = tuple(f"out{index}" for index in range(64))
+# Formatted once: nearly every call of a step has a few arguments in order.
+_IN_SLOTS = tuple(f"in{index}" for index in range(64))
+_OUT_SLOTS = tuple(f"out{index}" for index in range(64))
 
 
 def inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Slots:
     """(slot, tensor) of everything a call was given: ``in0``, ``in1.2`` in a list, the name of a kwarg."""
-    found: Slots = []
+    slots: Slots = []
     for index, value in enumerate(args):
-        _open(f"in{index}", value, found)
+        _open(f"in{index}", value, slots)
     for name, value in kwargs.items():
-        _open(name, value, found)
-    return found
+        _open(name, value, slots)
+    return slots
 
 
 def written(slots: Slots, *, in_place: bool) -> Slots:
-    """Those of a call's inputs that it writes to: ``out``, and the first one of a call ``in_place``."""
+    """The inputs that a call writes to: ``out``, and the first one of a call ``in_place``."""
     if not in_place and not (slots and slots[-1][0].startswith("out")):
         return ()
     names = ("out", "in0") if in_place else ("out",)
@@ -49,17 +50,17 @@ def written(slots: Slots, *, in_place: bool) -> Slots:
 def outputs(result: Any) -> Slots:
     """(slot, tensor) of everything a call returned: ``out0``, ``out1``, ``out.logits``, ``out0.2``."""
     if is_tensor(result):
-        return [(_OUT[0], result)]
-    found: Slots = []
+        return [(_OUT_SLOTS[0], result)]
+    slots: Slots = []
     if issubclass(type(result), (tuple, list)):
         for index, value in enumerate(itertools.islice(elements(result), MAX_LENGTH)):
             if is_tensor(value):
-                found.append((_OUT[index] if index < 64 else f"out{index}", value))
+                slots.append((_OUT_SLOTS[index] if index < 64 else f"out{index}", value))
             elif type(value) not in PLAIN:
-                _open(f"out{index}", value, found)
+                _open(f"out{index}", value, slots)
     elif type(result) not in _SCALARS:
-        _open("out", result, found)
-    return found
+        _open("out", result, slots)
+    return slots
 
 
 class Described:
@@ -68,46 +69,46 @@ class Described:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Any, str] = {}
+        self._texts: dict[Any, str] = {}
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Slots, str]:
-        """What a call was given, as ``inputs`` and as ``described``."""
-        found: Slots = []
+        """``inputs`` and ``described`` of a call."""
+        slots: Slots = []
         key: list[Any] = []
         try:
             for index, value in enumerate(args):
-                _take(value, _IN[index] if index < 64 else f"in{index}", found, key)
+                _take(value, _IN_SLOTS[index] if index < 64 else f"in{index}", slots, key)
             for name, value in kwargs.items():
                 key.append(name)
-                _take(value, name, found, key)
-            known = tuple(key)
-            text = self._known.get(known)
+                _take(value, name, slots, key)
+            cache_key = tuple(key)
+            text = self._texts.get(cache_key)
         except TypeError:  # something that cannot be hashed
             return inputs(args, kwargs), described(args, kwargs)
         if text is None:
-            if len(self._known) >= MAX_KNOWN:  # a number that is another one at every step
-                self._known.clear()
-            text = self._known[known] = described(args, kwargs)
-        return found, text
+            if len(self._texts) >= MAX_KNOWN:  # a number that is another one at every step
+                self._texts.clear()
+            text = self._texts[cache_key] = described(args, kwargs)
+        return slots, text
 
 
-def _take(value: Any, slot: str, found: Slots, key: list[Any]) -> None:
+def _take(value: Any, slot: str, slots: Slots, key: list[Any]) -> None:
     """Add the tensors in one argument, and what its description depends on: 1, 1.0 and True are different."""
     if is_tensor(value):
-        found.append((slot, value))
+        slots.append((slot, value))
         key.append(Tensor)
     elif (kind := type(value)) in _SCALARS:
         key += (kind, value)
     else:
         key.append(_key(value))
-        _open(slot, value, found)
+        _open(slot, value, slots)
 
 
 def described(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """JSON of a call's arguments, ``{"args": [...], "kwargs": {...}}``; a tensor stands as ``{"in": slot}``, an object
     without a JSON form as ``{"type": ...}``.
     """
-    form = _Plain().of
+    form = _Plain().form_of
     plain = {
         "args": [form(value, f"in{index}") for index, value in enumerate(args)],
         "kwargs": {name: form(value, name) for name, value in kwargs.items()},
@@ -134,20 +135,20 @@ def _key(value: Any) -> Any:
 _SCALARS = frozenset({int, float, bool, str, type(None), complex, torch.dtype, torch.device, torch.Size})
 
 
-def _open(slot: str, value: Any, found: list[tuple[str, Tensor]]) -> None:
-    found += Walk(paths=True).tensors(slot, value)
+def _open(slot: str, value: Any, slots: list[tuple[str, Tensor]]) -> None:
+    slots += Walk(paths=True).tensors(slot, value)
 
 
 class _Plain:
     """JSON forms of values, of which ``MAX_VALUES`` are looked at together."""
 
     def __init__(self) -> None:
-        self._left = MAX_VALUES
+        self._num_left = MAX_VALUES
 
-    def of(self, value: Any, slot: str, depth: int = 0) -> Any:
+    def form_of(self, value: Any, slot: str, depth: int = 0) -> Any:
         """The JSON form of ``value``."""
         kind = type(value)
-        self._left -= 1
+        self._num_left -= 1
         if is_tensor(value):
             return {"in": slot}
         if value is None or issubclass(kind, (bool, int, float)):
@@ -158,15 +159,17 @@ class _Plain:
             return str(value)
         if value is Ellipsis:
             return {"type": "Ellipsis"}
-        if depth < MAX_DEPTH and self._left > 0:
+        if depth < MAX_DEPTH and self._num_left > 0:
             if kind is slice:
-                return {"slice": [self.of(part, slot, depth + 1) for part in (value.start, value.stop, value.step)]}
+                return {
+                    "slice": [self.form_of(part, slot, depth + 1) for part in (value.start, value.stop, value.step)]
+                }
             if issubclass(kind, dict):
                 pairs = [(_text(key), inner) for key, inner in itertools.islice(dict.items(value), MAX_TEXT)]
-                return {name: self.of(inner, f"{slot}.{slot_of(name)}", depth + 1) for name, inner in pairs}
+                return {name: self.form_of(inner, f"{slot}.{slot_of(name)}", depth + 1) for name, inner in pairs}
             if issubclass(kind, (tuple, list)):
-                several = enumerate(itertools.islice(elements(value), MAX_TEXT))
-                return [self.of(inner, f"{slot}.{index}", depth + 1) for index, inner in several]
+                numbered = enumerate(itertools.islice(elements(value), MAX_TEXT))
+                return [self.form_of(inner, f"{slot}.{index}", depth + 1) for index, inner in numbered]
         return {"type": f"{kind.__module__}.{kind.__qualname__}"}
 
 

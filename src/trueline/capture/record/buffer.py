@@ -31,7 +31,7 @@ from trueline.tensor.device_pass import stats_and_fingerprint
 from trueline.tensor.lanes import MEASURABLE
 from trueline.tensor.memory import is_held
 
-_MEASURED_FIRST = 2_048
+_MEASURED_FIRST = 2_048  # rows of the first table of statistics, which doubles when it is full
 
 UNFILLED = "memory that is not initialised"
 """Note of a value that nothing has written."""
@@ -49,7 +49,7 @@ class StepBuffer:
         self._bytes_stored = 0
         self._meter = measure.HostMeter()
         self._stats_MS = np.empty((_MEASURED_FIRST, len(STAT_NAMES)))
-        self._held: list[int] = []
+        self._weak_refs: list[int] = []
         self._rows = StepRows()
         self.follow(plan)
         self.begin(0)
@@ -78,32 +78,32 @@ class StepBuffer:
         """Measure all values again when they are next seen: they may have been changed in a way that leaves their
         version as it was (a collective, a fused update).
         """
-        self._known: dict[tuple[Any, ...], int] = {}
+        self._row_by_key: dict[tuple[Any, ...], int] = {}
         self._aliases: dict[tuple[Any, ...], int] = {}
         self._storages: dict[int, int] = {}
         self._unfilled: set[tuple[Any, ...]] = set()
         self._filled: dict[int, list[tuple[int, int, int]]] = {}
-        for weak in self._held:
+        for weak in self._weak_refs:
             torch.UntypedStorage._free_weak_ref(weak)  # type: ignore[attr-defined]
-        self._held.clear()
+        self._weak_refs.clear()
 
     def changed(self, slots: Slots) -> None:
         """Measure these values again when they are next seen: what changes them leaves their version as it was."""
         for _, x in slots:
-            held = _in_memory(x)
-            address = None if held is None else held.untyped_storage()._cdata
+            plain = _in_memory(x)
+            address = None if plain is None else plain.untyped_storage()._cdata
             if address in self._storages:
                 self._storages[address] += 1
 
     def is_unfilled(self, x: Tensor) -> bool:
-        """Whether the memory of ``x`` was made without a value (``UNFILLED``) and no function of torch has written to
+        """True if the memory of ``x`` was made without a value (``UNFILLED``) and no function of torch has written to
         it since. A kernel that torch does not know may have.
         """
         if not self._unfilled or self.address_of(x) is None or self._version_of(x) not in self._unfilled:
             return False
         first, end = _extent(x)
         filled = self._filled.get(x.untyped_storage()._cdata, ())
-        return not any(at <= first and end <= until and x.numel() <= numel for at, until, numel in filled)
+        return not any(start <= first and end <= stop and x.numel() <= numel for start, stop, numel in filled)
 
     def fills(self, parts: Sequence[Tensor]) -> None:
         """Parts of memory that was not initialised have been written. The rest stays so, until as much is written as
@@ -135,24 +135,26 @@ class StepBuffer:
             if measures:
                 numel = x.numel()
                 same_as = self._measure_once(x, self._key(x, None), call, phase, slot)
-            place = (call, phase, slot, x.dtype, x.shape, numel, call.flags, None, note, _strides(x))
-            self._rows.add(place, same_as=same_as)
+            row_key = (call, phase, slot, x.dtype, x.shape, numel, call.flags, None, note, _strides(x))
+            self._rows.add(row_key, same_as=same_as)
 
     def _see_wrapped(self, call: Call, phase: str, slot: str, x: Tensor, note: str | None) -> None:
-        """The same for a tensor that wraps other tensors, or has no values."""
-        seen = opened(x)
-        local, why, same_as, numel = seen.local, note or seen.note, None, None
-        flags = flagged(call.flags, "pending_sum" if seen.pending_sum else "")
+        """Add the row of a tensor that wraps other tensors, or has no values; measure it as ``see`` does."""
+        measurable = opened(x)
+        local, why, same_as, numel = measurable.local, note or measurable.note, None, None
+        flags = flagged(call.flags, "pending_sum" if measurable.pending_sum else "")
         if why is None and self._measures and local is not None:
             numel = local.numel()
-            key = self._key(local, seen.mesh)
+            key = self._key(local, measurable.mesh)
             if key is not None and local is not x:
                 # An in-place change of a DTensor does not change the version of its local tensor.
                 key = (*key, None if x.is_inference() else x._version)
-            same_as = self._measure_once(local, key, call, phase, slot, whole=seen.whole)
+            same_as = self._measure_once(local, key, call, phase, slot, whole=measurable.whole)
         shape = _shape(x if local is None else local)
         strides = None if local is None else _strides(local)
-        self._rows.add((call, phase, slot, x.dtype, shape, numel, flags, seen.mesh, why, strides), same_as=same_as)
+        self._rows.add(
+            (call, phase, slot, x.dtype, shape, numel, flags, measurable.mesh, why, strides), same_as=same_as
+        )
 
     def _measure_once(
         self,
@@ -168,7 +170,7 @@ class StepBuffer:
         """
         if key is not None:
             row = len(self._rows)
-            same_as = self._known.setdefault(key, row)
+            same_as = self._row_by_key.setdefault(key, row)
             if same_as != row:
                 return same_as
         self._measure(x, whole)
@@ -182,24 +184,24 @@ class StepBuffer:
         """Put other calls in the place of those in ``final``; the rows of those for which there is None are dropped."""
         if not final:
             return
-        home = self._rows.settle(final)
-        self._known = {key: home[row] for key, row in self._known.items() if row in home}
-        kept = sorted((home[row], index) for index, row in enumerate(self._measured) if row in home)
-        self._measured = [row for row, _ in kept]
-        order = [index for _, index in kept]
+        new_row = self._rows.settle(final)
+        self._row_by_key = {key: new_row[row] for key, row in self._row_by_key.items() if row in new_row}
+        measured = sorted((new_row[row], index) for index, row in enumerate(self._measured) if row in new_row)
+        self._measured = [row for row, _ in measured]
+        order = [index for _, index in measured]
         if order == list(range(len(order))):
             del self._fingerprint_M[len(order) :], self._exponents_M[len(order) :]
         else:
             self._stats_MS[: len(order)] = self._stats_MS[order]
             self._fingerprint_M = [self._fingerprint_M[index] for index in order] if self._fingerprints else []
             self._exponents_M = [self._exponents_M[index] for index in order] if self._exponents else []
-        now = {index: place for place, index in enumerate(order)}
-        self._aliases = {key: now[index] for key, index in self._aliases.items() if index in now}
+        new_index = {index: position for position, index in enumerate(order)}
+        self._aliases = {key: new_index[index] for key, index in self._aliases.items() if index in new_index}
         on_device = {
-            queue: [(now[index], numbers) for index, numbers in found if index in now]
-            for queue, found in self._on_device.items()
+            queue: [(new_index[index], numbers) for index, numbers in entries if index in new_index]
+            for queue, entries in self._on_device.items()
         }
-        self._on_device = {queue: found for queue, found in on_device.items() if found}
+        self._on_device = {queue: entries for queue, entries in on_device.items() if entries}
 
     def _seen_through_alias(self, key: tuple[Any, ...]) -> int | None:
         """The row that has the numbers just measured of a tensor that was changed, where a tensor over the same memory
@@ -214,7 +216,7 @@ class StepBuffer:
             return None
         self._measured.pop()
         del self._fingerprint_M[now:], self._exponents_M[now:]
-        self._known[key] = row
+        self._row_by_key[key] = row
         return row
 
     @property
@@ -223,8 +225,8 @@ class StepBuffer:
         return len(self._rows)
 
     def finish(self, stacks: list[StackRecord]) -> Unwritten:
-        """The step is over: what is to be written of it, once its numbers have reached the host."""
-        arrivals = [Arrival(found, queue) for queue, found in self._on_device.items()]
+        """End the step; returns what is to be written of it once its numbers have reached the host."""
+        arrivals = [Arrival(entries, queue) for queue, entries in self._on_device.items()]
         num_M = len(self._measured)
         finished = Unwritten(
             step=self.step,
@@ -241,13 +243,13 @@ class StepBuffer:
         return finished
 
     def _key(self, x: Tensor, mesh: str | None) -> tuple[Any, ...] | None:
-        """What identifies a value within the step; None for one that has no version."""
+        """Key of a value within the step, equal where storage, version and view are; None where it has no version."""
         try:
             version = x._version
         except RuntimeError:
             return None  # made in inference mode
         address, changes = self._storage_of(x)
-        if x.is_contiguous():
+        if x.is_contiguous():  # as nearly all are: the number of elements stands for shape and strides
             return (address, changes, version, x.storage_offset(), x.numel(), x.dtype, mesh)
         return (address, changes, version, x.storage_offset(), x.shape, x.stride(), x.dtype, mesh)
 
@@ -258,13 +260,13 @@ class StepBuffer:
         changes = self._storages.get(address)
         if changes is None:
             changes = self._storages[address] = 0
-            self._held.append(storage._weak_ref())  # type: ignore[attr-defined]
+            self._weak_refs.append(storage._weak_ref())  # type: ignore[attr-defined]
         return address, changes
 
     def address_of(self, x: Tensor) -> int | None:
         """The address of the storage; None for a tensor that has none of its own."""
-        held = _in_memory(x)
-        return None if held is None else self._storage_of(held)[0]
+        plain = _in_memory(x)
+        return None if plain is None else self._storage_of(plain)[0]
 
     def _measure(self, x: Tensor, whole: Mapping[str, Any]) -> None:
         """Measure a value for the row that is next. ``whole`` says of what it is a shard."""
@@ -287,14 +289,14 @@ class StepBuffer:
 
     def _measure_on_device(self, index: int, x: Tensor, whole: Mapping[str, Any]) -> None:
         stats_S, fingerprint = stats_and_fingerprint(x, fingerprint=self._fingerprints, whole=whole)
-        found = {"stats": stats_S}
+        numbers = {"stats": stats_S}
         if fingerprint is not None:
-            found["fingerprint"] = fingerprint
+            numbers["fingerprint"] = fingerprint
             self._fingerprint_M.append(0)
         if self._exponents:
-            found["exponents"] = measure.exponents_of(x)
+            numbers["exponents"] = measure.exponents_of(x)
             self._exponents_M.append(np.zeros(256, dtype=np.int64))
-        self._on_device.setdefault(queue_of(x), []).append((index, found))
+        self._on_device.setdefault(queue_of(x), []).append((index, numbers))
 
     def _store(self, x: Tensor, key: str) -> None:
         """Store a value of the row that is next, unless the cap is reached."""
@@ -303,11 +305,11 @@ class StepBuffer:
         if self._bytes_stored + num_bytes > self._max_bytes:
             return
         row = len(self._rows)
-        taken = stored(part, step=self.step, key=f"{key}/{row}")
-        if taken is None:
+        copied = stored(part, step=self.step, key=f"{key}/{row}")
+        if copied is None:
             return
         self._bytes_stored += num_bytes
-        copy, record = taken
+        copy, record = copied
         if copy is None:
             self._write(record)
         else:
@@ -316,7 +318,7 @@ class StepBuffer:
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether the elements of ``x`` lie in a storage of its own, at strides."""
+    """True if the elements of ``x`` lie in a storage of its own, at strides."""
     return type(x) in PLAIN and x.layout is _STRIDED and not x.is_nested and not _functorch_wrapped(x)
 
 
@@ -327,20 +329,20 @@ def _in_memory(x: Tensor) -> Tensor | None:
 
 
 def _shape(x: Tensor) -> torch.Size:
-    """Of a nested tensor, whose parts have shapes of their own, or one with symbols for sizes: no dimension."""
+    """Shape of ``x``; () of a nested tensor, whose parts have shapes of their own, or of one with symbols as sizes."""
     if x.is_nested:
         return torch.Size()
     return x.shape if all(type(size) is int for size in x.shape) else torch.Size()
 
 
 def _strides(x: Tensor) -> tuple[int, ...] | None:
-    """In elements; None for a value that lies in memory row by row, or has no strides."""
+    """Strides in elements; None for a value that lies in memory row by row, or has none."""
     return None if x.layout is not _STRIDED or x.is_nested or x.is_contiguous() else x.stride()
 
 
 @dataclass(eq=False)
 class Unwritten:
-    """What ``StepRecords`` are made of, and what is still on its way."""
+    """The parts of ``StepRecords``, and the copies to the host that are still on their way."""
 
     step: int
     columns: dict[str, tuple[Any, ...]]
@@ -353,7 +355,7 @@ class Unwritten:
     stacks: list[StackRecord]
 
     def ready(self) -> bool:
-        """Whether everything is on the host; never blocks."""
+        """True if everything is on the host; never blocks."""
         return all(copy.ready() for copy in self._copies())
 
     def wait(self) -> None:
@@ -362,7 +364,7 @@ class Unwritten:
             copy.wait()
 
     def records(self) -> list[Record]:
-        """What is to be written, in the order that a Sink wants."""
+        """Records to be written, in the order that a Sink wants."""
         for arrival in self.arrivals:
             arrival.fill("stats", self.stats_MS)
             arrival.fill("fingerprint", self.fingerprint_M)
@@ -382,11 +384,11 @@ class Unwritten:
 
 
 Queue = tuple[torch.device, torch.cuda.Stream | None]
-"""Where a value was measured: a device, and its stream where it is a CUDA device."""
+"""Device on which a value was measured, and its stream where it is a CUDA device."""
 
 
 def queue_of(x: Tensor) -> Queue:
-    """Where work on ``x`` is queued now."""
+    """Queue of the work on ``x`` that is started now."""
     return x.device, torch.cuda.current_stream(x.device) if x.is_cuda else None
 
 
@@ -395,21 +397,21 @@ class Arrival:
     stream that made them (FSDP2 reduces on a stream of its own), so that no stream waits for it or reads too early.
     """
 
-    def __init__(self, found: list[tuple[int, dict[str, Tensor]]], queue: Queue) -> None:
-        self._indices = np.array([index for index, _ in found], dtype=np.int64)
-        names = found[0][1]
+    def __init__(self, entries: list[tuple[int, dict[str, Tensor]]], queue: Queue) -> None:
+        self._indices = np.array([index for index, _ in entries], dtype=np.int64)
+        names = entries[0][1]
         _, stream = queue
         with nullcontext() if stream is None else torch.cuda.stream(stream):
-            self.copy = HostCopy({name: torch.stack([tensors[name] for _, tensors in found]) for name in names})
+            self.copy = HostCopy({name: torch.stack([tensors[name] for _, tensors in entries]) for name in names})
 
     def fill(self, name: str, target: np.ndarray | None) -> None:
-        """Put what was measured under ``name`` into its place."""
+        """Write the numbers ``name`` into ``target`` at the indices of their rows."""
         if target is not None:
             arrived = self.copy.host[name].numpy()
             target[self._indices] = arrived.view(np.uint64) if target.dtype == np.uint64 else arrived
 
 
 def _extent(x: Tensor) -> tuple[int, int]:
-    """The place of the first element in its storage, and of the one behind the last."""
+    """Offset of the first element in its storage, and of the one behind the last."""
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.storage_offset(), x.storage_offset() + last + 1

@@ -21,16 +21,16 @@ STANDS_IN = "<trueline stands in>"
 """Qualified name of such frames."""
 
 _call: FunctionType = lambda func, args, kwargs: func(*args, **kwargs)  # type: ignore[assignment]  # noqa: E731
-_known: dict[tuple[int, int], tuple[CodeType, CodeType]] = {}
+_stand_ins: dict[tuple[int, int], tuple[CodeType, CodeType]] = {}
 
 
 def called_by(frame: FrameType, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What ``func(*args, **kwargs)`` returns, called as if by ``frame``."""
+    """Returns ``func(*args, **kwargs)``, called as if by ``frame``."""
     return FunctionType(_code_at(frame), frame.f_globals)(func, args, kwargs)
 
 
 def called_below(frame: FrameType, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The same, called as if by ``frame`` below the frames that it has above it."""
+    """Returns ``func(*args, **kwargs)``, called as if by ``frame`` below the frames that it has above it."""
     above: FrameType | None = frame
     for _ in range(DEPTH):
         if above is None:
@@ -43,15 +43,15 @@ def called_below(frame: FrameType, func: Callable[..., Any], args: tuple[Any, ..
 def _code_at(frame: FrameType) -> CodeType:
     """The code of a frame that is where ``frame`` is now."""
     code = frame.f_code
-    found = _known.get((id(code), frame.f_lasti))
-    if found is None:
-        if len(_known) >= MAX_KNOWN:
-            _known.clear()
-        made = _call.__code__.replace(
+    entry = _stand_ins.get((id(code), frame.f_lasti))
+    if entry is None:
+        if len(_stand_ins) >= MAX_KNOWN:
+            _stand_ins.clear()
+        stand_in = _call.__code__.replace(
             co_filename=code.co_filename,
             co_name=code.co_name,
             co_qualname=STANDS_IN,
             co_firstlineno=frame.f_lineno or code.co_firstlineno,
         )
-        found = _known[id(code), frame.f_lasti] = (made, code)  # kept, so that no other has its id
-    return found[0]
+        entry = _stand_ins[id(code), frame.f_lasti] = (stand_in, code)  # kept, so that no other has its id
+    return entry[0]

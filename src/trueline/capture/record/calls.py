@@ -1,7 +1,7 @@
-"""The calls of a step: which of them the Plan selects, and where the values of each were seen, row by row.
+"""The calls of a step: the Plan's selection of them, and the values of each, row by row.
 
-A call that is made again at the next step is the same object, and so is the place of each of its values: where a step
-has the same places as the one before, it has the same columns.
+A call that is made again at the next step is the same object, and so are the facts of each of its rows: where a step
+has the same rows as the one before, it has the same columns.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Call:
     stack: int | None = None
     flags: str = ""
     args: str | None = None
-    """Those of this step, taken by the first of its rows."""
+    """Arguments at this step, taken by the first of the call's rows."""
 
 
 class Calls:
@@ -43,7 +43,7 @@ class Calls:
 
     def __init__(self) -> None:
         self.micro = -1
-        self._known: dict[tuple[Any, ...], Call] = {}
+        self._calls: dict[tuple[Any, ...], Call] = {}
         self._counts: dict[str, int] = {}
         self._num_loose = 0
 
@@ -52,8 +52,8 @@ class Calls:
         self.micro = -1
         self._num_loose = 0
         self._counts.clear()
-        if len(self._known) > MAX_CALLS:
-            self._known.clear()
+        if len(self._calls) > MAX_CALLS:
+            self._calls.clear()
 
     def next(
         self,
@@ -75,7 +75,7 @@ class Calls:
         """A call outside of all modules, which ``numbered`` gives a number later."""
         flags = flagged("" if torch.is_grad_enabled() else "no_grad", flag)
         self._num_loose += 1
-        return self._known_as(("", self._num_loose), max(self.micro, 0), phase, name, -1, "op", api, "", stack, flags)
+        return self._cached(("", self._num_loose), max(self.micro, 0), phase, name, -1, "op", api, "", stack, flags)
 
     def numbered(self, call: Call, *, micro: int | None) -> Call:
         """The call that a loose one is, in the forward phase of ``micro``, or with None where it was made."""
@@ -87,13 +87,13 @@ class Calls:
         counted = f"{micro}/{phase}/{name}"  # a string, as Python's garbage collector does not track those
         index = self._counts.get(counted, 0)
         self._counts[counted] = index + 1
-        return self._known_as(counted, micro, phase, name, index, *rest)
+        return self._cached(counted, micro, phase, name, index, *rest)
 
-    def _known_as(self, counted: Any, micro: int, phase: str, name: str, index: int, *rest: Any) -> Call:
+    def _cached(self, counted: Any, micro: int, phase: str, name: str, index: int, *rest: Any) -> Call:
         key = (counted, phase, name, index, *rest, micro)
-        call = self._known.get(key)
+        call = self._calls.get(key)
         if call is None:
-            call = self._known[key] = Call(micro, phase, name, index, *rest)
+            call = self._calls[key] = Call(micro, phase, name, index, *rest)
         return call
 
 
@@ -102,18 +102,18 @@ def flagged(flags: str, flag: str) -> str:
     return f"{flags},{flag}" if flags and flag else flags or flag
 
 
-MAX_PLACES = 65_536
-"""Places in the cache, which is cleared when it holds more."""
+MAX_ROW_FACTS = 65_536
+"""Rows in the cache, which is cleared when it holds more."""
 
 _OF_CALL = ("micro", "name", "kind", "api", "module", "stack")
-_OF_PLACE = ("phase", "slot", "flags", "dtype", "shape", "numel", "mesh", "note", "strides")
+_OF_ROW = ("phase", "slot", "flags", "dtype", "shape", "numel", "mesh", "note", "strides")
 _TAKE = {"call": attrgetter("call.index")} | {name: attrgetter(f"call.{name}") for name in _OF_CALL}
-_TAKE |= {name: attrgetter(name) for name in _OF_PLACE}
+_TAKE |= {name: attrgetter(name) for name in _OF_ROW}
 
 
 @dataclass(eq=False, slots=True)
-class RowPlace:
-    """A value of a call, without its statistics."""
+class RowFacts:
+    """Columns of one row, a value of a call, without its statistics."""
 
     call: Call
     phase: str
@@ -128,21 +128,21 @@ class RowPlace:
 
 
 class StepRows:
-    """The places of one step's rows; used again for the next step."""
+    """The rows of one step without their statistics; used again for the next step."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], RowPlace] = {}
+        self._row_facts: dict[tuple[Any, ...], RowFacts] = {}
         self._columns: dict[str, Any] = {}
-        self._before: list[RowPlace] = []
+        self._before: list[RowFacts] = []
         self.begin()
 
     def begin(self) -> None:
         """Begin a step, without rows."""
-        self._rows: list[RowPlace] = []
+        self._rows: list[RowFacts] = []
         self._same_as: list[int | None] = []
         self._texts: dict[str, dict[int, str]] = {"args": {}, "tensor": {}}
-        if len(self._known) > MAX_PLACES:
-            self._known.clear()
+        if len(self._row_facts) > MAX_ROW_FACTS:
+            self._row_facts.clear()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -151,13 +151,13 @@ class StepRows:
         """A row: ``key`` is a ``Call``, phase, slot, dtype, shape, elements or None where it was not measured, flags,
         mesh, note and strides (None: row by row); ``same_as`` is the row that has its numbers.
         """
-        place = self._known.get(key)
-        if place is None:
-            place = self._known[key] = _place(*key)
-        call = place.call
+        facts = self._row_facts.get(key)
+        if facts is None:
+            facts = self._row_facts[key] = _facts_of(*key)
+        call = facts.call
         if call.args is not None:
             self._texts["args"][len(self._rows)], call.args = call.args, None
-        self._rows.append(place)
+        self._rows.append(facts)
         self._same_as.append(same_as)
 
     def settle(self, final: Mapping[Call, Call | None]) -> dict[int, int]:
@@ -165,31 +165,32 @@ class StepRows:
         numbers of a row that is dropped go to the first that is the same as it. Returns the new index of each row that
         has numbers, by its old one.
         """
-        rows, same_as, moved, home = [], [], {}, dict[int, int]()
-        for old, (place, source) in enumerate(zip(self._rows, self._same_as, strict=True)):
-            call = final.get(place.call, place.call)
+        rows, same_as, new_index, new_row = [], [], {}, dict[int, int]()
+        for old, (facts, source) in enumerate(zip(self._rows, self._same_as, strict=True)):
+            call = final.get(facts.call, facts.call)
             if call is None:
                 continue
-            moved[old] = len(rows)
-            first = home.setdefault(old if source is None else source, len(rows))
+            new_index[old] = len(rows)
+            first = new_row.setdefault(old if source is None else source, len(rows))
             same_as.append(None if first == len(rows) else first)
-            rows.append(place if call is place.call else self._at(call, place))
+            rows.append(facts if call is facts.call else self._moved_to(call, facts))
         texts = {
-            name: {moved[row]: text for row, text in of.items() if row in moved} for name, of in self._texts.items()
+            name: {new_index[row]: text for row, text in column.items() if row in new_index}
+            for name, column in self._texts.items()
         }
-        texts["tensor"] = {home[row]: text for row, text in self._texts["tensor"].items() if row in home}
+        texts["tensor"] = {new_row[row]: text for row, text in self._texts["tensor"].items() if row in new_row}
         self._rows, self._same_as, self._texts = rows, same_as, texts
-        return home
+        return new_row
 
-    def _at(self, call: Call, place: RowPlace) -> RowPlace:
-        """``place`` as one of ``call``."""
-        phase = call.phase if place.phase == place.call.phase else place.phase
-        key = (call, place, phase)
-        found = self._known.get(key)
-        if found is None:
-            flags = flagged(call.flags, "pending_sum" if "pending_sum" in place.flags else "")
-            found = self._known[key] = replace(place, call=call, phase=phase, flags=flags)
-        return found
+    def _moved_to(self, call: Call, facts: RowFacts) -> RowFacts:
+        """``facts`` as of a row of ``call``."""
+        phase = call.phase if facts.phase == facts.call.phase else facts.phase
+        key = (call, facts, phase)
+        cached = self._row_facts.get(key)
+        if cached is None:
+            flags = flagged(call.flags, "pending_sum" if "pending_sum" in facts.flags else "")
+            cached = self._row_facts[key] = replace(facts, call=call, phase=phase, flags=flags)
+        return cached
 
     def stored(self, row: int, key: str) -> None:
         """The value of a row is stored under ``key``."""
@@ -210,12 +211,12 @@ class StepRows:
         return columns
 
 
-def _place(
+def _facts_of(
     call: Call, phase: str, slot: str, dtype: torch.dtype, shape: torch.Size, numel: int | None, *rest: Any
-) -> RowPlace:
+) -> RowFacts:
     if numel is not None and dtype.is_complex:
         numel *= 2  # a real and an imaginary part each
-    return RowPlace(call, phase, slot, str(dtype).removeprefix("torch."), shape, numel, *rest)
+    return RowFacts(call, phase, slot, str(dtype).removeprefix("torch."), shape, numel, *rest)
 
 
 def _spread(texts: dict[int, str], num_rows: int) -> tuple[str | None, ...]:
@@ -230,51 +231,51 @@ class Selection:
     """Selects by phase, by globs over names, and by the range ``between`` two calls. Caches its decisions by name."""
 
     def __init__(self, plan: Plan) -> None:
-        self._asked = plan.phases
+        self._plan_phases = plan.phases
         self.phases = frozenset(plan.phases) | {"save"}
-        self._begun = self.phases | ({"fwd"} if "bwd" in self.phases else frozenset())
-        self._steps, self._every = plan.steps, 1 if plan.preset == "monitor" else plan.every or 1
+        self._begun_phases = self.phases | ({"fwd"} if "bwd" in self.phases else frozenset())
+        self._steps, self._interval = plan.steps, 1 if plan.preset == "monitor" else plan.every or 1
         self._globs = plan.names
-        self._between = plan.between
-        self._known: dict[str, bool] = {}
+        self._range = plan.between
+        self._is_wanted: dict[str, bool] = {}
         self.begin()
 
     def wants_step(self, step: int) -> bool:
-        """Whether ``step`` is one of those that the Plan asks for."""
+        """True if ``step`` is one of those that the Plan asks for."""
         first, end = self._steps
-        return first <= step and (end is None or step < end) and (step - first) % self._every == 0
+        return first <= step and (end is None or step < end) and (step - first) % self._interval == 0
 
     def nothing_of(self, step: int) -> str:
-        """What is to be said where no call of ``step`` was chosen."""
+        """Note for a ``step`` of which no call was chosen."""
         return (
-            f"Nothing of step {step} has one of the names {list(self._globs)} in the phases {list(self._asked)}: "
+            f"Nothing of step {step} has one of the names {list(self._globs)} in the phases {list(self._plan_phases)}: "
             "nothing was recorded."
         )
 
     def begin(self) -> None:
         """Begin a step: the first call of the range ``between`` has not been made yet."""
-        self._inside = self._between is None
+        self._inside = self._range is None
 
     def wants(self, name: str) -> bool:
-        """Whether the name matches one of the Plan's globs."""
-        wanted = self._known.get(name)
-        if wanted is None:
-            wanted = self._known[name] = any(fnmatch.fnmatchcase(name, glob) for glob in self._globs)
-        return wanted
+        """True if the name matches one of the Plan's globs."""
+        is_wanted = self._is_wanted.get(name)
+        if is_wanted is None:
+            is_wanted = self._is_wanted[name] = any(fnmatch.fnmatchcase(name, glob) for glob in self._globs)
+        return is_wanted
 
     def wants_module(self, name: str) -> bool:
-        """Whether anything of the forward pass of a module is recorded, or it may end the range ``between``."""
-        return self._between is not None or ("fwd" in self._begun and self.wants(name))
+        """True if anything of the forward pass of a module is recorded, or it may end the range ``between``."""
+        return self._range is not None or ("fwd" in self._begun_phases and self.wants(name))
 
     def enters(self, phase: str, name: str) -> bool:
-        """Whether a call that begins now is recorded, or in phase fwd only its gradients; it may be the first of the
+        """True if a call that begins now is recorded, or in phase fwd only its gradients; it may be the first of the
         range.
         """
-        if self._between is not None and not self._inside and fnmatch.fnmatchcase(name, self._between[0]):
+        if self._range is not None and not self._inside and fnmatch.fnmatchcase(name, self._range[0]):
             self._inside = True
-        return self._inside and phase in self._begun and self.wants(name)
+        return self._inside and phase in self._begun_phases and self.wants(name)
 
     def leaves(self, name: str) -> None:
         """Take note that a call has ended; it may be the last of the range."""
-        if self._between is not None and self._inside and fnmatch.fnmatchcase(name, self._between[1]):
+        if self._range is not None and self._inside and fnmatch.fnmatchcase(name, self._range[1]):
             self._inside = False

@@ -97,7 +97,7 @@ class Collectives:
     def begin_pass(self) -> None:
         """A forward pass of the model begins; DDP has waited for the broadcast of its buffers."""
         with Guard(self._session):
-            self._take(lambda pending: pending.by_ddp)
+            self._end_pending(lambda pending: pending.by_ddp)
             self._buckets.begin()
 
     # -- while a collective runs -----------------------------------------------------------------------------------
@@ -108,17 +108,17 @@ class Collectives:
             return None
         with Guard(self._session):
             name = op._schema.name.removeprefix("c10d::")
-            place = next(index for index, arg in enumerate(args) if isinstance(arg, torch.ScriptObject))
-            group = dist.ProcessGroup.unbox(args[place])  # type: ignore[attr-defined]
-            given, got = _sides(name, args, place=place, rank=group.rank())
-            if is_bookkeeping(frame, [x for _, x in given or got]) or _sends_no_numbers(frame):
+            group_index = next(index for index, arg in enumerate(args) if isinstance(arg, torch.ScriptObject))
+            group = dist.ProcessGroup.unbox(args[group_index])  # type: ignore[attr-defined]
+            sent, received = _sides(name, args, group_index=group_index, rank=group.rank())
+            if is_bookkeeping(frame, [x for _, x in sent or received]) or _sends_no_numbers(frame):
                 return None
-            bucket = self._buckets.of(group, given) if in_backward() else None
-            text = self._described(op, args, place, group, bucket)
-            token = self._begin(name.removesuffix("_"), text, given, frame)
+            bucket = self._buckets.bucket_of(group, sent) if in_backward() else None
+            text = self._described(op, args, group_index, group, bucket)
+            token = self._begin(name.removesuffix("_"), text, sent, frame)
             if token is not None:
                 by_ddp = bucket is not None or (frame is not None and frame.f_globals.get("__name__") == _DDP)
-                return _Pending(token, got, _versions(got) if place == 1 else (), by_ddp=by_ddp)
+                return _Pending(token, received, _versions(received) if group_index == 1 else (), by_ddp=by_ddp)
         return None
 
     def has_begun(self, token: _Pending | None, result: Any) -> None:
@@ -135,68 +135,70 @@ class Collectives:
         if self._pending:
             with Guard(self._session):
                 memory = x.untyped_storage()._cdata
-                self._take(lambda p: any(y.untyped_storage()._cdata == memory for _, y in p.results), now=True)
+                self._end_pending(lambda p: any(y.untyped_storage()._cdata == memory for _, y in p.results), now=True)
 
     def after_backward(self) -> None:
         """A backward pass has ended, and with it the collectives that DDP's reducer waits for."""
         with Guard(self._session):
-            self._take(lambda pending: pending.by_ddp)
+            self._end_pending(lambda pending: pending.by_ddp)
 
     def finish(self) -> None:
         """The step ends: record the collectives that are complete though no Python code has waited for them."""
         with Guard(self._session):
-            self._take(_is_done)
-            self._take(lambda pending: True, note=Unmeasured.UNDER_WAY)
+            self._end_pending(_is_done)
+            self._end_pending(lambda pending: True, note=Unmeasured.UNDER_WAY)
 
     def _waited(self, original: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(work, *args, **kwargs)
         if self._pending:
             with Guard(self._session):
-                self._take(lambda pending: pending.work is work, now=True)
+                self._end_pending(lambda pending: pending.work is work, now=True)
         return result
 
-    def _take(self, wanted: Callable[[_Pending], bool], *, note: str | None = None, now: bool = False) -> None:
-        """Record the results of pending collectives that are ``wanted``: complete since ``now``, or for some time."""
+    def _end_pending(self, is_due: Callable[[_Pending], bool], *, note: str | None = None, now: bool = False) -> None:
+        """Record the results of pending collectives that are ``is_due``: complete since ``now``, or for some time."""
         for pending in tuple(self._pending):
-            if wanted(pending):
+            if is_due(pending):
                 self._pending.remove(pending)
                 changed = not now and pending.versions != _versions(pending.results)[: len(pending.versions)]
                 self._end(pending.token, pending.results, note or (CHANGED if changed else None))
 
     # -- how a collective is described ---------------------------------------------------------------------------------
 
-    def _described(self, op: Any, args: tuple[Any, ...], place: int, group: Any, bucket: Any) -> str:
+    def _described(self, op: Any, args: tuple[Any, ...], group_index: int, group: Any, bucket: Any) -> str:
         """Column ``args``: the group's global ranks, the reduction, the global ranks that arguments name, and for a
         bucket of DDP its index and parameters.
         """
-        names = [argument.name for argument in op._schema.arguments[place + 1 : len(args)]]
-        reduce_op = next((arg.op() for arg in args[place + 1 :] if isinstance(arg, torch.ScriptObject)), None)
-        named = tuple((_RANKS[n], arg) for n, arg in zip(names, args[place + 1 :], strict=True) if n in _RANKS)
-        key = (group, reduce_op, named, None if bucket is None else bucket.index)
+        names = [argument.name for argument in op._schema.arguments[group_index + 1 : len(args)]]
+        reduce_op = next((arg.op() for arg in args[group_index + 1 :] if isinstance(arg, torch.ScriptObject)), None)
+        named_ranks = tuple(
+            (_RANKS[n], arg) for n, arg in zip(names, args[group_index + 1 :], strict=True) if n in _RANKS
+        )
+        key = (group, reduce_op, named_ranks, None if bucket is None else bucket.index)
         text = self._texts.get(key)
         if text is None:
             ranks = dist.get_process_group_ranks(group)
             facts: dict[str, Any] = {"group": ranks, "op": _reduction(reduce_op)}
-            facts |= {name: ranks[rank] if 0 <= rank < len(ranks) else None for name, rank in named}
+            facts |= {name: ranks[rank] if 0 <= rank < len(ranks) else None for name, rank in named_ranks}
             if bucket is not None:
                 facts |= {"bucket": bucket.index, "parameters": bucket.names}
             text = self._texts[key] = json.dumps(facts, separators=(",", ":"))
         return text
 
 
-def _sides(name: str, args: tuple[Any, ...], *, place: int, rank: int) -> tuple[Slots, Slots]:
+def _sides(name: str, args: tuple[Any, ...], *, group_index: int, rank: int) -> tuple[Slots, Slots]:
     """The tensors that this rank sends and those that it receives: the argument before the group, which is at index
-    ``place``, and the first one; one of them only for ranks that only send or only receive. ``rank`` is the rank
+    ``group_index``, and the first one; one of them only for ranks that only send or only receive. ``rank`` is the rank
     within the group.
     """
-    gives, gets = _ONE_SIDED.get(name, (True, True))
+    sends, receives = _ONE_SIDED.get(name, (True, True))
     if name == "broadcast_":
-        gives = rank == args[place + 1]
+        sends = rank == args[group_index + 1]
     if name == "reduce_":
-        gets = rank == args[place + 2]
-    given = _numbered("in", args[place - 1]) if gives else []
-    got = _numbered("out", args[0]) if gets else []
-    return given, got
+        receives = rank == args[group_index + 2]
+    sent = _numbered("in", args[group_index - 1]) if sends else []
+    received = _numbered("out", args[0]) if receives else []
+    return sent, received
 
 
 def _numbered(side: str, value: Any) -> Slots:
@@ -253,20 +255,20 @@ class Buckets:
             return
         names = {id(param): clean_name(name) for name, param in self._ddp.module.named_parameters()}
         with _NoMemory():
-            found = reducer._get_zeros_like_grad_buckets()
+            grad_buckets = reducer._get_zeros_like_grad_buckets()
         self._buckets = [
             Bucket(bucket.index(), bucket.buffer().numel(), [names.get(id(p), "") for p in bucket.parameters()])
-            for bucket in found
+            for bucket in grad_buckets
         ]
         self._next = 0
 
-    def of(self, group: Any, given: Slots) -> Bucket | None:
+    def bucket_of(self, group: Any, sent: Slots) -> Bucket | None:
         """The bucket that a collective with these inputs reduces, None where it reduces none: DDP starts them in their
         order, and a comm hook may pass them in another dtype.
         """
-        if not self._buckets or len(given) != 1 or group != self._ddp.process_group:
+        if not self._buckets or len(sent) != 1 or group != self._ddp.process_group:
             return None
-        x = given[0][1]
+        x = sent[0][1]
         bucket = self._buckets[self._next % len(self._buckets)]
         if x.numel() != bucket.numel or not (x.is_floating_point() or x.is_complex()):
             return None
@@ -275,7 +277,7 @@ class Buckets:
 
 
 def is_bookkeeping(frame: FrameType | None, sent: list[Tensor]) -> bool:
-    """Whether DDP's reducer, called by ``frame``, exchanges with the other ranks the layout of its buckets, or which
+    """True if DDP's reducer, called by ``frame``, exchanges with the other ranks the layout of its buckets, or which
     parameters were used: its own bookkeeping, which is no part of the training.
     """
     if any(x.dtype is not torch.int32 for x in sent):
@@ -284,7 +286,7 @@ def is_bookkeeping(frame: FrameType | None, sent: list[Tensor]) -> bool:
 
 
 def _sends_no_numbers(frame: FrameType | None) -> bool:
-    """Whether what is sent is no value of the training: pickles of Python objects, which hold times, ids and hashes in
+    """True if what is sent is no value of the training: pickles of Python objects, which hold times, ids and hashes in
     the order of sets, or parameters and gradients that ZeRO 3 pads with memory that nothing has filled.
     """
     while frame is not None:

@@ -67,8 +67,10 @@ class CompiledCalls:
                 self._leave(token, frame.f_locals.get("result"))
         elif callback not in (None, False) and frame.f_code.co_qualname.startswith(_CALLS):
             with Guard(self._session):
-                given = frame.f_locals
-                token = self._enter(_innermost(given["fn"]), given["args"], given["kwargs"], frame.f_back)
+                wrapper_locals = frame.f_locals
+                token = self._enter(
+                    _innermost(wrapper_locals["fn"]), wrapper_locals["args"], wrapper_locals["kwargs"], frame.f_back
+                )
                 self._inside.append((frame, token))
         return original(callback)  # no code of Trueline may run after it: Dynamo would compile it
 
@@ -87,8 +89,8 @@ def name_of(func: Any) -> str:
 def path_of(func: Any) -> str:
     """Import path of a compiled function, or of the class of a compiled module."""
     owner = owner_of(func)
-    of = func if owner is None and hasattr(func, "__qualname__") else type(func if owner is None else owner)
-    return f"{of.__module__}.{of.__qualname__}"
+    target = func if owner is None and hasattr(func, "__qualname__") else type(func if owner is None else owner)
+    return f"{target.__module__}.{target.__qualname__}"
 
 
 def _innermost(func: Any) -> Any:

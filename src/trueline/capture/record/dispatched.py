@@ -85,9 +85,9 @@ class Dispatched:
             frame = sys._getframe().f_back
             self._under_way.append(None)
             try:
-                begun = [(listener, listener.begins(op, args, frame)) for listener in self._listeners()]
+                tokens = [(listener, listener.begins(op, args, frame)) for listener in self._listeners()]
                 result = op.redispatch(keyset & below, *args, **kwargs)
-                for listener, token in begun:
+                for listener, token in tokens:
                     listener.has_begun(token, result)
                 return result
             finally:
@@ -108,8 +108,8 @@ class Dispatched:
 
 def _operators() -> list[str]:
     """Names of the operators of ``c10d`` that send tensors between the ranks of a group."""
-    known = torch._C._dispatch_get_registrations_for_dispatch_key("CPU")  # type: ignore[attr-defined]
-    names = [name.removeprefix("c10d::") for name in known if name.startswith("c10d::")]
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key("CPU")  # type: ignore[attr-defined]
+    names = [name.removeprefix("c10d::") for name in registered if name.startswith("c10d::")]
     return sorted(name for name in names if name not in _SILENT)
 
 

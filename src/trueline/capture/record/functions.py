@@ -40,7 +40,7 @@ _PLUMBING = (
 """Callers that copy values without computing any: FSDP, ZeRO (also memory that nothing has filled), a DataLoader's
 collating, checkpointing, and Trueline."""
 
-_WITHIN = ("torch.overrides", "torch.nn.functional", "torch.functional", "torch._tensor", "torch._ops")
+_DEFINING_MODULES = ("torch.overrides", "torch.nn.functional", "torch.functional", "torch._tensor", "torch._ops")
 """Modules that define the functions themselves: their frames are between Trueline's and the caller's."""
 
 
@@ -53,7 +53,7 @@ ENGINE = getattr(getattr(torch.autograd, "_engine_run_backward", None), "__code_
 _IN_PLACE = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor"})
 
 _CUTTING = frozenset({"getitem", "narrow", "select", "split", "chunk", "unbind"})
-"""What takes a part of a buffer, also of one that nothing has filled yet."""
+"""Functions that take a part of a buffer, also of one that nothing has filled yet."""
 
 
 _FUNCTION = types.FunctionType
@@ -63,7 +63,7 @@ _BUILT = frozenset(
 _OPERATORS = frozenset((torch._ops.OpOverload, torch._ops.OpOverloadPacket))
 
 _ASKS_MODES = torch.overrides.handle_torch_function.__code__
-"""What a function of torch that is written in Python calls before it does anything else."""
+"""Code of what a function of torch that is written in Python calls before it does anything else."""
 
 
 class Function:
@@ -92,7 +92,7 @@ class Function:
 
 
 def _is_torchs(func: Callable[..., Any]) -> bool:
-    """Whether ``func`` is torch's own, or Python's: not what somebody has put in its place, nor a callable whose hash
+    """True if ``func`` is torch's own, or Python's: not what somebody has put in its place, nor a callable whose hash
     and attributes would run code of the user's.
     """
     kind = type(func)
@@ -102,26 +102,26 @@ def _is_torchs(func: Callable[..., Any]) -> bool:
 
 
 def _replaced(func: Callable[..., Any], asking: FrameType | None) -> Callable[..., Any]:
-    """What a mode is asked about, where ``func`` was put in its place.
+    """The function that a mode is asked about, where ``func`` was put in its place.
 
     Torch looks functions up by their names to ask a mode, and finds what a script has put there: ``Tensor.backward`` of
     the user's, say, which has called torch's and would run twice. ``asking`` is the frame of that, where it is written
     in Python.
     """
     if asking is None:
-        own = vars(torch._C.TensorBase)
-        names = (name for name, value in vars(Tensor).items() if value is func and name in own)
+        base_attributes = vars(torch._C.TensorBase)
+        names = (name for name, value in vars(Tensor).items() if value is func and name in base_attributes)
         name = next(names, None)
-        return func if name is None else own[name]
+        return func if name is None else base_attributes[name]
     code = asking.f_code
     if getattr(func, "__code__", None) is code:
         return func
     cells = tuple(types.CellType(asking.f_locals[name]) for name in code.co_freevars)
     # torch does not hand on each argument (`grad_variables` of backward): the rest stay as the frame was given them
     names, num = code.co_varnames, code.co_argcount
-    made = _FUNCTION(code, asking.f_globals, None, tuple(asking.f_locals[name] for name in names[:num]), cells)
-    made.__kwdefaults__ = {name: asking.f_locals[name] for name in names[num : num + code.co_kwonlyargcount]}
-    return made
+    original = _FUNCTION(code, asking.f_globals, None, tuple(asking.f_locals[name] for name in names[:num]), cells)
+    original.__kwdefaults__ = {name: asking.f_locals[name] for name in names[num : num + code.co_kwonlyargcount]}
+    return original
 
 
 class FunctionCalls(TorchFunctionMode):
@@ -132,7 +132,7 @@ class FunctionCalls(TorchFunctionMode):
     def __init__(self, record: MethodType) -> None:
         super().__init__()
         self._record = weakref.WeakMethod(record)
-        self._known: dict[Any, Function] = {}
+        self._functions: dict[Any, Function] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -140,33 +140,35 @@ class FunctionCalls(TorchFunctionMode):
         """Called by torch instead of ``func``."""
         kwargs = kwargs or {}
         frame = sys._getframe(1)
+        # A function written in C calls this directly, one written in Python through `handle_torch_function`.
         asking = frame.f_back if frame.f_code is _ASKS_MODES else None
-        caller, called = frame, called_by
+        caller, call_as = frame, called_by
         if asking is not None:
-            caller, called = asking.f_back or asking, called_below
+            caller, call_as = asking.f_back or asking, called_below
         try:
             if _is_torchs(func):
-                function = self._known.get(func)
+                function = self._functions.get(func)
                 if function is None:
-                    function = self._known[func] = Function(func)
+                    function = self._functions[func] = Function(func)
             else:
                 func = _replaced(func, asking)
                 function = Function(func)
         except Exception:  # a callable of the user's that is like no function
-            return called(caller, func, args, kwargs)
+            return call_as(caller, func, args, kwargs)
         if not function.name or is_tracing():
-            return called(caller, func, args, kwargs)
+            return call_as(caller, func, args, kwargs)
+        # Last of the checks, as it goes through the frames.
         if in_backward() and _is_inside(frame):
-            return called(caller, func, args, kwargs)
-        while (name := frame.f_globals.get("__name__", "")) in _WITHIN and frame.f_back is not None:
+            return call_as(caller, func, args, kwargs)
+        while (name := frame.f_globals.get("__name__", "")) in _DEFINING_MODULES and frame.f_back is not None:
             frame = frame.f_back
         record = None if name.startswith(_PLUMBING) else self._record()
         if record is None:
-            return called(caller, func, args, kwargs)
-        return record(function, lambda: called(caller, func, args, kwargs), args, kwargs, frame)
+            return call_as(caller, func, args, kwargs)
+        return record(function, lambda: call_as(caller, func, args, kwargs), args, kwargs, frame)
 
     def is_on(self) -> bool:
-        """Whether it is on the stack of modes of this thread."""
+        """True if it is on the stack of modes of this thread."""
         return self in torch.overrides._get_current_function_mode_stack()
 
     def take_off(self) -> bool:
@@ -179,8 +181,8 @@ class FunctionCalls(TorchFunctionMode):
 
     def install(self, *, above: int) -> None:
         """Put it on the stack, with so many of the modes that are there above it."""
-        others = [torch.overrides._pop_mode() for _ in range(above)]
-        for mode in (self, *reversed(others)):
+        modes_above = [torch.overrides._pop_mode() for _ in range(above)]
+        for mode in (self, *reversed(modes_above)):
             torch.overrides._push_mode(mode)
 
     def remove(self) -> int | None:
@@ -188,10 +190,10 @@ class FunctionCalls(TorchFunctionMode):
         if not self.is_on():
             return None
         above = torch.overrides._get_current_function_mode_stack()[::-1].index(self)
-        others = [torch.overrides._pop_mode() for _ in range(above)]
+        modes_above = [torch.overrides._pop_mode() for _ in range(above)]
         torch.overrides._pop_mode()
-        for other in reversed(others):
-            torch.overrides._push_mode(other)
+        for mode in reversed(modes_above):
+            torch.overrides._push_mode(mode)
         return above
 
 
@@ -238,7 +240,7 @@ class BackwardCalls:
 
 
 def _is_inside(frame: FrameType | None) -> bool:
-    """Whether the call is part of a larger one that autograd's engine has made: a kernel inside a user's
+    """True if the call is part of a larger one that autograd's engine has made: a kernel inside a user's
     ``__torch_dispatch__``, or the backward pass of a compiled function. In a forward pass both are recorded as a whole.
     """
     while frame is not None and frame.f_code is not ENGINE:
@@ -249,7 +251,7 @@ def _is_inside(frame: FrameType | None) -> bool:
 
 
 def is_tracing() -> bool:
-    """Whether a compiler traces with tensors that hold no values, or `torch.jit.trace` puts what runs in a graph."""
+    """True if a compiler traces with tensors that hold no values, or `torch.jit.trace` puts what runs in a graph."""
     return _is_tracing() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None  # type: ignore[attr-defined]
 
 

@@ -33,19 +33,19 @@ class Counts(Protocol):
     _spend: Callable[[float], None]
 
 
-Of = TypeVar("Of", bound=Counts)
-More = ParamSpec("More")
-Found = TypeVar("Found")
+SessionT = TypeVar("SessionT", bound=Counts)
+ArgsP = ParamSpec("ArgsP")
+ResultT = TypeVar("ResultT")
 
 
-def counted(method: Callable[Concatenate[Of, More], Found]) -> Callable[Concatenate[Of, More], Found]:
+def counted(method: Callable[Concatenate[SessionT, ArgsP], ResultT]) -> Callable[Concatenate[SessionT, ArgsP], ResultT]:
     """A method of a session whose CPU time is counted where it monitors, once: a call inside of another is part of it.
 
     Other presets record what they were asked for at any cost, and their time is no part of the budget.
     """
 
     @functools.wraps(method)
-    def run(self: Of, *args: More.args, **kwargs: More.kwargs) -> Found:
+    def run(self: SessionT, *args: ArgsP.args, **kwargs: ArgsP.kwargs) -> ResultT:
         if not self._monitors or self._spending:
             return method(self, *args, **kwargs)
         self._spending, begin = True, time.thread_time()

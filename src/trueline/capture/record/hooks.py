@@ -38,8 +38,8 @@ class ModuleCalls:
     def attach(self, *, wants: Callable[[str], bool] | None = None) -> None:
         """Put the hooks on, with ``wants`` only on the model itself and on modules of these names."""
         self.compiled = []
-        for place, (name, module) in enumerate(eager_modules(self._model, self.compiled)):
-            if place and wants is not None and not wants(name):
+        for position, (name, module) in enumerate(eager_modules(self._model, self.compiled)):
+            if position and wants is not None and not wants(name):
                 continue
             enter = Hook(functools.partial(self._enter, name), num_args=3)
             leave = Hook(functools.partial(self._leave, name))
@@ -65,54 +65,54 @@ def eager_modules(model: nn.Module, compiled: list[str]) -> list[tuple[str, nn.M
     of its class. The names of compiled ones are added to ``compiled``: of these only the wrapper is there, if any.
     """
     root = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-    found: list[tuple[str, nn.Module]] = []
-    seen: set[int] = set()
+    modules: list[tuple[str, nn.Module]] = []
+    visited: set[int] = set()
 
     def visit(prefix: str, module: nn.Module) -> None:
-        if id(module) in seen:
+        if id(module) in visited:
             return
-        seen.add(id(module))
+        visited.add(id(module))
         name = clean_name(prefix) if prefix else type(unwrap(module)).__name__
         if "_orig_mod" in module._modules:  # looking for the attribute costs an exception
             compiled.append(name)
-            found.append((name, module))
+            modules.append((name, module))
             return
         if compiled_in_place(module):
             compiled.append(name)
             return
-        found.append((name, module))
+        modules.append((name, module))
         for child, inner in module.named_children():
             visit(f"{prefix}.{child}" if prefix else child, inner)
 
     visit("", root)
-    return found
+    return modules
 
 
-Places = list[Any]
-"""A call, a slot of it, the next call, its slot, and so on: a flat list, which is faster to collect than pairs."""
+CallSlots = list[Any]
+"""[call, slot, next call, its slot, …]: a flat list, which is faster to collect than pairs."""
 
 
 class GradientHooks:
-    """Calls ``arrived(places, gradient)`` when the gradient with respect to a watched tensor is complete.
+    """Calls ``arrived(call_slots, gradient)`` when the gradient with respect to a watched tensor is complete.
 
     One hook a tensor, however many calls it belongs to; hooks on tensors inside the graph go away with it, those on
     leaves with ``detach``.
     """
 
-    def __init__(self, arrived: Callable[[Places, Tensor], None]) -> None:
+    def __init__(self, arrived: Callable[[CallSlots, Tensor], None]) -> None:
         self._arrived = arrived
-        self._hooked: dict[int, _Arrived] = {}
+        self._hooked: dict[int, _GradientHook] = {}
         self._handles: list[Any] = []
 
     def watch(self, x: Tensor, call: Call, slot: str) -> None:
         """Record the gradient with respect to ``x`` for a slot of a call; do nothing where there will be none."""
         if not x.requires_grad:
             return
-        known = self._hooked.get(id(x))
-        if known is not None and known.tensor() is x and known.version == x._version:
-            known.places += (call, slot)
+        previous = self._hooked.get(id(x))
+        if previous is not None and previous.tensor() is x and previous.version == x._version:
+            previous.call_slots += (call, slot)
             return
-        hook = self._hooked[id(x)] = _Arrived(self, x, [call, slot])
+        hook = self._hooked[id(x)] = _GradientHook(self, x, [call, slot])
         self._handles.append(x.register_hook(hook))
 
     def detach(self) -> None:
@@ -121,25 +121,25 @@ class GradientHooks:
             handle.remove()
         self._handles.clear()
         self._hooked.clear()
-        self._arrived = _ignored
+        self._arrived = _ignore
 
 
-class _Arrived(CapturingHook):
-    """The hook; a copy of the tensor (``deepcopy``) gets one that does nothing. ``tensor`` returns the tensor, None
-    where it is gone.
+class _GradientHook(CapturingHook):
+    """Hook on a tensor; a copy of the tensor (``deepcopy``) gets one that does nothing. ``tensor`` returns the tensor,
+    None where it is gone.
     """
 
-    __slots__ = ("hooks", "places", "tensor", "version")
+    __slots__ = ("call_slots", "hooks", "tensor", "version")
     __torch_unserializable__ = True
 
-    def __init__(self, hooks: GradientHooks, x: Tensor, places: Places) -> None:
-        self.hooks, self.places = hooks, places
+    def __init__(self, hooks: GradientHooks, x: Tensor, call_slots: CallSlots) -> None:
+        self.hooks, self.call_slots = hooks, call_slots
         self.version = x._version
         # torch swaps no leaf that has a weak reference; what is no leaf would keep its graph alive without.
         self.tensor: Callable[[], Tensor | None] = (lambda: x) if x.is_leaf else weakref.ref(x)
 
     def __call__(self, gradient: Tensor | None) -> None:
-        self.hooks._arrived(self.places, gradient)
+        self.hooks._arrived(self.call_slots, gradient)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[[Tensor], None]:
         return _silent
@@ -149,5 +149,5 @@ def _silent(gradient: Tensor | None) -> None:
     """Does nothing: the hook of a copied tensor."""
 
 
-def _ignored(places: Places, gradient: Tensor) -> None:
+def _ignore(call_slots: CallSlots, gradient: Tensor) -> None:
     """Ignores a gradient after ``detach``."""

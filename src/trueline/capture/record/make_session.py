@@ -47,8 +47,11 @@ def _require_sites(model: nn.Module, plan: Plan) -> None:
 def _require_ranks(plan: Plan) -> None:
     """Raise ``PlanError`` where the plan names a rank that does not exist."""
     world = world_size()
-    named = {"worker_groups": [rank for group in plan.worker_groups for rank in group], "ranks": plan.ranks or ()}
-    for key, ranks in named.items():
+    ranks_by_key = {
+        "worker_groups": [rank for group in plan.worker_groups for rank in group],
+        "ranks": plan.ranks or (),
+    }
+    for key, ranks in ranks_by_key.items():
         unknown = sorted(rank for rank in ranks if not 0 <= rank < world)
         if unknown:
             raise PlanError(

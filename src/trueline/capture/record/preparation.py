@@ -1,4 +1,4 @@
-"""Which calls outside of a training forward pass prepare it: what they compute reaches the pass or its loss.
+"""Calls outside of a training forward pass that prepare it: what they compute reaches the pass or its loss.
 
 Scripts compute between the batch and the model: noise, masks, shifted labels. In the same place they keep moving
 averages, take metrics and evaluate. Which of these a call is shows only in what is made of its result. So the calls
@@ -23,7 +23,7 @@ MAX_AHEAD = 4_096
 those that follow are kept."""
 
 MAX_DROPS = 16
-"""How often that happens before one pass; then nothing before it is recorded."""
+"""Number of times that this happens before one pass; then nothing before it is recorded."""
 
 TOO_MANY = (
     f"more than {MAX_AHEAD * MAX_DROPS:,} calls were made before the forward pass: none of those before it is recorded."
@@ -59,18 +59,18 @@ class Preparation:
         """Begin a step: the pass of its first micro-batch is to come."""
         self._before: int | None = 0
         self._outside: dict[Call, _Outside] = {}
-        self._used: dict[int, set[int]] = defaultdict(set)
+        self._addresses_used: dict[int, set[int]] = defaultdict(set)
         self._now = self._ahead = self._drops = 0
         self.has_passes = False
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the next pass has not begun."""
+        """True if the next pass has not begun."""
         return self._before is not None
 
     @property
     def is_first(self) -> bool:
-        """Whether the first pass of the step has not begun."""
+        """True if the first pass of the step has not begun."""
         return self._before == 0
 
     def pass_begins(self, micro: int) -> None:
@@ -90,18 +90,18 @@ class Preparation:
             self._ahead += loose and self._before == 0
 
     def takes(self, call: Call, slots: Slots) -> None:
-        """What a call is given, but for parameters, which no batch is made of."""
+        """Note the inputs of a call, but for parameters, which no batch is made of."""
         if not self._outside:
             return  # nothing before this pass whose results it may use
-        one = self._outside.get(call)
-        used = self._used[self._now] if one is None or one.before is None else one.takes
-        used.update(self._addresses(slots))
+        outside = self._outside.get(call)
+        addresses = self._addresses_used[self._now] if outside is None or outside.before is None else outside.takes
+        addresses.update(self._addresses(slots))
 
     def gives(self, call: Call, slots: Slots) -> None:
-        """What a call returns, or writes to."""
-        one = self._outside.get(call)
-        if one is not None and one.before is not None:
-            one.gives.update(self._addresses(slots))
+        """Note the outputs of a call, and what it writes to."""
+        outside = self._outside.get(call)
+        if outside is not None and outside.before is not None:
+            outside.gives.update(self._addresses(slots))
 
     def _addresses(self, slots: Slots) -> Iterator[int]:
         for _, x in slots:
@@ -114,51 +114,51 @@ class Preparation:
             return {}
         self._ahead = 0
         self._drops += 1
-        dropped = [one.call for one in self._outside.values() if one.loose]
+        dropped = [outside.call for outside in self._outside.values() if outside.loose]
         for call in dropped:
             del self._outside[call]
         return dict.fromkeys(dropped)
 
     @property
     def gives_up(self) -> bool:
-        """Whether too many calls came before the first pass."""
+        """True if too many calls came before the first pass."""
         return self._drops >= MAX_DROPS
 
     def settled(self, calls: Calls, *, keeps_all: bool) -> dict[Call, Call | None]:
-        """What becomes of each call: one of a final number, or None where it is dropped. Calls between two passes stay,
+        """By call the one with its final number, or None where it is dropped. Calls between two passes stay,
         in phase grad where they prepare none. ``keeps_all``: no pass was seen, so all may be what is to be recorded.
         """
-        reaching = {id(one) for one in self._reaching()}
+        reaching = {id(outside) for outside in self._reaching()}
         final: dict[Call, Call | None] = {}
-        for one in self._outside.values():
-            call, reaches = one.call, keeps_all or id(one) in reaching
-            if one.before == 0 and not reaches:
+        for outside in self._outside.values():
+            call, reaches = outside.call, keeps_all or id(outside) in reaching
+            if outside.before == 0 and not reaches:
                 final[call] = None
-            elif one.loose:
-                prepares = one.before is not None and id(one) in reaching
-                final[call] = calls.numbered(call, micro=one.before if prepares else None)
+            elif outside.loose:
+                prepares = outside.before is not None and id(outside) in reaching
+                final[call] = calls.numbered(call, micro=outside.before if prepares else None)
         return final
 
     def _reaching(self) -> Iterator[_Outside]:
         """The calls before a pass whose results it used, or calls that it used the results of, from the last to the
         first.
         """
-        used: set[int] = set()
-        passes = set(self._used)
+        addresses: set[int] = set()
+        passes = set(self._addresses_used)
         last = self._now if self.has_passes else -1
-        for one in reversed(self._outside.values()):
-            if one.before is None or one.before > last:
+        for outside in reversed(self._outside.values()):
+            if outside.before is None or outside.before > last:
                 continue
-            for micro in [micro for micro in passes if micro >= one.before]:
-                used |= self._used[micro]
+            for micro in [micro for micro in passes if micro >= outside.before]:
+                addresses |= self._addresses_used[micro]
                 passes.discard(micro)
-            if not used.isdisjoint(one.gives):
-                used |= one.takes
-                yield one
+            if not addresses.isdisjoint(outside.gives):
+                addresses |= outside.takes
+                yield outside
 
 
 def is_aside(frame: FrameType) -> bool:
-    """Whether the call that ``frame`` makes before a pass prepares none: a loader collates in it, whose processes would
+    """True if the call that ``frame`` makes before a pass prepares none: a loader collates in it, whose processes would
     not be seen either; or an optimizer computes, unless that calls a closure, or a model is loaded, saved or reset.
     """
     if frame.f_globals.get("__name__", "").startswith(_ASIDE):

@@ -26,11 +26,11 @@ from trueline.capture.record.collectives import Collectives
 from trueline.capture.record.compiled import CompiledCalls, name_of, owner_of, path_of
 from trueline.capture.record.functions import BackwardCalls, Function, FunctionCalls, foreign_note
 from trueline.capture.record.guard import Guard, counted, guarded
-from trueline.capture.record.hooks import GradientHooks, ModuleCalls, Places
+from trueline.capture.record.hooks import CallSlots, GradientHooks, ModuleCalls
 from trueline.capture.record.preparation import TOO_MANY, Preparation, is_aside
 from trueline.capture.record.stacks import Stacks, frame_of_update
-from trueline.capture.record.updates import Updates
-from trueline.capture.record.values import apart
+from trueline.capture.record.updates import ParamUpdates
+from trueline.capture.record.values import split_complete
 from trueline.schema.columns.records import StepRecords
 from trueline.schema.files.run_manifest import note_of_compiled
 from trueline.schema.plan import Plan
@@ -88,7 +88,7 @@ class Session:
         self._backward = BackwardCalls(self._mode, ended=self._after_backward, compiles=self._before_compiled)
         self._compiled = CompiledCalls(enter=self._enter_compiled, leave=self._leave_compiled, session=self)
         self._gradients = GradientHooks(self._gradient)
-        self._updates = Updates()
+        self._updates = ParamUpdates()
         self._unwritten: deque[Unwritten] = deque()
         self._running: list[_Running] = []
         self._update: tuple[FrameType, int] | None = None
@@ -110,16 +110,16 @@ class Session:
 
     def _follow_ring(self, length: int | None) -> None:
         """Keep so many steps in memory from now on, of those that are there the latest; with None write these."""
-        kept = self._ring or ()
-        self._ring = None if length is None else deque(kept, maxlen=length)
+        records = self._ring or ()
+        self._ring = None if length is None else deque(records, maxlen=length)
         if self._ring is None:
-            for record in kept:
+            for record in records:
                 self._write(record)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def wants(self, step: int, *, sampled: bool = True) -> bool:
-        """Whether the Plan asks for ``step``; a monitor takes those that are ``sampled``, or all of a stretch."""
+        """True if the Plan asks for ``step``; a monitor takes those that are ``sampled``, or all of a stretch."""
         left_out = self._monitors and not sampled and self._plan.next_steps is None
         if self._broken or self._asleep or left_out:
             return False
@@ -183,12 +183,12 @@ class Session:
     @counted
     def close_step(self) -> None:
         """The step is over: write it as soon as its numbers are on the host."""
-        self._mode.remove()
+        self._mode.remove()  # first: what follows is Trueline's own
         self._updated = True
         if not self._open:
             return
         self._collectives.finish()
-        updates = self._updates
+        updates = self._updates  # `_unhook` begins new ones
         self._unhook()
         with Guard(self):
             for name, slots in updates.end():
@@ -260,13 +260,13 @@ class Session:
         if not self._open:
             return
         compiled = name in self._modules.compiled  # asking the module itself costs an exception
-        made = unwrap(module) if compiled else module
-        self._begin_pass(made)
+        inner = unwrap(module) if compiled else module
+        self._begin_pass(inner)
         pushed = not self._running and self._push()
         call = None
         stack = self._stack(sys._getframe(3))  # that of nn.Module, which also calls forward
         if self._modules_too and not self._is_unseen() and self._selection.enters("fwd", name):
-            call = self._begin_module(name, made, stack, "compiled" if compiled else "", args, kwargs)
+            call = self._begin_module(name, inner, stack, "compiled" if compiled else "", args, kwargs)
         self._running.append(_Running(name, call, pushed))
 
     @counted
@@ -289,8 +289,8 @@ class Session:
     @guarded
     def _begin_module(self, name: str, module: nn.Module, stack: int | None, flag: str, args: Any, kwargs: Any) -> Call:
         path = f"{type(module).__module__}.{type(module).__qualname__}"
-        within = self._running[-1].name if self._running else ""
-        call = self._calls.next("fwd", name, "module", path, within, stack, flag)
+        parent = self._running[-1].name if self._running else ""
+        call = self._calls.next("fwd", name, "module", path, parent, stack, flag)
         self._preparation.add(call, loose=False)
         slots, call.args = self._described(args, kwargs)
         self._preparation.takes(call, slots)
@@ -313,7 +313,7 @@ class Session:
             self._trains = self._trains or trains
 
     def _is_unseen(self) -> bool:
-        """Whether nothing that runs now is recorded: what is Trueline's own; an update of parts that end with memory
+        """True if nothing that runs now is recorded: what is Trueline's own; an update of parts that end with memory
         that nothing has filled; before the first pass, an evaluation too, and what comes after too many calls.
         """
         if self._quiet or not self._preparation.is_first:
@@ -323,8 +323,8 @@ class Session:
     def _enter_compiled(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
     ) -> tuple[int | None, Call | None]:
-        """Below how many other modes to put ours on again later, None where it was not on; and the call, None where it
-        is recorded as a module's already.
+        """Number of other modes below which to put ours on again later, None where it was not on; and the call, None
+        where it is recorded as a module's already.
         """
         module = self._running[-1].name if self._running else self._scope
         above, owner = self._mode.remove(), owner_of(func)
@@ -334,8 +334,8 @@ class Session:
             self._begin_pass(owner)
             above = 0 if above is None and owner is self._root else above
         name = self._modules.name_of(owner) if owner is not None else f"{module}.{name_of(func)}".removeprefix(".")
-        seen, phase = self._functions_too if owner is None else self._modules_too, self._phase_now()
-        if not seen or self._is_unseen() or not self._selection.enters(phase, name):
+        is_recorded, phase = self._functions_too if owner is None else self._modules_too, self._phase_now()
+        if not is_recorded or self._is_unseen() or not self._selection.enters(phase, name):
             return above, None
         self._note(note_of_compiled(path_of(func) if owner is None else name))
         kind = "op" if owner is None else "module"
@@ -364,15 +364,15 @@ class Session:
         if (
             not self._open
             or self._is_unseen()
-            or (begun := self._begin_function(function, args, kwargs, frame)) is None
+            or (started := self._begin_function(function, args, kwargs, frame)) is None
         ):
             return run()
         result = run()
-        call, waits, written, parts = begun
+        call, waits, written, parts = started
         if self._open:
-            given = written if result is None else result
-            unfilled = function.uninitialised or (function.cuts and self._are_unfilled(given))
-            self._end_call(call, given, waits, UNFILLED if unfilled else None)
+            outputs = written if result is None else result
+            unfilled = function.uninitialised or (function.cuts and self._are_unfilled(outputs))
+            self._end_call(call, outputs, waits, UNFILLED if unfilled else None)
             if parts:
                 self._buffer.fills(parts)
         self._selection.leaves(call.name)
@@ -382,8 +382,8 @@ class Session:
     def _begin_function(
         self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
     ) -> tuple[Call, arguments.Slots, list[Tensor], list[Tensor]] | None:
-        """The call, those of its arguments that wait for a collective first, those that it writes to, and those of them
-        that nothing had written to; None where it is not recorded.
+        """The call, its arguments that wait for a collective first, those that it writes to, and of these the ones that
+        nothing had written to; None where it is not recorded.
         """
         module, phase = self._running[-1].name if self._running else self._scope, self._phase_now()
         name = f"{module}.{function.name}" if module else function.name
@@ -394,31 +394,31 @@ class Session:
         call = self._next(phase, name, "op", function.api, module, self._stack(frame), function.flags)
         slots, call.args = self._described(args, kwargs)
         self._preparation.takes(call, slots)
-        there, waits = apart(slots)
+        complete, waits = split_complete(slots)
         written = arguments.written(slots, in_place="inplace" in function.flags)
-        unread = there if function.cuts else written
+        unread = complete if function.cuts else written
         unfilled = [(slot, x) for slot, x in unread if self._buffer.is_unfilled(x)]
         parts = [x for slot, x in unfilled if slot in dict(written)]
         if unfilled:
             self._see(call, unfilled, UNFILLED)
-            there = [one for one in there if one[0] not in dict(unfilled)]
-        self._see(call, there)
+            complete = [entry for entry in complete if entry[0] not in dict(unfilled)]
+        self._see(call, complete)
         if written:
             self._buffer.changed(written)  # an alias through .data has a version of its own
             self._preparation.gives(call, written)
         return call, waits, [x for _, x in written], parts
 
     def _are_unfilled(self, output: Any) -> bool:
-        given = arguments.outputs(output)
-        return bool(given) and all(self._buffer.is_unfilled(x) for _, x in given)
+        slots = arguments.outputs(output)
+        return bool(slots) and all(self._buffer.is_unfilled(x) for _, x in slots)
 
     @guarded
     def _end_call(self, call: Call, output: Any, waits: arguments.Slots = (), note: str | None = None) -> None:
         if waits:
             self._see(call, waits)
-        given = arguments.outputs(output)
-        self._preparation.gives(call, given)
-        self._see(call, given, note)
+        slots = arguments.outputs(output)
+        self._preparation.gives(call, slots)
+        self._see(call, slots, note)
 
     def _next(self, phase: str, name: str, kind: str, api: str, module: str, stack: int | None, flag: str) -> Call:
         """The next call; one outside of all modules gets its number when the step ends."""
@@ -445,11 +445,11 @@ class Session:
 
     @counted
     @guarded
-    def _gradient(self, places: Places, gradient: Tensor | None) -> None:
+    def _gradient(self, call_slots: CallSlots, gradient: Tensor | None) -> None:
         self._phase = "grad"
         if gradient is None:  # autograd calls hooks also where a backward returned None
             return
-        flat = iter(places)
+        flat = iter(call_slots)
         for call, slot in zip(flat, flat, strict=True):
             self._buffer.see(call, ((slot, gradient),), phase="bwd")
 
@@ -472,7 +472,7 @@ class Session:
 
     def _before_compiled(self) -> None:
         with Guard(self):
-            self._gradients.detach()
+            self._gradients.detach()  # a detached one stays silent: the graph may have its hooks for longer
             self._gradients = GradientHooks(self._gradient)
             self._note(COMPILED_BACKWARD)
 
@@ -519,7 +519,7 @@ class Session:
         self._open = False
         self._running = []
         self._update = None
-        self._updates = Updates()
+        self._updates = ParamUpdates()
         self._mode.remove()
         self._backward.detach()
         self._modules.detach()

@@ -18,7 +18,7 @@ MAX_FRAMES = 32
 """Frames of a stack that are recorded, the innermost ones."""
 
 _PACKAGE = os.path.abspath(__file__).removesuffix(os.path.join("trueline", "capture", "record", "stacks.py"))
-_OURS = tuple(os.path.join(_PACKAGE, *module.split(".")) for module in OWN_MODULES)
+_OWN_PATHS = tuple(os.path.join(_PACKAGE, *module.split(".")) for module in OWN_MODULES)
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _SITE = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
@@ -40,14 +40,14 @@ class Stacks:
         """
         self._left_out: list[CodeType] = []
 
-    def take(self, frame: FrameType | None, within: tuple[FrameType, int] | None = None) -> int:
-        """The number of the stack that ends in ``frame``; ``within`` is a frame below it and the number of its stack,
-        which saves the way down from there.
+    def take(self, frame: FrameType | None, base_stack: tuple[FrameType, int] | None = None) -> int:
+        """The number of the stack that ends in ``frame``; ``base_stack`` is a frame below it and the number of its
+        stack, which saves the way down from there.
         """
         codes, key, base = self._codes, [], -1
         while frame is not None:
-            if within is not None and frame is within[0]:
-                base = within[1]
+            if base_stack is not None and frame is base_stack[0]:
+                base = base_stack[1]
                 break
             code = frame.f_code
             number = id(code)
@@ -57,10 +57,10 @@ class Stacks:
                 key.append(number)
                 key.append(frame.f_lasti)
             frame = frame.f_back
-        found = (base, *key)
-        stack = self._ids.get(found)
+        stack_key = (base, *key)
+        stack = self._ids.get(stack_key)
         if stack is None:
-            stack = self._ids[found] = len(self._ids)
+            stack = self._ids[stack_key] = len(self._ids)
             below = self._frames[base] if base >= 0 else ()
             pairs = zip(key[::2], key[1::2], strict=True)
             frames = (*(_text(codes[code], lasti) for code, lasti in pairs), *below)[:MAX_FRAMES]
@@ -69,9 +69,9 @@ class Stacks:
         return stack
 
     def _meet(self, code: CodeType) -> None:
-        shown = _is_shown(code.co_filename) and code.co_qualname != STANDS_IN
-        self._codes[id(code)] = code if shown else None
-        if not shown:
+        is_shown = _is_shown(code.co_filename) and code.co_qualname != STANDS_IN
+        self._codes[id(code)] = code if is_shown else None
+        if not is_shown:
             self._left_out.append(code)
 
 
@@ -82,14 +82,14 @@ def frame_of_update(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-def is_users(file: str) -> bool:
-    """Whether ``file`` is the user's own: of no installed package, not Python's, and not Trueline's."""
+def is_users_file(file: str) -> bool:
+    """True if ``file`` is the user's own: of no installed package, not Python's, and not Trueline's."""
     installed = any(part in file for part in _SITE)
     return _is_shown(file) and not installed and not file.startswith((_PACKAGE, "<"))
 
 
 def _is_shown(file: str) -> bool:
-    if file.startswith((*_OURS, _TORCH, "<frozen", UNSEEN)):
+    if file.startswith((*_OWN_PATHS, _TORCH, "<frozen", UNSEEN)):
         return False
     return not file.startswith(_STDLIB) or any(part in file for part in _SITE)
 

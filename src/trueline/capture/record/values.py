@@ -41,12 +41,13 @@ class Measurable(NamedTuple):
 
 
 def is_under_way(x: Tensor) -> bool:
-    """Whether ``x`` is the result of a collective that no call has waited for yet; the next call that uses it will."""
+    """True if ``x`` is the result of a collective that no call has waited for yet; the next call that uses it will."""
     return _arrived(x._local_tensor if is_dtensor(x) else x) is None
 
 
-def apart(slots: Slots) -> tuple[Slots, Slots]:
+def split_complete(slots: Slots) -> tuple[Slots, Slots]:
     """The values that are complete, and those whose collective no call has waited for."""
+    # Nearly every call has plain tensors only, and gets its own list back.
     for _, x in slots:
         if type(x) not in PLAIN and is_under_way(x):
             waits = [is_under_way(x) for _, x in slots]
@@ -55,7 +56,7 @@ def apart(slots: Slots) -> tuple[Slots, Slots]:
 
 
 def opened(x: Tensor) -> Measurable:
-    """What can be measured of ``x``."""
+    """The part of ``x`` that can be measured, or why there is none."""
     if is_dtensor(x):
         return _of_dtensor(x)
     arrived = _arrived(x)
@@ -78,7 +79,7 @@ def _of_dtensor(x: DTensor) -> Measurable:
     whole = tuple(spec.shape)
     offsets = _offsets(x, tuple(local.shape), whole)
     placements = [str(placement) for placement in spec.placements]
-    place = {
+    placement_facts = {
         "mesh": list(spec.mesh.shape),
         "names": list(spec.mesh.mesh_dim_names or ()),
         "coordinate": list(spec.mesh.get_coordinate() or ()),
@@ -88,9 +89,9 @@ def _of_dtensor(x: DTensor) -> Measurable:
     }
     pending = any(placement.is_partial() for placement in spec.placements)
     reason = unmeasurable(local)
-    text = json.dumps(place, separators=(",", ":"))
-    place_in_whole = {"whole_shape": whole, "offsets": offsets} if offsets is not None else {}
-    return Measurable(local if reason is None else None, text, place_in_whole, pending_sum=pending, note=reason)
+    text = json.dumps(placement_facts, separators=(",", ":"))
+    whole_arguments = {"whole_shape": whole, "offsets": offsets} if offsets is not None else {}
+    return Measurable(local if reason is None else None, text, whole_arguments, pending_sum=pending, note=reason)
 
 
 def _offsets(x: DTensor, local: tuple[int, ...], whole: tuple[int, ...]) -> list[int] | None:
@@ -132,5 +133,5 @@ def stored(x: Tensor, *, step: int, key: str) -> tuple[HostCopy | None, TensorRe
 
 
 def _bytes(x: Tensor) -> memoryview:
-    """Of a contiguous tensor. One of a single element is contiguous with any stride, but has no view as bytes then."""
+    """Bytes of a contiguous tensor. A single element is contiguous with any stride, but has no view as bytes then."""
     return memoryview(x.as_strided((x.numel(),), (1,)).view(torch.uint8).numpy()) if x.numel() else memoryview(b"")

@@ -17,7 +17,7 @@ from trueline.capture.model.host_copy import HostCopy
 from trueline.capture.probes.base import Probe, Step
 from trueline.capture.step import own_columns, shared_columns
 from trueline.capture.step.exchange import Pending
-from trueline.capture.step.shared_columns import Array, Own
+from trueline.capture.step.shared_columns import Array, Measurement
 from trueline.schema.formats import FORMATS
 
 MAX_PENDING = 16
@@ -25,7 +25,7 @@ MAX_PENDING = 16
 
 
 class Backlog:
-    """The steps of one rank, in order. With ``until`` (s of ``time.perf_counter``) its methods wait until then, with
+    """The steps of one rank, in order. With ``deadline`` (s of ``time.perf_counter``) its methods wait until then, with
     ``decides_at`` only for sums on which decisions for that step depend.
     """
 
@@ -38,13 +38,13 @@ class Backlog:
         self._unwritten.append(record)
 
     def decides(self, step: int) -> bool:
-        """Whether decisions for ``step`` depend on a sum that has not arrived."""
+        """True if decisions for ``step`` depend on a sum that has not arrived."""
         return _any_decides(self._written, step) or _any_decides(self._unwritten, step)
 
-    def rows(self, *, until: float | None, decides_at: int | None) -> Iterator[StepRecord]:
+    def rows(self, *, deadline: float | None, decides_at: int | None) -> Iterator[StepRecord]:
         """Steps whose numbers have reached the host; they then wait for their sums."""
         while self._unwritten:
-            waits = until is not None and (decides_at is None or _any_decides(self._unwritten, decides_at))
+            waits = deadline is not None and (decides_at is None or _any_decides(self._unwritten, decides_at))
             if not waits and not self._unwritten[0].copy.ready():
                 return
             record = self._unwritten.popleft()
@@ -52,15 +52,15 @@ class Backlog:
             yield record
             self._written.append(record)
 
-    def sums(self, *, until: float | None, decides_at: int | None) -> Iterator[tuple[StepRecord, bool]]:
+    def sums(self, *, deadline: float | None, decides_at: int | None) -> Iterator[tuple[StepRecord, bool]]:
         """Steps in order with True where their sums have arrived, with False where these are given up."""
         while self._written:
             if decides_at is not None and not _any_decides(self._written, decides_at):
                 return
             pending = self._written[0].pending
-            if pending is None or pending.ready() or (until is not None and pending.wait(_left(until))):
+            if pending is None or pending.ready() or (deadline is not None and pending.wait(_seconds_left(deadline))):
                 yield self._written.popleft(), True
-            elif until is not None or sum(record.of.sampled for record in self._written) > MAX_PENDING:
+            elif deadline is not None or sum(record.step_state.sampled for record in self._written) > MAX_PENDING:
                 yield self._written.popleft(), False
             else:
                 return
@@ -71,12 +71,12 @@ class Backlog:
 
 
 def _any_decides(records: Iterable[StepRecord], step: int) -> bool:
-    return any(record.of.sampled and record.known_from <= step for record in records)
+    return any(record.step_state.sampled and record.known_from <= step for record in records)
 
 
-def _left(until: float) -> float:
+def _seconds_left(deadline: float) -> float:
     """Seconds left until then, at least a millisecond."""
-    return max(until - time.perf_counter(), 0.001)
+    return max(deadline - time.perf_counter(), 0.001)
 
 
 @dataclass
@@ -86,7 +86,7 @@ class StepRecord:
     would fit the model now; ``measured`` says that gradients were looked at.
     """
 
-    of: Step
+    step_state: Step
     row: dict[str, Any]
     copy: HostCopy
     interval: int
@@ -96,14 +96,14 @@ class StepRecord:
     measured: bool = False
     beat: bool = False
     looked_at: bool = False
-    own: Own | None = None
+    measurement: Measurement | None = None
     pending: Pending | None = None
     reduced_norm2: Array | None = None
 
     @property
     def step(self) -> int:
         """The optimizer step."""
-        return self.of.number
+        return self.step_state.number
 
     @property
     def known_from(self) -> int:
@@ -112,31 +112,31 @@ class StepRecord:
 
     def part_of_sum(self, reduction: Reduction, *, workers: int) -> Array:
         """What this worker adds to the sum (``shared_columns.pack``), from what has reached the host."""
-        shards = workers if reduction.in_parts else self.of.layout.mesh.shards
-        own = own_columns.own_measurement(self.copy.host, self.of.layout)
-        self.reduced_norm2 = own_columns.reduced_norm2(self.copy.host, self.of.layout)
+        shards = workers if reduction.in_parts else self.step_state.layout.mesh.shards
+        measurement = own_columns.own_measurement(self.copy.host, self.step_state.layout)
+        self.reduced_norm2 = own_columns.reduced_norm2(self.copy.host, self.step_state.layout)
         replicas = workers // shards if shards > 1 else 1
-        part = shared_columns.pack(own, reduced_norm2=self.reduced_norm2, sharded=shards > 1, replicas=replicas)
-        self.own = own
+        part = shared_columns.pack(measurement, reduced_norm2=self.reduced_norm2, sharded=shards > 1, replicas=replicas)
+        self.measurement = measurement
         return part
 
     def columns_of(self, scalars: Array, flat: Array, reduction: Reduction) -> dict[str, object]:
         """The columns that the sum over workers adds to the row (``shared_columns.columns``); none where they did not
         all measure, or not by one Layout.
         """
-        layout = self.of.layout
+        layout = self.step_state.layout
         digest = shared_columns.agreed(scalars[:, shared_columns.SCALARS.index("layout")])
-        if self.own is None or digest != layout.digest:
+        if self.measurement is None or digest != layout.digest:
             return {}
         return shared_columns.columns(
-            self.own,
+            self.measurement,
             shared_columns.unpack(scalars, flat, groups=len(layout.groups), k=layout.k),
             reduced_norm2=self.reduced_norm2,
             sharded=reduction.in_parts or layout.mesh.shards > 1,
             numel=np.array([spec.numel for spec in layout.groups], dtype=np.float64),
             dtype=reduction.dtype,
             roundings=reduction.roundings,
-            seen=reduction.seen,
+            sees_result=reduction.seen,
             returned=reduction.returned,
             received=reduction.received,
             used_dtype=_coarsest({reduction.dtype, *(str(param.dtype) for param in layout.params)}),
@@ -145,5 +145,5 @@ class StepRecord:
 
 def _coarsest(dtypes: set[str]) -> str:
     """That of ``dtypes`` with the largest rounding error."""
-    known = {FORMATS[name].unit: name for dtype in dtypes if (name := dtype.removeprefix("torch.")) in FORMATS}
-    return known[max(known)] if known else "float32"
+    name_by_unit = {FORMATS[name].unit: name for dtype in dtypes if (name := dtype.removeprefix("torch.")) in FORMATS}
+    return name_by_unit[max(name_by_unit)] if name_by_unit else "float32"

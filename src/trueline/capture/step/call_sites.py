@@ -13,7 +13,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from trueline.capture.model import patches
-from trueline.capture.record.stacks import is_users
+from trueline.capture.record.stacks import is_users_file
 
 PATIENCE = 24
 """Calls from known lines after which a kind is let go: some accumulate over 16 micro-batches."""
@@ -64,9 +64,9 @@ class CallSites:
         if self._patience[kind] <= 0:
             return
         line = self._users_line(sys._getframe(1))
-        known = self.lines.get(kind, [])
-        if line and line not in known and len(known) < MOST_LINES:
-            self.lines = {**self.lines, kind: [*known, line]}  # another object: what was sent before stays as it was
+        lines = self.lines.get(kind, [])
+        if line and line not in lines and len(lines) < MOST_LINES:
+            self.lines = {**self.lines, kind: [*lines, line]}  # another object: what was sent before stays as it was
             self._patience[kind] = PATIENCE
         elif kind not in KEPT_UP:
             self._patience[kind] -= 1
@@ -85,14 +85,14 @@ class CallSites:
             code = frame.f_code
             users = self._is_users.get(code)
             if users is None:
-                users = self._is_users[code] = is_users(code.co_filename)
+                users = self._is_users[code] = is_users_file(code.co_filename)
             if users:
-                return f"{_shown(code.co_filename)}:{frame.f_lineno}"
+                return f"{_path_from_here(code.co_filename)}:{frame.f_lineno}"
             frame = frame.f_back
         return ""
 
 
-def _shown(file: str) -> str:
+def _path_from_here(file: str) -> str:
     """As the user would name it from where the job was started; in full where that is no more."""
     try:
         return file.removeprefix(os.getcwd() + os.sep)

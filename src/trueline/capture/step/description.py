@@ -12,7 +12,7 @@ from trueline.capture.job.job_facts import FactsInBackground
 from trueline.capture.model.layout import Layout
 from trueline.capture.model.parameters import Parameters
 from trueline.capture.probes.base import Step
-from trueline.capture.record.stacks import is_users
+from trueline.capture.record.stacks import is_users_file
 from trueline.capture.step.call_sites import call_sites
 from trueline.capture.step.schedule import MAX_INTERVAL, Decision
 from trueline.capture.step.working_parts import Watching
@@ -31,8 +31,8 @@ class Description:
         self.manifest = watching.start.manifest
         self._watching, self._adapter = watching, watching.adapter
         self.env = RankEnv(rank=watching.team.rank, world_size=watching.team.size)
-        self._known: object = None
-        self._shown: object = None
+        self._described: object = None
+        self._signature: object = None
         self._interval: tuple[int, bool] | None = None
         self._layout: Layout | None = None
         self._lists: list[ParamLists] = []
@@ -44,14 +44,14 @@ class Description:
         finds out of the job, is asked at sampled steps.
         """
         layout, notes = parameters.layout, tuple(self._adapter.notes)
-        shown = (layout.digest, step.facts, notes, len(parameters.changes))
-        if not step.sampled and shown == self._shown:
+        signature = (layout.digest, step.facts, notes, len(parameters.changes))
+        if not step.sampled and signature == self._signature:
             return
-        self._shown = (*shown[:1], dict(step.facts), *shown[2:])
+        self._signature = (*signature[:1], dict(step.facts), *signature[2:])
         reduction = self._adapter.reduction()
         facts = self._facts and self._facts.now()
         now = (reduction, dict(step.facts), notes, len(parameters.changes), facts is not None, call_sites.lines)
-        if self._layout is not None and layout.digest == self._layout.digest and now == self._known:
+        if self._layout is not None and layout.digest == self._layout.digest and now == self._described:
             return
         if self._layout is None:
             watching = self._watching
@@ -61,7 +61,7 @@ class Description:
                 self._facts = FactsInBackground(watching.model, layout.device, configs_in_sight(watching.model))
         elif layout.digest != self._layout.digest:
             self._lists.append(param_lists(layout, step=step.number))
-        self._layout, self._known = layout, now
+        self._layout, self._described = layout, now
         self.env = self.env.model_copy(
             update=step.facts
             | {
@@ -91,8 +91,8 @@ class Description:
         """Note which exception ended the training on this rank, and where in the user's own code; not its message,
         which may contain a secret.
         """
-        own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
-        where = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+        users_frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users_file(frame.filename)]
+        where = f" at {Path(users_frames[-1].filename).name}:{users_frames[-1].lineno}" if users_frames else ""
         raised = {"raised": f"{type(error).__name__}{where}", "raised_ns": time.time_ns()}
         self.env = self.env.model_copy(update=raised)
         self._send()
@@ -105,13 +105,13 @@ class Description:
 
     def note_interval(self, decision: Decision, *, step: int) -> None:
         """Note in the manifest which interval is followed, and its cost where that is over the budget."""
-        interval, early = decision.interval, decision.interval < decision.asked
+        interval, early = decision.interval, decision.interval < decision.by_budget
         if self.manifest is None or (interval, early) == self._interval:
             return
         self._interval = interval, early
         why, cost = "the smallest interval within the budget", _cost(decision)
         if early:
-            why = f"the budget asks for every {decision.asked}, and checks need more in the first steps; {cost}"
+            why = f"the budget asks for every {decision.by_budget}, and checks need more in the first steps; {cost}"
         elif decision.floor:
             why = f"no interval keeps the budget, as steps that are not sampled take more; {cost}"
         elif interval == MAX_INTERVAL:

@@ -41,7 +41,7 @@ COMING_S = 10.0
 """Longest wait of ranks that start to train for the others: one that only evaluates, for example, never comes."""
 
 leaves_alone: ContextVar[bool] = ContextVar("leaves_alone", default=False)
-"""Whether a model that one rank trains alone, while the others wait to train another, is not to be watched: where
+"""True if a model that one rank trains alone, while the others wait to train another, is not to be watched: where
 nobody asked for this model. The rank then comes to the other with them.
 """
 
@@ -94,10 +94,10 @@ class Team:
         full do not need the others any more.
         """
         group, self.group, self.side = self.group, None, None
-        left = [work for work in self.under_way if not work.is_completed()]
+        unfinished = [work for work in self.under_way if not work.is_completed()]
         self.under_way = []
-        if left:  # gloo's destructor would wait for ranks that may have stopped, also at exit
-            _keep(group, *left)
+        if unfinished:  # gloo's destructor would wait for ranks that may have stopped, also at exit
+            _keep(group, *unfinished)
 
     def abandon(self) -> None:
         """Release the group in a process that was forked, where gloo's destructor would wait for threads that do not
@@ -142,40 +142,43 @@ def make_team(mesh: Mesh, *, model: nn.Module, adapter: str = "", replicas: bool
     ranks, rank = mesh.members, mesh.rank
     if len(ranks) == 1:
         return Team(ranks=ranks, rank=rank, group=None)
-    said = hashlib.sha256(repr((adapter, peers.outline(model) if adapter else None)).encode()).digest()
+    digest = hashlib.sha256(repr((adapter, peers.outline(model) if adapter else None)).encode()).digest()
     patience_s = REDUCING_S if replicas else COMING_S
-    message = said + repr(piece_of_sequence()).encode()
+    message = digest + repr(piece_of_sequence()).encode()
     purpose = f"team/{adapter if replicas else ''}"
-    met = meet(ranks, purpose=purpose, message=message, patience_s=patience_s, stays=replicas)
-    if met.elsewhere and not replicas and len(met.messages) == 1 and leaves_alone.get():
+    meeting = meet(ranks, purpose=purpose, message=message, patience_s=patience_s, stays=replicas)
+    if meeting.elsewhere and not replicas and len(meeting.messages) == 1 and leaves_alone.get():
         raise TrainedAlone("the other ranks train another model")
-    missing = tuple(sorted(set(ranks) - set(met.messages)))
-    differ = len({other[: len(said)] for other in met.messages.values()}) > 1
-    pieces = _by_piece({rank: other[len(said) :] for rank, other in met.messages.items()})
-    apart = _apart(met, model, adapter, replicas=replicas) if differ else NOTHING_UNLIKE
-    came = tuple(other for other in ranks if other in met.messages)
+    missing = tuple(sorted(set(ranks) - set(meeting.messages)))
+    differ = len({answer[: len(digest)] for answer in meeting.messages.values()}) > 1
+    pieces = _by_piece({rank: answer[len(digest) :] for rank, answer in meeting.messages.items()})
+    unlike = _unlike_params(meeting, model, adapter, replicas=replicas) if differ else NOTHING_UNLIKE
+    came = tuple(answer for answer in ranks if answer in meeting.messages)
     if len(came) == 1:
         return Team(ranks=came, rank=rank, group=None, missing=missing)
-    return Team(ranks=came, rank=rank, group=None, store=met.store, unlike=apart, missing=missing, pieces=pieces)
+    return Team(ranks=came, rank=rank, group=None, store=meeting.store, unlike=unlike, missing=missing, pieces=pieces)
 
 
-def _by_piece(said: Mapping[int, bytes]) -> tuple[tuple[int, ...], ...]:
+def _by_piece(piece_of: Mapping[int, bytes]) -> tuple[tuple[int, ...], ...]:
     """The ranks that say the same, ascending; () where all do."""
-    alike = {one: tuple(sorted(rank for rank, other in said.items() if other == one)) for one in said.values()}
+    alike = {
+        piece: tuple(sorted(rank for rank, piece_there in piece_of.items() if piece_there == piece))
+        for piece in piece_of.values()
+    }
     return tuple(sorted(alike.values())) if len(alike) > 1 else ()
 
 
-def _apart(met: Meeting, model: nn.Module, adapter: str, *, replicas: bool) -> UnlikeParams | None:
+def _unlike_params(meeting: Meeting, model: nn.Module, adapter: str, *, replicas: bool) -> UnlikeParams | None:
     """The parameters that differ between ranks, None where ranks hold parts of one model or have other adapters."""
-    messages = met.exchange("held", pickle.dumps((adapter, peers.holdings(model))))
-    said = {rank: pickle.loads(data) for rank, data in messages.items()}
-    if len({name for name, _ in said.values()}) > 1:
+    messages = meeting.exchange("held", pickle.dumps((adapter, peers.holdings(model))))
+    answers = {rank: pickle.loads(data) for rank, data in messages.items()}
+    if len({name for name, _ in answers.values()}) > 1:
         return None
-    return peers.unlike_params({rank: held for rank, (_, held) in said.items()}, replicas=replicas)
+    return peers.unlike_params({rank: params for rank, (_, params) in answers.items()}, replicas=replicas)
 
 
-def _connected(place: dist.Store, index: int, size: int) -> dist.ProcessGroupGloo:
-    return dist.ProcessGroupGloo(place, index, size, timeout=datetime.timedelta(minutes=10))
+def _connected(store: dist.Store, index: int, size: int) -> dist.ProcessGroupGloo:
+    return dist.ProcessGroupGloo(store, index, size, timeout=datetime.timedelta(minutes=10))
 
 
 @dataclass
@@ -188,7 +191,7 @@ class Pending:
     block: tuple[int, int]
 
     def ready(self) -> bool:
-        """Whether the result has arrived; never blocks."""
+        """True if the result has arrived; never blocks."""
         return self.work is None or self.work.is_completed()
 
     def wait(self, seconds: float) -> bool:
@@ -220,7 +223,7 @@ def start(team: Team, *, step: int, scalars: Sequence[float], sums: Array) -> Pe
     buffer = torch.from_numpy(flat)
     work = team.group.allreduce([buffer]) if team.group is not None else None
     if work is not None:
-        team.under_way = [*(other for other in team.under_way if not other.is_completed()), work]
+        team.under_way = [*(earlier for earlier in team.under_way if not earlier.is_completed()), work]
     return Pending(step=step, buffer=buffer, work=work, block=(team.size, width))
 
 

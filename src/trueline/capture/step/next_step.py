@@ -58,7 +58,7 @@ class NextStep:
             self._plan,
             self._facts,
             age=number - schedule.first,
-            watched=schedule.within(number),
+            watched=schedule.watches(number),
             sampled=sampled,
             keeps_sketch=sampled and schedule.keeps_sketches(number),
             digests=schedule.digests_params(number),

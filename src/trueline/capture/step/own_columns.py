@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trueline.capture.model.layout import Layout
-from trueline.capture.step.shared_columns import Own
+from trueline.capture.step.shared_columns import Measurement
 from trueline.tensor.digest import unsigned
 
 Array = NDArray[np.float64]
@@ -25,26 +25,26 @@ MISSING = -1.0
 
 def gradient_columns(host: Mapping[str, Tensor], layout: Layout) -> dict[str, Any]:
     """The columns of gradients that need no other worker: its ``local`` and ``used`` norms."""
-    out: dict[str, Any] = {}
+    row: dict[str, Any] = {}
     norm2 = norms2(host, "local", layout)
     if norm2 is not None:
-        seen = norm2 != MISSING
-        total = float(norm2[seen].sum())
-        out["grad_norm"] = math.sqrt(total) if total >= 0 else math.nan
-        out["grad_nonfinite"] = float(not math.isfinite(total))
-        out["param_grad_norms"] = _roots(norm2).tolist()
-        out["group_grad_norms"] = np.sqrt(by_group(norm2, layout)).tolist()
-        out["group_seen"] = _seen_fraction(seen, layout)
+        is_seen = norm2 != MISSING
+        total = float(norm2[is_seen].sum())
+        row["grad_norm"] = math.sqrt(total) if total >= 0 else math.nan
+        row["grad_nonfinite"] = float(not math.isfinite(total))
+        row["param_grad_norms"] = _roots(norm2).tolist()
+        row["group_grad_norms"] = np.sqrt(by_group(norm2, layout)).tolist()
+        row["group_seen"] = _seen_fraction(is_seen, layout)
     elif "used_norm2" in host:
-        out["group_seen"] = [0.0] * len(layout.groups)
+        row["group_seen"] = [0.0] * len(layout.groups)
     if "used_norm2" in host and layout.mesh.shards == 1:
-        out["used_param_norms"] = _roots(host["used_norm2"].numpy()).tolist()
+        row["used_param_norms"] = _roots(host["used_norm2"].numpy()).tolist()
     for phase, column in (("local", "param_grad_norms"), ("used", "used_param_norms")):
         if f"{phase}_whole_norm2" in host:
-            norms = np.array(out.get(column, [MISSING] * len(layout.names)))
+            norms = np.array(row.get(column, [MISSING] * len(layout.names)))
             norms[list(layout.whole)] = _roots(host[f"{phase}_whole_norm2"].numpy())
-            out[column] = norms.tolist()
-    return out | _entered(host, layout)
+            row[column] = norms.tolist()
+    return row | _entered(host, layout)
 
 
 def _entered(host: Mapping[str, Tensor], layout: Layout) -> dict[str, Any]:
@@ -61,9 +61,11 @@ def _entered(host: Mapping[str, Tensor], layout: Layout) -> dict[str, Any]:
         square = np.sum(local**2, axis=1)
         factor = np.sum(entered * local, axis=1) / square
         residual = np.sqrt(np.sum((entered - factor[:, None] * local) ** 2, axis=1) / square)
-    known = np.isfinite(residual) & ~partly
+    is_known = np.isfinite(residual) & ~partly
     return {
-        f"group_entered_{name}": [float(value) if there else None for value, there in zip(values, known, strict=True)]
+        f"group_entered_{name}": [
+            float(value) if is_value else None for value, is_value in zip(values, is_known, strict=True)
+        ]
         for name, values in (("factor", factor), ("residual", residual))
     }
 
@@ -73,18 +75,18 @@ def digest_columns(host: Mapping[str, Tensor], *names: str) -> dict[str, list[in
     return {name: [unsigned(value) for value in host[name].tolist()] for name in names if name in host}
 
 
-def own_measurement(host: Mapping[str, Tensor], layout: Layout) -> Own:
+def own_measurement(host: Mapping[str, Tensor], layout: Layout) -> Measurement:
     """This worker's norms and sketches as arrays; zeros for a local gradient that was not seen."""
     shape = (len(layout.groups), layout.k)
 
     def sketch(phase: str) -> Array | None:
-        found = host.get(f"{phase}_sketch")
-        return None if found is None else found.numpy().reshape(shape)
+        tensor = host.get(f"{phase}_sketch")
+        return None if tensor is None else tensor.numpy().reshape(shape)
 
     local = sketch("local")
     norm2 = norms2(host, "local", layout)
     norms = np.zeros(shape[0]) if norm2 is None else np.sqrt(by_group(norm2, layout))
-    return Own(
+    return Measurement(
         local_norm=norms,
         local=np.zeros(shape) if local is None else local,
         reduced=sketch("reduced"),
@@ -100,9 +102,9 @@ def _cancelled(host: Mapping[str, Tensor], layout: Layout) -> Array:
     """
     if "reduced_times" not in host:
         return np.ones(len(layout.groups))
-    each = by_group(host["reduced_norm2"].numpy(), layout) * float(host["reduced_times"])
+    norms2_sum = by_group(host["reduced_norm2"].numpy(), layout) * float(host["reduced_times"])
     total = host["reduced_group_norm2"].numpy()
-    return np.sqrt(np.maximum(np.divide(each, total, out=np.ones_like(total), where=total > 0), 1.0))
+    return np.sqrt(np.maximum(np.divide(norms2_sum, total, out=np.ones_like(total), where=total > 0), 1.0))
 
 
 def reduced_norm2(host: Mapping[str, Tensor], layout: Layout) -> Array | None:
@@ -120,21 +122,21 @@ def norms2(host: Mapping[str, Tensor], phase: str, layout: Layout) -> Array | No
     """Squared norms float64 [P] of one phase. Where micro-batches were added up, the sum lacks their cross terms: each
     group is scaled to the square of its sketch.
     """
-    found = host.get(f"{phase}_norm2")
-    if found is None:
+    tensor = host.get(f"{phase}_norm2")
+    if tensor is None:
         return None
-    norm2 = found.numpy()
+    norm2 = tensor.numpy()
     if host.get(f"{phase}_times", 1) <= 1:
         return norm2
-    wanted, summed = host[f"{phase}_group_norm2"].numpy(), by_group(norm2, layout)
-    scale = np.divide(wanted, summed, out=np.ones_like(wanted), where=summed > 0)
+    target_norm2, summed = host[f"{phase}_group_norm2"].numpy(), by_group(norm2, layout)
+    scale = np.divide(target_norm2, summed, out=np.ones_like(target_norm2), where=summed > 0)
     return np.where(norm2 == MISSING, MISSING, norm2 * scale[layout.group_index])
 
 
 def by_group(norm2_P: Array, layout: Layout) -> Array:
     """Sum of squares per group, float64 [G]; parameters that were not measured add nothing."""
-    seen = np.where(norm2_P == MISSING, 0.0, norm2_P)
-    return np.bincount(layout.group_index, seen, minlength=len(layout.groups))
+    measured_P = np.where(norm2_P == MISSING, 0.0, norm2_P)
+    return np.bincount(layout.group_index, measured_P, minlength=len(layout.groups))
 
 
 def _roots(norm2_P: Array) -> Array:

@@ -53,50 +53,52 @@ class Pass:
 @dataclass(frozen=True)
 class CountedPasses:
     """The passes of a step that count: none before the backward pass of index ``first``, and none before one of
-    ``asked`` whose flag in ``zeroed`` (bool, as many, on the device) is true. ``reached``: a gradient came through the
+    ``candidates`` whose flag in ``zeroed`` (bool [C], on the device) is true. ``reached``: a gradient came through the
     output of some forward pass; ``hooked``: one could. ``at`` has by name the int64 index of each row that was taken.
     """
 
     first: int = 0
-    asked: tuple[int, ...] = ()
+    candidates: tuple[int, ...] = ()
     zeroed: tuple[Tensor, ...] = ()
     reached: bool = False
     hooked: bool = False
     at: dict[str, NDArray[np.int64]] = field(default_factory=dict[str, NDArray[np.int64]])
 
-    def counts(self, one: Pass, *, backward: bool = False) -> bool:
-        """Whether a pass counts, as far as the host knows without reading from the device."""
-        return one.at >= self.first and (one.reached or not (self.hooked if backward else self.reached))
+    def counts(self, model_pass: Pass, *, backward: bool = False) -> bool:
+        """True if a pass counts, as far as the host knows without reading from the device."""
+        return model_pass.at >= self.first and (model_pass.reached or not (self.hooked if backward else self.reached))
 
     def take(self, name: str, rows: Sequence[tuple[Pass, Tensor]], *, backward: bool = False) -> dict[str, Tensor]:
         """``name`` with the rows of all passes that count; empty without one."""
         if not rows:
             return {}
-        mine = [(one.at, tensor) for one, tensor in rows if self.counts(one, backward=backward)]
-        if not mine:
+        counting = [
+            (model_pass.at, tensor) for model_pass, tensor in rows if self.counts(model_pass, backward=backward)
+        ]
+        if not counting:
             return {}
-        if len(mine) == 1:  # as in most steps
-            at, tensor = mine[0]
+        if len(counting) == 1:  # as in most steps
+            at, tensor = counting[0]
             self.at[name] = np.full(len(tensor), at)
             return {name: tensor}
-        self.at[name] = np.repeat([at for at, _ in mine], [len(tensor) for _, tensor in mine])
-        return {name: torch.cat([tensor for _, tensor in mine])}
+        self.at[name] = np.repeat([at for at, _ in counting], [len(tensor) for _, tensor in counting])
+        return {name: torch.cat([tensor for _, tensor in counting])}
 
     def result(self) -> dict[str, Tensor]:
-        """The tensors that ``left`` needs on the host."""
+        """The tensors that ``drop_zeroed`` needs on the host."""
         return {"zeroed": torch.stack(self.zeroed)} if self.zeroed else {}
 
-    def left(self, host: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], int | None]:
+    def drop_zeroed(self, host: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], int | None]:
         """The tensors on the host without those of passes whose gradients were zeroed, and the number of batches of the
         other passes; None without one.
         """
         zeroed = host["zeroed"].tolist() if "zeroed" in host else []
-        first = max((number for number, zero in zip(self.asked, zeroed, strict=False) if zero), default=self.first)
+        first = max((number for number, zero in zip(self.candidates, zeroed, strict=False) if zero), default=self.first)
         batches = int((self.at.get("tokens", np.zeros(0)) >= first).sum()) or None
         if first == self.first:
             return host, batches
-        taken = {name: at for name, at in self.at.items() if name in host and host[name].dim()}
-        rows = {name: host[name][torch.from_numpy(at >= first)] for name, at in taken.items()}
+        indices = {name: at for name, at in self.at.items() if name in host and host[name].dim()}
+        rows = {name: host[name][torch.from_numpy(at >= first)] for name, at in indices.items()}
         return {name: value for name, value in {**host, **rows}.items() if name not in rows or len(value)}, batches
 
 
@@ -125,7 +127,7 @@ class Contributions:
         self.latest: Pass | None = None
         self._num_begun = self._calls = self.num_reached = 0
         self._under_way: Pass | None = None
-        self._there: list[tuple[Tensor, int]] = []
+        self._grads_left: list[tuple[Tensor, int]] = []
         self._zeroed: list[tuple[int, Tensor | None]] = []
         self._updated: tuple[Tensor, ...] = ()
         self._update_from: int | None = None
@@ -133,7 +135,7 @@ class Contributions:
 
     @property
     def is_over(self) -> bool:
-        """Whether a closure is evaluated again: no further pass counts."""
+        """True if a closure is evaluated again: no further pass counts."""
         return self._calls > 1
 
     def now(self) -> Pass:
@@ -161,9 +163,9 @@ class Contributions:
         """Hook these of an output to note when gradients come back, unless the model trains no parameters."""
         if self._calls > 1 or not self._trains_any():
             return
-        one = self.now()
+        model_pass = self.now()
         for tensor in tensors[:MAX_HOOKED]:
-            tensor.register_hook(Hook(functools.partial(self._came_back, one)))
+            tensor.register_hook(Hook(functools.partial(self._came_back, model_pass)))
             self._hooked = True
 
     def _at_backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -176,7 +178,7 @@ class Contributions:
         """The backward pass that begins, into ``inputs`` only if given; None where it cannot count."""
         if self._calls > 1 or (inputs is not None and not self._any_of(inputs)):
             return None
-        if self._there:
+        if self._grads_left:
             self._note_zeroed()
             if self.is_over:
                 return None
@@ -186,30 +188,32 @@ class Contributions:
     def _after_backward(self, *args: Any, **kwargs: Any) -> None:
         """Remember which gradients it has left in ``.grad``."""
         with self._guard("passes"):
-            one = self._under_way
-            if one is not None and not in_backward():
+            model_pass = self._under_way
+            if model_pass is not None and not in_backward():
                 self._under_way = None
-                if one.reached or not self._hooked:
+                if model_pass.reached or not self._hooked:
                     self.num_reached += 1
-                    self._there = [(param, id(param.grad)) for param in self._looked_at() if param.grad is not None]
+                    self._grads_left = [
+                        (param, id(param.grad)) for param in self._looked_at() if param.grad is not None
+                    ]
 
-    def _came_back(self, one: Pass, gradient: Tensor) -> None:
+    def _came_back(self, model_pass: Pass, gradient: Tensor) -> None:
         """Take a gradient, of the running backward pass or of ``torch.autograd.grad``, which a loss may use."""
         if self._under_way is not None:
             self._under_way.reached = True
-            one.at = self._under_way.at
+            model_pass.at = self._under_way.at
         elif self.is_over or not torch.is_grad_enabled():
             return
-        one.reached = self._reached = True
+        model_pass.reached = self._reached = True
 
     def _note_zeroed(self) -> None:
         """Note whether the gradients of the pass before are gone (known on the host) or zero (known on the device)."""
-        left = [param.grad for param, _ in self._there if param.grad is not None]
-        if left:
-            zero = _all_zero(left)
+        grads = [param.grad for param, _ in self._grads_left if param.grad is not None]
+        if grads:
+            zero = _all_zero(grads)
             self._zeroed += [] if zero is None else [(self._num_begun, zero)]
             return
-        self._there = []
+        self._grads_left = []
         if self._update_from is not None and self._num_begun > self._update_from and not self._is_counted:
             self._calls = 2  # of a closure whose calls are not seen
         else:
@@ -221,8 +225,8 @@ class Contributions:
         """``optimizer`` is about to update what it holds, or to call its closure."""
         few = self._trained.get(optimizer)
         if few is None:
-            held = {id(param) for group in optimizer.param_groups for param in group["params"]}
-            few = _few([param for param in self._params if id(param) in held])
+            param_ids = {id(param) for group in optimizer.param_groups for param in group["params"]}
+            few = _few([param for param in self._params if id(param) in param_ids])
             self._trained.set(optimizer, few)
             self._followed = ()
         self._updated = few
@@ -235,11 +239,11 @@ class Contributions:
         zeroed = self._zeroed
         if not zeroed:  # nearly always
             return CountedPasses(reached=self._reached, hooked=self._hooked)
-        if not self._updated or any(p.grad is not None and id(p.grad) != was for p, was in self._there):
+        if not self._updated or any(p.grad is not None and id(p.grad) != was for p, was in self._grads_left):
             zeroed = []
         first = max((number for number, zero in zeroed if zero is None), default=0)
-        asked = {number: zero for number, zero in zeroed if zero is not None and number > first}
-        return CountedPasses(first, tuple(asked), tuple(asked.values()), self._reached, self._hooked)
+        candidates = {number: zero for number, zero in zeroed if zero is not None and number > first}
+        return CountedPasses(first, tuple(candidates), tuple(candidates.values()), self._reached, self._hooked)
 
     def counting(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
         """Arguments of an optimizer's ``step`` with a closure that counts its calls; None where that cannot be."""
@@ -264,17 +268,17 @@ class Contributions:
         return self._followed
 
     def _trains_any(self) -> bool:
-        """Whether the model trains a parameter; the one that was found last is asked first."""
+        """True if the model trains a parameter; the one that was found last is asked first."""
         if self._trains is None or not self._trains.requires_grad:
             self._trains = next((param for param in self._params if param.requires_grad), None)
         return self._trains is not None
 
     def _any_of(self, inputs: Any) -> bool:
-        mine = {id(param) for param in self._params}
-        several = (inputs,) if isinstance(inputs, Tensor) else inputs
-        if not isinstance(several, (list, tuple)):  # an iterator, which torch can use up only once
+        param_ids = {id(param) for param in self._params}
+        tensors = (inputs,) if isinstance(inputs, Tensor) else inputs
+        if not isinstance(tensors, (list, tuple)):  # an iterator, which torch can use up only once
             return True
-        return any(id(one) in mine for one in several)
+        return any(id(tensor) in param_ids for tensor in tensors)
 
 
 def _few(params: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -304,17 +308,16 @@ class ReducedPasses:
         self._before = collectives_started(by_hand) if by_hand else 0
 
     def clock(self) -> int | None:
-        """What all workers have made together so far: reduced backward passes, or collectives; None if unseen."""
+        """Number of reduced backward passes, or collectives, that all workers have made together; None if unseen."""
         if self.count == 0 and self._by_hand:
             return max(collectives_started(self._by_hand) - self._before, 0) or None
         return self.count or None
 
-    def at_forward(self, model: nn.Module, *, around: bool = False) -> None:
+    def at_forward(self, model: nn.Module, *, bypasses: bool = False) -> None:
         """A forward pass begins. FSDP2 gathers weights there, which all workers do together; DDP reduces only if a
-        backward pass follows, which one rank's look at its model need not have, and not where the call went ``around``
-        it.
+        backward pass follows, which one rank's look at its model need not have, and not where the call ``bypasses`` it.
         """
-        reduces = reduces_itself(model) and not around
+        reduces = reduces_itself(model) and not bypasses
         self._awaited = reduces and isinstance(uncompiled(model), nn.parallel.DistributedDataParallel)
         self._trains = model.training
         self.count += reduces and not self._awaited
@@ -327,10 +330,10 @@ class ReducedPasses:
             return
         self.count += self._trains and not tensors
         self._awaited = False
-        left = [1]
+        uncounted = [1]
 
         def counted(gradient: Tensor) -> None:
-            self.count += left.pop() if left else 0
+            self.count += uncounted.pop() if uncounted else 0
 
         for tensor in tensors:
             tensor.register_hook(Hook(counted))

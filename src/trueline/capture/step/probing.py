@@ -36,7 +36,7 @@ class Probing:
         self._probes = list(probes)
         self._parts = parts
         self._beginning = _beginning(self._probes)
-        self._between: list[tuple[Probe, Collection[Moment]]] = []
+        self._moments_between: list[tuple[Probe, Collection[Moment]]] = []
         self._beginning_between = _beginning(())
         self._resting: list[Probe] = []
         self._was_sampled = True
@@ -53,7 +53,7 @@ class Probing:
         """Begin ``step``, and drop what was measured in the one before."""
         self._step = step
         self.row: dict[str, Any] = {"step": step.number}
-        self._taken: dict[str, Tensor] = {}
+        self._tensors: dict[str, Tensor] = {}
         sampled = step.sampled
         if self._was_sampled and not sampled:
             self._rest()
@@ -79,19 +79,19 @@ class Probing:
         resting, self._resting = self._resting, []
         for probe in resting:
             self._parts.attempt(probe.name, probe.begin, self._step)
-        between = [(probe, moments) for probe in self._probes if (moments := probe.between) is not None]
-        if between != self._between:
-            self._between = between
-            self._beginning_between = _beginning([probe for probe, _ in between])
+        moments_between = [(probe, moments) for probe in self._probes if (moments := probe.between) is not None]
+        if moments_between != self._moments_between:
+            self._moments_between = moments_between
+            self._beginning_between = _beginning([probe for probe, _ in moments_between])
             self._plans = {key: plan for key, plan in self._plans.items() if key[0]}
 
     def _planned(self, begins: int, *, sampled: bool) -> _Plan:
-        wanted = [(probe, probe.moments) for probe in self._probes] if sampled else self._between
+        candidates = [(probe, probe.moments) for probe in self._probes] if sampled else self._moments_between
         beginning = self._beginning if sampled else self._beginning_between
         idle = {id(probe) for bit, probe, _ in beginning if not begins & bit}
         at = defaultdict[Moment, list[Probe]](list)
         due: list[Probe] = []
-        for probe, moments in wanted:
+        for probe, moments in candidates:
             if moments and id(probe) not in idle:
                 for moment in moments:
                     at[moment].append(probe)
@@ -110,8 +110,8 @@ class Probing:
             try:
                 for probe in probes:
                     try:
-                        if found := probe.take(moment, step):
-                            self._put(found)
+                        if measured := probe.take(moment, step):
+                            self._add(measured)
                     except Exception as error:
                         self._parts.end(probe.name, error)
             finally:
@@ -124,28 +124,28 @@ class Probing:
         took: list[Probe] = []
         with torch.no_grad():
             for probe in (probe for probe in self._probes if "closed" in probe.moments):
-                if found := self._parts.attempt(probe.name, probe.take, "closed", self._step):
-                    self._parts.attempt(probe.name, self._put, found)
+                if measured := self._parts.attempt(probe.name, probe.take, "closed", self._step):
+                    self._parts.attempt(probe.name, self._add, measured)
                     took.append(probe)
         return took
 
     def hand_over(self) -> dict[str, Tensor]:
         """The tensors that were taken since the last call."""
-        taken, self._taken = self._taken, {}
-        return taken
+        tensors, self._tensors = self._tensors, {}
+        return tensors
 
     def columns(self, probes: Iterable[Probe], host: Mapping[str, Tensor], step: Step, row: dict[str, Any]) -> None:
         """Add to ``row`` of ``step`` the columns that ``probes`` make of the tensors on the ``host``."""
         for probe in probes:
-            if self._parts.works(probe.name) and (found := self._columns_of(probe, host, step, row)):
-                row |= found
+            if self._parts.works(probe.name) and (measured := self._columns_of(probe, host, step, row)):
+                row |= measured
 
-    def _put(self, found: Mapping[str, Any]) -> None:
-        taken, row = self._taken, self.row
+    def _add(self, measured: Mapping[str, Any]) -> None:
+        tensors, row = self._tensors, self.row
         unknown: tuple[str, ...] = ()
-        for name, value in found.items():
+        for name, value in measured.items():
             if isinstance(value, Tensor):
-                taken[name] = value
+                tensors[name] = value
             elif name in _COLUMNS:
                 row[name] = value
             else:
@@ -157,10 +157,10 @@ class Probing:
         self, probe: Probe, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         try:
-            found = probe.columns(host, step, row)
-            if not _COLUMNS.issuperset(found):
-                raise _no_column(found.keys() - _COLUMNS)
-            return found
+            columns = probe.columns(host, step, row)
+            if not _COLUMNS.issuperset(columns):
+                raise _no_column(columns.keys() - _COLUMNS)
+            return columns
         except Exception as error:
             self._parts.end(probe.name, error)
         return {}
@@ -169,10 +169,10 @@ class Probing:
         """Make a probe that has failed measure nothing from now on."""
         failed = [probe for probe in self._probes if probe.name == part]
         self._probes = [probe for probe in self._probes if probe.name != part]
-        self._between = [entry for entry in self._between if entry[0].name != part]
+        self._moments_between = [entry for entry in self._moments_between if entry[0].name != part]
         self._beginning = [entry for entry in self._beginning if entry[1].name != part]
         self._beginning_between = [entry for entry in self._beginning_between if entry[1].name != part]
-        at = {moment: [one for one in probes if one.name != part] for moment, probes in self._plan.at.items()}
+        at = {moment: [probe for probe in probes if probe.name != part] for moment, probes in self._plan.at.items()}
         due = [probe for probe in self._plan.due if probe.name != part]
         self._plans, self._plan = {}, _Plan(at, due)
         for probe in failed:
@@ -181,8 +181,8 @@ class Probing:
 
 def _beginning(probes: Iterable[Probe]) -> list[tuple[int, Probe, _Begin]]:
     """Of those that are not asked in every step a bit for each, and what says whether they are."""
-    saying = [probe for probe in probes if type(probe).begin is not FactProbe.begin]
-    return [(1 << place, probe, probe.begin) for place, probe in enumerate(saying)]
+    choosing = [probe for probe in probes if type(probe).begin is not FactProbe.begin]
+    return [(1 << index, probe, probe.begin) for index, probe in enumerate(choosing)]
 
 
 def _no_column(unknown: Collection[str]) -> KeyError:

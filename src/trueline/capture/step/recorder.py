@@ -126,16 +126,16 @@ class Recorder:
             if gradients_ready:
                 self._gather()
 
-    def after_update(self, *, seen: bool = True) -> None:
-        """The update is done: the step ends, its row is written, the next step begins. Not ``seen`` where the update is
-        noticed only later: the gradients in ``.grad`` may be another step's.
+    def after_update(self, *, has_gradients: bool = True) -> None:
+        """The update is done: the step ends, its row is written, the next step begins. ``has_gradients`` is False where
+        the update is noticed only later: the gradients in ``.grad`` may be another step's.
         """
         self._updating = False
         self.parts.session.close_step()
         with self.parts.timed():
             if self._step.watched:
                 if self._record is None:
-                    self._gather(seen=seen)
+                    self._gather(has_gradients=has_gradients)
                 self._end_row()
             elif self._next.schedule.beats(self._now):
                 self._step.sampled = True
@@ -149,18 +149,17 @@ class Recorder:
 
     def follow(self, before: Callable[[Any], None], after: Callable[[], None]) -> Any:
         """The handle of the adapter's ``follow``; None where updates are those of optimizers of torch."""
-        follow = getattr(self._adapter, "follow", None)
-        return None if follow is None else follow(before, after)
+        return self._adapter.follow(before, after)
 
     def drain(self, *, patience_s: float = 0.0, decides_at: int | None = None) -> None:
         """Write the rows that have reached the host, then the sums that have arrived; wait at most ``patience_s``, and
         with ``decides_at`` only for sums on which decisions for that step depend.
         """
         with self.parts.time.may_block():
-            until = time.perf_counter() + patience_s if patience_s > 0 else None
-            for record in self._backlog.rows(until=until, decides_at=decides_at):
+            deadline = time.perf_counter() + patience_s if patience_s > 0 else None
+            for record in self._backlog.rows(deadline=deadline, decides_at=decides_at):
                 self._write_row(record)
-            self._sum.read(self._backlog, until=until, decides_at=decides_at)
+            self._sum.take_arrived(self._backlog, deadline=deadline, decides_at=decides_at)
 
     def stop_exchange(self) -> None:
         """Read the sums that were started, and start no more: the process groups are about to be destroyed."""
@@ -174,11 +173,11 @@ class Recorder:
         if num_passes < FEWEST_PASSES or self._untrained is None:
             return
         with self.parts.guarded("close"):
-            same = self._untrained.same(self.layout.params)
-            if same is not False:
+            are_unchanged = self._untrained.are_unchanged(self.layout.params)
+            if are_unchanged is not False:
                 self._description.update(self._parameters, self._step)
                 model = class_name(unwrap(self.model))
-                self.safe_sink.write(no_update(model, num_passes, rank=self.team.rank, same=same))
+                self.safe_sink.write(no_update(model, num_passes, rank=self.team.rank, are_unchanged=are_unchanged))
 
     def close(self, raised: BaseException | None = None, *, patience_s: float = exchange.PATIENCE_S) -> None:
         """Write the remaining rows, and that ``raised`` ended the training; close the Sink and restore the model. Wait
@@ -217,8 +216,8 @@ class Recorder:
         self._probing.ask("batch", args=args, kwargs=kwargs)
 
     def _count_forward(self) -> None:
-        goes_round = getattr(self._adapter, "goes_round", None)
-        self._passes.at_forward(self.model, around=goes_round is not None and goes_round() is True)
+        goes_round = self._adapter.goes_round
+        self._passes.at_forward(self.model, bypasses=goes_round is not None and goes_round() is True)
 
     def _count_output(self, output: Any) -> None:
         tensors = list(differentiable(output))
@@ -244,10 +243,10 @@ class Recorder:
             with self.parts.guarded("exchange"):
                 self.drain(patience_s=exchange.PATIENCE_S, decides_at=self._now)
 
-    def _gather(self, *, seen: bool = True) -> None:
+    def _gather(self, *, has_gradients: bool = True) -> None:
         attempt = self.parts.attempt
         counted = attempt("passes", self.contributions.counted) or CountedPasses()
-        self._probing.ask("gradients", gradients_known=seen, counted=counted)
+        self._probing.ask("gradients", gradients_known=has_gradients, counted=counted)
         copy = attempt("row", HostCopy, self._probing.hand_over() | counted.result()) or HostCopy({})
         self._record = StepRecord(
             self._step,
@@ -278,11 +277,11 @@ class Recorder:
         self._sum.start(record, now=self._now)
         if record.beat:
             return
-        host, num_micro = record.of.counted.left(record.copy.host)
+        host, num_micro = record.step_state.counted.drop_zeroed(record.copy.host)
         row = record.row | {"num_micro": num_micro}
-        self._probing.columns(record.probes, host, record.of, row)
-        if record.of.keeps_sketch and record.own is not None:
-            row["sketch"] = record.own.local.astype(np.float32).ravel()
+        self._probing.columns(record.probes, host, record.step_state, row)
+        if record.step_state.keeps_sketch and record.measurement is not None:
+            row["sketch"] = record.measurement.local.astype(np.float32).ravel()
         self.safe_sink.write(row)
 
     def _write_last(self) -> None:
@@ -290,7 +289,7 @@ class Recorder:
         device. After an update that was interrupted, replicas need not be equal: then nothing is written.
         """
         last, schedule = self._now - 1, self._next.schedule
-        if self._updating or last < schedule.first or not schedule.within(last):
+        if self._updating or last < schedule.first or not schedule.watches(last):
             return
         probes = self._probing.ask_last()
         copy = HostCopy(self._probing.hand_over())

@@ -39,7 +39,7 @@ REDUCED_EVERY = 8
 """After that every so many, and whenever the step before is in doubt: in the others the gradients that the optimizer
 receives stand for it, at two thirds of the cost."""
 
-KEPT = 16
+NUM_COSTS = 16
 """Latest measurements of cost whose median counts."""
 
 DIGESTED_FIRST = 16
@@ -57,7 +57,7 @@ class Decision:
     """
 
     interval: int
-    asked: int
+    by_budget: int
     cost_s: float
     step_s: float
     floor: bool = False
@@ -87,7 +87,7 @@ class Schedule:
         self._sampled: list[float] = []
         self._times: list[float] = []
         self._total_s = 0.0
-        self._since = 0
+        self._followed_from = 0
 
     def follow(self, plan: Plan, *, step: int) -> None:
         """Take up another Plan before ``step``, on all ranks alike. Which steps are watched stays: a gap in the samples
@@ -96,22 +96,22 @@ class Schedule:
         """
         self._plan = plan.model_copy(update={"steps": self._plan.steps})
         self.interval = plan.every or self.interval
-        self._next, self._since = max(step, self.first), step
+        self._next, self._followed_from = max(step, self.first), step
         self._changes, self._plain, self._sampled, self._times = [], [], [], []
         self._total_s = 0.0
 
     def beats(self, step: int) -> bool:
-        """Whether ranks exchange in this step, which the Plan does not watch, only whether the Plan has changed."""
-        return not self.within(step) and step % BEAT == 0
+        """True if ranks exchange in this step, which the Plan does not watch, only whether the Plan has changed."""
+        return not self.watches(step) and step % BEAT == 0
 
-    def within(self, step: int) -> bool:
-        """Whether the Plan watches this step at all."""
+    def watches(self, step: int) -> bool:
+        """True if the Plan watches this step at all."""
         first, end = self._plan.steps
         return step >= first and (end is None or step < end)
 
     def samples(self, step: int) -> bool:
-        """Whether gradients are measured at this step. Ask once a step, in order."""
-        if not self.within(step) or step < self._next:
+        """True if gradients are measured at this step. Ask once a step, in order."""
+        if not self.watches(step) or step < self._next:
             return False
         while self._changes and self._changes[0][0] <= step:
             self.interval = self._changes.pop(0)[1]
@@ -119,7 +119,7 @@ class Schedule:
         return True
 
     def digests_params(self, step: int) -> bool:
-        """Whether parameters and buffers are digested before the update of this step: ``DIGESTED_FIRST`` steps, then at
+        """True if parameters and buffers are digested before the update of this step: ``DIGESTED_FIRST`` steps, then at
         gaps of an eighth of the steps gone by, as a power of two, and at last every ``params_every``. So a difference
         is dated to an eighth of its age, and no date is vaguer than ``params_every``.
         """
@@ -127,7 +127,7 @@ class Schedule:
         gap = 1 if age < DIGESTED_FIRST else 1 << (age // 8).bit_length() - 1
         rarest = self._plan.params_every
         due = (gap < rarest and age % gap == 0) or (step - self._plan.steps[0]) % rarest == 0
-        return self.within(step) and due
+        return self.watches(step) and due
 
     def look_again(self, step: int) -> None:
         """Digest often from ``step`` on, as at the start, because all ranks have received a finding before it."""
@@ -136,7 +136,7 @@ class Schedule:
             self._dense_since = step
 
     def keeps_sketches(self, step: int) -> bool:
-        """Whether a sampled step's sketch is kept (N x N cosines): the first sample in each window of
+        """True if a sampled step's sketch is kept (N x N cosines): the first sample in each window of
         ``matrix_every``.
         """
         window = (step - self._plan.steps[0]) // self._plan.matrix_every
@@ -145,8 +145,8 @@ class Schedule:
         return due
 
     def counts(self, step: int) -> bool:
-        """Whether the interval depends on the sum of ``step``: not where a later Plan is in force."""
-        return self._plan.every is None and step >= self._since
+        """True if the interval depends on the sum of ``step``: not where a later Plan is in force."""
+        return self._plan.every is None and step >= self._followed_from
 
     def spent(self, *, plain_s: float, sampled_s: float, step_s: float) -> None:
         """Take the time that watching used in the latest plain and sampled step (0: none yet), of the worst
@@ -156,7 +156,7 @@ class Schedule:
         for values, value in ((self._plain, plain_s), (self._sampled, sampled_s), (self._times, step_s)):
             if value > 0:
                 values.append(value)
-            del values[:-KEPT]
+            del values[:-NUM_COSTS]
 
     def decide(self, step: int, *, interval: int) -> Decision | None:
         """The interval to hold from two samples after ``step`` (which was sampled at ``interval``): what the budget
@@ -173,11 +173,11 @@ class Schedule:
         sampled = statistics.median(self._sampled)
         plain = statistics.median(self._plain) if self._plain else 0.0  # no step was left out yet, which would show it
         room = self._plan.budget * step_s - plain
-        asked = MAX_INTERVAL if room <= 0 else min(max(math.ceil((sampled - plain) / room), 1), MAX_INTERVAL)
+        by_budget = MAX_INTERVAL if room <= 0 else min(max(math.ceil((sampled - plain) / room), 1), MAX_INTERVAL)
         holds_from = step + 2 * interval
-        wanted = min(asked, EARLY_INTERVAL) if holds_from < self.first + EARLY_STEPS else asked
-        self._changes.append((holds_from, wanted))
-        return Decision(wanted, asked, plain + (sampled - plain) / wanted, step_s, floor=room <= 0)
+        next_interval = min(by_budget, EARLY_INTERVAL) if holds_from < self.first + EARLY_STEPS else by_budget
+        self._changes.append((holds_from, next_interval))
+        return Decision(next_interval, by_budget, plain + (sampled - plain) / next_interval, step_s, floor=room <= 0)
 
 
 class Recheck:
@@ -193,7 +193,7 @@ class Recheck:
         self._straight = True
 
     def due(self) -> bool:
-        """Whether to look at this sampled step. Ask once for each, in order."""
+        """True if to look at this sampled step. Ask once for each, in order."""
         self._count += 1
         return self._doubt or self._count < REDUCED_FIRST or self._count % REDUCED_EVERY == 0
 

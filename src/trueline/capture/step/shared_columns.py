@@ -22,7 +22,7 @@ SCALARS: tuple[str, ...] = (
     *("step", "passes", "finite", "norm2", "sketch_norm", "plain", "sampled", "step_s"),
     *("plan", "seen", "layout", "wants"),
 )
-"""What every rank sends to the others in a sampled step, in this order: the step; the reduced backward passes so far,
+"""Scalars that every rank sends in a sampled step, in this order: the step; the reduced backward passes so far,
 which all workers make together; whether all that it measured is finite; the squared norm of its gradient and the norm
 of its sketch; ``OwnTime.latest``; the latest revision of the Plan that it announces; the faults that it has detected
 (``Triggers.take_bits``); the digest of the Layout of what it adds to the sums, 0 where it adds nothing, and of the one
@@ -39,9 +39,9 @@ SKETCH_FLOOR = LAMBDA * _U32 * math.sqrt(BLOCK_ROWS / 2)
 
 
 @dataclass(frozen=True)
-class Own:
-    """What this worker measured at a step: per-group norms [G] and sketches [G, k]; None where nothing was seen. The
-    reduced gradient is a sum of ``times`` parts, ``cancelled`` [G] times as long together (at most) as it is.
+class Measurement:
+    """One worker's per-group norms [G] and sketches [G, k] of a step; None where nothing was seen. The reduced gradient
+    is a sum of ``times`` parts, ``cancelled`` [G] times as long together (at most) as it is.
     """
 
     local_norm: Array
@@ -52,8 +52,8 @@ class Own:
     cancelled: Array | float = 1.0
 
 
-NOTHING = Own(local_norm=np.zeros(1), local=np.zeros((1, 1)), reduced=None, used=None)
-"""What a worker sends that has measured nothing."""
+NOT_MEASURED = Measurement(local_norm=np.zeros(1), local=np.zeros((1, 1)), reduced=None, used=None)
+"""Sent by a worker that has measured nothing."""
 
 
 @dataclass(frozen=True)
@@ -69,33 +69,33 @@ class Sums:
     reduced_norm2: Array
 
 
-def scalars(own: Own, **known: float) -> list[float]:
-    """This worker's row of the scalars, in the order of ``SCALARS``, from ``own`` and what else is ``known``; zeros for
-    what is not known or not finite.
+def scalars(measured: Measurement, **facts: float) -> list[float]:
+    """This worker's row of the scalars, in the order of ``SCALARS``, from ``measured`` and other ``facts`` by name;
+    zeros for what is not known or not finite.
     """
-    norm2 = float(np.sum(own.local_norm**2))
-    parts = [np.array(norm2), *(part for part in (own.reduced, own.used) if part is not None)]
-    known["finite"] = all(np.isfinite(part).all() for part in parts)
-    known |= {"norm2": norm2, "sketch_norm": float(np.linalg.norm(own.local))}
-    values = [float(known.get(name, 0.0)) for name in SCALARS]
+    norm2 = float(np.sum(measured.local_norm**2))
+    parts = [np.array(norm2), *(part for part in (measured.reduced, measured.used) if part is not None)]
+    facts["finite"] = all(np.isfinite(part).all() for part in parts)
+    facts |= {"norm2": norm2, "sketch_norm": float(np.linalg.norm(measured.local))}
+    values = [float(facts.get(name, 0.0)) for name in SCALARS]
     return [value if math.isfinite(value) else 0.0 for value in values]
 
 
-def pack(own: Own, *, reduced_norm2: Array | None, sharded: bool, replicas: int) -> Array:
+def pack(measured: Measurement, *, reduced_norm2: Array | None, sharded: bool, replicas: int) -> Array:
     """The vector that is summed over workers: [G] + [G*k] + [G*k] + [G*k] + [G] + [G]; zeros for what is not finite.
 
     The fourth block is what the optimizer received, or, ``sharded``, this shard of the reduced gradient, which
     ``replicas`` workers hold alike and each counts as one part of.
     """
-    flat = own.local.ravel()
+    flat = measured.local.ravel()
     norm = float(np.linalg.norm(flat))
     unit = flat / norm if norm > 0 and math.isfinite(norm) else np.zeros_like(flat)
-    second = own.reduced if sharded else own.used
+    second = measured.reduced if sharded else measured.used
     extra = np.zeros_like(flat) if second is None else second.ravel() / replicas
-    used_norm = np.zeros(len(own.local_norm)) if own.used is None else np.linalg.norm(own.used, axis=1)
-    shards = np.zeros(len(own.local_norm)) if reduced_norm2 is None else reduced_norm2 / replicas
+    used_norm = np.zeros(len(measured.local_norm)) if measured.used is None else np.linalg.norm(measured.used, axis=1)
+    shards = np.zeros(len(measured.local_norm)) if reduced_norm2 is None else reduced_norm2 / replicas
     return np.nan_to_num(
-        np.concatenate([own.local_norm, flat, unit, extra, used_norm, shards]), nan=0.0, posinf=0.0, neginf=0.0
+        np.concatenate([measured.local_norm, flat, unit, extra, used_norm, shards]), nan=0.0, posinf=0.0, neginf=0.0
     )
 
 
@@ -123,17 +123,17 @@ def unpack(scalars: Array, flat: Array, *, groups: int, k: int) -> Sums:
     )
 
 
-def apart(scalars: Array) -> str | None:
+def iterations_differ(scalars: Array) -> str | None:
     """Why the workers' parts of a sum are of different iterations, as a clause; None where they are of one.
 
     The same number of updates after another number of reduced backward passes is an update that some workers left out
     or repeated: from there on their steps are not each other's.
     """
-    for name, what in (("step", "at the steps"), ("passes", "after the reduced backward passes")):
+    for name, moment in (("step", "at the steps"), ("passes", "after the reduced backward passes")):
         values = scalars[:, SCALARS.index(name)]
         if np.any(values != values[0]):
             numbers = ", ".join(f"{value:.0f}" for value in values)
-            return f"workers were {what} {numbers}; some left out or repeated an update"
+            return f"workers were {moment} {numbers}; some left out or repeated an update"
     return None
 
 
@@ -143,7 +143,7 @@ def agreed(said_N: Array) -> int | None:
 
 
 def columns(
-    own: Own,
+    measured: Measurement,
     sums: Sums,
     *,
     reduced_norm2: Array | None,
@@ -151,77 +151,86 @@ def columns(
     numel: Array,
     dtype: str,
     roundings: int,
-    seen: bool = True,
+    sees_result: bool = True,
     returned: bool = True,
     received: bool = True,
     used_dtype: str = "float32",
 ) -> dict[str, object]:
-    """Everything that the sum over workers adds to a row. ``reduced_norm2`` [G] is of this rank's reduced gradient;
-    ``seen`` is False where what the optimizer receives is all that is ever known of the reduction, ``returned`` where
-    nothing is, and ``received`` where what the optimizer receives is not; ``used_dtype`` is
-    the coarsest in which a shard goes from the reduction to the optimizer.
+    """Columns that the sum over workers adds to a row. ``reduced_norm2`` [G] is of this rank's reduced gradient;
+    ``sees_result`` is False where what the optimizer receives is all that is ever known of the reduction, ``returned``
+    where nothing is, and ``received`` where what the optimizer receives is not; ``used_dtype`` is the coarsest in which
+    a shard goes from the reduction to the optimizer.
     """
     if not returned:
-        return cosines(own, sums, reduced_norm=None)
-    out = reduction(own, sums, sharded=sharded, numel=numel, dtype=dtype, roundings=roundings, seen=seen)
-    if sharded and received and "group_reduce_residual" in out:
-        out |= after_reduction(own, numel=numel, dtype=used_dtype)
+        return cosines(measured, sums, reduced_norm=None)
+    row = reduction(
+        measured, sums, sharded=sharded, numel=numel, dtype=dtype, roundings=roundings, sees_result=sees_result
+    )
+    if sharded and received and "group_reduce_residual" in row:
+        row |= after_reduction(measured, numel=numel, dtype=used_dtype)
     norm2 = sums.reduced_norm2 if sharded else reduced_norm2
     if norm2 is None or not np.any(norm2 > 0):
-        return out | cosines(own, sums, reduced_norm=None)
-    if not sharded and own.reduced is None and own.used is not None:
-        norm2 = norm2 / _common_factor(own.used, sums) ** 2
-    out |= {"reduced_norm": math.sqrt(float(np.sum(norm2))), "group_reduced_norms": np.sqrt(norm2).tolist()}
-    held = _within(out.get("group_reduce_shape_residual"), out.get("group_reduce_floor"))
-    reduced_norm = cast(float, out["reduced_norm"]) if held else None
-    return out | cosines(own, sums, reduced_norm=reduced_norm)
+        return row | cosines(measured, sums, reduced_norm=None)
+    if not sharded and measured.reduced is None and measured.used is not None:
+        norm2 = norm2 / _common_factor(measured.used, sums) ** 2
+    row |= {"reduced_norm": math.sqrt(float(np.sum(norm2))), "group_reduced_norms": np.sqrt(norm2).tolist()}
+    is_mean_up_to_factor = _is_below_floor(row.get("group_reduce_shape_residual"), row.get("group_reduce_floor"))
+    reduced_norm = cast(float, row["reduced_norm"]) if is_mean_up_to_factor else None
+    return row | cosines(measured, sums, reduced_norm=reduced_norm)
 
 
-def _common_factor(used: Array, sums: Sums) -> float:
+def _common_factor(used_Gk: Array, sums: Sums) -> float:
     """The factor by which the user's code multiplied the mean gradient before the optimizer received it (clipping); 1
     where it is unclear.
     """
     mean = sums.local / sums.scalars.shape[0]
     square = float(np.vdot(mean, mean))
-    factor = float(np.vdot(used, mean)) / square if square > 0 else 1.0
+    factor = float(np.vdot(used_Gk, mean)) / square if square > 0 else 1.0
     return factor if factor > 0 else 1.0
 
 
-def cosines(own: Own, sums: Sums, *, reduced_norm: float | None) -> dict[str, object]:
+def cosines(measured: Measurement, sums: Sums, *, reduced_norm: float | None) -> dict[str, object]:
     """The direction columns of one worker. The mean pairwise cosine takes the exact total N²‖ḡ‖² = Σnᵢ² + Σ gᵢ·gⱼ as a
     control variate where the reduced norm is known (docs: The maths): exact for equal norms, sketched for the rest.
     """
     workers = sums.scalars.shape[0]
-    norm = float(np.linalg.norm(own.local))
+    norm = float(np.linalg.norm(measured.local))
     if workers < 2 or norm == 0 or not math.isfinite(norm):
         return {}
-    rest = sums.local - own.local
-    group_cosines = _cosines(own.local, rest)
-    out: dict[str, object] = {
-        "cosine_others": _cosine(own.local, rest),
-        "cosine_reduced": _cosine(own.local, sums.local),
-        "cosine_pairs": float((np.vdot(own.local / norm, sums.unit) - 1) / (workers - 1)),
+    rest = sums.local - measured.local
+    group_cosines = _cosines(measured.local, rest)
+    row: dict[str, object] = {
+        "cosine_others": _cosine(measured.local, rest),
+        "cosine_reduced": _cosine(measured.local, sums.local),
+        "cosine_pairs": float((np.vdot(measured.local / norm, sums.unit) - 1) / (workers - 1)),
         "group_cosine_others": group_cosines,
     }
     norms2 = sums.scalars[:, SCALARS.index("norm2")]
     if np.any(norms2 <= 0):
-        return out
+        return row
     sketched = sums.scalars[:, SCALARS.index("sketch_norm")]
     pairs = workers * (workers - 1)
     mean = (float(np.vdot(sums.unit, sums.unit)) - workers) / pairs
     if reduced_norm is not None and math.isfinite(reduced_norm):
         sketch_total = _weighted(float(np.vdot(sums.local, sums.local)), sketched)
         mean += _weighted((workers * reduced_norm) ** 2, np.sqrt(norms2)) - sketch_total
-        se = _pair_se(own, group_cosines) * math.sqrt(max(_pair_weights(sketched) - 2 / pairs, 0.0))
+        se = _pair_se(measured, group_cosines) * math.sqrt(max(_pair_weights(sketched) - 2 / pairs, 0.0))
     else:
-        se = _mean_se(own, sums.unit, workers=workers)
-    out["cosine_mean"] = mean
-    out["cosine_se"] = se
-    return out
+        se = _mean_se(measured, sums.unit, workers=workers)
+    row["cosine_mean"] = mean
+    row["cosine_se"] = se
+    return row
 
 
 def reduction(
-    own: Own, sums: Sums, *, sharded: bool, numel: Array, dtype: str, roundings: int, seen: bool = True
+    measured: Measurement,
+    sums: Sums,
+    *,
+    sharded: bool,
+    numel: Array,
+    dtype: str,
+    roundings: int,
+    sees_result: bool = True,
 ) -> dict[str, object]:
     """The columns that compare the result of the reduction with what it should be: the mean of the local gradients,
     equal on all replicas.
@@ -235,56 +244,59 @@ def reduction(
     workers = sums.scalars.shape[0]
     mean = sums.local / workers
     mean_norm = sums.local_norm / workers
-    out: dict[str, object] = {}
-    reference = None if sharded else own.reduced
+    row: dict[str, object] = {}
+    reference = None if sharded else measured.reduced
     if np.any(mean_norm > 0):
         floor = _reduce_floor(mean_norm, numel=numel, k=mean.shape[1], dtype=dtype, roundings=roundings)
-        out["group_reduce_floor"] = floor.tolist()
-        reduced = sums.second if sharded else own.reduced if own.reduced is not None else own.used
+        row["group_reduce_floor"] = floor.tolist()
+        reduced = sums.second if sharded else measured.reduced if measured.reduced is not None else measured.used
         if reduced is not None:
             against = _against_mean(reduced, mean, mean_norm)
-            straight = _within(against["group_reduce_residual"], out["group_reduce_floor"])
-            if sharded or own.reduced is not None or not seen or straight:
-                out |= against
+            straight = _is_below_floor(against["group_reduce_residual"], row["group_reduce_floor"])
+            if sharded or measured.reduced is not None or not sees_result or straight:
+                row |= against
                 reference = reduced if reference is None and straight else reference
             else:
                 factor = np.array(against["group_reduce_factor"])[:, None]
                 unscaled = np.divide(reduced, factor, out=np.zeros_like(reduced), where=factor != 0)
-                out["group_reduce_shape_residual"] = _relative(unscaled - mean, mean_norm)
-            if not _within(out.get("group_reduce_shape_residual"), out["group_reduce_floor"]):
-                scaled = not sharded and own.reduced is None
+                row["group_reduce_shape_residual"] = _relative(unscaled - mean, mean_norm)
+            if not _is_below_floor(row.get("group_reduce_shape_residual"), row["group_reduce_floor"]):
+                scaled = not sharded and measured.reduced is None
                 if workers > 2 or not scaled:  # of two, either explains all
-                    out |= _with_own_scaled(reduced, mean, own.local / workers, mean_norm, scaled=scaled)
-    if own.used is not None and not sharded:
-        out |= _used(own, sums, reference=mean if reference is None and not seen else reference)
-    return out
+                    row |= _with_own_scaled(reduced, mean, measured.local / workers, mean_norm, scaled=scaled)
+    if measured.used is not None and not sharded:
+        row |= _used_columns(measured, sums, reference=mean if reference is None and not sees_result else reference)
+    return row
 
 
-def after_reduction(own: Own, *, numel: Array, dtype: str) -> dict[str, object]:
+def after_reduction(measured: Measurement, *, numel: Array, dtype: str) -> dict[str, object]:
     """The columns that compare what the optimizer received with this rank's shard of the mean: the factor between them,
     the residual without it, and how much of that rounding explains. The factor of a shard that is missing is 0.
 
     Besides the additions of ``times`` parts, an element is divided by the number of workers, cast, unscaled and
     clipped: four roundings more.
     """
-    if own.reduced is None:
+    if measured.reduced is None:
         return {}
-    norm = np.linalg.norm(own.reduced, axis=1)
-    used = np.zeros_like(own.reduced) if own.used is None else own.used
-    factor = _factors(used, own.reduced)
-    floor = _reduce_floor(norm, numel=numel, k=used.shape[1], dtype=dtype, roundings=own.times + 3) * own.cancelled
+    norm = np.linalg.norm(measured.reduced, axis=1)
+    used_Gk = np.zeros_like(measured.reduced) if measured.used is None else measured.used
+    factor = _factors(used_Gk, measured.reduced)
+    floor = (
+        _reduce_floor(norm, numel=numel, k=used_Gk.shape[1], dtype=dtype, roundings=measured.times + 3)
+        * measured.cancelled
+    )
     return {
         "group_used_factor": [float(c) if n > 0 else None for c, n in zip(factor, norm, strict=True)],
-        "group_used_shape_residual": _relative(used - factor[:, None] * own.reduced, np.abs(factor) * norm),
+        "group_used_shape_residual": _relative(used_Gk - factor[:, None] * measured.reduced, np.abs(factor) * norm),
         "group_used_floor": floor.tolist(),
     }
 
 
 def is_mean(columns: Mapping[str, object]) -> tuple[bool, bool]:
-    """Whether what arrived was the mean of the workers' gradients, and whether it was so up to a factor."""
+    """True if what arrived was the mean of the workers' gradients, and whether it was so up to a factor."""
     floor = columns.get("group_reduce_floor")
-    straight = _within(columns.get("group_reduce_residual"), floor)
-    return straight, straight or _within(columns.get("group_reduce_shape_residual"), floor)
+    straight = _is_below_floor(columns.get("group_reduce_residual"), floor)
+    return straight, straight or _is_below_floor(columns.get("group_reduce_shape_residual"), floor)
 
 
 def _against_mean(reduced: Array, mean: Array, mean_norm: Array) -> dict[str, list[float | None]]:
@@ -306,38 +318,38 @@ def _with_own_scaled(
     residuals: list[float | None] = []
     for target, whole, part, norm in zip(reduced, mean, share, mean_norm, strict=True):
         base = np.stack([whole, part], axis=1) if scaled else part[:, None]
-        wanted = target if scaled else target - whole
-        solved, _, rank, _ = np.linalg.lstsq(base, wanted, rcond=1e-6)
+        goal = target if scaled else target - whole
+        solved, _, rank, _ = np.linalg.lstsq(base, goal, rcond=1e-6)
         unit = float(solved[0]) if scaled else 1.0
         if rank < base.shape[1] or unit == 0 or norm == 0:
             factors.append(None)
             residuals.append(None)
             continue
         factors.append(1 + float(solved[-1]) / unit)
-        residuals.append(float(np.linalg.norm(wanted - base @ solved)) / abs(unit) / float(norm))
+        residuals.append(float(np.linalg.norm(goal - base @ solved)) / abs(unit) / float(norm))
     return {"group_reduce_own_factor": factors, "group_reduce_own_residual": residuals}
 
 
-def _used(own: Own, sums: Sums, *, reference: Array | None) -> dict[str, object]:
-    assert own.used is not None
+def _used_columns(measured: Measurement, sums: Sums, *, reference: Array | None) -> dict[str, object]:
+    assert measured.used is not None
     workers = sums.scalars.shape[0]
     mean_norm = sums.used_norm / workers
-    own_norm = np.linalg.norm(own.used, axis=1)
-    out: dict[str, object] = {
-        "group_used_residual": _relative(own.used - sums.second / workers, mean_norm),
+    own_norm = np.linalg.norm(measured.used, axis=1)
+    row: dict[str, object] = {
+        "group_used_residual": _relative(measured.used - sums.second / workers, mean_norm),
         "group_used_floor": [2 * SKETCH_FLOOR] * len(mean_norm),
     }
     if reference is not None:
-        factor = _factors(own.used, reference)
-        out["group_used_factor"] = factor.tolist()
-        out["group_used_shape_residual"] = _relative(own.used - factor[:, None] * reference, own_norm)
-    mine = _factors(own.used, own.local)
-    out["group_used_local"] = _relative(own.used - mine[:, None] * own.local, own_norm)
-    return out
+        factor = _factors(measured.used, reference)
+        row["group_used_factor"] = factor.tolist()
+        row["group_used_shape_residual"] = _relative(measured.used - factor[:, None] * reference, own_norm)
+    local_factor = _factors(measured.used, measured.local)
+    row["group_used_local"] = _relative(measured.used - local_factor[:, None] * measured.local, own_norm)
+    return row
 
 
-def _within(residual: object, floor: object) -> bool:
-    """Whether the reduced gradient is the mean of the local ones, so that its norm may stand for theirs."""
+def _is_below_floor(residual: object, floor: object) -> bool:
+    """True if no group's residual is above its floor: the reduced gradient is the mean of the local ones."""
     if not isinstance(residual, list) or not isinstance(floor, list):
         return False
     return all(
@@ -359,9 +371,9 @@ def _cosines(a_Gk: Array, b_Gk: Array) -> list[float | None]:
 
 def _weighted(total2: float, norms_N: Array) -> float:
     """Norm-weighted mean pairwise cosine from ‖Σg‖² and the norms."""
-    own = float(np.sum(norms_N**2))
-    cross = float(np.sum(norms_N)) ** 2 - own
-    return (total2 - own) / cross if cross > 0 else 0.0
+    square = float(np.sum(norms_N**2))
+    cross = float(np.sum(norms_N)) ** 2 - square
+    return (total2 - square) / cross if cross > 0 else 0.0
 
 
 def _pair_weights(norms_N: Array) -> float:
@@ -371,16 +383,16 @@ def _pair_weights(norms_N: Array) -> float:
     return (square**2 - float(np.sum(norms_N**4))) / 2 / cross**2 if cross > 0 else 0.0
 
 
-def _pair_se(own: Own, cosines_G: list[float | None]) -> float:
+def _pair_se(measured: Measurement, cosines_G: list[float | None]) -> float:
     """Standard error of one sketched pair cosine, from this worker's shares of norm per group: √(Σ_g
     s_g²(1+c_g²)/k).
     """
-    share = np.sum(own.local**2, axis=1) / float(np.vdot(own.local, own.local))
+    share = np.sum(measured.local**2, axis=1) / float(np.vdot(measured.local, measured.local))
     cosine = np.array([cosine or 0.0 for cosine in cosines_G])
-    return math.sqrt(float(np.sum(share**2 * (1 + cosine**2))) / own.local.shape[1])
+    return math.sqrt(float(np.sum(share**2 * (1 + cosine**2))) / measured.local.shape[1])
 
 
-def _mean_se(own: Own, unit_Gk: Array, *, workers: int) -> float:
+def _mean_se(measured: Measurement, unit_Gk: Array, *, workers: int) -> float:
     """Standard error of the mean cosine over pairs where it comes from sketches alone; ``unit_Gk`` is the sum of the
     workers' sketches, each over its norm.
 
@@ -388,7 +400,7 @@ def _mean_se(own: Own, unit_Gk: Array, *, workers: int) -> float:
     a cosine of c the mean of them has (1 - c)(1 + (N - 1)c) times the error that it has at c = 0 (docs: The maths).
     Norms are taken for this worker's in their shares per group, and cosines to the others for the mean.
     """
-    share_G = np.sum(own.local**2, axis=1) / float(np.vdot(own.local, own.local))
+    share_G = np.sum(measured.local**2, axis=1) / float(np.vdot(measured.local, measured.local))
     total_G, pairs = np.sum(unit_Gk**2, axis=1), workers * (workers - 1)
     to_all = float(total_G.sum()) / workers
     cross_G = (total_G - workers * share_G) / pairs
@@ -418,9 +430,10 @@ def _reduce_floor(mean_norm: Array, *, numel: Array, k: int, dtype: str, roundin
     underflow loses; the sketch keeps the length of that error up to 1 + λ√(2/k), and both sketches add their own
     rounding.
     """
-    known = FORMATS.get(dtype.removeprefix("torch."))
-    unit, smallest = (known.unit, known.smallest) if known else (_U32, 0.0)
+    number_format = FORMATS.get(dtype.removeprefix("torch."))
+    unit, smallest = (number_format.unit, number_format.smallest) if number_format else (_U32, 0.0)
     growth = roundings * unit / (1 - roundings * unit) if roundings * unit < 1 else math.inf
-    lost = roundings * smallest / 2 * np.sqrt(numel)
-    relative_lost = np.divide(lost, mean_norm, out=np.zeros_like(mean_norm), where=mean_norm > 0)
+    underflow = roundings * smallest / 2 * np.sqrt(numel)
+    # Per element, in units of the mean's norm: a tiny gradient loses more to underflow than to rounding.
+    relative_lost = np.divide(underflow, mean_norm, out=np.zeros_like(mean_norm), where=mean_norm > 0)
     return (growth + relative_lost) * (1 + LAMBDA * math.sqrt(2 / k)) + 2 * SKETCH_FLOOR

@@ -31,7 +31,7 @@ class SharedSum:
         """Start the sum of a sampled step, once its numbers are on the host; ``now`` is the current step."""
         if not record.looked_at:
             self._look_at(record, now=now)
-        due = record.of.sampled and record.pending is None and self._team.group is not None
+        due = record.step_state.sampled and record.pending is None and self._team.group is not None
         if not (due and self._parts.works("exchange")):
             return
         sums = np.zeros(0)
@@ -40,22 +40,22 @@ class SharedSum:
                 sums = record.part_of_sum(self._adapter.reduction(), workers=self._team.size)
         with self._parts.guarded("exchange"):
             scalars = shared_columns.scalars(
-                record.own or shared_columns.NOTHING,
+                record.measurement or shared_columns.NOT_MEASURED,
                 step=record.step,
                 **self._parts.time.latest,
                 passes=record.passes,
                 plan=self._next.live.announced,
                 seen=self._next.live.triggers.take_bits(),
-                layout=record.of.layout.digest if sums.size else 0,
+                layout=record.step_state.layout.digest if sums.size else 0,
                 wants=record.wants,
             )
             record.pending = exchange.start(self._team, step=record.step, scalars=scalars, sums=sums)
 
-    def read(self, backlog: Backlog, *, until: float | None, decides_at: int | None) -> None:
+    def take_arrived(self, backlog: Backlog, *, deadline: float | None, decides_at: int | None) -> None:
         """Read the sums that have arrived, in order, and give up those that never will."""
         if not self._parts.works("exchange"):
             backlog.forget_sums()
-        for record, arrived in backlog.sums(until=until, decides_at=decides_at):
+        for record, arrived in backlog.sums(deadline=deadline, decides_at=decides_at):
             if arrived:
                 self._take(record)
             else:
@@ -71,20 +71,20 @@ class SharedSum:
             attempt("plan", triggers.receive, [triggers.take_bits()], step=record.step, from_step=now)
 
     def _take(self, record: StepRecord) -> None:
-        if self._team.group is None and record.of.sampled:
-            own = self._parts.time.latest
-            spent = {"plain_s": own["plain"], "sampled_s": own["sampled"], "step_s": own["step_s"]}
+        if self._team.group is None and record.step_state.sampled:
+            latest = self._parts.time.latest
+            spent = {"plain_s": latest["plain"], "sampled_s": latest["sampled"], "step_s": latest["step_s"]}
             self._follow_budget(spent, record)
         result = record.pending.result() if record.pending is not None else None
         if result is None:
             return
         scalars = result[0]
-        if (apart := shared_columns.apart(scalars)) is not None:
-            self._parts.end("exchange", RuntimeError(apart))
+        if (mismatch := shared_columns.iterations_differ(scalars)) is not None:
+            self._parts.end("exchange", RuntimeError(mismatch))
             return
-        plan, seen, wants = (scalars[:, shared_columns.SCALARS.index(name)] for name in ("plan", "seen", "wants"))
+        plan, bits, wants = (scalars[:, shared_columns.SCALARS.index(name)] for name in ("plan", "seen", "wants"))
         self._next.live.receive(int(plan.max()), from_step=record.known_from)
-        self._next.live.triggers.receive(seen.tolist(), step=record.step, from_step=record.known_from)
+        self._next.live.triggers.receive(bits.tolist(), step=record.step, from_step=record.known_from)
         self._next.parameters.receive(shared_columns.agreed(wants), from_step=record.known_from)
         self._write_shared(record, *result)
         if not record.beat:

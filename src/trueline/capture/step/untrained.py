@@ -22,8 +22,8 @@ class Untrained:
     def __init__(self, params: Sequence[Tensor]) -> None:
         self._before = _samples(params)
 
-    def same(self, params: Sequence[Tensor]) -> bool | None:
-        """Whether none of them has changed; None where none could be looked at again."""
+    def are_unchanged(self, params: Sequence[Tensor]) -> bool | None:
+        """True if none of them has changed; None where none could be looked at again."""
         pairs = [
             (before, after)
             for before, after in zip(self._before, _samples(params), strict=False)
@@ -39,12 +39,12 @@ def _samples(params: Sequence[Tensor]) -> list[Tensor | None]:
 def _sample(param: Tensor) -> Tensor | None:
     """[at most 8] elements of what this rank holds; None where its memory cannot be read (freed shards, quantized)."""
     try:
-        own = local(param.detach())
-        if not own.numel() or own.is_quantized or not own.is_contiguous():
+        shard = local(param.detach())
+        if not shard.numel() or shard.is_quantized or not shard.is_contiguous():
             return None
-        if (own.storage_offset() + own.numel()) * own.element_size() > own.untyped_storage().nbytes():
+        if (shard.storage_offset() + shard.numel()) * shard.element_size() > shard.untyped_storage().nbytes():
             return None
-        flat = own.view(-1)
+        flat = shard.view(-1)
         return flat[:: max(flat.numel() // _MAX_ELEMENTS, 1)][:_MAX_ELEMENTS].clone()
     except (RuntimeError, NotImplementedError, TypeError):
         return None
@@ -53,23 +53,23 @@ def _sample(param: Tensor) -> Tensor | None:
 def class_name(model: nn.Module) -> str:
     """The name of its class; ``Linear`` also within FSDP1, or where FSDP2 has made an ``FSDPLinear`` of it."""
     inside = part_of(model, "_fsdp_wrapped_module")
-    made = type(model if inside is None else inside)
+    kind = type(model if inside is None else inside)
     return (
-        made.__bases__[-1].__name__ if len(made.__bases__) > 1 and made.__name__.startswith("FSDP") else made.__name__
+        kind.__bases__[-1].__name__ if len(kind.__bases__) > 1 and kind.__name__.startswith("FSDP") else kind.__name__
     )
 
 
-def no_update(model: str, num_passes: int, *, rank: int, same: bool | None) -> Finding:
+def no_update(model: str, num_passes: int, *, rank: int, are_unchanged: bool | None) -> Finding:
     """That a rank made ``num_passes`` backward passes through ``model``, and no update."""
-    weights = f", the weights of `{model}` never changed" if same else f" for `{model}`"
+    weights = f", the weights of `{model}` never changed" if are_unchanged else f" for `{model}`"
     return Finding(
         code=NO_UPDATE,
-        severity="error" if same else "warning",
+        severity="error" if are_unchanged else "warning",
         claim=f"{num_passes} backward passes on rank {rank}, and no update: no `optimizer.step()` was called{weights}.",
         ranks=(rank,),
         measured=0.0,
         unit="updates",
-        false_alarm_rate=0.0 if same else None,
+        false_alarm_rate=0.0 if are_unchanged else None,
         evidence={"model": model, "backward_passes": num_passes},
         next=(
             "Call `optimizer.step()` after `loss.backward()`, of the optimizer that holds this model's parameters.",

@@ -29,7 +29,7 @@ _STEP = next(
 
 
 def is_compiled(param: Tensor, *, update: bool) -> bool:
-    """Whether ``torch.compile`` has traced an ``update`` of the optimizer of ``param``, or else calls of its model.
+    """True if ``torch.compile`` has traced an ``update`` of the optimizer of ``param``, or else calls of its model.
     Compiled code calls no hooks.
     """
     return getattr(param, "_dynamo_static_input_type", None) == ("guarded" if update else "unguarded")
@@ -46,16 +46,16 @@ def closure_of(args: Args, kwargs: Kwargs) -> Any:
 
 
 def with_closure(
-    args: Args, kwargs: Kwargs, of: Callable[[Callable[..., Any]], Callable[..., Any]]
+    args: Args, kwargs: Kwargs, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> tuple[Args, Kwargs] | None:
-    """The same with what ``of`` makes of the closure; None without one, and for an object that may be used for more
+    """The same with what ``wrap`` makes of the closure; None without one, and for an object that may be used for more
     than calling it.
     """
     closure = closure_of(args, kwargs)
     if not isinstance(closure, (FunctionType, MethodType, functools.partial)):
         return None
-    made = of(closure)
-    return (args, kwargs | {"closure": made}) if "closure" in kwargs else ((args[0], made, *args[2:]), kwargs)
+    wrapped = wrap(closure)
+    return (args, kwargs | {"closure": wrapped}) if "closure" in kwargs else ((args[0], wrapped, *args[2:]), kwargs)
 
 
 class Updates:
@@ -66,12 +66,12 @@ class Updates:
     ``ended_any`` is whether a step has ended.
     """
 
-    def __init__(self, given: Sequence[weakref.ref[Optimizer]], *, watched: Callable[[int], bool]) -> None:
-        self._given = list(given)
+    def __init__(self, optimizers: Sequence[weakref.ref[Optimizer]], *, watched: Callable[[int], bool]) -> None:
+        self._optimizer_refs = list(optimizers)
         self._watched = watched
         self._has_own = False
         self._has_gradient = False
-        self._fed = True
+        self._had_forward = True
         self._under_way = self._nested = False
         self._since_end: set[tuple[int, ...]] = set()
         self._ends: weakref.ref[Optimizer] | None = None
@@ -81,23 +81,23 @@ class Updates:
 
     @property
     def asks_for_backward(self) -> bool:
-        """Whether ``saw_backward`` must be called to know which optimizer trains the model."""
+        """True if ``saw_backward`` must be called to know which optimizer trains the model."""
         return not self._has_own and not self._alive()
 
     def add(self, optimizer: Optimizer) -> None:
         """Another optimizer was made whose updates count."""
-        self._given.append(weakref.ref(optimizer))
+        self._optimizer_refs.append(weakref.ref(optimizer))
 
     def saw_forward(self) -> None:
         """A training forward pass began."""
-        self._fed = True
+        self._had_forward = True
 
     def unseen(self) -> Optimizer | None:
         """The given optimizer whose compiled update ended a step since the last call, None without one. Such an update
         shows only in its parameters, which have changed.
         """
         ended = None
-        for place, ref in enumerate(self._given):
+        for index, ref in enumerate(self._optimizer_refs):
             optimizer = ref()
             if optimizer is None:
                 continue
@@ -106,15 +106,15 @@ class Updates:
                 continue
             with torch._C.DisableTorchFunction():  # a mode of the user's may count what is read
                 version = param._version
-            before = self._versions.get(place)
+            before = self._versions.get(index)
             if before == version:
                 continue
-            self._versions[place] = version
-            if before is not None and self._fed and is_compiled(param, update=True):
+            self._versions[index] = version
+            if before is not None and self._had_forward and is_compiled(param, update=True):
                 ended = optimizer
         if ended is not None:
             self.ended_any = True
-            self._fed = self._has_gradient = False
+            self._had_forward = self._has_gradient = False
         return ended
 
     def saw_backward(self) -> None:
@@ -132,7 +132,7 @@ class Updates:
         return optimizer
 
     def begin(self, optimizer: Optimizer, *, has_closure: bool) -> bool:
-        """Whether the update that ``optimizer`` is about to make ends the step. Call it from a hook of torch's.
+        """True if the update that ``optimizer`` is about to make ends the step. Call it from a hook of torch's.
 
         Whether it is nested in another update (an optimizer's step may call that of its base class, which has hooks of
         its own) is read from the call stack, which is right also after an update that raised; that is walked only where
@@ -144,16 +144,16 @@ class Updates:
         if self._nested:
             return False
         self._under_way = True
-        of = tuple(id(param) for group in optimizer.param_groups for param in group["params"][:1])
-        if not (self._fed or has_closure or of in self._since_end):
-            self._since_end.add(of)
+        first_params = tuple(id(param) for group in optimizer.param_groups for param in group["params"][:1])
+        if not (self._had_forward or has_closure or first_params in self._since_end):
+            self._since_end.add(first_params)
             return False
-        self._since_end = {of}
+        self._since_end = {first_params}
         self._ends = weakref.ref(optimizer)
         return True
 
     def end(self, optimizer: Optimizer) -> bool:
-        """Whether the update that ``optimizer`` has just made ended the step."""
+        """True if the update that ``optimizer`` has just made ended the step."""
         if self._ends is None or self._ends() is not optimizer:
             return False
         if self._nested and len([*self._on_the_stack()]) > 1:
@@ -162,20 +162,20 @@ class Updates:
         self._ends = None
         self.unseen()
         self.ended_any = True
-        self._fed = self._has_gradient = False
+        self._had_forward = self._has_gradient = False
         return True
 
     def _counts(self, optimizer: Optimizer) -> bool:
-        given = self._alive()
-        if given:
-            return any(one is optimizer for one in given)
+        alive = self._alive()
+        if alive:
+            return any(owner is optimizer for owner in alive)
         if any(self._watched(id(param)) for group in optimizer.param_groups for param in group["params"]):
             self._has_own = True
             return True
         return self._has_gradient and not self._has_own
 
     def _alive(self) -> list[Optimizer]:
-        return [one for ref in self._given if (one := ref()) is not None]
+        return [optimizer for ref in self._optimizer_refs if (optimizer := ref()) is not None]
 
     def _on_the_stack(self) -> Iterator[Optimizer]:
         """Optimizers of this model whose ``step`` is on this thread's stack, the innermost first."""

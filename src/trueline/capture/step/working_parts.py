@@ -74,7 +74,7 @@ class WorkingParts:
             _recording.append(weakref.ref(self))
 
     def works(self, part: str) -> bool:
-        """Whether no exception has ended it."""
+        """True if no exception has ended it."""
         return part not in self._ended
 
     def end(self, part: str, error: Exception | None = None) -> None:
@@ -94,13 +94,13 @@ class WorkingParts:
 
     def guarded(self, part: str) -> AbstractContextManager[None]:
         """Count the CPU time inside as Trueline's, and turn an exception into a Finding: training goes on."""
-        return _Ours(self, part)
+        return _OwnCode(self, part)
 
     def timed(self) -> AbstractContextManager[None]:
         """Count the CPU time inside as Trueline's, once for each thread (the result of a comm hook is measured in a
         thread of gloo or NCCL), and record nothing that is computed inside.
         """
-        return _Ours(self, "")
+        return _OwnCode(self, "")
 
     def attempt(self, part: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """What ``call`` returns; an exception ends ``part``, and is None. For what is timed already."""
@@ -115,7 +115,7 @@ class WorkingParts:
         _recording[:] = [ref for ref in _recording if ref() not in (None, self)]
 
 
-class _Ours:
+class _OwnCode:
     """Times what is Trueline's in the outermost of a thread, and lets no session and no mode see it; where the code
     inside raises, ends ``part``, if it has a name. A class, as every step enters several: a generator of ``contextlib``
     takes several times as long.

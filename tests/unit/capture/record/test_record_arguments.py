@@ -41,4 +41,4 @@ def test_descriptions_that_differ_at_every_step_do_not_pile_up(monkeypatch):
     describe = Described()
     for step in range(100):
         assert describe((X, step / 7), {})[1] == described((X, step / 7), {})
-    assert len(describe._known) <= 10
+    assert len(describe._texts) <= 10

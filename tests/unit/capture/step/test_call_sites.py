@@ -22,7 +22,7 @@ def number(told):
 
 def own_file(monkeypatch):
     """Files of tests are the user's own here, also where the sources of the project are below them."""
-    monkeypatch.setattr(sites, "is_users", lambda file: file == __file__)
+    monkeypatch.setattr(sites, "is_users_file", lambda file: file == __file__)
     return sites.CallSites()
 
 
@@ -68,7 +68,7 @@ def test_calls_from_known_lines_are_let_go_and_functions_of_torch_come_back(monk
 
 def test_lines_of_libraries_and_of_torch_are_not_the_users(monkeypatch):
     found = sites.CallSites()
-    monkeypatch.setattr(sites, "is_users", lambda file: False)
+    monkeypatch.setattr(sites, "is_users_file", lambda file: False)
     found.note("step")
     assert found.lines == {}
 

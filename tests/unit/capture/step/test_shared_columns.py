@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trueline.capture.step import shared_columns
-from trueline.capture.step.shared_columns import Own
+from trueline.capture.step.shared_columns import Measurement
 
 G, K = 3, 521
 
@@ -21,7 +21,7 @@ def team(gradients_NGK, *, reduced=None, used=None, local_norm=None):
     reduced = [mean] * workers if reduced is None else reduced
     used = reduced if used is None else used
     owns = [
-        Own(local_norm=np.linalg.norm(g, axis=1), local=g, reduced=r, used=u)
+        Measurement(local_norm=np.linalg.norm(g, axis=1), local=g, reduced=r, used=u)
         for g, r, u in zip(gradients_NGK, reduced, used, strict=True)
     ]
     flat = sum(
@@ -141,7 +141,7 @@ def test_clipping_is_a_factor_and_nothing_else():
 
 def unseen(owns):
     """The same workers on a step at which the result of the reduction was not looked at."""
-    return [Own(local_norm=own.local_norm, local=own.local, reduced=None, used=own.used) for own in owns]
+    return [Measurement(local_norm=own.local_norm, local=own.local, reduced=None, used=own.used) for own in owns]
 
 
 def test_where_the_mean_was_used_the_reduction_need_not_be_seen():
@@ -227,7 +227,7 @@ def sketched_team(rng, norms_N, *, cosine, rows):
     signs = rng.choice([-1.0, 1.0], size=rows)
     sketches = (g.reshape(workers, rows, K) * signs[:, None]).sum(axis=1)[:, None, :]
     owns = [
-        Own(local_norm=np.linalg.norm(g[i], keepdims=True), local=sketches[i], reduced=None, used=None)
+        Measurement(local_norm=np.linalg.norm(g[i], keepdims=True), local=sketches[i], reduced=None, used=None)
         for i in range(workers)
     ]
     flat = sum(shared_columns.pack(own, reduced_norm2=None, sharded=False, replicas=1) for own in owns)
@@ -263,12 +263,14 @@ def test_the_standard_error_is_honest_where_sketches_are_all_that_is_known(worke
 
 def test_workers_whose_parts_are_of_different_iterations_are_told():
     def scalars(*places):
-        rows = [shared_columns.scalars(shared_columns.NOTHING, step=step, passes=passes) for step, passes in places]
+        rows = [
+            shared_columns.scalars(shared_columns.NOT_MEASURED, step=step, passes=passes) for step, passes in places
+        ]
         return np.array(rows)
 
-    assert shared_columns.apart(scalars((4, 9), (4, 9))) is None
+    assert shared_columns.iterations_differ(scalars((4, 9), (4, 9))) is None
     assert (
-        shared_columns.apart(scalars((4, 9), (5, 9)))
+        shared_columns.iterations_differ(scalars((4, 9), (5, 9)))
         == "workers were at the steps 4, 5; some left out or repeated an update"
     )
-    assert "after the reduced backward passes 9, 10" in shared_columns.apart(scalars((4, 9), (4, 10)))
+    assert "after the reduced backward passes 9, 10" in shared_columns.iterations_differ(scalars((4, 9), (4, 10)))
