@@ -77,7 +77,7 @@ class Job:
             handle.remove()
         named.sort(key=lambda each: called.get(id(each[1]), len(called)))
         self.trained = [
-            Trained.of(name, param, place=place, still=still.get(id(param)))
+            Trained.of_param(name, param, index=place, still=still.get(id(param)))
             for place, (name, param) in enumerate(named)
         ]
 
@@ -87,7 +87,7 @@ class Job:
         before = [each.param.detach().clone() for each in self.trained]
         with torch.no_grad():
             for each in self.trained if nudge else ():
-                each.param.add_(each.param * signs_of(each.param, seed=each.place) * nudge)
+                each.param.add_(each.param * signs_of(each.param, seed=each.index) * nudge)
         for place in among:
             self.trained[place].move(move, self._signs.get(place) if direction == "along" else None)
         self.model.zero_grad()
@@ -98,7 +98,7 @@ class Job:
             loss.backward()
             slopes = [each.slope() for each in self.trained]
         if not among and not nudge:
-            packed = {each.place: each.packed() for each in self.trained}
+            packed = {each.index: each.packed() for each in self.trained}
             self._signs = {place: signs for place, signs in packed.items() if signs is not None}
         with torch.no_grad():
             for each, kept in zip(self.trained, before, strict=True):
@@ -182,7 +182,7 @@ def _near(job: Job, module: nn.Module, says: str) -> str:
     if "It is wrong in " not in says:
         return "none named"
     where = says.split("It is wrong in ")[1].removeprefix("one of ").split(", and right")[0].rstrip(".")
-    places = {each.name: each.place for each in job.trained}
+    places = {each.name: each.index for each in job.trained}
     own = max(place for place, each in enumerate(job.trained) if any(each.param is one for one in module.parameters()))
     first, last = (places[name] for name in (where.split(" … ") * 2)[:2])
     return "in it" if first <= own <= last else "behind it" if first > own else "in front of it"

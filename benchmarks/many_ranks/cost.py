@@ -16,7 +16,7 @@ from torch import nn
 
 import trueline
 from trueline.capture.step import exchange, shared_columns
-from trueline.capture.step.shared_columns import Own
+from trueline.capture.step.shared_columns import Measurement
 from trueline.demo.ranks import Ranks
 from trueline.schema.plan import Plan
 
@@ -97,7 +97,7 @@ def laid_out(num_ranks: int) -> list[str]:
     """One row of the second table."""
     sketch = np.random.default_rng(0).standard_normal((GROUPS, LENGTH))
     norm = np.linalg.norm(sketch, axis=1)
-    own = Own(local_norm=norm, local=sketch, reduced=sketch, used=sketch)
+    own = Measurement(local_norm=norm, local=sketch, reduced=sketch, used=sketch)
     room = shared_columns.room(Plan().max_groups)
     team = exchange.Team(ranks=tuple(range(num_ranks)), rank=0, group=None, room=room)
     seconds, size = [], 0
@@ -111,7 +111,7 @@ def laid_out(num_ranks: int) -> list[str]:
         block = np.array([scalars] * num_ranks)
         begun = time.process_time()
         sums = shared_columns.unpack(block, packed * num_ranks, groups=GROUPS, k=LENGTH)
-        shared_columns.apart(block)
+        shared_columns.iterations_differ(block)
         numel = np.full(GROUPS, 1e6)
         facts = {"numel": numel, "dtype": "torch.float32", "roundings": num_ranks + 1}
         shared_columns.columns(own, sums, reduced_norm2=norm**2, sharded=False, **facts)

@@ -40,7 +40,7 @@ def derive_one(workers: int) -> tuple[int, float]:
     rng = np.random.default_rng(0)
     sketch = rng.standard_normal((GROUPS, LENGTH))
     norm = np.linalg.norm(sketch, axis=1)
-    own = shared_columns.Own(local_norm=norm, local=sketch, reduced=sketch, used=sketch)
+    own = shared_columns.Measurement(local_norm=norm, local=sketch, reduced=sketch, used=sketch)
     packed = shared_columns.pack(own, reduced_norm2=norm**2, sharded=False, replicas=1)
     scalars = np.array([shared_columns.scalars(own, plain=1e-3, sampled=1e-2, step_s=1.0)] * workers)
     seconds = []

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from trueline.capture.model.layout import Layout, make_layout
 from trueline.capture.step import own_columns, shared_columns
-from trueline.capture.step.shared_columns import Array, Own
+from trueline.capture.step.shared_columns import Array, Measurement
 from trueline.demo.worker_training import Job, endless_batches
 from trueline.schema.plan import Plan
 
@@ -65,7 +65,7 @@ class Played:
             reduced = self._reduced(len(turns))
             yield step_facts([loss for loss, _ in turns], [own for _, own in turns], reduced)
 
-    def _turn(self, batch: dict[str, Tensor]) -> tuple[float, Own]:
+    def _turn(self, batch: dict[str, Tensor]) -> tuple[float, Measurement]:
         begun = now()
         loss = self._model(**batch).loss
         self.spent.add("forward", begun)
@@ -106,17 +106,17 @@ class Played:
         return norms2
 
 
-def measured(layout: Layout, gradients: Sequence[Tensor | None]) -> Own:
+def measured(layout: Layout, gradients: Sequence[Tensor | None]) -> Measurement:
     """Norms and sketches of one worker's gradients, as its row has them."""
     found = layout.sketcher.measure([(at, grad) for at, grad in enumerate(gradients) if grad is not None])
     norm2_P = np.zeros(len(layout.params))
     norm2_P[list(found.indices)] = found.norm2.numpy()
     sketch_Gk = np.zeros((len(layout.groups), layout.k))
     sketch_Gk[found.groups.numpy()] = found.sketch.numpy()
-    return Own(np.sqrt(own_columns.by_group(norm2_P, layout)), sketch_Gk, reduced=None, used=None)
+    return Measurement(np.sqrt(own_columns.by_group(norm2_P, layout)), sketch_Gk, reduced=None, used=None)
 
 
-def step_facts(losses_N: Sequence[float], owns_N: Sequence[Own], reduced2_G: Array) -> dict[str, Any]:
+def step_facts(losses_N: Sequence[float], owns_N: Sequence[Measurement], reduced2_G: Array) -> dict[str, Any]:
     """Losses and norms of the workers; their mean pairwise cosine and its standard error as the recorder would record
     them; and their norm-weighted mean cosine twice, from the sketches alone and from the sum of the whole gradients.
     """

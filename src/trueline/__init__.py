@@ -100,7 +100,7 @@ def watch(
 
     out = os.fspath(out)
     asked, callbacks = _with_sinks(Plan.load(plan), sinks, on_finding)
-    further = Handle.further(out, model, name or name_of(model))
+    further = Handle.further_name(out, model, name or name_of(model))
     if further is not None:
         out, name, overwrite = further_run(out, further), further, False
     handle = Handle(

@@ -1,4 +1,4 @@
-"""How all ranks begin to watch a model together: who takes part, where each writes, and what is known of the job."""
+"""Beginning of a watch on all ranks together: the ranks that take part, their Sinks, and the facts of the job."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def begin(
     name: str,
     averages: Sequence[Average] = (),
 ) -> tuple[Recorder, StandardProbes]:
-    """What watches ``model`` on this rank, and with which probes; all ranks begin alike. ``updates`` is how many its
+    """The Recorder of ``model`` on this rank, and its probes; all ranks begin alike. ``updates`` is how many its
     optimizers count. Raises, on all of them, what ``trueline.watch`` does.
     """
     watched_parameters(model, patterns=plan.param_names)
@@ -89,6 +89,7 @@ def begin(
     if followed != plan:
         adapter.notes.append(f"rank {team.rank} was given another Plan than rank {team.ranks[0]}: that is followed.")
     plan = followed
+    # After the Plan is shared: all ranks must ask for the second connection, or none.
     team.connect(side=plan.exact and adapter.mesh.compares)
     team.room = shared_columns.room(plan.max_groups) if adapter.mesh.compares else 0
     if team.index == 0:
@@ -127,7 +128,7 @@ def _job(model: nn.Module, adapter: Adapter, plan: Plan, *, step: int | None, up
 
 
 def _notes(team: Team) -> list[str]:
-    """What is to be said of the ranks that met."""
+    """Notes on the ranks that met."""
     notes: list[str] = []
     if team.missing:
         notes.append(

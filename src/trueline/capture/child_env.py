@@ -1,4 +1,4 @@
-"""What ``trueline run`` hands down to the processes of the command, in their environment. Free of torch."""
+"""Variables that ``trueline run`` hands down to the processes of the command. Free of torch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 RUN, PLAN, OVERWRITE, RESUME = "TRUELINE_RUN", "TRUELINE_PLAN", "TRUELINE_OVERWRITE", "TRUELINE_RESUME"
 TRIAL = "TRUELINE_TRIAL"
-"""What `trueline trial` asks of the first step (JSON); in place of a Run."""
+"""Measurement that `trueline trial` asks of the first step (JSON); in place of a Run."""
 CHANGES = "TRUELINE_CHANGES"
-"""What `trueline trial` changes in a job that is watched (JSON, the arguments of ``capture.trial.changes.Changes``)."""
+"""Changes of `trueline trial` to a job that is watched (JSON, the arguments of ``capture.trial.changes.Changes``)."""
 ARGV = "TRUELINE_ARGV"
 """The command that `trueline run` was given (JSON)."""
 UNSEEN = "TRUELINE_UNSEEN"
-WATCHED = ".watched"
-"""Behind the path in that variable: the file in which a process leaves word that it is watched."""
 """The file in which a process says why it was not watched, for the last line of the command."""
+WATCHED = ".watched"
+"""Behind the path in ``UNSEEN``: the file in which a process leaves word that it is watched."""
 
 
 def environment(
@@ -42,18 +42,18 @@ def environment(
     }
 
 
-def trial_environment(asked: dict[str, Any], *, base: dict[str, str]) -> dict[str, str]:
-    """``base`` with what a process needs to measure its first step as ``asked``, and not to be watched."""
-    return {name: value for name, value in _attaching(base).items() if name != RUN} | {TRIAL: json.dumps(asked)}
+def trial_environment(trial: dict[str, Any], *, base: dict[str, str]) -> dict[str, str]:
+    """``base`` with what a process needs to measure its first step as ``trial``, and not to be watched."""
+    return {name: value for name, value in _attaching(base).items() if name != RUN} | {TRIAL: json.dumps(trial)}
 
 
 def _attaching(base: dict[str, str]) -> dict[str, str]:
-    here = os.path.join(os.path.dirname(os.path.abspath(__file__)), "attach")
-    return base | {"PYTHONPATH": os.pathsep.join([here, *filter(None, [base.get("PYTHONPATH")])])}
+    attach_folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "attach")
+    return base | {"PYTHONPATH": os.pathsep.join([attach_folder, *filter(None, [base.get("PYTHONPATH")])])}
 
 
 def settings() -> dict[str, Any]:
-    """What was handed down to this process, as arguments of ``trueline.watch``."""
+    """Settings handed down to this process, as arguments of ``trueline.watch``."""
     return {
         "out": os.environ[RUN],
         "plan": json.loads(os.environ.get(PLAN) or "{}"),
@@ -69,18 +69,18 @@ def command_given() -> list[str]:
 
 def tell_unseen(why: str) -> None:
     """Leave it to the command's last line to say ``why`` this process was not watched."""
-    if place := os.environ.get(UNSEEN):
-        with contextlib.suppress(OSError), open(place, "w", encoding="utf-8") as file:
+    if path := os.environ.get(UNSEEN):
+        with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
             file.write(why)
 
 
 def tell_watched() -> None:
     """Let the command's last line know that this process is watched."""
-    if place := os.environ.get(UNSEEN):
-        with contextlib.suppress(OSError), open(f"{place}{WATCHED}", "w", encoding="utf-8") as file:
+    if path := os.environ.get(UNSEEN):
+        with contextlib.suppress(OSError), open(f"{path}{WATCHED}", "w", encoding="utf-8") as file:
             file.write("yes")
 
 
-def place_of_restart(out: str, restart: str) -> str:
-    """Where start number ``restart`` of the job goes that the Run at ``out`` cannot hold."""
-    return f"{out}.restart{restart}"
+def path_of_restart(run_path: str, restart: str) -> str:
+    """Path of start number ``restart`` of the job that the Run at ``run_path`` cannot hold."""
+    return f"{run_path}.restart{restart}"

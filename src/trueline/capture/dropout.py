@@ -29,7 +29,7 @@ _WHERE: dict[Any, tuple[str, int]] = {
     torch.ops.aten.scaled_dot_product_attention: ("dropout_p", 4),
     functional.multi_head_attention_forward: ("dropout_p", 10),
 }
-"""Which argument is the probability, by its name and place, of every function of torch that drops values."""
+"""Name and position of the argument that is the probability, of every function of torch that drops values."""
 
 NOT_SEEN = "in other threads, inside TorchScript, and in kernels that are not torch's own"
 
@@ -53,35 +53,37 @@ class NoDropout(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if self.active:
-            known = func.overloadpacket if isinstance(func, torch._ops.OpOverload) else func
-            if known in _WHERE:
-                args, kwargs = _without(*_WHERE[known], args, kwargs)
+            function = func.overloadpacket if isinstance(func, torch._ops.OpOverload) else func
+            if function in _WHERE:
+                args, kwargs = _without(*_WHERE[function], args, kwargs)
             elif func in _RNNS:
                 args = _rnn_without(args)
         return func(*args, **kwargs)
 
 
-def switch_dropout(*, on: bool) -> None:
+def switch_dropout(*, is_on: bool) -> None:
     """Turn dropout off for this thread, or on again where it was turned off here before."""
     stack = torch.overrides._get_current_function_mode_stack()
     modes = [mode for mode in stack if isinstance(mode, NoDropout)]
     for mode in modes:
-        mode.active = not on
-    if on and modes and modes[-1] is stack[-1]:
+        mode.active = not is_on
+    if is_on and modes and modes[-1] is stack[-1]:
         modes[-1].__exit__(None, None, None)  # only the last one in can be taken out
-    if not on and not modes:
+    if not is_on and not modes:
         NoDropout().__enter__()  # stays on torch's own stack of modes: there is no end to leave it at
 
 
 def _without(
-    name: str, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    name: str, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if len(args) > place:
-        return (*args[:place], 0.0, *args[place + 1 :]), kwargs
+    if len(args) > index:
+        return (*args[:index], 0.0, *args[index + 1 :]), kwargs
     return args, {**kwargs, name: 0.0}
 
 
 def _rnn_without(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Of (input, states, weights, biased, layers, dropout, …), or packed (input, batch sizes, states, …)."""
-    place = 5 if len(args) > 3 and isinstance(args[3], bool) else 6
-    return (*args[:place], 0.0, *args[place + 1 :]) if len(args) > place else args
+    """Arguments with dropout 0: (input, states, weights, biased, layers, dropout, …), or packed (input, batch sizes,
+    states, …).
+    """
+    index = 5 if len(args) > 3 and isinstance(args[3], bool) else 6
+    return (*args[:index], 0.0, *args[index + 1 :]) if len(args) > index else args

@@ -19,7 +19,7 @@ from torch import nn
 
 from trueline.capture.adapters.base import uncompiled
 from trueline.capture.adapters.ddp import DdpAdapter
-from trueline.capture.child_env import place_of_restart, settings, tell_unseen, tell_watched
+from trueline.capture.child_env import path_of_restart, settings, tell_unseen, tell_watched
 from trueline.capture.model import patches
 from trueline.capture.model.failures import is_users
 from trueline.capture.model.layout import is_fsdp2, unwrap
@@ -54,20 +54,20 @@ def attach(watch: Callable[..., Watch]) -> None:
 
 
 class Attachment:
-    """What this process has shown so far: optimizers, DDP modules, and at last a Watch of each model that is trained.
+    """Optimizers and DDP modules that this process has shown so far, and at last a Watch of each model that is trained.
 
-    Further models write Runs inside the Run of the first (see ``trueline.watch``). ``given`` returns the arguments of
+    Further models write Runs inside the Run of the first (see ``trueline.watch``). ``arguments`` returns those of
     ``start``, in the process that trains.
     """
 
-    def __init__(self, start: Callable[..., Watch], *, given: Callable[[], dict[str, Any]] = settings) -> None:
+    def __init__(self, start: Callable[..., Watch], *, arguments: Callable[[], dict[str, Any]] = settings) -> None:
         self._watches: list[weakref.ref[Watch]] = []  # each lives as long as its model
         self._run_path = ""
         self._alone = ObjectTable[nn.Module, None]()  # models that this rank trains while the others train another
         self._start = start
-        self._given = given
+        self._arguments = arguments
         self._failed = False
-        self._optimizers: list[_Made] = []
+        self._optimizers: list[_KnownOptimizer] = []
         self._ddps: list[weakref.ref[nn.parallel.DistributedDataParallel]] = []
         self._loader = EpochProbe()
         self._before = PassesBeforeTraining()
@@ -75,14 +75,14 @@ class Attachment:
         self._updated: weakref.ref[nn.Module] | None = None
         self._fruitless: set[int] = set()
         self._listens_for = 0
-        self._called: weakref.ref[nn.Module] | None = None
-        """What all ranks can only be known to train as they update: a stage of a pipeline (the one before it waits for
-        none), or a model that is called in evaluation mode.
+        self._called_model: weakref.ref[nn.Module] | None = None
+        """Model that all ranks can only be known to train as they update: a stage of a pipeline (the one before it
+        waits for none), or a model that is called in evaluation mode.
         """
 
     @property
     def watches(self) -> list[Watch]:
-        """Those of the models that are alive."""
+        """Watches of the models that are alive."""
         return [watch for ref in self._watches if (watch := ref()) is not None]
 
     @property
@@ -104,17 +104,19 @@ class Attachment:
         what it ``trains`` where it holds something else.
         """
         inner = innermost(optimizer)
-        if isinstance(inner, torch.optim.Optimizer) and all(one.optimizer() is not inner for one in self._optimizers):
-            self._note(inner, trains or _held_by(inner))
+        is_new = all(entry.optimizer() is not inner for entry in self._optimizers)
+        if is_new and isinstance(inner, torch.optim.Optimizer):
+            self._note(inner, trains or _params_of(inner))
 
     def _at_optimizer(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-        self._note(optimizer, _held_by(optimizer))
+        self._note(optimizer, _params_of(optimizer))
 
     def _note(self, optimizer: torch.optim.Optimizer, params: Sequence[torch.Tensor]) -> None:
-        made = _Made(optimizer, params)
-        self._optimizers = [one for one in self._optimizers if one.optimizer() not in (None, optimizer)] + [made]
+        known_optimizer = _KnownOptimizer(optimizer, params)
+        kept_entries = [entry for entry in self._optimizers if entry.optimizer() not in (None, optimizer)]
+        self._optimizers = [*kept_entries, known_optimizer]
         for watch in self.watches:
-            if made.trains(watch.param_ids):
+            if known_optimizer.trains(watch.param_ids):
                 watch.updates.add(optimizer)
 
     def _at_ddp(self, ddp: nn.parallel.DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
@@ -137,7 +139,7 @@ class Attachment:
             self._outermost = weakref.ref(module)
         if not module.training:
             self._look(module)
-        if not module.training and self._called is not None:
+        if not module.training and self._called_model is not None:
             return
         model = self._model_behind(module)
         if model is None:
@@ -146,11 +148,11 @@ class Attachment:
                 self._fruitless.add(id(module))
             return
         if not module.training:
-            self._called = weakref.ref(model)
+            self._called_model = weakref.ref(model)
             return
         if in_pipeline() and not _meets_replicas_only(model):
             patches.module_call.remove(self._at_call)
-            self._called = weakref.ref(model)
+            self._called_model = weakref.ref(model)
             return
         self._take(model)
 
@@ -160,7 +162,7 @@ class Attachment:
             self._before.at_call(module)
 
     def _take(self, model: nn.Module) -> None:
-        self._called = None
+        self._called_model = None
         patches.module_call.remove(self._at_call)
         leaves = leaves_alone.set(True)
         try:
@@ -195,8 +197,8 @@ class Attachment:
         """An optimizer is about to update. One whose parameters no watched model has may be that of another model; one
         that holds copies of parameters shows by this what it trains.
         """
-        model = None if self._called is None else self._called()
-        if model is not None and any(one is optimizer for one in self._training(model)):
+        model = None if self._called_model is None else self._called_model()
+        if model is not None and any(entry is optimizer for entry in self._training(model)):
             self._take(model)
         if self._failed:
             return
@@ -204,16 +206,16 @@ class Attachment:
             self._fruitless.clear()
         self._updated, self._outermost = self._outermost, None
         self._listens_for -= 1
-        made = next((one for one in self._optimizers if one.optimizer() is optimizer), None)
-        if made is not None and made.looked_for < LOOKED_FOR and self._unwatched(made):
-            made.looked_for += 1
+        known_optimizer = next((entry for entry in self._optimizers if entry.optimizer() is optimizer), None)
+        if known_optimizer is not None and known_optimizer.looked_for < LOOKED_FOR and self._unwatched(known_optimizer):
+            known_optimizer.looked_for += 1
             self._listen()
         elif self._run_path and self._listens_for <= 0:
             patches.module_call.remove(self._at_call)
 
     def _at_exit(self) -> None:
         """Say why nothing was watched, where that is known."""
-        params = [param for one in self._optimizers for param in one.params]
+        params = [param for entry in self._optimizers for param in entry.params]
         is_seen = bool(self._run_path) or self._failed
         if not is_seen and any(is_compiled(param, update=update) for param in params for update in (False, True)):
             tell_unseen(
@@ -226,7 +228,7 @@ class Attachment:
         """Look at the calls of modules for some updates: each costs a microsecond."""
         self._fruitless.clear()
         self._listens_for = PATIENCE
-        if any(one.looked_for < LOOKED_FOR and self._unwatched(one) for one in self._optimizers):
+        if any(entry.looked_for < LOOKED_FOR and self._unwatched(entry) for entry in self._optimizers):
             patches.module_call.remove(self._at_call)
             patches.module_call.add(self._at_call)
 
@@ -234,83 +236,85 @@ class Attachment:
         """Watch ``model``. Where torchelastic has started this process again after a failure the Run goes on, or, where
         it cannot hold this start as well (with fewer workers, say), another begins next to it.
         """
-        given = self._given() | {"name": name_of_called(model)}
+        arguments = self._arguments() | {"name": name_of_called(model)}
         optimizers = self._training(model)
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         if restarts == "0":
-            return self._start(model, optimizers, **given)
+            return self._start(model, optimizers, **arguments)
         try:
-            return self._start(model, optimizers, **given | {"resume": True, "overwrite": False})
+            return self._start(model, optimizers, **arguments | {"resume": True, "overwrite": False})
         except ResumeError as error:
-            other = place_of_restart(given["out"], restarts)
-            _log.warning("trueline: %s This start is watched in '%s'.", error, other)
-            return self._start(model, optimizers, **given | {"out": other})
+            path = path_of_restart(arguments["out"], restarts)
+            _log.warning("trueline: %s This start is watched in '%s'.", error, path)
+            return self._start(model, optimizers, **arguments | {"out": path})
 
     def _begin_another(self, model: nn.Module) -> Watch | None:
         """Watch ``model`` too, if all ranks come here with one of its name; else say so, as none may wait for another.
         Steps are recorded of the first model only.
         """
-        out = self._run_path
-        name = Watch.further(out, model, name_of_called(model)) or ""
+        run_path = self._run_path
+        name = Watch.further_name(run_path, model, name_of_called(model)) or ""
         together = len(self._watches) < MAX_MODELS and (world_size() == 1 or all_come(purpose=name))
         if not together:
             for watch in self.watches[:1]:
                 watch.note_unwatched(name)
-            for one in self._optimizers:
-                if one.trains({id(param) for param in model.parameters()}):
-                    one.looked_for = LOOKED_FOR
+            for entry in self._optimizers:
+                if entry.trains({id(param) for param in model.parameters()}):
+                    entry.looked_for = LOOKED_FOR
             return None
-        given = self._given() | {"out": out, "overwrite": False, "name": name}
-        given["plan"] |= {"preset": "workers", "when": [], "names": ["*"]}
-        return self._start(model, self._training(model), **given)
+        arguments = self._arguments() | {"out": run_path, "overwrite": False, "name": name}
+        arguments["plan"] |= {"preset": "workers", "when": [], "names": ["*"]}
+        return self._start(model, self._training(model), **arguments)
 
     def _training(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """The optimizers that train ``model``, or that hold copies of what it trains."""
-        held = {id(param) for param in model.parameters()}
-        alive = [(one, optimizer) for one in self._optimizers if (optimizer := one.optimizer()) is not None]
-        return [optimizer for one, optimizer in alive if one.trains(held)] or [
+        param_ids = {id(param) for param in model.parameters()}
+        alive = [(entry, optimizer) for entry in self._optimizers if (optimizer := entry.optimizer()) is not None]
+        return [optimizer for entry, optimizer in alive if entry.trains(param_ids)] or [
             optimizer for _, optimizer in alive if _holds_copies(optimizer, model)
         ]
 
     def _model_behind(self, module: nn.Module) -> nn.Module | None:
-        """What to watch when ``module`` is called: itself, or the DDP module whose inside it is; None if it is not
-        trained, or watched already.
+        """The module to watch when ``module`` is called: itself, or the DDP module whose inside it is; None if it is
+        not trained, or watched already.
         """
         inside = unwrap(module)
-        held = {id(param) for param in inside.parameters()}
+        param_ids = {id(param) for param in inside.parameters()}
         for watch in self.watches:
-            held -= watch.param_ids
+            param_ids -= watch.param_ids
         for alone in self._alone:
-            held -= {id(param) for param in alone.parameters()}
-        if not held:
+            param_ids -= {id(param) for param in alone.parameters()}
+        if not param_ids:
             return None
         for ref in self._ddps:
             ddp = ref()
             if ddp is not None and ddp is not module and unwrap(ddp) is inside:
                 return ddp if module is inside else module
-        if any(one.trains(held) for one in self._optimizers if one.optimizer() is not None):
+        if any(entry.trains(param_ids) for entry in self._optimizers if entry.optimizer() is not None):
             return module
         if self._run_path:
             return None
         behind = self._updated is not None and self._updated() is module
         return module if behind or self._training(module) else None
 
-    def _unwatched(self, made: _Made) -> bool:
-        """Whether an optimizer was made for parameters that no watched model has."""
+    def _unwatched(self, known_optimizer: _KnownOptimizer) -> bool:
+        """True if an optimizer was made for parameters that no watched model has."""
         if not self._run_path:
             return False
         watched = set[int]().union(*(watch.param_ids for watch in self.watches))
-        return made.optimizer() is not None and any(id(param) not in watched for param in made.params)
+        return known_optimizer.optimizer() is not None and any(
+            id(param) not in watched for param in known_optimizer.params
+        )
 
 
 def _meets_replicas_only(model: nn.Module) -> bool:
-    """Whether those that begin to watch ``model`` together are replicas of one stage of a pipeline."""
+    """True if those that begin to watch ``model`` together are replicas of one stage of a pipeline."""
     wrapped = uncompiled(model)
     is_ddp = isinstance(wrapped, nn.parallel.DistributedDataParallel)
     return is_ddp or any(is_fsdp2(module) for module in wrapped.modules())
 
 
-class _Made:
+class _KnownOptimizer:
     """An optimizer and the ``params`` that it was made for, as long as it lives: DeepSpeed and Megatron put copies in
     their place. ``looked_for`` is at how many of its updates the model behind it was looked for.
     """
@@ -323,21 +327,22 @@ class _Made:
     def _ended(self, ref: object) -> None:
         self.params = ()
 
-    def trains(self, held: set[int]) -> bool:
-        """Whether one of the parameters with these ids is, or was, the optimizer's."""
+    def trains(self, param_ids: set[int]) -> bool:
+        """True if one of the parameters with these ids is, or was, the optimizer's."""
         optimizer = self.optimizer()
-        now = [] if optimizer is None else _held_by(optimizer)
-        return any(id(param) in held for param in now) or any(id(param) in held for param in self.params)
+        now = [] if optimizer is None else _params_of(optimizer)
+        return any(id(param) in param_ids for param in now) or any(id(param) in param_ids for param in self.params)
 
 
-def _held_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def _params_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def _holds_copies(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
-    """Whether it holds as many elements as ``model`` trains, in tensors that can be no other model's parameters."""
+    """True if it holds as many elements as ``model`` trains, in tensors that can be no other model's parameters."""
     trained = [param for param in model.parameters() if param.requires_grad]
-    held = _held_by(optimizer)
+    params = _params_of(optimizer)
     dtypes = {param.dtype for param in trained}
-    foreign = all(not isinstance(one, nn.Parameter) or one.dtype not in dtypes for one in held)
-    return foreign and bool(trained) and sum(one.numel() for one in held) == sum(one.numel() for one in trained)
+    foreign = all(not isinstance(tensor, nn.Parameter) or tensor.dtype not in dtypes for tensor in params)
+    num_trained = sum(param.numel() for param in trained)
+    return foreign and bool(trained) and sum(tensor.numel() for tensor in params) == num_trained

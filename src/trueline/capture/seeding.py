@@ -68,11 +68,13 @@ def seed_all(
     """See ``trueline.seed_all``."""
     _require(seed, deterministic, dropout)
     rank = _rank()
-    used = (seed + rank) % (MAX_SEED + 1) if per_rank else seed
+    rank_seed = (seed + rank) % (MAX_SEED + 1) if per_rank else seed
     unseen = list(_hash_order(seed))
-    random.seed(used)
-    np.random.seed(used)
-    torch.manual_seed(used)  # of the CPU and of every device; those that are not yet in use are seeded when they are
+    random.seed(rank_seed)
+    np.random.seed(rank_seed)
+    torch.manual_seed(
+        rank_seed
+    )  # of the CPU and of every device; those that are not yet in use are seeded when they are
     settings = {"PYTHONHASHSEED": str(seed)}
     if deterministic:
         settings |= _make_deterministic(deterministic, unseen)
@@ -81,12 +83,12 @@ def seed_all(
             "operations with an order of their own on a GPU, such as sums by atomic additions; pass deterministic=True."
         )
     if dropout is not None:
-        switch_dropout(on=dropout)
+        switch_dropout(is_on=dropout)
         settings["dropout"] = "as the model has it" if dropout else "off: every call of torch gets probability 0"
         if not dropout:
             unseen.append(f"dropout {NOT_SEEN}.")
     unseen += _always()
-    return SeedReport(used, rank, ("random", "numpy.random", *_torch_streams()), settings, tuple(unseen))
+    return SeedReport(rank_seed, rank, ("random", "numpy.random", *_torch_streams()), settings, tuple(unseen))
 
 
 def _require(seed: object, deterministic: object, dropout: object) -> None:

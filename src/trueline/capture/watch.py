@@ -129,12 +129,12 @@ class Watch:
 
     @property
     def folder(self) -> str | None:
-        """Where the Run of this rank's team is."""
+        """Folder of the Run of this rank's team."""
         return self._recorder.safe_sink.folder
 
     @property
     def records_to(self) -> Sink:
-        """What takes records that do not come from a probe."""
+        """The Sink of records that do not come from a probe."""
         return self._recorder.safe_sink
 
     @property
@@ -144,12 +144,12 @@ class Watch:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the first rank of those that share the Run."""
+        """True if this is the first rank of those that share the Run."""
         return self._recorder.team.index == 0
 
-    def know_passes(self, seen: Sequence[tuple[UntrainedPass, Tensor | None]]) -> None:
+    def know_passes(self, passes: Sequence[tuple[UntrainedPass, Tensor | None]]) -> None:
         """Take what was seen of forward passes before watching began."""
-        self._probes.evaluations.know(seen)
+        self._probes.evaluations.know(passes)
 
     def after_close(self, call: Callable[[], None]) -> None:
         """``call`` when this process has closed its part of the Run."""
@@ -160,16 +160,17 @@ class Watch:
         self._recorder.safe_sink.note_unwatched(name)
 
     @classmethod
-    def further(cls, out: str, model: nn.Module, name: str) -> str | None:
-        """What ``model`` is to be called inside of the Run at ``out``, where a Watch of another model has that open in
-        this process: ``name``, or for a second one ``name-2``.
+    def further_name(cls, run_path: str, model: nn.Module, name: str) -> str | None:
+        """Name of ``model`` inside of the Run at ``run_path``, where a Watch of another model has that open in this
+        process: ``name``, or for a second one ``name-2``.
         """
-        held = {id(param) for param in model.parameters()}
-        if out not in _left and not any(one.run_path == out and not one.param_ids >= held for one in _living):
+        param_ids = {id(param) for param in model.parameters()}
+        same_run = (watch for watch in _living if watch.run_path == run_path)
+        if run_path not in _paths_ended and all(watch.param_ids >= param_ids for watch in same_run):
             return None
-        taken = {one.run_path for one in _living} | _left
+        paths_taken = {watch.run_path for watch in _living} | _paths_ended
         numbered = (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
-        return next(each for each in numbered if further_run(out, each) not in taken)
+        return next(candidate for candidate in numbered if further_run(run_path, candidate) not in paths_taken)
 
     def close(self, *, raised: BaseException | None = None) -> None:
         """Write what is left, take all hooks off and give back the connections between ranks. Called again, or at
@@ -214,7 +215,7 @@ class Watch:
         """The model is gone, and nobody else holds this: its Run is over."""
         if not getattr(self, "_closed", True):
             with contextlib.suppress(Exception):
-                _left.add(self.run_path)
+                _paths_ended.add(self.run_path)
                 self._close(None, patience_s=DROPPED_S)
 
     def _unhook(self) -> None:
@@ -238,15 +239,15 @@ class Watch:
             patches.update_begins.add(self._before_update)
             patches.update_ended.add(self._after_update)
         hide_hooks()
-        self.forward_module = seen = forward_module(model)
-        if seen is None:
+        self.forward_module = hooked = forward_module(model)
+        if hooked is None:
             _unhooked.add(self)
             self._notes.append(
                 "the model is compiled: its forward pass is not hooked, pass batches by watch.step(batch)."
             )
         else:
-            handles.append(seen.register_forward_pre_hook(Hook(self.before_forward), with_kwargs=True))
-            handles.append(seen.register_forward_hook(Hook(self._after_forward), with_kwargs=True))
+            handles.append(hooked.register_forward_pre_hook(Hook(self.before_forward), with_kwargs=True))
+            handles.append(hooked.register_forward_hook(Hook(self._after_forward), with_kwargs=True))
         return handles
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -321,12 +322,12 @@ class Watch:
 
 
 _living = ObjectTable["Watch", None]()
-"""Those that are open, in the order in which they began. A Watch lives as long as its model, which holds its hooks:
+"""Watches that are open, in the order in which they began. A Watch lives as long as its model, which holds its hooks:
 where the user drops one, the other goes with it.
 """
 _files: set[Sink] = set()
-"""What they write to: where one is collected, its files would be closed before it has written what is left."""
-_left: set[str] = set()
+"""Their Sinks: where one is collected, its files would be closed before it has written what is left."""
+_paths_ended: set[str] = set()
 """Runs of models that are gone. What is watched under the same path then is a further model."""
 _unhooked: set[Watch] = set()
 """Open ones whose model takes no hook, and cannot hold them."""
@@ -351,14 +352,14 @@ def _close_all() -> None:
 
 
 def watched_sink() -> Sink | None:
-    """What takes records of the model that is watched in this process, of several the first; None where none is."""
-    own = [one for one in _living if f"{os.sep}models{os.sep}" not in one.run_path]
-    return own[0].records_to if len(own) == 1 else None
+    """The Sink of the model that is watched in this process, of several the first; None where none is."""
+    main_watches = [watch for watch in _living if f"{os.sep}models{os.sep}" not in watch.run_path]
+    return main_watches[0].records_to if len(main_watches) == 1 else None
 
 
-def further_run(out: str, name: str) -> str:
-    """Where the Run of a further model of the Run at ``out`` goes."""
-    return os.path.join(out, "models", name)
+def further_run(run_path: str, name: str) -> str:
+    """Path of the Run of a further model of the Run at ``run_path``."""
+    return os.path.join(run_path, "models", name)
 
 
 def _let_go() -> None:
@@ -375,10 +376,10 @@ def _as_refs(
 ) -> tuple[weakref.ref[torch.optim.Optimizer], ...]:
     if optimizer is None:
         return ()
-    several = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
-    inner = [innermost(one) for one in several]
-    if all(isinstance(one, torch.optim.Optimizer) for one in inner):
-        return tuple(weakref.ref(one) for one in inner)
+    optimizers = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
+    inner = [innermost(item) for item in optimizers]
+    if all(isinstance(item, torch.optim.Optimizer) for item in inner):
+        return tuple(weakref.ref(item) for item in inner)
     raise CaptureError(
         f"optimizer is a {type(optimizer).__name__}. Pass a torch.optim.Optimizer, a list of them, or leave it out."
     )

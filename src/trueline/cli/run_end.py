@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trueline.capture.child_env import place_of_restart
+from trueline.capture.child_env import path_of_restart
 from trueline.judge.no_update import together
 from trueline.schema.finding import NO_UPDATE, WATCH_DEGRADED
 from trueline.schema.text.words import counted, named_or_ends
@@ -34,7 +34,7 @@ _AS_BEFORE = (
 def stamps(out: str) -> Stamps:
     """By place, what identifies a manifest: of the Run at ``out``, and of those that restarts left next to it."""
     found: Stamps = {}
-    for place in (out, *sorted(glob.glob(place_of_restart(glob.escape(out), "*")))):
+    for place in (out, *sorted(glob.glob(path_of_restart(glob.escape(out), "*")))):
         try:
             manifest = os.stat(Path(place) / "manifest.json")
         except OSError:

@@ -43,7 +43,7 @@ class Attached:
         self._attachment: Attachment | None = None
         if not os.environ.get(RUN):
             start = partial(trueline.watch, sinks=sinks, on_finding=on_finding)
-            self._attachment = Attachment(start, given=lambda: dict(self._given))
+            self._attachment = Attachment(start, arguments=lambda: dict(self._given))
             self._attachment.wait()
             trueline.rl.follow_trl()
 

@@ -101,7 +101,7 @@ def test_a_plain_update_goes_along_the_gradient_and_as_far():
 def test_half_a_model_computes_in_float64_where_it_is_on_the_cpu():
     told = []
     phase = Phase("elsewhere", half="second", tell=told.append)
-    phase.put()
+    phase.install()
     model = Model()
     inside = []
     for block in model.blocks:

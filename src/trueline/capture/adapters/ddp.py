@@ -24,6 +24,7 @@ from trueline.capture.model.untraced import Hook, forward_module, skipped, untra
 from trueline.capture.probes.gradients import GradientProbe
 
 BucketViews = list[tuple[Tensor, torch.Size, tuple[int, ...], int]]
+"""(parameter, shape, strides, offset in the bucket) of each gradient of a bucket."""
 UserHook = tuple[Any, Callable[[Any, dist.GradBucket], torch.futures.Future[Tensor]]]
 
 _EXACT = {"allreduce_hook": None, "fp16_compress_hook": torch.float16, "bf16_compress_hook": torch.bfloat16}
@@ -102,7 +103,7 @@ class CommHook:
         return future.then(look)
 
     def remember_address(self, param: Tensor) -> None:
-        """Where a gradient lives when autograd has accumulated it, just before DDP looks at it."""
+        """Note the address of a gradient when autograd has accumulated it, just before DDP looks at it."""
         if param.grad is not None:
             self._grad_addresses[id(param)] = param.grad.data_ptr()
 

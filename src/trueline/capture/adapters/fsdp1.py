@@ -109,7 +109,7 @@ class Fsdp1Adapter(HookingAdapter):
             self._probe.see("reduced", map(self._for_probe, pieces))
 
     def _see_received(self) -> None:
-        """What the optimizer receives of parameters that ranks hold whole; other ``.grad`` are cut anywhere."""
+        """Show the gradients that the optimizer receives of parameters held whole; other ``.grad`` are cut anywhere."""
         whole = (self._probe.layout.params[index] for index in self._probe.layout.whole)
         self._probe.see("used", [(param, param.grad) for param in whole if param.grad is not None])
 
@@ -141,7 +141,7 @@ def _pieces(handle: Any) -> Iterator[tuple[nn.Parameter, int, Any]]:
 
 
 def _unlike(modules: list[Any], mesh: Mesh) -> str:
-    """What of the modules' layout is not followed, as a clause; '' where all is."""
+    """The part of the modules' layout that is not followed, as a clause; '' where all is."""
     handles = [module._handle for module in modules]
     if len({(handle.uses_sharded_strategy, handle.world_size) for handle in handles}) > 1:
         return "cuts some modules into other shards than others"
@@ -151,7 +151,7 @@ def _unlike(modules: list[Any], mesh: Mesh) -> str:
 
 
 def _modules(model: nn.Module) -> Iterator[Any]:
-    """Those whose parameters FSDP1 has flattened (private: ``_handle``, a ``_flat_param.FlatParamHandle``)."""
+    """Modules whose parameters FSDP1 has flattened (private: ``_handle``, a ``_flat_param.FlatParamHandle``)."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     for module in model.modules() if fsdp is not None else ():
         if isinstance(module, fsdp.FullyShardedDataParallel) and getattr(module, "_handle", None) is not None:

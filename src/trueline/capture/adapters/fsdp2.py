@@ -79,8 +79,8 @@ class Fsdp2Adapter(HookingAdapter):
     def _note_whole(self, names: list[str]) -> None:
         shown = ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])])
         note = (
-            f"{len(names)} of the parameters are not sharded ({shown}): their values and gradients are compared between "
-            "ranks, and are no part of the gradient norm."
+            f"{len(names)} of the parameters are not sharded ({shown}): their values and gradients are compared "
+            "between ranks, and are no part of the gradient norm."
         )
         if note not in self.notes:
             self.notes.append(note)

@@ -135,7 +135,7 @@ class EnteringGradients:
 
 
 def _filled_by(pairs: Pairs, x: Tensor) -> int:
-    """How many of the first gradients fill ``x``; 0 where none do so."""
+    """Number of the first gradients that fill ``x``; 0 where none do so."""
     num = num_elements = 0
     while num < len(pairs) and num_elements < x.numel():
         num_elements += pairs[num][1].numel()

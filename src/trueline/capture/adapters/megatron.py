@@ -70,7 +70,7 @@ class MegatronAdapter(HookingAdapter):
                 probe.see("local", pairs)
 
     def see_mean(self, group: Any) -> None:
-        """What came of them, in all or in the slices that are this rank's."""
+        """Their mean, whole or in the slices that are this rank's."""
         probe = self._probe
         if probe.active:
             with self._guard("gradients"), torch.no_grad():

@@ -92,7 +92,7 @@ def _is_across(process_group: dist.ProcessGroup, mesh: DeviceMesh) -> bool:
 
 
 def _meshes(model: nn.Module) -> list[DeviceMesh]:
-    """Those that parameters are on."""
+    """Device meshes that parameters are on."""
     return list(dict.fromkeys(param.device_mesh for param in model.parameters() if is_dtensor(param)))
 
 

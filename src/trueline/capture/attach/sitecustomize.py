@@ -10,7 +10,7 @@ import importlib.util
 import os
 import sys
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 class _BeforeTorch(importlib.abc.MetaPathFinder):
@@ -57,16 +57,16 @@ def _attach():
         from trueline.rl import follow_trl
 
         if os.environ.get("TRUELINE_CHANGES"):
-            from trueline.capture.trial.changes import put
+            from trueline.capture.trial.changes import install
 
-            put()
+            install()
         attach(trueline.watch)
         follow_trl()
 
 
 def _chain():
     """Run the sitecustomize that this one hides, if there is one."""
-    elsewhere = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]
+    elsewhere = [entry for entry in sys.path if os.path.abspath(entry or ".") != _FOLDER]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -1,1 +1,1 @@
-"""What belongs to the whole job: environment, the Plan in force, triggers, and where rows go."""
+"""Facts of the whole job: environment, the Plan in force, triggers, and the Sink of its rows."""

@@ -28,7 +28,7 @@ _NAMES = frozenset({
 })  # fmt: skip
 _KINDS = re.compile(r".*(?:Config|Arguments|Args|Options|Settings|HParams|Hyperparameters)")
 _NOT_THE_JOBS = sys.stdlib_module_names - {"__main__"} | {"trueline", "torch"}
-"""Whose running functions are not the script's or a trainer's: a process of multiprocessing has a ``_config``, too."""
+"""Packages whose running functions are not the script's or a trainer's: multiprocessing has a ``_config``, too."""
 _OPTIMIZED = 0x1
 """``inspect.CO_OPTIMIZED``: the frame of a function, whose ``f_locals`` is a copy (until Python 3.13)."""
 _OF_TRAINER = (
@@ -61,7 +61,7 @@ def _free(where: str, names_used: Mapping[str, Any]) -> str:
 
 
 def _objects(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """What may be a configuration, with the name that it goes by."""
+    """(name, object) of what may be a configuration."""
     globals_of_megatron = sys.modules.get("megatron.training.global_vars")
     if (config := getattr(globals_of_megatron, "_GLOBAL_ARGS", None)) is not None:
         yield "megatron arguments", config
@@ -84,13 +84,13 @@ def _objects(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _inside(model: nn.Module) -> nn.Module | None:
-    """What it wraps under the name ``module``, which DeepSpeed keeps beside the parts."""
+    """The module that ``model`` wraps under the name ``module``, which DeepSpeed keeps beside the parts."""
     wrapped = vars(model).get("module", part_of(model, "module"))
     return wrapped if isinstance(wrapped, nn.Module) else None
 
 
 def _configs_of_frames() -> Iterator[tuple[str, Any]]:
-    """Of the functions that are running, the inner ones first."""
+    """Configurations of the functions that are running, the inner ones first."""
     if sys.gettrace() is not None:  # a debugger works on the very copies that are looked at here
         return
     frame: FrameType | None = sys._getframe(1)
@@ -107,7 +107,7 @@ def _configs_of_frames() -> Iterator[tuple[str, Any]]:
 
 
 def _configs_among(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Of names and values those that are configurations, and what ``self`` has of them."""
+    """The configurations among named ``values``, and those of ``self``."""
     for name, value in list(values.items()):
         if _is_config(name, value):
             yield name, value

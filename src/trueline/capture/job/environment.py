@@ -1,4 +1,4 @@
-"""What one rank is: versions, flags, environment, and the names behind its rows."""
+"""Description of one rank: versions, flags, environment, and the names behind its rows."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def describe_rank(model: nn.Module, layout: Layout, *, world_size: int, job: str
 
 
 def param_lists(layout: Layout, *, step: int = 0) -> ParamLists:
-    """What list columns are about from ``step`` on."""
+    """Names and shapes behind list columns from ``step`` on."""
     return ParamLists(
         step=step,
         params=list(layout.names),
@@ -148,14 +148,14 @@ def describe_optimizer(optimizer: torch.optim.Optimizer | None, param_ids: Conta
 
 
 def num_params(group: Mapping[str, Any], param_ids: Container[int]) -> int | None:
-    """How many parameters a group of an optimizer has; None where these are copies or parts of the model's own, of
+    """Number of parameters of an optimizer's group; None where these are copies or parts of the model's own, of
     which each rank may have another number (ZeRO, Megatron's distributed optimizer).
     """
     return len(group["params"]) if any(id(param) in param_ids for param in group["params"]) else None
 
 
 PLAIN = frozenset((bool, int, float, str, type(None)))
-"""What JSON holds as it is: nearly all hyper-parameters, which are looked at in every step."""
+"""Types that JSON holds as they are: nearly all hyper-parameters, which are looked at in every step."""
 
 
 def plain_value(value: Any) -> Any:

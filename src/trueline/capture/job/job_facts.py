@@ -1,4 +1,4 @@
-"""What a process knows of its job, without a change to the script: packages, sources, build of torch, devices."""
+"""Facts that a process knows of its job, without a change to the script: packages, sources, build of torch, devices."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from trueline.schema.text.words import numberless
 _CONFIGS = (".json", ".yaml", ".yml", ".toml", ".sh")
 _MAX_FILE_BYTES, _MAX_FILES = 64 * 1024, 12
 _GIT_S = 5.0
-"""How long one question to git may take: a checkout on a network disk is left out."""
+"""Seconds that one question to git may take: a checkout on a network disk is left out."""
 _MAX_MODULES = 2_000
 
 
@@ -68,7 +68,7 @@ def collect_facts(
     configs: Mapping[str, dict[str, Any]] | None = None,
     files: Sequence[Path] = (),
 ) -> JobFacts:
-    """What this process knows; ``files`` are configurations beside those that the ``command`` names."""
+    """Facts of this process; ``files`` are configurations beside those that the ``command`` names."""
     left_out: list[str] = []
     paths = [*files, *(path for path in map(_as_config, command) if path is not None)]
     return JobFacts(
@@ -147,7 +147,8 @@ def _state(folder: str) -> SourceState | None:
 
 
 def _git(folder: str, *words: str) -> bytes | None:
-    """What git answers; None where it does not."""
+    """Output of git; None where it fails or is too slow."""
+    # No lock in the user's checkout, and no question on the terminal for a password.
     environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
     try:
         process = subprocess.run(
@@ -166,7 +167,7 @@ def _script(command: Sequence[str]) -> Path | None:
 
 
 def build() -> dict[str, Any]:
-    """How torch was built."""
+    """Facts of torch's build."""
     version = torch.version
     facts: dict[str, Any] = {
         "cuda": version.cuda,
@@ -204,7 +205,7 @@ def devices(device: torch.device) -> dict[str, Any]:
 
 
 def overflow(device: torch.device) -> str:
-    """What twice the largest float16 is on a device: ``inf``, or a number where it saturates (``INF_NAN_MODE_ENABLE``
+    """Twice the largest float16 on a device: ``inf``, or a number where it saturates (``INF_NAN_MODE_ENABLE``
     on Ascend). Tried, as the variable alone does not say what the device does. Reads a number from the device.
     """
     largest = torch.full((1,), torch.finfo(torch.float16).max, dtype=torch.float16, device=device)

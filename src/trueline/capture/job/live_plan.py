@@ -30,15 +30,15 @@ in a millisecond.
 """
 
 PATIENCE_S = 5.0
-"""How long a copy of the Plan that was announced is waited for where a shared file system does not show it yet."""
+"""Seconds that an announced copy of the Plan is waited for where a shared file system does not show it yet."""
 
 Stamp = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Change:
-    """What holds from a step on: the Plan, its revision if that is new, and by which Plan steps are recorded (None:
-    none is).
+    """A change that holds from a step on: the Plan, its revision if that is new, and the Plan by which steps are
+    recorded (None: none is).
     """
 
     plan: Plan
@@ -102,12 +102,12 @@ class Live:
             self._doubtful = stamp
 
     def receive(self, revision: int, *, from_step: int) -> None:
-        """The first rank announced ``revision`` in a sum that every rank has before step ``from_step``."""
+        """The first rank announced ``revision`` in a sum that every rank has before ``from_step``."""
         if revision > max([self._in_force, *(number for _, number in self._agreed)]):
             self._agreed.append((from_step, revision))
 
     def due(self, step: int) -> Change | None:
-        """What is new from ``step`` on. Ask before every step, in order."""
+        """The change that holds from ``step`` on, if any. Ask before every step, in order."""
         if len(self._ranks) == 1:
             self.receive(self.announced, from_step=step)
         revision = max((number for from_step, number in self._agreed if from_step <= step), default=None)

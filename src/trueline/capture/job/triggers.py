@@ -27,7 +27,7 @@ SPIKE_AMONG = 64
 
 @dataclass(frozen=True)
 class Detection:
-    """A finding of ``code`` at ``step`` on these members of the team, known to all ranks before step ``known``; the
+    """A finding of ``code`` at ``step`` on these members of the team, known to all ranks before ``from_step``; the
     latest step before it that was looked at, and had none, is ``clean``.
     """
 
@@ -70,7 +70,7 @@ class Triggers:
         self._norms.append(norm)
 
     def take_bits(self) -> float:
-        """What this rank detected since this was called before: one bit a code, in the order of ``TRIGGERS``."""
+        """Codes that this rank detected since the last call: one bit a code, in the order of ``TRIGGERS``."""
         bits = sum(1 << bit for bit, code in enumerate(TRIGGERS) if code in self._codes)
         self._codes.clear()
         return float(bits)
@@ -87,7 +87,7 @@ class Triggers:
         self._before = now
 
     def start(self, step: int, *, when: Sequence[str], num_steps: int) -> Detection | None:
-        """What starts a recording of ``num_steps`` steps at ``step``, if anything does. Ask before every step."""
+        """The detection that starts a recording of ``num_steps`` steps at ``step``, if any. Ask before every step."""
         due = [detection for detection in self._detections if detection.from_step <= step]
         if not due:
             return None
@@ -130,8 +130,8 @@ def _workers(bits_N: Sequence[float], bit: int) -> tuple[int, ...]:
 
 
 def nonfinite_in(host: Mapping[str, Any], *, scaled: bool) -> set[str]:
-    """True if a step's loss or local gradient is NaN or infinite, as a set of codes. ``scaled``: under float16 autocast
-    a gradient may be, as a gradient scaler looks for its scale.
+    """Codes of a step whose loss or local gradient is NaN or infinite. ``scaled``: under float16 autocast a gradient
+    may be, as a gradient scaler looks for its scale.
     """
     trained_M3, norm2_P = host.get("loss_trained"), None if scaled else host.get("local_norm2")
     losses = [host["loss"]] if "loss" in host else [] if trained_M3 is None else trained_M3[:, 0].tolist()

@@ -81,9 +81,9 @@ def _seconds_left(deadline: float) -> float:
 
 @dataclass
 class StepRecord:
-    """What the ``probes`` took at a step, on its way to the host, and the sum over workers where it is sampled. A
-    ``beat`` has no row: its sum only says whether the Plan has changed. ``wants`` is the digest of the Layout that
-    would fit the model now; ``measured`` says that gradients were looked at.
+    """Values that the ``probes`` took at a step, on their way to the host, and the sum over workers where it is
+    sampled. A ``beat`` has no row: its sum only says whether the Plan has changed. ``wants`` is the digest of the
+    Layout that would fit the model now; ``measured`` says that gradients were looked at.
     """
 
     step_state: Step
@@ -111,7 +111,7 @@ class StepRecord:
         return self.step + 2 * self.interval
 
     def part_of_sum(self, reduction: Reduction, *, workers: int) -> Array:
-        """What this worker adds to the sum (``shared_columns.pack``), from what has reached the host."""
+        """This worker's part of the sum (``shared_columns.pack``), from what has reached the host."""
         shards = workers if reduction.in_parts else self.step_state.layout.mesh.shards
         measurement = own_columns.own_measurement(self.copy.host, self.step_state.layout)
         self.reduced_norm2 = own_columns.reduced_norm2(self.copy.host, self.step_state.layout)
@@ -144,6 +144,6 @@ class StepRecord:
 
 
 def _coarsest(dtypes: set[str]) -> str:
-    """That of ``dtypes`` with the largest rounding error."""
+    """The dtype of ``dtypes`` with the largest rounding error."""
     name_by_unit = {FORMATS[name].unit: name for dtype in dtypes if (name := dtype.removeprefix("torch.")) in FORMATS}
     return name_by_unit[max(name_by_unit)] if name_by_unit else "float32"

@@ -1,4 +1,4 @@
-"""Where the script calls what trains: file and line of `backward`, `zero_grad`, `step` and others, each line once.
+"""Lines of the script that call what trains: file and line of `backward`, `zero_grad`, `step` and others, each once.
 
 The line is the innermost of the user's own: of no installed package, not torch's, not Python's. A kind of call whose
 last ``PATIENCE`` calls came from known lines is not looked at any more, so that a step costs nothing for it.
@@ -30,13 +30,13 @@ KINDS: Mapping[str, Sequence[patches.PatchedCall]] = {
     "scheduler": patches.schedules,
     "eval": (patches.module_eval,),
 }
-"""What listens to which calls. ``step`` is told by whoever sees the update."""
+"""Patched calls by kind. ``step`` is noted by whoever sees the update."""
 KEPT_UP = frozenset({"DataLoader", "DistributedSampler", "optimizer", "eval"})
 """Called seldom, and perhaps late: these are listened to until the end."""
 
 
 class CallSites:
-    """Of this process: ``lines`` has ``file:line`` by kind, in the order in which they were first seen."""
+    """Call sites of this process: ``lines`` has ``file:line`` by kind, in the order in which they were first seen."""
 
     def __init__(self) -> None:
         self.lines: dict[str, list[str]] = {}
@@ -93,7 +93,7 @@ class CallSites:
 
 
 def _path_from_here(file: str) -> str:
-    """As the user would name it from where the job was started; in full where that is no more."""
+    """Path of ``file`` from where the job was started; in full where that folder is no more."""
     try:
         return file.removeprefix(os.getcwd() + os.sep)
     except OSError:
@@ -101,4 +101,4 @@ def _path_from_here(file: str) -> str:
 
 
 call_sites = CallSites()
-"""Of this process, as its functions of torch are: lines are the same for all models that train in it."""
+"""One for the process, as its functions of torch are: lines are the same for all models that train in it."""

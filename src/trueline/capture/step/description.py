@@ -21,7 +21,7 @@ from trueline.schema.plan import SHORT_S, Plan
 from trueline.schema.text.words import milliseconds
 
 _FACTS_S = 5.0
-"""How long closing waits for facts of the job that are still collected: a Run of few steps is to have them, too."""
+"""Seconds that closing waits for facts of the job that are still collected: a Run of few steps is to have them, too."""
 
 
 class Description:

@@ -46,7 +46,7 @@ nobody asked for this model. The rank then comes to the other with them.
 """
 
 REDUCING_S = 300.0
-"""The same where the framework's own backward pass would wait for the others anyway."""
+"""Longest wait for the others where the framework's own backward pass would wait for them anyway."""
 
 Array = NDArray[np.float64]
 
@@ -64,8 +64,9 @@ class Team:
     Neither group is in torch's list: the names that torch gives to the user's groups depend on how many are in it, and
     where one was destroyed, a later one of the same ranks may get its name and connect to its old addresses.
 
-    ``apart`` is what the ranks do not hold alike, None where they are not compared; ``missing`` are the ranks that did
-    not come in time; ``pieces`` are the ranks that hold the same piece of their sequences, by piece, () where all do.
+    ``unlike`` are the parameters that ranks do not hold alike, None where they are not compared; ``missing`` are the
+    ranks that did not come in time; ``pieces`` are the ranks with the same piece of their sequences, by piece, () where
+    all have the same.
     """
 
     ranks: tuple[int, ...]
@@ -160,7 +161,7 @@ def make_team(mesh: Mesh, *, model: nn.Module, adapter: str = "", replicas: bool
 
 
 def _by_piece(piece_of: Mapping[int, bytes]) -> tuple[tuple[int, ...], ...]:
-    """The ranks that say the same, ascending; () where all do."""
+    """The ranks that hold equal pieces, ascending; () where all do."""
     alike = {
         piece: tuple(sorted(rank for rank, piece_there in piece_of.items() if piece_there == piece))
         for piece in piece_of.values()

@@ -1,4 +1,4 @@
-"""The passes of a step: which are its own, and in how many the framework reduces.
+"""The passes of a step: those of its own, and those in which the framework reduces.
 
 A step's own are those whose gradients are in ``.grad`` when the optimizer updates.
 

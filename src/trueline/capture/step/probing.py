@@ -180,11 +180,11 @@ class Probing:
 
 
 def _beginning(probes: Iterable[Probe]) -> list[tuple[int, Probe, _Begin]]:
-    """Of those that are not asked in every step a bit for each, and what says whether they are."""
+    """(bit, probe, its ``begin``) of the probes that choose the steps in which they are asked."""
     choosing = [probe for probe in probes if type(probe).begin is not FactProbe.begin]
     return [(1 << index, probe, probe.begin) for index, probe in enumerate(choosing)]
 
 
 def _no_column(unknown: Collection[str]) -> KeyError:
-    """What is raised for columns that a Sink would refuse the whole row for."""
+    """The error for columns for which a Sink would refuse the whole row."""
     return KeyError(f"{', '.join(sorted(unknown))}: no column of trueline.schema.columns.workers")

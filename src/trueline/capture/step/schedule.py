@@ -16,8 +16,8 @@ runs are sampled completely, and in a run of five minutes it is less than 1 %.
 """
 
 DENSE, EARLY_FRAC = 64, 0.01
-"""Of steps that are not short (``SHORT_S``), so many are sampled at least before the interval may grow, and then until
-watching has used this share of the time of ``EARLY_STEPS``, so that these together stay near 1.02 times as long.
+"""Steps that are sampled at least before the interval may grow, if they are not short (``SHORT_S``), and the share of
+the time of ``EARLY_STEPS`` that watching may use then, so that these together stay near 1.02 times as long.
 """
 
 EARLY_INTERVAL = 4
@@ -47,7 +47,7 @@ DIGESTED_FIRST = 16
 """
 
 LOOKS_AGAIN = 8
-"""How often in a job a finding makes digests frequent again: one that comes and goes must not do so for ever."""
+"""Times in a job that a finding makes digests frequent again: one that comes and goes must not do so for ever."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which updates of which optimizers end a step of the watched model.
+"""The updates of optimizers that end a step of the watched model.
 
 A step ends at the first update after a training forward pass; a second optimizer of the same model, or the second
 parameter group of one that updates its groups one by one (DeepSpeed's ZeRO), belongs to the step that has just ended.
@@ -36,7 +36,7 @@ def is_compiled(param: Tensor, *, update: bool) -> bool:
 
 
 Args = tuple[Any, ...]
-"""Of an optimizer's ``step``, itself first."""
+"""Arguments of an optimizer's ``step``, itself first."""
 Kwargs = dict[str, Any]
 
 
@@ -48,8 +48,8 @@ def closure_of(args: Args, kwargs: Kwargs) -> Any:
 def with_closure(
     args: Args, kwargs: Kwargs, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> tuple[Args, Kwargs] | None:
-    """The same with what ``wrap`` makes of the closure; None without one, and for an object that may be used for more
-    than calling it.
+    """The arguments with the closure that ``wrap`` returns for theirs; None without one, and for an object that may be
+    used for more than calling it.
     """
     closure = closure_of(args, kwargs)
     if not isinstance(closure, (FunctionType, MethodType, functools.partial)):
@@ -59,7 +59,7 @@ def with_closure(
 
 
 class Updates:
-    """Follows the optimizers of one model. ``given`` are those whose updates count; where there are none (left), those
+    """Follows the optimizers of one model. Updates of ``optimizers`` count; where there are none (left), of those
     that hold parameters for which ``watched`` is true of their ``id``, and until one of these comes, one that steps
     after a backward pass of the model: it holds copies (DeepSpeed's bf16, Megatron), or what was not there yet.
 

@@ -1,4 +1,4 @@
-"""What watches one model, and which parts of it still work: an exception of ours ends the part that it comes from, and
+"""The parts that watch one model, and those that still work: an exception of ours ends the part that it comes from, and
 never training.
 """
 
@@ -43,7 +43,7 @@ class Watching:
 
 
 _recording: list[weakref.ref[WorkingParts]] = []
-"""Those of this process, one for each watched model that lives, whose session records: what Trueline computes for one
+"""Parts of this process, one for each watched model that lives, whose session records: what Trueline computes for one
 model must not be recorded by another.
 """
 
@@ -63,7 +63,7 @@ class WorkingParts:
 
     @property
     def session(self) -> AnySession:
-        """What records the model, or an Idle one."""
+        """The Session that records the model, or an Idle one."""
         return self._session
 
     @session.setter
@@ -103,7 +103,7 @@ class WorkingParts:
         return _OwnCode(self, "")
 
     def attempt(self, part: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """What ``call`` returns; an exception ends ``part``, and is None. For what is timed already."""
+        """Returns what ``call`` does; an exception ends ``part``, and is None. For what is timed already."""
         try:
             return call(*args, **kwargs)
         except Exception as error:
@@ -135,6 +135,7 @@ class _OwnCode:
         inside.add(thread)
         self._thread = thread
         self._begin = parts.time.cpu_s()
+        # Before the modes come off: a pause takes off a session's own mode where it is the innermost.
         self._sessions = _paused() if _recording else ()
         if num_dispatch_modes() or not are_functions_unseen():
             self._unseen = Unseen()

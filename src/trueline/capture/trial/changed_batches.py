@@ -29,26 +29,26 @@ class Unchangeable(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """How many rows a batch has, and whether that is known: its loader says so, and no other dimension is as long."""
+    """Number of rows of a batch, and whether it is ``sure``: its loader says so, and no other dimension is as long."""
 
     count: int
     sure: bool
 
 
-def rows_of(batch: Any, asked: int | None) -> Rows:
-    """The rows of a batch whose loader puts ``asked`` samples into one (None: it does not say). Raises
+def rows_of(batch: Any, batch_size: int | None) -> Rows:
+    """The rows of a batch whose loader puts ``batch_size`` samples into one (None: it does not say). Raises
     ``Unchangeable``.
     """
     tensors = [x for _, x in leaves(batch) if x.dim() > 0]
     if not tensors:
         raise Unchangeable("the batch holds no tensor with rows")
-    count = asked if asked is not None and asked in tensors[0].shape else tensors[0].shape[0]
+    count = batch_size if batch_size is not None and batch_size in tensors[0].shape else tensors[0].shape[0]
     if not count:
         raise Unchangeable("the batch has 0 rows")
     for x in tensors:
         _row_dim(x, count)
     one_place = any(tuple(x.shape).count(count) == 1 for x in tensors)
-    return Rows(count, sure=asked == count and one_place)
+    return Rows(count, sure=batch_size == count and one_place)
 
 
 def changed(batch: Any, change: Change, rows: int) -> Any:
@@ -79,16 +79,16 @@ def what_counts(batch: Any, rows: int) -> dict[str, tuple[float, float]]:
     for number, (name, x) in enumerate(leaves(batch)):
         if x.dim() == 0 or x.shape[0] != rows:
             continue
-        called = f"`{name}`" if name else f"tensor {number}"
-        for what, kept in _weights(x):
-            counts[f"{what} {called}"] = _halves(kept, half)
-            if kept.dim() >= 2:
-                counts[f"{what} {called} without its first position"] = _halves(kept[:, 1:], half)
+        label = f"`{name}`" if name else f"tensor {number}"
+        for quantity, weights in _weights(x):
+            counts[f"{quantity} {label}"] = _halves(weights, half)
+            if weights.dim() >= 2:
+                counts[f"{quantity} {label} without its first position"] = _halves(weights[:, 1:], half)
     return counts
 
 
 def _weights(x: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """What a mean may be over, by one tensor of a batch: a mask, labels without those left out, lengths."""
+    """Weights that a mean may be over, by one tensor of a batch: a mask, labels without those left out, lengths."""
     if bool(((x == 0) | (x == 1)).all()):
         yield "what is 1 in", x
     if x.is_floating_point() or x.dtype == torch.bool:
@@ -131,36 +131,36 @@ def _rebuilt(value: Any, change: Callable[[str, Any], Any], rows: int, name: str
     plain = not any(isinstance(x, Tensor) or _inside(x, "") for _, x in inside)
     if plain and isinstance(value, list | tuple) and len(value) == rows:
         return change(name, value)
-    made = [_rebuilt(inner, change, rows, inner_name, depth + 1) for inner_name, inner in inside]
+    parts = [_rebuilt(inner, change, rows, inner_name, depth + 1) for inner_name, inner in inside]
     if isinstance(value, Mapping):
         new: Any = copy.copy(value)
-        for key, inner in zip(value, made, strict=True):
+        for key, inner in zip(value, parts, strict=True):
             new[key] = inner
         return new
     if isinstance(value, tuple):
-        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, list):
-        return type(value)(made)
-    return dataclasses.replace(value, **{key: inner for (key, _), inner in zip(inside, made, strict=True)})
+        return type(value)(parts)
+    return dataclasses.replace(value, **{key: inner for (key, _), inner in zip(inside, parts, strict=True)})
 
 
 def _row_dim(x: Tensor, rows: int) -> int | None:
     """The dimension of rows; None where there is none, as one value is for all of them."""
     if x.dim() == 0 or (x.shape[0] == 1 and rows > 1 and rows not in x.shape):
         return None
-    found = [dim for dim, size in enumerate(x.shape) if size == rows]
-    if not found:
+    dims = [dim for dim, size in enumerate(x.shape) if size == rows]
+    if not dims:
         raise Unchangeable(f"a tensor of shape {list(x.shape)} has no dimension of the {rows} rows of the batch")
-    return found[0]
+    return dims[0]
 
 
-def _halves(kept: Tensor, half: int) -> tuple[float, float]:
-    return float(kept[:half].sum()), float(kept[half:].sum())
+def _halves(weights: Tensor, half: int) -> tuple[float, float]:
+    return float(weights[:half].sum()), float(weights[half:].sum())
 
 
 def _padded(batch: Any, rows: int) -> Any:
     """Without the positions that are padding in every row, or else with ``MORE_PADDING`` such as there are."""
-    kept_BT = _kept(batch, rows)
+    kept_BT = _not_padding(batch, rows)
     length = kept_BT.shape[1]
     for _, x in leaves(batch):
         if x.dim() > 1 and x.shape[0] == rows and length in x.shape[2:]:
@@ -182,21 +182,21 @@ def _padded(batch: Any, rows: int) -> Any:
     return _rebuilt(batch, of_positions, rows)
 
 
-def _kept(batch: Any, rows: int) -> Tensor:
+def _not_padding(batch: Any, rows: int) -> Tensor:
     """Bool [B, T]: what is no padding, by an attention mask, or else by labels that end with what is left out where
     inputs end with one token. Raises ``Unchangeable`` where neither shows any at an end of a row.
     """
-    named = [(name, x) for name, x in leaves(batch) if x.dim() == 2 and len(x) == rows]
-    for name, x in named:
+    named_tensors = [(name, x) for name, x in leaves(batch) if x.dim() == 2 and len(x) == rows]
+    for name, x in named_tensors:
         if name in MASKS:
             kept_BT = x != 0
             if bool(kept_BT.any()) and not bool((kept_BT[:, 0] & kept_BT[:, -1]).all()):
                 return kept_BT
             raise Unchangeable("no row of its mask ends or begins with padding")
-    for name, x in named:
+    for name, x in named_tensors:
         if name in TARGETS and x.dtype == torch.int64:
             kept_BT = (x != IGNORE_INDEX).flip(1).cummax(1).values.flip(1)
-            ids = next((y for other, y in named if other not in TARGETS and y.shape == x.shape), None)
+            ids = next((y for other_name, y in named_tensors if other_name not in TARGETS and y.shape == x.shape), None)
             pads = ids[~kept_BT] if ids is not None else x[~kept_BT]
             if ids is not None and len(pads) > 1 and bool((pads == pads[0]).all()) and not bool(kept_BT[:, -1].all()):
                 return kept_BT

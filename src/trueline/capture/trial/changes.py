@@ -55,9 +55,9 @@ LONGEST_WAIT_S = 0.5
 """Between two calls of modules that a sleep follows: what takes longer is no operation, but a start or a dataset."""
 
 
-def put() -> None:
+def install() -> None:
     """Put in place what the environment asks for; called once torch is imported."""
-    Changes(**json.loads(os.environ[CHANGES])).put()
+    Changes(**json.loads(os.environ[CHANGES])).install()
 
 
 class Changes:
@@ -87,37 +87,37 @@ class Changes:
         feed: Mapping[str, Any] | None = None,
         phase: Mapping[str, Any] | None = None,
     ) -> None:
-        self._switches, self._off, self._place, self._updates = list(switches), {*off}, met, updates
-        self._slow, self._since, self._seed, self._deterministic = slow, time.monotonic(), seed, deterministic
+        self._switches, self._names_off, self._met_folder, self._updates = list(switches), {*off}, met, updates
+        self._slow, self._last_call_at, self._seed, self._deterministic = slow, time.monotonic(), seed, deterministic
         self._shift = shift
         self._repeated = None if repeat is None else RepeatedCalls(**repeat)
         self._met: set[str] = set()
-        self._fed = None if feed is None else FedModules(**feed, tell=self._meet)
+        self._fed_modules = None if feed is None else FedModules(**feed, tell=self._meet)
         parts = (
             None if remedy is None else Remedy(**remedy, tell=self._meet),
             None if phase is None else Phase(**phase, tell=self._meet),
             self._repeated,
-            self._fed,
+            self._fed_modules,
         )
-        self._parts = [each for each in parts if each is not None]
+        self._parts = [part for part in parts if part is not None]
         self._trains = False
-        self._made: dict[int, int] = {}
+        self._num_updates: dict[int, int] = {}
 
-    def put(self) -> None:
+    def install(self) -> None:
         """Listen, and hold what can be held from the start."""
         self._put_seeds()
-        for each in self._parts:
-            each.put()
+        for part in self._parts:
+            part.install()
         if self._repeated is not None:
             atexit.register(self._repeated.end)
-        for switch in self._of("keyword"):
+        for switch in self._switches_of("keyword"):
             self._patched(switch, self._with_keyword(switch))
-        for switch in self._of("bypass"):
+        for switch in self._switches_of("bypass"):
             self._patched(switch, self._bypassed(switch))
         for switch in self._switches:
             if switch.get("seen"):
                 self._patched({**switch, "where": switch["seen"]}, self._seeing(switch["name"]))
-        if self._of("setting", "function"):
+        if self._switches_of("setting", "function"):
             self._hold()
             patches.module_call.add(self._at_call, keep=True)
         register_optimizer_step_pre_hook(Hook(self._at_update))
@@ -127,16 +127,16 @@ class Changes:
             patches.module_call.add(self._wait, after=True, keep=True)
             patches.backward.add(self._wait, after=True, keep=True)
             register_optimizer_step_post_hook(Hook(self._wait))
-        if self._place:
+        if self._met_folder:
             atexit.register(self._write)
 
-    def _of(self, *hows: str) -> list[Mapping[str, Any]]:
+    def _switches_of(self, *hows: str) -> list[Mapping[str, Any]]:
         """Switches of these kinds, where torch has a device that they are about."""
-        return [each for each in self._switches if each["how"] in hows and _has_device(each.get("device", ""))]
+        return [switch for switch in self._switches if switch["how"] in hows and _has_device(switch.get("device", ""))]
 
     def _wait(self, *args: Any, **kwargs: Any) -> None:
-        time.sleep((self._slow - 1) * min(time.monotonic() - self._since, LONGEST_WAIT_S))
-        self._since = time.monotonic()
+        time.sleep((self._slow - 1) * min(time.monotonic() - self._last_call_at, LONGEST_WAIT_S))
+        self._last_call_at = time.monotonic()
 
     # -- seeds ------------------------------------------------------------------------------------------------------
 
@@ -161,35 +161,35 @@ class Changes:
         self._hold()
 
     def _hold(self) -> None:
-        for switch in self._of("setting", "function"):
-            now = _read(switch)
+        for switch in self._switches_of("setting", "function"):
+            now = _value_of(switch)
             if now is _UNKNOWN or now == switch["off"]:
                 continue
             if not switch.get("seen"):
                 self._meet(switch["name"])
-            if switch["name"] in self._off:
+            if switch["name"] in self._names_off:
                 _write(switch)
 
     # -- optimizers -------------------------------------------------------------------------------------------------
 
     def _at_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._trains = True
-        for switch in self._of("optimizer"):
+        for switch in self._switches_of("optimizer"):
             for group in optimizer.param_groups:
                 now = group.get(switch["where"], switch["off"])
                 if now == switch["off"] or (now is None and not _is_default_on(switch["where"], group)):
                     continue
                 self._meet(switch["name"])
-                if switch["name"] in self._off:
+                if switch["name"] in self._names_off:
                     group[switch["where"]] = switch["off"]
 
     def _after_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         assert self._updates is not None
-        self._made[id(optimizer)] = self._made.get(id(optimizer), 0) + 1
-        for each in (self._repeated, self._fed):
-            if each is not None:
-                each.next_step()
-        if self._made[id(optimizer)] >= self._updates:
+        self._num_updates[id(optimizer)] = self._num_updates.get(id(optimizer), 0) + 1
+        for part in (self._repeated, self._fed_modules):
+            if part is not None:
+                part.next_step()
+        if self._num_updates[id(optimizer)] >= self._updates:
             if self._repeated is not None:
                 self._repeated.end()
             raise SystemExit(0)
@@ -219,11 +219,11 @@ class Changes:
                 if bound.arguments.get(switch["keyword"], switch["off"]) == switch["off"]:
                     return original(*args, **kwargs)
                 self._meet(switch["name"])
-                if switch["name"] not in self._off:
+                if switch["name"] not in self._names_off:
                     return original(*args, **kwargs)
-                given = {switch["keyword"]: switch["off"], **switch.get("with", {})}
+                arguments = {switch["keyword"]: switch["off"], **switch.get("with", {})}
                 changed = signature.bind(*args, **kwargs)
-                changed.arguments.update(given)
+                changed.arguments.update(arguments)
                 return original(*changed.args, **changed.kwargs)
 
             return passing
@@ -236,10 +236,10 @@ class Changes:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def passing(*args: Any, **kwargs: Any) -> Any:
                 self._meet(switch["name"])
-                if switch["name"] not in self._off:
+                if switch["name"] not in self._names_off:
                     return original(*args, **kwargs)
-                kept = {name: value for name, value in kwargs.items() if name not in switch.get("drops", ())}
-                return args[0](*args[1:], **kept)
+                keywords = {name: value for name, value in kwargs.items() if name not in switch.get("drops", ())}
+                return args[0](*args[1:], **keywords)
 
             return passing
 
@@ -261,16 +261,16 @@ class Changes:
         self._met.add(name)
 
     def _write(self) -> None:
-        """Of a process that trains: launchers and DataLoader workers have settings that nobody uses."""
+        """Write the names met, in a process that trains: launchers and DataLoader workers use no settings."""
         if not self._trains:
             return
         names = sorted(self._met | set(_kinds_of_job()))
         with contextlib.suppress(OSError):
-            Path(self._place, f"met-{os.getpid()}.json").write_text(json.dumps(names), encoding="utf-8")
+            Path(self._met_folder, f"met-{os.getpid()}.json").write_text(json.dumps(names), encoding="utf-8")
 
 
 def _kinds_of_job() -> Iterator[str]:
-    """What a variable of the environment may be about, as ``job:cuda``."""
+    """Kinds of job that a variable of the environment may be about, as ``job:cuda``."""
     yield "job:torch"
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         yield "job:cuda"
@@ -295,7 +295,7 @@ def _has_device(device: str) -> bool:
 
 
 def _is_default_on(key: str, group: Mapping[str, Any]) -> bool:
-    """Whether an unset ``foreach`` means True: on a GPU, for parameters that all are there."""
+    """True if an unset ``foreach`` means True: on a GPU, for parameters that all are there."""
     params = group["params"]
     return key == "foreach" and bool(params) and all(param.is_cuda for param in params)
 
@@ -313,7 +313,7 @@ def _owner_of(path: str) -> tuple[Any, str]:
     return owner, names[-1]
 
 
-def _read(switch: Mapping[str, Any]) -> Any:
+def _value_of(switch: Mapping[str, Any]) -> Any:
     owner, name = _owner_of(switch.get("reads", switch["where"]))
     if owner is None:
         return _UNKNOWN

@@ -26,9 +26,9 @@ from trueline.capture.model.world import own_rank
 from trueline.capture.record import arguments
 from trueline.capture.record.hooks import eager_modules
 
-UNLIKE, WEIGHTS, ARRIVES, FED = "modules:unlike", "modules:weights", "modules:arrives", "modules:fed"
-"""What is told of a module whose values have other shapes or dtypes than those stored, of a parameter that had other
-values (and how far off, relative), of what arrived at a module with other bits (likewise), and of one that was fed.
+UNLIKE, WEIGHTS, ARRIVES, MODULE_FED = "modules:unlike", "modules:weights", "modules:arrives", "modules:fed"
+"""Words for a module whose values have other shapes or dtypes than those stored, for a parameter that had other
+values (and how far off, relative), for what arrived at a module with other bits (likewise), and for a fed module.
 """
 
 
@@ -42,7 +42,7 @@ class FedModules:
         self._micro = -1
         self._now = 0
 
-    def put(self) -> None:
+    def install(self) -> None:
         """Wait for the step."""
         patches.module_call.add(self._at_call, keep=True)
 
@@ -59,8 +59,8 @@ class FedModules:
             return
         self._values = torch.load(path, weights_only=True)
         self._hold_weights(unwrap(model))
-        for place, (name, module) in enumerate(eager_modules(model, [])):
-            enter = Hook(self._entering(name, is_root=place == 0), num_args=3)
+        for position, (name, module) in enumerate(eager_modules(model, [])):
+            enter = Hook(self._entering(name, is_root=position == 0), num_args=3)
             module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)  # so that what is fed is recorded
 
     def _hold_weights(self, model: nn.Module) -> None:
@@ -71,7 +71,7 @@ class FedModules:
                     continue
                 stored = stored.to(param.device, param.dtype)
                 if not torch.equal(param, stored):
-                    self._tell(f"{WEIGHTS} {clean_name(name)} {_apart(param, stored):.3g}")
+                    self._tell(f"{WEIGHTS} {clean_name(name)} {_relative_distance(param, stored):.3g}")
                     param.copy_(stored)
 
     def _entering(self, name: str, *, is_root: bool) -> Callable[..., Any]:
@@ -92,31 +92,31 @@ class FedModules:
             handle = module.register_forward_hook(Hook(leave))  # the last one: what the module made is recorded
             replaced = self._replaced(name, call, arguments.inputs(args, kwargs))
             for x, stored in replaced.values():
-                self._tell(f"{ARRIVES} {name} {_apart(x, stored):.3g}")
+                self._tell(f"{ARRIVES} {name} {_relative_distance(x, stored):.3g}")
             return _with(replaced, (args, kwargs)) if replaced else None
 
         return enter
 
     def _returned(self, name: str, call: str, output: Any) -> Any:
-        """What the module returned in the other run, with the gradient there."""
+        """The output of the module in the other run, with the gradient there."""
         slots = arguments.outputs(output)
         replaced = self._replaced(name, call, slots)
-        made = _with(replaced, output) if replaced else output
-        for slot, x in arguments.outputs(made):
+        fed_output = _with(replaced, output) if replaced else output
+        for slot, x in arguments.outputs(fed_output):
             stored = self._stored(f"bwd/{call}:{slot}", x, name) if x.requires_grad else None
             if stored is not None:
                 x.register_hook(lambda gradient, stored=stored: stored.to(gradient.dtype))
-        self._tell(f"{FED} {name}")
-        return made
+        self._tell(f"{MODULE_FED} {name}")
+        return fed_output
 
     def _replaced(self, name: str, call: str, slots: arguments.Slots) -> dict[int, tuple[Tensor, Tensor]]:
-        """Of the tensors whose bits differ, by their id, they and what was stored."""
-        found: dict[int, tuple[Tensor, Tensor]] = {}
+        """(tensor, stored tensor) of the tensors whose bits differ, by their id."""
+        replacements: dict[int, tuple[Tensor, Tensor]] = {}
         for slot, x in slots:
             stored = self._stored(f"{call}:{slot}", x, name)
             if stored is not None and not torch.equal(x, stored):
-                found[id(x)] = (x, stored)
-        return found
+                replacements[id(x)] = (x, stored)
+        return replacements
 
     def _stored(self, key: str, x: Tensor, name: str) -> Tensor | None:
         stored = self._values.get(key)
@@ -128,7 +128,7 @@ class FedModules:
         return stored.to(x.device)
 
 
-class _Fed(torch.autograd.Function):
+class _Replace(torch.autograd.Function):
     """``stored`` in the place of ``x``, whose gradient goes to ``x``."""
 
     @staticmethod
@@ -141,19 +141,19 @@ class _Fed(torch.autograd.Function):
 
 
 def _with(replaced: Mapping[int, tuple[Tensor, Tensor]], tree: Any) -> Any:
-    """``tree`` with these in place."""
+    """``tree`` with stored tensors in the place of those ``replaced``."""
 
-    def other(x: Any) -> Any:
+    def replacement(x: Any) -> Any:
         if not isinstance(x, Tensor) or id(x) not in replaced:
             return x
         stored = replaced[id(x)][1]
-        return _Fed.apply(x, stored) if x.is_floating_point() else stored.clone()
+        return _Replace.apply(x, stored) if x.is_floating_point() else stored.clone()
 
-    return pytree.tree_map(other, tree)
+    return pytree.tree_map(replacement, tree)
 
 
-def _apart(x: Tensor, stored: Tensor) -> float:
+def _relative_distance(x: Tensor, stored: Tensor) -> float:
     """|x - stored| / |stored|."""
-    wide, other = x.detach().double(), stored.double()
-    norm = float(other.norm())
-    return float((wide - other).norm()) / norm if norm else float(wide.norm())
+    wide, reference = x.detach().double(), stored.double()
+    norm = float(reference.norm())
+    return float((wide - reference).norm()) / norm if norm else float(wide.norm())

@@ -51,7 +51,7 @@ MOST_SIGNS = 2**22
 LOOKED_AT = 4096
 """Operations below a loss among which one with weights of classes is looked for."""
 PATIENCE_S = 60.0
-"""How long a rank waits for the others, that a launcher does not end them, before it goes."""
+"""Seconds that a rank waits for the others before it goes, so that a launcher does not end them."""
 
 _log = SafeLogger()
 
@@ -84,7 +84,7 @@ class FirstStep:
         along: str = "",
         signs: bool = False,
     ) -> None:
-        self._out, self._change, self._nudge, self._seed, self._model_seed = out, change, nudge, seed, model_seed
+        self._folder, self._change, self._nudge, self._seed, self._model_seed = out, change, nudge, seed, model_seed
         self._step, self._among = move, frozenset(among)
         self._along, self._leaves_signs, self._signs = along, signs, dict[str, Any]()
         self._loader_stream: Any = None
@@ -93,7 +93,7 @@ class FirstStep:
         self._losses: list[Tensor] = []
         self._params: dict[int, tuple[str, Tensor]] = {}
         self._trained: list[Trained] = []
-        self._called: dict[int, int] = {}
+        self._call_order: dict[int, int] = {}
         self._gradients: dict[str, Tensor] | None = None
         self._facts: dict[str, Any] = {"unit": 0.0, "batch_norms": 0, "normalises_batch": False, "problem": ""}
         self._facts |= {"weighted": False, "closure": False, "slopes": []}
@@ -118,20 +118,20 @@ class FirstStep:
             _set_streams(self._loader_stream)
         batch = original(iterator)
         self._loader_stream = _streams()
-        seen = self._batches.setdefault(iterator, [])
-        torch.manual_seed(self._model_seed + len(seen))
-        random.seed(self._model_seed + len(seen))
-        np.random.seed((self._model_seed + len(seen)) % 2**32)
+        batches = self._batches.setdefault(iterator, [])
+        torch.manual_seed(self._model_seed + len(batches))
+        random.seed(self._model_seed + len(batches))
+        np.random.seed((self._model_seed + len(batches)) % 2**32)
         if not self._losses:
-            self._last = seen
-        return self._changed(batch, iterator, seen)
+            self._last = batches
+        return self._changed(batch, iterator, batches)
 
-    def _changed(self, batch: Any, iterator: Any, seen: list[dict[str, Any]]) -> Any:
-        asked = getattr(iterator._index_sampler, "batch_size", None) if iterator._auto_collation else None
+    def _changed(self, batch: Any, iterator: Any, batches: list[dict[str, Any]]) -> Any:
+        batch_size = getattr(iterator._index_sampler, "batch_size", None) if iterator._auto_collation else None
         facts: dict[str, Any] = {"rows": 0, "sure": False, "counts": {}, "elements": 0, "unpadded": ""}
-        seen.append(facts)
+        batches.append(facts)
         try:
-            rows = rows_of(batch, asked if isinstance(asked, int) else None)
+            rows = rows_of(batch, batch_size if isinstance(batch_size, int) else None)
             facts |= {"rows": rows.count, "sure": rows.sure, "counts": what_counts(batch, rows.count)}
             facts["elements"] = max(x.numel() for _, x in leaves(batch))
             if self._change == "none":
@@ -149,14 +149,14 @@ class FirstStep:
     def _at_call(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         if not torch.is_grad_enabled() or in_backward() or torch.compiler.is_compiling():
             return
-        for each in module.modules() if module.training else ():
-            if isinstance(each, _BatchNorm) and each.training:
+        for part in module.modules() if module.training else ():
+            if isinstance(part, _BatchNorm) and part.training:
                 self._facts["batch_norms"] += 1
-                if each.running_mean is None:
+                if part.running_mean is None:
                     self._facts["normalises_batch"] = True
-                each.eval()
+                part.eval()
         for param in module.parameters(recurse=False):
-            self._called.setdefault(id(param), len(self._called))
+            self._call_order.setdefault(id(param), len(self._call_order))
         self._see_precision([*args, *kwargs.values(), *module.parameters(recurse=False)])
         new = [(name, param) for name, param in module.named_parameters() if id(param) not in self._params]
         still = still_rows(module) if new else {}
@@ -175,21 +175,21 @@ class FirstStep:
         self._facts["unit"] = max([self._facts["unit"], *units])
 
     def _move(self, name: str, param: Tensor, still: int | None) -> None:
-        own = local(param.detach())
-        if not own.is_floating_point():
+        shard = local(param.detach())
+        if not shard.is_floating_point():
             return
         if self._nudge:
             with torch.no_grad():
-                own.add_(own * signs_of(own, seed=len(self._params)) * self._nudge)
-        if param.requires_grad and (still is None or own.shape == param.shape):
-            self._trained.append(trained := Trained.of(name, param, place=len(self._params), still=still))
-            if trained.place in self._among:
-                trained.move(self._step, self._signs_along().get(f"signs/{trained.place}"))
+                shard.add_(shard * signs_of(shard, seed=len(self._params)) * self._nudge)
+        if param.requires_grad and (still is None or shard.shape == param.shape):
+            self._trained.append(trained := Trained.of_param(name, param, index=len(self._params), still=still))
+            if trained.index in self._among:
+                trained.move(self._step, self._signs_along().get(f"signs/{trained.index}"))
 
     def _signs_along(self) -> dict[str, Any]:
         if self._along and not self._signs:
-            with np.load(Path(self._along, f"rank{own_rank()}.npz")) as held:
-                self._signs = {name: held[name] for name in held.files if name.startswith("signs/")}
+            with np.load(Path(self._along, f"rank{own_rank()}.npz")) as arrays:
+                self._signs = {name: arrays[name] for name in arrays.files if name.startswith("signs/")}
         return self._signs
 
     def _at_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -212,8 +212,8 @@ class FirstStep:
     def _at_update(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         if not self._losses:
             return
-        given = (each for each in (optimizer, *args) if isinstance(each, torch.optim.Optimizer))  # a scaler is first
-        updates = next(given, None)
+        # A GradScaler's step has itself as first argument, and the optimizer as second.
+        updates = next((value for value in (optimizer, *args) if isinstance(value, torch.optim.Optimizer)), None)
         try:
             if self._gradients is None:
                 self._measure(updates)
@@ -232,42 +232,43 @@ class FirstStep:
     def _measure(self, optimizer: torch.optim.Optimizer | None) -> None:
         self._gradients = self._sketches(optimizer)
         if not self._step:
-            self._trained.sort(key=lambda each: self._called.get(id(each.param), len(self._called)))
-            self._facts["slopes"] = [each.slope() for each in self._trained]
+            self._trained.sort(key=lambda trained: self._call_order.get(id(trained.param), len(self._call_order)))
+            self._facts["slopes"] = [trained.slope() for trained in self._trained]
         if self._leaves_signs:
-            packed = {f"signs/{each.place}": each.packed() for each in self._trained}
+            packed = {f"signs/{trained.index}": trained.packed() for trained in self._trained}
             self._signs = {name: signs for name, signs in packed.items() if signs is not None}
 
     def _sketches(self, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
         params = [(name, param) for name, param in self._params.values() if param.grad is not None]
         if not params and optimizer is not None:
-            held = [param for group in optimizer.param_groups for param in group["params"]]
-            params = [(f"parameter {place}", param) for place, param in enumerate(held) if param.grad is not None]
-        found: dict[str, Tensor] = {}
-        for place, (name, param) in enumerate(params):
+            params_held = [param for group in optimizer.param_groups for param in group["params"]]
+            params = [(f"parameter {n}", param) for n, param in enumerate(params_held) if param.grad is not None]
+        sketches: dict[str, Tensor] = {}
+        for index, (name, param) in enumerate(params):
             assert param.grad is not None
-            found[name if name not in found else f"{name} ({place})"] = sketch(local(param.grad), name)
-        return found
+            sketches[name if name not in sketches else f"{name} ({index})"] = sketch(local(param.grad), name)
+        return sketches
 
     def _write(self, optimizer: torch.optim.Optimizer | None) -> None:
         assert self._gradients is not None
         groups = [] if optimizer is None else optimizer.param_groups
-        held = {id(param) for group in groups for param in group["params"]}
-        places = {each.place for each in self._trained if id(each.param) in held}  # a generator's have none by design
-        self._facts["slopes"] = [each for each in self._facts["slopes"] if each["place"] in places]
+        param_ids = {id(param) for group in groups for param in group["params"]}
+        # Parameters of a generator, say, have no gradient by design.
+        indices = {trained.index for trained in self._trained if id(trained.param) in param_ids}
+        self._facts["slopes"] = [slope for slope in self._facts["slopes"] if slope["place"] in indices]
         facts = self._facts | {"world_size": world_size(), "batches": self._last[: len(self._losses)]}
-        arrays = {f"gradient/{name}": one.cpu().numpy() for name, one in self._gradients.items()}
+        arrays = {f"gradient/{name}": gradient.cpu().numpy() for name, gradient in self._gradients.items()}
         arrays |= self._signs if self._leaves_signs else {}
         losses = torch.stack([loss.cpu() for loss in self._losses]).numpy()
         file = io.BytesIO()
         np.savez(file, losses=losses, facts=np.array(json.dumps(facts)), **arrays)
-        place = Path(self._out, f"rank{own_rank()}.npz")
-        place.with_suffix(".part").write_bytes(file.getvalue())
-        place.with_suffix(".part").replace(place)
+        path = Path(self._folder, f"rank{own_rank()}.npz")
+        path.with_suffix(".part").write_bytes(file.getvalue())
+        path.with_suffix(".part").replace(path)
 
     def _wait_for_others(self) -> None:
-        until = time.monotonic() + PATIENCE_S
-        while len(list(Path(self._out).glob("rank*.npz"))) < world_size() and time.monotonic() < until:
+        deadline = time.monotonic() + PATIENCE_S
+        while len(list(Path(self._folder).glob("rank*.npz"))) < world_size() and time.monotonic() < deadline:
             time.sleep(0.02)
 
 
@@ -284,8 +285,8 @@ def sketch(gradient: Tensor, name: str) -> Tensor:
     total = torch.zeros(SKETCH, dtype=torch.float64, device=flat.device)
     for start in range(0, whole, 4096):
         rows = flat[start * SKETCH : min(start + 4096, whole) * SKETCH].view(-1, SKETCH).double()
-        places = torch.arange(start, start + len(rows), device=flat.device) % len(signs)
-        total += signs[places].double() @ rows
+        sign_rows = torch.arange(start, start + len(rows), device=flat.device) % len(signs)
+        total += signs[sign_rows].double() @ rows
     total[: flat.numel() - whole * SKETCH] += signs[-1].double() * flat[whole * SKETCH :].double()
     return total
 

@@ -21,43 +21,42 @@ class Trained:
 
     name: str
     param: Tensor
-    place: int
+    index: int
     scale: float
     still: int | None = None
     """A row that has no gradient by design and is not moved, as an embedding's of padding."""
 
     @classmethod
-    def of(cls, name: str, param: Tensor, *, place: int, still: int | None = None) -> Trained:
-        """``place`` seeds its direction. A step of 1 is the root mean square of its weights, or 0.1 where all are 0: it
+    def of_param(cls, name: str, param: Tensor, *, index: int, still: int | None = None) -> Trained:
+        """``index`` seeds its direction. A step of 1 is the root mean square of its weights, or 0.1 where all are 0: it
         says how far is far, and any number keeps the law.
         """
-        own = local(param.detach())
-        scale = float(own.double().square().mean().sqrt()) if own.numel() else 0.0
-        return cls(name, param, place, scale or 0.1, still)
+        shard = local(param.detach())
+        scale = float(shard.double().square().mean().sqrt()) if shard.numel() else 0.0
+        return cls(name, param, index, scale or 0.1, still)
 
     def move(self, step: float, signs: NDArray[np.uint8] | None = None) -> None:
         """Move the weights by so many times their direction, which ``signs`` has as ``packed`` made it; None: drawn at
         random.
         """
-        own = local(self.param.detach())
-        direction = signs_of(own, seed=self.place) if signs is None else _unpacked(signs, own)
+        shard = local(self.param.detach())
+        direction = signs_of(shard, seed=self.index) if signs is None else _unpacked(signs, shard)
         if self.still is not None:
             direction[self.still] = 0
         with torch.no_grad():
-            own.add_(direction, alpha=step * self.scale)
+            shard.add_(direction, alpha=step * self.scale)
 
     def slope(self) -> dict[str, Any]:
-        """What its gradient says that the loss changes by for a step of 1, ``along`` its own signs and ``across`` it at
-        random, with the standard deviation (``size``) of the latter; ``share`` is that of this rank where ranks are
-        added up.
+        """Change of the loss for a step of 1 by its gradient, ``along`` its own signs and ``across`` it at random, with
+        the standard deviation (``size``) of the latter; ``share`` is that of this rank where ranks are added up.
         """
         gradient = self._gradient()
-        found: dict[str, Any] = {"along": 0.0, "across": 0.0, "size": 0.0}
+        derivatives: dict[str, Any] = {"along": 0.0, "across": 0.0, "size": 0.0}
         if gradient is not None:
-            signs = signs_of(gradient, seed=self.place)
-            found = {"along": gradient.abs().sum(), "across": (gradient * signs).sum(), "size": gradient.norm()}
-            found = {name: self.scale * float(value) for name, value in found.items()}
-        return {"name": self.name, "place": self.place, "share": _shards(self.param) / world_size(), **found}
+            signs = signs_of(gradient, seed=self.index)
+            derivatives = {"along": gradient.abs().sum(), "across": (gradient * signs).sum(), "size": gradient.norm()}
+            derivatives = {name: self.scale * float(value) for name, value in derivatives.items()}
+        return {"name": self.name, "place": self.index, "share": _shards(self.param) / world_size(), **derivatives}
 
     def packed(self) -> NDArray[np.uint8] | None:
         """The signs of its gradient, eight a byte; None where it has none."""
@@ -68,8 +67,8 @@ class Trained:
         """float64, what is on this rank."""
         if self.param.grad is None:
             return None
-        own = local(self.param.grad)
-        return (own.to_dense() if own.is_sparse else own).detach().double()
+        shard = local(self.param.grad)
+        return (shard.to_dense() if shard.is_sparse else shard).detach().double()
 
 
 def _unpacked(signs: NDArray[np.uint8], like: Tensor) -> Tensor:

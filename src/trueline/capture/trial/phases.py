@@ -28,7 +28,7 @@ from trueline.capture.model.untraced import Hook
 from trueline.capture.trial.remedies import computing
 
 ELSEWHERE = "phase:elsewhere"
-"""What is told of where parts are computed, before ``cpu`` or ``float64``."""
+"""Word that parts are computed elsewhere, before ``cpu`` or ``float64``."""
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
@@ -38,9 +38,9 @@ class Phase:
     def __init__(self, kind: str, *, half: str = "", tell: Callable[[str], None]) -> None:
         self._kind, self._half, self._tell = kind, half, tell
         self._frozen: set[int] | None = None
-        self._kept: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._weights_before: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
-    def put(self) -> None:
+    def install(self) -> None:
         """Wait for the model that trains."""
         patches.module_call.add(self._at_call, keep=True)
         if self._kind != "elsewhere":
@@ -55,29 +55,29 @@ class Phase:
         if self._half and len(parts) < 2:
             raise SystemExit("trueline: the model has one part, and no halves.")
         middle = (len(parts) + 1) // 2
-        chosen = {"first": parts[:middle], "second": parts[middle:]}.get(self._half, parts)
+        half = {"first": parts[:middle], "second": parts[middle:]}.get(self._half, parts)
         if self._kind == "frozen":
-            self._frozen = {id(param) for part in chosen for param in part.parameters()}
+            self._frozen = {id(param) for part in half for param in part.parameters()}
         if self._kind == "elsewhere":
-            for part in chosen:
+            for part in half:
                 device = next((x.device.type for x in part.parameters()), "cpu")
                 kind = "float64" if device == "cpu" else "cpu"
                 self._tell(f"{ELSEWHERE} {kind}")
                 part.forward = computing(part, part.forward, kind)  # type: ignore[method-assign]
 
     def _keep(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """What the weights were, of those that are held."""
+        """Copy the weights before an update, of the parameters that are held still."""
         params = [param for group in optimizer.param_groups for param in group["params"]]
         if self._kind == "frozen":
             params = [param for param in params if self._frozen and id(param) in self._frozen]
             for param in params:
                 if param.grad is not None:
                     param.grad.zero_()
-        self._kept[id(optimizer)] = [(param, param.detach().clone()) for param in params]
+        self._weights_before[id(optimizer)] = [(param, param.detach().clone()) for param in params]
 
     @torch.no_grad()
     def _put_back(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        for param, before in self._kept.pop(id(optimizer), ()):
+        for param, before in self._weights_before.pop(id(optimizer), ()):
             if self._kind == "sham":
                 param.copy_(param.clone())
             elif self._kind == "plain":

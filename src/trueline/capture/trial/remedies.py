@@ -1,4 +1,4 @@
-"""What is done to a module of a job that knows nothing of it, to see whether that makes the job well: a remedy.
+"""Remedies: changes to a module of a job that knows nothing of it, to see whether they make the job well.
 
 ==========  ================================================================================================
 kind        what
@@ -44,7 +44,7 @@ class Remedy:
         self._looked_at: set[int] = set()
         self._clipped: list[list[nn.Parameter]] = []
 
-    def put(self) -> None:
+    def install(self) -> None:
         """Wait for the first call of a model that has the module."""
         patches.module_call.add(self._at_call, keep=True)
         if self._kind == "clip":
@@ -54,15 +54,15 @@ class Remedy:
         if not torch.is_grad_enabled() or id(model) in self._looked_at:
             return
         self._looked_at.add(id(model))
-        named = {_plain(name): module for name, module in model.named_modules() if name}
-        found = [name for name in named if fnmatch.fnmatchcase(name, self._glob)]
-        if not found:
+        module_of = {_plain(name): module for name, module in model.named_modules() if name}
+        names = [name for name in module_of if fnmatch.fnmatchcase(name, self._glob)]
+        if not names:
             return
         patches.module_call.remove(self._at_call)
-        self._tell(f"remedy:there {len(found)}")
-        for name in others_like(found, named) if self._sham else found:
+        self._tell(f"remedy:there {len(names)}")
+        for name in others_like(names, module_of) if self._sham else names:
             self._tell(f"remedy:{self._kind} {name}")
-            self._treat(named[name])
+            self._treat(module_of[name])
 
     def _treat(self, module: nn.Module) -> None:
         if self._kind == "clip":
@@ -71,31 +71,32 @@ class Remedy:
             module.forward = computing(module, module.forward, self._kind)  # type: ignore[method-assign]
 
     def _clip(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        held = {id(param) for group in optimizer.param_groups for param in group["params"]}
+        param_ids = {id(param) for group in optimizer.param_groups for param in group["params"]}
         for params in self._clipped:
-            grads = [param.grad for param in params if param.grad is not None and id(param) in held]
+            grads = [param.grad for param in params if param.grad is not None and id(param) in param_ids]
             if grads:
                 norm = torch.nn.utils.get_total_norm(grads)
                 torch._foreach_mul_(grads, torch.clamp(self._norm / (norm + 1e-6), max=1.0))
 
 
-def others_like(found: Sequence[str], named: dict[str, nn.Module]) -> list[str]:
-    """For each of the modules ``found`` another one: of the same class if there is any, nearest in its number of
+def others_like(names: Sequence[str], module_of: dict[str, nn.Module]) -> list[str]:
+    """For each of the modules ``names`` another one: of the same class if there is any, nearest in its number of
     elements, the first of these; neither inside of any that was found nor around it, nor with a tensor of it. Fewer
     where there are no more.
     """
-    chosen: list[str] = []
+    shams: list[str] = []
     # a head that is tied to its embedding would do to the embedding what the remedy does
-    treated = {storage for name in found for storage in _storages(named[name])}
-    named = {name: module for name, module in named.items() if name in found or not treated & _storages(module)}
-    for name in found:
-        free = [other for other in named if not any(_related(other, each) for each in (*found, *chosen))]
-        free = [other for other in free if _size(named[other])]
-        alike = [other for other in free if type(named[other]) is type(named[name])] or free
-        size = _size(named[name])
+    treated = {storage for name in names for storage in _storages(module_of[name])}
+    module_of = {name: module for name, module in module_of.items() if name in names or not treated & _storages(module)}
+    for name in names:
+        excluded = (*names, *shams)
+        free = [candidate for candidate in module_of if not any(_related(candidate, name_) for name_ in excluded)]
+        free = [candidate for candidate in free if _size(module_of[candidate])]
+        alike = [candidate for candidate in free if type(module_of[candidate]) is type(module_of[name])] or free
+        size = _size(module_of[name])
         if alike:
-            chosen.append(min(alike, key=lambda other: abs(_size(named[other]) - size)))
-    return chosen
+            shams.append(min(alike, key=lambda candidate: abs(_size(module_of[candidate]) - size)))
+    return shams
 
 
 def computing(module: nn.Module, forward: Callable[..., Any], kind: str) -> Callable[..., Any]:
@@ -112,19 +113,19 @@ def computing(module: nn.Module, forward: Callable[..., Any], kind: str) -> Call
         change = {"fp32": _to_float32, "cpu": _to_cpu, "float64": _to_float64}[kind]
         dtype = torch.get_autocast_dtype(device.type) if casts else sample.dtype
         back = (lambda x: x) if kind == "fp32" and casts else _back(None if kind == "cpu" else dtype, device)
-        given, named = pytree.tree_map(change, (args, kwargs))
-        with _held(module, change), torch.autocast(device.type, enabled=casts and kind == "cpu"):
-            return pytree.tree_map(back, forward(*given, **named))
+        new_args, new_kwargs = pytree.tree_map(change, (args, kwargs))
+        with _with_changed_state(module, change), torch.autocast(device.type, enabled=casts and kind == "cpu"):
+            return pytree.tree_map(back, forward(*new_args, **new_kwargs))
 
     return passing
 
 
 @contextlib.contextmanager
-def _held(module: nn.Module, change: Callable[[Any], Any]) -> Iterator[None]:
+def _with_changed_state(module: nn.Module, change: Callable[[Any], Any]) -> Iterator[None]:
     """The module with its parameters and buffers changed; what it writes into buffers is kept."""
     buffers = dict(module.named_buffers(remove_duplicate=False))
-    every: dict[str, Tensor] = {**dict(module.named_parameters(remove_duplicate=False)), **buffers}
-    changed = {name: new for name, tensor in every.items() if (new := change(tensor)) is not tensor}
+    tensors: dict[str, Tensor] = {**dict(module.named_parameters(remove_duplicate=False)), **buffers}
+    changed = {name: new for name, tensor in tensors.items() if (new := change(tensor)) is not tensor}
     with _reparametrize_module(module, changed):
         yield
     with torch.no_grad():
@@ -162,12 +163,12 @@ def _plain(name: str) -> str:
     return name
 
 
-def _related(one: str, other: str) -> bool:
-    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+def _related(name: str, other_name: str) -> bool:
+    return name == other_name or name.startswith(f"{other_name}.") or other_name.startswith(f"{name}.")
 
 
 def _storages(module: nn.Module) -> set[int]:
-    """What its parameters lie in; on the meta device, or where a wrapper has none, the tensors themselves."""
+    """Storages of its parameters; on the meta device, or where a wrapper has none, the tensors themselves."""
     return {_storage(param) for param in module.parameters()}
 
 

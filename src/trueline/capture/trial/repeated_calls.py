@@ -28,8 +28,8 @@ from trueline.capture.model.world import own_rank
 
 _UNWRITTEN = ("empty", "new_empty", "resize", "set_", "record_stream")
 _HOME = str(Path(__file__).parents[2]) + os.sep
-"""Of Trueline: what it computes in the process is not the job's."""
-_OWN = (f"{os.sep}torch{os.sep}", _HOME, "<")
+"""Folder of Trueline: what it computes in the process is not the job's."""
+_HIDDEN = (f"{os.sep}torch{os.sep}", _HOME, "<")
 
 
 @dataclass
@@ -61,7 +61,7 @@ class RepeatedCalls(TorchDispatchMode):
         self._step = 0
         self._is_on = False
 
-    def put(self) -> None:
+    def install(self) -> None:
         """Wait for the first training call."""
         patches.module_call.add(self._begin, keep=True)
 
@@ -97,8 +97,8 @@ class RepeatedCalls(TorchDispatchMode):
         streams, differs = _streams(tensors[0].device), False
         first: list[Tensor] | None = None
         for _ in range(self._times - 1):
-            given, named = pytree.tree_map(_copied, (args, kwargs))
-            now = _written(func(*given, **named), (given, named))
+            args_copy, kwargs_copy = pytree.tree_map(_copied, (args, kwargs))
+            now = _written(func(*args_copy, **kwargs_copy), (args_copy, kwargs_copy))
             _set_streams(streams)
             differs |= first is not None and self._compare(pool, first, now)
             first = first or now
@@ -122,15 +122,15 @@ class RepeatedCalls(TorchDispatchMode):
         return self._pools[key]
 
     @staticmethod
-    def _compare(pool: Pool, one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-        """Whether bits differ; how much is kept."""
-        apart = [(a, b) for a, b in zip(one, other, strict=True) if not _same_bits(a, b)]
-        for a, b in apart:
+    def _compare(pool: Pool, earlier: Sequence[Tensor], later: Sequence[Tensor]) -> bool:
+        """True if bits differ; how much is kept."""
+        differing = [(a, b) for a, b in zip(earlier, later, strict=True) if not _same_bits(a, b)]
+        for a, b in differing:
             a, b = (x.double() if not x.is_complex() else torch.view_as_real(x).double() for x in (a, b))
             norm, gap = float(torch.linalg.vector_norm(a)), float(torch.linalg.vector_norm(a - b))
             rel = gap / norm if norm else math.inf
             pool.rel = max(pool.rel, rel if math.isfinite(rel) else 1e30)
-        return bool(apart)
+        return bool(differing)
 
 
 def _is_repeated(func: Any, tensors: Sequence[Tensor]) -> bool:
@@ -140,11 +140,11 @@ def _is_repeated(func: Any, tensors: Sequence[Tensor]) -> bool:
         return False
     if any(type(x) not in (Tensor, torch.nn.Parameter) or x.layout != torch.strided for x in tensors):
         return False
-    return not any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns)
+    return not any(returned.alias_info is not None and not returned.alias_info.is_write for returned in schema.returns)
 
 
 def _is_ours() -> bool:
-    """Whether Trueline called the operation."""
+    """True if Trueline called the operation."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         if frame.f_code.co_filename.startswith(_HOME):
@@ -153,10 +153,10 @@ def _is_ours() -> bool:
     return False
 
 
-def _written(result: Any, given: Any) -> list[Tensor]:
-    """What a call returned and its arguments as it left them, copied: the job may write over them."""
-    every = [x for x in pytree.tree_leaves((result, given)) if isinstance(x, Tensor)]
-    return [x.detach().clone() for x in every]
+def _written(result: Any, arguments: Any) -> list[Tensor]:
+    """Copies of a call's results and of its arguments as it left them: the job may write over them."""
+    tensors = [x for x in pytree.tree_leaves((result, arguments)) if isinstance(x, Tensor)]
+    return [x.detach().clone() for x in tensors]
 
 
 def _copied(x: Any) -> Any:
@@ -169,8 +169,8 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
         return False
     if a.dtype in (torch.bool, torch.uint8) or not a.numel():
         return torch.equal(a, b)
-    one, other = (x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8) for x in (a, b))
-    return torch.equal(one, other)
+    bytes_a, bytes_b = (x.contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8) for x in (a, b))
+    return torch.equal(bytes_a, bytes_b)
 
 
 def _streams(device: torch.device) -> Any:
@@ -194,7 +194,7 @@ def _where() -> str:
 
 def _frames(frame: Any) -> Iterator[Any]:
     while frame is not None:
-        if not any(part in frame.f_code.co_filename for part in _OWN):
+        if not any(part in frame.f_code.co_filename for part in _HIDDEN):
             yield frame
         frame = frame.f_back
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trueline.capture.child_env import CHANGES, environment
-from trueline.capture.trial.fed_modules import ARRIVES, FED, UNLIKE, WEIGHTS
+from trueline.capture.trial.fed_modules import ARRIVES, MODULE_FED, UNLIKE, WEIGHTS
 from trueline.comparison.compare import compare
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.site import Site
@@ -70,7 +70,7 @@ class FedJob:
         except (AlignmentError, CannotTell, RunError) as error:
             return Outcome(None, how_it_ended(ended) or str(error))
         messages = sorted({word for path in met.glob("met-*.json") for word in json.loads(path.read_text())})
-        if not any(word.startswith(FED) for word in messages):
+        if not any(word.startswith(MODULE_FED) for word in messages):
             return Outcome(None, "no module of it was fed: its modules have other names, or it does not reach the step")
         messages += [f"{ALONE} {row.name} ({row.where})" for row in compared.one_sided if not row.in_reference]
         codes = (
@@ -138,7 +138,8 @@ class ModulesTrial:
 
     def _what_was_fed(self, words: Sequence[str]) -> list[str]:
         """Lines on what was judged, and what of the job was not as in that run before it was fed."""
-        says = [f"{counted(len(_messages_of(words, FED)), 'module')} of {len(self.names)} fed at step {self.step}."]
+        num_fed = len(_messages_of(words, MODULE_FED))
+        says = [f"{counted(num_fed, 'module')} of {len(self.names)} fed at step {self.step}."]
         if unlike := _messages_of(words, UNLIKE):
             says.append(f"Not judged, as their values have other shapes or dtypes: {listed(unlike[:5])}.")
         weights = sorted(

@@ -9,7 +9,7 @@ from torch import nn
 
 from trueline.capture.model import patches
 from trueline.capture.record import arguments
-from trueline.capture.trial.fed_modules import ARRIVES, FED, UNLIKE, WEIGHTS, FedModules
+from trueline.capture.trial.fed_modules import ARRIVES, MODULE_FED, UNLIKE, WEIGHTS, FedModules
 
 
 class Model(nn.Module):
@@ -56,7 +56,7 @@ def fed(model, values, folder, x, **more):
     told = []
     torch.save(values, folder / "rank-0.pt")
     feeding = FedModules(folder=str(folder), step=0, tell=told.append)
-    feeding.put()
+    feeding.install()
     try:
         return (*step(model, x, **more), told)
     finally:
@@ -70,7 +70,7 @@ def test_what_is_as_it_was_stays_as_it_is_bit_for_bit(tmp_path):
     found, same, told = fed(model, stored_of(copy.deepcopy(model), x), tmp_path, x)
     assert found == loss
     assert all(torch.equal(same[name], gradient) for name, gradient in gradients.items())
-    assert {word.split()[0] for word in told} == {FED}
+    assert {word.split()[0] for word in told} == {MODULE_FED}
     assert len(told) == 4
 
 
