@@ -44,10 +44,10 @@ def step(
     return making.put("grad", "small", "grad", array(4) * np.float32(size * (1 + small)), kind="param")
 
 
-def judged(mine: Making, theirs: Making, *, explained: float = 0.0, as_: Judgement = "within") -> list[Compared]:
+def judged(making: Making, ref_making: Making, *, explained: float = 0.0, as_: Judgement = "within") -> list[Compared]:
     """The rows, of which those of gradients that differ are ``as_`` said where rounding explains ``explained``."""
     rows = []
-    for row in Divergence(align(mine.done, theirs.done, NameMap()), measure=exactly).rows:
+    for row in Divergence(align(making.done, ref_making.done, NameMap()), measure=exactly).rows:
         if (
             explained
             and row.judgement in ("beyond", "propagated")
@@ -126,6 +126,6 @@ def test_what_was_computed_from_a_wrong_gradient_is_no_rounding() -> None:
         row(3, "within", (2,)),
         row(4, "within", (1,), apart=1e-7),
     ]
-    judged = [each.judgement for each in with_consequences(rows, [wrong])]
+    judged = [consequence.judgement for consequence in with_consequences(rows, [wrong])]
     assert judged == ["within", "not-comparable", "not-comparable", "propagated", "within"]
     assert with_consequences(rows, []) is rows

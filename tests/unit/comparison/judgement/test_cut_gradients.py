@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from tests.unit.comparison.judgement.test_structure import API, array, called, concluded, told
+from tests.unit.comparison.judgement.test_structure import API, array, call_pair, concluded, headline
 from tests.unit.made_steps import Making, exactly
 
 from trueline.comparison.judgement.cut_gradients import calls_behind
@@ -24,10 +24,10 @@ def trained(
     """
     making = Making()
     x, w, y = array(0), array(1, 6, 6), array(2)
-    called(making, "linear", x, w, out=y)
-    branch = called(making, "detach", y, out=y.copy()) if detached else y
-    t = called(making, "add", branch, x, out=branch + x)
-    called(making, "mean", t, out=of_mean(t.mean()).reshape(1))
+    call_pair(making, "linear", x, w, out=y)
+    branch = call_pair(making, "detach", y, out=y.copy()) if detached else y
+    t = call_pair(making, "add", branch, x, out=branch + x)
+    call_pair(making, "mean", t, out=of_mean(t.mean()).reshape(1))
     making.put("bwd", "m.sub.add", "out0", array(3), api=f"{API}add")
     making.put("bwd", "m.sub.add", "in0", array(4), api=f"{API}add")
     if gradient is not None and of_y is not None:
@@ -40,7 +40,7 @@ def trained(
 
 
 def test_the_call_at_which_gradients_end_is_named() -> None:
-    finding, site = told(trained(detached=True), trained(gradient=array(5, 6, 6)))
+    finding, site = headline(trained(detached=True), trained(gradient=array(5, 6, 6)))
     assert (finding.code, finding.severity) == ("structure-differs", "error")
     assert "only in RUN: `detach` in `m.sub`. 1 parameter has a gradient only in REF: m.sub.weight." in finding.claim
     assert site == "0.0/r0/fwd/m.sub.detach#0:out0"
@@ -51,19 +51,19 @@ def test_a_later_change_of_precision_does_not_lead(of_run: bool) -> None:
     pair = [trained(detached=True, of_mean=np.float16), trained(gradient=array(5, 6, 6))]
     if not of_run:
         pair = [trained(gradient=array(5, 6, 6), of_mean=np.float16), trained(detached=True)]
-    finding, site = told(*pair)
+    finding, site = headline(*pair)
     assert (finding.code, site) == ("structure-differs", "0.0/r0/fwd/m.sub.detach#0:out0")
 
 
 def test_without_such_a_call_the_parameters_are_named() -> None:
-    finding, site = told(trained(gradient=array(5, 6, 6)), trained())
+    finding, site = headline(trained(gradient=array(5, 6, 6)), trained())
     assert finding.claim == "1 parameter has a gradient only in RUN: m.sub.weight."
     assert site == "0.0/r0/grad/m.sub.weight#0:grad"
 
 
 def test_a_call_at_which_gradients_turn_is_named() -> None:
     wrong = trained(detached=True, gradient=array(8, 6, 6), of_y=9)
-    finding, site = told(wrong, trained(gradient=array(5, 6, 6)))
+    finding, site = headline(wrong, trained(gradient=array(5, 6, 6)))
     assert "only in RUN: `detach` in `m.sub`. The values agree, and gradients do not" in finding.claim
     assert site == "0.0/r0/fwd/m.sub.detach#0:out0"
 
@@ -81,15 +81,15 @@ def test_numbers_passed_on_without_consequence_are_no_difference() -> None:
 def test_calls_that_take_a_parameter_in_one_run_only_are_behind_its_gradient() -> None:
     def multiplied(op: str) -> Making:
         making, x, w = Making(), array(0), array(1, 6, 6)
-        called(making, op, x, w, out=x @ w)
+        call_pair(making, op, x, w, out=x @ w)
         making.put("bwd", "m.sub.weight", "grad", array(2, 6, 6), kind="param")
         return making.put("param", "m.sub.weight", "param", w, kind="param")
 
     alignment = align(multiplied("einsum").done, multiplied("linear").done, NameMap())
     step = Step(cast(Any, None), 0, 0, alignment, Divergence(alignment, measure=exactly).rows)
-    found = calls_behind(step, next(row for row in step.rows if row.value.site.phase == "bwd"))
-    assert found is not None
-    assert [call.name for calls in (found[0].mine, found[0].theirs) for call in calls] == [
+    behind = calls_behind(step, next(row for row in step.rows if row.value.site.phase == "bwd"))
+    assert behind is not None
+    assert [call.name for calls in (behind[0].mine, behind[0].theirs) for call in calls] == [
         "m.sub.einsum",
         "m.sub.linear",
     ]

@@ -53,9 +53,9 @@ def record(
     return out
 
 
-def compared(tmp_path: Path, mine: Any, theirs: Any, *, names: str = "", **settings: Any) -> Comparison:
-    """``mine`` and ``theirs`` make a model, or are what ``record`` takes."""
-    sides = [each if isinstance(each, dict) else {"made": each} for each in (mine, theirs)]
+def compared(tmp_path: Path, run_setup: Any, ref_setup: Any, *, names: str = "", **settings: Any) -> Comparison:
+    """``run_setup`` and ``ref_setup`` make a model, or are what ``record`` takes."""
+    sides = [each if isinstance(each, dict) else {"made": each} for each in (run_setup, ref_setup)]
     run, ref = (record(tmp_path / name, **side, **settings) for name, side in zip(("run", "ref"), sides, strict=True))
     return compare(run, ref, names=NameMap.load(names) if names else None)
 
@@ -86,8 +86,8 @@ def normalised(x: Tensor) -> Tensor:
 
 def test_a_cast_that_casts_in_one_run_only_is_no_fault(tmp_path: Path) -> None:
     made = with_part(normalised)
-    found = compared(tmp_path, {"made": made, "dtype": torch.float64}, made)
-    assert (found.exit_code, found.findings[0].code) == (0, "explained-by-rounding")
+    comparison = compared(tmp_path, {"made": made, "dtype": torch.float64}, made)
+    assert (comparison.exit_code, comparison.findings[0].code) == (0, "explained-by-rounding")
 
 
 def noisy(x: Tensor) -> Tensor:
@@ -95,19 +95,19 @@ def noisy(x: Tensor) -> Tensor:
 
 
 def test_random_numbers_of_another_dtype_are_no_fault_and_hide_what_follows(tmp_path: Path) -> None:
-    found = compared(tmp_path, {"made": with_part(noisy), "dtype": torch.float64}, with_part(noisy))
-    assert found.exit_code == 3
-    assert any("randn_like#0:out0 draws random numbers in float64" in note for note in found.notes)
-    assert "explained-by-rounding" not in [finding.code for finding in found.findings]
+    comparison = compared(tmp_path, {"made": with_part(noisy), "dtype": torch.float64}, with_part(noisy))
+    assert comparison.exit_code == 3
+    assert any("randn_like#0:out0 draws random numbers in float64" in note for note in comparison.notes)
+    assert "explained-by-rounding" not in [finding.code for finding in comparison.findings]
 
 
 def test_other_random_numbers_of_one_dtype_are_a_finding(tmp_path: Path) -> None:
     def late(model: nn.Module, x: Tensor) -> None:
         torch.rand(1)
 
-    found = compared(tmp_path, {"made": with_part(noisy), "begin": late}, with_part(noisy))
-    assert (found.exit_code, found.findings[0].code) == (1, "first-divergence")
-    assert "draws random numbers" in found.findings[0].claim
+    comparison = compared(tmp_path, {"made": with_part(noisy), "begin": late}, with_part(noisy))
+    assert (comparison.exit_code, comparison.findings[0].code) == (1, "first-divergence")
+    assert "draws random numbers" in comparison.findings[0].claim
 
 
 class Halved(torch.autograd.Function):
@@ -124,9 +124,9 @@ class Halved(torch.autograd.Function):
 
 def test_half_a_gradient_is_found_where_rounding_hides_it_in_those_of_parameters(tmp_path: Path) -> None:
     run = with_part(lambda x: x + 0.01 * Halved.apply(x.sin()))
-    found = compared(tmp_path, run, with_part(lambda x: x + 0.01 * x.sin()), dtype=torch.bfloat16)
-    assert found.exit_code == 1
-    assert "only in RUN: `view_as`" in found.findings[0].claim
+    comparison = compared(tmp_path, run, with_part(lambda x: x + 0.01 * x.sin()), dtype=torch.bfloat16)
+    assert comparison.exit_code == 1
+    assert "only in RUN: `view_as`" in comparison.findings[0].claim
 
 
 def test_a_call_that_draws_in_one_run_only_is_named(tmp_path: Path) -> None:
@@ -166,11 +166,11 @@ def test_a_wrong_backward_of_calls_that_one_run_makes_is_found(
     def made(middle: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
         return lambda: nn.Sequential(*(with_part(middle)() for _ in range(blocks)))
 
-    found = compared(tmp_path, made(lambda x: Own.apply(x, power)), made(torch.tanh), clip=1e-2)
-    assert found.exit_code == exit_code
+    comparison = compared(tmp_path, made(lambda x: Own.apply(x, power)), made(torch.tanh), clip=1e-2)
+    assert comparison.exit_code == exit_code
     if exit_code:
-        assert "only in RUN: `mul`" in found.findings[0].claim
-        assert "What the model returns agrees, and gradients before these calls do not" in found.findings[0].claim
+        assert "only in RUN: `mul`" in comparison.findings[0].claim
+        assert "What the model returns agrees, and gradients before these calls do not" in comparison.findings[0].claim
 
 
 class Squared(torch.autograd.Function):
@@ -192,11 +192,11 @@ class Squared(torch.autograd.Function):
 def test_the_code_that_has_a_backward_of_its_own_is_named(tmp_path: Path, right: bool) -> None:
     """Both runs call the same there, but for a clone, and one has no gradients inside."""
     run, ref = with_part(lambda x: Squared.apply(x, right)), with_part(lambda x: (x.clone() * x).tanh())
-    found = compared(tmp_path, run, ref)
-    assert found.exit_code == (0 if right else 1)
+    comparison = compared(tmp_path, run, ref)
+    assert comparison.exit_code == (0 if right else 1)
     if not right:
-        assert "only in REF: `clone`" in found.findings[0].claim
-        assert "Squared.forward have no gradients of their own: an autograd function" in found.findings[0].claim
+        assert "only in REF: `clone`" in comparison.findings[0].claim
+        assert "Squared.forward have no gradients of their own: an autograd function" in comparison.findings[0].claim
 
 
 SIZES = torch.tensor([0.05, 1.0]).repeat_interleave(torch.tensor([16, 8]))
@@ -224,10 +224,12 @@ def test_gradients_that_are_multiples_are_found_where_rounding_may_explain_as_mu
     tmp_path: Path, scale: float, exit_code: tuple[int, ...]
 ) -> None:
     fused = {"made": lambda: nn.Sequential(*(Attention(fused=True, scale=scale) for _ in range(3)))}
-    found = compared(tmp_path, fused, lambda: nn.Sequential(*(Attention() for _ in range(3))), dtype=torch.bfloat16)
-    assert found.exit_code in exit_code
-    if found.exit_code == 1:  # the gradients behind those that are blamed are no rounding either
-        [behind] = [row.judgement for row in found.rows if row.site == "0.0/r0/bwd/0.qkv.weight#0:grad"]
+    comparison = compared(
+        tmp_path, fused, lambda: nn.Sequential(*(Attention() for _ in range(3))), dtype=torch.bfloat16
+    )
+    assert comparison.exit_code in exit_code
+    if comparison.exit_code == 1:  # the gradients behind those that are blamed are no rounding either
+        [behind] = [row.judgement for row in comparison.rows if row.site == "0.0/r0/bwd/0.qkv.weight#0:grad"]
         assert behind == "propagated"
 
 
@@ -245,9 +247,9 @@ class Gated(nn.Module):
 
 
 def test_a_detach_is_found_where_16_bits_may_explain_what_it_leaves(tmp_path: Path) -> None:
-    found = compared(tmp_path, lambda: Gated(True), lambda: Gated(False), dtype=torch.bfloat16)
-    assert found.exit_code == 1
-    assert "only in RUN: `detach`" in found.findings[0].claim
+    comparison = compared(tmp_path, lambda: Gated(True), lambda: Gated(False), dtype=torch.bfloat16)
+    assert comparison.exit_code == 1
+    assert "only in RUN: `detach`" in comparison.findings[0].claim
 
 
 def shifted(x: Tensor, *, detached: bool) -> Tensor:
@@ -284,8 +286,11 @@ class Experts(nn.Module):
 
 
 def test_experts_in_another_order_are_no_fault(tmp_path: Path) -> None:
-    found = compared(tmp_path, lambda: Experts((2, 0, 1)), Experts)
-    assert (found.exit_code, [each.code for each in found.findings if each.severity != "info"]) == (0, [])
+    comparison = compared(tmp_path, lambda: Experts((2, 0, 1)), Experts)
+    assert (comparison.exit_code, [finding.code for finding in comparison.findings if finding.severity != "info"]) == (
+        0,
+        [],
+    )
 
 
 class Swapped(Experts):
@@ -313,8 +318,8 @@ def test_addends_in_another_order_are_no_fault_unless_their_places_stay(
     def backwards(x_BLD: Tensor) -> Tensor:
         return added(place_N.flip(0) if turned else place_N, x_BLD.flatten(0, 1).flip(0).view_as(x_BLD))
 
-    found = compared(tmp_path, with_part(backwards), with_part(lambda x: added(place_N, x)))
-    assert found.exit_code == exit_code
+    comparison = compared(tmp_path, with_part(backwards), with_part(lambda x: added(place_N, x)))
+    assert comparison.exit_code == exit_code
 
 
 class Turned(nn.Module):
@@ -350,9 +355,9 @@ def test_a_decision_that_rounding_turns_for_one_number_is_no_fault(
         lambda halves=halves, factor=factor: Turned(decide, in_halves=halves, scale=factor)
         for halves, factor in ((True, scale), (False, 1.0))
     )
-    found = compared(tmp_path, run, ref)
-    assert found.exit_code == exit_code
-    assert (scale == 1.0) == any(row.note.startswith("a decision that rounding turned") for row in found.rows)
+    comparison = compared(tmp_path, run, ref)
+    assert comparison.exit_code == exit_code
+    assert (scale == 1.0) == any(row.note.startswith("a decision that rounding turned") for row in comparison.rows)
 
 
 # Masks
@@ -373,17 +378,17 @@ LOWEST = torch.finfo(torch.float32).min
 
 @pytest.mark.parametrize("lowest", [-torch.inf, -1e9, -65504.0])
 def test_another_number_in_a_mask_is_no_fault(tmp_path: Path, lowest: float) -> None:
-    found = compared(tmp_path, masked(lowest), masked(LOWEST))
-    assert found.exit_code == 0
-    assert any("masked_fill#0:out0 differs from the reference, and nothing" in note for note in found.notes)
+    comparison = compared(tmp_path, masked(lowest), masked(LOWEST))
+    assert comparison.exit_code == 0
+    assert any("masked_fill#0:out0 differs from the reference, and nothing" in note for note in comparison.notes)
 
 
 @pytest.mark.parametrize("lowest", [LOWEST, -torch.inf, -1e9, -65504.0, -1e4])
 def test_a_mask_off_by_one_is_a_finding_whatever_its_number(tmp_path: Path, lowest: float) -> None:
-    found = compared(tmp_path, masked(lowest, diagonal=2), masked(lowest))
-    assert found.exit_code == 1
-    assert found.first is not None
-    assert "triu" in str(found.first.site)
+    comparison = compared(tmp_path, masked(lowest, diagonal=2), masked(lowest))
+    assert comparison.exit_code == 1
+    assert comparison.first is not None
+    assert "triu" in str(comparison.first.site)
 
 
 @pytest.mark.parametrize(("power", "exit_code"), [(torch.exp, 0), (torch.exp2, 1)])
@@ -398,10 +403,10 @@ def test_what_is_made_of_scores_beside_a_mask_is_judged(
         powers_BLL = power(scores_BLL - scores_BLL.amax(-1, keepdim=True))
         return powers_BLL / powers_BLL.sum(-1, keepdim=True)
 
-    found = compared(
+    comparison = compared(
         tmp_path, with_part(lambda x: attend(x, by_hand)), with_part(lambda x: attend(x, lambda s: s.softmax(-1)))
     )
-    assert found.exit_code == exit_code
+    assert comparison.exit_code == exit_code
 
 
 # Structure
@@ -418,7 +423,7 @@ class Merged(nn.Module):
         return self.qkv(x).chunk(3, -1)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (each.view(3, 4, 8) for each in self.parts(x))
+        q, k, v = (part.view(3, 4, 8) for part in self.parts(x))
         return (q @ k.transpose(1, 2)).softmax(-1) @ v
 
 
@@ -455,8 +460,10 @@ class Around(nn.Module):
 def test_a_split_linear_is_no_fault_unless_a_part_is_wrong(
     tmp_path: Path, names: str, scale: float, exit_code: int
 ) -> None:
-    found = compared(tmp_path, lambda: Around(lambda: Split(scale)), lambda: Around(Merged), names=names, clip=1e-2)
-    assert found.exit_code == exit_code
+    comparison = compared(
+        tmp_path, lambda: Around(lambda: Split(scale)), lambda: Around(Merged), names=names, clip=1e-2
+    )
+    assert comparison.exit_code == exit_code
 
 
 def test_an_evaluation_before_the_step_is_no_call_that_the_other_run_lacks(tmp_path: Path) -> None:
@@ -464,9 +471,9 @@ def test_an_evaluation_before_the_step_is_no_call_that_the_other_run_lacks(tmp_p
         with torch.no_grad():
             model(x)
 
-    found = compared(tmp_path, {"made": Residual, "begin": evaluated}, Residual)
-    assert found.exit_code == 0
-    backward = next(each for each in found.judged.at_first_step if each.name == "backward")
+    comparison = compared(tmp_path, {"made": Residual, "begin": evaluated}, Residual)
+    assert comparison.exit_code == 0
+    backward = next(each for each in comparison.judged.at_first_step if each.name == "backward")
     assert backward.judged == backward.values_of_ref
 
 
@@ -478,8 +485,8 @@ def test_a_sum_that_is_divided_is_a_mean_unless_by_another_number(tmp_path: Path
     def averaged(y: Tensor) -> Tensor:
         return functional.mse_loss(y, torch.zeros_like(y))
 
-    found = compared(tmp_path, {"made": Residual, "loss_of": summed}, {"made": Residual, "loss_of": averaged})
-    assert found.exit_code == exit_code
+    comparison = compared(tmp_path, {"made": Residual, "loss_of": summed}, {"made": Residual, "loss_of": averaged})
+    assert comparison.exit_code == exit_code
 
 
 # Below the rounding of results
@@ -507,9 +514,9 @@ def turned(x: Tensor) -> Tensor:
 def test_a_call_that_no_other_undoes_is_a_finding_though_rounding_hides_what_follows(
     tmp_path: Path, made: Callable[[], nn.Module], exit_code: int
 ) -> None:
-    found = compared(tmp_path, made, small(functional.softplus), dtype=torch.bfloat16)
-    assert found.exit_code == exit_code
-    assert all(finding.code == "structure-differs" for finding in found.findings if finding.severity != "info")
+    comparison = compared(tmp_path, made, small(functional.softplus), dtype=torch.bfloat16)
+    assert comparison.exit_code == exit_code
+    assert all(finding.code == "structure-differs" for finding in comparison.findings if finding.severity != "info")
 
 
 def crossed(x: Tensor) -> Tensor:
@@ -535,5 +542,5 @@ def added(x: Tensor, order: int) -> Tensor:
 def test_calls_connected_otherwise_are_a_finding_unless_they_only_add_in_another_order(
     tmp_path: Path, made: Callable[[Tensor], Tensor], ref: Callable[[Tensor], Tensor], exit_code: int
 ) -> None:
-    found = compared(tmp_path, small(made), small(ref), dtype=torch.bfloat16)
-    assert found.exit_code == exit_code
+    comparison = compared(tmp_path, small(made), small(ref), dtype=torch.bfloat16)
+    assert comparison.exit_code == exit_code

@@ -35,10 +35,10 @@ class Masked(nn.Module):
 def test_attention_whose_mask_is_another_is_named_itself_and_not_its_block(
     tmp_path: Path, diagonal: int, exit_code: int
 ) -> None:
-    found = compared(tmp_path, lambda: Around(lambda: Masked(None)), lambda: Around(lambda: Masked(diagonal)))
-    assert found.exit_code == exit_code
+    comparison = compared(tmp_path, lambda: Around(lambda: Masked(None)), lambda: Around(lambda: Masked(diagonal)))
+    assert comparison.exit_code == exit_code
     if exit_code:
-        claim = found.findings[0].claim
+        claim = comparison.findings[0].claim
         assert "attn.scaled_dot_product_attention#0:out0" in claim
         assert "is_causal is true in RUN and not given in REF" in claim
         assert "attn_mask is not given in RUN and a tensor in REF" in claim
@@ -53,9 +53,9 @@ def normalised(chosen: Tensor, *, divided: bool) -> Tensor:
 
 def test_a_division_in_place_that_only_one_run_makes_is_named(tmp_path: Path) -> None:
     run, ref = (with_part(lambda x, divided=each: normalised(x, divided=divided)) for each in (False, True))
-    found = compared(tmp_path, run, ref)
-    assert found.findings[0].code == "structure-differs"
-    assert "only in REF: `sum` and `div_` in `Residual`" in found.findings[0].claim
+    comparison = compared(tmp_path, run, ref)
+    assert comparison.findings[0].code == "structure-differs"
+    assert "only in REF: `sum` and `div_` in `Residual`" in comparison.findings[0].claim
 
 
 def gated(way: str) -> Callable[[], nn.Module]:
@@ -64,9 +64,9 @@ def gated(way: str) -> Callable[[], nn.Module]:
 
 
 def test_an_argument_of_the_call_that_a_gradient_comes_back_from_is_the_claim(tmp_path: Path) -> None:
-    found = compared(tmp_path, gated("tanh"), gated("none"))
-    assert 'approximate is "tanh" and not "none"' in found.findings[0].claim
-    assert "hook" not in found.findings[0].claim
+    comparison = compared(tmp_path, gated("tanh"), gated("none"))
+    assert 'approximate is "tanh" and not "none"' in comparison.findings[0].claim
+    assert "hook" not in comparison.findings[0].claim
 
 
 # Calls that change nothing here
@@ -94,10 +94,10 @@ def test_a_call_that_only_one_run_makes_is_a_finding_though_it_changes_nothing_h
     tmp_path: Path, part: Callable[[Tensor], Tensor], words: str, *, in_run: bool
 ) -> None:
     changed, plain = with_part(part), with_part(lambda x: x)
-    found = compared(tmp_path, *((changed, plain) if in_run else (plain, changed)))
-    assert (found.exit_code, found.findings[0].code) == (1, "structure-differs")
-    assert f"only in {'RUN' if in_run else 'REF'}: {words}" in found.findings[0].claim
-    assert "explained-by-rounding" not in [finding.code for finding in found.findings]
+    comparison = compared(tmp_path, *((changed, plain) if in_run else (plain, changed)))
+    assert (comparison.exit_code, comparison.findings[0].code) == (1, "structure-differs")
+    assert f"only in {'RUN' if in_run else 'REF'}: {words}" in comparison.findings[0].claim
+    assert "explained-by-rounding" not in [finding.code for finding in comparison.findings]
 
 
 @pytest.mark.parametrize(
@@ -134,11 +134,11 @@ class Tied(nn.Module):
 
 @pytest.mark.parametrize(("copied", "said"), [(True, "the tie is lost"), (False, "the tie is only there")])
 def test_a_tie_of_one_run_alone_is_named_as_such(tmp_path: Path, *, copied: bool, said: str) -> None:
-    found = compared(tmp_path, lambda: Tied(copied=copied), lambda: Tied(copied=not copied))
-    claim = found.findings[0].claim
+    comparison = compared(tmp_path, lambda: Tied(copied=copied), lambda: Tied(copied=not copied))
+    claim = comparison.findings[0].claim
     assert claim.startswith("first.weight and last.weight are one tensor in ")
     assert said in claim
-    assert not any("backward computation" in finding.claim for finding in found.findings)
+    assert not any("backward computation" in finding.claim for finding in comparison.findings)
 
 
 def autocast() -> torch.autocast:
@@ -146,9 +146,9 @@ def autocast() -> torch.autocast:
 
 
 def test_weights_and_states_in_16_bits_are_a_finding_where_the_forward_pass_has_one_precision(tmp_path: Path) -> None:
-    found = compared(tmp_path, {"made": Residual, "dtype": torch.bfloat16}, {"made": Residual, "around": autocast})
-    assert (found.exit_code, found.findings[0].code) == (1, "dtype-differs")
-    assert "optimizer are bfloat16 in RUN and float32 in REF" in found.findings[0].claim
+    comparison = compared(tmp_path, {"made": Residual, "dtype": torch.bfloat16}, {"made": Residual, "around": autocast})
+    assert (comparison.exit_code, comparison.findings[0].code) == (1, "dtype-differs")
+    assert "optimizer are bfloat16 in RUN and float32 in REF" in comparison.findings[0].claim
 
 
 @pytest.mark.parametrize("run", [{"dtype": torch.bfloat16}, {"around": autocast}], ids=["all of it", "autocast"])
@@ -164,11 +164,11 @@ def advanced(optimizer: torch.optim.Optimizer) -> None:
 
 
 def test_a_count_of_updates_that_differs_is_no_setting(tmp_path: Path) -> None:
-    found = compared(tmp_path, {"made": Residual, "prepare": advanced}, Residual)
-    assert found.findings[0].code == "optimizer-differs"
-    assert "the number of updates so far" in found.findings[0].claim
-    assert ": 10 in RUN and 0 in REF." in found.findings[0].claim
-    assert "beta2" not in found.findings[0].claim
+    comparison = compared(tmp_path, {"made": Residual, "prepare": advanced}, Residual)
+    assert comparison.findings[0].code == "optimizer-differs"
+    assert "the number of updates so far" in comparison.findings[0].claim
+    assert ": 10 in RUN and 0 in REF." in comparison.findings[0].claim
+    assert "beta2" not in comparison.findings[0].claim
 
 
 def test_clipping_that_only_one_run_does_is_named(tmp_path: Path) -> None:
@@ -178,16 +178,16 @@ def test_clipping_that_only_one_run_does_is_named(tmp_path: Path) -> None:
 
 
 def test_another_norm_to_clip_by_is_the_one_error(tmp_path: Path) -> None:
-    found = compared(tmp_path, {"made": Residual, "clip": 1e-2}, {"made": Residual, "clip": 2e-2})
-    (error,) = [finding for finding in found.findings if finding.severity == "error"]
+    comparison = compared(tmp_path, {"made": Residual, "clip": 1e-2}, {"made": Residual, "clip": 2e-2})
+    (error,) = [finding for finding in comparison.findings if finding.severity == "error"]
     assert error.claim.startswith("Gradients are clipped differently: max_norm of clip_grad_norm_ is 0.01 and not 0.02")
 
 
 def test_no_advice_hides_what_draws_random_numbers(tmp_path: Path) -> None:
     run, ref = (with_part(lambda x, p=p: functional.dropout(x, p)) for p in (0.2, 0.1))
-    found = compared(tmp_path, run, ref)
-    assert not any("dropout off" in each for finding in found.findings for each in finding.next)
-    assert "its arguments differ, p is 0.2 and not 0.1" in found.findings[0].claim
+    comparison = compared(tmp_path, run, ref)
+    assert not any("dropout off" in each for finding in comparison.findings for each in finding.next)
+    assert "its arguments differ, p is 0.2 and not 0.1" in comparison.findings[0].claim
 
 
 # Losses
@@ -198,6 +198,6 @@ def test_the_loss_is_the_recorded_one_wherever_it_is_told(tmp_path: Path) -> Non
         {"made": Residual, "loss_of": lambda y, factor=factor: factor * functional.huber_loss(y, y.detach() + 1)}
         for factor in (3, 1)
     )
-    found = compared(tmp_path, run, ref)
-    assert found.steps[0].loss_rel == pytest.approx(2.0, rel=1e-4)
-    assert any("is 3 times the reference's at step 0" in note for note in found.notes)
+    comparison = compared(tmp_path, run, ref)
+    assert comparison.steps[0].loss_rel == pytest.approx(2.0, rel=1e-4)
+    assert any("is 3 times the reference's at step 0" in note for note in comparison.notes)

@@ -35,27 +35,27 @@ def record(
 @pytest.mark.parametrize("unscaled", [True, False])
 def test_a_scaled_loss_is_a_finding_only_where_nothing_undoes_it(tmp_path: Path, unscaled: bool) -> None:
     ref = record(tmp_path / "ref")
-    found = trueline.compare(record(tmp_path / "run", scale=1024.0, unscaled=unscaled), ref)
-    errors = [finding for finding in found.findings if finding.severity == "error"]
+    comparison = trueline.compare(record(tmp_path / "run", scale=1024.0, unscaled=unscaled), ref)
+    errors = [finding for finding in comparison.findings if finding.severity == "error"]
     assert [finding.code for finding in errors] == ([] if unscaled else ["structure-differs"])
     assert unscaled or "only in RUN: `mul`" in errors[0].claim
-    assert (found.exit_code == 1) is not unscaled
+    assert (comparison.exit_code == 1) is not unscaled
 
 
 @pytest.mark.parametrize("depth", ["stats", "tensor"])
 @pytest.mark.parametrize("scale", [1024.0, 3.0])
 def test_gradients_of_a_scaled_loss_are_judged(tmp_path: Path, scale: float, depth: str) -> None:
     ref = record(tmp_path / "ref", depth=depth)
-    found = trueline.compare(record(tmp_path / "run", scale=scale, depth=depth), ref)
-    assert found.exit_code == 0
-    backward = next(each for each in found.judged.at_first_step if each.name == "backward")
+    comparison = trueline.compare(record(tmp_path / "run", scale=scale, depth=depth), ref)
+    assert comparison.exit_code == 0
+    backward = next(each for each in comparison.judged.at_first_step if each.name == "backward")
     assert backward.judged == backward.values_of_ref
-    assert any(f"{scale:g} times" in note for note in found.notes)
+    assert any(f"{scale:g} times" in note for note in comparison.notes)
 
 
 def test_a_wrong_gradient_below_a_scaled_loss_is_found(tmp_path: Path) -> None:
     ref = record(tmp_path / "ref")
-    found = trueline.compare(record(tmp_path / "run", scale=1024.0, off=1.01), ref)
-    assert found.exit_code == 1
-    assert found.first is not None
-    assert "bwd/" in str(found.first.site)
+    comparison = trueline.compare(record(tmp_path / "run", scale=1024.0, off=1.01), ref)
+    assert comparison.exit_code == 1
+    assert comparison.first is not None
+    assert "bwd/" in str(comparison.first.site)

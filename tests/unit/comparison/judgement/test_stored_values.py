@@ -135,7 +135,7 @@ def test_the_layouts_of_a_value_are_those_that_its_shape_allows() -> None:
     array = draw(2, 3, 4, 4)
 
     def found(*shape: int) -> list[Any]:
-        return [np.asarray(each) for each in layouts(Held(array), shape)]
+        return [np.asarray(layout) for layout in layouts(Held(array), shape)]
 
     assert [each.shape for each in found(6, 16)] == [(2, 3, 4, 4)]
     swapped = found(4, 2, 3, 4)
@@ -175,10 +175,10 @@ def test_what_is_larger_than_the_setting_is_compared_within_it(large: TensorValu
     mine, theirs = parts_of(large)[way], parts_of(large)[way]
     tracemalloc.start()
     try:
-        found = tensor_distance(mine, theirs, max_bytes=limit)
+        distance = tensor_distance(mine, theirs, max_bytes=limit)
         told = describe_difference(mine, theirs, dtype="bfloat16", max_bytes=limit)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (found.equal, told["differ_frac"]) == (True, 0.0)
+    assert (distance.equal, told["differ_frac"]) == (True, 0.0)
     assert peak <= limit < large.data.nbytes / 8

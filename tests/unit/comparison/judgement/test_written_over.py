@@ -36,10 +36,10 @@ def wrong(shape, *runs, columns=None):
     ],
 )
 def test_blocks_are_seen_with_the_probability_of_their_ends(shape, runs, bits):
-    found = block_pattern(wrong(shape, *runs), shape)
-    assert found is not None
-    assert found.bits == bits
-    assert found.runs == tuple(runs)
+    pattern = block_pattern(wrong(shape, *runs), shape)
+    assert pattern is not None
+    assert pattern.bits == bits
+    assert pattern.runs == tuple(runs)
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_what_shape_or_chance_explains_is_no_block(shape, runs, columns):
 def test_elements_that_happen_to_be_equal_do_not_break_a_block():
     mask = wrong((64, 1000), (4096, 6144))
     mask[[4500, 5001, 5002]] = False
-    found = block_pattern(mask, (64, 1000))
-    assert found is not None
-    assert found.runs == ((4096, 6144),)
+    pattern = block_pattern(mask, (64, 1000))
+    assert pattern is not None
+    assert pattern.runs == ((4096, 6144),)
 
 
 def test_random_blocks_are_hardly_ever_reported():
@@ -72,8 +72,8 @@ def test_random_blocks_are_hardly_ever_reported():
     for _ in range(2000):
         begin = int(draw.integers(0, 40_000))
         mask = wrong((64, 768), (begin, begin + int(draw.integers(1, 8_000))))
-        found = block_pattern(mask, (64, 768))
-        reported += found is not None and found.bits > LEAST_BITS
+        pattern = block_pattern(mask, (64, 768))
+        reported += pattern is not None and pattern.bits > LEAST_BITS
     assert reported == 0
 
 
@@ -96,9 +96,9 @@ def test_the_writer_is_found_at_any_offset_and_a_constant_is_nobodys():
     draw = np.random.default_rng(2)
     other, mine = draw.standard_normal(5000).astype(np.float32), draw.standard_normal(4096).astype(np.float32)
     mine[1024:2048] = other[33:1057]
-    found = writer_of(mine, (1024, 2048), [(4, mine[:1000]), (7, other)])
-    assert found is not None
-    assert (found.number, found.begin) == (7, 33)
+    writer = writer_of(mine, (1024, 2048), [(4, mine[:1000]), (7, other)])
+    assert writer is not None
+    assert (writer.number, writer.begin) == (7, 33)
     mine[1024:2048] = 0
     assert writer_of(mine, (1024, 2048), [(7, np.zeros(5000, np.float32))]) is None
 
@@ -135,8 +135,8 @@ CHANGES = {
 def test_compare_names_the_block_and_whose_numbers_it_has(tmp_path, name):
     change, is_block = CHANGES[name]
     ref = trained(tmp_path / "ref", lambda weight, other: None)
-    found = trueline.compare(trained(tmp_path / "run", change), ref)
-    ours = [each for each in found.findings if each.code == "corruption-pattern"]
+    comparison = trueline.compare(trained(tmp_path / "run", change), ref)
+    ours = [finding for finding in comparison.findings if finding.code == "corruption-pattern"]
     assert len(ours) == is_block
     if is_block:
         assert ours[0].evidence["runs"] == [[2048, 6144]]

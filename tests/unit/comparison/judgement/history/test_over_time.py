@@ -45,12 +45,12 @@ def side(step: int, begun: float, left: float, *, seen: bool = True) -> StepValu
 
 
 def steps(mine: list[StepValues], theirs: list[StepValues]) -> list[Step]:
-    found: list[Step] = []
+    steps_made: list[Step] = []
     for one, other in zip(mine, theirs, strict=True):
         alignment = align(one, other, NameMap())
         rows = Divergence(alignment, measure=exactly).rows
-        found.append(Step(cast(Any, SimpleNamespace(path="a")), one.step, 0, alignment, rows))
-    return found
+        steps_made.append(Step(cast(Any, SimpleNamespace(path="a")), one.step, 0, alignment, rows))
+    return steps_made
 
 
 SOUND = [side(0, 1.0, 1.1), side(1, 1.1, 1.2), side(2, 1.2, 1.3), side(3, 1.3, 1.4)]

@@ -72,7 +72,7 @@ def changed(step: Step, call: int, *, api: str = "", how: str = "", **stats: flo
     return replace(step, rows=rows)
 
 
-def told(rels_SK: Table, **settings: Any) -> list[HistoryOutlier]:
+def outliers_of(rels_SK: Table, **settings: Any) -> list[HistoryOutlier]:
     return history_outliers([step_of(step, rels, **settings) for step, rels in enumerate(rels_SK)])
 
 
@@ -85,48 +85,48 @@ def faulty(seed: int = 0, *, call: int = 25, since: int = 4) -> Table:
 
 
 def test_the_call_that_adds_more_than_ever_is_told_at_that_step() -> None:
-    first = told(faulty())[0]
+    first = outliers_of(faulty())[0]
     assert (first.at, first.position, first.num_steps) == (4, 25, 4)
     assert first.false_alarm_rate < FALSE_ALARMS
     assert first.expected < 0.01
 
 
 def test_healthy_pairs_are_told_of_less_often_than_stated() -> None:
-    num_told = sum(bool(told(healthy(seed))) for seed in range(100))
+    num_told = sum(bool(outliers_of(healthy(seed))) for seed in range(100))
     assert num_told <= 5  # 1 is expected at most; a Poisson variable of mean 1 exceeds 5 once in 1,700
 
 
 def test_differences_that_come_with_the_inputs_are_not_told() -> None:
     rels_SK = healthy(0)
     rels_SK[4:] = np.minimum(1000 * rels_SK[4:], 1.0)
-    assert told(rels_SK) == []
+    assert outliers_of(rels_SK) == []
 
 
 def test_rounding_that_begins_late_is_not_told() -> None:
     rels_SK = np.zeros((8, NUM_CALLS))
     rels_SK[4:, 20:] = 3 * OWN
-    assert told(rels_SK) == []
+    assert outliers_of(rels_SK) == []
 
 
 def test_what_rounds_is_the_least_that_counts() -> None:
     rels_SK = np.full((8, NUM_CALLS), 1e-12)
     rels_SK[4:, 20:] = 1e-9
-    assert told(rels_SK) == []
+    assert outliers_of(rels_SK) == []
 
 
 @pytest.mark.parametrize("of", [{"numel": 8}, {"api": "torch.Tensor.transpose"}, {"phase": "opt"}])
 def test_small_values_moved_values_and_updates_are_not_judged(of: dict[str, Any]) -> None:
-    assert told(faulty()) != []
-    assert told(faulty(), **of) == []
+    assert outliers_of(faulty()) != []
+    assert outliers_of(faulty(), **of) == []
 
 
 def test_calls_of_which_not_all_inputs_were_measured_are_not_judged() -> None:
-    assert told(faulty(), unmeasured=(1000,)) == []
+    assert outliers_of(faulty(), unmeasured=(1000,)) == []
 
 
 def test_beside_masks_it_is_not_known_what_a_call_took() -> None:
     steps = [changed(step_of(s, rels), 24, min=-1e9) for s, rels in enumerate(faulty())]
-    assert 25 not in {each.position for each in history_outliers(steps)}
+    assert 25 not in {outlier.position for outlier in history_outliers(steps)}
 
 
 def test_terms_that_cancel_in_a_sum_count_as_much_as_they_are_larger() -> None:
@@ -134,7 +134,7 @@ def test_terms_that_cancel_in_a_sum_count_as_much_as_they_are_larger() -> None:
     rels_SK = faulty(call=25)
     steps = [step_of(s, rels) for s, rels in enumerate(rels_SK)]
     cancelling = [changed(changed(step, 25, api="torch.Tensor.sub"), 24, rms=1e6) for step in steps[4:]]
-    assert 25 in {each.position for each in history_outliers(steps)}
+    assert 25 in {outlier.position for outlier in history_outliers(steps)}
     assert 25 not in {each.position for each in history_outliers([*steps[:4], *cancelling])}
 
 
@@ -143,7 +143,7 @@ def test_a_gradient_that_is_what_rounding_left_of_its_addends_is_not_judged_by_i
     steps = [step_of(s, rels, phase="bwd") for s, rels in enumerate(faulty(call=25))]
     addends = [changed(step, 24, numel=48 * 64, rms=1e6) for step in steps]
     larger = [changed(step, 24, numel=48 * 64) for step in steps]
-    assert 25 in {each.position for each in history_outliers(larger)}
+    assert 25 in {outlier.position for outlier in history_outliers(larger)}
     assert 25 not in {each.position for each in history_outliers(addends)}
 
 
@@ -167,7 +167,7 @@ def test_steps_at_which_all_was_equal_are_no_history() -> None:
     rels_SK = healthy(0)
     rels_SK[:4] = 0.0
     rels_SK[4:, 20] = 0.9
-    assert [each for each in told(rels_SK) if each.at == 4] == []
+    assert [outlier for outlier in outliers_of(rels_SK) if outlier.at == 4] == []
 
 
 def test_values_that_are_seen_again_are_not_judged_again() -> None:
@@ -182,14 +182,14 @@ def test_values_that_are_seen_again_are_not_judged_again() -> None:
 def test_ranks_have_pasts_of_their_own() -> None:
     steps = [step_of(s, rels, rank=0) for s, rels in enumerate(healthy(1))]
     steps += [step_of(s, rels, rank=1) for s, rels in enumerate(faulty())]
-    found = history_outliers(steps)
-    assert {steps[each.at].rank for each in found} == {1}
-    assert steps[found[0].at].step == 4
+    outliers = history_outliers(steps)
+    assert {steps[outlier.at].rank for outlier in outliers} == {1}
+    assert steps[outliers[0].at].step == 4
 
 
 def test_the_rate_is_that_of_a_brute_force() -> None:
     rels_SK = faulty()
-    found = {(each.at, each.position): each.false_alarm_rate for each in told(rels_SK)}
+    found = {(outlier.at, outlier.position): outlier.false_alarm_rate for outlier in outliers_of(rels_SK)}
     log_SK = np.array([[_added(rels, k) for k in range(1, NUM_CALLS)] for rels in rels_SK])
     probabilities: dict[tuple[int, int], float] = {}
     for s in range(1, len(rels_SK)):

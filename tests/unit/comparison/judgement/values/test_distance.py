@@ -23,11 +23,11 @@ from trueline.tensor.measure import HostMeter
 RNG = np.random.default_rng(5)
 
 
-def truth(mine: np.ndarray, theirs: np.ndarray) -> float:
+def truth(values: np.ndarray, ref_values: np.ndarray) -> float:
     """|x - y| / |y| over what is finite in both, in long double."""
-    x, y = (each.astype(np.clongdouble) for each in (mine, theirs))
-    both = np.isfinite(x) & np.isfinite(y)
-    return float(np.sqrt((np.abs(x - y)[both] ** 2).sum() / (np.abs(y)[both] ** 2).sum()))
+    x, y = (each.astype(np.clongdouble) for each in (values, ref_values))
+    is_finite = np.isfinite(x) & np.isfinite(y)
+    return float(np.sqrt((np.abs(x - y)[is_finite] ** 2).sum() / (np.abs(y)[is_finite] ** 2).sum()))
 
 
 def measured(x: torch.Tensor) -> TensorStats:
@@ -61,56 +61,56 @@ def exact(*values: float, dtype: str = "float32") -> TensorStats:
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64", "uint8", "complex64"])
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 5, 11), (40_000,)])
 def test_tensors_are_as_far_apart_as_numpy_says(dtype: str, shape: tuple[int, ...]) -> None:
-    theirs = (50 + 20 * RNG.normal(size=shape)).astype(dtype)
-    mine = (theirs + 3 * RNG.random(size=shape) + 2).astype(dtype)
+    ref_values = (50 + 20 * RNG.normal(size=shape)).astype(dtype)
+    values = (ref_values + 3 * RNG.random(size=shape) + 2).astype(dtype)
 
-    found = tensor_distance(mine, theirs)
+    distance = tensor_distance(values, ref_values)
 
-    assert found.rel == pytest.approx(truth(mine, theirs), rel=1e-12)
-    assert (found.equal, found.how, found.nonfinite_differ) == (False, "tensor", False)
-    assert tensor_distance(theirs, theirs.copy()).rel == 0.0
-    assert tensor_distance(theirs, theirs.copy()).equal is True
+    assert distance.rel == pytest.approx(truth(values, ref_values), rel=1e-12)
+    assert (distance.equal, distance.how, distance.nonfinite_differ) == (False, "tensor", False)
+    assert tensor_distance(ref_values, ref_values.copy()).rel == 0.0
+    assert tensor_distance(ref_values, ref_values.copy()).equal is True
 
 
 @pytest.mark.parametrize("max_bytes", [1, 100, 5_000, 10**9])
 def test_blocks_of_any_size_give_the_same_distance(max_bytes: int) -> None:
-    theirs = RNG.normal(size=(37, 29)).astype(np.float32)
-    mine = theirs + RNG.normal(size=theirs.shape).astype(np.float32)
-    theirs[3, 4] = mine[3, 4] = np.nan
+    ref_values = RNG.normal(size=(37, 29)).astype(np.float32)
+    values = ref_values + RNG.normal(size=ref_values.shape).astype(np.float32)
+    ref_values[3, 4] = values[3, 4] = np.nan
 
-    found = tensor_distance(mine, theirs, max_bytes=max_bytes)
+    distance = tensor_distance(values, ref_values, max_bytes=max_bytes)
 
-    assert found.rel == pytest.approx(truth(mine, theirs), rel=1e-12)
-    assert found.nonfinite_differ is False
+    assert distance.rel == pytest.approx(truth(values, ref_values), rel=1e-12)
+    assert distance.nonfinite_differ is False
 
 
 def test_arrays_that_are_not_contiguous_are_read_in_row_major_order() -> None:
     whole = RNG.normal(size=(60, 80))
-    theirs, mine = whole.T[::2, 5:], np.ascontiguousarray(whole.T[::2, 5:])
-    assert tensor_distance(mine, theirs).equal is True
-    mine[4, 2] += 1
-    assert tensor_distance(mine, theirs).rel == pytest.approx(truth(mine, theirs), rel=1e-12)
+    ref_values, values = whole.T[::2, 5:], np.ascontiguousarray(whole.T[::2, 5:])
+    assert tensor_distance(values, ref_values).equal is True
+    values[4, 2] += 1
+    assert tensor_distance(values, ref_values).rel == pytest.approx(truth(values, ref_values), rel=1e-12)
 
 
 def test_nan_and_infinities_at_the_same_places_are_equal() -> None:
-    theirs = np.array([1.0, np.nan, np.inf, -np.inf, 2.0])
-    found = tensor_distance(theirs.copy(), theirs)
-    assert (found.equal, found.rel, found.nonfinite_differ) == (True, 0.0, False)
+    ref_values = np.array([1.0, np.nan, np.inf, -np.inf, 2.0])
+    distance = tensor_distance(ref_values.copy(), ref_values)
+    assert (distance.equal, distance.rel, distance.nonfinite_differ) == (True, 0.0, False)
 
 
 @pytest.mark.parametrize("other", [np.nan, np.inf, -np.inf, 7.0])
 @pytest.mark.parametrize("one", [np.nan, np.inf, -np.inf, 7.0])
 def test_nan_and_infinities_elsewhere_are_told_and_left_out_of_the_distance(one: float, other: float) -> None:
-    theirs, mine = np.array([3.0, 4.0, other], dtype=np.float32), np.array([3.0, 4.5, one], dtype=np.float32)
-    found = tensor_distance(mine, theirs)
+    ref_values, values = np.array([3.0, 4.0, other], dtype=np.float32), np.array([3.0, 4.5, one], dtype=np.float32)
+    distance = tensor_distance(values, ref_values)
     alike = one == other or (math.isnan(one) and math.isnan(other))
-    assert found.nonfinite_differ is not alike
-    assert found.rel == pytest.approx(0.5 / math.sqrt(25 + (49 if one == other == 7.0 else 0)))
+    assert distance.nonfinite_differ is not alike
+    assert distance.rel == pytest.approx(0.5 / math.sqrt(25 + (49 if one == other == 7.0 else 0)))
 
 
 def test_the_sign_of_a_zero_is_another_bit_but_no_distance() -> None:
-    found = tensor_distance(np.array([0.0, 1.0]), np.array([-0.0, 1.0]))
-    assert (found.equal, found.rel) == (False, 0.0)
+    distance = tensor_distance(np.array([0.0, 1.0]), np.array([-0.0, 1.0]))
+    assert (distance.equal, distance.rel) == (False, 0.0)
 
 
 def test_equal_numbers_of_other_dtypes_are_equal() -> None:
@@ -121,8 +121,8 @@ def test_equal_numbers_of_other_dtypes_are_equal() -> None:
 
 @pytest.mark.parametrize("size", [1e-310, 1e-200, 1e-160, 1e160, 1e200, 1e300])
 def test_squares_beyond_float64_are_neither_lost_nor_infinite(size: float) -> None:
-    found = tensor_distance(np.array([size * 1.5, 0.0]), np.array([size, 0.0]))
-    assert found.rel == pytest.approx(0.5, rel=1e-9)
+    distance = tensor_distance(np.array([size * 1.5, 0.0]), np.array([size, 0.0]))
+    assert distance.rel == pytest.approx(0.5, rel=1e-9)
 
 
 def test_a_zero_reference_is_one_away_from_anything_else() -> None:
@@ -145,19 +145,19 @@ def test_text_is_refused_in_a_sentence() -> None:
 
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_memory_stays_within_the_setting(tmp_path: Path, order: Literal["C", "F"]) -> None:
-    theirs, mine = (
+    ref_values, values = (
         np.memmap(tmp_path / name, dtype=np.float32, mode="w+", shape=(2_000, 1_000), order=order)
         for name in ("theirs", "mine")
     )
-    theirs[:], mine[:] = 1.0, 1.25
-    mine[1, 0] = np.nan
+    ref_values[:], values[:] = 1.0, 1.25
+    values[1, 0] = np.nan
     limit = 400_000
     tracemalloc.start()
-    found = tensor_distance(mine, theirs, max_bytes=limit)
+    distance = tensor_distance(values, ref_values, max_bytes=limit)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    assert found.rel == pytest.approx(0.25)
+    assert distance.rel == pytest.approx(0.25)
     assert peak < limit  # the two arrays take 16 MB
 
 
@@ -201,11 +201,11 @@ def over_truth(error: str, *, size: float, dtype: torch.dtype, repeats: int = 3)
         rel = tensor_distance(x.double().numpy(), y.double().numpy()).rel
         if not rel:
             continue
-        found = stats_distance(measured(x), measured(y), rows=y.numel() // shape[-1])
-        assert found.rel is not None
-        assert found.certain_rel is not None
-        assert found.certain_rel <= rel * (1 + 1e-9)
-        ratios.append(found.rel / rel)
+        distance = stats_distance(measured(x), measured(y), rows=y.numel() // shape[-1])
+        assert distance.rel is not None
+        assert distance.certain_rel is not None
+        assert distance.certain_rel <= rel * (1 + 1e-9)
+        ratios.append(distance.rel / rel)
     return ratios
 
 
@@ -227,9 +227,9 @@ def test_statistics_tell_a_good_part_of_errors_that_are_large_enough(error: str)
 
 def test_a_factor_is_told_exactly() -> None:
     y = normal((32, 512)).exp().float()
-    found = stats_distance(measured(y * 1.01), measured(y), rows=32)
-    assert found.rel == pytest.approx(0.01, rel=0.01)
-    assert found.certain_rel == pytest.approx(0.01, rel=0.01)
+    distance = stats_distance(measured(y * 1.01), measured(y), rows=32)
+    assert distance.rel == pytest.approx(0.01, rel=0.01)
+    assert distance.certain_rel == pytest.approx(0.01, rel=0.01)
 
 
 @pytest.mark.parametrize("num_numbers", [5_000, 131_072, 1_000_000])
@@ -255,20 +255,20 @@ def test_values_in_another_order_are_told_by_their_projections_alone() -> None:
     x = torch.from_numpy(RNG.lognormal(size=300_000).astype(np.float32))
     y = x[torch.randperm(len(x), generator=GENERATOR)]
     assert measured(x).sum_sq != measured(y).sum_sq
-    found = stats_distance(measured(x), measured(y), rows=300)
-    assert (found.equal, found.reordered, found.certain_rel) == (False, True, 0.0)
-    assert found.rel == pytest.approx((x - y).norm().item() / y.norm().item(), rel=0.5)
+    distance = stats_distance(measured(x), measured(y), rows=300)
+    assert (distance.equal, distance.reordered, distance.certain_rel) == (False, True, 0.0)
+    assert distance.rel == pytest.approx((x - y).norm().item() / y.norm().item(), rel=0.5)
     without = [replace(measured(each), projections=None) for each in (x, y)]
-    found = stats_distance(*without, rows=300)
-    assert (found.equal, found.rel, found.reordered) == (False, 0.0, False)
+    distance = stats_distance(*without, rows=300)
+    assert (distance.equal, distance.rel, distance.reordered) == (False, 0.0, False)
 
 
 def test_no_distance_is_larger_than_both_norms_together() -> None:
     pairs = [(normal((64,)).float() * 50, normal((64,)).float()) for _ in range(200)]
-    found = [stats_distance(measured(x), measured(y), rows=1) for x, y in pairs]
+    distance = [stats_distance(measured(x), measured(y), rows=1) for x, y in pairs]
     farthest = [(x.norm().item() + y.norm().item()) / y.norm().item() for x, y in pairs]
-    assert all((each.most_rel or 0.0) <= most * (1 + 1e-6) for each, most in zip(found, farthest, strict=True))
-    assert any((each.rel or 0.0) == pytest.approx(most) for each, most in zip(found, farthest, strict=True))
+    assert all((each.most_rel or 0.0) <= most * (1 + 1e-6) for each, most in zip(distance, farthest, strict=True))
+    assert any((each.rel or 0.0) == pytest.approx(most) for each, most in zip(distance, farthest, strict=True))
 
 
 def test_a_few_numbers_that_are_rounded_the_other_way_and_cancel_are_within_the_upper_bound() -> None:
@@ -276,9 +276,9 @@ def test_a_few_numbers_that_are_rounded_the_other_way_and_cancel_are_within_the_
     ones = [x.clone() for _ in range(64)]
     for place, y in enumerate(ones, start=1):
         y[0], y[place] = 1 + 2**-7, 1 - 2**-7 if place % 2 else 1 + 2**-7
-    found = [stats_distance(measured(y), measured(x), rows=1) for y in ones]
-    assert any((each.rel or 0.0) < 1e-6 for each in found)  # none of the three projections shows these
-    assert all((each.most_rel or 0.0) >= 2**-7 * 2**0.5 / 32 for each in found)
+    distance = [stats_distance(measured(y), measured(x), rows=1) for y in ones]
+    assert any((each.rel or 0.0) < 1e-6 for each in distance)  # none of the three projections shows these
+    assert all((each.most_rel or 0.0) >= 2**-7 * 2**0.5 / 32 for each in distance)
 
 
 def test_other_numbers_are_not_called_the_same_in_another_order() -> None:
@@ -295,71 +295,71 @@ def test_a_difference_is_seen_beside_masks(dtype: torch.dtype) -> None:
     other = torch.from_numpy(RNG.normal(size=(64, 64))).to(dtype)
     hidden = torch.ones(64, 64, dtype=torch.bool).triu(1)
     x, y = ((each).masked_fill(hidden, torch.finfo(dtype).min) for each in (scores + 0.01 * other, scores))
-    found = stats_distance(measured(x), measured(y), rows=64)
-    assert found.rel is not None
-    assert 0.003 < found.rel < 0.03
-    assert found.most_rel is not None
-    assert found.most_rel >= found.rel
+    distance = stats_distance(measured(x), measured(y), rows=64)
+    assert distance.rel is not None
+    assert 0.003 < distance.rel < 0.03
+    assert distance.most_rel is not None
+    assert distance.most_rel >= distance.rel
 
 
 def test_a_norm_that_changes_alone_is_told() -> None:
-    found = stats_distance(exact(2.0, -2.0, 1.5, -1.5), exact(2.0, -2.0, 1.0, -1.0), rows=1)
-    assert found.rel == pytest.approx(math.sqrt(12.5 / 10) - 1)
-    assert found.certain_rel == pytest.approx(math.sqrt(12.5 / 10) - 1)
+    distance = stats_distance(exact(2.0, -2.0, 1.5, -1.5), exact(2.0, -2.0, 1.0, -1.0), rows=1)
+    assert distance.rel == pytest.approx(math.sqrt(12.5 / 10) - 1)
+    assert distance.certain_rel == pytest.approx(math.sqrt(12.5 / 10) - 1)
 
 
 def test_one_step_of_the_grid_in_an_extreme_says_nothing_and_more_do() -> None:
-    theirs = exact(1.0, -1.0, 0.5, dtype="bfloat16")
+    ref_values = exact(1.0, -1.0, 0.5, dtype="bfloat16")
     step = 2.0**-7
-    assert stats_distance(replace(theirs, max=1 + step), theirs, rows=1).rel == 0.0
-    assert stats_distance(replace(theirs, max=1 + 4 * step), theirs, rows=1).rel == pytest.approx(
+    assert stats_distance(replace(ref_values, max=1 + step), ref_values, rows=1).rel == 0.0
+    assert stats_distance(replace(ref_values, max=1 + 4 * step), ref_values, rows=1).rel == pytest.approx(
         math.sqrt(15) * step / max(1.0, 1.5 * math.sqrt(2 * math.log(3) / 3))
     )
 
 
 def test_equal_fingerprints_are_equal_whatever_the_sums_say() -> None:
-    theirs = replace(exact(1.0, 2.0), fingerprint=9)
-    found = stats_distance(replace(theirs, sum=3.0000001), theirs, rows=1)
-    assert (found.equal, found.rel, found.how) == (True, 0.0, "fingerprint")
+    ref_values = replace(exact(1.0, 2.0), fingerprint=9)
+    distance = stats_distance(replace(ref_values, sum=3.0000001), ref_values, rows=1)
+    assert (distance.equal, distance.rel, distance.how) == (True, 0.0, "fingerprint")
 
 
 def test_other_fingerprints_are_not_equal_though_all_statistics_are() -> None:
-    theirs = replace(exact(1.0, 2.0), fingerprint=9)
-    assert stats_distance(replace(theirs, fingerprint=8), theirs, rows=1).equal is False
+    ref_values = replace(exact(1.0, 2.0), fingerprint=9)
+    assert stats_distance(replace(ref_values, fingerprint=8), ref_values, rows=1).equal is False
 
 
 def test_equal_statistics_without_fingerprints_are_equal_as_far_as_they_tell() -> None:
-    found = stats_distance(exact(1.0, 2.0), replace(exact(1.0, 2.0), fingerprint=4), rows=1)
-    assert (found.equal, found.how) == (True, "statistics")
+    distance = stats_distance(exact(1.0, 2.0), replace(exact(1.0, 2.0), fingerprint=4), rows=1)
+    assert (distance.equal, distance.how) == (True, "statistics")
     assert stats_distance(exact(1.0, 2.0, dtype="bfloat16"), exact(1.0, 2.0), rows=1).equal is True
 
 
 def test_other_dtypes_have_a_distance_but_no_bits_to_compare() -> None:
-    found = stats_distance(exact(1.0, 2.0, dtype="bfloat16"), exact(1.0, 2.5), rows=1)
-    assert found.equal is None
-    assert found.rel is not None
-    assert found.rel > 0.1
+    distance = stats_distance(exact(1.0, 2.0, dtype="bfloat16"), exact(1.0, 2.5), rows=1)
+    assert distance.equal is None
+    assert distance.rel is not None
+    assert distance.rel > 0.1
     prints = (replace(exact(1.0, dtype=dtype), fingerprint=5) for dtype in ("float16", "float32"))
     assert stats_distance(*prints, rows=1).how == "statistics"
 
 
 def test_counts_of_nan_and_infinities_that_differ_are_told() -> None:
-    found = stats_distance(exact(1.0, math.nan), exact(1.0, math.inf), rows=1)
-    assert found.nonfinite_differ is True
-    assert found.certain_rel == 0.0
-    assert found.details["nan"] == (1, 0)
+    distance = stats_distance(exact(1.0, math.nan), exact(1.0, math.inf), rows=1)
+    assert distance.nonfinite_differ is True
+    assert distance.certain_rel == 0.0
+    assert distance.details["nan"] == (1, 0)
     assert stats_distance(exact(math.nan), exact(1.0), rows=1).rel is None
 
 
 def test_nothing_is_certain_where_other_elements_may_be_the_finite_ones() -> None:
-    found = stats_distance(exact(2.0, math.nan), exact(4.0, math.nan), rows=1)
-    assert found.rel == pytest.approx(0.5)
-    assert found.certain_rel == 0.0
+    distance = stats_distance(exact(2.0, math.nan), exact(4.0, math.nan), rows=1)
+    assert distance.rel == pytest.approx(0.5)
+    assert distance.certain_rel == 0.0
 
 
 def test_other_numbers_of_elements_have_no_distance() -> None:
-    found = stats_distance(exact(1.0), exact(1.0, 1.0), rows=1)
-    assert (found.equal, found.rel, found.certain_rel) == (False, None, None)
+    distance = stats_distance(exact(1.0), exact(1.0, 1.0), rows=1)
+    assert (distance.equal, distance.rel, distance.certain_rel) == (False, None, None)
 
 
 def test_zeros_and_what_is_not_zero_are_one_apart() -> None:

@@ -17,10 +17,10 @@ from trueline.comparison.match.names import NameMap
 from trueline.comparison.result import Judged
 
 
-def judged_step(mine: Making, theirs: Making, **settings: Any) -> Step:
-    alignment = align(mine.done, theirs.done, NameMap())
+def judged_step(making: Making, ref_making: Making, **settings: Any) -> Step:
+    alignment = align(making.done, ref_making.done, NameMap())
     rows = Divergence(alignment, measure=exactly, **settings).rows
-    return Step(cast(Any, SimpleNamespace(path="run", record_ranks=())), mine.done.step, 0, alignment, rows)
+    return Step(cast(Any, SimpleNamespace(path="run", record_ranks=())), making.done.step, 0, alignment, rows)
 
 
 def shares(*steps: Step) -> dict[str, tuple[int, int, dict[str, int]]]:
@@ -28,8 +28,8 @@ def shares(*steps: Step) -> dict[str, tuple[int, int, dict[str, int]]]:
 
 
 def test_equal_values_are_judged() -> None:
-    found = shares(judged_step(chain("run", backward=True), chain("ref", backward=True)))
-    assert {name: judged == values for name, (judged, values, _) in found.items()} == {
+    shares_of_pass = shares(judged_step(chain("run", backward=True), chain("ref", backward=True)))
+    assert {name: judged == values for name, (judged, values, _) in shares_of_pass.items()} == {
         "forward": True,
         "backward": True,
         "update": True,
@@ -101,11 +101,11 @@ def test_gradients_of_which_rounding_explains_too_much_are_not_judged() -> None:
 def test_the_first_step_decides_and_parameters_after_an_update_are_not_judged() -> None:
     first = judged_step(chain("run", backward=True), chain("ref", backward=True))
     later = coarse(judged_step(chain("run", {"w": 1e-4}, step=1), chain("ref", step=1), moved=1e-3), 4)
-    found = judged_share([first, later])
-    assert [(each.values, each.judged) for each in found.passes if each.name == "update"] == [(2, 1)]
-    assert {why for each in found.passes for why in each.not_judged} == {LEFT_BY_UPDATE}
-    assert (found.lacking, found.first_step, found.num_steps) == ("", 0, 2)
-    assert found.to_json()["first_step"]["judged"] == found.to_json()["first_step"]["values"]
+    share = judged_share([first, later])
+    assert [(each.values, each.judged) for each in share.passes if each.name == "update"] == [(2, 1)]
+    assert {why for each in share.passes for why in each.not_judged} == {LEFT_BY_UPDATE}
+    assert (share.lacking, share.first_step, share.num_steps) == ("", 0, 2)
+    assert share.to_json()["first_step"]["judged"] == share.to_json()["first_step"]["values"]
 
 
 def test_calls_between_backward_and_the_optimizer_are_no_part_of_the_backward_pass() -> None:
@@ -113,6 +113,6 @@ def test_calls_between_backward_and_the_optimizer_are_no_part_of_the_backward_pa
     mine, theirs = chain("run", backward=True), chain("ref", backward=True)
     for each, num in ((mine, 9), (theirs, 7)):
         each.call("foreach_norm", "torch._foreach_norm", [np.ones(num, np.float32)] * num, np.ones(num), phase="grad")
-    found = judged_share([judged_step(mine, theirs)])
-    backward = next(each for each in found.passes if each.name == "backward")
-    assert (backward.judged, backward.values, found.lacking) == (4, 4, "")
+    share = judged_share([judged_step(mine, theirs)])
+    backward = next(each for each in share.passes if each.name == "backward")
+    assert (backward.judged, backward.values, share.lacking) == (4, 4, "")

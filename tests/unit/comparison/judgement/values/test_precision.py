@@ -54,8 +54,8 @@ def model(
     return making
 
 
-def compared(mine: Making, theirs: Making) -> Step:
-    alignment = align(mine.done, theirs.done, NameMap())
+def compared(making: Making, ref_making: Making) -> Step:
+    alignment = align(making.done, ref_making.done, NameMap())
     rows = Divergence(alignment, measure=by_statistics).rows
     run = SimpleNamespace(path="run", env={}, record_ranks=(), has_records=False)
     return Step(cast(Any, run), 0, 0, alignment, rows)
@@ -76,20 +76,20 @@ def compared(mine: Making, theirs: Making) -> Step:
 def test_dtypes_part_at_the_first_place_unless_most_of_the_model_has_others(
     run: dict[str, Any], ref: dict[str, Any], site: str | None
 ) -> None:
-    found = dtypes_part([compared(model("run", **run), model("ref", **ref))])
-    assert site == (None if found is None else str(found.row.value.site))
-    if found is not None:
-        assert {found.dtype, found.ref_dtype} == {"float16", "float32"}
+    part = dtypes_part([compared(model("run", **run), model("ref", **ref))])
+    assert site == (None if part is None else str(part.row.value.site))
+    if part is not None:
+        assert {part.dtype, part.ref_dtype} == {"float16", "float32"}
 
 
 def test_lower_precision_in_one_place_is_a_warning_with_both_dtypes() -> None:
     step = compared(model("run", low=(1,)), model("ref"))
-    found = conclude(step.run, step.run, [step])
-    finding = found.findings[0]
+    conclusion = conclude(step.run, step.run, [step])
+    finding = conclusion.findings[0]
     assert (finding.code, finding.severity) == ("dtype-differs", "warning")
     assert "computes in float16 where the reference computes in float32" in finding.claim
-    assert found.first is not None
-    assert found.first.site.name == "m.1.linear"
+    assert conclusion.first is not None
+    assert conclusion.first.site.name == "m.1.linear"
 
 
 def test_a_call_of_one_run_leads_where_it_comes_before_another_precision() -> None:
@@ -111,7 +111,7 @@ def test_swapped_addends_of_two_precisions_are_no_other_precision() -> None:
 
 def test_another_precision_throughout_is_information() -> None:
     step = compared(model("run", weights=np.float16), model("ref"))
-    findings = {each.code: each.severity for each in conclude(step.run, step.run, [step]).findings}
+    findings = {finding.code: finding.severity for finding in conclude(step.run, step.run, [step]).findings}
     assert findings["dtype-differs"] == "info"
 
 
