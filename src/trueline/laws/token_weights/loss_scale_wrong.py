@@ -87,9 +87,13 @@ import numpy as np
 
 from trueline.judge.compared_ranks import MAX_SITES, data_parallel_ranks
 from trueline.judge.series.target_places import NEXT, target_places
-from trueline.laws.token_weights.loss_scaler import LEAST as LEAST_SCALE
-from trueline.laws.token_weights.loss_scaler import Fault, faults_of
-from trueline.laws.token_weights.token_weighting import LEAST, Weighed, noun_of, weighed_steps
+from trueline.laws.token_weights.loss_scaler import LEAST_SCALE, Fault, find_faults
+from trueline.laws.token_weights.token_weighting import (
+    LEAST_DIFFERENCE,
+    WeighedStep,
+    counted_noun,
+    weighed_steps,
+)
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.site import Site
@@ -112,63 +116,65 @@ NEEDS: tuple[str, ...] = (
 NEAR = 0.02
 """Relative difference within which factors that were measured at gradients are equal: those of bfloat16 are."""
 
-FEWEST = 3
+MIN_STEPS = 3
 """Steps at which a factor is the loss scale for that to be no coincidence."""
 
 EQUAL = 1e-3
 """Relative difference within which a sum is a quotient of two counts: it is exact but for rounding, and with a thousand
-targets a sample one more is within ``LEAST``."""
+targets a sample one more is within ``LEAST_DIFFERENCE``."""
 
 LOSS_SCALE = 16.0
 """Powers of two from here on may be a loss scale."""
 
 
 @dataclass(frozen=True)
-class _Sum:
-    """What all tokens of ``of`` weigh together, and whether that is wrong: None where gradients were changed after
-    backward so that it cannot be told.
+class _WeightSum:
+    """Sum ``value`` of the weights of all tokens of a step, and whether it is wrong: None where gradients were changed
+    after backward so that it cannot be told.
     """
 
-    of: Weighed
+    step: WeighedStep
     value: float
-    wrong: bool | None
+    is_wrong: bool | None
 
 
 def check(run: Run) -> list[Finding]:
     """Findings of loss scales that are left in gradients, taken out twice or of no use, and of sums that are not 1;
     raises ``CannotTell`` where no step tells, or the sum may be meant.
     """
-    scaled = [finding for kind, power in _OF_SCALE.items() for finding in _of_scale(run, kind, power)]
-    scaled += _of_scalers(faults_of(run))
+    findings = [finding for kind, power in _POWERS.items() for finding in _scale_findings(run, kind, power)]
+    findings += _scaler_findings(find_faults(run))
     try:
-        if odd := _of_ranks(run):
-            return [*scaled, odd]
-        return [*scaled, *_of_sums(run)]
+        if finding := _odd_ranks_finding(run):
+            return [*findings, finding]
+        return [*findings, *_sum_findings(run)]
     except CannotTell:
-        if not scaled:
+        if not findings:
             raise
-        return scaled
+        return findings
 
 
-def _of_scale(run: Run, kind: str, power: int) -> Iterator[Finding]:
-    """Where gradients at the update are the loss scale to ``power`` times too large, on all ranks."""
+def _scale_findings(run: Run, kind: str, power: int) -> Iterator[Finding]:
+    """Finding on gradients that are the loss scale to ``power`` times too large at the update, on all ranks."""
     ranks = data_parallel_ranks(run)
     columns = [run.ranks.index(rank) for rank in ranks]
     (scales, has_scale), (factors, has_factor) = (run.pivot(name) for name in ("loss_scale", "grads_factor"))
-    told_T = has_scale[:, columns].all(axis=1) & has_factor[:, columns].all(axis=1)
-    scale_TN, factor_TN = scales[told_T][:, columns], factors[told_T][:, columns]
+    measured_T = has_scale[:, columns].all(axis=1) & has_factor[:, columns].all(axis=1)
+    scale_TN, factor_TN = scales[measured_T][:, columns], factors[measured_T][:, columns]
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         near_TN = np.abs(factor_TN / scale_TN**power - 1) <= NEAR
     wrong_T = np.all(near_TN & ((scale_TN >= 2) | (scale_TN <= 0.5)), axis=1)
-    steps, first = run.steps[told_T], int(np.argmax(wrong_T)) if wrong_T.any() else 0
-    if int(wrong_T.sum()) < FEWEST or not wrong_T[first:].all():
+    # a factor that is the loss scale once or twice, or not to the end, is a coincidence
+    steps, first = run.steps[measured_T], int(np.argmax(wrong_T)) if wrong_T.any() else 0
+    if int(wrong_T.sum()) < MIN_STEPS or not wrong_T[first:].all():
         return
     factor, scale = float(factor_TN[first, 0]), float(scale_TN[first, 0])
     yield Finding(
         code=CODE,
         severity="warning",
         claim=f"Gradients are {factor:.6g} times what the loss says at "
-        f"{steps_text(steps[first:].tolist(), among=steps.tolist())}: {_SAID[kind].format(scale=f'{scale:g}')}.",
+        f"{steps_text(steps[first:].tolist(), among=steps.tolist())}: "
+        f"{_SCALE_CLAUSES[kind].format(scale=f'{scale:g}')}.",
         ranks=tuple(ranks),
         step_first=int(steps[first]),
         step_last=int(steps[-1]),
@@ -185,26 +191,27 @@ def _of_scale(run: Run, kind: str, power: int) -> Iterator[Finding]:
     )
 
 
-_OF_SCALE = {"never-unscaled": 1, "unscaled-twice": -1}
-_SAID = {
+_POWERS = {"never-unscaled": 1, "unscaled-twice": -1}
+_SCALE_CLAUSES = {
     "never-unscaled": "they still have the loss scale {scale}",
     "unscaled-twice": "they are divided by the loss scale {scale} twice",
 }
 
 
-def _of_scalers(every: Sequence[Fault]) -> Iterator[Finding]:
+def _scaler_findings(faults: Sequence[Fault]) -> Iterator[Finding]:
     """One Finding for each kind of fault, with the ranks that had it at the same steps."""
-    for kind, first in dict.fromkeys((each.kind, each.first) for each in every):
-        alike = [each for each in every if (each.kind, each.first) == (kind, first)]
-        one, ranks = alike[0], tuple(sorted(each.rank for each in alike))
+    for kind, first in dict.fromkeys((fault.kind, fault.first) for fault in faults):
+        alike = [fault for fault in faults if (fault.kind, fault.first) == (kind, first)]
+        fault, ranks = alike[0], tuple(sorted(fault.rank for fault in alike))
         where = ranks_text(ranks)
-        came = f"{'fell' if one.now < one.before else 'went'} from {one.before:g} to {one.now:g}"
+        change = f"{'fell' if fault.now < fault.before else 'went'} from {fault.before:g} to {fault.now:g}"
         claims = {
-            "left-out": f"The gradient scaler left out all {one.num_left_out} updates after step {first} on {where}, "
-            f"as gradients were not finite, and its scale {came if one.now != one.before else f'stays {one.now:g}'}.",
-            "collapsed": f"The loss scale fell to {one.now:g} on {where}: it is below 1 since step {first}, and makes "
-            "small gradients smaller.",
-            "began-anew": f"The job was started again at step {first}, and the loss scale on {where} {came}, as at "
+            "left-out": f"The gradient scaler left out all {fault.num_left_out} updates after step {first} on {where}, "
+            "as gradients were not finite, and its scale "
+            f"{change if fault.now != fault.before else f'stays {fault.now:g}'}.",
+            "collapsed": f"The loss scale fell to {fault.now:g} on {where}: it is below 1 since step {first}, and "
+            "makes small gradients smaller.",
+            "began-anew": f"The job was started again at step {first}, and the loss scale on {where} {change}, as at "
             "the very first update: the scaler's state was not restored.",
         }
         yield Finding(
@@ -213,18 +220,18 @@ def _of_scalers(every: Sequence[Fault]) -> Iterator[Finding]:
             claim=claims[kind],
             ranks=ranks,
             step_first=first,
-            step_last=max(each.last for each in alike),
+            step_last=max(fault.last for fault in alike),
             sites=tuple(str(Site(first, 0, rank, "loss", "all")) for rank in ranks[:2]),
-            measured=float(one.num_left_out) if kind == "left-out" else one.now,
-            expected={"left-out": 0.0, "collapsed": LEAST_SCALE, "began-anew": one.before}[kind],
+            measured=float(fault.num_left_out) if kind == "left-out" else fault.now,
+            expected={"left-out": 0.0, "collapsed": LEAST_SCALE, "began-anew": fault.before}[kind],
             unit="updates left out to the end" if kind == "left-out" else "loss scale",
             false_alarm_rate=0.0,
             evidence={"kind": kind},
-            next=_OF_SCALER["began-anew" if kind == "began-anew" else "no scale"],
+            next=_SCALER_ADVICE["began-anew" if kind == "began-anew" else "no scale"],
         )
 
 
-_OF_SCALER = {
+_SCALER_ADVICE = {
     "began-anew": ("Save scaler.state_dict() with the checkpoint, and load it where the job is started again.",),
     "no scale": (
         "Print loss.item() and which gradients are not finite at one of these steps: where a loss or an activation "
@@ -235,75 +242,79 @@ _OF_SCALER = {
 }
 
 
-def _of_sums(run: Run) -> list[Finding]:
-    every = weighed_steps(run)
-    most = max(each.num_micro or 0 for each in every)
-    whole = [each for each in every if each.num_micro == most and (not each.differs or each.is_means)]
-    sums = list(_sums(run, whole))
-    known = [each for each in sums if each.wrong is not None]
-    if not known:
+def _sum_findings(run: Run) -> list[Finding]:
+    """Finding on sums of weights that are not 1; raises ``CannotTell`` where they may be meant."""
+    weighed = weighed_steps(run)
+    # a step of fewer micro-batches is the incomplete one at the end of an epoch
+    most_micro = max(step.num_micro or 0 for step in weighed)
+    whole = [step for step in weighed if step.num_micro == most_micro and (not step.differs or step.is_means)]
+    judged = [total for total in _weight_sums(run, whole) if total.is_wrong is not None]
+    if not judged:
         raise CannotTell(
             "what happens to gradients between backward and update is not known, or not only a division"
             if whole
             else "micro-batches have weights of their own, which are not those of means",
             reason="undecidable",
         )
-    wrong = [each for each in known if each.wrong]
-    since = [each for each in known if wrong and each.of.step >= wrong[0].of.step]
-    if 2 * len(wrong) < len(since) or not wrong:
+    wrong = [total for total in judged if total.is_wrong]
+    since_first = [total for total in judged if wrong and total.step.step >= wrong[0].step.step]
+    if 2 * len(wrong) < len(since_first) or not wrong:
         return []
-    value = float(np.median([each.value for each in wrong]))
+    value = float(np.median([total.value for total in wrong]))
     num_ranks = len(data_parallel_ranks(run))
-    steps, noun = [each.of.step for each in known], noun_of(run)
+    steps, noun = [total.step.step for total in judged], counted_noun(run)
     if _first_is_counted(run, wrong):
         because = ": the loss is divided by one more token of each sample than is a target"
         return [_finding(wrong, value, "first-counted", because, among=steps, noun=noun)]
-    if any(abs(each.value / value - 1) > each.of.tolerance for each in wrong):
+    if any(abs(total.value / value - 1) > total.step.tolerance for total in wrong):
         raise CannotTell(
-            f"all tokens together weigh {min(each.value for each in wrong):.3g} to "
-            f"{max(each.value for each in wrong):.3g}, as a loss that is a sum on purpose",
+            f"all tokens together weigh {min(total.value for total in wrong):.3g} to "
+            f"{max(total.value for total in wrong):.3g}, as a loss that is a sum on purpose",
             reason="undecidable",
         )
-    if meant := _meant(run, [each.of for each in wrong], value, num_ranks):
-        raise CannotTell(f"all tokens together weigh {value:.4g}, {meant}", reason="undecidable")
-    if begun := _num_begun(run, wrong):
+    if purpose := _possible_purpose(run, wrong[0].step, value, num_ranks):
+        raise CannotTell(f"all tokens together weigh {value:.4g}, {purpose}", reason="undecidable")
+    if num_passes := _num_cleared_passes(run, wrong):
         cleared = _finding(wrong, value, "cleared-early", "", among=steps, noun=noun)
-        return [replace(cleared, claim=_thrown_away(wrong, begun, among=steps, num_steps=len(run.steps)))]
-    kind, because = _kind(value, wrong[0].of, num_ranks)
+        return [replace(cleared, claim=_cleared_claim(wrong, num_passes, among=steps, num_steps=len(run.steps)))]
+    kind, because = _explain(value, wrong[0].step, num_ranks)
     return [_finding(wrong, value, kind, because, among=steps, noun=noun)]
 
 
-def _thrown_away(wrong: Sequence[_Sum], begun: int, *, among: Sequence[int], num_steps: int) -> str:
-    lost = "1 of every 2 micro-batches is" if begun == 2 else f"{begun - 1} of every {begun} micro-batches are"
-    at, tested = steps_text([each.of.step for each in wrong], among=among), steps_text(among, among=among)
-    seen = f"{at} tested" if at == tested else f"at {at}; {tested} tested"
-    return f"{lost} thrown away: zero_grad() runs before each of them ({seen}, of {num_steps:,})."
+def _cleared_claim(wrong: Sequence[_WeightSum], num_passes: int, *, among: Sequence[int], num_steps: int) -> str:
+    subject = f"{num_passes - 1} of every {num_passes} micro-batches {'is' if num_passes == 2 else 'are'}"
+    at, tested = steps_text([total.step.step for total in wrong], among=among), steps_text(among, among=among)
+    where = f"{at} tested" if at == tested else f"at {at}; {tested} tested"
+    return f"{subject} thrown away: zero_grad() runs before each of them ({where}, of {num_steps:,})."
 
 
-def _of_ranks(run: Run) -> Finding | None:
-    """Where tokens of most ranks weigh 1 together, and those of others the same other number at all steps since."""
-    every = weighed_steps(run)
+def _odd_ranks_finding(run: Run) -> Finding | None:
+    """Finding on ranks whose tokens weigh another number than 1 together, the same at all steps since the first one,
+    while those of most ranks weigh 1.
+    """
+    weighed = weighed_steps(run)
     odd = [
-        {rank: total for rank, total in each.totals.items() if not _is(total, 1.0, each.tolerance)} for each in every
+        {rank: total for rank, total in step.totals.items() if not _is(total, 1.0, step.tolerance)} for step in weighed
     ]
-    since = next((place for place, totals in enumerate(odd) if totals), len(odd))
-    steps, odd = every[since:], odd[since:]
-    if len(steps) < FEWEST or 2 * len(odd[0]) > len(steps[0].totals):
+    first = next((index for index, totals in enumerate(odd) if totals), len(odd))
+    steps, odd = weighed[first:], odd[first:]
+    if len(steps) < MIN_STEPS or 2 * len(odd[0]) > len(steps[0].totals):
         return None
-    for each, totals in zip(steps, odd, strict=True):
-        if totals.keys() != odd[0].keys() or any(not _is(totals[r], odd[0][r], each.tolerance) for r in totals):
+    for step, totals in zip(steps, odd, strict=True):
+        if totals.keys() != odd[0].keys() or any(not _is(totals[r], odd[0][r], step.tolerance) for r in totals):
             return None
+    # groups that are meant to differ may: within one some must be odd, and some not
     groups = run.manifest.plan.get("worker_groups") or [steps[0].totals]
     if not any(0 < len(odd[0].keys() & group) < len(group) for group in map(set, groups)):
         return None
-    ranks, noun = tuple(sorted(odd[0])), noun_of(run)
+    ranks, noun = tuple(sorted(odd[0])), counted_noun(run)
     values = " and ".join(f"{odd[0][rank]:.4g}" for rank in ranks[:MAX_SITES])
-    among = [each.step for each in every]
+    among = [step.step for step in weighed]
     return Finding(
         code=CODE,
         severity="error",
         claim=f"All {noun}s of {ranks_text(ranks)} together weigh {values} at "
-        f"{steps_text([each.step for each in steps], among=among)}, those of each other rank 1.",
+        f"{steps_text([step.step for step in steps], among=among)}, those of each other rank 1.",
         ranks=ranks,
         step_first=steps[0].step,
         step_last=steps[-1].step,
@@ -312,7 +323,7 @@ def _of_ranks(run: Run) -> Finding | None:
         expected=1.0,
         unit=f"sum of the weights of all {noun}s of a rank",
         false_alarm_rate=0.0,
-        evidence={"kind": "some-ranks", "steps": [each.step for each in steps][:100]},
+        evidence={"kind": "some-ranks", "steps": [step.step for step in steps][:100]},
         next=(
             f"Print on {ranks_text(ranks)} and on another rank what the loss of each micro-batch is multiplied and "
             "divided by, and how many micro-batches a step has.",
@@ -320,38 +331,39 @@ def _of_ranks(run: Run) -> Finding | None:
     )
 
 
-def _num_begun(run: Run, wrong: Sequence[_Sum]) -> int:
-    """How many backward passes each step began on each rank, where gradients were cleared in front of each, so that the
-    last one alone counts, with the weight of its share; else 0.
+def _num_cleared_passes(run: Run, wrong: Sequence[_WeightSum]) -> int:
+    """Number of backward passes that each step began on each rank, where gradients were cleared in front of each, so
+    that the last one alone counts, with the weight of its share; else 0.
     """
-    begun, measured = run.pivot("passes_begun")
-    steps = np.isin(run.steps, [each.of.step for each in wrong])
+    passes_TN, measured = run.pivot("passes_begun")
+    steps = np.isin(run.steps, [total.step.step for total in wrong])
     columns = [run.ranks.index(rank) for rank in data_parallel_ranks(run)]
-    counts = np.unique(begun[steps][:, columns]) if measured[steps][:, columns].all() else np.zeros(0)
+    counts = np.unique(passes_TN[steps][:, columns]) if measured[steps][:, columns].all() else np.zeros(0)
     num = int(counts[0]) if len(counts) == 1 else 0
-    alone = num > 1 and all(each.of.num_micro == 1 and _is(each.value * num, 1.0, NEAR) for each in wrong)
-    return num if alone else 0
+    last_alone = num > 1 and all(total.step.num_micro == 1 and _is(total.value * num, 1.0, NEAR) for total in wrong)
+    return num if last_alone else 0
 
 
-def _sums(run: Run, steps: Sequence[Weighed]) -> list[_Sum]:
+def _weight_sums(run: Run, steps: Sequence[WeighedStep]) -> list[_WeightSum]:
     ranks = data_parallel_ranks(run)
     factors, measured = run.pivot("grads_factor")
     row_of = {int(step): row for row, step in enumerate(run.steps)}
     columns = [run.ranks.index(rank) for rank in ranks]
-    reduced = run.lists("group_reduce_factor", steps=[each.step for each in steps]) if len(ranks) > 1 else {}
-    sums: list[_Sum] = []
-    for each in steps:
-        by = _reduction_of(run, each.step, ranks, reduced)
-        row = row_of[each.step]
-        told = by is not None and bool(measured[row, columns].all())
-        value = each.total * (by or 1.0)
-        sums.append(_Sum(each, value, _is_wrong(value, factors[row, columns], each.tolerance) if told else None))
+    reduced = run.lists("group_reduce_factor", steps=[step.step for step in steps]) if len(ranks) > 1 else {}
+    sums: list[_WeightSum] = []
+    for step in steps:
+        factor = _reduction_factor(step.step, ranks, reduced)
+        row = row_of[step.step]
+        value = step.total * (factor or 1.0)
+        is_known = factor is not None and bool(measured[row, columns].all())
+        is_wrong = _is_wrong(value, factors[row, columns], step.tolerance) if is_known else None
+        sums.append(_WeightSum(step, value, is_wrong))
     return sums
 
 
 def _is_wrong(value: float, factors: np.ndarray, tolerance: float) -> bool | None:
-    """Whether tokens that weigh ``value`` together do not come to 1, with what gradients were multiplied by after
-    backward. Clipping makes them smaller, nothing makes them larger.
+    """True where tokens that weigh ``value`` together do not come to 1 with ``factors`` of gradients after backward,
+    None where these cannot tell. Clipping makes gradients smaller, nothing makes them larger.
     """
     if abs(value - 1) <= tolerance:
         return False
@@ -363,27 +375,24 @@ def _is_wrong(value: float, factors: np.ndarray, tolerance: float) -> bool | Non
     return None if value > 1 > value * factor else True
 
 
-def _reduction_of(
-    run: Run, step: int, ranks: Sequence[int], reduced: Mapping[tuple[int, int], np.ndarray]
-) -> float | None:
-    """By what the reduction multiplies the mean over ranks: 1, or their number where it adds; None if unclear."""
+def _reduction_factor(step: int, ranks: Sequence[int], reduced: Mapping[tuple[int, int], np.ndarray]) -> float | None:
+    """Factor of the reduction against the mean over ranks: 1, or their number where it adds; None if unclear."""
     if len(ranks) == 1:
         return 1.0
     values = [np.asarray(reduced[step, rank], dtype=np.float64) for rank in ranks if (step, rank) in reduced]
-    finite = [value for each in values for value in each[np.isfinite(each)]]
+    finite = [value for groups in values for value in groups[np.isfinite(groups)]]
     if not finite:
         return None
     factor = float(np.median(finite))
-    near = [known for known in (1.0, float(len(ranks))) if abs(factor / known - 1) <= NEAR]
+    near = [candidate for candidate in (1.0, float(len(ranks))) if abs(factor / candidate - 1) <= NEAR]
     return near[0] if near else None
 
 
-def _meant(run: Run, steps: Sequence[Weighed], value: float, num_ranks: int) -> str:
-    """Why this sum may be on purpose, in words; '' where nothing suggests so."""
-    told = steps[0]
-    micros = told.num_micro or 1
-    near = LEAST + told.rounding
-    if micros > 1 and _is(value, micros, near) and not (_is(value, num_ranks, near) and told.scalings):
+def _possible_purpose(run: Run, step: WeighedStep, value: float, num_ranks: int) -> str:
+    """Reason for which this sum may be on purpose, in words; '' where nothing suggests so."""
+    micros = step.num_micro or 1
+    near = LEAST_DIFFERENCE + step.rounding
+    if micros > 1 and _is(value, micros, near) and not (_is(value, num_ranks, near) and step.scalings):
         return ""
     if num_ranks > 1 and _is(value, num_ranks, near):
         return "as many as there are ranks: the loss may be multiplied since the reduction averages"
@@ -391,34 +400,34 @@ def _meant(run: Run, steps: Sequence[Weighed], value: float, num_ranks: int) -> 
         return "one over the ranks: the reduction may have been told to add"
     if value >= LOSS_SCALE * (1 - near) and _is(value, 2.0 ** round(math.log2(value)), near):
         return "a power of two, as a loss scale that was not seen"
-    if told.reduction != 1 and value > 1 and _per_sample(run, told, near):
+    if step.reduction != 1 and value > 1 and _per_sample(run, step, near):
         return "as a loss that is a sum over the tokens of a sample, or of all"
     return ""
 
 
-def _first_is_counted(run: Run, wrong: Sequence[_Sum]) -> bool:
-    """Whether at each step the loss is divided by one more token a sample than it has targets, which are known to be
+def _first_is_counted(run: Run, wrong: Sequence[_WeightSum]) -> bool:
+    """True where at each step the loss is divided by one more token a sample than it has targets, which are known to be
     next tokens: of targets of samples, a loss that is divided by 2 has the same sum.
     """
     ranks = data_parallel_ranks(run)
-    places = target_places(run)
-    if any(places.get(rank) != NEXT for rank in ranks):
+    positions = target_places(run)
+    if any(positions.get(rank) != NEXT for rank in ranks):
         return False
-    read = run.lists("sample_digests", steps=[each.of.step for each in wrong], ranks=ranks)
-    for each in wrong:
-        told = each.of
-        num_samples = sum(len(read.get((told.step, rank), ())) for rank in ranks)
-        num_targets = sum(part.tokens for part in told.parts)
-        if not num_samples or not _is(each.value * (1 + num_samples / num_targets), 1.0, EQUAL + told.rounding):
+    digests = run.lists("sample_digests", steps=[total.step.step for total in wrong], ranks=ranks)
+    for total in wrong:
+        step = total.step
+        num_samples = sum(len(digests.get((step.step, rank), ())) for rank in ranks)
+        num_targets = sum(part.tokens for part in step.parts)
+        if not num_samples or not _is(total.value * (1 + num_samples / num_targets), 1.0, EQUAL + step.rounding):
             return False
     return True
 
 
-def _per_sample(run: Run, told: Weighed, near: float) -> bool:
-    """Whether a token weighs 1, or 1 over a number of samples: of a micro-batch, a rank's step, or all ranks'."""
-    part = told.parts[0]
-    read = run.lists("sample_digests", steps=[told.step], ranks=[part.rank]).get((told.step, part.rank), ())
-    micros, num = told.num_micro or 1, len(read)
+def _per_sample(run: Run, step: WeighedStep, near: float) -> bool:
+    """True where a token weighs 1, or 1 over a number of samples: of a micro-batch, a rank's step, or all ranks'."""
+    part = step.parts[0]
+    digests = run.lists("sample_digests", steps=[step.step], ranks=[part.rank]).get((step.step, part.rank), ())
+    micros, num = step.num_micro or 1, len(digests)
     counts = (1.0, float(num), num / micros, float(micros))
     return any(count and _is(part.weight * count, 1.0, near) for count in counts)
 
@@ -428,11 +437,11 @@ def _is(value: float, number: float, near: float) -> bool:
 
 
 def _finding(
-    wrong: Sequence[_Sum], value: float, kind: str, because: str, *, among: Sequence[int], noun: str
+    wrong: Sequence[_WeightSum], value: float, kind: str, because: str, *, among: Sequence[int], noun: str
 ) -> Finding:
-    steps = [each.of.step for each in wrong]
-    told = wrong[0].of
-    ranks = tuple(sorted(told.by_rank))
+    steps = [total.step.step for total in wrong]
+    first = wrong[0].step
+    ranks = tuple(sorted(first.by_rank))
     return Finding(
         code=CODE,
         severity="info" if kind == "first-counted" else "warning",
@@ -440,12 +449,12 @@ def _finding(
         ranks=ranks,
         step_first=min(steps),
         step_last=max(steps),
-        sites=tuple(str(Site(told.step, 0, rank, "loss", "all")) for rank in ranks[:2]),
+        sites=tuple(str(Site(first.step, 0, rank, "loss", "all")) for rank in ranks[:2]),
         measured=value,
         expected=1.0,
         unit=f"sum of the weights of all {noun}s",
         false_alarm_rate=0.0,
-        evidence={"kind": kind, "steps": steps[:100], "num_micro": told.num_micro},
+        evidence={"kind": kind, "steps": steps[:100], "num_micro": first.num_micro},
         next=tuple(advice.format(noun=noun) for advice in _ADVICE[kind]),
     )
 
@@ -468,9 +477,9 @@ _ADVICE = {
 }
 
 
-def _kind(value: float, told: Weighed, num_ranks: int) -> tuple[str, str]:
-    """What is wrong with a loss whose tokens weigh ``value`` together, and that in words."""
-    micros, near = told.num_micro or 1, LEAST + told.rounding
+def _explain(value: float, step: WeighedStep, num_ranks: int) -> tuple[str, str]:
+    """Kind of the fault of a loss whose tokens weigh ``value`` together, and the clause that says it."""
+    micros, near = step.num_micro or 1, LEAST_DIFFERENCE + step.rounding
     if micros > 1 and _is(value, micros, near):
         return "sum", f": the loss is not divided by the {micros} micro-batches of a step"
     if micros > 1 and _is(value * micros, 1.0, near):

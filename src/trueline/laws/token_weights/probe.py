@@ -67,22 +67,22 @@ class TokenWeightProbe:
         ``grads_used``, and the loss scale of each pass, ``grads_scales``, float64 [M]; as ``own_scales`` too where a
         scaler of torch has it and the optimizer holds these parameters.
         """
-        rows, scales, left, params = self._rows, self._loss_scales, self._left, self._params
+        rows, scales, grads_left, params = self._rows, self._loss_scales, self._grads_left, self._params
         scaled_inside, by_torch = loss_scaling.inside(step.optimizer), self._by_torch
         self._forget(due=False)
-        taken = step.counted.take("token_weights", rows, backward=True)
-        if not taken:
+        pass_columns = step.counted.take("token_weights", rows, backward=True)
+        if not pass_columns:
             return {}
-        found: dict[str, Any] = {**taken, "passes_begun": len(rows)}
-        if left is None or not step.gradients_known or scaled_inside:
-            return found
-        used = _few_gradients(params)
-        if used is None or used.shape != left.shape:
-            return found
+        columns: dict[str, Any] = {**pass_columns, "passes_begun": len(rows)}
+        if grads_left is None or not step.gradients_known or scaled_inside:
+            return columns
+        grads_used = _few_gradients(params)
+        if grads_used is None or grads_used.shape != grads_left.shape:
+            return columns
         names = ("grads_scales", "own_scales")[: 2 if by_torch and _holds(step.optimizer, params) else 1]
         for name in names:
-            found |= step.counted.take(name, scales, backward=True)
-        return found | {"grads_left": left, "grads_used": used}
+            columns |= step.counted.take(name, scales, backward=True)
+        return columns | {"grads_left": grads_left, "grads_used": grads_used}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
         """``token_weights``, ``grads_factor`` and ``loss_scale``."""
@@ -110,7 +110,7 @@ class TokenWeightProbe:
         self._switch.set(due)
         self._rows: list[tuple[Pass, Tensor]] = []
         self._loss_scales: list[tuple[Pass, Tensor]] = []
-        self._left: Tensor | None = None
+        self._grads_left: Tensor | None = None
         self._params: Sequence[Tensor] = ()
         self._scaler: Any = None
         self._scales = self._reading = self._by_torch = False
@@ -121,58 +121,58 @@ class TokenWeightProbe:
             self._by_torch = isinstance(scaler, torch.amp.GradScaler)
 
     def _at_backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-        one = self._passes.begun
+        current_pass = self._passes.begun
         scaler, self._scaler = self._scaler, None
-        if not self._due or one is None:
+        if not self._due or current_pass is None:
             return
         with self._guard(self.name), torch.no_grad():
             roots = descent.roots_of(tensors)
             if roots:
                 self._reading = True
-                self._read(one, roots, loss_scaling.scale_of(scaler))
+                self._add_row(current_pass, roots, loss_scaling.scale_of(scaler))
 
-    def _read(self, one: Pass, roots: list[Tensor], loss_scale: Tensor | float) -> None:
+    def _add_row(self, current_pass: Pass, roots: list[Tensor], loss_scale: Tensor | float) -> None:
         """Add the row of a pass: a doubt, unless the gradient reaches the only cross-entropy."""
-        found = cross_entropy.find(roots)
+        entropy = cross_entropy.find(roots)
         unclear = self._scales and isinstance(loss_scale, float) and loss_scale == 1.0
-        doubt = found if isinstance(found, int) else UNCLEAR_SCALE if unclear else NOT_REACHED
+        doubt = entropy if isinstance(entropy, int) else UNCLEAR_SCALE if unclear else NOT_REACHED
         base = local(roots[0]).detach().to(torch.float64).reshape(-1)[:1]
         number, rows = len(self._rows), self._rows
-        rows.append((one, base.new_full((1, NUM_FIELDS), math.nan).index_fill_(1, _at(base, 0), float(doubt))))
-        given = math.nan if unclear else loss_scale
-        known = given.detach().to(base, copy=True) if isinstance(given, Tensor) else base.new_full((1,), given)
-        self._loss_scales.append((one, known.reshape(1)))
-        if isinstance(found, int) or unclear:
+        rows.append((current_pass, base.new_full((1, NUM_FIELDS), math.nan).index_fill_(1, _at(base, 0), float(doubt))))
+        value = math.nan if unclear else loss_scale
+        scale_tensor = value.detach().to(base, copy=True) if isinstance(value, Tensor) else base.new_full((1,), value)
+        self._loss_scales.append((current_pass, scale_tensor.reshape(1)))
+        if isinstance(entropy, int) or unclear:
             return
-        roundings, reduction, scalings = found.depth + CONSTANTS, found.reduction, found.scalings
+        roundings, reduction, scalings = entropy.depth + CONSTANTS, entropy.reduction, entropy.scalings
         dtypes = [root.dtype for root in roots]
-        scale = known
+        scale = scale_tensor
 
         def take(tokens: Tensor, least: Tensor, greatest: Tensor, dtype: torch.dtype) -> None:
             with self._guard(self.name), torch.no_grad():
                 rounding = max(torch.finfo(each).eps for each in (dtype, *dtypes)) * roundings
                 fixed = [tokens.new_full((), value) for value in (rounding, reduction, scalings)]
                 parts = [torch.zeros_like(tokens), tokens, least, greatest, scale.reshape(()), *fixed]
-                rows[number] = (one, torch.stack(parts)[None])
+                rows[number] = (current_pass, torch.stack(parts)[None])
 
-        cross_entropy.listen(found, take)
+        cross_entropy.listen(entropy, take)
 
     def _after_backward(self, *args: Any, **kwargs: Any) -> None:
         if not self._due or not self._reading:
             return
         self._reading = False
         with self._guard(self.name), torch.no_grad():
-            self._left = _few_gradients(self._params)
+            self._grads_left = _few_gradients(self._params)
 
 
 def _holds(optimizer: torch.optim.Optimizer | None, params: Sequence[Tensor]) -> bool:
-    """Whether it updates these, and not copies of them."""
-    held = {id(param) for group in optimizer.param_groups for param in group["params"]} if optimizer else set[int]()
-    return all(id(param) in held for param in params)
+    """True where the optimizer updates these, and not copies of them."""
+    updated = {id(param) for group in optimizer.param_groups for param in group["params"]} if optimizer else set[int]()
+    return all(id(param) in updated for param in params)
 
 
-def _at(like: Tensor, place: int) -> Tensor:
-    return torch.full((1,), place, dtype=torch.int64, device=like.device)
+def _at(like: Tensor, index: int) -> Tensor:
+    return torch.full((1,), index, dtype=torch.int64, device=like.device)
 
 
 def _few_gradients(params: Sequence[Tensor]) -> Tensor | None:

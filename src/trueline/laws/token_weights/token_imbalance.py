@@ -119,7 +119,7 @@ FOLLOWS = QuietTokens()
 @dataclass(frozen=True)
 class _Imbalance:
     """Shares of the tokens [M] and noise factors [R] of ``members`` over the evidence; steps are optimizer steps.
-    ``since`` is the lowest and highest that the first may be (95 %), where a change point dates it.
+    ``onset`` is the lowest and highest that the first may be (95 %), where a change point dates it.
     """
 
     members: tuple[int, ...]
@@ -127,24 +127,24 @@ class _Imbalance:
     shares: Floats
     factors: Floats
     steps: Ints
-    since: tuple[int, int]
+    onset: tuple[int, int]
     crossed: int
     alarm: Alarm
     among: int
 
     @property
     def weights(self) -> Floats:
-        """[M] how many times what it should a token of each member counts."""
+        """[M] factor by which a token of each member counts more than it should."""
         return 1 / (len(self.members) * self.shares)
 
     @property
     def noise(self) -> float:
-        """How many times larger than it need be the variance of the update is."""
+        """Factor by which the variance of the update is larger than it need be."""
         return float(self.factors.mean())
 
     @property
     def large(self) -> bool:
-        """Whether it is worth reporting."""
+        """True where the imbalance is worth reporting."""
         if self.persistent:
             return bool(np.any(self.weights >= LARGE) or np.any(self.weights <= 1 / LARGE))
         return self.noise >= LARGE
@@ -173,16 +173,16 @@ def judge(
     reduction_known: bool = True,
     noun: str = "token",
 ) -> list[Finding]:
-    """The same for series that are at hand. ``loss_is_local`` is as in ``weighting_of``; ``reduction_known`` is False
-    where code that may weight workers itself reduces the gradients; ``noun`` is what counts count.
+    """Findings of series that are at hand. ``loss_is_local`` is as in ``weighting_of``; ``reduction_known`` is False
+    where code that may weight workers itself reduces the gradients; ``noun`` is what is counted.
     """
     groups = comparable_groups(series)
     findings: list[Finding] = []
     for members in groups:
-        imbalance = _persistent(series, budget, members) or _wild(series, budget, members)
+        imbalance = _persistent_imbalance(series, budget, members) or _wild_imbalance(series, budget, members)
         if imbalance is None:
             continue
-        weighting = _weighting(series, imbalance, loss_is_local=loss_is_local)
+        weighting = _weighting_since(series, imbalance, loss_is_local=loss_is_local)
         if weighting.averaging == "by tokens":
             continue
         if weighting.averaging is None or not reduction_known:
@@ -197,7 +197,7 @@ def judge(
     return findings
 
 
-def _persistent(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -> _Imbalance | None:
+def _persistent_imbalance(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -> _Imbalance | None:
     """The worker whose counts are least like the others', if its tokens' weight, or another's, is far off."""
     rows, values_RM = compared_among(series, log_tokens(series), members)
     if not len(rows):
@@ -207,16 +207,16 @@ def _persistent(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, .
     dependence = dependence_among(series, "tokens", members)
     log_e_RMB = log_e_values(scores(values_RM), dependence_N=dependence.ratio)
     alarms = [alarm_of(log_e_RMB[:, m], threshold=threshold) for m in range(len(members))]
-    found = [
+    imbalances = [
         _imbalance(series, members, (rows, alarm, among), worker_onset(values_RM, m, alarm, dependence))
         for m, alarm in enumerate(alarms)
         if alarm is not None
     ]
-    large = [each for each in found if each.large]
-    return max(large, key=lambda each: each.alarm.log_height) if large else None
+    large = [imbalance for imbalance in imbalances if imbalance.large]
+    return max(large, key=lambda imbalance: imbalance.alarm.log_height) if large else None
 
 
-def _wild(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -> _Imbalance | None:
+def _wild_imbalance(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -> _Imbalance | None:
     """Counts that are so unequal at each step that the update is noisier than it need be."""
     factors_T = noise_factors(counts_among(series, members))
     rows = np.flatnonzero(np.isfinite(factors_T)).astype(np.int64)
@@ -232,14 +232,15 @@ def _wild(series: WorkerSeries, budget: AlarmBudget, members: tuple[int, ...]) -
 def _imbalance(
     series: WorkerSeries, members: tuple[int, ...], evidence: tuple[Ints, Alarm, int], onset: Onset | None
 ) -> _Imbalance:
-    """Of persistent imbalance, which has an ``onset``, or of wild counts. These had no level before, only a bound that
-    they were below: they are dated by where the bets begin to win.
+    """Persistent imbalance, which has an ``onset``, or wild counts. These had no level before, only a bound that they
+    were below: they are dated by where the bets begin to win.
     """
     (rows, alarm, among), persistent = evidence, onset is not None
     onset = onset or Onset(alarm.first, alarm.first, alarm.first)
     first, low, high = (int(rows[index]) for index in (onset.at, onset.low, onset.high))
     counts_TM = counts_among(series, members)
     window = slice(first, int(rows[alarm.last]) + 1)
+    # shares compare only where all counts are known
     whole_RM = counts_TM[window][np.isfinite(counts_TM[window]).all(axis=1)]
     shares_RM = whole_RM / whole_RM.sum(axis=1, keepdims=True)
     factors = noise_factors(counts_TM[window])
@@ -249,21 +250,21 @@ def _imbalance(
         shares=shares_RM.mean(axis=0) if len(shares_RM) else np.full(len(members), 1 / len(members)),
         factors=factors[np.isfinite(factors)],
         steps=series.steps[window],
-        since=(int(series.steps[low]), int(series.steps[high])),
+        onset=(int(series.steps[low]), int(series.steps[high])),
         crossed=int(series.steps[rows[alarm.crossed]]),
         alarm=alarm,
         among=among,
     )
 
 
-def _weighting(series: WorkerSeries, imbalance: _Imbalance, *, loss_is_local: bool | None) -> Weighting:
-    """From all steps since the evidence starts."""
-    since = int(np.count_nonzero(series.steps < imbalance.steps[0]))
+def _weighting_since(series: WorkerSeries, imbalance: _Imbalance, *, loss_is_local: bool | None) -> Weighting:
+    """Weighting of workers at all steps since the evidence starts."""
+    first = int(np.count_nonzero(series.steps < imbalance.steps[0]))
     members = list(imbalance.members)
     return weighting_of(
-        series.loss[since:, members],
-        series.log_norm[since:, members],
-        log_tokens(series)[since:, members],
+        series.loss[first:, members],
+        series.log_norm[first:, members],
+        log_tokens(series)[first:, members],
         loss_is_local=loss_is_local,
     )
 
@@ -271,16 +272,16 @@ def _weighting(series: WorkerSeries, imbalance: _Imbalance, *, loss_is_local: bo
 def _finding(
     series: WorkerSeries, budget: AlarmBudget, imbalance: _Imbalance, weighting: Weighting, noun: str
 ) -> Finding:
-    everyone = tuple(series.ranks[n] for n in imbalance.members)
-    off = np.abs(np.log(imbalance.weights))
-    worst = int(np.argmax(off))
-    ranks = tuple(rank for rank, each in zip(everyone, off, strict=True) if each >= math.log(LARGE))
-    ranks = ranks if imbalance.persistent else everyone
+    compared = tuple(series.ranks[n] for n in imbalance.members)
+    distances = np.abs(np.log(imbalance.weights))
+    worst = int(np.argmax(distances))
+    ranks = tuple(rank for rank, distance in zip(compared, distances, strict=True) if distance >= math.log(LARGE))
+    ranks = ranks if imbalance.persistent else compared
     first = int(imbalance.steps[0])
     return Finding(
         code=CODE,
         severity="warning",
-        claim=_claim(everyone, imbalance, worst, noun),
+        claim=_claim(compared, imbalance, worst, noun),
         ranks=ranks,
         step_first=first,
         step_last=int(imbalance.steps[-1]),
@@ -291,7 +292,7 @@ def _finding(
         false_alarm_rate=budget.false_alarm_rate(
             "tokens", imbalance.alarm.log_height, among=imbalance.among, num_steps=len(series.steps)
         ),
-        evidence=_evidence(everyone, imbalance, weighting),
+        evidence=_evidence(compared, imbalance, weighting),
         next=(
             f"Divide the sum of each worker's losses by the number of {noun}s of all workers over the number of "
             "workers, not by the worker's own number (HF Trainer: average_tokens_across_devices=True).",
@@ -305,7 +306,7 @@ def _claim(ranks: Sequence[int], imbalance: _Imbalance, worst: int, noun: str) -
     if imbalance.persistent:
         return (
             f"A {noun} on rank {ranks[worst]} counts {imbalance.weights[worst]:.2g} times what it should "
-            f"{since_text(first, imbalance.since)}: workers are averaged with equal weight, and rank {ranks[worst]} "
+            f"{since_text(first, imbalance.onset)}: workers are averaged with equal weight, and rank {ranks[worst]} "
             f"has {imbalance.shares[worst]:.1%} of the {noun}s."
         )
     return (
@@ -315,8 +316,8 @@ def _claim(ranks: Sequence[int], imbalance: _Imbalance, worst: int, noun: str) -
 
 
 def _evidence(ranks: Sequence[int], imbalance: _Imbalance, weighting: Weighting) -> dict[str, object]:
-    def slope(found: Slope | None) -> list[float] | None:
-        return None if found is None else [found.value, found.low, found.high]
+    def interval(slope: Slope | None) -> list[float] | None:
+        return None if slope is None else [slope.value, slope.low, slope.high]
 
     shares = imbalance.shares
     num = len(imbalance.factors)
@@ -328,12 +329,12 @@ def _evidence(ranks: Sequence[int], imbalance: _Imbalance, weighting: Weighting)
         "noise_factor": imbalance.noise,
         "interval": None if imbalance.persistent else [imbalance.noise - half, imbalance.noise + half],
         "averaging": weighting.why,
-        "norm_slope": slope(weighting.norm_slope),
-        "loss_slope": slope(weighting.loss_slope),
+        "norm_slope": interval(weighting.norm_slope),
+        "loss_slope": interval(weighting.loss_slope),
         "log_height": imbalance.alarm.log_height,
         "threshold": imbalance.alarm.threshold,
         "crossed_step": imbalance.crossed,
-        **({"onset_interval": list(imbalance.since)} if imbalance.persistent else {}),
+        **({"onset_interval": list(imbalance.onset)} if imbalance.persistent else {}),
         "compared": list(ranks),
     }
 
@@ -342,12 +343,14 @@ def _require_counts(series: WorkerSeries, budget: AlarmBudget, groups: Sequence[
     """Raise ``CannotTell`` where no step has the counts of two workers, or where counts differ at too few steps for any
     of them to stand out had it been the last at each.
     """
-    have = {members: np.count_nonzero(np.isfinite(counts_among(series, members)), axis=1) > 1 for members in groups}
-    if not any(steps.any() for steps in have.values()):
+    has_counts = {
+        members: np.count_nonzero(np.isfinite(counts_among(series, members)), axis=1) > 1 for members in groups
+    }
+    if not any(steps.any() for steps in has_counts.values()):
         raise CannotTell("no step has the token counts of two workers that may be compared")
     threshold = budget.log_threshold("tokens", among=num_lasting(series))
     short: list[str] = []
-    for members, steps in have.items():
+    for members, steps in has_counts.items():
         unequal = len(compared_among(series, log_tokens(series), members)[0])
         needed = steps_needed(threshold, nats=math.log(len(members)), num_bets=2)
         if int(np.count_nonzero(steps)) >= needed or not unequal:

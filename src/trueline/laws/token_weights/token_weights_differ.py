@@ -64,8 +64,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trueline.judge.compared_ranks import MAX_SITES
-from trueline.laws.token_weights.token_weighting import Part, Weighed, noun_of, weighed_steps
+from trueline.laws.token_weights.token_weighting import WeighedBatch, WeighedStep, counted_noun, weighed_steps
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.site import Site
@@ -80,7 +79,7 @@ NEEDS: tuple[str, ...] = ("token_weights",)
 LARGE = 2.0
 """Factor of a token's weight from which on it is a warning, as in ``token-imbalance``."""
 
-_FEWEST = 3
+_MIN_STEPS = 3
 """Steps at which the same ranks must weigh alike for that to be no coincidence."""
 
 MAX_COUNTS = 8
@@ -90,30 +89,35 @@ MAX_COUNTS = 8
 def check(run: Run) -> list[Finding]:
     """Findings of means that are averaged; raises ``CannotTell`` where weights are not known, or are the script's."""
     steps = weighed_steps(run)
-    differing = [each for each in steps if each.differs]
-    means = [each for each in differing if each.is_means]
-    if (ranks := _counted_apart(differing)) is not None:
-        return [_of_groups(sorted(differing, key=lambda each: each.factor), ranks, noun_of(run))]
+    differing = [step for step in steps if step.differs]
+    means = [step for step in differing if step.is_means]
+    if (groups := _lasting_groups(differing)) is not None:
+        return [_groups_finding(sorted(differing, key=_factor), groups, counted_noun(run))]
     if differing and not means:
         raise CannotTell("micro-batches have weights of their own, which are not those of means", reason="undecidable")
     if not means:
         return []
-    within = [each for each in means if each.differs_within]
-    could = [each for each in steps if any(len(parts) > 1 for parts in each.by_rank.values())]
-    factors = sorted(each.factor if each in within else 1.0 for each in could)
-    large = bool(within) and factors[len(factors) // 2] >= LARGE
-    return [_finding(sorted(within or means, key=lambda each: each.factor), large=large, noun=noun_of(run))]
+    differing_within = [step for step in means if step.differs_within]
+    # the median is over all steps that could differ so, also those that happen not to
+    accumulating = [step for step in steps if any(len(parts) > 1 for parts in step.by_rank.values())]
+    factors = sorted(step.factor if step in differing_within else 1.0 for step in accumulating)
+    large = bool(differing_within) and factors[len(factors) // 2] >= LARGE
+    return [_means_finding(sorted(differing_within or means, key=_factor), large=large, noun=counted_noun(run))]
 
 
-def _counted_apart(steps: Sequence[Weighed]) -> tuple[tuple[int, ...], ...] | None:
-    """The groups of ranks within which tokens weigh the same at each of ``steps``, the same groups at all of them; None
-    where there are no such, fewer than two, or each rank is one.
+def _factor(step: WeighedStep) -> float:
+    return step.factor
+
+
+def _lasting_groups(steps: Sequence[WeighedStep]) -> tuple[tuple[int, ...], ...] | None:
+    """Groups of ranks within which tokens weigh the same, if they are one partition at all of ``steps``. None where
+    there are no such, fewer than two, or each rank is one.
     """
-    found = {_groups(each) for each in steps}
-    return found.pop() if len(found) == 1 and len(steps) >= _FEWEST else None
+    partitions = {_groups(step) for step in steps}
+    return partitions.pop() if len(partitions) == 1 and len(steps) >= _MIN_STEPS else None
 
 
-def _groups(step: Weighed) -> tuple[tuple[int, ...], ...] | None:
+def _groups(step: WeighedStep) -> tuple[tuple[int, ...], ...] | None:
     """Groups of ranks, not all of one rank, whose tokens weigh the same, and together as much a rank as the others'."""
     if step.differs_within or not step.differs:
         return None
@@ -130,27 +134,27 @@ def _groups(step: Weighed) -> tuple[tuple[int, ...], ...] | None:
     return tuple(sorted(tuple(sorted(group)) for group in groups))
 
 
-def _of_groups(steps: Sequence[Weighed], ranks: Sequence[tuple[int, ...]], noun: str) -> Finding:
-    """``steps`` by their factor: the one in the middle is told of."""
-    told = steps[len(steps) // 2]
-    heavy, light = (pick(told.parts, key=lambda part: part.weight) for pick in (max, min))
-    owners = {rank: group for group in ranks for rank in group}
-    counts = ", of ".join(ranks_text(group) for group in ranks)
+def _groups_finding(steps: Sequence[WeighedStep], groups: Sequence[tuple[int, ...]], noun: str) -> Finding:
+    """Finding on losses divided by the tokens of groups of ranks; ``steps`` are sorted by factor, for the median."""
+    median = steps[len(steps) // 2]
+    heavy, light = (pick(median.parts, key=lambda part: part.weight) for pick in (max, min))
+    owners = {rank: group for group in groups for rank in group}
+    counts = ", of ".join(ranks_text(group) for group in groups)
     return Finding(
         code=CODE,
-        severity="warning" if told.factor >= LARGE else "info",
+        severity="warning" if median.factor >= LARGE else "info",
         claim=f"A {noun} on {ranks_text(owners[heavy.rank])} weighs {heavy.weight / light.weight:.3g} times one on "
-        f"{ranks_text(owners[light.rank])} at step {told.step}: losses are divided by the {noun}s of {counts}, "
+        f"{ranks_text(owners[light.rank])} at step {median.step}: losses are divided by the {noun}s of {counts}, "
         "each by themselves, and not by those of all ranks.",
-        ranks=tuple(sorted(told.by_rank)),
-        step_first=min(each.step for each in steps),
-        step_last=max(each.step for each in steps),
-        sites=tuple(str(Site(told.step, each.micro, each.rank, "loss", "all")) for each in (heavy, light)),
-        measured=told.factor,
+        ranks=tuple(sorted(median.by_rank)),
+        step_first=min(step.step for step in steps),
+        step_last=max(step.step for step in steps),
+        sites=tuple(str(Site(median.step, part.micro, part.rank, "loss", "all")) for part in (heavy, light)),
+        measured=median.factor,
         expected=1.0,
         unit=f"times what a {noun} should count, or less (at the median)",
         false_alarm_rate=0.0,
-        evidence={"groups": [list(group) for group in ranks], "steps": [each.step for each in steps][:100]},
+        evidence={"groups": [list(group) for group in groups], "steps": [step.step for step in steps][:100]},
         next=(
             f"Look at the group over which the number of {noun}s is reduced: it must have all ranks whose gradients "
             "are averaged.",
@@ -158,25 +162,25 @@ def _of_groups(steps: Sequence[Weighed], ranks: Sequence[tuple[int, ...]], noun:
     )
 
 
-def _finding(steps: Sequence[Weighed], *, large: bool, noun: str) -> Finding:
-    """``steps`` by their factor: the one in the middle is told of."""
-    told = steps[len(steps) // 2]
-    parts = max(told.by_rank.values(), key=_ratio) if told.differs_within else told.parts
+def _means_finding(steps: Sequence[WeighedStep], *, large: bool, noun: str) -> Finding:
+    """Finding on means that are averaged; ``steps`` are sorted by factor, for the median."""
+    median = steps[len(steps) // 2]
+    parts = max(median.by_rank.values(), key=_ratio) if median.differs_within else median.parts
     heavy, light = max(parts, key=lambda part: part.weight), min(parts, key=lambda part: part.weight)
     return Finding(
         code=CODE,
         severity="warning" if large else "info",
-        claim=f"A {noun} in {_place(heavy)} weighs {heavy.weight / light.weight:.3g} times one in {_place(light)} at "
-        f"step {told.step}: {_of_means(told, parts, noun)}.",
-        ranks=tuple(sorted(told.by_rank)),
-        step_first=min(each.step for each in steps),
-        step_last=max(each.step for each in steps),
-        sites=tuple(str(Site(told.step, each.micro, each.rank, "loss", "all")) for each in (heavy, light))[:MAX_SITES],
-        measured=told.factor,
+        claim=f"A {noun} in {_place_text(heavy)} weighs {heavy.weight / light.weight:.3g} times one in "
+        f"{_place_text(light)} at step {median.step}: {_means_clause(median, parts, noun)}.",
+        ranks=tuple(sorted(median.by_rank)),
+        step_first=min(step.step for step in steps),
+        step_last=max(step.step for step in steps),
+        sites=tuple(str(Site(median.step, part.micro, part.rank, "loss", "all")) for part in (heavy, light)),
+        measured=median.factor,
         expected=1.0,
         unit=f"times what a {noun} should count, or less (at the median)",
         false_alarm_rate=0.0,
-        evidence={"steps": [each.step for each in steps][:100], "factors": [each.factor for each in steps][:100]},
+        evidence={"steps": [step.step for step in steps][:100], "factors": [step.factor for step in steps][:100]},
         next=(
             f"Divide the sum of the losses of each micro-batch by the number of {noun}s of the whole step, not by the "
             "micro-batch's own (HF Trainer: transformers from 4.46 on does so).",
@@ -185,20 +189,20 @@ def _finding(steps: Sequence[Weighed], *, large: bool, noun: str) -> Finding:
     )
 
 
-def _of_means(told: Weighed, parts: Sequence[Part], noun: str) -> str:
+def _means_clause(step: WeighedStep, parts: Sequence[WeighedBatch], noun: str) -> str:
     counts = [f"{part.tokens:.0f}" for part in parts]
     text = listed(counts) if len(counts) <= MAX_COUNTS else f"{', '.join(counts[:MAX_COUNTS])} …"
-    owner = "micro-batch" if told.differs_within else "rank"
-    if not told.differs_within:
-        counts = [f"{sum(part.tokens for part in each):.0f}" for _, each in sorted(told.by_rank.items())]
+    owner = "micro-batch" if step.differs_within else "rank"
+    if not step.differs_within:
+        counts = [f"{sum(part.tokens for part in rank_parts):.0f}" for _, rank_parts in sorted(step.by_rank.items())]
         text = listed(counts) if len(counts) <= MAX_COUNTS else f"{', '.join(counts[:MAX_COUNTS])} …"
     return f"each {owner}'s loss is a mean over its own {noun}s, which are {text}"
 
 
-def _ratio(parts: Sequence[Part]) -> float:
+def _ratio(parts: Sequence[WeighedBatch]) -> float:
     weights = [part.weight for part in parts]
     return max(weights) / min(weights)
 
 
-def _place(part: Part) -> str:
+def _place_text(part: WeighedBatch) -> str:
     return f"micro-batch {part.micro} of rank {part.rank}"

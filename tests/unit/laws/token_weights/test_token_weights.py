@@ -12,7 +12,7 @@ from tests.unit.healthy_run import healthy_rows, write_run
 from tests.unit.trained_updates import mlp
 
 import trueline
-from trueline.laws.token_weights.token_weighting import LEAST
+from trueline.laws.token_weights.token_weighting import LEAST_DIFFERENCE
 from trueline.schema.columns.token_weights import TokenWeights
 
 CODES = ("loss-scale-wrong", "token-weights-differ")
@@ -206,7 +206,9 @@ def test_a_last_micro_batch_of_an_epoch_is_an_information(tmp_path):
 
 def test_rounding_is_no_difference(tmp_path):
     draw = np.random.default_rng(0)
-    near = run_of(tmp_path / "near", lambda counts: fair(counts) * (1 + draw.uniform(-1, 1, counts.shape) * LEAST / 3))
+    near = run_of(
+        tmp_path / "near", lambda counts: fair(counts) * (1 + draw.uniform(-1, 1, counts.shape) * LEAST_DIFFERENCE / 3)
+    )
     assert findings(near) == {}
 
 
