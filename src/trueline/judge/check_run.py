@@ -368,7 +368,7 @@ def _compare_with_reference(run: Run, ref: Run) -> tuple[list[Finding], list[str
 
 def _left_out(run: Run) -> list[str]:
     """What of rollouts, and of the weights that sampled them, could not be judged."""
-    return [*rows.left_out(run), *sync_rows.left_out(run)]
+    return [*rows.unjudged_text(run), *sync_rows.left_out(run)]
 
 
 def _rollouts_beside(run: Run, ref: Run) -> tuple[list[Finding], list[str]]:

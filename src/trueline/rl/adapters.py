@@ -87,8 +87,8 @@ def changing(name: str, base: Tensor, adapters: Mapping[str, Mapping[str, Tensor
 def digest_of(parts: Mapping[str, Tensor]) -> int:
     """One digest of all tensors of an adapter."""
     total = 0
-    for place, name in enumerate(sorted(parts), 1):
-        total += place * (int(digest_tensor(parts[name].detach().cpu().contiguous().ravel())) % 2**64)
+    for index, name in enumerate(sorted(parts), 1):
+        total += index * (int(digest_tensor(parts[name].detach().cpu().contiguous().ravel())) % 2**64)
     return total % 2**64
 
 
@@ -113,7 +113,7 @@ def deltas(base: Tensor, parts: Mapping[str, Tensor]) -> list[list[Tensor]]:
         if pair is None or value.ndim < 2:
             return []
         sides.setdefault(pair[2] or "", {})[pair[1]] = value.detach().to(base.device, torch.float32).flatten(1)
-    made: list[list[Tensor]] = []
+    candidates: list[list[Tensor]] = []
     for pair in sides.values():
         if pair.keys() != {"A", "B"} or pair["B"].shape[1] != pair["A"].shape[0]:
             return []
@@ -121,8 +121,8 @@ def deltas(base: Tensor, parts: Mapping[str, Tensor]) -> list[list[Tensor]]:
         turns = [side for side in (whole, whole.T) if side.shape[0] == base.shape[0] and side.numel() == base.numel()]
         if not turns:
             return []
-        made.append([side.reshape(base.shape) for side in turns])
-    return made
+        candidates.append([side.reshape(base.shape) for side in turns])
+    return candidates
 
 
 def is_visible(base: Tensor, parts: Mapping[str, Tensor], dtype: torch.dtype) -> bool:
@@ -157,5 +157,5 @@ def _fitted(base: Tensor, changes: Sequence[Tensor], target: Tensor) -> tuple[Te
     rest = (target - base).reshape(-1).double()
     scales = torch.linalg.pinv(flat @ flat.T) @ (flat @ rest)
     change = (scales @ flat).reshape(base.shape)
-    left = float((rest - change.reshape(-1)).norm())
-    return (base.double() + change).float(), scales.tolist(), left, float(change.norm())
+    residual = float((rest - change.reshape(-1)).norm())
+    return (base.double() + change).float(), scales.tolist(), residual, float(change.norm())

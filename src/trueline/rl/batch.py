@@ -158,10 +158,10 @@ def _scalars(name: str, value: Any, sequences: Sequence[_Sequence]) -> list[Any]
     """A number for each sequence; one number is that of all."""
     values = _array(value).reshape(-1).tolist()
     values = values * len(sequences) if len(values) == 1 else values
-    for one in sequences[len(values) :]:
-        one.notes.append(f"{name} has {counted(len(values), 'value')} for {counted(len(sequences), 'sequence')}")
-    made = [*values[: len(sequences)], *[None] * (len(sequences) - len(values))]
-    return [_scalar(name, each, one) for each, one in zip(made, sequences, strict=True)]
+    for sequence in sequences[len(values) :]:
+        sequence.notes.append(f"{name} has {counted(len(values), 'value')} for {counted(len(sequences), 'sequence')}")
+    scalars = [*values[: len(sequences)], *[None] * (len(sequences) - len(values))]
+    return [_scalar(name, scalar, sequence) for scalar, sequence in zip(scalars, sequences, strict=True)]
 
 
 def _scalar(name: str, value: Any, taken: _Sequence) -> float | int | None:

@@ -45,14 +45,14 @@ def of_logits(
     parts: list[tuple[Tensor, ...]] = []
     start = 0
     for rows in _rows(logits_NV.detach()):
-        chosen = slice(start, start := start + len(rows))
-        own = None if pairs is None else pairs[chosen]
-        parts.append(_chunk(rows.float() / temperature, ids[chosen], own))
+        row_slice = slice(start, start := start + len(rows))
+        pair_rows = None if pairs is None else pairs[row_slice]
+        parts.append(_chunk(rows.float() / temperature, ids[row_slice], pair_rows))
     logp, entropy, varentropy, mass, top, odds = (
         map(torch.cat, zip(*parts, strict=True)) if parts else (logits_NV.new_zeros(0) for _ in range(6))
     )
     return TokenStatistics(
-        *(one.reshape(shape) for one in (logp, entropy, varentropy, mass)),
+        *(statistic.reshape(shape) for statistic in (logp, entropy, varentropy, mass)),
         top=top.reshape(*shape, 2),
         odds=odds.reshape(shape),
     )

@@ -100,13 +100,13 @@ def rows_of(step: int, train: Weights, rollout: Weights, version: int | None) ->
 
 def _by_layer(beside: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The parameters of adapters by name, without the adapter's own name where it is the only one of a kind."""
-    named: dict[str, Any] = {}
+    by_layer: dict[str, Any] = {}
     for layer, parts in beside.items():
         for part, value in parts.items():
             kind, _, rest = part.partition(".")
-            alone = sum(other.partition(".")[0] == kind for other in parts) == 1
-            named[f"{layer}.{kind}.weight" if alone and not rest.endswith("bias") else f"{layer}.{part}"] = value
-    return named
+            alone = sum(peer.partition(".")[0] == kind for peer in parts) == 1
+            by_layer[f"{layer}.{kind}.weight" if alone and not rest.endswith("bias") else f"{layer}.{part}"] = value
+    return by_layer
 
 
 def _parts(name: str, ours: Mapping[str, Any]) -> list[list[str]]:
@@ -203,9 +203,9 @@ def _gap(theirs: Any, cast: Tensor) -> dict[str, Any]:
 
 
 def _digest(tensor: Tensor) -> Digest:
-    held = tensor.detach().cpu().contiguous()
-    dtype = str(held.dtype).removeprefix("torch.")
-    return Digest(int(digest_tensor(held.ravel())) % _HALF, held.numel(), dtype)
+    values = tensor.detach().cpu().contiguous()
+    dtype = str(values.dtype).removeprefix("torch.")
+    return Digest(int(digest_tensor(values.ravel())) % _HALF, values.numel(), dtype)
 
 
 def _pairs(weights: Weights) -> Iterable[tuple[str, Any]]:

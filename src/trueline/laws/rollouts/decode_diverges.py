@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trueline.laws.rollouts.evidence import finding, over, too_often
+from trueline.laws.rollouts.evidence import find_excess, finding, ratio_of_sums
 from trueline.laws.rollouts.gaps import ceiling_of, on_policy
 from trueline.laws.rollouts.rows import Rows, rows_of
 from trueline.schema.finding import Finding
@@ -67,20 +67,19 @@ def check(run: Run) -> list[Finding]:
     rows = on_policy(rows_of(run))
     rows = rows.chosen((rows.profile_room[:, 3] > 0) & (rows.profile_room[:, 0] > 0))
     hit_R = _grows(rows, ceiling_of(rows))
-    found = too_often(run, "decode", rows, hit_R, chance=CHANCE)
-    if found is None:
+    crossing = find_excess(run, "decode", rows, hit_R, chance=CHANCE)
+    if crossing is None:
         return []
-    own = found.of(rows)
-    first, early, last = (over(own.profile[:, k], own.profile_room[:, k]) for k in (0, 1, 3))
+    blamed = crossing.select(rows)
+    first, early, last = (ratio_of_sums(blamed.profile[:, k], blamed.profile_room[:, k]) for k in (0, 1, 3))
     if not last > FACTOR * first:
         return []
     return [
         finding(
             CODE,
-            f"Token 0 of responses is {first:.2g} apart on the two sides at steps {found.first}-{found.last}, their "
-            "second half "
-            f"{last:.2g}.",
-            found,
+            f"Token 0 of responses is {first:.2g} apart on the two sides at steps {crossing.first}-{crossing.last}, "
+            f"their second half {last:.2g}.",
+            crossing,
             measured=last,
             expected=first,
             unit="mean |d| over mean 1 - p",

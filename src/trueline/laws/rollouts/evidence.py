@@ -1,4 +1,4 @@
-"""When the evidence of rollouts crosses the line, and the Finding that says so.
+"""Steps at which the evidence of rollouts crosses the line, and the Finding on them.
 
 The checks of rollouts have a budget of their own, of the size that ``Plan.false_alarms`` says, as those of jumps have:
 each e-process is a Shiryaev-Roberts detector over steps (``stats/exchangeability``), so shares add up.
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from trueline.judge.stats import exchangeability
 from trueline.judge.stats.alarm_budget import alarm_budget_of
 from trueline.judge.stats.alarms import alarm_of
-from trueline.laws.rollouts.laws import more_often
+from trueline.laws.rollouts.e_values import more_often
 from trueline.laws.rollouts.rows import Rows, by_step
 from trueline.schema.finding import Finding, Severity
 from trueline.store.reader import Run
@@ -31,7 +31,7 @@ Statistic = Literal[
     "above", "below", "sharper", "flatter", "cut", "gap", "grows", "prefill", "decode", "onset", "update"
 ]
 Law = Literal["above", "below", "cut", "sharper", "flatter"]
-MOST_READ = 256
+MAX_SEQUENCES = 256
 """Sequences of which runs of four tokens are counted."""
 SHARES: Mapping[Statistic, float] = {
     "above": 1 / 8,
@@ -49,14 +49,14 @@ SHARES: Mapping[Statistic, float] = {
 """Fraction of the budget that each may use up; they add up to 1."""
 
 
-LOST = 1.0
+MAX_LOSS = 1.0
 """Nats against a fault at steps that may be of it all the same."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """The first step at which it may have begun, the last of the evidence, the step at which it crossed the line, and a
-    bound on the chance that a healthy Run of so many steps would have brought it.
+class Crossing:
+    """First step at which a fault may have begun, last of the evidence, step at which it crossed the line, and a bound
+    on the chance that a healthy Run of so many steps would have brought it.
     """
 
     first: int
@@ -64,42 +64,42 @@ class Found:
     crossed: int
     false_alarm_rate: float
 
-    def within(self, rows: Rows) -> Bools:
-        """[R] the sequences of these steps."""
+    def in_steps(self, rows: Rows) -> Bools:
+        """[R] sequences of these steps."""
         return (rows.step >= self.first) & (rows.step <= self.last)
 
-    def of(self, rows: Rows) -> Rows:
-        """The same as rows."""
-        return rows.chosen(self.within(rows))
+    def select(self, rows: Rows) -> Rows:
+        """Rows of the sequences of these steps."""
+        return rows.chosen(self.in_steps(rows))
 
 
-def crossed(run: Run, statistic: Statistic, steps_T: Ints, log_e_TB: Floats) -> Found | None:
-    """Where logs of bets, one row a step, cross the line of a statistic."""
+def find_crossing(run: Run, statistic: Statistic, steps_T: Ints, log_e_TB: Floats) -> Crossing | None:
+    """Crossing of the line of a statistic by logs of bets, one row a step; None where they do not."""
     weight = SHARES[statistic]
     threshold = exchangeability.log_threshold(false_alarms=alarm_budget_of(run).false_alarms, weight=weight)
     alarm = alarm_of(log_e_TB, threshold=threshold)
     if alarm is None:
         return None
     rate = exchangeability.false_alarm_rate(alarm.log_height, num_steps=len(steps_T), weight=weight)
-    first = _may_begin(log_e_TB, alarm.first)
-    return Found(int(steps_T[first]), int(steps_T[alarm.last]), int(steps_T[alarm.crossed]), rate)
+    first = _earliest_row(log_e_TB, alarm.first)
+    return Crossing(int(steps_T[first]), int(steps_T[alarm.last]), int(steps_T[alarm.crossed]), rate)
 
 
-def _may_begin(log_e_TB: Floats, first: int) -> int:
-    """The index of the earliest step up to ``first`` from which on some bet has not lost more than ``LOST``: a bet that
+def _earliest_row(log_e_TB: Floats, first: int) -> int:
+    """Index of the earliest step up to ``first`` from which on some bet has not lost more than ``LOST``: a bet that
     is too high for a weak fault loses in one step and wins in the next.
     """
     won_T = np.cumsum(log_e_TB[:first][::-1], axis=0).max(axis=1, initial=-np.inf)
-    lost = np.flatnonzero(won_T < -LOST)
-    return first - (int(lost[0]) if len(lost) else first)
+    lost_rows = np.flatnonzero(won_T < -MAX_LOSS)
+    return first - (int(lost_rows[0]) if len(lost_rows) else first)
 
 
-def law_broken(run: Run, rows: Rows, law: Law) -> Found | None:
-    """Where a law of sampled tokens is broken."""
-    return crossed(run, law, *by_step(rows, rows.law[law]))
+def find_broken_law(run: Run, rows: Rows, law: Law) -> Crossing | None:
+    """Crossing by the bets against a law of sampled tokens; None where it holds."""
+    return find_crossing(run, law, *by_step(rows, rows.law[law]))
 
 
-def unique_of_four(run: Run, found: Found) -> float:
+def share_of_unique_runs(run: Run, crossing: Crossing) -> float:
     """The share of runs of four tokens of a response that stand in it once, over its first sequences; NaN for none. Of
     text it is high, as of tokens without sense; a policy that repeats itself has a low one.
     """
@@ -107,24 +107,24 @@ def unique_of_four(run: Run, found: Found) -> float:
     for table in cast(Any, run.kept("rollouts")).pieces(["step", "response_ids"]):
         for row in cast(list[dict[str, Any]], table.to_pylist()):
             ids: list[int] = row["response_ids"] or []
-            if found.first <= row["step"] <= found.last and len(ids) >= 8:
+            if crossing.first <= row["step"] <= crossing.last and len(ids) >= 8:
                 runs = {tuple(ids[at : at + 4]) for at in range(len(ids) - 3)}
                 shares.append(len(runs) / (len(ids) - 3))
-            if len(shares) == MOST_READ:
+            if len(shares) == MAX_SEQUENCES:
                 return float(np.mean(shares))
     return float(np.mean(shares)) if shares else float("nan")
 
 
-def too_often(run: Run, statistic: Statistic, rows: Rows, hit_R: Bools, *, chance: float) -> Found | None:
-    """Where sequences show something more often than with probability ``chance`` (below 1)."""
+def find_excess(run: Run, statistic: Statistic, rows: Rows, hit_R: Bools, *, chance: float) -> Crossing | None:
+    """Crossing by sequences that are hit more often than with probability ``chance`` (below 1); else None."""
     bets = tuple(bet / chance for bet in (0.3, 0.6, 0.9))
-    return crossed(run, statistic, *by_step(rows, more_often(hit_R, chance, bets)))
+    return find_crossing(run, statistic, *by_step(rows, more_often(hit_R, chance, bets)))
 
 
 def finding(
     code: str,
     claim: str,
-    found: Found | None,
+    crossing: Crossing | None,
     *,
     steps: tuple[int, int] | None = None,
     severity: Severity = "warning",
@@ -134,9 +134,9 @@ def finding(
     evidence: Mapping[str, Any] | None = None,
     next: tuple[str, ...] = (),
 ) -> Finding:
-    """A Finding on the steps of ``found``, or exact on ``steps``."""
-    first, last = (found.first, found.last) if found is not None else steps or (None, None)
-    more = {"crossed_step": found.crossed} if found is not None else {}
+    """A Finding on the steps of ``crossing``, or exact on ``steps``."""
+    first, last = (crossing.first, crossing.last) if crossing is not None else steps or (None, None)
+    more = {"crossed_step": crossing.crossed} if crossing is not None else {}
     return Finding(
         code=code,
         severity=severity,
@@ -146,21 +146,22 @@ def finding(
         measured=measured,
         expected=expected,
         unit=unit,
-        false_alarm_rate=0.0 if found is None else found.false_alarm_rate,
+        false_alarm_rate=0.0 if crossing is None else crossing.false_alarm_rate,
         evidence={**more, **(evidence or {})},
         next=next,
     )
 
 
 def as_trainer(rows: Rows) -> bool:
-    """Whether tokens are of the trainer's distribution though the engine recorded another: -log p is the entropy on
+    """True where tokens are of the trainer's distribution though the engine recorded another: -log p is the entropy on
     average, to within a quarter of the gap. At another temperature it is off by sqrt(V) or more of these.
     """
-    excess, gap = over(rows.sums["excess"], rows.sums["judged"]), over(rows.sums["abs"], rows.sums["tokens"])
+    excess = ratio_of_sums(rows.sums["excess"], rows.sums["judged"])
+    gap = ratio_of_sums(rows.sums["abs"], rows.sums["tokens"])
     return abs(excess) < gap / 4
 
 
-def over(part: Floats, whole: Floats) -> float:
+def ratio_of_sums(part: Floats, whole: Floats) -> float:
     """The sum of one over that of the other; NaN for nothing."""
     total = float(whole.sum())
     return float(part.sum()) / total if total > 0 else float("nan")

@@ -57,32 +57,32 @@ def first_tokens(run: Run, ref: Run) -> list[Finding]:
     """What the first tokens of greedy responses say of two Runs. Raises ``CannotTell`` where none can be compared."""
     if not run.kept("rollouts") or not ref.kept("rollouts"):
         raise CannotTell("not both Runs have rollouts", reason="not-recorded")
-    theirs = dict(_greedy(ref))
-    pairs = [_pair(mine, theirs[prompt]) for prompt, mine in _greedy(run) if prompt in theirs]
+    ref_responses = dict(_greedy(ref))
+    pairs = [_pair(response, ref_responses[prompt]) for prompt, response in _greedy(run) if prompt in ref_responses]
     if not pairs:
         raise CannotTell(
             "no prompt was answered greedily in both Runs: declare sampling={'temperature': 0}, and sample some "
             "prompts alike",
             reason="no-data",
         )
-    return _judged(pairs)
+    return _judge(pairs)
 
 
-def _judged(pairs: list[_Pair]) -> list[Finding]:
-    most = max(pair.rounding for pair in pairs)
-    errors = np.array([each for pair in pairs for each in pair.errors])
-    error = max(min(float(np.sqrt((errors**2).mean())), most), LEAST) if len(errors) else most
+def _judge(pairs: list[_Pair]) -> list[Finding]:
+    rounding = max(pair.rounding for pair in pairs)
+    errors = np.array([value for pair in pairs for value in pair.errors])
+    error = max(min(float(np.sqrt((errors**2).mean())), rounding), LEAST) if len(errors) else rounding
     margins = np.array([margin for pair in pairs for margin in pair.margins])
-    other = [pair for pair in pairs if pair.at >= 0]
-    if other and not any(pair.margins[-1] for pair in other):
+    differing = [pair for pair in pairs if pair.at >= 0]
+    if differing and not any(pair.margins[-1] for pair in differing):
         raise CannotTell(
-            f"greedy responses to {counted(len(other), 'prompt')} differ from the reference's, and by what the "
+            f"greedy responses to {counted(len(differing), 'prompt')} differ from the reference's, and by what the "
             "likeliest token leads was not recorded: record odds_rollout, or log-probabilities of temperature 1",
             reason="not-recorded",
         )
-    real = [pair for pair in other if pair.margins[-1] > REAL * error]
-    lost = margins[margins > REAL * error] / (math.sqrt(2) * error)
-    expected = float(sum(0.5 * math.erfc(each / math.sqrt(2)) for each in lost))
+    real = [pair for pair in differing if pair.margins[-1] > REAL * error]
+    certain = margins[margins > REAL * error] / (math.sqrt(2) * error)
+    expected = float(sum(0.5 * math.erfc(value / math.sqrt(2)) for value in certain))
     if not real or _at_least(len(real), expected) > CHANCE:
         return []
     at_once = any(pair.at == 0 for pair in real)
@@ -105,7 +105,7 @@ def _judged(pairs: list[_Pair]) -> list[Finding]:
                 "first_token": first.at,
                 "margin": first.margins[-1],
                 "error_of_logits": error,
-                "by_rounding": len(other) - len(real),
+                "by_rounding": len(differing) - len(real),
             },
             next=(
                 "Compare prompt ids and weights first: the first token follows from these alone."
@@ -122,42 +122,44 @@ def _at_least(count: int, mean: float) -> float:
     return math.exp(min(0.0, count * math.log(mean) - math.lgamma(count + 1))) if mean > 0 else 0.0
 
 
-def _pair(mine: _Response, theirs: _Response) -> _Pair:
-    both = min(len(mine.ids), len(theirs.ids), FIRST)
-    at = next((i for i in range(both) if mine.ids[i] != theirs.ids[i]), -1)
-    judged = both if at < 0 else at + 1
+def _pair(response: _Response, ref_response: _Response) -> _Pair:
+    length = min(len(response.ids), len(ref_response.ids), FIRST)
+    at = next((i for i in range(length) if response.ids[i] != ref_response.ids[i]), -1)
+    judged = length if at < 0 else at + 1
     margins = tuple(
         max((m for m in pair if not math.isnan(m)), default=0.0)
-        for pair in zip(mine.margin[:judged], theirs.margin[:judged], strict=True)
+        for pair in zip(response.margin[:judged], ref_response.margin[:judged], strict=True)
     )
-    same = zip(mine.logp[: both if at < 0 else at], theirs.logp[: both if at < 0 else at], strict=True)
+    equal_logps = zip(
+        response.logp[: length if at < 0 else at], ref_response.logp[: length if at < 0 else at], strict=True
+    )
     errors = tuple(
         (a - b) / max(1 - math.exp(min(b, 0.0)), 1e-6)
-        for a, b in same
+        for a, b in equal_logps
         if math.isfinite(a) and math.isfinite(b) and b < -1e-3
     )
-    return _Pair(at, margins, errors, max(mine.rounding, theirs.rounding), mine.step)
+    return _Pair(at, margins, errors, max(response.rounding, ref_response.rounding), response.step)
 
 
 def _greedy(run: Run) -> Iterator[tuple[tuple[int, ...], _Response]]:
     """Prompts, each once, and what was answered greedily, of the first step that has them."""
     names = ["step", "prompt_ids", "response_ids", "mask", "logp_rollout", "odds_rollout", "sampling"]
-    seen = set[tuple[int, ...]]()
+    prompts = set[tuple[int, ...]]()
     for table in cast(Any, run.kept("rollouts")).pieces(names):
         for row in cast(list[dict[str, Any]], table.to_pylist()):
             declared = declared_in(row["sampling"] or "{}")
             prompt = tuple(cast(list[int], row["prompt_ids"] or []))
             is_greedy = declared.get("temperature") == 0 or declared.get("top_k") == 1
-            if not is_greedy or not prompt or prompt in seen or not row["response_ids"]:
+            if not is_greedy or not prompt or prompt in prompts or not row["response_ids"]:
                 continue
-            seen.add(prompt)
+            prompts.add(prompt)
             ids = tuple(cast(list[int], row["response_ids"]))[:FIRST]
-            logp, odds = (_of(row[name], len(ids)) for name in ("logp_rollout", "odds_rollout"))
-            margin = tuple(max(map(_known, (_lead(p), o))) for p, o in zip(logp, odds, strict=True))
+            logp, odds = (_first_values(row[name], len(ids)) for name in ("logp_rollout", "odds_rollout"))
+            margin = tuple(max(map(_known_lead_or_zero, (_lead(p), o))) for p, o in zip(logp, odds, strict=True))
             yield prompt, _Response(ids, margin, logp, ceiling(declared.get("dtype")), row["step"])
 
 
-def _of(values: list[float] | None, count: int) -> tuple[float, ...]:
+def _first_values(values: list[float] | None, count: int) -> tuple[float, ...]:
     return tuple(values[:count]) if values is not None and len(values) >= count else (math.nan,) * count
 
 
@@ -166,5 +168,5 @@ def _lead(logp: float) -> float:
     return logp - math.log(-math.expm1(logp)) if logp < 0 else math.nan
 
 
-def _known(value: float) -> float:
+def _known_lead_or_zero(value: float) -> float:
     return 0.0 if math.isnan(value) else max(value, 0.0)

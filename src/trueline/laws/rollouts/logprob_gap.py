@@ -56,9 +56,16 @@ import math
 
 import numpy as np
 
-from trueline.laws.rollouts.evidence import Found, crossed, finding, over, too_often, unique_of_four
+from trueline.laws.rollouts.e_values import more_often
+from trueline.laws.rollouts.evidence import (
+    Crossing,
+    find_crossing,
+    find_excess,
+    finding,
+    ratio_of_sums,
+    share_of_unique_runs,
+)
 from trueline.laws.rollouts.gaps import CEILING_OTHERWISE, ceiling_of, dtype_text, on_policy
-from trueline.laws.rollouts.laws import more_often
 from trueline.laws.rollouts.rows import Means, Rows, means_of, rows_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
@@ -110,22 +117,28 @@ def check(run: Run) -> list[Finding]:
 
 def _gap(run: Run, rows: Rows) -> list[Finding]:
     ceiling = ceiling_of(rows)
-    found = too_often(run, "gap", rows, rows.gap > ceiling, chance=CHANCE)
-    if found is None:
+    crossing = find_excess(run, "gap", rows, rows.gap > ceiling, chance=CHANCE)
+    if crossing is None:
         return []
-    own, among = _carrying(found.of(rows), ceiling)
-    if not len(own):
+    blamed, among = _carrying(crossing.select(rows), ceiling)
+    if not len(blamed):
         return []
-    mean, gap = over(own.sums["abs"], own.sums["tokens"]), over(own.sums["beyond"], own.sums["room"])
-    known = bool(np.isfinite(own.lag).all())
-    kinds, nonsense = ["gap", "versions-equal" if known else "versions-unknown"], _nonsense(run, found, own)
+    mean, gap = (
+        ratio_of_sums(blamed.sums["abs"], blamed.sums["tokens"]),
+        ratio_of_sums(blamed.sums["beyond"], blamed.sums["room"]),
+    )
+    measured_T = bool(np.isfinite(blamed.lag).all())
+    kinds, nonsense = (
+        ["gap", "versions-equal" if measured_T else "versions-unknown"],
+        _nonsense(run, crossing, blamed),
+    )
     return [
         finding(
             CODE,
             f"The log-probabilities of engine and trainer are {mean:.2g} apart a token{among} at steps "
-            f"{found.first}-{found.last}"
+            f"{crossing.first}-{crossing.last}"
             f", {gap / ceiling:.2g} times what rounding explains {dtype_text(rows)}.{nonsense}",
-            found,
+            crossing,
             measured=gap,
             expected=ceiling,
             unit="mean |d| over mean 1 - p",
@@ -139,39 +152,39 @@ def _carrying(rows: Rows, ceiling: float) -> tuple[Rows, str]:
     """The sequences whose gap is to be said, and a phrase that names them: all where these together are beyond what
     rounding leaves; else those beyond, where they are clearly so and no more than a few short ones. None otherwise.
     """
-    if over(rows.sums["beyond"], rows.sums["room"]) > ceiling:
+    if ratio_of_sums(rows.sums["beyond"], rows.sums["room"]) > ceiling:
         return rows, ""
     beyond = rows.chosen(rows.gap > ceiling)
     heavy = float(beyond.sums["room"].sum()) > CHANCE * float(rows.sums["room"].sum())
-    if not heavy or not over(beyond.sums["beyond"], beyond.sums["room"]) > CLEARLY * ceiling:
+    if not heavy or not ratio_of_sums(beyond.sums["beyond"], beyond.sums["room"]) > CLEARLY * ceiling:
         return rows.chosen(np.zeros(len(rows), np.bool_)), ""
     return beyond, f" in {len(beyond):,} of {counted(len(rows), 'sequence')}"
 
 
-def _nonsense(run: Run, found: Found, rows: Rows) -> str:
+def _nonsense(run: Run, crossing: Crossing, rows: Rows) -> str:
     """What to say where tokens are far less likely under the trainer than what is sampled from it; '' where not."""
-    excess = over(rows.sums["excess"], rows.sums["judged"])
+    excess = ratio_of_sums(rows.sums["excess"], rows.sums["judged"])
     spread = math.sqrt(float(rows.sums["varentropy"].sum())) / max(float(rows.sums["judged"].sum()), 1.0)
     if not excess > max(NONSENSE, SURELY * spread):
         return ""
-    unique = unique_of_four(run, found)
+    unique = share_of_unique_runs(run, crossing)
     runs = "" if math.isnan(unique) else f" {100 * unique:.0f} % of the runs of four tokens stand in a response once."
     return f" To the trainer they are nonsense: -log p is {excess:.2g} nats a token above its entropy.{runs}"
 
 
 def _passes(run: Run, rows: Rows) -> list[Finding]:
-    taken = rows.chosen(rows.sums["updates"] > 0)
-    if not len(taken):
+    passing = rows.chosen(rows.sums["updates"] > 0)
+    if not len(passing):
         return []
     ceiling = ceiling_of(rows)
-    room = np.maximum(taken.sums["room"] * taken.sums["updates"] / np.maximum(taken.sums["tokens"], 1), 1e-9)
-    found = too_often(run, "update", taken, taken.sums["update_abs"] / room > ceiling, chance=CHANCE)
-    if found is None:
+    room = np.maximum(passing.sums["room"] * passing.sums["updates"] / np.maximum(passing.sums["tokens"], 1), 1e-9)
+    crossing = find_excess(run, "update", passing, passing.sums["update_abs"] / room > ceiling, chance=CHANCE)
+    if crossing is None:
         return []
-    own = found.of(taken)
+    blamed = crossing.select(passing)
     mean, gap = (
-        over(own.sums["update_abs"], own.sums["updates"]),
-        over(own.sums["update_abs"], room[found.within(taken)]),
+        ratio_of_sums(blamed.sums["update_abs"], blamed.sums["updates"]),
+        ratio_of_sums(blamed.sums["update_abs"], room[crossing.in_steps(passing)]),
     )
     if not gap > ceiling:
         return []
@@ -179,8 +192,8 @@ def _passes(run: Run, rows: Rows) -> list[Finding]:
         finding(
             CODE,
             f"Two passes of the trainer over the same tokens at the same weights are {mean:.2g} apart a token at steps "
-            f"{found.first}-{found.last}, more than rounding explains {dtype_text(rows)}.",
-            found,
+            f"{crossing.first}-{crossing.last}, more than rounding explains {dtype_text(rows)}.",
+            crossing,
             measured=mean,
             expected=0.0,
             unit="mean |difference| of log-probabilities",
@@ -195,15 +208,17 @@ def _passes(run: Run, rows: Rows) -> list[Finding]:
 
 
 def _of_means(run: Run, means: Means) -> list[Finding]:
-    known = np.isfinite(means.abs)
+    measured_T = np.isfinite(means.abs)
     limit = CEILING_OTHERWISE * _MEAN_ROOM
     bets = tuple(bet / CHANCE for bet in (0.3, 0.6, 0.9))
-    found = crossed(run, "gap", means.step[known], more_often(means.abs[known] > limit, CHANCE, bets))
-    if found is None:
+    crossing = find_crossing(
+        run, "gap", means.step[measured_T], more_often(means.abs[measured_T] > limit, CHANCE, bets)
+    )
+    if crossing is None:
         return []
-    inside = known & (means.step >= found.first) & (means.step <= found.last)
+    inside = measured_T & (means.step >= crossing.first) & (means.step <= crossing.last)
     beyond = means.abs[inside & (means.abs > limit)]
-    mean, among = float(means.abs[inside].mean()), f"steps {found.first}-{found.last}"
+    mean, among = float(means.abs[inside].mean()), f"steps {crossing.first}-{crossing.last}"
     if not mean > limit:  # a part of the steps is beyond: is it clearly?
         mean, among = float(beyond.mean()), f"{len(beyond)} of the {among}"
         if not mean > CLEARLY * limit:
@@ -213,7 +228,7 @@ def _of_means(run: Run, means: Means) -> list[Finding]:
             CODE,
             f"The logged log-probabilities of engine and trainer are {mean:.2g} apart a token at {among}; rounding "
             f"explains {limit:g}.",
-            found,
+            crossing,
             measured=mean,
             expected=limit,
             unit="mean |d|",

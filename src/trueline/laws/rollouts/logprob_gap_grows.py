@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trueline.laws.rollouts.evidence import finding, over, too_often
+from trueline.laws.rollouts.evidence import find_excess, finding, ratio_of_sums
 from trueline.laws.rollouts.gaps import on_policy
 from trueline.laws.rollouts.rows import Rows, by_step, rows_of
 from trueline.schema.errors import CannotTell
@@ -86,19 +86,20 @@ def check(run: Run) -> list[Finding]:
     first = rows.chosen(rows.step <= last)
     later = rows.chosen(rows.step > last)
     usual = max(float(np.nanquantile(first.gap, 0.9)), FLOOR)
-    found = too_often(run, "grows", later, later.gap > FACTOR * usual, chance=CHANCE)
-    if found is None:
+    crossing = find_excess(run, "grows", later, later.gap > FACTOR * usual, chance=CHANCE)
+    if crossing is None:
         return []
-    own = found.of(later)
-    before, now = over(first.sums["beyond"], first.sums["room"]), over(own.sums["beyond"], own.sums["room"])
+    blamed = crossing.select(later)
+    before = ratio_of_sums(first.sums["beyond"], first.sums["room"])
+    now = ratio_of_sums(blamed.sums["beyond"], blamed.sums["room"])
     if not now > FACTOR * max(before, FLOOR):
         return []
     return [
         finding(
             CODE,
             f"The gap between engine and trainer is {now / max(before, FLOOR):.2g} times that of steps "
-            f"{int(steps[0])}-{last} since step {found.first}.",
-            found,
+            f"{int(steps[0])}-{last} since step {crossing.first}.",
+            crossing,
             measured=now,
             expected=max(before, FLOOR),
             unit="mean |d| over mean 1 - p",

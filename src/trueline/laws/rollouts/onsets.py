@@ -24,8 +24,8 @@ LEAST = 0.05
 def onset_of(run: Run, rows: Rows) -> NDArray[np.int64]:
     """[R] the first token that differs of each of ``rows``; -1 where there is no such place."""
     at = {
-        key: place
-        for place, key in enumerate(zip(rows.step.tolist(), rows.rank.tolist(), rows.row.tolist(), strict=True))
+        key: index
+        for index, key in enumerate(zip(rows.step.tolist(), rows.rank.tolist(), rows.row.tolist(), strict=True))
     }
     onset_R = np.full(len(rows), -1, dtype=np.int64)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -39,16 +39,16 @@ def onset_of(run: Run, rows: Rows) -> NDArray[np.int64]:
         columns = (cast(list[int], table[name].to_pylist()) for name in ("step", "rank", "row"))
         keys = zip(*columns, strict=True)
         for key, begin, end in zip(keys, ends - tokens.length, ends, strict=True):
-            place = at.get(key, -1)
-            if place >= 0 and suspect_R[place]:
-                onset_R[place] = _onset(d[begin:end], counts[begin:end])
+            index = at.get(key, -1)
+            if index >= 0 and suspect_R[index]:
+                onset_R[index] = _onset(d[begin:end], counts[begin:end])
     return onset_R
 
 
 def _onset(d_L: NDArray[np.float64], counts_L: NDArray[np.bool_]) -> int:
     """The first token before which all |d| are a tenth at most of what is usual behind it."""
-    places = np.flatnonzero(counts_L)
-    d = d_L[places]
+    positions = np.flatnonzero(counts_L)
+    d = d_L[positions]
     if len(d) < 2 * BEFORE:
         return -1
     highest = np.maximum.accumulate(d)
@@ -56,5 +56,5 @@ def _onset(d_L: NDArray[np.float64], counts_L: NDArray[np.bool_]) -> int:
     for k in jumps.tolist():
         usual = float(np.median(d[k:]))
         if usual > LEAST and highest[k - 1] * RATIO < usual:
-            return int(places[k])
+            return int(positions[k])
     return -1

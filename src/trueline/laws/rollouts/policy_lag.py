@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trueline.laws.rollouts.evidence import finding, over, span
+from trueline.laws.rollouts.evidence import finding, ratio_of_sums, span
 from trueline.laws.rollouts.gaps import ceiling_of
 from trueline.laws.rollouts.rows import Rows, rows_of
 from trueline.schema.errors import CannotTell
@@ -61,10 +61,10 @@ ACROSS_RANKS = False
 def check(run: Run) -> list[Finding]:
     """The finding of rollouts that are too old; raises ``CannotTell`` where versions are unknown."""
     rows = rows_of(run)
-    known = np.isfinite(rows.lag)
-    if not known.any():
+    has_lag = np.isfinite(rows.lag)
+    if not has_lag.any():
         raise CannotTell("versions of the weights were not recorded: pass versions=(rollout, trainer) to rl.record")
-    rows = rows.chosen(known)
+    rows = rows.chosen(has_lag)
     ahead = rows.chosen(rows.lag < 0)
     late = rows.chosen(rows.lag > rows.allowed)
     if not len(late):
@@ -113,5 +113,7 @@ def _ahead(rows: Rows) -> Finding:
 def _gap_at(rows: Rows) -> dict[int, float]:
     """The mean gap by lag, of the eight smallest lags."""
     lags = np.unique(rows.lag)[:8]
-    chosen = ((int(lag), rows.chosen(rows.lag == lag)) for lag in lags)
-    return {lag: over(own.sums["beyond"], own.sums["room"]) for lag, own in chosen}
+    selected = ((int(lag), rows.chosen(rows.lag == lag)) for lag in lags)
+    return {
+        lag: ratio_of_sums(selected_rows.sums["beyond"], selected_rows.sums["room"]) for lag, selected_rows in selected
+    }

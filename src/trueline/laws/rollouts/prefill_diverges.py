@@ -47,7 +47,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trueline.laws.rollouts.evidence import finding, over, too_often
+from trueline.laws.rollouts.evidence import find_excess, finding, ratio_of_sums
 from trueline.laws.rollouts.gaps import ceiling_of, on_policy
 from trueline.laws.rollouts.rows import Rows, rows_of
 from trueline.schema.finding import Finding
@@ -69,15 +69,15 @@ def check(run: Run) -> list[Finding]:
     rows = rows.chosen(rows.profile_room[:, 3] > 0)
     early, late = _gaps(rows)
     ceiling = ceiling_of(rows)
-    found = too_often(run, "prefill", rows, (early > late) & (early > ceiling), chance=CHANCE)
-    if found is None:
+    crossing = find_excess(run, "prefill", rows, (early > late) & (early > ceiling), chance=CHANCE)
+    if crossing is None:
         return []
-    apart = rows.gap > ceiling
-    if 2 * int((apart & found.within(rows)).sum()) < int(apart.sum()):  # most of the gap is without it
+    differs = rows.gap > ceiling
+    if 2 * int((differs & crossing.in_steps(rows)).sum()) < int(differs.sum()):  # most of the gap is without it
         return []
-    own = found.of(rows)
-    first = over(own.profile[:, :2], own.profile_room[:, :2])
-    last = over(own.profile[:, 3], own.profile_room[:, 3])
+    blamed = crossing.select(rows)
+    first = ratio_of_sums(blamed.profile[:, :2], blamed.profile_room[:, :2])
+    last = ratio_of_sums(blamed.profile[:, 3], blamed.profile_room[:, 3])
     if not first > FACTOR * last:
         return []
     return [
@@ -85,8 +85,8 @@ def check(run: Run) -> list[Finding]:
             CODE,
             f"The first tokens of responses are {first / max(last, 1e-9):.2g} times as far apart on the two sides as "
             "the last "
-            f"ones at steps {found.first}-{found.last}.",
-            found,
+            f"ones at steps {crossing.first}-{crossing.last}.",
+            crossing,
             measured=first,
             expected=last,
             unit="mean |d| over mean 1 - p",

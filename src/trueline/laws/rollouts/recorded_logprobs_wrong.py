@@ -20,7 +20,7 @@ With p the trainer's distribution, q the recorded one and y the sampled token, t
 p(y) / q(y) is 1 whatever p and q are, and so is that of p(y) / q(y) times any function of y that has mean 1 under p.
 The surprise -log p(y) has the entropy H as its mean under p, and the varentropy as its variance, both known from the
 logits without estimation: so bets that tokens are likelier than H says, weighted by p / q, are e-values
-(`laws/rollouts/laws.py` has the proof), and lag, rounding and bugs of the model cancel. No threshold is drawn: the
+(`laws/rollouts/e_values.py` has the proof), and lag, rounding and bugs of the model cancel. No threshold is drawn: the
 bets win or they do not, under a budget of `false_alarms` (default 0.1) in 10,000 healthy steps for all checks of
 rollouts together. The rounding of what was recorded is charged. Of a log that has means alone (verl's `kl` and `k3_kl`)
 the mean of p / q is 1 + k3 - k1. Where the surprise is the entropy on average, to within a quarter of the gap, the
@@ -64,8 +64,16 @@ import math
 
 import numpy as np
 
-from trueline.laws.rollouts import laws
-from trueline.laws.rollouts.evidence import Found, as_trainer, crossed, finding, law_broken, over, span
+from trueline.laws.rollouts import e_values
+from trueline.laws.rollouts.evidence import (
+    Crossing,
+    as_trainer,
+    find_broken_law,
+    find_crossing,
+    finding,
+    ratio_of_sums,
+    span,
+)
 from trueline.laws.rollouts.gaps import CEILING_OTHERWISE, ceiling_of
 from trueline.laws.rollouts.rows import Means, Rows, means_of, rows_of
 from trueline.laws.rollouts.tokens import MASSES
@@ -135,15 +143,15 @@ def _padded(rows: Rows) -> list[Finding]:
     number, total = int(rows.sums["padded"].sum()), int(rows.sums["tokens"].sum())
     if greedy or number < max(_FEWEST_PADDED, total / 1000):
         return []
-    own = rows.chosen(rows.sums["padded"] > 0)
+    blamed = rows.chosen(rows.sums["padded"] > 0)
     return [
         finding(
             CODE,
-            f"{number:,} of {total:,} sampled tokens of {span(own.step)} have a recorded log-probability of exactly 0, "
-            "the probability 1, and the trainer has likelier ones, which no cut by top-p, top-k or min-p takes away: "
-            "values that are missing, and filled with 0.",
+            f"{number:,} of {total:,} sampled tokens of {span(blamed.step)} have a recorded log-probability of exactly "
+            "0, the probability 1, and the trainer has likelier ones, which no cut by top-p, top-k or min-p takes "
+            "away: values that are missing, and filled with 0.",
             None,
-            steps=(int(own.step.min()), int(own.step.max())),
+            steps=(int(blamed.step.min()), int(blamed.step.max())),
             severity="error",
             measured=float(number),
             expected=0.0,
@@ -159,21 +167,21 @@ def _padded(rows: Rows) -> list[Finding]:
 
 
 def _above(run: Run, rows: Rows) -> list[Finding]:
-    found = law_broken(run, rows, "above")
-    if found is None:
+    crossing = find_broken_law(run, rows, "above")
+    if crossing is None:
         return []
-    own = found.of(rows)
-    mean = over(own.sums["x"], own.sums["tokens"])
-    return [_mean_above(mean, found, *_declared(own))] if mean > 1 else []
+    blamed = crossing.select(rows)
+    mean = ratio_of_sums(blamed.sums["x"], blamed.sums["tokens"])
+    return [_mean_above(mean, crossing, *_declared(blamed))] if mean > 1 else []
 
 
-def _mean_above(mean: float, found: Found, *declared: str) -> Finding:
+def _mean_above(mean: float, crossing: Crossing, *declared: str) -> Finding:
     return finding(
         CODE,
-        f"The mean of p_train / p_rollout over the tokens of steps {found.first}-{found.last} is {mean:.3g}, and "
+        f"The mean of p_train / p_rollout over the tokens of steps {crossing.first}-{crossing.last} is {mean:.3g}, and "
         "cannot "
         "be above 1 for tokens that were sampled from the recorded distribution.",
-        found,
+        crossing,
         measured=mean,
         expected=1.0,
         unit="mean of p_train / p_rollout",
@@ -184,23 +192,28 @@ def _mean_above(mean: float, found: Found, *declared: str) -> Finding:
 
 def _unlike(run: Run, rows: Rows) -> list[Finding]:
     """Sharper or flatter than recorded, whichever wins more."""
-    both = {law: law_broken(run, rows, law) for law in ("sharper", "flatter")}
-    best = {law: found for law, found in both.items() if found is not None}
+    judged = {law: find_broken_law(run, rows, law) for law in ("sharper", "flatter")}
+    best = {law: crossing for law, crossing in judged.items() if crossing is not None}
     if not best:
         return []
-    law, found = min(best.items(), key=lambda each: each[1].false_alarm_rate)
-    own = found.of(rows)
-    excess = over(own.sums["excess"], own.sums["judged"])
-    slope = -over(own.sums["excess"], own.sums["varentropy"])
+    law, crossing = min(best.items(), key=lambda item: item[1].false_alarm_rate)
+    blamed = crossing.select(rows)
+    excess = ratio_of_sums(blamed.sums["excess"], blamed.sums["judged"])
+    slope = -ratio_of_sums(blamed.sums["excess"], blamed.sums["varentropy"])
     temperature = 1 / (1 + slope) if slope > -1 else math.inf  # NaN where no varentropy was recorded
-    cut = _cut(own)
-    kinds = [law, *_declared(own), *(["cut"] if cut else []), *(["same"] if _same(own) else ["apart"])]
+    cut = _cut(blamed)
+    kinds = [
+        law,
+        *_declared(blamed),
+        *(["cut"] if cut else []),
+        *(["same"] if _is_same_part(blamed) else ["apart"]),
+    ]
     more, where = ("more", "below") if law == "sharper" else ("less", "above")
-    which = f"The tokens of steps {found.first}-{found.last} are"
-    if as_trainer(own):
+    side = f"The tokens of steps {crossing.first}-{crossing.last} are"
+    if as_trainer(blamed):
         kinds.append("as-trainer")
         says = (
-            f"{which} of the trainer's distribution, as -log p is its entropy on average, and their recorded "
+            f"{side} of the trainer's distribution, as -log p is its entropy on average, and their recorded "
             "log-probabilities of another."
         )
     else:
@@ -209,14 +222,14 @@ def _unlike(run: Run, rows: Rows) -> list[Finding]:
         on_average = f": -log p is {abs(excess):.2g} {where} the entropy on average{as_if}"
         fits = (excess < 0) == (law == "sharper")  # else only tokens weighted by p / q are so
         says = (
-            f"{which} {more} probable under the trainer than their recorded log-probabilities allow"
+            f"{side} {more} probable under the trainer than their recorded log-probabilities allow"
             f"{on_average if fits else ''}."
         )
     return [
         finding(
             CODE,
             says,
-            found,
+            crossing,
             measured=excess,
             expected=0.0,
             unit="nats that -log p is above the entropy",
@@ -230,9 +243,9 @@ def _unlike(run: Run, rows: Rows) -> list[Finding]:
     ]
 
 
-def _same(rows: Rows) -> bool:
+def _is_same_part(rows: Rows) -> bool:
     """Whether the two sides agree but for rounding, so that what was recorded is without the sampler's settings."""
-    return over(rows.sums["beyond"], rows.sums["room"]) < max(ceiling_of(rows), CEILING_OTHERWISE)
+    return ratio_of_sums(rows.sums["beyond"], rows.sums["room"]) < max(ceiling_of(rows), CEILING_OTHERWISE)
 
 
 def _cut(rows: Rows) -> float:
@@ -253,16 +266,16 @@ def _cut(rows: Rows) -> float:
 
 def _declared(rows: Rows) -> list[str]:
     """What was declared of the sampler that is not in p itself."""
-    found = {
+    crossing = {
         "temperature": rows.declared("temperature"),
         "top_p": rows.declared("top_p"),
         "top_k": rows.declared("top_k"),
     }
     kinds: list[str] = []
-    if isinstance(found["temperature"], int | float) and found["temperature"] != 1:
+    if isinstance(crossing["temperature"], int | float) and crossing["temperature"] != 1:
         kinds.append("declared-temperature")
-    if (isinstance(found["top_p"], int | float) and 0 < found["top_p"] < 1) or (
-        isinstance(found["top_k"], int | float) and found["top_k"] > 0
+    if (isinstance(crossing["top_p"], int | float) and 0 < crossing["top_p"] < 1) or (
+        isinstance(crossing["top_k"], int | float) and crossing["top_k"] > 0
     ):
         kinds.append("declared-cut")
     return kinds
@@ -270,10 +283,12 @@ def _declared(rows: Rows) -> list[str]:
 
 def _of_means(run: Run, means: Means) -> list[Finding]:
     x_T = 1 + means.k3 - means.diff
-    known = np.isfinite(x_T)
-    slack = np.zeros(int(known.sum()))
-    found = crossed(run, "above", means.step[known], laws.mean_above_one(np.maximum(x_T[known], 0.0), slack))
-    if found is None:
+    measured_T = np.isfinite(x_T)
+    slack = np.zeros(int(measured_T.sum()))
+    crossing = find_crossing(
+        run, "above", means.step[measured_T], e_values.mean_above_one(np.maximum(x_T[measured_T], 0.0), slack)
+    )
+    if crossing is None:
         return []
-    mean = float(x_T[known & (means.step >= found.first) & (means.step <= found.last)].mean())
-    return [_mean_above(mean, found)] if mean > 1 else []
+    mean = float(x_T[measured_T & (means.step >= crossing.first) & (means.step <= crossing.last)].mean())
+    return [_mean_above(mean, crossing)] if mean > 1 else []

@@ -69,9 +69,9 @@ def check(run: Run) -> list[Finding]:
     """Findings of rewards and advantages; raises ``CannotTell`` where neither can be judged."""
     if not run.kept("rollouts"):
         raise CannotTell("no rollouts were recorded: call trueline.rl.record", reason="not-recorded")
-    kept = cast(Any, run.kept("rollouts"))
+    kept_rows = cast(Any, run.kept("rollouts"))
     names = ["step", "group", "reward", "reward_again", "advantage"]
-    table = kept.table([*names, "sampling"])
+    table = kept_rows.table([*names, "sampling"])
     step, group, reward, again, advantage = (floats(table[name]) for name in names)
     twice = np.isfinite(reward) & ~np.isnan(again)
     grouped = np.isfinite(group) & np.isfinite(reward) & np.isfinite(advantage)
@@ -94,17 +94,17 @@ def _again(step: Floats, reward: Floats, again: Floats) -> list[Finding]:
     differ = ~(np.abs(again - reward) <= allowed)
     if not differ.any():
         return []
-    number, most = int(differ.sum()), float(np.abs(again - reward)[differ].max())
+    number, largest = int(differ.sum()), float(np.abs(again - reward)[differ].max())
     return [
         finding(
             CODE,
             f"{number} of {len(reward)} sequences of {span(step[differ].astype(np.int64))} have another reward when "
             "they are "
-            f"scored again, by up to {most:.3g}.",
+            f"scored again, by up to {largest:.3g}.",
             None,
             steps=(int(step[differ].min()), int(step[differ].max())),
             severity="error" if by_rule else "warning",
-            measured=most,
+            measured=largest,
             expected=allowed,
             unit="reward",
             evidence={"kind": "rule" if by_rule else "model", "sequences": number},
@@ -119,18 +119,26 @@ def _again(step: Floats, reward: Floats, again: Floats) -> list[Finding]:
 
 def _sizes(table: Any) -> Floats:
     """[R] how many sequences the group of each was declared to have, 0 for unknown."""
-    declared, which = sampling_of(table)
-    sizes = [one.get("group_size") for one in declared]
-    return np.array([float(size) if isinstance(size, int) else 0.0 for size in sizes] or [0.0])[which]
+    declared, indices = sampling_of(table)
+    sizes = [group_size.get("group_size") for group_size in declared]
+    return np.array([float(size) if isinstance(size, int) else 0.0 for size in sizes] or [0.0])[indices]
 
 
 def _groups(step: Floats, group: Floats, reward: Floats, advantage: Floats, size: Floats) -> list[Finding]:
     order = np.lexsort((group, step))
-    step, group, reward, advantage, size = (each[order] for each in (step, group, reward, advantage, size))
+    step, group, reward, advantage, size = (
+        rows_of_group[order] for rows_of_group in (step, group, reward, advantage, size)
+    )
     first = np.flatnonzero(np.r_[True, (np.diff(step) != 0) | (np.diff(group) != 0)][: len(step)])
     spans = [slice(*ends) for ends in zip(first, [*first[1:], len(step)], strict=True)]
-    whole = [own for own in spans if own.stop - own.start >= max(2.0, float(size[own.start]))]
-    bad = [int(step[own.start]) for own in whole if not _is_law(reward[own], advantage[own])]
+    whole = [
+        group_rows
+        for group_rows in spans
+        if group_rows.stop - group_rows.start >= max(2.0, float(size[group_rows.start]))
+    ]
+    bad = [
+        int(step[group_rows.start]) for group_rows in whole if not _is_law(reward[group_rows], advantage[group_rows])
+    ]
     total = len(whole)
     if not bad:
         return []

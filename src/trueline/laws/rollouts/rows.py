@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.judge.stats.memoize import memoized
-from trueline.laws.rollouts import laws
+from trueline.laws.rollouts import e_values
 from trueline.laws.rollouts.tokens import PROFILE, declared_in, tokens_of
 from trueline.schema.errors import CannotTell
 from trueline.schema.text.words import counted
@@ -28,13 +28,13 @@ Bools = NDArray[np.bool_]
 MOST_NOTES = 3
 """Kinds of note that are said of sequences."""
 LAW_BETS: Mapping[str, int] = {
-    "above": len(laws.HIGH_BETS),
-    "below": len(laws.LOW_BETS),
-    "cut": len(laws.CUT_BETS),
-    "sharper": len(laws.SHARP_BETS),
-    "flatter": len(laws.FLAT_BETS),
-    "own_sharper": len(laws.SHARP_BETS),
-    "own_flatter": len(laws.FLAT_BETS),
+    "above": len(e_values.HIGH_BETS),
+    "below": len(e_values.LOW_BETS),
+    "cut": len(e_values.CUT_BETS),
+    "sharper": len(e_values.SHARP_BETS),
+    "flatter": len(e_values.FLAT_BETS),
+    "own_sharper": len(e_values.SHARP_BETS),
+    "own_flatter": len(e_values.FLAT_BETS),
 }
 
 
@@ -137,15 +137,15 @@ def means_of(run: Run) -> Means:
     return _read(run)[1]
 
 
-def left_out(run: Run) -> list[str]:
+def unjudged_text(run: Run) -> list[str]:
     """Sentences on what of the rollouts could not be judged, the most frequent first; none where there is nothing."""
     if not run.kept("rollouts"):
         return []
     rows = _read(run)[0]
-    found = sorted(rows.notes.items(), key=lambda each: -each[1])
-    says = [f"Rollouts: {note}, in {counted(number, 'sequence')}." for note, number in found[:MOST_NOTES]]
-    if len(found) > MOST_NOTES:
-        says.append(f"Rollouts: {counted(len(found) - MOST_NOTES, 'further note')} of this kind.")
+    sentences = sorted(rows.notes.items(), key=lambda each: -each[1])
+    says = [f"Rollouts: {note}, in {counted(number, 'sequence')}." for note, number in sentences[:MOST_NOTES]]
+    if len(sentences) > MOST_NOTES:
+        says.append(f"Rollouts: {counted(len(sentences) - MOST_NOTES, 'further note')} of this kind.")
     lost = int(rows.sums["lost"].sum()) if "lost" in rows.sums else 0
     if lost:
         says.append(
@@ -171,9 +171,9 @@ def _read(run: Run) -> tuple[Rows, Means]:
         if of_means.any():
             means.append(table.take(np.flatnonzero(of_means)))
             table = table.take(np.flatnonzero(~of_means))
-        for said in cast(list[str | None], table["note"].to_pylist()):
-            for one in said.split("; ") if said else ():
-                notes[one] = notes.get(one, 0) + 1
+        for declared in cast(list[str | None], table["note"].to_pylist()):
+            for facts in declared.split("; ") if declared else ():
+                notes[facts] = notes.get(facts, 0) + 1
         if table.num_rows:
             parts.append(_reduced(table))
     return _joined(parts, notes), _means(means)
@@ -181,14 +181,14 @@ def _read(run: Run) -> tuple[Rows, Means]:
 
 def _reduced(table: Any) -> dict[str, Any]:
     tokens = tokens_of(table)
-    made: dict[str, Any] = {name: _int(table, name, -1) for name in ("step", "rank", "row")}
-    made |= {"sums": tokens.sums(), "law": tokens.laws()}
-    made["profile"], made["profile_room"] = tokens.profile()
+    columns: dict[str, Any] = {name: _int(table, name, -1) for name in ("step", "rank", "row")}
+    columns |= {"sums": tokens.sums(), "law": tokens.laws()}
+    columns["profile"], columns["profile_room"] = tokens.profile()
     rollout, train = _float(table, "version_rollout"), _float(table, "version_train")
-    made["lag"] = train - rollout
+    columns["lag"] = train - rollout
     texts = [text or "{}" for text in cast(list[str | None], table["sampling"].to_pylist())]
-    made["sampling"] = texts
-    return made
+    columns["sampling"] = texts
+    return columns
 
 
 def _joined(parts: Sequence[dict[str, Any]], notes: Mapping[str, int]) -> Rows:
@@ -206,7 +206,7 @@ def _joined(parts: Sequence[dict[str, Any]], notes: Mapping[str, int]) -> Rows:
     }
     texts = [text for part in parts for text in part["sampling"]]
     distinct = list(dict.fromkeys(texts))
-    index = {text: place for place, text in enumerate(distinct)}
+    index = {text: offset for offset, text in enumerate(distinct)}
     sampling = tuple(declared_in(text) for text in distinct)
     which = np.array([index[text] for text in texts], dtype=np.int64)[order]
     allowed = np.array([_number(one.get("lag")) for one in sampling] or [0.0])[which] if len(which) else np.zeros(0)

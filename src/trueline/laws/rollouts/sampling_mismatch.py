@@ -17,7 +17,7 @@ How it decides
 A cut: the mean of p_train / p_rollout over sampled tokens is the probability that the
 trainer gives to what the engine could have sampled: 1, or the mass that was kept. Ratios are clipped at 20 and 1 % is
 allowed for what lies beyond, and the bet on a mean below that is an e-process under the budget of the checks of
-rollouts (`laws/rollouts/laws.py`). It is called a cut where hardly any token is less likely to the engine than to
+rollouts (`laws/rollouts/e_values.py`). It is called a cut where hardly any token is less likely to the engine than to
 the trainer, and half of the mass is kept. Of a log of means (verl's) it is 1 + k3 - k1.
 
 A temperature: with T, all log-odds of two tokens are those of the trainer divided by T, which nothing else does. Where
@@ -62,16 +62,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from trueline.laws.rollouts import laws
+from trueline.laws.rollouts import e_values
 from trueline.laws.rollouts.evidence import (
-    Found,
+    Crossing,
     Law,
     as_trainer,
-    crossed,
+    find_broken_law,
+    find_crossing,
     finding,
-    law_broken,
-    over,
-    unique_of_four,
+    ratio_of_sums,
+    share_of_unique_runs,
 )
 from trueline.laws.rollouts.gaps import CEILING_OTHERWISE
 from trueline.laws.rollouts.rows import Means, Rows, by_step, means_of, own_rows_of, rows_of
@@ -120,8 +120,8 @@ def check(run: Run) -> list[Finding]:
     except CannotTell:
         means = means_of(run)
         if not np.isfinite(means.k3 - means.diff).any():
-            if len(own := own_rows_of(run)):
-                return _unlike(run, own)
+            if len(blamed := own_rows_of(run)):
+                return _unlike(run, blamed)
             raise
         return _cut_of_means(run, means)
     hot = _temperature(rows.chosen(~(rows.lag > 0)))
@@ -130,15 +130,18 @@ def check(run: Run) -> list[Finding]:
 
 def _unlike(run: Run, rows: Rows) -> list[Finding]:
     """Sharper or flatter than the trainer's own distribution, whichever wins more."""
-    best: dict[Law, Found] = {}
+    best: dict[Law, Crossing] = {}
     for law in _UNLIKE:
-        if (found := crossed(run, law, *by_step(rows, rows.law[f"own_{law}"]))) is not None:
-            best[law] = found
+        if (crossing := find_crossing(run, law, *by_step(rows, rows.law[f"own_{law}"]))) is not None:
+            best[law] = crossing
     if not best:
         return []
-    law, found = min(best.items(), key=lambda each: each[1].false_alarm_rate)
-    own = found.of(rows)
-    excess, unique = over(own.sums["own_excess"], own.sums["own"]), unique_of_four(run, found)
+    law, crossing = min(best.items(), key=lambda item: item[1].false_alarm_rate)
+    blamed = crossing.select(rows)
+    excess, unique = (
+        ratio_of_sums(blamed.sums["own_excess"], blamed.sums["own"]),
+        share_of_unique_runs(run, crossing),
+    )
     if (excess < 0) != (law == "sharper"):
         return []
     more, where = _UNLIKE[law]
@@ -146,9 +149,9 @@ def _unlike(run: Run, rows: Rows) -> list[Finding]:
     return [
         finding(
             CODE,
-            f"The tokens of steps {found.first}-{found.last} are {more} probable under the trainer than what is sampled"
-            f" from it: -log p is {abs(excess):.2g} {where} the entropy on average.{runs}",
-            found,
+            f"The tokens of steps {crossing.first}-{crossing.last} are {more} probable under the trainer than what is "
+            f"sampled from it: -log p is {abs(excess):.2g} {where} the entropy on average.{runs}",
+            crossing,
             measured=excess,
             expected=0.0,
             unit="nats that -log p is above the entropy",
@@ -159,22 +162,22 @@ def _unlike(run: Run, rows: Rows) -> list[Finding]:
 
 
 def _cut(run: Run, rows: Rows, *, tempered: bool) -> list[Finding]:
-    found = law_broken(run, rows, "cut")
-    if found is not None and _is_cut(own := found.of(rows)):
-        return [_kept(over(own.sums["x"], own.sums["tokens"]), found)]
-    found = law_broken(run, rows, "below")
-    if found is None or tempered:
+    crossing = find_broken_law(run, rows, "cut")
+    if crossing is not None and _is_cut(blamed := crossing.select(rows)):
+        return [_kept_mass(ratio_of_sums(blamed.sums["x"], blamed.sums["tokens"]), crossing)]
+    crossing = find_broken_law(run, rows, "below")
+    if crossing is None or tempered:
         return []
-    own = found.of(rows)
-    mean = over(own.sums["x"], own.sums["tokens"])
+    blamed = crossing.select(rows)
+    mean = ratio_of_sums(blamed.sums["x"], blamed.sums["tokens"])
     if not mean < 1:
         return []
     return [
         finding(
             CODE,
-            f"The mean of p_train / p_rollout over the tokens of steps {found.first}-{found.last} is {mean:.3g}: the "
-            f"trainer gives {100 * (1 - mean):.2g} % of the probability to tokens that the engine does not sample.",
-            found,
+            f"The mean of p_train / p_rollout over the tokens of steps {crossing.first}-{crossing.last} is {mean:.3g}: "
+            f"the trainer gives {100 * (1 - mean):.2g} % of the probability to tokens that the engine does not sample.",
+            crossing,
             measured=mean,
             expected=1.0,
             unit="mean of p_train / p_rollout",
@@ -186,17 +189,16 @@ def _cut(run: Run, rows: Rows, *, tempered: bool) -> list[Finding]:
 
 def _is_cut(rows: Rows) -> bool:
     """Whether hardly any token is less likely to the engine, which keeps half of the mass or more, and not all."""
-    low = over(rows.sums["low"], rows.sums["low"] + rows.sums["high"])
-    return low < 0.05 and 0.5 < over(rows.sums["x"], rows.sums["tokens"]) < 1
+    low = ratio_of_sums(rows.sums["low"], rows.sums["low"] + rows.sums["high"])
+    return low < 0.05 and 0.5 < ratio_of_sums(rows.sums["x"], rows.sums["tokens"]) < 1
 
 
-def _kept(mean: float, found: Found) -> Finding:
+def _kept_mass(mean: float, crossing: Crossing) -> Finding:
     return finding(
         CODE,
-        f"At steps {found.first}-{found.last} the engine samples from a part of the vocabulary to which the trainer "
-        "gives "
-        f"{mean:.3g} of the probability on average, and records log-probabilities within that part.",
-        found,
+        f"At steps {crossing.first}-{crossing.last} the engine samples from a part of the vocabulary to which the "
+        f"trainer gives {mean:.3g} of the probability on average, and records log-probabilities within that part.",
+        crossing,
         measured=mean,
         expected=1.0,
         unit="probability kept",
@@ -207,14 +209,14 @@ def _kept(mean: float, found: Found) -> Finding:
 
 def _cut_of_means(run: Run, means: Means) -> list[Finding]:
     x_T = 1 + means.k3 - means.diff
-    known = np.isfinite(x_T)
+    measured_T = np.isfinite(x_T)
     bets = np.array([0.3, 1.0, 3.0])
-    gain = 1 - laws.TAIL - np.clip(x_T[known], 0.0, _CLIP_OF_MEANS)
-    found = crossed(run, "below", means.step[known], np.log1p(np.multiply.outer(gain, bets)))
-    if found is None:
+    gain = 1 - e_values.TAIL - np.clip(x_T[measured_T], 0.0, _CLIP_OF_MEANS)
+    crossing = find_crossing(run, "below", means.step[measured_T], np.log1p(np.multiply.outer(gain, bets)))
+    if crossing is None:
         return []
-    mean = float(x_T[known & (means.step >= found.first) & (means.step <= found.last)].mean())
-    return [_kept(mean, found)] if mean < 1 else []
+    mean = float(x_T[measured_T & (means.step >= crossing.first) & (means.step <= crossing.last)].mean())
+    return [_kept_mass(mean, crossing)] if mean < 1 else []
 
 
 def _temperature(rows: Rows) -> list[Finding]:
@@ -264,7 +266,8 @@ def _slope_of_surprise(rows: Rows) -> tuple[float | None, str]:
         name: float(rows.sums[name].sum())
         for name in ("excess_sq", "excess_var", "var_sq", "d_excess", "d_var", "d_sq")
     }
-    if float(rows.sums["judged"].sum()) < _FEWEST or over(rows.sums["beyond"], rows.sums["room"]) < CEILING_OTHERWISE:
+    gap = ratio_of_sums(rows.sums["beyond"], rows.sums["room"])
+    if float(rows.sums["judged"].sum()) < _FEWEST or gap < CEILING_OTHERWISE:
         return None, ""
     moments = np.array([[sums["excess_sq"], -sums["excess_var"]], [-sums["excess_var"], sums["var_sq"]]])
     cross = np.array([-sums["d_excess"], sums["d_var"]])

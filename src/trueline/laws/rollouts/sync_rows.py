@@ -21,10 +21,10 @@ Row = Mapping[str, Any]
 
 def rows_of(run: Run) -> list[Row]:
     """The rows in the order of step, rank and row; none where no sync was recorded."""
-    kept = run.kept("syncs")
-    if not kept:
+    table = run.kept("syncs")
+    if not table:
         return []
-    rows = cast(list[Row], cast(Any, kept).table(_COLUMNS).to_pylist())
+    rows = cast(list[Row], cast(Any, table).table(_COLUMNS).to_pylist())
     return sorted(rows, key=lambda row: (row["step"], row["rank"], row["row"]))
 
 
@@ -41,7 +41,7 @@ def left_out(run: Run) -> list[str]:
     for why in dict.fromkeys(row["note"] for row in unseen):
         names = _names(row for row in unseen if row["note"] == why)
         says.append(f"Weights of the engine: {named_some(names)} {_was(names)} not compared: {why}.")
-    merged, alone = (_names(row for row in rows if chosen(row)) for chosen in (_has_scale, _is_alone))
+    merged, alone = (_names(row for row in rows if predicate(row)) for predicate in (_has_scale, _is_alone))
     if merged:
         scale = max(row["adapter_scale"] for row in rows if _has_scale(row))
         says.append(

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.laws.rollouts import laws
+from trueline.laws.rollouts import e_values
 from trueline.laws.rollouts.gaps import ceiling
 from trueline.store.records.arrays import floats, to_numpy
 
@@ -72,9 +72,9 @@ class Tokens:
         """[N] sampled, of a sequence of which the engine recorded nothing, so that the trainer's distribution alone can
         judge it.
         """
-        told = self.total(np.isfinite(self.of["logp_rollout"]).astype(np.float64)) > 0
-        known = np.isfinite(self.of["logp_train"]) & np.isfinite(self.of["entropy"])
-        return self.sampled & known & np.isfinite(self.varentropy()) & ~told[self.sequence]
+        has_rollout = self.total(np.isfinite(self.of["logp_rollout"]).astype(np.float64)) > 0
+        has_entropy = np.isfinite(self.of["logp_train"]) & np.isfinite(self.of["entropy"])
+        return self.sampled & has_entropy & np.isfinite(self.varentropy()) & ~has_rollout[self.sequence]
 
     def varentropy(self) -> Floats:
         """[N] as recorded, else the bound by the vocabulary."""
@@ -106,14 +106,14 @@ class Tokens:
             x = np.exp(np.minimum(-d, 50.0))
             impossible = present & ~np.isnan(rollout) & ((rollout > 1e-3) | np.isneginf(rollout))
             wide = np.maximum(CLEARLY * _rounding(self), 1e-4)
-            made: dict[str, Any] = {
+            columns: dict[str, Any] = {
                 "tokens": counts,
                 "diff": d,
                 "abs": np.abs(d),
                 "beyond": self.beyond(),
                 "sq": d**2,
                 "k3": np.where(counts, x - 1 + d, 0.0),
-                "x": np.where(counts, np.minimum(x, laws.CLIP), 0.0),
+                "x": np.where(counts, np.minimum(x, e_values.CLIP), 0.0),
                 "low": counts & (d < -wide),
                 "high": counts & (d > wide),
                 "room": np.where(counts, 1 - p, 0.0),
@@ -121,32 +121,32 @@ class Tokens:
                 "padded": counts & (rollout == 0) & (train < PADDED) & self._has_likelier(),
                 "lost": present & ~np.isnan(rollout) & (np.isneginf(train) | (np.isnan(train) & has_train)),
             }
-            made |= self._surprises(judged, d)
-            made |= self._odds() | self._shifts(counts) | self._updates()
-            made |= {"own": self.own, "own_excess": np.where(self.own, -train - self.of["entropy"], 0.0)}
-        return {name: self.total(np.asarray(values, dtype=np.float64)) for name, values in made.items()}
+            columns |= self._surprises(judged, d)
+            columns |= self._odds() | self._shifts(counts) | self._updates()
+            columns |= {"own": self.own, "own_excess": np.where(self.own, -train - self.of["entropy"], 0.0)}
+        return {name: self.total(np.asarray(values, dtype=np.float64)) for name, values in columns.items()}
 
     def laws(self) -> dict[str, Floats]:
         """Sums of log e-values [R, B] by law; 0 where a token does not count."""
         counts, d = self.counts, self.diff()
-        judged, own = counts & np.isfinite(self.of["entropy"]) & np.isfinite(self.varentropy()), self.own
+        judged, alone = counts & np.isfinite(self.of["entropy"]) & np.isfinite(self.varentropy()), self.own
         slack = np.where(counts, np.expm1(np.minimum(_rounding(self), 1.0)), 0.0)
         x = np.exp(np.clip(-d, -50.0, 50.0))
         surprise, entropy, varentropy = (
-            np.where(judged | own, values, 0.0)
+            np.where(judged | alone, values, 0.0)
             for values in (-self.of["logp_train"], self.of["entropy"], self.varentropy())
         )
-        moved, none = self.rounding[self.sequence] * np.sqrt(varentropy), np.zeros_like(d)
-        made = {
-            "above": np.where(counts[:, None], laws.mean_above_one(x, slack), 0.0),
-            "below": np.where(counts[:, None], laws.mean_below_one(x, slack), 0.0),
-            "cut": np.where(counts[:, None], laws.cut(x, slack), 0.0),
-            "sharper": np.where(judged[:, None], laws.sharper(d, surprise, entropy, varentropy), 0.0),
-            "flatter": np.where(judged[:, None], laws.flatter(d, surprise, entropy, varentropy), 0.0),
-            "own_sharper": np.where(own[:, None], laws.sharper(none, surprise + moved, entropy, varentropy), 0.0),
-            "own_flatter": np.where(own[:, None], laws.flatter(none, surprise - moved, entropy, varentropy), 0.0),
+        moved, zero = self.rounding[self.sequence] * np.sqrt(varentropy), np.zeros_like(d)
+        logs = {
+            "above": np.where(counts[:, None], e_values.mean_above_one(x, slack), 0.0),
+            "below": np.where(counts[:, None], e_values.mean_below_one(x, slack), 0.0),
+            "cut": np.where(counts[:, None], e_values.cut(x, slack), 0.0),
+            "sharper": np.where(judged[:, None], e_values.sharper(d, surprise, entropy, varentropy), 0.0),
+            "flatter": np.where(judged[:, None], e_values.flatter(d, surprise, entropy, varentropy), 0.0),
+            "own_sharper": np.where(alone[:, None], e_values.sharper(zero, surprise + moved, entropy, varentropy), 0.0),
+            "own_flatter": np.where(alone[:, None], e_values.flatter(zero, surprise - moved, entropy, varentropy), 0.0),
         }
-        return {name: self.total(values) for name, values in made.items()}
+        return {name: self.total(values) for name, values in logs.items()}
 
     def profile(self) -> tuple[Floats, Floats]:
         """[R, len(PROFILE)] sums of what |d| is ``beyond``, and of 1 - p, by position."""
@@ -169,21 +169,30 @@ class Tokens:
     def _surprises(self, judged: Bools, d: Floats) -> dict[str, Any]:
         surprise = np.where(judged, -self.of["logp_train"], 0.0)
         excess = np.where(judged, surprise - self.of["entropy"], 0.0)
-        both = judged & np.isfinite(self.of["varentropy"])
-        varentropy, known = np.where(both, self.of["varentropy"], 0.0), np.where(both, excess, 0.0)
-        own = np.where(both, d, 0.0)
+        measured = judged & np.isfinite(self.of["varentropy"])
+        varentropy, surplus = np.where(measured, self.of["varentropy"], 0.0), np.where(measured, excess, 0.0)
+        diff = np.where(measured, d, 0.0)
         mass = np.where(self.counts & np.isfinite(self.of["mass_above"]), self.of["mass_above"], np.nan)
-        made: dict[str, Any] = {"judged": judged, "excess": excess, "varentropy": varentropy}
-        made |= {"d_excess": own * known, "excess_sq": known**2, "d_var": own * varentropy}
-        made |= {"var_sq": varentropy**2, "excess_var": known * varentropy, "d_sq": own**2, "d_own": own}
-        made |= {f"mass_{tenths}": mass > tenths / 100 for tenths in MASSES}
-        return made | {"mass": np.isfinite(mass)}
+        columns: dict[str, Any] = {"judged": judged, "excess": excess, "varentropy": varentropy}
+        columns |= {
+            "d_excess": diff * surplus,
+            "excess_sq": surplus**2,
+            "d_var": diff * varentropy,
+        }
+        columns |= {
+            "var_sq": varentropy**2,
+            "excess_var": surplus * varentropy,
+            "d_sq": diff**2,
+            "d_own": diff,
+        }
+        columns |= {f"mass_{tenths}": mass > tenths / 100 for tenths in MASSES}
+        return columns | {"mass": np.isfinite(mass)}
 
     def _odds(self) -> dict[str, Any]:
         rollout, train = self.of["odds_rollout"], self.of["odds_train"]
-        both = self.sampled & np.isfinite(rollout) & np.isfinite(train)
-        r, t = np.where(both, rollout, 0.0), np.where(both, train, 0.0)
-        return {"odds": both, "odds_rt": r * t, "odds_tt": t * t, "odds_rr": r * r}
+        measured = self.sampled & np.isfinite(rollout) & np.isfinite(train)
+        r, t = np.where(measured, rollout, 0.0), np.where(measured, train, 0.0)
+        return {"odds": measured, "odds_rt": r * t, "odds_tt": t * t, "odds_rr": r * r}
 
     def _shifts(self, counts: Bools) -> dict[str, Any]:
         """Products of centred log-probabilities, at the same token and at the next and the last of the other side."""
@@ -194,23 +203,23 @@ class Tokens:
             mean = self.total(values)[self.sequence] / number
             sides.append(np.where(counts, values - mean, 0.0))
         r, t = sides
-        same = np.zeros(len(r), dtype=np.bool_)
+        in_sequence = np.zeros(len(r), dtype=np.bool_)
         if len(r):
-            same[:-1] = self.sequence[1:] == self.sequence[:-1]
+            in_sequence[:-1] = self.sequence[1:] == self.sequence[:-1]
         ahead, behind = np.zeros(len(r)), np.zeros(len(r))
         ahead[:-1], behind[:-1] = r[:-1] * t[1:], r[1:] * t[:-1]
         return {
             "corr_0": r * t,
-            "corr_ahead": np.where(same, ahead, 0.0),
-            "corr_behind": np.where(same, behind, 0.0),
+            "corr_ahead": np.where(in_sequence, ahead, 0.0),
+            "corr_behind": np.where(in_sequence, behind, 0.0),
             "corr_rr": r * r,
             "corr_tt": t * t,
         }
 
     def _updates(self) -> dict[str, Any]:
         update, train = self.of["logp_update"], self.of["logp_train"]
-        both = self.sampled & np.isfinite(update) & np.isfinite(train)
-        return {"updates": both, "update_abs": np.where(both, np.abs(update - train), 0.0)}
+        measured = self.sampled & np.isfinite(update) & np.isfinite(train)
+        return {"updates": measured, "update_abs": np.where(measured, np.abs(update - train), 0.0)}
 
 
 MASSES: tuple[int, ...] = (50, 60, 70, 80, 85, 90, 95, 99)
@@ -223,13 +232,13 @@ def tokens_of(table: Any) -> Tokens:
     length = np.maximum(np.maximum(rollout, train), _lengths(table, "response_ids"))
     sequence = np.repeat(np.arange(len(length)), length)
     starts = np.cumsum(length) - length
-    place = np.arange(len(sequence)) - starts[sequence]
-    of = {name: _values(table, name, length, np.nan) for name in (*_NAMES, "mass_above")}
+    position = np.arange(len(sequence)) - starts[sequence]
+    values = {name: _values(table, name, length, np.nan) for name in (*_NAMES, "mass_above")}
     sampled = _values(table, "mask", length, 1.0) > 0
-    declared, which = sampling_of(table)
-    rounding = np.array([ceiling(one.get("dtype")) for one in declared] or [0.0])[which]
-    most = np.array([laws.most_varentropy(one.get("vocabulary")) for one in declared] or [0.0])[which]
-    return Tokens(of, sequence, place, length, sampled, rounding, most)
+    declared, index = sampling_of(table)
+    rounding = np.array([ceiling(facts.get("dtype")) for facts in declared] or [0.0])[index]
+    bound = np.array([e_values.most_varentropy(facts.get("vocabulary")) for facts in declared] or [0.0])[index]
+    return Tokens(values, sequence, position, length, sampled, rounding, bound)
 
 
 def sampling_of(table: Any) -> tuple[list[Mapping[str, Any]], Ints]:
@@ -241,22 +250,22 @@ def sampling_of(table: Any) -> tuple[list[Mapping[str, Any]], Ints]:
 def declared_in(text: str) -> Mapping[str, Any]:
     """What a row of column ``sampling`` says; nothing where that is no object of JSON."""
     try:
-        found = json.loads(text)
+        facts = json.loads(text)
     except ValueError:
         return {}
-    return cast(Mapping[str, Any], found) if isinstance(found, dict) else {}
+    return cast(Mapping[str, Any], facts) if isinstance(facts, dict) else {}
 
 
 def _values(table: Any, name: str, length_R: Ints, absent: float) -> Floats:
     """[N] a column of lists, ``absent`` where a sequence has none or one of another length."""
-    own, column = _lengths(table, name), table[name].combine_chunks()
+    lengths, column = _lengths(table, name), table[name].combine_chunks()
     flat = floats(column.flatten())
-    if np.array_equal(own, length_R):
+    if np.array_equal(lengths, length_R):
         return flat
-    fits = own == length_R
-    out = np.full(int(length_R.sum()), absent)
-    out[np.repeat(fits, length_R)] = flat[np.repeat(fits, own)]
-    return out
+    fits = lengths == length_R
+    values = np.full(int(length_R.sum()), absent)
+    values[np.repeat(fits, length_R)] = flat[np.repeat(fits, lengths)]
+    return values
 
 
 def _lengths(table: Any, name: str) -> Ints:
@@ -278,8 +287,8 @@ def _rounding(tokens: Tokens) -> Floats:
 
 
 def _total(values_N: Floats, sequence_N: Ints, count: int) -> Floats:
-    out = np.zeros((count, *values_N.shape[1:]))
+    totals = np.zeros((count, *values_N.shape[1:]))
     if len(sequence_N):
         first = np.flatnonzero(np.concatenate([[True], np.diff(sequence_N) != 0]))
-        out[sequence_N[first]] = np.add.reduceat(values_N, first, axis=0)
-    return out
+        totals[sequence_N[first]] = np.add.reduceat(values_N, first, axis=0)
+    return totals

@@ -56,7 +56,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from trueline.laws.rollouts.evidence import finding, span, too_often
+from trueline.laws.rollouts.evidence import find_excess, finding, span
 from trueline.laws.rollouts.onsets import onset_of
 from trueline.laws.rollouts.rows import Rows, rows_of
 from trueline.schema.columns.rollouts import MISFIT
@@ -80,7 +80,7 @@ _NEXT = (
 
 def check(run: Run) -> list[Finding]:
     """Findings of tokens that differ; raises ``CannotTell`` where neither ids nor log-probabilities are there."""
-    exact = [each for side in ("prompt", "response") if (each := _of_ids(run, side)) is not None]
+    exact = [part for side in ("prompt", "response") if (part := _of_ids(run, side)) is not None]
     exact += _of_lengths(run)
     try:
         rows = rows_of(run)
@@ -95,20 +95,20 @@ def check(run: Run) -> list[Finding]:
 def _of_ids(run: Run, side: str) -> Finding | None:
     """Where the ids of both sides are there and differ."""
     steps: list[int] = []
-    places: list[int] = []
+    positions: list[int] = []
     total = 0
     for table in cast(Any, run.kept("rollouts")).pieces(["step", f"{side}_ids", f"train_{side}_ids"]):
-        both = to_numpy(table[1].is_valid()) & to_numpy(table[2].is_valid())
-        kept = cast(list[dict[str, Any]], table.take(np.flatnonzero(both)).to_pylist())
-        total += len(kept)
-        for row in kept:
-            ours, theirs = row[f"train_{side}_ids"], row[f"{side}_ids"]
-            if ours != theirs:
+        compared = to_numpy(table[1].is_valid()) & to_numpy(table[2].is_valid())
+        kept_rows = cast(list[dict[str, Any]], table.take(np.flatnonzero(compared)).to_pylist())
+        total += len(kept_rows)
+        for row in kept_rows:
+            recorded, retokenized = row[f"train_{side}_ids"], row[f"{side}_ids"]
+            if recorded != retokenized:
                 steps.append(row["step"])
-                places.append(
+                positions.append(
                     next(
-                        (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
-                        min(len(ours), len(theirs)),
+                        (i for i, (a, b) in enumerate(zip(recorded, retokenized, strict=False)) if a != b),
+                        min(len(recorded), len(retokenized)),
                     )
                 )
     if not steps:
@@ -117,14 +117,14 @@ def _of_ids(run: Run, side: str) -> Finding | None:
         CODE,
         f"The {side} ids of {len(steps)} of {total} sequences differ between engine and trainer at "
         f"{span(np.array(steps))}, "
-        f"first at token {min(places)}.",
+        f"first at token {min(positions)}.",
         None,
         steps=(min(steps), max(steps)),
         severity="error",
         measured=float(len(steps)),
         expected=0.0,
         unit="sequences",
-        evidence={"kind": side, "first_token": min(places)},
+        evidence={"kind": side, "first_token": min(positions)},
         next=_NEXT,
     )
 
@@ -147,16 +147,16 @@ def _of_lengths(run: Run) -> list[Finding]:
 def _misaligned(example: re.Match[str], steps: list[int], total: int) -> Finding:
     name, kind = example[1], example[3]
     number, needed = (int(example[group].replace(",", "")) for group in (2, 4))
-    apart = f"{counted(abs(number - needed), kind)} {'more' if number > needed else 'less'}"
-    which = f"({number:,} for {needed:,}, in the first)"
+    differs = f"{counted(abs(number - needed), kind)} {'more' if number > needed else 'less'}"
+    side = f"({number:,} for {needed:,}, in the first)"
     if kind == "sequence":
         claim = (
-            f"{name} has {apart} than the batch at {span(np.array(steps))} {which}: which belongs to which is unknown."
+            f"{name} has {differs} than the batch at {span(np.array(steps))} {side}: which belongs to which is unknown."
         )
     else:
         claim = (
-            f"{name} has {apart} than there are tokens in {len(steps):,} of {total:,} sequences of "
-            f"{span(np.array(steps))} {which}: which belongs to which token is unknown, and it was not judged there."
+            f"{name} has {differs} than there are tokens in {len(steps):,} of {total:,} sequences of "
+            f"{span(np.array(steps))} {side}: which belongs to which token is unknown, and it was not judged there."
         )
     return finding(
         CODE,
@@ -182,20 +182,20 @@ def _shifted(rows: Rows) -> list[Finding]:
     scale = np.sqrt(total("corr_rr") * total("corr_tt"))
     if scale <= 0 or float(rows.sums["tokens"].sum()) < 200:
         return []
-    same, ahead, behind = (total(f"corr_{name}") / scale for name in ("0", "ahead", "behind"))
+    equal, ahead, behind = (total(f"corr_{name}") / scale for name in ("0", "ahead", "behind"))
     best = max(ahead, behind)
-    if best < 0.8 or same > best / 2:
+    if best < 0.8 or equal > best / 2:
         return []
     side = "ahead of" if ahead > behind else "behind"
     return [
         finding(
             CODE,
             f"The trainer's log-probabilities are those of the engine one token {side} them at {span(rows.step)}: they "
-            f"correlate by {best:.2g}, and at the same token by {same:.2g}.",
+            f"correlate by {best:.2g}, and at the same token by {equal:.2g}.",
             None,
             steps=(int(rows.step.min()), int(rows.step.max())),
             severity="error",
-            measured=same,
+            measured=equal,
             expected=1.0,
             unit="correlation at the same token",
             evidence={"kind": "shifted"},
@@ -209,20 +209,19 @@ def _shifted(rows: Rows) -> list[Finding]:
 
 def _from_one_position(run: Run, rows: Rows) -> list[Finding]:
     onset_R = onset_of(run, rows)
-    found = too_often(run, "onset", rows, onset_R >= 0, chance=CHANCE)
-    if found is None:
+    crossing = find_excess(run, "onset", rows, onset_R >= 0, chance=CHANCE)
+    if crossing is None:
         return []
-    own = found.within(rows) & (onset_R >= 0)
-    num, among = int(own.sum()), int(found.within(rows).sum())
+    blamed = crossing.in_steps(rows) & (onset_R >= 0)
+    num, among = int(blamed.sum()), int(crossing.in_steps(rows).sum())
     if not num > CHANCE * among:
         return []
     return [
         finding(
             CODE,
-            f"{num} of {among} responses of steps {found.first}-{found.last} agree on both sides up to a token, and "
-            "differ "
-            f"from there on (in the middle case from token {int(np.median(onset_R[own]))} on).",
-            found,
+            f"{num} of {among} responses of steps {crossing.first}-{crossing.last} agree on both sides up to a token, "
+            f"and differ from there on (in the middle case from token {int(np.median(onset_R[blamed]))} on).",
+            crossing,
             measured=num / among,
             expected=0.0,
             unit="share of responses",

@@ -134,34 +134,34 @@ def _stands_still(row: Row, earlier: Sequence[Row]) -> bool:
     small change once.
     """
     last = [row, *earlier[-2:]]
-    adapters = {each["digest_adapter"] for each in last}
-    return len(adapters - {None}) == STILL and len({each["digest_rollout"] for each in last}) == 1
+    adapters = {row["digest_adapter"] for row in last}
+    return len(adapters - {None}) == STILL and len({row["digest_rollout"] for row in last}) == 1
 
 
 def _finding(rows: Sequence[Row], wrong: Mapping[int, Sequence[tuple[Row, str]]]) -> Finding:
     first, last = min(wrong), max(wrong)
     worst = max(wrong, key=lambda step: len(wrong[step]))
-    found = wrong[worst]
+    stale = wrong[worst]
     total = sum(row["step"] == worst for row in rows)
-    kinds = [kind for kind in _ORDER if any(each == kind for _, each in found)]
-    parts = [f"{named_some([row['name'] for row, each in found if each == kind])} ({_WORDS[kind]})" for kind in kinds]
-    share = len(found) / max(total, 1)
+    kinds = [kind for kind in _ORDER if any(label == kind for _, label in stale)]
+    parts = [f"{named_some([row['name'] for row, label in stale if label == kind])} ({_WORDS[kind]})" for kind in kinds]
+    share = len(stale) / max(total, 1)
     only_missing = kinds == ["missing"]
-    gaps = [row["gap"] for row, _ in found if row["gap"] is not None]
+    gaps = [row["gap"] for row, _ in stale if row["gap"] is not None]
     return finding(
         CODE,
-        f"{len(found)} of {total} parameters of the engine {'is' if len(found) == 1 else 'are'} not the trainer's "
+        f"{len(stale)} of {total} parameters of the engine {'is' if len(stale) == 1 else 'are'} not the trainer's "
         "after "
         f"the sync of step {worst}: {'; '.join(parts)}.",
         None,
         steps=(first, last),
         severity="warning" if only_missing else "error",
-        measured=float(len(found)),
+        measured=float(len(stale)),
         expected=0.0,
         unit="parameters that differ",
         evidence={
             "kind": [*kinds, "most" if share > 0.6 and "base" not in kinds else "some"],
-            "names": [row["name"] for row, _ in found][:100],
+            "names": [row["name"] for row, _ in stale][:100],
             "largest_gap": max(gaps, default=None),
         },
         next=(

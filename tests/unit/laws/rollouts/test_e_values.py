@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trueline.laws.rollouts import laws
+from trueline.laws.rollouts import e_values
 
 
 def _laws(p: np.ndarray, q: np.ndarray) -> dict[str, np.ndarray]:
@@ -15,11 +15,11 @@ def _laws(p: np.ndarray, q: np.ndarray) -> dict[str, np.ndarray]:
     varentropy = np.full(len(p), (p * (surprise - entropy) ** 2).sum())
     x, slack = np.exp(-d), np.zeros(len(p))
     each = {
-        "above": laws.mean_above_one(x, slack),
-        "below": laws.mean_below_one(x, slack),
-        "cut": laws.cut(x, slack),
-        "sharper": laws.sharper(d, surprise, entropy, varentropy),
-        "flatter": laws.flatter(d, surprise, entropy, varentropy),
+        "above": e_values.mean_above_one(x, slack),
+        "below": e_values.mean_below_one(x, slack),
+        "cut": e_values.cut(x, slack),
+        "sharper": e_values.sharper(d, surprise, entropy, varentropy),
+        "flatter": e_values.flatter(d, surprise, entropy, varentropy),
     }
     return {name: (q[:, None] * np.exp(logs)).sum(axis=0) for name, logs in each.items()}
 
@@ -48,7 +48,7 @@ def test_bets_on_a_mean_below_one_win_nothing_where_the_tail_is_within_the_allow
         q = p * np.exp(0.5 * random.normal(size=200))
         q /= q.sum()
         means, x = _laws(p, q), p / q
-        for law, clip, tail in (("below", laws.CLIP, laws.TAIL), ("cut", laws.CUT_CLIP, laws.CUT_TAIL)):
+        for law, clip, tail in (("below", e_values.CLIP, e_values.TAIL), ("cut", e_values.CUT_CLIP, e_values.CUT_TAIL)):
             if (q * np.maximum(x - clip, 0)).sum() <= tail:
                 tried[law] += 1
                 assert means[law].max() <= 1 + 1e-9, law
@@ -60,12 +60,12 @@ def test_no_distribution_has_more_varentropy_than_the_bound_by_its_words(words: 
     """The largest is of one word that is likelier than the others, which are alike: scanned over its probability."""
     p = 1 / (1 + np.exp(-np.linspace(-20, 20, 40_001)))
     largest = (p * (1 - p) * np.log(p * (words - 1) / (1 - p)) ** 2).max()
-    assert laws.most_varentropy(words) - 1 <= largest <= laws.most_varentropy(words)
+    assert e_values.most_varentropy(words) - 1 <= largest <= e_values.most_varentropy(words)
     random = np.random.default_rng(words)
     for spread in (0.5, 3.0, 10.0):
         q = _drawn(random, words, spread)
         surprise = -np.log(np.maximum(q, 1e-300))
-        assert (q * (surprise - (q * surprise).sum()) ** 2).sum() <= laws.most_varentropy(words)
+        assert (q * (surprise - (q * surprise).sum()) ** 2).sum() <= e_values.most_varentropy(words)
 
 
 @pytest.mark.parametrize("spread", [0.1, 1.0, 3.0, 8.0])
@@ -74,8 +74,8 @@ def test_bets_against_the_trainers_own_distribution_win_nothing_by_the_bound_eit
     for words in (2, 30, 2000):
         p = _drawn(random, words, spread)
         surprise, none = -np.log(p), np.zeros(words)
-        entropy, bound = np.full(words, (p * surprise).sum()), np.full(words, laws.most_varentropy(words))
-        for law in (laws.sharper, laws.flatter):
+        entropy, bound = np.full(words, (p * surprise).sum()), np.full(words, e_values.most_varentropy(words))
+        for law in (e_values.sharper, e_values.flatter):
             assert (p[:, None] * np.exp(law(none, surprise, entropy, bound))).sum(axis=0).max() <= 1 + 1e-9
 
 
@@ -85,12 +85,12 @@ def test_a_temperature_that_was_not_recorded_wins_what_it_is_worth() -> None:
     surprise = -np.log(p)
     entropy = np.full(500, (p * surprise).sum())
     varentropy = np.full(500, (p * (surprise - entropy) ** 2).sum())
-    gains = (sampled[:, None] * laws.sharper(np.zeros(500), surprise, entropy, varentropy)).sum(axis=0)
+    gains = (sampled[:, None] * e_values.sharper(np.zeros(500), surprise, entropy, varentropy)).sum(axis=0)
     assert gains.max() > 0.02  # nats a token: 700 tokens at most
 
 
 def test_events_rarer_than_allowed_win_nothing() -> None:
     bets = (3.0, 6.0, 9.0)
-    hit, miss = np.exp(laws.more_often(np.array([True, False]), 0.1, bets))
+    hit, miss = np.exp(e_values.more_often(np.array([True, False]), 0.1, bets))
     assert np.allclose(0.1 * hit + 0.9 * miss, 1)
     assert (0.05 * hit + 0.95 * miss < 1).all()
