@@ -17,7 +17,7 @@ from trueline.judge.recorded.step_values import RankStep, StepValues
 from trueline.schema.errors import CannotTell, InputError
 from trueline.store.reader import Run
 from trueline.store.records.record_summary import COPY_AGAIN, damaged_records
-from trueline.store.records.whole import place_of
+from trueline.store.records.whole import shard_place
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _meshes(run: Run, step: int) -> set[tuple[tuple[str, ...], tuple[int, ...]]]
     """Names and sizes of the meshes of a step's DTensors."""
     table = cast(Any, run).records(steps=[step], columns=["mesh"], resolve=False)
     texts: list[str | None] = table["mesh"].unique().to_pylist()
-    placements = [place_of(text) for text in texts if text is not None]
+    placements = [shard_place(text) for text in texts if text is not None]
     return {(placement.names, placement.sizes) for placement in placements}
 
 

@@ -62,13 +62,13 @@ def _require_same_job(path: str, manifest: Manifest, job: Job, *, rank: int) -> 
             f"Run '{path}' has schema version {manifest.schema_version}, and this Trueline writes {SCHEMA_VERSION}, so "
             f"it cannot go on with it. {_ELSEWHERE}"
         )
-    for what, before, now in (
+    for label, before, now in (
         ("workers", manifest.world_size, job.world_size),
         ("adapter", manifest.adapter, job.adapter),
     ):
         if before != now:
             raise ResumeError(
-                f"Run '{path}' has {what} {before}, and this start of the job has {now}: one Run cannot hold both. "
+                f"Run '{path}' has {label} {before}, and this start of the job has {now}: one Run cannot hold both. "
                 f"{_ELSEWHERE}"
             )
     before = _params_of(path, rank)
@@ -100,12 +100,12 @@ def _first_step(before: Attempt, job: Job, *, last: int | None) -> int:
 
 def _plans(manifest: Manifest, begins: Attempt) -> list[PlanRevision]:
     """The changes of the Plan that hold for the steps before ``begins``, and its own where it is another."""
-    kept = [entry for entry in manifest.plans if entry.step < begins.step]
-    in_force = kept[-1].plan if kept else manifest.plan
+    changes_before = [entry for entry in manifest.plans if entry.step < begins.step]
+    in_force = changes_before[-1].plan if changes_before else manifest.plan
     if begins.plan == in_force:
-        return kept
+        return changes_before
     latest = max((entry.revision for entry in manifest.plans), default=0)
-    return [*kept, PlanRevision(revision=latest + 1, step=begins.step, plan=begins.plan)]
+    return [*changes_before, PlanRevision(revision=latest + 1, step=begins.step, plan=begins.plan)]
 
 
 def _note(begins: Attempt, *, number: int, last: int | None) -> str:

@@ -22,7 +22,7 @@ from trueline.store import file_names
 from trueline.store.collecting.belonging import world_size
 from trueline.store.collecting.copying import Budget, Work
 from trueline.store.collecting.one_run import collect_run
-from trueline.store.collecting.sides import NothingYet, Side, require_place, sides_of
+from trueline.store.collecting.sides import NothingYet, Side, open_target, sides_of
 
 SCHEMA = 1
 """Of the document that ``Collected.to_json`` makes."""
@@ -53,8 +53,8 @@ class Collected:
         """One sentence."""
         copied = f"{counted(self.copied, 'file')} ({self.copied_bytes / 2**20:.1f} MiB) copied"
         if self.world_size is None:
-            there = f"only {ranks_text(self.ranks)}" if self.ranks else "no rank"
-            return f"No Run yet at '{self.run}': {there}, and the manifest is where rank 0 writes; {copied}."
+            ranks_present = f"only {ranks_text(self.ranks)}" if self.ranks else "no rank"
+            return f"No Run yet at '{self.run}': {ranks_present}, and the manifest is where rank 0 writes; {copied}."
         if self.missing:
             return (
                 f"Incomplete: {ranks_text(self.missing)} of {self.world_size} left nothing in these places; {copied}."
@@ -97,7 +97,7 @@ def collect(
     is no Run or cannot be read, and ``OSError`` where ``dst`` does not take, or does not keep, what it is given.
     """
     sides = sides_of(sources)
-    into = require_place(dst, [side.root for side in sides if side.is_local])
+    into = open_target(dst, [side.root for side in sides if side.is_local])
     work = Work(Budget(max_bytes_per_s), reads_again)
     for suffix in sorted({side.suffix for side in sides}):
         alike = [side for side in sides if side.suffix == suffix]
@@ -111,7 +111,7 @@ def collect(
         ranks, unclosed = ranks | of_group.ranks, unclosed | of_group.unclosed
     manifest = into.document(file_names.MANIFEST)
     return Collected(
-        run=into.shown,
+        run=into.label,
         ranks=tuple(sorted(ranks)),
         world_size=None if manifest is None else world_size(into, manifest),
         unclosed=tuple(sorted(unclosed)),
@@ -122,7 +122,7 @@ def collect(
 
 
 def follow_until(
-    over: Callable[[], bool],
+    is_over: Callable[[], bool],
     sources: Sequence[str],
     dst: str,
     *,
@@ -130,23 +130,23 @@ def follow_until(
     tell: Callable[[str], None],
     max_bytes_per_s: float | None = None,
 ) -> None:
-    """``collect`` every ``every_s`` seconds until ``over``. A place that cannot be reached, or a source that is not
+    """``collect`` every ``every_s`` seconds until ``is_over``. A place that cannot be reached, or a source that is not
     there yet, costs nothing: each sentence about it is told once, and it is tried again.
     """
-    told = ""
-    while not over():
+    last_problem = ""
+    while not is_over():
         try:
             collect(sources, dst, max_bytes_per_s=max_bytes_per_s, reads_again=False)
         except NothingYet:
             pass
         except (RunError, InputError, OSError) as error:
-            if str(error) != told:
+            if str(error) != last_problem:
                 tell(f"{why(error)}. It is tried again every {every_s:g} s, and nothing is lost meanwhile.")
-                told = str(error)
+                last_problem = str(error)
         else:
-            if told:
+            if last_problem:
                 tell("collecting goes on.")
-                told = ""
+                last_problem = ""
         time.sleep(every_s)
 
 

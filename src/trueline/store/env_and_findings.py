@@ -58,9 +58,9 @@ def read_findings(fs: AbstractFileSystem, root: str, problems: list[Problem]) ->
         except OSError as error:
             problems.append(Problem(f"it cannot be read ({error}) and was skipped", file=name))
             continue
-        found, damage = findings_of(data)
-        findings += found
-        problems += [problem.of(name) for problem in damage]
+        file_findings, damage = findings_of(data)
+        findings += file_findings
+        problems += [problem.in_file(name) for problem in damage]
     return findings
 
 
@@ -90,5 +90,5 @@ def findings_of(data: bytes) -> tuple[list[Finding], list[Problem]]:
 def name_unknown(file: str, keys: Collection[str]) -> list[Problem]:
     """A line on keys that this version has no word for, if there are any."""
     names = ", ".join(f"'{key}'" for key in keys)
-    said = f"this version does not know {names} (of a newer Trueline, or damage)"
-    return [Problem(said, file=file)] if keys else []
+    text = f"this version does not know {names} (of a newer Trueline, or damage)"
+    return [Problem(text, file=file)] if keys else []

@@ -55,16 +55,15 @@ class Problem(str):
         line.file, line.text, line.torn = file, text, torn
         return line
 
-    def of(self, file: str) -> Problem:
-        """The same of ``file``, said by who knows its name."""
+    def in_file(self, file: str) -> Problem:
+        """The line with the name of the file in front, for a reader that did not know it."""
         return Problem(self.text, file=file, torn=self.torn)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartName:
-    """What the name of a sealed part says: the rank, the zero-based index of the part
-    (offset by the start of the job, see ``PARTS_PER_ATTEMPT``), the CRC32 of the file, and for a merged part the index
-    of the last part in it.
+    """The name of a sealed part: its rank, its zero-based index (offset by the start of the job, see
+    ``PARTS_PER_ATTEMPT``), the CRC32 of the file, and for a merged part the index of the last part in it.
 
     Parquet's own checksums cover its pages but not its footer; the one in the name covers every byte.
     """
@@ -91,12 +90,12 @@ class PartName:
     @classmethod
     def parse(cls, name: str) -> PartName | None:
         """The PartName that ``name`` spells, or None where it is no sealed part."""
-        found = _PART.fullmatch(name)
-        if found is None:
+        match = _PART.fullmatch(name)
+        if match is None:
             return None
-        part = cls(int(found[1]), int(found[2]), int(found[4], 16), int(found[3] or -1))
+        part = cls(int(match[1]), int(match[2]), int(match[4], 16), int(match[3] or -1))
         follows = part.last > part.sequence and part.last // PARTS_PER_ATTEMPT == part.attempt
-        return part if found[3] is None or follows else None
+        return part if match[3] is None or follows else None
 
 
 def numbers_of(parts: Iterable[PartName]) -> set[int]:
@@ -166,8 +165,8 @@ def records_journal_rank(name: str) -> int | None:
 
 def table_journal(name: str) -> tuple[int, str] | None:
     """The rank and the table of a file under ``journal/`` that holds rows as they came; None for any other file."""
-    found = _TABLE_JOURNAL.fullmatch(name)
-    return None if found is None else (int(found[1]), found[2])
+    match = _TABLE_JOURNAL.fullmatch(name)
+    return None if match is None else (int(match[1]), match[2])
 
 
 def folder_rank(name: str) -> int | None:
@@ -182,22 +181,22 @@ def stacks_rank(name: str) -> int | None:
 
 def tensors_step(name: str) -> tuple[int, bool] | None:
     """The step of a file under ``tensors/rank-*/`` and whether it ended; None for any other file."""
-    found = _TENSORS.fullmatch(name)
-    return None if found is None else (int(found[1]), found[2] is None)
+    match = _TENSORS.fullmatch(name)
+    return None if match is None else (int(match[1]), match[2] is None)
 
 
 def share(rank: int) -> dict[str, re.Pattern[str]]:
     """By folder, the names of the files of one rank, which must be gone before it writes again."""
-    own = f"rank-{rank:05d}"
+    stem = f"rank-{rank:05d}"
     return {
-        ENV_DIR: re.compile(rf"{own}\.json"),
+        ENV_DIR: re.compile(rf"{stem}\.json"),
         WORKERS_DIR: re.compile(rf"part-r{rank:05d}-.*\.parquet"),
-        JOURNAL_DIR: re.compile(rf"{own}(-\w+)?\.tlj"),
+        JOURNAL_DIR: re.compile(rf"{stem}(-\w+)?\.tlj"),
         ROLLOUTS_DIR: re.compile(rf"part-r{rank:05d}-.*\.parquet"),
         SYNCS_DIR: re.compile(rf"part-r{rank:05d}-.*\.parquet"),
-        RECORDS_DIR: re.compile(own),
-        TENSORS_DIR: re.compile(own),
-        STACKS_DIR: re.compile(rf"{own}\.parquet"),
+        RECORDS_DIR: re.compile(stem),
+        TENSORS_DIR: re.compile(stem),
+        STACKS_DIR: re.compile(rf"{stem}\.parquet"),
     }
 
 
@@ -211,5 +210,5 @@ def belongs_to_run(name: str) -> bool:
     return _TOP_LEVEL.fullmatch(name.removeprefix(".").removesuffix(TEMPORARY_SUFFIX)) is not None
 
 
-def _rank(found: re.Match[str] | None) -> int | None:
-    return None if found is None else int(found[1] or 0)
+def _rank(match: re.Match[str] | None) -> int | None:
+    return None if match is None else int(match[1] or 0)

@@ -19,12 +19,12 @@ from trueline.schema.text.secrets import without_credentials
 def filesystem_of(path: str | os.PathLike[str]) -> tuple[AbstractFileSystem, str]:
     """The file system of a path or URL, and the path within it. Raises ``RunError`` for one that cannot be opened."""
     try:
-        filesystem, within = url_to_fs(os.fspath(path))
-        return filesystem if isinstance(filesystem, LocalFileSystem) else cast(Any, _Remote(filesystem)), within
+        filesystem, inner_path = url_to_fs(os.fspath(path))
+        return filesystem if isinstance(filesystem, LocalFileSystem) else cast(Any, _Remote(filesystem)), inner_path
     except Exception as error:  # each kind of file system raises errors of its own
-        shown = without_credentials(os.fspath(path))
+        label = without_credentials(os.fspath(path))
         raise RunError(
-            f"'{shown}' cannot be opened ({type(error).__name__}: {why(error)}). Check the address, and what it needs "
+            f"'{label}' cannot be opened ({type(error).__name__}: {why(error)}). Check the address, and what it needs "
             "to be reached: a package for its kind, credentials, or the archive itself."
         ) from None
 
@@ -36,8 +36,8 @@ class _Remote:
         self._filesystem = filesystem
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._filesystem, name)
-        return functools.partial(_call, found) if callable(found) else found
+        attribute = getattr(self._filesystem, name)
+        return functools.partial(_call, attribute) if callable(attribute) else attribute
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -53,9 +53,9 @@ def write_judged(path: str, document: dict[str, Any], keeps: Sequence[Sequence[A
         return
     with contextlib.suppress(OSError):
         open_replacement(os.path.join(path, file_names.JUDGED), encode({"version": VERSION, **document})).close()
-        folder, named = os.path.join(path, file_names.JUDGED_DIR), {each[2] for each in keeps}
+        folder, kept_names = os.path.join(path, file_names.JUDGED_DIR), {entry[2] for entry in keeps}
         for name in os.listdir(folder) if os.path.isdir(folder) else ():
-            if name not in named:
+            if name not in kept_names:
                 os.remove(os.path.join(folder, name))
 
 
@@ -74,16 +74,16 @@ def stored(path: str, array: NDArray[Any]) -> list[Any]:
     return [array.dtype.str, list(array.shape), name]
 
 
-def restored(path: str, dtype: str, shape: Sequence[int], what: str) -> NDArray[Any]:
+def restored(path: str, dtype: str, shape: Sequence[int], content: str) -> NDArray[Any]:
     """The array that ``stored`` told of. Raises ``ValueError`` where its file is not what was written, ``OSError``
     where it is gone, and ``zlib.error``.
     """
-    if not _NAME.fullmatch(what):
-        return np.frombuffer(zlib.decompress(base64.b64decode(what)), np.dtype(dtype)).reshape(shape)
-    array = np.memmap(os.path.join(path, file_names.JUDGED_DIR, what), np.dtype(dtype), "r", shape=tuple(shape))
-    if is_whole(what, array.data):
+    if not _NAME.fullmatch(content):
+        return np.frombuffer(zlib.decompress(base64.b64decode(content)), np.dtype(dtype)).reshape(shape)
+    array = np.memmap(os.path.join(path, file_names.JUDGED_DIR, content), np.dtype(dtype), "r", shape=tuple(shape))
+    if is_whole(content, array.data):
         return array
-    raise ValueError(f"{what} is not what was written")
+    raise ValueError(f"{content} is not what was written")
 
 
 def is_whole(name: str, data: Any) -> bool:

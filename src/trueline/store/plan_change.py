@@ -15,7 +15,7 @@ from trueline.store.reader import Run
 def plan_in_force(run: Run) -> Plan:
     """The Plan that the ranks follow now; the default one where the job has not begun to train."""
     plans = run.manifest.plans
-    return Plan.load(_known(plans[-1].plan if plans else run.manifest.plan))
+    return Plan.load(_current_keys(plans[-1].plan if plans else run.manifest.plan))
 
 
 def change_plan(run: Run, changes: Mapping[str, Any], *, by: str) -> None:
@@ -24,8 +24,8 @@ def change_plan(run: Run, changes: Mapping[str, Any], *, by: str) -> None:
     """
     _require_running(run)
     path = plan_path(os.fspath(run.path))
-    asked = (read_changes(path) if os.path.isfile(path) else {}) | dict(changes)
-    write_plan(path, plan_in_force(run).revised(asked, f"{by} and plan.json"))
+    changed = (read_changes(path) if os.path.isfile(path) else {}) | dict(changes)
+    write_plan(path, plan_in_force(run).revised(changed, f"{by} and plan.json"))
 
 
 def _require_running(run: Run) -> None:
@@ -39,6 +39,6 @@ def _require_running(run: Run) -> None:
         )
 
 
-def _known(plan: dict[str, Any]) -> dict[str, Any]:
+def _current_keys(plan: dict[str, Any]) -> dict[str, Any]:
     """What of a Plan that another version wrote has a meaning here."""
     return {key: value for key, value in plan.items() if key in Plan.model_fields}

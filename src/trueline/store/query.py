@@ -46,8 +46,8 @@ Answer = tuple[list[str], list[tuple[Any, ...]]]
 """Names of columns, and rows."""
 
 
-def answer(sql: str, tables: Mapping[str, Callable[[], pa.Table]], *, of: str) -> Answer:
-    """What one SELECT of DuckDB's says of ``tables``, which are read where it names them; ``of`` is for messages.
+def answer(sql: str, tables: Mapping[str, Callable[[], pa.Table]], *, run_path: str) -> Answer:
+    """What one SELECT of DuckDB's says of ``tables``, which are read where it names them; ``run_path`` is for messages.
 
     Raises ``RunError`` for anything else, for what takes more than the limits above, and for what DuckDB refuses.
     """
@@ -62,40 +62,44 @@ def answer(sql: str, tables: Mapping[str, Callable[[], pa.Table]], *, of: str) -
         timer = threading.Timer(TIME_LIMIT_S, connection.interrupt)
         timer.start()
         try:
-            _require_answering(connection, sql, of)
+            _require_answering(connection, sql, run_path)
             result = connection.execute(sql)
             rows = result.fetchmany(MAX_ROWS + 1)
             names = [entry[0] for entry in result.description or ()]
         except duckdb.InterruptException:
-            raise RunError(f"The query on Run '{of}' took longer than {TIME_LIMIT_S:g} s. Ask for less.") from None
+            raise RunError(
+                f"The query on Run '{run_path}' took longer than {TIME_LIMIT_S:g} s. Ask for less."
+            ) from None
         except duckdb.Error as error:
             reason = " ".join(_HINT.sub("", str(error).split("\n\n")[0]).split()).rstrip(".!")
-            raise RunError(f"The query on Run '{of}' failed: {reason}. {_TABLES}") from None
+            raise RunError(f"The query on Run '{run_path}' failed: {reason}. {_TABLES}") from None
         finally:
             timer.cancel()
     if len(rows) > MAX_ROWS:
-        raise RunError(f"The query on Run '{of}' has more than {MAX_ROWS:,} rows. Add a limit, or sum up in SQL.")
+        raise RunError(f"The query on Run '{run_path}' has more than {MAX_ROWS:,} rows. Add a limit, or sum up in SQL.")
     return names, rows
 
 
-def _require_answering(connection: duckdb.DuckDBPyConnection, sql: str, of: str) -> None:
+def _require_answering(connection: duckdb.DuckDBPyConnection, sql: str, run_path: str) -> None:
     """Raise ``RunError`` for what is not one question about the Run."""
     statements = connection.extract_statements(sql)
     if not statements:
-        raise RunError(f"The query on Run '{of}' is empty. Try: select * from workers limit 5.")
+        raise RunError(f"The query on Run '{run_path}' is empty. Try: select * from workers limit 5.")
     words = [_first_word(statement.query) for statement in statements]
     if len(statements) > 1 or _kind(statements[0]) not in _ANSWERING:
-        found = f"holds {len(words)} statements" if len(words) > 1 else f"is {words[0]}"
-        raise RunError(f"The query on Run '{of}' {found}, and one SELECT is answered. {_TABLES}")
+        problem = f"holds {len(words)} statements" if len(words) > 1 else f"is {words[0]}"
+        raise RunError(f"The query on Run '{run_path}' {problem}, and one SELECT is answered. {_TABLES}")
     outside = _SYSTEM.search(_TEXTS.sub("", sql))
     if outside:
-        raise RunError(f"The query on Run '{of}' asks for '{outside[0]}', which is not part of the Run. {_TABLES}")
+        raise RunError(
+            f"The query on Run '{run_path}' asks for '{outside[0]}', which is not part of the Run. {_TABLES}"
+        )
 
 
 def _first_word(statement: str) -> str:
     """What the statement begins with, in capitals: the user's own word, which DuckDB's name for its kind may not be."""
-    found = _FIRST_WORD.search(_COMMENTS.sub(" ", statement))
-    return found[0].upper() if found else "no SELECT"
+    match = _FIRST_WORD.search(_COMMENTS.sub(" ", statement))
+    return match[0].upper() if match else "no SELECT"
 
 
 def _kind(statement: duckdb.Statement) -> str:

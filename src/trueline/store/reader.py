@@ -70,13 +70,13 @@ class Run(RecordedSteps, Shown):
     """The findings of live checks while the job ran, in order per rank."""
 
     def __init__(self, path: str | os.PathLike[str], *, parts: PartFiles | None = None) -> None:
-        self._given = os.fspath(path)
-        self.path = without_credentials(self._given)
+        self._address = os.fspath(path)
+        self.path = without_credentials(self._address)
         with reading(f"'{shortened(self.path)}'", UNREADABLE, error=RunError):
             self._open(parts)
 
     def _open(self, parts: PartFiles | None) -> None:
-        self._fs, self._root = filesystem_of(self._given)
+        self._fs, self._root = filesystem_of(self._address)
         self.manifest = open_manifest(self._fs, self._root, self.path)
         first_steps = [attempt.step for attempt in self.manifest.attempts]
         self._take(read_pieces(self._fs, self._root, first_steps, known=parts))
@@ -98,17 +98,18 @@ class Run(RecordedSteps, Shown):
         self.steps = self._rows.distinct_steps()
 
     def before(self, step: int) -> Run:
-        """The same Run without the rows of ``step`` and later ones; recorded steps are all there."""
+        """The Run without the rows of ``step`` and later ones; recorded steps are all there."""
         return self._cut(None, step)
 
     def between(self, first: int, end: int) -> Run:
-        """The same Run with the rows of the steps from ``first`` to before ``end`` only; recorded steps are all
-        there, and so are the ranks, also those without a row.
+        """The Run with the rows of the steps from ``first`` to before ``end`` only. Recorded steps are all there, and
+        so are the ranks, also those without a row.
         """
         return self._cut(first, end)
 
     def _cut(self, first: int | None, end: int) -> Run:
         part = copy.copy(self)
+        # Cached properties are copied with the object, and would go on about all rows.
         for derived in ("_step_index", "_rank_index", "last_steps"):
             part.__dict__.pop(derived, None)
         part._take(self._pieces.between(first, end))
@@ -151,8 +152,10 @@ class Run(RecordedSteps, Shown):
         if not start or len(self.ranks) == self.world_size:
             return []
         names = names_in(self._fs, posixpath.dirname(self._root.rstrip("/")))
-        own = posixpath.basename(first) + file_names.OF_GROUP
-        leads = sorted(int(name[len(own) :]) for name in names if name.startswith(own) and name[len(own) :].isdecimal())
+        prefix = posixpath.basename(first) + file_names.OF_GROUP
+        leads = sorted(
+            int(name[len(prefix) :]) for name in names if name.startswith(prefix) and name[len(prefix) :].isdecimal()
+        )
         paths = [first, *(f"{first}{file_names.OF_GROUP}{lead}" for lead in leads)]
         return [path for path in paths if path != self.path.rstrip("/") and _start_of(path) == start]
 
@@ -194,8 +197,8 @@ class Run(RecordedSteps, Shown):
             require_column(name, WORKER_SCHEMA.names)
             if name not in self._present:
                 return pa.nulls(len(self._rows), WORKER_SCHEMA.field(name).type)
-            together: set[str] = next((some for some in _TOGETHER if name in some), {name})
-            self._load([each for each in WORKER_SCHEMA.names if each in together & self._present])
+            together: set[str] = next((columns for columns in _TOGETHER if name in columns), {name})
+            self._load([column_name for column_name in WORKER_SCHEMA.names if column_name in together & self._present])
         return self._columns[name]
 
     def load(self, names: Collection[str]) -> None:
@@ -320,7 +323,7 @@ class Run(RecordedSteps, Shown):
     def flat(
         self, column: str, *, steps: Sequence[int] | None = None, ranks: Sequence[int] | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The same as ``lists`` in four arrays, by step, then rank: step, rank and length of each list, and all values
+        """The lists of a column as four arrays, by step, then rank: step, rank and length of each list, and all values
         one after the other.
         """
         lists, rows = self._measured_lists(column, steps, ranks)
@@ -328,13 +331,13 @@ class Run(RecordedSteps, Shown):
 
     def kept(self, table: TableName) -> TableReader:
         """``rollouts`` or ``syncs``, whose rows are kept as they came; false where there are none."""
-        if table not in self._kept:
+        if table not in self._table_readers:
             with reading(f"'{shortened(self.path)}'", UNREADABLE, error=RunError):
-                self._kept[table] = TableReader(self._fs, self._root, table, self.problems, self._timeline)
-        return self._kept[table]
+                self._table_readers[table] = TableReader(self._fs, self._root, table, self.problems, self._timeline)
+        return self._table_readers[table]
 
     @cached_property
-    def _kept(self) -> dict[TableName, TableReader]:
+    def _table_readers(self) -> dict[TableName, TableReader]:
         return {}
 
     def size_bytes(self, folder: str) -> int:
@@ -354,7 +357,7 @@ class Run(RecordedSteps, Shown):
         """The column names of a query and its rows; see ``query``."""
         tables = {"workers": self.table, "records": self.records}
         tables |= {name: lambda name=name: self.kept(name).table() for name in TABLE_SCHEMAS}
-        return answer(sql, tables, of=self.path)
+        return answer(sql, tables, run_path=self.path)
 
     def _title(self) -> str:
         span = f"steps {self.steps[0]} to {self.steps[-1]}" if len(self.steps) else "no steps"
@@ -362,14 +365,16 @@ class Run(RecordedSteps, Shown):
 
     def _columns_shown(self) -> Mapping[str, Sequence[Any]]:
         step_R, rank_R = to_numpy(self.column("step")), to_numpy(self.column("rank"))
-        own = [step_R[rank_R == rank].tolist() for rank in self.ranks]
+        rank_steps = [step_R[rank_R == rank].tolist() for rank in self.ranks]
         return {
             "rank": self.ranks,
-            "steps": [len(steps) for steps in own],
-            "first": [steps[0] if steps else None for steps in own],
-            "last": [steps[-1] if steps else None for steps in own],
+            "steps": [len(steps) for steps in rank_steps],
+            "first": [steps[0] if steps else None for steps in rank_steps],
+            "last": [steps[-1] if steps else None for steps in rank_steps],
             "closed": [rank not in self.unclosed for rank in self.ranks],
-            "findings while it ran": [sum(rank in one.ranks for one in self.live_findings) for rank in self.ranks],
+            "findings while it ran": [
+                sum(rank in finding.ranks for finding in self.live_findings) for rank in self.ranks
+            ],
         }
 
     def _notes(self) -> Sequence[str]:
@@ -383,9 +388,9 @@ class Run(RecordedSteps, Shown):
         values_R = self.column(column)
         kind = values_R.type
         if pa.types.is_list(kind) or pa.types.is_string(kind) or pa.types.is_uint64(kind) is not digests:
-            wanted = "digests" if digests else "numbers"
+            expected = "digests" if digests else "numbers"
             raise RunError(
-                f"Column '{column}' holds {kind}, not {wanted}. Use Run.pivot for numbers, "
+                f"Column '{column}' holds {kind}, not {expected}. Use Run.pivot for numbers, "
                 "Run.digests for uint64, Run.stack or Run.lists for lists."
             )
         return values_R
@@ -429,21 +434,21 @@ class Run(RecordedSteps, Shown):
         """Put what list columns are about into ``env``: where all ranks came to train others, what held for most steps;
         the lists of other steps count as not measured.
         """
-        every = max((env.lists for env in self.env.values()), key=len, default=[])
-        self._lists_since = [lists.step for lists in every] if len(every) > 1 else [0]
+        all_lists = max((env.lists for env in self.env.values()), key=len, default=[])
+        self._lists_since = [lists.step for lists in all_lists] if len(all_lists) > 1 else [0]
         which_T = self._lists_at(self.steps)
         self._main_lists = int(np.argmax(np.bincount(which_T, minlength=1)))
-        if len(every) < 2:
+        if len(all_lists) < 2:
             return
         for rank, env in self.env.items():
             if self._main_lists < len(env.lists):
                 self.env[rank] = env.model_copy(update=env.lists[self._main_lists].named())
-        said = (
+        text = (
             f"other parameters were trained from step {', '.join(map(str, self._lists_since[1:]))} on: gradients and "
             f"parameters are judged for the {int(np.sum(which_T == self._main_lists))} steps in which "
-            f"{len(every[self._main_lists].params)} were"
+            f"{len(all_lists[self._main_lists].params)} were"
         )
-        self.problems.append(Problem(said))
+        self.problems.append(Problem(text))
 
     def _of_main_lists(self, column: str) -> np.ndarray | bool:
         """[R] which rows of a column are about the parameters that ``env`` names."""

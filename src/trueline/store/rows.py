@@ -19,7 +19,7 @@ from trueline.schema.columns.rollouts import TABLE_COLUMNS, TableName
 from trueline.schema.columns.workers import WORKER_COLUMNS
 from trueline.schema.errors import RunError
 from trueline.store.log.short_rows import Row
-from trueline.store.records.arrays import contiguous, empty, from_numpy, from_values, taken, to_numpy
+from trueline.store.records.arrays import contiguous, empty, from_numpy, from_values, take_rows, to_numpy
 
 _ARROW_TYPES: dict[str, pa.DataType] = {
     "int64": pa.int64(),
@@ -74,13 +74,13 @@ class StepsInARow:
     num: int
 
     @classmethod
-    def of(cls, rows: pa.Table) -> StepsInARow | None:
+    def from_rows(cls, rows: pa.Table) -> StepsInARow | None:
         """Of rows with ``step`` and ``rank``, if they are such."""
         step_T, rank_T = to_numpy(rows["step"]), to_numpy(rows["rank"], -1)
         if not len(step_T) or rank_T[0] < 0 or step_T[-1] - step_T[0] != len(step_T) - 1:
             return None
-        found = cls(int(rank_T[0]), int(step_T[0]), len(step_T))
-        return found if np.array_equal(step_T, found.steps()) and np.all(rank_T == found.rank) else None
+        span = cls(int(rank_T[0]), int(step_T[0]), len(step_T))
+        return span if np.array_equal(step_T, span.steps()) and np.all(rank_T == span.rank) else None
 
     def __len__(self) -> int:
         return self.num
@@ -141,7 +141,7 @@ class MergeOrder:
         if not len(pieces):
             return empty(pieces.type)
         if self._whole:
-            return taken(contiguous(pieces), self._order)
+            return take_rows(contiguous(pieces), self._order)
         valid_T = to_numpy(pieces.is_valid())[self._order]
         position_T = np.where(valid_T, np.arange(len(valid_T)), -1)
         last_R = np.maximum.reduceat(position_T, self._first)
@@ -150,8 +150,8 @@ class MergeOrder:
 
 
 class GridOrder(MergeOrder):
-    """The same where every one of ``ranks`` [N], ascending, has each of ``num`` steps in a row once, and in pieces one
-    rank comes after the other; rows are numbered when somebody asks.
+    """The order where each of ``ranks`` [N], ascending, has each of ``num`` steps in a row once, and pieces come one
+    rank after the other. Rows are numbered when somebody asks.
     """
 
     def __init__(self, ranks_N: np.ndarray, first: int, num: int) -> None:

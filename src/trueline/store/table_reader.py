@@ -42,17 +42,17 @@ class TableReader:
         journals = read_journals(fs, root, problems, rank_of=lambda name: _rank_of(name, table), schema=self._schema)
         parts = list_parts(fs, root, table, problems)
         for rank in sorted({*journals, *parts}):
-            own, journal = sorted(parts.get(rank, [])), journals.get(rank)
+            rank_parts, journal = sorted(parts.get(rank, [])), journals.get(rank)
             readable = [
                 part
-                for part, rows in zip(own, self._files.first(own, ["step"]), strict=True)
+                for part, rows in zip(rank_parts, self._files.first(rank_parts, ["step"]), strict=True)
                 if not _skipped(rows, problems)
             ]
             self._pieces += [_Piece(rank, part.attempt, part) for part in readable]
-            name_missing_parts(table, rank, own, journal, problems)
-            if journal is not None and journal.batches and journal.sequence not in file_names.numbers_of(own):
+            name_missing_parts(table, rank, rank_parts, journal, problems)
+            if journal is not None and journal.batches and journal.sequence not in file_names.numbers_of(rank_parts):
                 rows = whole_table(table, journal.batches)
-                self._pieces.append(_Piece(rank, journal.attempt(own), rows=rows))
+                self._pieces.append(_Piece(rank, journal.attempt(rank_parts), rows=rows))
 
     def __bool__(self) -> bool:
         return bool(self._pieces)
@@ -61,26 +61,26 @@ class TableReader:
         """Columns of the rows of one part after the other, in the order in which each rank wrote them. Raises
         ``RunError`` where a part is gone since the Run was opened.
         """
-        wanted = self._schema.names if names is None else list(names)
+        columns = self._schema.names if names is None else list(names)
         for piece in self._pieces:
-            loaded = list(dict.fromkeys(["step", *wanted]))
+            loaded = list(dict.fromkeys(["step", *columns]))
             rows = piece.rows
             if rows is None:
                 assert piece.part is not None
                 rows = self._files.again(piece.part, loaded)
-            own = self._timeline.own(piece.attempt, to_numpy(rows["step"]))
-            yield (rows if own.all() else rows.filter(from_numpy(own))).select(wanted)
+            owned_T = self._timeline.owns(piece.attempt, to_numpy(rows["step"]))
+            yield (rows if owned_T.all() else rows.filter(from_numpy(owned_T))).select(columns)
 
     def table(self, names: Sequence[str] | None = None) -> pa.Table:
         """All rows in one table."""
-        wanted = self._schema.names if names is None else list(names)
-        empty = empty_table(pa.schema([self._schema.field(name) for name in wanted]))
-        return pa.concat_tables([empty, *self.pieces(wanted)])
+        columns = self._schema.names if names is None else list(names)
+        empty = empty_table(pa.schema([self._schema.field(name) for name in columns]))
+        return pa.concat_tables([empty, *self.pieces(columns)])
 
 
 def _rank_of(name: str, table: str) -> int | None:
-    found = file_names.table_journal(name)
-    return found[0] if found is not None and found[1] == table else None
+    match = file_names.table_journal(name)
+    return match[0] if match is not None and match[1] == table else None
 
 
 def _skipped(rows: pa.Table | Problem, problems: list[Problem]) -> bool:

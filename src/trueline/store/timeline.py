@@ -18,15 +18,15 @@ class Timeline:
     """The first step of each start, and which of them wrote rows."""
 
     first_steps: Sequence[int] = ()
-    begun: Collection[int] = ()
+    attempts_with_rows: Collection[int] = ()
 
     @property
     def restarts(self) -> list[int]:
         """The first steps, ascending, of all starts but the first that still own steps."""
-        later = [attempt for attempt in sorted(self.begun) if 0 < attempt < len(self.first_steps)]
+        later = [attempt for attempt in sorted(self.attempts_with_rows) if 0 < attempt < len(self.first_steps)]
         return [self.first_steps[attempt] for attempt in later if self._reaches(attempt)]
 
-    def own(self, attempt: int, step_T: np.ndarray) -> np.ndarray:
+    def owns(self, attempt: int, step_T: np.ndarray) -> np.ndarray:
         """[T] bool: which of the steps that a start recorded no later one has repeated."""
         end = self._end(attempt)
         return np.ones(len(step_T), dtype=bool) if end is None else step_T < end
@@ -36,5 +36,9 @@ class Timeline:
         return end is None or self.first_steps[attempt] < end
 
     def _end(self, attempt: int) -> int | None:
-        later = [self.first_steps[one] for one in self.begun if attempt < one < len(self.first_steps)]
+        later = [
+            self.first_steps[other_attempt]
+            for other_attempt in self.attempts_with_rows
+            if attempt < other_attempt < len(self.first_steps)
+        ]
         return min(later, default=None)

@@ -40,10 +40,10 @@ State = Literal["whole", "unchecked", "torn", "damaged"]
 writes just now, and what it had finished is whole.
 """
 
-Found = tuple[State, str]
-"""And what there is to say."""
+Verdict = tuple[State, str]
+"""A state and the sentence on it, '' where there is nothing to say."""
 
-_WHOLE: Found = ("whole", "")
+_WHOLE: Verdict = ("whole", "")
 _OLDER = "it has no checksum (of an older version, or edited)"
 
 
@@ -67,9 +67,9 @@ class Verification:
     @property
     def counts(self) -> dict[str, int]:
         """Files by state."""
-        found = Counter(file.state for file in self.files)
+        counter = Counter(file.state for file in self.files)
         states: tuple[State, ...] = ("whole", "unchecked", "torn", "damaged")
-        return {state: found[state] for state in states}
+        return {state: counter[state] for state in states}
 
     @property
     def exit_code(self) -> int:
@@ -83,9 +83,10 @@ class Verification:
         if self.exit_code:
             lacks = f"; missing: {len(self.missing)}" if self.missing else ""
             return f"Damaged: {counts['damaged']} of {total} files are not what was written{lacks}."
-        others = [f"{counts['torn']} end where a process was killed, or writes just now"] if counts["torn"] else []
-        others += [f"{counts['unchecked']} have no checksum and can be read"] if counts["unchecked"] else []
-        return f"Whole: {counts['whole']} of {total} files are what was written{''.join(f'; {one}' for one in others)}."
+        remarks = [f"{counts['torn']} end where a process was killed, or writes just now"] if counts["torn"] else []
+        remarks += [f"{counts['unchecked']} have no checksum and can be read"] if counts["unchecked"] else []
+        whole = f"Whole: {counts['whole']} of {total} files are what was written"
+        return "; ".join([whole, *remarks]) + "."
 
     def to_json(self) -> dict[str, Any]:
         """The document of the outside contract; ``files`` are those that are not whole."""
@@ -103,9 +104,9 @@ class Verification:
 def verify(path: str) -> Verification:
     """Every file of the Run at ``path``, read to its end. Raises ``RunError`` where there is no Run."""
     fs, root = filesystem_of(path)
-    shown = without_credentials(path)
+    label = without_credentials(path)
     if not fs.exists(root) or not fs.isdir(root) or file_names.MANIFEST not in names_in(fs, root):
-        open_manifest(fs, root, shown)  # which says what there is instead
+        open_manifest(fs, root, label)  # which says what there is instead
     names = sorted(posixpath.relpath(file, root) for file in fs.find(root))
     files = tuple(_state(fs, root, name) for name in names)
     missing: list[str] = []
@@ -115,7 +116,7 @@ def verify(path: str) -> Verification:
     except RunError as error:
         if all(file.state != "damaged" for file in files):
             missing = [str(error)]
-    return Verification(shown, files, tuple(missing))
+    return Verification(label, files, tuple(missing))
 
 
 def _state(fs: AbstractFileSystem, root: str, name: str) -> FileState:
@@ -125,19 +126,19 @@ def _state(fs: AbstractFileSystem, root: str, name: str) -> FileState:
         return FileState(name, "torn", "a process was in the middle of it (killed, or writing just now)")
     try:
         check = _check_of(name, folder, base)
-        state, found = check(fs, path, base) if check else ("unchecked", "it is not a file of a Run")
+        state, problem = check(fs, path, base) if check else ("unchecked", "it is not a file of a Run")
     except Exception as error:  # of any library, about any damage
-        state, found = "damaged", why(error)
-    return FileState(name, state, found)
+        state, problem = "damaged", why(error)
+    return FileState(name, state, problem)
 
 
-Check = Callable[[AbstractFileSystem, str, str], Found]
+Check = Callable[[AbstractFileSystem, str, str], Verdict]
 
 
 def _check_of(name: str, folder: str, base: str) -> Check | None:
-    """What is to be done with a file."""
+    """The check of a file by its name; None for a file that is not of a Run."""
     inside, _, _ = folder.partition("/")
-    found: dict[str, Check | None] = {
+    checks: dict[str, Check | None] = {
         file_names.ENV_DIR: _env if file_names.env_rank(base) is not None else None,
         file_names.WORKERS_DIR: _part(WORKER_SCHEMA) if PartName.parse(base) else None,
         file_names.RECORDS_DIR: _part(RECORD_SCHEMA) if PartName.parse(base) else None,
@@ -154,7 +155,7 @@ def _check_of(name: str, folder: str, base: str) -> Check | None:
             return _journal(TABLE_SCHEMAS[table[1]])
         return _journal(WORKER_SCHEMA) if file_names.journal_rank(base) is not None else None
     if inside:
-        return found.get(inside)
+        return checks.get(inside)
     if file_names.findings_rank(name) is not None:
         return _findings
     return {
@@ -165,49 +166,49 @@ def _check_of(name: str, folder: str, base: str) -> Check | None:
     }.get(name)
 
 
-def _sealed(had_checksum: bool, unknown: list[str]) -> Found:
+def _sealed(had_checksum: bool, unknown: list[str]) -> Verdict:
     newer = f"this version does not know {', '.join(unknown)}" if unknown else ""
     if had_checksum:
         return "whole", newer
     return ("damaged", f"{_OLDER}, and {newer}") if unknown else ("unchecked", _OLDER)
 
 
-def _manifest(fs: AbstractFileSystem, path: str, base: str) -> Found:
+def _manifest(fs: AbstractFileSystem, path: str, base: str) -> Verdict:
     data = fs.cat_file(path)
     return _sealed(decode(data)[1], unknown_keys(read_manifest(data, base)))
 
 
-def _env(fs: AbstractFileSystem, path: str, base: str) -> Found:
+def _env(fs: AbstractFileSystem, path: str, base: str) -> Verdict:
     data = fs.cat_file(path)
     return _sealed(decode(data)[1], unknown_keys(env_of(data)))
 
 
-def _revision(fs: AbstractFileSystem, path: str, base: str) -> Found:
+def _revision(fs: AbstractFileSystem, path: str, base: str) -> Verdict:
     document, had_checksum = decode(fs.cat_file(path))
     unknown = sorted(set(document) - set(Plan.model_fields))
     Plan.load({key: value for key, value in document.items() if key in Plan.model_fields})
     return _sealed(had_checksum, unknown)
 
 
-def _plan(fs: AbstractFileSystem, path: str, base: str) -> Found:
+def _plan(fs: AbstractFileSystem, path: str, base: str) -> Verdict:
     document, _ = decode(fs.cat_file(path))
     Plan.load(document)
     return _WHOLE
 
 
-def _judged_array(fs: AbstractFileSystem, path: str, base: str) -> Found:
+def _judged_array(fs: AbstractFileSystem, path: str, base: str) -> Verdict:
     whole = is_whole(posixpath.basename(path), fs.cat_file(path))
     return ("whole", "") if whole else ("unchecked", "it is not what was written; checks make it again")
 
 
-def _judged(fs: AbstractFileSystem, path: str, base: str) -> Found:
+def _judged(fs: AbstractFileSystem, path: str, base: str) -> Verdict:
     try:
         return _sealed(decode(fs.cat_file(path))[1], [])
     except ValueError as error:
         return "unchecked", f"{error}; nothing is lost, the next check makes it again"
 
 
-def _findings(fs: AbstractFileSystem, path: str, base: str) -> Found:
+def _findings(fs: AbstractFileSystem, path: str, base: str) -> Verdict:
     data = fs.cat_file(path)
     problems = findings_of(data)[1]
     if problems:
@@ -220,7 +221,7 @@ def _unsound(problems: list[Problem]) -> State:
 
 
 def _part(schema: pa.Schema) -> Check:
-    def check(fs: AbstractFileSystem, path: str, base: str) -> Found:
+    def check(fs: AbstractFileSystem, path: str, base: str) -> Verdict:
         part = PartName.parse(base)
         assert part is not None
         decode_part(fs.cat_file(path), part, schema.names).validate(full=True)
@@ -230,7 +231,7 @@ def _part(schema: pa.Schema) -> Check:
 
 
 def _journal(schema: pa.Schema) -> Check:
-    def check(fs: AbstractFileSystem, path: str, base: str) -> Found:
+    def check(fs: AbstractFileSystem, path: str, base: str) -> Verdict:
         problems = read_journal(fs.cat_file(path), schema).problems
         return _unsound(problems), "; ".join(
             problems
@@ -239,13 +240,13 @@ def _journal(schema: pa.Schema) -> Check:
     return check
 
 
-def _stacks(fs: AbstractFileSystem, path: str, base: str) -> Found:
+def _stacks(fs: AbstractFileSystem, path: str, base: str) -> Verdict:
     data = fs.cat_file(path)
     decode_stacks(data)
     return _WHOLE if has_checksum(data) else ("unchecked", _OLDER)
 
 
-def _tensors(fs: AbstractFileSystem, path: str, base: str) -> Found:
+def _tensors(fs: AbstractFileSystem, path: str, base: str) -> Verdict:
     contents = TensorContents(lambda begin, end: fs.cat_file(path, begin, end), fs.size(path))
     for key in contents.keys:
         contents.value(key)
@@ -255,28 +256,28 @@ def _tensors(fs: AbstractFileSystem, path: str, base: str) -> Found:
     return _WHOLE if contents.sealed else ("unchecked", _OLDER)
 
 
-def _missing(run: Run, named: set[str]) -> list[str]:
-    """What other files say there must have been."""
+def _missing(run: Run, named_files: set[str]) -> list[str]:
+    """A line on each value, stack, part and document that other files refer to and that is not there."""
     for table in TABLE_SCHEMAS:
         run.kept(table)
     if not run.has_records:  # reading them names what is missing of them
-        return [problem for problem in run.problems if problem.file not in named]
+        return [problem for problem in run.problems if problem.file not in named_files]
     rows = run.records(columns=["rank", "step", "tensor", "stack"], resolve=False)
-    wanted: dict[tuple[int, int], set[str]] = {}
+    tensor_keys: dict[tuple[int, int], set[str]] = {}
     stacks: dict[int, set[int]] = {}
     for rank, step, tensor, stack in zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True):
         if tensor is not None:
-            wanted.setdefault((rank, step), set()).add(tensor)
+            tensor_keys.setdefault((rank, step), set()).add(tensor)
         if stack is not None:
             stacks.setdefault(rank, set()).add(stack)
     problems = list(run.problems)
-    for (rank, step), keys in wanted.items():
+    for (rank, step), keys in tensor_keys.items():
         absent = keys - run.stored.keys(rank, step, problems)
         if absent:
-            said = f"of step {step} some values are not stored ({len(absent)}), such as '{min(absent)}'"
-            problems.append(Problem(f"rank {rank}: {said}"))
+            text = f"of step {step} some values are not stored ({len(absent)}), such as '{min(absent)}'"
+            problems.append(Problem(f"rank {rank}: {text}"))
     for rank, numbers in stacks.items():
         absent = [number for number in numbers if not run.has_stack(rank, number)]
         if absent:
             problems.append(Problem(f"rank {rank}: {len(absent)} call stacks that rows refer to are not there"))
-    return [problem for problem in problems if problem.file not in named]
+    return [problem for problem in problems if problem.file not in named_files]

@@ -31,7 +31,7 @@ from trueline.store.attempts import next_start
 from trueline.store.filesystem import local_path
 from trueline.store.findings import FindingsFile
 from trueline.store.log.background import MAX_BYTES
-from trueline.store.log.claim import alone_in, claim, claim_share, taken
+from trueline.store.log.claim import alone_in, claim, claim_share, claimed_error
 from trueline.store.log.durable import make_folder, replace_file
 from trueline.store.log.earlier_start import (
     encode_rows,
@@ -111,7 +111,7 @@ class RunWriter:
         try:
             return Hold(self.path, rank=self._rank, takes_over=goes_on or overwrite)
         except FileExistsError:
-            raise taken(self.path) from None
+            raise claimed_error(self.path) from None
 
     def _open_table(self) -> TableWriter:
         parts_path = os.path.join(self.path, file_names.WORKERS_DIR)
@@ -129,8 +129,8 @@ class RunWriter:
 
     def _take_over(self) -> None:
         """Seal what an earlier start of the job left of this rank."""
-        for kept in journals_of(self._rank):
-            seal_leftover(self.path, kept, rank=self._rank)
+        for rank_journal in journals_of(self._rank):
+            seal_leftover(self.path, rank_journal, rank=self._rank)
         end_last_line(os.path.join(self.path, file_names.findings_name(self._rank)))
 
     def describe(self, manifest: Manifest | None, env: RankEnv) -> None:

@@ -41,13 +41,13 @@ class Arrays:
         return b"".join(parts)
 
     def document(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """The answer as one JSON object, arrays as lists."""
         return {**_plain(self.head), "arrays": {name: array.tolist() for name, array in self.arrays.items()}}
 
 
-def as_json(made: Any) -> bytes:
+def as_json(facts: Any) -> bytes:
     """The JSON document of facts; numbers that JSON has no form for are texts."""
-    return _json(made.document() if isinstance(made, Arrays) else _plain(made))
+    return _json(facts.document() if isinstance(facts, Arrays) else _plain(facts))
 
 
 def _json(value: Any) -> bytes:
@@ -59,7 +59,7 @@ def _json(value: Any) -> bytes:
 def _plain(value: Any) -> Any:
     """Dataclasses as dicts, and foreign texts without characters that turn a line round."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        return {value_in.name: _plain(getattr(value, value_in.name)) for value_in in fields(value)}
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else visible(value)
+        return {key: _plain(value_in) for key, value_in in value.items()}
+    return [_plain(value_in) for value_in in value] if isinstance(value, list | tuple) else visible(value)

@@ -23,7 +23,7 @@ from trueline.web.views.compared import ComparisonView, RowsView, comparison_of,
 from trueline.web.views.cosines import Cosines, cosines_of
 from trueline.web.views.fault_path import Fault, fault_path_of
 from trueline.web.views.graph import Graph, StepGraph, graph_of
-from trueline.web.views.heat import Heat, Rows, Shown, heat_of
+from trueline.web.views.heat import Heat, Quantity, Rows, heat_of
 from trueline.web.views.incident import IncidentView, incident_of, recording
 from trueline.web.views.series import Series, series_of
 from trueline.web.views.settings import Settings, settings_of
@@ -41,12 +41,12 @@ _TABLE_TYPES = {
     "xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
 }
 
-_NOTHING: list[str] = []
+_NO_NAMES: list[str] = []
 
 AnyRun = Annotated[int, InPath(ge=0)]
 Step = Annotated[int | None, Query(ge=0)]
 Count = Annotated[int, Query()]
-Other = Annotated[int | None, Query(ge=0)]
+OtherRun = Annotated[int | None, Query(ge=0)]
 """The Run that another is shown beside."""
 
 
@@ -68,7 +68,7 @@ class Renamed:
 def application(runs: Sequence[WatchedRun]) -> FastAPI:
     """The application that shows ``runs``. Whoever may reach it is not its business: see ``guard``."""
     app = FastAPI(title="Trueline", version=version(), docs_url=None, redoc_url=None)
-    app.add_exception_handler(TruelineError, _said)
+    app.add_exception_handler(TruelineError, _error_answer)
     _add_page(app)
     _add_screens(app, runs)
     _add_drawings(app, runs)
@@ -85,13 +85,13 @@ def _run(runs: Sequence[WatchedRun], number: int) -> WatchedRun:
     return runs[number]
 
 
-def _answer(request: Request, watched: WatchedRun, make: Callable[[], Any], *, further: object = "") -> Response:
-    """``answer`` of a Run, which changes with it and with ``further``."""
+def _answer(request: Request, watched: WatchedRun, make: Callable[[], Any], *, other_stamp: object = "") -> Response:
+    """``answer`` of a Run, which changes with it and with ``other_stamp``."""
     with watched.reading():
-        return answer(request, f"{watched.stamp} {further}", make)
+        return answer(request, f"{watched.stamp} {other_stamp}", make)
 
 
-async def _said(request: Request, error: Exception) -> Response:
+async def _error_answer(request: Request, error: Exception) -> Response:
     status = 404 if isinstance(error, InputError) else 500
     return Response(as_json({"error": str(error)}), status_code=status, media_type="application/json")
 
@@ -112,12 +112,12 @@ def _add_page(app: FastAPI) -> None:
 def _add_screens(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
     @app.get("/api/runs", response_model=Runs)
     def all_runs(request: Request) -> Response:
-        return answer(request, " ".join(each.stamp for each in runs), lambda: runs_of(runs, served=True))
+        return answer(request, " ".join(watched.stamp for watched in runs), lambda: runs_of(runs, served=True))
 
     @app.get("/api/runs/{number}/triage", response_model=Triage)
     def triage(request: Request, number: AnyRun) -> Response:
         watched = _run(runs, number)
-        return _answer(request, watched, lambda: triage_of(watched), further=watched.is_judging)
+        return _answer(request, watched, lambda: triage_of(watched), other_stamp=watched.is_judging)
 
     @app.get("/api/runs/{number}/incidents/{place}", response_model=IncidentView)
     def incident(request: Request, number: AnyRun, place: int) -> Response:
@@ -157,14 +157,14 @@ def _add_screens(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
     ) -> Response:
         watched = _run(runs, number)
         headers = {"content-disposition": f'attachment; filename="compared.{kind}"', "cache-control": "no-store"}
-        made = table_of(watched, kind, judgement, search, step)
-        return Response(made, media_type=_TABLE_TYPES[kind], headers=headers)
+        data = table_of(watched, kind, judgement, search, step)
+        return Response(data, media_type=_TABLE_TYPES[kind], headers=headers)
 
     @app.post("/api/runs/{number}/renames", response_model=Renamed)
     def renames(
         number: AnyRun,
-        old: Annotated[list[str], Query()] = _NOTHING,
-        new: Annotated[list[str], Query()] = _NOTHING,
+        old: Annotated[list[str], Query()] = _NO_NAMES,
+        new: Annotated[list[str], Query()] = _NO_NAMES,
     ) -> Response:
         if len(old) != len(new):
             raise InputError(f"Old names given: {len(old)}, new ones: {len(new)}. Give as many of each.")
@@ -177,9 +177,9 @@ def _add_screens(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
         watched = _run(runs, number)
         if watched.gone:
             raise InputError(watched.gone)
-        wanted = recording(watched)
-        change_plan(watched.run, wanted.keys, by="the page")
-        return Response(as_json(Recording(wanted.first, wanted.end)), media_type="application/json")
+        steps = recording(watched)
+        change_plan(watched.run, steps.keys, by="the page")
+        return Response(as_json(Recording(steps.first, steps.end)), media_type="application/json")
 
 
 def _add_drawings(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
@@ -197,12 +197,12 @@ def _add_drawings(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
         last: Step = None,
         columns: Count = 1024,
         rows: Rows = "rank",
-        shown: Shown = "value",
-        other: Other = None,
+        shown: Quantity = "value",
+        other: OtherRun = None,
         step: Step = None,
     ) -> Response:
         watched = _run(runs, number)
-        beside = None if other is None else _run(runs, other)
+        other_run = None if other is None else _run(runs, other)
         return _answer(
             request,
             watched,
@@ -213,11 +213,11 @@ def _add_drawings(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
                 last=last,
                 num_columns=columns,
                 rows=rows,
-                shown=shown,
-                other=beside,
+                quantity=shown,
+                other_run=other_run,
                 step=step,
             ),
-            further=beside and beside.stamp,
+            other_stamp=other_run and other_run.stamp,
         )
 
     @app.get("/api/runs/{number}/series", response_model=Series)
@@ -229,12 +229,12 @@ def _add_drawings(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
         last: Step = None,
         columns: Count = 1024,
         pinned: str = "",
-        shown: Shown = "value",
+        shown: Quantity = "value",
         lines: Count = 250,
-        other: Other = None,
+        other: OtherRun = None,
     ) -> Response:
         watched = _run(runs, number)
-        beside = None if other is None else _run(runs, other)
+        other_run = None if other is None else _run(runs, other)
         ranks = [int(rank) for rank in pinned.split(",") if rank.isdecimal() and len(rank) < 10]
         return _answer(
             request,
@@ -246,11 +246,11 @@ def _add_drawings(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
                 last=last,
                 num_columns=columns,
                 pinned=ranks,
-                shown=shown,
+                quantity=shown,
                 max_lines=max(lines, 1),
-                other=beside,
+                other_run=other_run,
             ),
-            further=beside and beside.stamp,
+            other_stamp=other_run and other_run.stamp,
         )
 
     @app.get("/api/runs/{number}/cosines", response_model=Cosines)
@@ -317,19 +317,19 @@ def _add_graphs(app: FastAPI, runs: Sequence[WatchedRun], outlines: Outlines) ->
         watched = _run(runs, number)
 
         def make() -> Graph:
-            known = StepGraph(outlines.of(watched, step, rank))
-            chosen = known.micros[0] if micro is None else micro
+            step_graph = StepGraph(outlines.of(watched, step, rank))
+            micro_chosen = step_graph.micros[0] if micro is None else micro
             return graph_of(
-                known,
+                step_graph,
                 module=module,
-                micro=chosen,
+                micro=micro_chosen,
                 statistic=statistic,
                 search=search,
                 unfolded=unfolded,
                 begin=begin,
                 fault_path=None
                 if fault is None
-                else fault_path_of(watched, known.outline, known.operands(chosen), fault),
+                else fault_path_of(watched, step_graph.outline, step_graph.operands(micro_chosen), fault),
             )
 
         return _answer(request, watched, make)
@@ -344,16 +344,16 @@ def _add_events(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
 
 async def _changes(request: Request, runs: Sequence[WatchedRun]) -> AsyncIterator[str]:
     """Of each Run which tables have grown since the last look, and its last step; nothing else."""
-    told = [dict(run.versions) for run in runs]
+    versions_sent = [dict(run.versions) for run in runs]
     judging = [run.is_judging for run in runs]
     yield ": watching\n\n"
     looks = 0
     while not await request.is_disconnected():
         for number, run in enumerate(runs):
             now = dict(run.versions)
-            tables = [table for table, known in now.items() if known != told[number].get(table)]
+            tables = [table for table, number_now in now.items() if number_now != versions_sent[number].get(table)]
             if tables or judging[number] != run.is_judging:
-                told[number], judging[number] = now, run.is_judging
+                versions_sent[number], judging[number] = now, run.is_judging
                 event = {"run": number, "tables": tables, "last_step": run.last_step, "live": run.live}
                 yield f"data: {json.dumps(event)}\n\n"
         looks += 1

@@ -11,7 +11,7 @@ from trueline.schema.errors import InputError
 from trueline.web.html_document import version
 from trueline.web.watched_run import WatchedRun
 
-Shown = Literal["triage", "trend", "settings", "step", "compare"]
+Screen = Literal["triage", "trend", "settings", "step", "compare"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class RunEntry:
     path: str
     ref: str | None
     is_ref: bool
-    screens: tuple[Shown, ...]
+    screens: tuple[Screen, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +39,22 @@ class Runs:
 def runs_of(runs: Sequence[WatchedRun], *, served: bool) -> Runs:
     """The Runs; recorded steps and comparisons are shown where they are ``served``."""
     entries: list[RunEntry] = []
-    references = {each.ref for each in runs}
-    for number, each in enumerate(runs):
-        screens: list[Shown] = ["triage", "trend", "settings"]
-        if served and each.run.has_records:
+    references = {watched.ref for watched in runs}
+    for number, watched in enumerate(runs):
+        screens: list[Screen] = ["triage", "trend", "settings"]
+        if served and watched.run.has_records:
             screens.append("step")
-        if served and each.ref is not None:
+        if served and watched.ref is not None:
             screens.append("compare")
-        entries.append(RunEntry(number, each.name, each.run.path, each.ref, each.path in references, tuple(screens)))
+        entries.append(
+            RunEntry(number, watched.name, watched.run.path, watched.ref, watched.path in references, tuple(screens))
+        )
     return Runs(tuple(entries), version())
 
 
 def asset(name: str) -> bytes:
     """A file of the page, as it was built. Raises ``InputError`` for any other."""
-    found = {each.name: each for each in files("trueline.web").joinpath("assets").iterdir() if each.is_file()}
-    if name not in found:
+    assets = {file.name: file for file in files("trueline.web").joinpath("assets").iterdir() if file.is_file()}
+    if name not in assets:
         raise InputError(f"The page has no file '{name}'.")
-    return found[name].read_bytes()
+    return assets[name].read_bytes()

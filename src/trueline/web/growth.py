@@ -31,10 +31,10 @@ def sizes_of(path: str) -> Sizes:
             sizes["run"][name] = int(entry["size"] or 0)
         elif name not in _LEFT_OUT:
             files = fs.find(entry["name"], detail=True)
-            sizes[_TABLE_OF.get(name, "run")] |= {file: int(each["size"] or 0) for file, each in files.items()}
+            sizes[_TABLE_OF.get(name, "run")] |= {file: int(details["size"] or 0) for file, details in files.items()}
     return sizes
 
 
-def grown(before: Sizes, now: Sizes) -> list[str]:
+def grown_tables(before: Sizes, now: Sizes) -> list[str]:
     """The tables whose files are not what they were."""
     return [table for table, files in now.items() if files != before.get(table)]

@@ -48,6 +48,7 @@ class Guard:
         """An ASGI application (https://asgi.readthedocs.io/en/latest/specs/www.html)."""
         if scope["type"] != "http":
             return  # there are no web sockets
+        # Before the application: a foreign page must not even learn which paths exist.
         refused = self._refused(scope)
         if refused is not None:
             await _refuse(send, *refused)
@@ -72,7 +73,7 @@ class Guard:
             return HTTPStatus.FORBIDDEN, "Requests from other sites are not answered."
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return HTTPStatus.FORBIDDEN, "Requests from other sites are not answered."
-        if scope["path"].startswith(OPEN) or secrets.compare_digest(_given(scope, headers), self.token.encode()):
+        if scope["path"].startswith(OPEN) or secrets.compare_digest(_sent_token(scope, headers), self.token.encode()):
             return None
         return HTTPStatus.FORBIDDEN, "The token is missing or wrong. Use the address that `trueline view` printed."
 
@@ -99,7 +100,7 @@ def is_local(host: str) -> bool:
         return False
 
 
-def _given(scope: Scope, headers: dict[str, str]) -> bytes:
+def _sent_token(scope: Scope, headers: dict[str, str]) -> bytes:
     kind, _, token = headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer":
         token = next(iter(parse_qs(scope["query_string"].decode("latin-1")).get("token", [])), "")

@@ -44,12 +44,12 @@ class Judge:
         """What `compare` says of the Run at ``path``, with names matched by hand."""
         return self._submit(_compared, path, ref, renames)
 
-    def _submit(self, work: Callable[..., Any], *given: Any) -> Future[Any]:
+    def _submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         try:
-            return self._pool.submit(work, *given)
+            return self._pool.submit(work, *arguments)
         except BrokenExecutor:  # its process was killed, as for memory: the next judgement may fit again
             self._pool = _pool()
-            return self._pool.submit(work, *given)
+            return self._pool.submit(work, *arguments)
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
@@ -68,10 +68,10 @@ class JudgeHere(Judge):
     def __init__(self) -> None:
         pass
 
-    def _submit(self, work: Callable[..., Any], *given: Any) -> Future[Any]:
+    def _submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         future: Future[Any] = Future()
         try:
-            future.set_result(work(*given))
+            future.set_result(work(*arguments))
         except Exception as error:
             future.set_exception(error)
         return future

@@ -25,7 +25,7 @@ from trueline.web.judging import Compared
 from trueline.web.views.along import GRAVITY
 from trueline.web.views.compared import RowsView, compared_view, row_views
 from trueline.web.views.cosines import cosines_of
-from trueline.web.views.heat import Shown, heat_of
+from trueline.web.views.heat import Quantity, heat_of
 from trueline.web.views.incident import incident_of
 from trueline.web.views.series import series_of
 from trueline.web.views.settings import settings_of
@@ -43,7 +43,7 @@ _WAYS = ((1024, 400, 100), (512, 100, 100), (256, 24, 64), (128, 12, 32), (64, 3
 """Columns, signals and lines, from as fine as the page has them to what fits a large Run into the file."""
 _HOPELESS = 8 * MAX_BYTES
 """Bytes of numbers before they are packed from which on a way is not tried: they never shrink to an eighth."""
-_SHOWN: tuple[Shown, ...] = ("value", "apart")
+_QUANTITIES: tuple[Quantity, ...] = ("value", "apart")
 _MAX_MATRICES, _MAX_MATRIX_RANKS = 24, 64
 """Steps whose cosines are in the file (of few ranks; of more ranks the last alone)."""
 _MAX_ROWS = 20_000
@@ -57,11 +57,11 @@ def page_file(runs: Sequence[WatchedRun]) -> tuple[str, int]:
     where it would be larger than ``MAX_BYTES`` even at the coarsest.
     """
     answers = _words(runs)
-    said = _words_of_runs(runs, answers)
+    words = _words_of_runs(runs, answers)
     for num_columns, num_signals, num_lines in _WAYS:
-        if sum(_num_bytes(each, num_columns, num_signals, num_lines) for each in runs) > _HOPELESS:
+        if sum(_num_bytes(watched, num_columns, num_signals, num_lines) for watched in runs) > _HOPELESS:
             continue
-        document = _document(answers | _drawings(runs, num_columns, num_signals, num_lines), said)
+        document = _document(answers | _drawings(runs, num_columns, num_signals, num_lines), words)
         if len(document.encode()) <= MAX_BYTES:
             return document, num_columns
     raise InputError(
@@ -72,18 +72,18 @@ def page_file(runs: Sequence[WatchedRun]) -> tuple[str, int]:
 def comparison_file(comparison: Comparison, story: Story) -> str:
     """The document about a comparison: the screen Compare, with the ``_MAX_ROWS`` gravest values of it."""
     rows = comparison.rows
-    kept = list(rows)
+    rows_kept = list(rows)
     if len(rows) > _MAX_ROWS:
-        places = sorted(range(len(rows)), key=lambda at: _gravity(rows[at], comparison.first))[:_MAX_ROWS]
-        kept = [rows[at] for at in sorted(places)]
-    compared = Compared(replace(comparison, rows=kept), story)
+        indices = sorted(range(len(rows)), key=lambda at: _gravity(rows[at], comparison.first))[:_MAX_ROWS]
+        rows_kept = [rows[at] for at in sorted(indices)]
+    compared = Compared(replace(comparison, rows=rows_kept), story)
     entry = RunEntry(0, comparison.run, comparison.run, comparison.ref, False, ("compare",))
     answers = {
         "api/runs": Runs((entry,), version()),
         "api/runs/0/comparison": compared_view(
-            compared, comparison.run, comparison.ref, left_out=len(rows) - len(kept)
+            compared, comparison.run, comparison.ref, left_out=len(rows) - len(rows_kept)
         ),
-        "api/runs/0/comparison/rows": RowsView(0, len(kept), row_views(enumerate(kept))),
+        "api/runs/0/comparison/rows": RowsView(0, len(rows_kept), row_views(enumerate(rows_kept))),
     }
     return _document(answers, _words_of_comparison(compared))
 
@@ -97,7 +97,7 @@ def _num_bytes(watched: WatchedRun, num_columns: int, num_signals: int, num_line
     columns = min(num_columns, watched.run.steps.size)
     ranks = len(watched.run.ranks)
     signals = min(num_signals, len(signals_of(watched).signals))
-    return len(_SHOWN) * signals * columns * (5 * ranks + 13 * min(ranks, num_lines) + 36)
+    return len(_QUANTITIES) * signals * columns * (5 * ranks + 13 * min(ranks, num_lines) + 36)
 
 
 def _words(runs: Sequence[WatchedRun]) -> dict[str, Any]:
@@ -107,8 +107,8 @@ def _words(runs: Sequence[WatchedRun]) -> dict[str, Any]:
         base = f"api/runs/{number}"
         answers[f"{base}/triage"] = triage_of(watched)
         answers[f"{base}/settings"] = settings_of(watched)
-        for place in range(1, 1 + len(_incidents(watched))):
-            answers[f"{base}/incidents/{place}"] = incident_of(watched, place)
+        for number_in in range(1, 1 + len(_incidents(watched))):
+            answers[f"{base}/incidents/{number_in}"] = incident_of(watched, number_in)
         for step in _matrix_steps(watched):
             answers[_key(f"{base}/cosines", {"step": str(step)})] = cosines_of(watched, step)
     return answers
@@ -119,24 +119,26 @@ def _drawings(runs: Sequence[WatchedRun], num_columns: int, num_signals: int, nu
     for number, watched in enumerate(runs):
         base = f"api/runs/{number}"
         signals = signals_of(watched)
-        kept = signals.signals[:num_signals]
-        left_out = len(signals.signals) - len(kept) + signals.truncated
-        answers[f"{base}/signals"] = replace(signals, signals=kept, truncated=left_out)
-        for signal in kept:
+        kept_signals = signals.signals[:num_signals]
+        left_out = len(signals.signals) - len(kept_signals) + signals.truncated
+        answers[f"{base}/signals"] = replace(signals, signals=kept_signals, truncated=left_out)
+        for signal in kept_signals:
             answers |= _drawn(watched, base, signal, num_columns, num_lines)
     return answers
 
 
 def _drawn(watched: WatchedRun, base: str, signal: Signal, num_columns: int, num_lines: int) -> dict[str, Any]:
-    accused = sorted({rank for each in _incidents(watched) for rank in each[:4]})
+    accused = sorted({rank for accused_ranks in _incidents(watched) for rank in accused_ranks[:4]})
     answers: dict[str, Any] = {}
-    for shown in _SHOWN if signal.of == "rank" else _SHOWN[:1]:
-        asked = {"signal": signal.key} | ({"shown": shown} if shown != "value" else {})
+    for quantity in _QUANTITIES if signal.of == "rank" else _QUANTITIES[:1]:
+        query = {"signal": signal.key} | ({"shown": quantity} if quantity != "value" else {})
         if signal.of != "job":
-            answers[_key(f"{base}/heat", asked)] = heat_of(watched, signal.key, num_columns=num_columns, shown=shown)
+            answers[_key(f"{base}/heat", query)] = heat_of(
+                watched, signal.key, num_columns=num_columns, quantity=quantity
+            )
         if signal.of != "group":
-            answers[_key(f"{base}/series", asked)] = series_of(
-                watched, signal.key, num_columns=num_columns, pinned=accused, shown=shown, max_lines=num_lines
+            answers[_key(f"{base}/series", query)] = series_of(
+                watched, signal.key, num_columns=num_columns, pinned=accused, quantity=quantity, max_lines=num_lines
             )
     return answers
 
@@ -146,29 +148,31 @@ def _matrix_steps(watched: WatchedRun) -> list[int]:
     steps = steps_with_cosines(watched.run)
     if not steps.size or len(watched.run.ranks) > _MAX_MATRIX_RANKS:
         return [watched.last_step or 0]
-    places = np.linspace(0, steps.size - 1, min(_MAX_MATRICES, steps.size)).round().astype(np.intp)
-    return steps[np.unique(places)].tolist()
+    indices = np.linspace(0, steps.size - 1, min(_MAX_MATRICES, steps.size)).round().astype(np.intp)
+    return steps[np.unique(indices)].tolist()
 
 
 def _incidents(watched: WatchedRun) -> list[tuple[int, ...]]:
     report = watched.judgement.report
-    return [] if report is None else [report.accused(place) for place in range(len(report.incidents))]
+    return [] if report is None else [report.accused(index) for index in range(len(report.incidents))]
 
 
-def _key(path: str, asked: dict[str, str]) -> str:
+def _key(path: str, query: dict[str, str]) -> str:
     """What the client looks an answer up by: the path that it would ask for, without escapes."""
-    return f"{path}?{unquote_plus(urlencode(asked))}"
+    return f"{path}?{unquote_plus(urlencode(query))}"
 
 
 def _words_of_runs(runs: Sequence[WatchedRun], answers: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """What is read without scripts: a title and lines, the verdict of each Run first, then its incidents."""
-    verdicts = [(each.name, each.judgement.report.verdict) for each in runs if each.judgement.report is not None]
+    """The text that is read without scripts: a title and lines, the verdict of each Run first, then its incidents."""
+    verdicts = [
+        (incident.name, incident.judgement.report.verdict) for incident in runs if incident.judgement.report is not None
+    ]
     lines: list[str] = []
     for number in range(len(runs)):
         triage: Triage = answers[f"api/runs/{number}/triage"]
         lines += [f"{triage.name}: {triage.headline}", triage.what, *triage.next]
-        for each in triage.incidents:
-            lines.append(f"{each.where}: {each.severity} {each.code}: {each.title}")
+        for incident in triage.incidents:
+            lines.append(f"{incident.where}: {incident.severity} {incident.code}: {incident.title}")
         lines += [f"{notice.code}: {notice.claim}" for notice in triage.notices]
     return headline(verdicts) if verdicts else "Cannot tell.", lines
 
@@ -181,27 +185,27 @@ def _words_of_comparison(compared: Compared) -> tuple[str, list[str]]:
 
 def _document(answers: dict[str, Any], words: tuple[str, list[str]]) -> str:
     packed = {
-        key: {"base64": base64.b64encode(made.packed()).decode()}
-        if isinstance(made, Arrays)
-        else {"json": json.loads(as_json(made))}
-        for key, made in answers.items()
+        key: {"base64": base64.b64encode(facts.packed()).decode()}
+        if isinstance(facts, Arrays)
+        else {"json": json.loads(as_json(facts))}
+        for key, facts in answers.items()
     }
-    data = gzip.compress(json.dumps(packed, separators=(",", ":")).encode(), mtime=0)
+    data = gzip.compress(json.dumps(packed, separators=(",", ":")).encode(), mtime=0)  # the same bytes at any time
     css, js = asset("page.css").decode(), asset("page.js").decode().replace("</script", "<\\/script")
     title, lines = words
-    said = "".join(f"<li>{_escaped(line)}</li>" for line in islice(_some(lines), _MAX_WORDS))
+    items = "".join(f"<li>{_escaped(line)}</li>" for line in islice(_non_empty(lines), _MAX_WORDS))
     return _DOCUMENT.format(
         policy=policy(css, js),
         version=version(),
         css=css,
         js=js,
         title=_escaped(title),
-        lines=said,
+        lines=items,
         data=base64.b64encode(data).decode(),
     )
 
 
-def _some(lines: Sequence[str]) -> Iterator[str]:
+def _non_empty(lines: Sequence[str]) -> Iterator[str]:
     return (line for line in lines if line)
 
 

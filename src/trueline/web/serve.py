@@ -29,12 +29,12 @@ _PORTS_TRIED = 100
 
 @dataclass(frozen=True)
 class Address:
-    """Where the page is. ``taken`` says that the port that was asked for was in use, and this is the next free one."""
+    """The address of the page. ``busy_port`` was asked for and in use; ``port`` is the next free one."""
 
     host: str
     port: int
     token: str
-    taken: int | None = None
+    busy_port: int | None = None
 
     @property
     def url(self) -> str:
@@ -138,13 +138,13 @@ def require_token(host: str, token: str | None) -> str:
             f"'--host {host}' lets other machines reach the page, so it needs a token of your own. "
             f"Set TRUELINE_VIEW_TOKEN to {MIN_TOKEN} or more characters."
         )
-    named = "TRUELINE_VIEW_TOKEN" if token == os.environ.get("TRUELINE_VIEW_TOKEN") else "The token"
+    subject = "TRUELINE_VIEW_TOKEN" if token == os.environ.get("TRUELINE_VIEW_TOKEN") else "The token"
     if token is not None and len(token) < MIN_TOKEN:
-        raise InputError(f"{named} has {counted(len(token), 'character')}; it needs {MIN_TOKEN} or more.")
+        raise InputError(f"{subject} has {counted(len(token), 'character')}; it needs {MIN_TOKEN} or more.")
     if token is not None and (not token.isascii() or not token.isprintable() or " " in token):
         raise InputError(
-            f"{named} has a space or a letter that an address cannot hold; it needs {MIN_TOKEN} or more plain letters, "
-            "digits and signs."
+            f"{subject} has a space or a letter that an address cannot hold; it needs {MIN_TOKEN} or more plain "
+            "letters, digits and signs."
         )
     return token or secrets.token_urlsafe(24)
 
@@ -168,8 +168,8 @@ def listen(host: str, port: int, token: str) -> tuple[socket.socket, Address]:
                     f"The page cannot listen at {host}:{port}: {error.strerror}. Pass another --port."
                 ) from None
             continue
-        found = listening.getsockname()[1]
-        return listening, Address(host, found, token, taken=port if port and found != port else None)
+        actual_port = listening.getsockname()[1]
+        return listening, Address(host, actual_port, token, busy_port=port if port and actual_port != port else None)
     raise InputError(f"Ports {port} to {port + _PORTS_TRIED - 1} of {host} are all in use. Pass another --port.")
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from trueline.schema.errors import InputError, RunError, TruelineError
 from trueline.schema.text.reading import why
 from trueline.store.reader import Run
-from trueline.web.growth import Sizes, grown, sizes_of
+from trueline.web.growth import Sizes, grown_tables, sizes_of
 from trueline.web.judging import Compared, Judge, JudgeHere, Renames, name_map
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class WatchedRun:
         self._take_comparison()
         quiet_s = max(EVERY_S * (1 if self.run.unclosed else _QUIET), _REST * self._took_s)
         if time.monotonic() - self._read_at >= quiet_s:
-            self._read()
+            self._reread()
         self._begin_judging()
 
     def judge_now(self) -> None:
@@ -155,11 +155,11 @@ class WatchedRun:
         self._comparing = self.judge.compare(self.path, ref, renames)
         self.versions["run"] += 1
 
-    def _read(self) -> None:
+    def _reread(self) -> None:
         begin = self._read_at = time.monotonic()
         try:
             sizes = sizes_of(self.path)
-            tables = grown(self._sizes, sizes)
+            tables = grown_tables(self._sizes, sizes)
             if not tables and not self.gone:
                 return
             run = Run(self.path)
@@ -180,6 +180,7 @@ class WatchedRun:
             self.versions["run"] += 1
 
     def _begin_judging(self) -> None:
+        # A judge that is busy all the time would take a core from the training that it may share a machine with.
         rests = time.monotonic() - self._judged_at < _REST * self._judge_took_s
         if self._judging is not None or self.gone or rests or self._judged_all:
             return
@@ -198,23 +199,23 @@ class WatchedRun:
     def _take_judgement(self) -> None:
         if self._judging is None or not self._judging.done():
             return
-        done, self._judging = self._judging, None
+        future, self._judging = self._judging, None
         self._judge_took_s = time.monotonic() - self._judged_at
         self._judged_at = time.monotonic()
         try:
-            self.judgement = Judgement(done.result(), self._seen_step)
+            self.judgement = Judgement(future.result(), self._seen_step)
         except Exception as error:  # whatever a check, or the end of its process, may raise: the page goes on
-            self.judgement = Judgement(self.judgement.results, self.judgement.last_step, _said(error))
+            self.judgement = Judgement(self.judgement.results, self.judgement.last_step, _error_text(error))
         self.versions["run"] += 1
 
     def _take_comparison(self) -> None:
         if self._comparing is None or not self._comparing.done():
             return
-        done, self._comparing = self._comparing, None
+        future, self._comparing = self._comparing, None
         try:
-            self.compared, self.compare_failed = done.result(), ""
+            self.compared, self.compare_failed = future.result(), ""
         except Exception as error:
-            self.compare_failed = _said(error)
+            self.compare_failed = _error_text(error)
         self.versions["run"] += 1
 
 
@@ -223,13 +224,13 @@ class Watching:
 
     def __init__(self, runs: Sequence[WatchedRun]) -> None:
         self._runs = runs
-        self._over = threading.Event()
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._go_on, name="trueline-view", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """End the thread."""
-        self._over.set()
+        self._closing.set()
         self._thread.join(10)
 
     def _go_on(self) -> None:
@@ -238,13 +239,13 @@ class Watching:
                 try:
                     run.look()
                 except Exception as error:  # as where the judge is being closed; the page goes on with what it has
-                    if not self._over.is_set():
+                    if not self._closing.is_set():
                         _log.warning("looking at %s failed", run.path, exc_info=error)
-            if self._over.wait(EVERY_S / 4):
+            if self._closing.wait(EVERY_S / 4):
                 return
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error) if isinstance(error, TruelineError) else f"{type(error).__name__}: {why(error)}"
 
 
@@ -254,24 +255,24 @@ def watched_runs(paths: Sequence[str | os.PathLike[str]], ref: str | None, judge
     """
     if ref is not None:
         Run(ref)
-    every: list[tuple[str, str | None]] = []
+    refs_by_path: list[tuple[str, str | None]] = []
     for path in map(os.fspath, paths):
         run = Run(path)
-        every += [(path, ref), *((further, None) for further in (*run.groups, *run.models.values()))]
-    if ref is not None and os.path.realpath(ref) not in {os.path.realpath(path) for path, _ in every}:
-        every.append((ref, None))
-    names = distinct_names([path for path, _ in every])
-    return [WatchedRun(path, name, its_ref, judge) for (path, its_ref), name in zip(every, names, strict=True)]
+        refs_by_path += [(path, ref), *((path_further, None) for path_further in (*run.groups, *run.models.values()))]
+    if ref is not None and os.path.realpath(ref) not in {os.path.realpath(path) for path, _ in refs_by_path}:
+        refs_by_path.append((ref, None))
+    names = distinct_names([path for path, _ in refs_by_path])
+    return [WatchedRun(path, name, its_ref, judge) for (path, its_ref), name in zip(refs_by_path, names, strict=True)]
 
 
 def judged_runs(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[WatchedRun]:
     """``watched_runs`` of one or several paths, judged once, in this process. Raises ``RunError``, ``InputError``."""
-    several = [paths] if isinstance(paths, str | os.PathLike) else paths
-    if not several:
+    path_list = [paths] if isinstance(paths, str | os.PathLike) else paths
+    if not path_list:
         raise InputError(
             "A report needs at least one Run. Pass a directory that trueline.watch or `trueline run` wrote."
         )
-    runs = watched_runs(several, None, JudgeHere())
+    runs = watched_runs(path_list, None, JudgeHere())
     for run in runs:
         run.judge_now()
         run.require_results()
@@ -281,12 +282,15 @@ def judged_runs(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 def distinct_names(paths: Sequence[str]) -> list[str]:
     """The last part of each path, with as many parts before it as tell it from other paths; repeats are numbered."""
     parts = {path: [part for part in path.replace("\\", "/").split("/") if part] or ["Run"] for path in paths}
-    short = {path: each[-1] for path, each in parts.items()}
+    short = {path: parts_of_path[-1] for path, parts_of_path in parts.items()}
     for depth in range(2, max(map(len, parts.values())) + 1):
-        taken = list(short.values())
+        names_so_far = list(short.values())
         short = {
-            path: "/".join(parts[path][-depth:]) if taken.count(name) > 1 else name for path, name in short.items()
+            path: "/".join(parts[path][-depth:]) if names_so_far.count(name) > 1 else name
+            for path, name in short.items()
         }
     names = [short[path] for path in paths]
-    places = [names[: index + 1].count(name) for index, name in enumerate(names)]
-    return [f"{name} ({place})" if names.count(name) > 1 else name for name, place in zip(names, places, strict=True)]
+    repeats = [names[: index + 1].count(name) for index, name in enumerate(names)]
+    return [
+        f"{name} ({repeat})" if names.count(name) > 1 else name for name, repeat in zip(names, repeats, strict=True)
+    ]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trueline.schema.errors import InputError
-from trueline.web.views.columns import IS_NAN, IS_NEG_INF, IS_POS_INF, MEASURED, apart, columns_of
+from trueline.web.views.columns import IS_NAN, IS_NEG_INF, IS_POS_INF, MEASURED, columns_of, distances_from_median
 
 CELLS = st.sampled_from([0.0, 1.0, -2.5, 7.0, np.nan, np.inf, -np.inf])
 
@@ -69,7 +69,8 @@ def test_the_distance_is_to_the_median_of_the_ranks_and_keeps_what_is_not_finite
     measured_TN = np.array([[True, True, True], [True, True, True], [True, True, False]])
 
     np.testing.assert_array_equal(
-        apart(values_TN, measured_TN), [[-1.0, 0.0, 7.0], [np.nan, np.inf, 0.0], [np.nan, np.nan, np.nan]]
+        distances_from_median(values_TN, measured_TN),
+        [[-1.0, 0.0, 7.0], [np.nan, np.inf, 0.0], [np.nan, np.nan, np.nan]],
     )
 
 

@@ -50,8 +50,8 @@ def command(
 
         def tell(address: Address) -> None:
             reading.close()
-            if address.taken is not None:
-                print(f"trueline: port {address.taken} is in use; this is the next free one.", file=sys.stderr)
+            if address.busy_port is not None:
+                print(f"trueline: port {address.busy_port} is in use; this is the next free one.", file=sys.stderr)
             print(f"Open {address.url} in a browser. Ctrl-C ends it.", flush=True)
 
         try:

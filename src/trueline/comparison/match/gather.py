@@ -15,7 +15,7 @@ from trueline.comparison.match.names import plain_name
 from trueline.judge.recorded.step_values import OF_BATCH, RankStep, StepValues, Value, read_rank_step
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
-from trueline.store.records.whole import Place
+from trueline.store.records.whole import ShardPlace
 
 _PHASES = ("fwd", "save", "bwd", "comm", "param", "grad", "opt")
 
@@ -34,7 +34,7 @@ class Part:
 
     owner: Owner
     value: Value
-    place: Place | None
+    place: ShardPlace | None
 
 
 @dataclass(eq=False, slots=True)

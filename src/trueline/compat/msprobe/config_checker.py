@@ -22,7 +22,7 @@ from trueline.schema.safe_logger import SafeLogger
 from trueline.schema.text.documents import encode, plain
 from trueline.schema.text.reading import shown
 from trueline.store.job_files.config_files import SUFFIXES, read_config
-from trueline.store.job_files.msprobe_pack import OWN
+from trueline.store.job_files.msprobe_pack import OWN_MEMBER
 
 _log = SafeLogger()
 
@@ -88,7 +88,7 @@ class ConfigChecker:
         env = env_here(sys.argv, [Path(file) for file in files])
         assert env.facts is not None
         members = {
-            OWN: encode(env.model_dump(mode="json")).decode(),
+            OWN_MEMBER: encode(env.model_dump(mode="json")).decode(),
             "env": _json(env.environ),
             "pip": "".join(f"{name}={version}\n" for name, version in env.facts.packages.items()),
         }

@@ -22,7 +22,7 @@ from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
 from trueline.store.log import column_lists
 from trueline.store.reader import Run
-from trueline.store.records.whole import Place, place_of
+from trueline.store.records.whole import ShardPlace, shard_place
 
 _RETURNED = re.compile(r"out(\d.*|\.\D.*)")
 """Slots of what a call returned, as ``capture.record.arguments.outputs`` names them: ``out0``, ``out0.2``, ``out.x``.
@@ -227,7 +227,7 @@ class RankStep:
     """
 
     values: list[Value]
-    places: dict[int, Place]
+    places: dict[int, ShardPlace]
     whole: bool
 
 
@@ -247,7 +247,7 @@ def read_rank_step(run: Run, step: int, rank: int) -> RankStep:
     """
     columns = _read_columns(run, step, rank)
     values = _values(step, rank, columns, _loaders(run, step, rank, columns))
-    places = {index: place_of(mesh) for index, mesh in enumerate(columns["mesh"]) if mesh is not None}
+    places = {index: shard_place(mesh) for index, mesh in enumerate(columns["mesh"]) if mesh is not None}
     return RankStep(values, places, run.manifest.plan_at(step).get("first_rows") is None)
 
 

@@ -23,16 +23,16 @@ def require_one_job(sides: Sequence[Side], ranks: Collection[int]) -> None:
         for name in (file_names.MANIFEST, *names):
             document = side.document(name) if name in side.files else None
             if document is not None and not _is_provisional(document):
-                jobs.setdefault(str(document.get("job") or ""), side.shown)
+                jobs.setdefault(str(document.get("job") or ""), side.label)
     if len(jobs) > 1 and "" in jobs:
         raise InputError(
             f"'{jobs['']}' does not say of which job it is (an older version wrote it, or it is damaged), so it is not "
             "collected with others. Copy it by hand where it belongs to them."
         )
     if len(jobs) > 1:
-        one, other = list(jobs.values())[:2]
+        first, second = list(jobs.values())[:2]
         raise InputError(
-            f"'{one}' and '{other}' are of different jobs, or different starts that did not go on with each other. "
+            f"'{first}' and '{second}' are of different jobs, or different starts that did not go on with each other. "
             "Collect each into a place of its own."
         )
 
@@ -40,24 +40,25 @@ def require_one_job(sides: Sequence[Side], ranks: Collection[int]) -> None:
 def require_no_conflict(sides: Sequence[Side]) -> None:
     """Raise ``InputError`` where two places hold different rows of one rank under the same number."""
     for folder, rank in sorted({key for side in sides for key in side.parts}):
-        seen: dict[range, tuple[PartName, Side]] = {}
+        first_by_numbers: dict[range, tuple[PartName, Side]] = {}
         for side in sides:
             for part in side.parts.get((folder, rank), ()):
-                one, other = seen.setdefault(part.numbers, (part, side))
-                if one.crc != part.crc:
+                first_part, first_side = first_by_numbers.setdefault(part.numbers, (part, side))
+                if first_part.crc != part.crc:
                     raise InputError(
-                        f"Rank {rank} is there twice: '{folder}/{one}' in '{other.shown}' and '{folder}/{part}' in "
-                        f"'{side.shown}' hold different rows. Leave out the place that is not of this job."
+                        f"Rank {rank} is there twice: '{folder}/{first_part}' in '{first_side.label}' and "
+                        f"'{folder}/{part}' in '{side.label}' hold different rows. Leave out the place that is "
+                        "not of this job."
                     )
 
 
 def world_size(side: Side, manifest: Mapping[str, Any]) -> int:
     """As the manifest says, or, where that is provisional, what any rank says."""
-    said = [manifest]
+    documents = [manifest]
     if _is_provisional(manifest):
         names = (posixpath.join(file_names.ENV_DIR, name) for name in side.inside(file_names.ENV_DIR)[:1])
-        said += [document for name in names if (document := side.document(name)) is not None]
-    return max(int(document.get("world_size", 1)) for document in said)
+        documents += [document for name in names if (document := side.document(name)) is not None]
+    return max(int(document.get("world_size", 1)) for document in documents)
 
 
 def _is_provisional(document: Mapping[str, Any]) -> bool:

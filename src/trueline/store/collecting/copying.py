@@ -55,7 +55,7 @@ class Work:
         self.copied_bytes += num_bytes
 
 
-def put(side: Side, name: str, into: Side, work: Work) -> None:
+def put_file(side: Side, name: str, into: Side, work: Work) -> None:
     """Copy a file that may change, if it is there and not the same already."""
     if name in side.files:
         with contextlib.suppress(FileNotFoundError):
@@ -73,26 +73,26 @@ def put_bytes(data: bytes, into: Side, name: str, work: Work) -> None:
     else:
         into.fs.pipe_file(into.path(name), data)
     if into.read(name) != data:
-        raise OSError(f"'{into.shown}' does not keep what is written to it: '{name}' is another file when it is read")
+        raise OSError(f"'{into.label}' does not keep what is written to it: '{name}' is another file when it is read")
     work.did(len(data))
 
 
 def copy_all(side: Side, into: Side, work: Work) -> None:
     """What never changes. A part that was merged into another one since the place was listed is found in that."""
-    done: set[str] = set()
+    copied_names: set[str] = set()
     for _ in range(LISTINGS):
-        names = [name for name in side.files if _never_changes(name) and name not in done]
+        names = [name for name in side.files if _never_changes(name) and name not in copied_names]
         for name in names:
             if into.files.get(name) != side.files[name]:
-                done |= {name} if _copy(side, name, into, work) else set()
+                copied_names |= {name} if _copy(side, name, into, work) else set()
             else:
-                done.add(name)
+                copied_names.add(name)
                 if work.reads_again and PartName.parse(posixpath.basename(name)):
                     with contextlib.suppress(FileNotFoundError), side.fs.open(side.path(name), "rb") as source:
                         _name_damage(side, name, _pour(source, lambda data: None, Budget(None))[0], work)
-        if done.issuperset(names):
+        if copied_names.issuperset(names):
             return
-        side = side.fresh()
+        side = side.fresh()  # a name that is gone was merged into a part that the first listing does not have
 
 
 def _never_changes(name: str) -> bool:
@@ -106,7 +106,7 @@ def _never_changes(name: str) -> bool:
 def _name_damage(side: Side, name: str, crc: int, work: Work) -> None:
     part = PartName.parse(posixpath.basename(name))
     if part is not None and part.crc != crc:
-        work.problems.append(f"'{posixpath.join(side.shown, name)}' is damaged, and was copied as it is")
+        work.problems.append(f"'{posixpath.join(side.label, name)}' is damaged, and was copied as it is")
 
 
 def _copy(side: Side, name: str, into: Side, work: Work) -> bool:
@@ -131,9 +131,9 @@ def _copy(side: Side, name: str, into: Side, work: Work) -> bool:
             raise
         return False
     with into.fs.open(path, "rb") as copy:
-        again = _pour(copy, lambda data: None, Budget(None))
-    if again != (crc, size):
-        raise OSError(f"'{into.shown}' does not keep what is written to it: '{name}' is another file when it is read")
+        written = _pour(copy, lambda data: None, Budget(None))
+    if written != (crc, size):
+        raise OSError(f"'{into.label}' does not keep what is written to it: '{name}' is another file when it is read")
     _name_damage(side, name, crc, work)
     work.did(size)
     return True

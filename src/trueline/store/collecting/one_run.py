@@ -11,7 +11,7 @@ import pyarrow as pa
 from trueline.schema.files.plan_files import PLAN_FILE, REVISIONS_DIR
 from trueline.store import file_names
 from trueline.store.collecting.belonging import require_no_conflict, require_one_job
-from trueline.store.collecting.copying import Work, copy_all, put, put_bytes
+from trueline.store.collecting.copying import Work, copy_all, put_bytes, put_file
 from trueline.store.collecting.sides import Side, rank_of_journal
 from trueline.store.file_names import Problem
 from trueline.store.log.earlier_start import journals_of, sealed
@@ -21,11 +21,12 @@ from trueline.store.rows import WORKER_SCHEMA
 
 
 def collect_run(sides: Sequence[Side], into: Side, work: Work) -> None:
-    """The files of one Run."""
+    """Copy the files of one Run, each from the places that have it."""
     ranks = {rank for side in sides for rank in side.wrote}
     require_one_job([*sides, into], ranks)
     journals = {side: _journals(side, ranks) for side in [*sides, into]}
-    sides = [side.fresh() for side in sides]  # parts are listed after journals were read
+    # A journal that is sealed after it was read is found among the parts; listed first, its rows would be in neither.
+    sides = [side.fresh() for side in sides]
     journals = dict(zip([*sides, into], journals.values(), strict=True))
     require_no_conflict([*sides, into])
     newest = {rank: _newest(rank, sides, journals) for rank in sorted(ranks)}
@@ -33,14 +34,14 @@ def collect_run(sides: Sequence[Side], into: Side, work: Work) -> None:
         copy_all(side, into, work)
     for rank, side in newest.items():
         _seal_others(rank, side, into, journals, work)
-        _copy_share(rank, side, [each for each in sides if each is not side], into, work)
+        _copy_share(rank, side, [source for source in sides if source is not side], into, work)
     for side in sides:
         for name in side.files:
             if posixpath.dirname(name) == REVISIONS_DIR:
-                put(side, name, into, work)
+                put_file(side, name, into, work)
     _copy_manifest(sides, into, work)
     for rank, side in newest.items():
-        for name in (kept.name for kept in journals_of(rank)):
+        for name in (journal.name for journal in journals_of(rank)):
             data, path = journals[side].get(name), posixpath.join(file_names.JOURNAL_DIR, name)
             if data is not None:
                 put_bytes(data, into, path, work)
@@ -49,21 +50,23 @@ def collect_run(sides: Sequence[Side], into: Side, work: Work) -> None:
     copied = into.fresh()
     _remove_merged(copied)
     for rank, side in newest.items():
-        for kept in journals_of(rank):
-            data, missing = journals[side].get(kept.name), list[Problem]()
-            journal = None if data is None else read_journal(data, kept.schema)
-            name_missing_parts(kept.folder, rank, [*copied.parts.get((kept.folder, rank), ())], journal, missing)
+        for rank_journal in journals_of(rank):
+            data, missing = journals[side].get(rank_journal.name), list[Problem]()
+            journal = None if data is None else read_journal(data, rank_journal.schema)
+            name_missing_parts(
+                rank_journal.folder, rank, [*copied.parts.get((rank_journal.folder, rank), ())], journal, missing
+            )
             work.problems += missing
 
 
 def _journals(side: Side, ranks: Collection[int]) -> Mapping[str, bytes]:
     """The bytes of each journal of ``ranks``, by name."""
-    found: dict[str, bytes] = {}
+    data_by_name: dict[str, bytes] = {}
     for name in side.inside(file_names.JOURNAL_DIR):
         if rank_of_journal(name) in ranks:
             with contextlib.suppress(FileNotFoundError):
-                found[name] = side.read(posixpath.join(file_names.JOURNAL_DIR, name))
-    return found
+                data_by_name[name] = side.read(posixpath.join(file_names.JOURNAL_DIR, name))
+    return data_by_name
 
 
 def _newest(rank: int, sides: Sequence[Side], journals: Mapping[Side, Mapping[str, bytes]]) -> Side:
@@ -85,52 +88,61 @@ def _seal_others(rank: int, newest: Side, into: Side, journals: Mapping[Side, Ma
     """Make parts of journals of an earlier start of the rank, on another machine or collected before, whose rows are in
     no part: the journal of this start takes their place.
     """
-    for kept in journals_of(rank):
+    for rank_journal in journals_of(rank):
         present = {
-            number for side in journals for part in side.parts.get((kept.folder, rank), ()) for number in part.numbers
+            number
+            for side in journals
+            for part in side.parts.get((rank_journal.folder, rank), ())
+            for number in part.numbers
         }
-        now = _sequence(journals[newest].get(kept.name), kept.schema)
-        for side, found in journals.items():
-            if side is newest or kept.name not in found:
+        now = _sequence(journals[newest].get(rank_journal.name), rank_journal.schema)
+        for side, data_by_name in journals.items():
+            if side is newest or rank_journal.name not in data_by_name:
                 continue
-            part = sealed(read_journal(found[kept.name], kept.schema), kept, rank, present | ({now} - {None}))
+            part = sealed(
+                read_journal(data_by_name[rank_journal.name], rank_journal.schema),
+                rank_journal,
+                rank,
+                present | ({now} - {None}),
+            )
             if part is not None:
                 present.add(part[0].sequence)
-                put_bytes(part[1], into, posixpath.join(kept.folder, str(part[0])), work)
+                put_bytes(part[1], into, posixpath.join(rank_journal.folder, str(part[0])), work)
 
 
-def _copy_share(rank: int, side: Side, others: Sequence[Side], into: Side, work: Work) -> None:
-    """What ``rank`` says of itself: its environment, findings and call stacks."""
-    put(side, posixpath.join(file_names.ENV_DIR, file_names.env_name(rank)), into, work)
+def _copy_share(rank: int, side: Side, rest: Sequence[Side], into: Side, work: Work) -> None:
+    """Copy what ``rank`` says of itself: its environment, findings and call stacks; ``rest`` are the other places."""
+    put_file(side, posixpath.join(file_names.ENV_DIR, file_names.env_name(rank)), into, work)
     stacks = posixpath.join(file_names.STACKS_DIR, file_names.stacks_name(rank))
-    put(side, stacks, into, work)
-    if any(stacks in other.files for other in others):
-        work.problems.append(f"rank {rank} recorded on several machines: call stacks are those of '{side.shown}' alone")
+    put_file(side, stacks, into, work)
+    if any(stacks in source.files for source in rest):
+        work.problems.append(f"rank {rank} recorded on several machines: call stacks are those of '{side.label}' alone")
     name = file_names.findings_name(rank)
     lines: dict[bytes, None] = {}
-    for each in (into, *others, side):
-        if name in each.files:
-            lines |= dict.fromkeys(filter(None, each.read(name).split(b"\n")[:-1]))  # the last one may be half written
-    if name in side.files or any(name in other.files for other in others):
+    for source in (into, *rest, side):
+        if name in source.files:
+            whole_lines = source.read(name).split(b"\n")[:-1]  # the last one may be half written
+            lines |= dict.fromkeys(filter(None, whole_lines))
+    if name in side.files or any(name in source.files for source in rest):
         put_bytes(b"".join(line + b"\n" for line in lines), into, name, work)
 
 
 def _copy_manifest(sides: Sequence[Side], into: Side, work: Work) -> None:
     """The manifest that knows most starts of the job, and the Plan beside it."""
-    known = [
-        (len(document.get("attempts", ())), place, side)
-        for place, side in enumerate([into, *sides])
+    candidates = [
+        (len(document.get("attempts", ())), priority, side)
+        for priority, side in enumerate([into, *sides])
         if (document := side.document(file_names.MANIFEST)) is not None
     ]
-    if not known:
+    if not candidates:
         damaged = next((side for side in sides if file_names.MANIFEST in side.files), None)
         if damaged is not None:
-            work.problems.append(f"the manifest in '{damaged.shown}' is damaged, and was not copied")
+            work.problems.append(f"the manifest in '{damaged.label}' is damaged, and was not copied")
         return
-    side = max(known, key=lambda each: each[:2])[2]
+    side = max(candidates, key=lambda candidate: candidate[:2])[2]
     if side is not into:
-        put(side, PLAN_FILE, into, work)
-        put(side, file_names.MANIFEST, into, work)
+        put_file(side, PLAN_FILE, into, work)
+        put_file(side, file_names.MANIFEST, into, work)
 
 
 def _remove_merged(into: Side) -> None:
@@ -138,7 +150,7 @@ def _remove_merged(into: Side) -> None:
     for (folder, _), parts in into.parts.items():
         merged = [part for part in parts if len(part.numbers) > 1]
         for part in parts:
-            if any(part != each and {*part.numbers} <= {*each.numbers} for each in merged):
+            if any(part != merged_part and {*part.numbers} <= {*merged_part.numbers} for merged_part in merged):
                 into.remove(posixpath.join(folder, str(part)))
     for name in _partial(into):
         into.remove(name)

@@ -32,20 +32,20 @@ class Side:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, suffix: str = "", folder: str = "") -> None:
-        self._given, self.suffix, self._folder = os.fspath(path), suffix, folder
-        self.shown = (
-            posixpath.join(without_credentials(self._given), folder) if folder else without_credentials(self._given)
+        self._address, self.suffix, self._folder = os.fspath(path), suffix, folder
+        self.label = (
+            posixpath.join(without_credentials(self._address), folder) if folder else without_credentials(self._address)
         )
-        self.fs, top = filesystem_of(self._given)
+        self.fs, top = filesystem_of(self._address)
         self.root = posixpath.join(top, folder) if folder else top
 
     def fresh(self) -> Side:
-        """The same place, listed again."""
-        return Side(self._given, suffix=self.suffix, folder=self._folder)
+        """The place listed again."""
+        return Side(self._address, suffix=self.suffix, folder=self._folder)
 
     def at(self, folder: str) -> Side:
         """The Run inside of it that lies in ``folder``."""
-        return Side(self._given, suffix=self.suffix, folder=folder)
+        return Side(self._address, suffix=self.suffix, folder=folder)
 
     @property
     def is_local(self) -> bool:
@@ -53,49 +53,49 @@ class Side:
         return isinstance(self.fs, LocalFileSystem)
 
     @cached_property
-    def every(self) -> Mapping[str, int]:
+    def all_files(self) -> Mapping[str, int]:
         """Bytes of each file below, by its path within; none where there is nothing."""
         with contextlib.suppress(AttributeError):
             self.fs.invalidate_cache(self.root)
         try:
-            found: Mapping[str, Any] = self.fs.find(self.root, detail=True)
+            entries: Mapping[str, Any] = self.fs.find(self.root, detail=True)
         except FileNotFoundError:
             return {}
         except OSError as error:
             raise RunError(
-                f"'{self.shown}' cannot be reached ({why(error)}). Check the address and its permissions."
+                f"'{self.label}' cannot be reached ({why(error)}). Check the address and its permissions."
             ) from None
         root = self.root.rstrip("/") + "/"
         return {
             name.removeprefix(root): int(entry.get("size") or 0)
-            for name, entry in found.items()
+            for name, entry in entries.items()
             if name.startswith(root) and not name.endswith(file_names.TEMPORARY_SUFFIX)
         }
 
     @cached_property
     def files(self) -> Mapping[str, int]:
-        """The same of this Run alone, without those inside of it, and without what is no file of a Run."""
+        """Bytes of each file of this Run by its path, without Runs inside of it and what is no file of a Run."""
         return {
             name: size
-            for name, size in self.every.items()
+            for name, size in self.all_files.items()
             if file_names.belongs_to_run(top := name.partition("/")[0]) and top != file_names.MODELS_DIR
         }
 
     @cached_property
     def folders(self) -> Sequence[str]:
-        """Where Runs lie inside of it: '' for its own, and those of further models."""
-        split = (name.split("/") for name in self.every)
+        """Folders of the Runs inside of it: '' for its own, and those of further models."""
+        split = (name.split("/") for name in self.all_files)
         models = {"/".join(parts[:2]) for parts in split if parts[0] == file_names.MODELS_DIR and len(parts) > 2}
         return ["", *sorted(models)] if self.files else sorted(models)
 
     @cached_property
     def by_folder(self) -> Mapping[str, Sequence[str]]:
         """Names of the files right in each folder."""
-        found: dict[str, list[str]] = {}
+        names_by_folder: dict[str, list[str]] = {}
         for name in sorted(self.files):
             folder, _, base = name.rpartition("/")
-            found.setdefault(folder, []).append(base)
-        return found
+            names_by_folder.setdefault(folder, []).append(base)
+        return names_by_folder
 
     def inside(self, folder: str) -> Sequence[str]:
         """Names of the files right in ``folder``."""
@@ -104,28 +104,28 @@ class Side:
     @cached_property
     def parts(self) -> Mapping[tuple[str, int], Sequence[PartName]]:
         """The sealed parts by folder and rank."""
-        found: dict[tuple[str, int], list[PartName]] = {}
+        parts_by_key: dict[tuple[str, int], list[PartName]] = {}
         for folder, names in self.by_folder.items():
             for part in filter(None, map(PartName.parse, names)):
-                found.setdefault((folder, part.rank), []).append(part)
-        return found
+                parts_by_key.setdefault((folder, part.rank), []).append(part)
+        return parts_by_key
 
     @cached_property
     def ranks(self) -> Collection[int]:
         """Ranks that said what they are."""
-        return _known(map(file_names.env_rank, self.inside(file_names.ENV_DIR)))
+        return _without_none(map(file_names.env_rank, self.inside(file_names.ENV_DIR)))
 
     @cached_property
     def unclosed(self) -> Collection[int]:
         """Ranks that have a journal."""
-        return _known(map(file_names.journal_rank, self.inside(file_names.JOURNAL_DIR)))
+        return _without_none(map(file_names.journal_rank, self.inside(file_names.JOURNAL_DIR)))
 
     @cached_property
     def wrote(self) -> Collection[int]:
         """Ranks that left any file."""
         return (
             self.ranks
-            | _known(map(rank_of_journal, self.inside(file_names.JOURNAL_DIR)))
+            | _without_none(map(rank_of_journal, self.inside(file_names.JOURNAL_DIR)))
             | {rank for _, rank in self.parts}
         )
 
@@ -158,7 +158,7 @@ def rank_of_journal(name: str) -> int | None:
     return rank if table is None else table[0]
 
 
-def _known(ranks: Iterable[int | None]) -> frozenset[int]:
+def _without_none(ranks: Iterable[int | None]) -> frozenset[int]:
     return frozenset(rank for rank in ranks if rank is not None)
 
 
@@ -170,45 +170,45 @@ def sides_of(sources: Sequence[str | os.PathLike[str]]) -> list[Side]:
         if not path:
             raise InputError("A place to collect from is empty. Pass the directories that the ranks wrote to.")
         groups = sorted(glob.glob(f"{glob.escape(path)}{file_names.OF_GROUP}*"))
-        found = [Side(path), *(Side(group, suffix=group.removeprefix(path)) for group in groups)]
-        found = [side for side in found if side.folders]
-        if not found:
-            there = filesystem_of(path)[0].exists(filesystem_of(path)[1])
-            said = "holds nothing that ranks wrote" if there else "is not there"
+        candidates = [Side(path), *(Side(group, suffix=group.removeprefix(path)) for group in groups)]
+        candidates = [side for side in candidates if side.folders]
+        if not candidates:
+            exists = filesystem_of(path)[0].exists(filesystem_of(path)[1])
+            problem = "holds nothing that ranks wrote" if exists else "is not there"
             raise NothingYet(
-                f"'{without_credentials(path)}' {said}. Pass the directory that was --out on that machine."
+                f"'{without_credentials(path)}' {problem}. Pass the directory that was --out on that machine."
             )
-        for side in found:
+        for side in candidates:
             sides.setdefault(os.path.realpath(side.root) if side.is_local else side.root, side)
     if not sides:
         raise InputError("Nothing to collect from was given. Pass the directories that the ranks wrote to.")
     return list(sides.values())
 
 
-def require_place(dst: str, local_sources: Iterable[str]) -> Side:
+def open_target(dst: str, local_sources: Iterable[str]) -> Side:
     """The place to collect into. Raises ``RunError`` where it cannot be reached, ``InputError`` where it must be left
     alone.
     """
     if not dst:
         raise InputError("The place to collect into is empty. Pass a directory, or a URL such as s3://bucket/run.")
     into = Side(dst)
-    present = into.every
+    present = into.all_files
     is_file = bool(into.fs.exists(into.root) and not into.fs.isdir(into.root))
     if is_file:
-        raise InputError(f"'{into.shown}' is a file, and a Run is a directory. Pass another place.")
+        raise InputError(f"'{into.label}' is a file, and a Run is a directory. Pass another place.")
     for source in local_sources if into.is_local else ():
         if os.path.realpath(source) == os.path.realpath(into.root):
-            raise InputError(f"'{into.shown}' is both collected from and collected into. Pass another place.")
-    others = sorted(name for name in present if not file_names.belongs_to_run(name.partition("/")[0]))
-    if others:
+            raise InputError(f"'{into.label}' is both collected from and collected into. Pass another place.")
+    foreign_names = sorted(name for name in present if not file_names.belongs_to_run(name.partition("/")[0]))
+    if foreign_names:
         raise InputError(
-            f"'{into.shown}' holds what is not of a Run ('{others[0]}'), so it is left alone. Pass a place that is "
-            "empty or does not exist."
+            f"'{into.label}' holds what is not of a Run ('{foreign_names[0]}'), so it is left alone. Pass a place "
+            "that is empty or does not exist."
         )
     writer = living(into.root) if into.is_local and os.path.isdir(into.root) else None
     if writer is not None:
         raise InputError(
-            f"'{into.shown}' is being written by {writer.name}: it is where ranks write, not what was collected. Pass "
+            f"'{into.label}' is being written by {writer.name}: it is where ranks write, not what was collected. Pass "
             "another place."
         )
     return into

@@ -24,10 +24,10 @@ def import_checkpoint(source: str, target: str, options: Options) -> None:
     """
     require_free(target)
     with reading(f"'{shortened(source)}'", "Copy it again; nothing was imported."):
-        write_checkpoint(_read(source), target, options)
+        write_checkpoint(_read_checkpoint(source), target, options)
 
 
-def _read(source: str) -> Checkpoint:
+def _read_checkpoint(source: str) -> Checkpoint:
     if os.path.isdir(source):
         if dcp.is_dcp(source):
             return dcp.read_dcp(source)
@@ -42,5 +42,5 @@ def _read(source: str) -> Checkpoint:
         raise InputError(f"'{source}' is an index. Pass its directory.")
     if source.endswith(safetensors.SUFFIX):
         return Checkpoint(safetensors.read_file(source), {"format": "safetensors", "path": os.path.abspath(source)})
-    found = torch_files.state_weights(torch_files.read_file(source))
-    return Checkpoint(found.weights, {"format": "torch", "path": os.path.abspath(source)} | found.facts, found.notes)
+    state = torch_files.state_weights(torch_files.read_file(source))
+    return Checkpoint(state.weights, {"format": "torch", "path": os.path.abspath(source)} | state.facts, state.notes)

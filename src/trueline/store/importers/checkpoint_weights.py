@@ -8,7 +8,7 @@ from typing import Any
 
 from trueline.schema.errors import InputError
 from trueline.schema.files.run_manifest import Manifest
-from trueline.store.importers.step_rows import Measure, Measured, Place, StepRows
+from trueline.store.importers.step_rows import Measure, Measured, StepRows, ValueOwner
 from trueline.store.importers.target import new_run
 from trueline.store.importers.torch_values import dtype_name, to_store
 from trueline.store.writer import RunWriter
@@ -60,23 +60,27 @@ def write_checkpoint(checkpoint: Checkpoint, target: str, options: Options) -> N
     )
     with new_run(target, manifest) as run, run.rank(0) as writer:
         rows = StepRows(options.step)
-        seen: dict[Hashable, int] = {}
+        row_by_memory: dict[Hashable, int] = {}
         for weight in checkpoint.weights:
-            _add(weight, rows, seen, writer, options)
+            _add(weight, rows, row_by_memory, writer, options)
         writer.write(rows.records())
 
 
-def _add(weight: Weight, rows: StepRows, seen: dict[Hashable, int], writer: RunWriter, options: Options) -> None:
+def _add(
+    weight: Weight, rows: StepRows, row_by_memory: dict[Hashable, int], writer: RunWriter, options: Options
+) -> None:
     x = weight.load()
-    place = Place(weight.phase, weight.name, kind="param" if weight.phase == "param" else "value")
-    same_as = seen.get(weight.memory) if weight.memory is not None else None
-    found = Measured() if same_as is not None else options.measure(x)
+    owner = ValueOwner(weight.phase, weight.name, kind="param" if weight.phase == "param" else "value")
+    same_as = row_by_memory.get(weight.memory) if weight.memory is not None else None
+    measured = Measured() if same_as is not None else options.measure(x)
     stored = None
-    if same_as is None and found.note is None and options.tensors:
-        record = to_store(x, step=options.step, key=rows.key(place, weight.slot))
+    if same_as is None and measured.note is None and options.tensors:
+        record = to_store(x, step=options.step, key=rows.key(owner, weight.slot))
         if record is not None:
             writer.write(record)
             stored = record.key
-    row = rows.add(place, weight.slot, found, dtype=dtype_name(x), shape=tuple(x.shape), same_as=same_as, tensor=stored)
+    row = rows.add(
+        owner, weight.slot, measured, dtype=dtype_name(x), shape=tuple(x.shape), same_as=same_as, tensor=stored
+    )
     if weight.memory is not None and same_as is None:
-        seen[weight.memory] = row
+        row_by_memory[weight.memory] = row

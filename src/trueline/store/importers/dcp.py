@@ -44,8 +44,8 @@ def read_dcp(folder: str) -> Checkpoint:
     with reading(f"'{folder}', a distributed checkpoint,", "Copy it again."):
         _require_room(folder, metadata)
         tensors = _load(folder, metadata)
-        found = state_weights(_nested(metadata, tensors))
-    return Checkpoint(found.weights, {"format": "dcp", "path": os.path.abspath(folder)} | found.facts, found.notes)
+        state = state_weights(_nested(metadata, tensors))
+    return Checkpoint(state.weights, {"format": "dcp", "path": os.path.abspath(folder)} | state.facts, state.notes)
 
 
 def _require_room(folder: str, metadata: Any) -> None:
@@ -117,8 +117,8 @@ class _Unpickler(pickle.Unpickler):
 
         if name in _NAMES.get(module, ()):
             return super().find_class(module, name)
-        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
-            return found
-        if module == _METADATA and "." not in name and isinstance(found := super().find_class(module, name), type):
-            return found
+        if module == "torch" and isinstance(member := getattr(torch, name, None), torch.dtype):
+            return member
+        if module == _METADATA and "." not in name and isinstance(member := super().find_class(module, name), type):
+            return member
         raise pickle.UnpicklingError(f"it refers to {module}.{name}")

@@ -49,9 +49,9 @@ def _weights(source: str) -> tuple[list[Weight], tuple[str, ...]]:
         raise InputError(f"'{source}' has a config.json but neither {_WEIGHTS} nor {_BIN}, whole or in shards.")
     weights: list[Weight] = []
     notes: list[str] = []
-    for path, wanted in paths.items():
-        found = torch_files.state_weights(torch_files.read_file(path))
-        safetensors.require_names(path, wanted, {weight.name for weight in found.weights})
-        weights += found.weights
-        notes += found.notes
+    for path, names in paths.items():
+        state = torch_files.state_weights(torch_files.read_file(path))
+        safetensors.require_names(path, names, {weight.name for weight in state.weights})
+        weights += state.weights
+        notes += state.notes
     return weights, tuple(notes)

@@ -58,10 +58,10 @@ MEANS: Mapping[str, tuple[str, ...]] = {
         *("train/train_rollout_logprob_abs_diff", "rollout_corr/log_ppl_abs_diff"),
     ),
 }
-"""The same of means a step: k1, k3 and |d| of d = logp_rollout - logp_train."""
+"""Columns of means a step, by the names of frameworks: k1, k3 and |d| of d = logp_rollout - logp_train."""
 
 _MOST_STEPS = 2**53
-"""From here on floats skip whole numbers."""
+"""Steps from here on are refused: floats skip whole numbers there."""
 _TRAINED, _SAMPLED = "train_data", "rollout_data"
 """Folders of slime's ``--dump-details``, which hold files of the same names."""
 _STEP = re.compile(r"(\d+)\D*$")
@@ -80,8 +80,9 @@ def import_rollouts(source: str, target: str, rows_of: RowsOf, *, version: str) 
         tables = [table for path in paths for table in _tables(path, rows_of, notes)]
     if not tables:
         raise InputError(
-            f"'{source}' holds nothing of rollouts: no log-probabilities of both sides ({_known('logp_rollout')} and "
-            f"{_known('logp_train')}, or NeMo-RL's generation_logprobs and prev_logprobs), and no means of them "
+            f"'{source}' holds nothing of rollouts: no log-probabilities of both sides "
+            f"({_known_names('logp_rollout')} and {_known_names('logp_train')}, or NeMo-RL's "
+            "generation_logprobs and prev_logprobs), and no means of them "
             f"({', '.join(name for names in MEANS.values() for name in names[:1])})."
         )
     facts = {"format": "rl", "path": os.path.abspath(source), "files": len(paths)}
@@ -91,7 +92,7 @@ def import_rollouts(source: str, target: str, rows_of: RowsOf, *, version: str) 
     return {"steps": len({table.step for table in tables}), "rows": sum(table.num_rows for table in tables)}
 
 
-def _known(column: str) -> str:
+def _known_names(column: str) -> str:
     return " or ".join(NAMES[column][:2])
 
 
@@ -108,12 +109,12 @@ def _paths(source: str) -> list[str]:
 
 def _step_in(path: str) -> int | None:
     """The last number in the name of a file."""
-    found = _STEP.search(os.path.basename(path).rpartition(".")[0])
-    return int(found[1]) if found else None
+    match = _STEP.search(os.path.basename(path).rpartition(".")[0])
+    return int(match[1]) if match else None
 
 
 def _tables(path: str, rows_of: RowsOf, notes: list[str]) -> Iterator[TableRows]:
-    """Of one file; ``notes`` takes what of it could not be."""
+    """The tables of one file; ``notes`` takes a line on those of its lines that could not be read."""
     step = _step_in(path) or 0
     if path.endswith((".jsonl", ".json")):
         lines = _json_lines(path)
@@ -121,23 +122,25 @@ def _tables(path: str, rows_of: RowsOf, notes: list[str]) -> Iterator[TableRows]
         if sequences:
             yield rows_of(step, _of_nemo_rl(sequences), None)
         else:
-            found = [_means_of(line, place) for place, line in enumerate(lines)]
-            if lost := [place for place, line in enumerate(lines) if found[place] is None and _names_means(line)]:
+            tables = [_means_of(line, index) for index, line in enumerate(lines)]
+            lacking = [index for index, line in enumerate(lines) if tables[index] is None and _names_means(line)]
+            if num_lacking := len(lacking):
                 notes.append(
-                    f"'{os.path.basename(path)}': {counted(len(lost), 'line')} of {len(lines)} with means of rollouts "
-                    f"{'has' if len(lost) == 1 else 'have'} no number or no step, the first is line {lost[0] + 1}."
+                    f"'{os.path.basename(path)}': {counted(num_lacking, 'line')} of {len(lines)} with means of "
+                    f"rollouts {'has' if num_lacking == 1 else 'have'} no number or no step, the first is "
+                    f"line {lacking[0] + 1}."
                 )
-            yield from filter(None, found)
+            yield from filter(None, tables)
         return
-    held = _held(path)
-    samples = _samples_in(held)
+    content = _read_arrays(path)
+    samples = _samples_in(content)
     if samples:
-        given = _of_slime(samples, _sampled_for(path, samples))
-        step = int(held.get("rollout_id", step))
+        columns = _of_slime(samples, _sampled_for(path, samples))
+        step = int(content.get("rollout_id", step))
     else:
-        given = _of_batch(held)
-    if "logp_rollout" in given and "logp_train" in given:
-        yield rows_of(step, given, None)
+        columns = _of_batch(content)
+    if "logp_rollout" in columns and "logp_train" in columns:
+        yield rows_of(step, columns, None)
 
 
 def _json_lines(path: str) -> list[dict[str, Any]]:
@@ -153,7 +156,7 @@ def _json_lines(path: str) -> list[dict[str, Any]]:
             raise InputError(f"'{path}' is not JSON: {error}. Copy it again.") from None
         entries = document.get("log_history", []) if isinstance(document, dict) else document
         return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    found: list[dict[str, Any]] = []
+    objects: list[dict[str, Any]] = []
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
         try:
@@ -165,13 +168,13 @@ def _json_lines(path: str) -> list[dict[str, Any]]:
                 f"Line {number} of '{path}' is not JSON: {error}. Remove it, or copy the file again."
             ) from None
         if isinstance(entry, dict) and entry:
-            found.append(entry)
-    return found
+            objects.append(entry)
+    return objects
 
 
 def _of_nemo_rl(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Log-probabilities over prompt and response; a token counts where the engine generated it."""
-    given: dict[str, Any] = {"logp_rollout": [], "logp_train": [], "mask": [], "response_ids": [], "reward": []}
+    columns: dict[str, Any] = {"logp_rollout": [], "logp_train": [], "mask": [], "response_ids": [], "reward": []}
     for line in lines:
         rollout, train = (
             np.ravel(np.asarray(line[name], dtype=np.float64)) for name in ("generation_logprobs", "prev_logprobs")
@@ -179,25 +182,27 @@ def _of_nemo_rl(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         mask = line.get("token_loss_mask")
         sampled = rollout != 0 if mask is None else np.ravel(np.asarray(mask)) != 0
         first = int(np.argmax(sampled)) if sampled.any() else 0
-        given["logp_rollout"].append(rollout[first:])
-        given["logp_train"].append(train[first:])
-        given["mask"].append(sampled[first:].astype(int))
+        columns["logp_rollout"].append(rollout[first:])
+        columns["logp_train"].append(train[first:])
+        columns["mask"].append(sampled[first:].astype(int))
         ids = line.get("token_ids")
-        given["response_ids"].append(None if ids is None else np.ravel(np.asarray(ids))[first:])
-        given["reward"].append(_number(line.get("rewards")))
-    if all(ids is None for ids in given["response_ids"]):
-        del given["response_ids"]
-    return given
+        columns["response_ids"].append(None if ids is None else np.ravel(np.asarray(ids))[first:])
+        columns["reward"].append(_number(line.get("rewards")))
+    if all(ids is None for ids in columns["response_ids"]):
+        del columns["response_ids"]
+    return columns
 
 
-def _samples_in(held: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def _samples_in(content: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """The samples of a dump of slime; of an older one, which has a list for each column, made of these."""
-    samples, columns = held.get("samples"), held.get("rollout_data")
+    samples, columns = content.get("samples"), content.get("rollout_data")
     if isinstance(columns, Mapping) and isinstance(columns.get("response_lengths"), Sequence):
         num = len(columns["response_lengths"])
-        whole = {name: each for name, each in columns.items() if isinstance(each, Sequence) and len(each) == num}
-        return [{name: each[place] for name, each in whole.items()} for place in range(num)]
-    if isinstance(samples, Sequence) and all(isinstance(one, Mapping) for one in samples):
+        whole = {
+            name: column for name, column in columns.items() if isinstance(column, Sequence) and len(column) == num
+        }
+        return [{name: column[index] for name, column in whole.items()} for index in range(num)]
+    if isinstance(samples, Sequence) and all(isinstance(sample, Mapping) for sample in samples):
         return samples
     return ()
 
@@ -207,56 +212,56 @@ def _sampled_for(path: str, samples: Sequence[Mapping[str, Any]]) -> Sequence[Ma
     of the same name in the folder beside.
     """
     folder, name = os.path.split(path)
-    beside = os.path.join(os.path.dirname(folder), _SAMPLED, name)
-    lacking = all(one.get("rollout_log_probs") is None for one in samples)
-    if not lacking or os.path.basename(folder) != _TRAINED or not os.path.isfile(beside):
+    sampled_path = os.path.join(os.path.dirname(folder), _SAMPLED, name)
+    lacking = all(sample.get("rollout_log_probs") is None for sample in samples)
+    if not lacking or os.path.basename(folder) != _TRAINED or not os.path.isfile(sampled_path):
         return samples
-    sampled = _samples_in(_held(beside))
-    places = [one.get("rollout_position", place) for place, one in enumerate(samples)]
-    known = all(isinstance(place, int) and 0 <= place < len(sampled) for place in places)
-    return [sampled[place] for place in places] if known else samples
+    sampled = _samples_in(_read_arrays(sampled_path))
+    positions = [sample.get("rollout_position", position) for position, sample in enumerate(samples)]
+    all_valid = all(isinstance(position, int) and 0 <= position < len(sampled) for position in positions)
+    return [sampled[position] for position in positions] if all_valid else samples
 
 
 def _of_slime(samples: Sequence[Mapping[str, Any]], sampled: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The columns of samples, as both dumps name them, with log-probabilities of the engine from ``sampled``."""
-    given: dict[str, Any] = {
+    columns: dict[str, Any] = {
         name: [] for name in ("response_ids", "prompt_ids", "mask", "logp_rollout", "logp_train", "reward")
     }
-    for one, engine in zip(samples, sampled, strict=True):
-        ids = np.ravel(np.asarray(_first(one, "tokens", default=[])))
-        length = int(_first(one, "response_length", "response_lengths", default=0))
-        given["response_ids"].append(ids[len(ids) - length :])
-        given["prompt_ids"].append(ids[: len(ids) - length])
-        given["mask"].append(_first(one, "loss_mask", "loss_masks", default=np.ones(length, int)))
-        given["logp_rollout"].append(engine.get("rollout_log_probs"))
-        given["logp_train"].append(one.get("log_probs"))
-        given["reward"].append(_number(_first(one, "reward", "rewards", default=None)))
-    return given if any(one is not None for one in given["logp_train"]) else {}
+    for sample, engine in zip(samples, sampled, strict=True):
+        ids = np.ravel(np.asarray(_first(sample, "tokens", default=[])))
+        length = int(_first(sample, "response_length", "response_lengths", default=0))
+        columns["response_ids"].append(ids[len(ids) - length :])
+        columns["prompt_ids"].append(ids[: len(ids) - length])
+        columns["mask"].append(_first(sample, "loss_mask", "loss_masks", default=np.ones(length, int)))
+        columns["logp_rollout"].append(engine.get("rollout_log_probs"))
+        columns["logp_train"].append(sample.get("log_probs"))
+        columns["reward"].append(_number(_first(sample, "reward", "rewards", default=None)))
+    return columns if any(sample is not None for sample in columns["logp_train"]) else {}
 
 
-def _first(one: Mapping[str, Any], *names: str, default: Any) -> Any:
+def _first(sample: Mapping[str, Any], *names: str, default: Any) -> Any:
     """The value under the first of ``names`` that has one, and some of it."""
-    values = (one.get(name) for name in names)
+    values = (sample.get(name) for name in names)
     return next((value for value in values if value is not None and np.size(value)), default)
 
 
-def _of_batch(held: Mapping[str, Any]) -> dict[str, Any]:
+def _of_batch(content: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of a batch, by the names that frameworks have for them."""
-    given: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for column, names in NAMES.items():
-        found = next((held[name] for name in names if held.get(name) is not None), None)
-        if found is not None:
-            given[column] = found
-    if "reward" in given:
-        array = np.asarray(given["reward"])
-        given["reward"] = array.sum(axis=-1) if array.ndim > 1 else array
-    return given
+        value = next((content[name] for name in names if content.get(name) is not None), None)
+        if value is not None:
+            columns[column] = value
+    if "reward" in columns:
+        array = np.asarray(columns["reward"])
+        columns["reward"] = array.sum(axis=-1) if array.ndim > 1 else array
+    return columns
 
 
-def _means_of(line: Mapping[str, Any], place: int) -> TableRows | None:
+def _means_of(line: Mapping[str, Any], line_index: int) -> TableRows | None:
     """The row of one line of a log; None where it has no mean, or no step of a trainer."""
     data = _data(line)
-    step = _number(line.get("step", data.get("training/global_step", place)))
+    step = _number(line.get("step", data.get("training/global_step", line_index)))
     means = {
         column: next((value for name in names if (value := _number(data.get(name))) is not None), None)
         for column, names in MEANS.items()
@@ -277,7 +282,7 @@ def _names_means(line: Mapping[str, Any]) -> bool:
 
 
 def _data(line: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Verl's lines have their values one deeper."""
+    """The values of a line, which verl has one deeper."""
     return line["data"] if isinstance(line.get("data"), Mapping) else line
 
 
@@ -288,14 +293,14 @@ def _number(value: Any) -> float | None:
 
 
 @functools.lru_cache(maxsize=1)
-def _held(path: str) -> Mapping[str, Any]:
+def _read_arrays(path: str) -> Mapping[str, Any]:
     """The tensors of a file as arrays, by name."""
     if path.endswith(safetensors.SUFFIX):
         return {weight.name: _plain(weight.load()) for weight in safetensors.read_file(path)}
-    held = torch_files.read_file(path)
-    if isinstance(held, Mapping) and isinstance(held.get("batch"), Mapping):
-        held = held["batch"]
-    return {str(name): _plain(value) for name, value in held.items()} if isinstance(held, Mapping) else {}
+    content = torch_files.read_file(path)
+    if isinstance(content, Mapping) and isinstance(content.get("batch"), Mapping):
+        content = content["batch"]
+    return {str(name): _plain(value) for name, value in content.items()} if isinstance(content, Mapping) else {}
 
 
 def _plain(value: Any) -> Any:
@@ -304,5 +309,5 @@ def _plain(value: Any) -> Any:
         value = value.detach()
         return (value.float() if value.is_floating_point() else value).cpu().numpy()
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return {name: _plain(one) for name, one in value.items()} if isinstance(value, Mapping) else value
+        return [_plain(inner) for inner in value]
+    return {name: _plain(inner) for name, inner in value.items()} if isinstance(value, Mapping) else value

@@ -43,16 +43,16 @@ def read_folder(folder: str) -> list[Weight]:
         raise InputError(f"'{folder}' holds {len(indices)} indices ({names}). Pass one file, or a directory with one.")
     if indices:
         return _by_index(folder, indices[0])
-    found: dict[str, Weight] = {}
+    by_name: dict[str, Weight] = {}
     for path in sorted(glob.glob(os.path.join(glob.escape(folder), f"*{SUFFIX}"))):
         for weight in read_file(path):
-            if weight.name in found:
+            if weight.name in by_name:
                 raise InputError(
                     f"'{path}' holds '{weight.name}', which another file of '{folder}' holds too, and there is no "
                     f"index. Pass one file."
                 )
-            found[weight.name] = weight
-    return list(found.values())
+            by_name[weight.name] = weight
+    return list(by_name.values())
 
 
 def has_shards(folder: str) -> bool:
@@ -77,9 +77,9 @@ def shards_of(folder: str, index: str) -> dict[str, list[str]]:
     return shards
 
 
-def require_names(path: str, wanted: list[str], present: set[str]) -> None:
+def require_names(path: str, names: list[str], present: set[str]) -> None:
     """Raise ``InputError`` where a shard lacks a tensor that the index says it has."""
-    absent = sorted(set(wanted) - present)
+    absent = sorted(set(names) - present)
     if absent:
         raise InputError(
             f"'{path}' lacks {len(absent)} of the tensors of its index, such as '{absent[0]}'. Download it again."
@@ -88,10 +88,10 @@ def require_names(path: str, wanted: list[str], present: set[str]) -> None:
 
 def _by_index(folder: str, index: str) -> list[Weight]:
     weights: list[Weight] = []
-    for path, wanted in shards_of(folder, index).items():
-        found = {weight.name: weight for weight in read_file(path)}
-        require_names(path, wanted, set(found))
-        weights += [found[name] for name in wanted]
+    for path, names in shards_of(folder, index).items():
+        by_name = {weight.name: weight for weight in read_file(path)}
+        require_names(path, names, set(by_name))
+        weights += [by_name[name] for name in names]
     return sorted(weights, key=lambda weight: weight.name)
 
 

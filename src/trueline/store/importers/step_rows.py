@@ -35,8 +35,8 @@ Measure = Callable[[Any], Measured]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a value belongs: the columns that the values of one call share. ``micro`` and ``call`` count from 0."""
+class ValueOwner:
+    """The call or parameter that values belong to: the columns that they share. ``micro`` and ``call`` count from 0."""
 
     phase: str
     name: str
@@ -71,15 +71,15 @@ class StepRows:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def key(self, place: Place, slot: str) -> str:
+    def key(self, owner: ValueOwner, slot: str) -> str:
         """The key under which the value that is added next is to be stored."""
-        return f"{place.micro}.{place.phase}.{place.name}#{place.call}:{slot}/{len(self._rows)}"
+        return f"{owner.micro}.{owner.phase}.{owner.name}#{owner.call}:{slot}/{len(self._rows)}"
 
     def add(
         self,
-        place: Place,
+        owner: ValueOwner,
         slot: str,
-        found: Measured,
+        measured: Measured,
         *,
         dtype: str | None = None,
         shape: Sequence[int] | None = None,
@@ -89,28 +89,30 @@ class StepRows:
     ) -> int:
         """Add a value and return its row. ``same_as``: the row that has its numbers."""
         row = len(self._rows)
-        if same_as is None and (found.stats_S is not None or found.fingerprint is not None):
-            self._measured[row] = found
+        if same_as is None and (measured.stats_S is not None or measured.fingerprint is not None):
+            self._measured[row] = measured
         self._rows.append(
             (
-                *(place.micro, place.phase, place.name, place.call, slot, place.kind, place.api, place.module),
-                *(args, place.stack, place.flags, dtype, None if shape is None else tuple(shape), same_as),
-                *(found.numel, tensor, found.note),
+                *(owner.micro, owner.phase, owner.name, owner.call, slot, owner.kind, owner.api, owner.module),
+                *(args, owner.stack, owner.flags, dtype, None if shape is None else tuple(shape), same_as),
+                *(measured.numel, tensor, measured.note),
             )
         )
         return row
 
     def records(self) -> StepRecords:
         """All rows. Where some have fingerprints, one without counts as not measured."""
-        printed = any(found.fingerprint is not None for found in self._measured.values())
-        kept = {row: found for row, found in self._measured.items() if found.fingerprint is not None or not printed}
-        counted = any(found.stats_S is not None for found in kept.values())
-        stats = [found.stats_S or UNKNOWN for found in kept.values()]
-        prints = [found.fingerprint or 0 for found in kept.values()]
+        printed = any(measured.fingerprint is not None for measured in self._measured.values())
+        measured_rows = {
+            row: measured for row, measured in self._measured.items() if measured.fingerprint is not None or not printed
+        }
+        counted = any(measured.stats_S is not None for measured in measured_rows.values())
+        stats = [measured.stats_S or UNKNOWN for measured in measured_rows.values()]
+        prints = [measured.fingerprint or 0 for measured in measured_rows.values()]
         return StepRecords(
             step=self.step,
             columns=dict(zip(_COLUMNS, zip(*self._rows, strict=True), strict=True)) if self._rows else {},
-            measured_M=np.array(list(kept), dtype=np.int32),
+            measured_M=np.array(list(measured_rows), dtype=np.int32),
             stats_MS=np.array(stats, dtype=np.float64).reshape(-1, len(STAT_NAMES)) if counted else None,
             fingerprint_M=np.array(prints, dtype=np.uint64) if printed else None,
         )

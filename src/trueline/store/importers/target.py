@@ -35,8 +35,10 @@ class NewRun:
             yield writer
         finally:
             writer.close()
-        lost = os.path.join(self._folder, file_names.findings_name(rank))
-        if os.path.exists(lost):  # values that could not be stored are a Finding, as training would go on without
+        findings_path = os.path.join(self._folder, file_names.findings_name(rank))
+        if os.path.exists(
+            findings_path
+        ):  # values that could not be stored are a Finding, as training would go on without
             raise OSError("not all values could be stored")
 
     def finish(self) -> None:

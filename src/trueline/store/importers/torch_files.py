@@ -30,11 +30,11 @@ def read_file(path: str) -> Any:
     try:
         return load(path)
     except pickle.UnpicklingError as error:
-        found = _GLOBAL.search(str(error))
-        what = f"an object of {found[1]}" if found else "more than tensors, or is damaged"
+        match = _GLOBAL.search(str(error))
+        content = f"an object of {match[1]}" if match else "more than tensors, or is damaged"
         raise InputError(
-            f"'{path}' holds {what}, and nothing but tensors and plain containers is read from a file. Save the state "
-            "dicts alone."
+            f"'{path}' holds {content}, and nothing but tensors and plain containers is read from a file. Save the "
+            "state dicts alone."
         ) from None
     except Exception as error:
         raise InputError(f"'{path}' cannot be read as a file of torch.save: {why(error)}. Copy it again.") from None
@@ -76,7 +76,7 @@ class State:
 
     weights: list[Weight]
     values: dict[str, Any]
-    others: list[str]
+    unread_paths: list[str]
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -86,11 +86,11 @@ class State:
     @property
     def notes(self) -> tuple[str, ...]:
         """One line on what was left out, if anything was."""
-        if not self.others:
+        if not self.unread_paths:
             return ()
-        more = f" and {len(self.others) - 5} more" if len(self.others) > 5 else ""
-        entries = f"Entries that are neither tensors nor plain values ({len(self.others)})"
-        return (f"{entries} were left out: {', '.join(self.others[:5])}{more}.",)
+        more = f" and {len(self.unread_paths) - 5} more" if len(self.unread_paths) > 5 else ""
+        entries = f"Entries that are neither tensors nor plain values ({len(self.unread_paths)})"
+        return (f"{entries} were left out: {', '.join(self.unread_paths[:5])}{more}.",)
 
 
 def _require_kind(path: str) -> None:
@@ -105,25 +105,27 @@ def _require_kind(path: str) -> None:
 
 
 def state_weights(document: Any) -> State:
-    """What is in nested dicts and lists. A dict with ``state`` and ``param_groups`` is the state dict of an optimizer
-    (phase opt): its parameters go by name where it has their names, else by number.
+    """The tensors and values in nested dicts and lists.
+
+    A dict with ``state`` and ``param_groups`` is the state dict of an optimizer (phase opt): its parameters go by name
+    where it has their names, else by number.
 
     Of two tensors with the same name, as of two models in one file, the later has its whole path for a name.
     """
-    found = State([], {}, [])
-    taken: set[tuple[str, str, str]] = set()
+    state = State([], {}, [])
+    used_names: set[tuple[str, str, str]] = set()
     for path, phase, name, slot, x in _walk((), document):
         if not _is_tensor(x):
-            if isinstance(x, bool | int | float | str | None) and len(found.values) < MAX_VALUES:
-                found.values[".".join(path)] = x
+            if isinstance(x, bool | int | float | str | None) and len(state.values) < MAX_VALUES:
+                state.values[".".join(path)] = x
             else:
-                found.others.append(".".join(path))
+                state.unread_paths.append(".".join(path))
             continue
-        if (phase, name, slot) in taken:
+        if (phase, name, slot) in used_names:
             name = ".".join(path)
-        taken.add((phase, name, slot))
-        found.weights.append(Weight(phase, name, slot, lambda x=x: x, memory=_memory(x)))
-    return found
+        used_names.add((phase, name, slot))
+        state.weights.append(Weight(phase, name, slot, lambda x=x: x, memory=_memory(x)))
+    return state
 
 
 def _walk(path: tuple[str, ...], node: Any) -> Iterator[tuple[tuple[str, ...], str, str, str, Any]]:

@@ -25,18 +25,18 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
     at = 0
     while at < len(words):
         word, at = words[at], at + 1
-        if (found := _OPTION.fullmatch(word)) and not _NUMBER.fullmatch(word):
-            name = plain_name(found["name"])
-            if found["value"] is not None:
-                yield name, read_value(found["value"])
+        if (match := _OPTION.fullmatch(word)) and not _NUMBER.fullmatch(word):
+            name = plain_name(match["name"])
+            if match["value"] is not None:
+                yield name, read_value(match["value"])
                 continue
             begin = at
             while at < len(words) and _is_value(words[at]):
                 at += 1
-            values = [read_value(each) for each in words[begin:at]]
+            values = [read_value(value_word) for value_word in words[begin:at]]
             yield name, True if not values else values[0] if len(values) == 1 else values
-        elif found := _OVERRIDE.fullmatch(word):
-            yield plain_name(found["name"]), read_value(found["value"])
+        elif match := _OVERRIDE.fullmatch(word):
+            yield plain_name(match["name"]), read_value(match["value"])
 
 
 def _is_value(word: str) -> bool:
@@ -54,12 +54,12 @@ def read_value(text: Any) -> Any:
     """A text as the number, truth value or list that it writes; else as it is."""
     if not isinstance(text, str):
         return text
-    shown = text.strip().strip("'\"")
-    if shown.lower() in _WORDS:
-        return _WORDS[shown.lower()]
-    if _NUMBER.fullmatch(shown):
-        number = float(shown)
-        return int(number) if number.is_integer() and re.fullmatch(r"[+-]?\d+", shown) else number
-    if shown.startswith("[") and shown.endswith("]"):
-        return [read_value(each) for each in shown[1:-1].split(",") if each.strip()]
-    return shown
+    stripped = text.strip().strip("'\"")
+    if stripped.lower() in _WORDS:
+        return _WORDS[stripped.lower()]
+    if _NUMBER.fullmatch(stripped):
+        number = float(stripped)
+        return int(number) if number.is_integer() and re.fullmatch(r"[+-]?\d+", stripped) else number
+    if stripped.startswith("[") and stripped.endswith("]"):
+        return [read_value(part) for part in stripped[1:-1].split(",") if part.strip()]
+    return stripped

@@ -61,8 +61,10 @@ def nested(path: Path, text: str) -> Mapping[str, Any]:
     try:
         content = parsed(text) if kind == "JSON" else tomllib.loads(text) if kind == "TOML" else _yaml(text)
     except (ValueError, RecursionError) as error:
-        said = f"it is no {kind} ({why(error)})"
-        raise InputError(f"Configuration '{shortened(str(path))}' cannot be read: {said}. Correct the file.") from None
+        problem = f"it is no {kind} ({why(error)})"
+        raise InputError(
+            f"Configuration '{shortened(str(path))}' cannot be read: {problem}. Correct the file."
+        ) from None
     if not isinstance(content, Mapping):
         raise InputError(
             f"Configuration '{shortened(str(path))}' holds a {type(content).__name__}, expected named options. Pass "
@@ -113,7 +115,7 @@ def _plain(content: Any) -> Any:
     if isinstance(content, Mapping):
         return {str(key): _plain(value) for key, value in cast(Mapping[Any, Any], content).items()}
     if isinstance(content, list | tuple):
-        return [_plain(each) for each in cast(list[Any], content)]
+        return [_plain(item) for item in cast(list[Any], content)]
     return content if isinstance(content, str | int | float | bool | None) else str(content)
 
 
@@ -124,11 +126,11 @@ def _flat(content: Any, prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
         return
     if isinstance(content, list) and depth < _MAX_DEPTH:
         items = cast(list[Any], content)
-        pair = len(items) == 2 and all(isinstance(each, int | float) for each in items)
-        if pair or any(isinstance(each, Mapping | list) for each in items):
-            for place, each in enumerate(items):
-                yield from _flat(each, f"{prefix}.{place}", depth + 1)
+        pair = len(items) == 2 and all(isinstance(item, int | float) for item in items)
+        if pair or any(isinstance(item, Mapping | list) for item in items):
+            for index, item in enumerate(items):
+                yield from _flat(item, f"{prefix}.{index}", depth + 1)
             return
-        yield prefix, [read_value(each) for each in items]
+        yield prefix, [read_value(item) for item in items]
         return
     yield prefix, read_value(content)

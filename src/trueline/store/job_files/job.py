@@ -49,28 +49,28 @@ def open_job(path: str | os.PathLike[str] | Run) -> Job:
     """What ``path`` says of a job. Raises ``InputError`` for what is none."""
     if isinstance(path, Run):
         return job_of_run(path)
-    given = os.fspath(path)
-    if "://" in given or "::" in given:
-        return job_of_run(Run(given))
-    place = Path(given)
-    if place.is_dir():
-        if (place / file_names.MANIFEST).is_file():
-            return job_of_run(Run(given))
-        return _of_directory(place)
-    if not place.is_file():
-        raise InputError(f"There is nothing at '{shortened(given)}'. {_EXPECTED}")
-    if place.suffix == ".zip":
-        return _of_pack(place)
-    if place.suffix not in SUFFIXES:
-        raise InputError(f"'{shortened(given)}' is of a kind that is not known. {_EXPECTED}")
-    env = _collected(place)
+    address = os.fspath(path)
+    if "://" in address or "::" in address:
+        return job_of_run(Run(address))
+    local_path = Path(address)
+    if local_path.is_dir():
+        if (local_path / file_names.MANIFEST).is_file():
+            return job_of_run(Run(address))
+        return _of_directory(local_path)
+    if not local_path.is_file():
+        raise InputError(f"There is nothing at '{shortened(address)}'. {_EXPECTED}")
+    if local_path.suffix == ".zip":
+        return _of_pack(local_path)
+    if local_path.suffix not in SUFFIXES:
+        raise InputError(f"'{shortened(address)}' is of a kind that is not known. {_EXPECTED}")
+    env = _collected(local_path)
     if env is not None:
-        return _of_env(given, env)
-    name = place.name
+        return _of_env(address, env)
+    name = local_path.name
     if name in TOKENIZER_FILES:
-        return Job(given, tokenizer=tokenizer_of([place]))
-    exported = exported_by(place)
-    return Job(given, configs={name: read_config(place)}, environ=exported or None)
+        return Job(address, tokenizer=tokenizer_of([local_path]))
+    exported = exported_by(local_path)
+    return Job(address, configs={name: read_config(local_path)}, environ=exported or None)
 
 
 def job_of_options(name: str, options: Mapping[str, Any]) -> Job:
@@ -122,40 +122,44 @@ def _collected(path: Path) -> RankEnv | None:
         raise InputError(f"'{shortened(str(path))}' is damaged: {error}. Collect it again.") from None
 
 
-def _of_directory(place: Path) -> Job:
+def _of_directory(folder: Path) -> Job:
     """The configurations of a directory, and what its tokenizer's files say."""
-    files = sorted(path for path in place.iterdir() if path.suffix in SUFFIXES and path.is_file())
+    files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
     tokenizers = [path for path in files if path.name in TOKENIZER_FILES]
     envs = {path: env for path in files if path not in tokenizers and (env := _collected(path)) is not None}
     configs = [path for path in files if path not in tokenizers and path not in envs]
     if len(configs) + len(envs) > _MAX_FILES:
         raise InputError(
-            f"'{place}' has several configurations ({len(configs)}): which ones are the job's is not known. Pass one "
+            f"'{folder}' has several configurations ({len(configs)}): which ones are the job's is not known. Pass one "
             "of them, or a directory with those of the job alone."
         )
     if not files:
-        raise InputError(f"'{place}' is no Run and has no configuration. {_EXPECTED}")
-    read: dict[str, Mapping[str, Any]] = {}
+        raise InputError(f"'{folder}' is no Run and has no configuration. {_EXPECTED}")
+    options_by_file: dict[str, Mapping[str, Any]] = {}
     environ: dict[str, str] = {}
     notes: list[str] = []
     for path in configs:
         try:
-            read[path.name] = read_config(path)
+            options_by_file[path.name] = read_config(path)
             environ |= exported_by(path)
         except InputError as error:
             notes.append(str(error))
     if len(envs) == 1:
-        job = _of_env(str(place), next(iter(envs.values())))
-        merged = {**job.configs, **read}
-        return Job(str(place), None, job.env, merged, job.environ, job.packages, tokenizer_of(tokenizers), job.notes)
+        job = _of_env(str(folder), next(iter(envs.values())))
+        merged = {**job.configs, **options_by_file}
+        return Job(str(folder), None, job.env, merged, job.environ, job.packages, tokenizer_of(tokenizers), job.notes)
     return Job(
-        str(place), configs=read, environ=environ or None, tokenizer=tokenizer_of(tokenizers), notes=tuple(notes)
+        str(folder),
+        configs=options_by_file,
+        environ=environ or None,
+        tokenizer=tokenizer_of(tokenizers),
+        notes=tuple(notes),
     )
 
 
-def _of_pack(place: Path) -> Job:
-    pack = read_pack(place)
+def _of_pack(path: Path) -> Job:
+    pack = read_pack(path)
     if pack.env is not None:
-        job = _of_env(str(place), pack.env)
+        job = _of_env(str(path), pack.env)
         return replace(job, configs={**pack.configs, **job.configs}, notes=(*job.notes, *pack.notes))
-    return Job(str(place), configs=pack.configs, environ=pack.environ, packages=pack.packages, notes=pack.notes)
+    return Job(str(path), configs=pack.configs, environ=pack.environ, packages=pack.packages, notes=pack.notes)

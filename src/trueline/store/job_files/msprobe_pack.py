@@ -22,7 +22,7 @@ from trueline.store.env_and_findings import env_of
 from trueline.store.job_files.command_lines import read_value
 from trueline.store.job_files.config_files import MAX_BYTES, flat
 
-OWN = "trueline.json"
+OWN_MEMBER = "trueline.json"
 """The member that packs of ``trueline.compat.msprobe`` have beside msProbe's own, as of ``trueline env collect``."""
 _STATISTICS = ("dataset", "weights", "random")
 _TODO = "Pass a pack that ConfigChecker of msProbe wrote."
@@ -43,18 +43,20 @@ def read_pack(path: Path) -> Pack:
     """What a pack says. Raises ``InputError`` for what is none."""
     with reading(f"Pack '{path}'", _TODO), zipfile.ZipFile(path) as pack:
         names = pack.namelist()
-        known = {name.partition("/")[0] for name in names} & {"env", "pip", "hyperparameters", *_STATISTICS}
-        if not known:
+        members = {name.partition("/")[0] for name in names} & {"env", "pip", "hyperparameters", *_STATISTICS}
+        if not members:
             raise InputError(f"'{path}' is no pack of msProbe: it has no 'env', 'pip' or 'hyperparameters'. {_TODO}")
         require_room(sum(entry.file_size for entry in pack.infolist()), path.stat().st_size)
-        env = env_of(pack.read(OWN)) if OWN in names else None
+        env = env_of(pack.read(OWN_MEMBER)) if OWN_MEMBER in names else None
         environ = _texts(_object(pack, "env")) if "env" in names else None
         packages = _packages(pack.read("pip").decode(errors="replace")) if "pip" in names else None
         files = [name for name in names if name.startswith("hyperparameters/") and name.endswith(".json")]
         configs = {name: _options(_object(pack, name)) for name in sorted(files)}  # dynamic before static
-    left = [name for name in _STATISTICS if name in known]
-    said = f"{path.name}: {', '.join(left)} of a pack are statistics, which do not tell whether both are equal"
-    return Pack(env, None if environ is None else sorted_out(environ)[0], packages, configs, (said,) if left else ())
+    statistics = [name for name in _STATISTICS if name in members]
+    note = f"{path.name}: {', '.join(statistics)} of a pack are statistics, which do not tell whether both are equal"
+    return Pack(
+        env, None if environ is None else sorted_out(environ)[0], packages, configs, (note,) if statistics else ()
+    )
 
 
 def _object(pack: zipfile.ZipFile, name: str) -> Mapping[str, Any]:
@@ -77,11 +79,11 @@ def _packages(text: str) -> dict[str, str]:
 
 def _options(content: Mapping[str, Any]) -> dict[str, Any]:
     """Options by name. One that several scripts set has ``values``: the last one holds."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name, value in flat({name: value for name, value in content.items() if not _is_doubled(value)}).items():
-        found[name] = read_value(value)
+        options[name] = read_value(value)
     doubled = {name: value["values"][-1] for name, value in content.items() if _is_doubled(value) and value["values"]}
-    return found | {name.replace("-", "_"): read_value(value) for name, value in doubled.items()}
+    return options | {name.replace("-", "_"): read_value(value) for name, value in doubled.items()}
 
 
 def _is_doubled(value: Any) -> bool:

@@ -31,7 +31,7 @@ _ENVIRONMENTS = frozenset({"uv", "poetry", "pixi", "pdm", "hatch", "conda", "mam
 _AHEAD = 8
 """Words of a command in which its program stands."""
 _PROGRAM = re.compile(r"python[\d.]*|.*-cli|.*\.py")
-_TEST = re.compile(r"(?P<one>\S*)\s+(?P<how>==|=|!=|-eq|-ne|-gt|-ge|-lt|-le)\s+(?P<other>\S*)")
+_TEST = re.compile(r"(?P<first>\S*)\s+(?P<operator>==|=|!=|-eq|-ne|-gt|-ge|-lt|-le)\s+(?P<second>\S*)")
 _MAX_PASSES = 20
 
 
@@ -55,7 +55,8 @@ def read_script(text: str) -> Script:
             condition = line.removeprefix(word).strip()
             holds = _holds(_filled(condition, script.variables))
             if not any(skipping) and not condition.startswith(("[", "((", "test ")):
-                _take(condition.removeprefix("!").strip(), script)  # a program that is started, and asked how it ended
+                # A program that is started, and asked how it ended.
+                _take_statement(condition.removeprefix("!").strip(), script)
             if holds is None:
                 script.notes.append(f"the condition '{line}' was taken to hold")
             if word == "if":
@@ -67,7 +68,7 @@ def read_script(text: str) -> Script:
         elif word == "fi" and skipping:
             skipping.pop()
         elif not any(skipping):
-            _take(line, script)
+            _take_statement(line, script)
     return script
 
 
@@ -76,7 +77,7 @@ def _statements(text: str) -> list[str]:
     joined = re.sub(r"\\\s*\n", " ", "\n".join(map(_without_comment, text.splitlines())))
     joined = re.sub(r";\s*(then|do)\b", "\n", joined)
     joined = re.sub(r"(?m)(?:;\s*|^\s*)(else|fi|done)\b(?!=)", r"\n\1\n", joined)
-    found: list[str] = []
+    statements: list[str] = []
     open_text = ""
     for line in joined.splitlines():
         open_text = f"{open_text}\n{line}" if open_text else line
@@ -86,9 +87,9 @@ def _statements(text: str) -> list[str]:
         for part in [open_text] if whole else re.split(r";(?![^\[]*\]\])|&&", open_text):
             stripped = part.strip()
             if stripped and stripped not in ("then", "do", "done", "{", "}"):
-                found.append(stripped)
+                statements.append(stripped)
         open_text = ""
-    return found
+    return statements
 
 
 def _without_comment(line: str) -> str:
@@ -112,28 +113,28 @@ def _is_open(text: str) -> bool:
     return bool(_ARRAY.match(plain)) and plain.count("(") > plain.count(")")
 
 
-def _take(line: str, script: Script) -> None:
-    found = _ASSIGNED.fullmatch(line)
-    if found is not None and not _starts_program(line, script.variables):
-        value = found["value"].strip()
+def _take_statement(line: str, script: Script) -> None:
+    assignment = _ASSIGNED.fullmatch(line)
+    if assignment is not None and not _starts_program(line, script.variables):
+        value = assignment["value"].strip()
         if value.startswith("(") and value.endswith(")"):
             words = _words(_filled(value[1:-1], script.variables))
-            value, whole = " ".join(words), f"{found['name']}[@]"
-            before = script.variables.get(whole, "") if found["more"] else ""
+            value, whole = " ".join(words), f"{assignment['name']}[@]"
+            before = script.variables.get(whole, "") if assignment["more"] else ""
             script.variables[whole] = f"{before} {shlex.join(words)}".strip()
         else:
             value = _filled(_unquoted(value), script.variables)
-        before = script.variables.get(found["name"], "") if found["more"] else ""
-        joined = f"{before} {value}".strip() if found["value"].strip().startswith("(") else before + value
-        script.variables[found["name"]] = joined
-        if found["export"]:
-            script.exported[found["name"]] = joined
+        before = script.variables.get(assignment["name"], "") if assignment["more"] else ""
+        joined = f"{before} {value}".strip() if assignment["value"].strip().startswith("(") else before + value
+        script.variables[assignment["name"]] = joined
+        if assignment["export"]:
+            script.exported[assignment["name"]] = joined
         return
     words = _words(_filled(line, script.variables))
-    while words and (own := re.fullmatch(r"([A-Za-z_]\w*)=(\S*)", words[0])):
-        script.exported[own[1]] = own[2]
+    while words and (variable := re.fullmatch(r"([A-Za-z_]\w*)=(\S*)", words[0])):
+        script.exported[variable[1]] = variable[2]
         words = words[1:]
-    programs = [place for place, word in enumerate(words) if _is_program(word)]
+    programs = [index for index, word in enumerate(words) if _is_program(word)]
     if programs and words[0] in _ENVIRONMENTS:
         script.commands.append(words[programs[0] :])  # options in front are of the environment that it runs in
     elif programs and programs[0] < _AHEAD:
@@ -165,37 +166,37 @@ def _unquoted(value: str) -> str:
 
 def _filled(text: str, variables: Mapping[str, str]) -> str:
     """The text with the values of variables that are known, and sums of numbers worked out."""
-    text = _WHOLE_ARRAY.sub(lambda found: variables.get(found[1], found[0]), text)
+    text = _WHOLE_ARRAY.sub(lambda match: variables.get(match[1], match[0]), text)
     for _ in range(_MAX_PASSES):
         before = text
-        text = _VARIABLE.sub(lambda found: _value(found, variables), text)
+        text = _VARIABLE.sub(lambda match: _value(match, variables), text)
         text = _SUM.sub(_summed, re.sub(r"(?<=\$\(\()([^)]*)", lambda inner: _bare(inner[0], variables), text))
         if text == before:
             break
     return text
 
 
-def _value(found: re.Match[str], variables: Mapping[str, str]) -> str:
-    name = found["braced"] or found["bare"]
+def _value(match: re.Match[str], variables: Mapping[str, str]) -> str:
+    name = match["braced"] or match["bare"]
     if name is None:
-        return found["given"].strip("\"'")
+        return match["given"].strip("\"'")
     value = variables.get(name)
     if value is not None:
         return value
-    return found["default"].strip("\"'") if found["default"] is not None else found[0]
+    return match["default"].strip("\"'") if match["default"] is not None else match[0]
 
 
 def _bare(text: str, variables: Mapping[str, str]) -> str:
     return re.sub(r"(?<![\w$])[A-Za-z_]\w*", lambda name: variables.get(name[0], name[0]), text)
 
 
-def _summed(found: re.Match[str]) -> str:
+def _summed(match: re.Match[str]) -> str:
     """The value of an arithmetic expansion of whole numbers, or what is written."""
-    words = re.findall(r"\d+|[-+*/%()]|\S", found["sum"])
+    words = re.findall(r"\d+|[-+*/%()]|\S", match["sum"])
     if not words or not all(re.fullmatch(r"\d+|[-+*/%()]", word) for word in words):
-        return found[0]
+        return match[0]
     value = _sum(words)
-    return found[0] if value is None or words else str(value)
+    return match[0] if value is None or words else str(value)
 
 
 def _sum(words: list[str]) -> int | None:
@@ -203,8 +204,8 @@ def _sum(words: list[str]) -> int | None:
     value = _product(words)
     while value is not None and words and words[0] in "+-":
         sign = words.pop(0)
-        other = _product(words)
-        value = None if other is None else value + other if sign == "+" else value - other
+        term = _product(words)
+        value = None if term is None else value + term if sign == "+" else value - term
     return value
 
 
@@ -212,10 +213,10 @@ def _product(words: list[str]) -> int | None:
     value = _factor(words)
     while value is not None and words and words[0] in "*/%":
         sign = words.pop(0)
-        other = _factor(words)
-        if other is None or (sign != "*" and other == 0):
+        factor = _factor(words)
+        if factor is None or (sign != "*" and factor == 0):
             return None
-        value = value * other if sign == "*" else value // other if sign == "/" else value % other
+        value = value * factor if sign == "*" else value // factor if sign == "/" else value % factor
     return value
 
 
@@ -233,13 +234,13 @@ def _holds(condition: str) -> bool | None:
     """Whether a condition of ``[`` or ``[[`` holds; None where that takes a shell."""
     text = condition.strip().removesuffix(";").strip()
     parts = re.split(r"\]\]?\s*(\|\||&&)\s*\[\[?", text)
-    held = [_holds_one(part) for part in parts[::2]]
+    results = [_holds_one(part) for part in parts[::2]]
     signs = parts[1::2]
-    if "||" in signs and True in held:
+    if "||" in signs and True in results:
         return True
-    if "&&" in signs and False in held:
+    if "&&" in signs and False in results:
         return False
-    return None if None in held else all(held) if "||" not in signs else any(held)
+    return None if None in results else all(results) if "||" not in signs else any(results)
 
 
 def _holds_one(text: str) -> bool | None:
@@ -249,20 +250,20 @@ def _holds_one(text: str) -> bool | None:
     empty = re.fullmatch(r"(-[zn])\s*(.*)", inner)
     if empty:
         return (_unquoted(empty[2].strip()) == "") == (empty[1] == "-z")
-    found = _TEST.fullmatch(inner)
-    if found is None:
+    match = _TEST.fullmatch(inner)
+    if match is None:
         return None
-    one, other = _unquoted(found["one"]), _unquoted(found["other"])
-    return _compared(one, found["how"], other)
+    first, second = _unquoted(match["first"]), _unquoted(match["second"])
+    return _compared(first, match["operator"], second)
 
 
-def _compared(one: str, how: str, other: str) -> bool | None:
-    if how in ("==", "=", "!="):
-        return (one == other) is (how != "!=")
-    if not (one.lstrip("-").isdigit() and other.lstrip("-").isdigit()):
+def _compared(first: str, operator: str, second: str) -> bool | None:
+    if operator in ("==", "=", "!="):
+        return (first == second) is (operator != "!=")
+    if not (first.lstrip("-").isdigit() and second.lstrip("-").isdigit()):
         return None
-    a, b = int(one), int(other)
-    return {"-eq": a == b, "-ne": a != b, "-gt": a > b, "-ge": a >= b, "-lt": a < b, "-le": a <= b}[how]
+    a, b = int(first), int(second)
+    return {"-eq": a == b, "-ne": a != b, "-gt": a > b, "-ge": a >= b, "-lt": a < b, "-le": a <= b}[operator]
 
 
 def training_command(script: Script) -> Sequence[str]:

@@ -19,7 +19,7 @@ _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "se
 
 def tokenizer_of(paths: Sequence[Path]) -> dict[str, Any]:
     """Facts of the tokenizer whose files these are; those that cannot be read are left out."""
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for path in paths:
         try:
             content = parsed(path.read_bytes())
@@ -29,23 +29,23 @@ def tokenizer_of(paths: Sequence[Path]) -> dict[str, Any]:
             continue
         document = cast(Mapping[str, Any], content)
         if path.name == "tokenizer.json":
-            found |= _of_tokenizer(document)
+            facts |= _of_tokenizer(document)
         elif path.name == "vocab.json":
-            found.setdefault("tokens", len(document))
-            found.setdefault("vocabulary", digest_of(dict(document)))
+            facts.setdefault("tokens", len(document))
+            facts.setdefault("vocabulary", digest_of(dict(document)))
         else:
-            found |= {key: document[key] for key in _OF_CONFIG if document.get(key) is not None}
-            found |= {key: _token(document[key]) for key in _SPECIAL if document.get(key) is not None}
-    if "chat_template" in found:
-        found["chat_template"] = digest_of(found["chat_template"])
-    return found
+            facts |= {key: document[key] for key in _OF_CONFIG if document.get(key) is not None}
+            facts |= {key: _token(document[key]) for key in _SPECIAL if document.get(key) is not None}
+    if "chat_template" in facts:
+        facts["chat_template"] = digest_of(facts["chat_template"])
+    return facts
 
 
 def _of_tokenizer(document: Mapping[str, Any]) -> dict[str, Any]:
     model = cast(Mapping[str, Any], document.get("model") or {})
     vocabulary: Any = model.get("vocab") or {}
     added = cast(Sequence[Mapping[str, Any]], document.get("added_tokens") or ())
-    special = {str(each.get("content")): each.get("id") for each in added if each.get("special")}
+    special = {str(token.get("content")): token.get("id") for token in added if token.get("special")}
     return {
         "tokens": len(vocabulary),
         "vocabulary": digest_of(vocabulary),

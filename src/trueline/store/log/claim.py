@@ -30,14 +30,14 @@ def alone_in(path: str) -> Iterator[None]:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise taken(path) from None
+                raise claimed_error(path) from None
         yield
     finally:
         with contextlib.suppress(OSError):
             os.close(fd)
 
 
-def taken(path: str) -> RunExistsError:
+def claimed_error(path: str) -> RunExistsError:
     """The error to raise where another job has the lock on ``path``."""
     return RunExistsError(f"Another job is beginning a Run in '{path}' just now. Pass another path.")
 
@@ -60,7 +60,7 @@ def require_free(path: str, *, overwrite: bool) -> None:
         return
     if not _is_run(path, names):
         raise RunExistsError(
-            f"'{path}' is not empty and not a Trueline Run (it holds {_some(names)}), so it is left alone. "
+            f"'{path}' is not empty and not a Trueline Run (it holds {_first_names(names)}), so it is left alone. "
             "Pass a path that is empty or does not exist."
         )
     if not overwrite:
@@ -104,5 +104,5 @@ def _remove(path: str) -> None:
         os.remove(path)
 
 
-def _some(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     return ", ".join(f"'{name}'" for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -37,13 +37,13 @@ def _tuples(column: pa.ListArray) -> list[tuple[Any, ...] | None]:
     """Lists have no nulls inside."""
     flat = to_numpy(column.flatten()).tolist()
     ends = np.cumsum(to_numpy(column.value_lengths(), absent=0)).tolist()
-    known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-    begin, found = 0, []
+    shared: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    begin, tuples = 0, []
     for end in ends:
-        each = tuple(flat[begin:end])
-        found.append(known.setdefault(each, each))
+        values = tuple(flat[begin:end])
+        tuples.append(shared.setdefault(values, values))
         begin = end
     if not column.null_count:
-        return found
+        return tuples
     valid = to_numpy(column.is_valid()).tolist()
-    return [each if there else None for each, there in zip(found, valid, strict=True)]
+    return [values if is_valid else None for values, is_valid in zip(tuples, valid, strict=True)]

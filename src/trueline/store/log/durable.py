@@ -25,10 +25,10 @@ def append(fd: int, data: bytes, size_bytes: int) -> int:
 
 def write_at(fd: int, data: bytes | memoryview, offset: int) -> int:
     """Write all of ``data`` at ``offset`` and return the offset after it; on an ``OSError`` any of it may be there."""
-    left = memoryview(data).cast("B")
-    while len(left):
-        written = os.pwrite(fd, left, offset)
-        left, offset = left[written:], offset + written
+    remaining = memoryview(data).cast("B")
+    while len(remaining):
+        written = os.pwrite(fd, remaining, offset)
+        remaining, offset = remaining[written:], offset + written
     return offset
 
 

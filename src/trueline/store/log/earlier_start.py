@@ -53,31 +53,31 @@ def encode_rows(batches: Sequence[Row]) -> bytes:
 
 
 def sealed(
-    content: JournalContent, kept: RankJournal, rank: int, present: Collection[int]
+    content: JournalContent, rank_journal: RankJournal, rank: int, present: Collection[int]
 ) -> tuple[PartName, bytes] | None:
     """The part that the rows of a journal become; None without rows, or where it is among the parts ``present``. A torn
     frame at its end, the step in flight, is left out.
     """
     if not content.batches or content.sequence in present:
         return None
-    data = kept.encode(content.batches)
+    data = rank_journal.encode(content.batches)
     number = max(present, default=-1) + 1 if content.sequence is None else content.sequence
     return PartName(rank, number, zlib.crc32(data)), data
 
 
-def seal_leftover(run: str, kept: RankJournal, *, rank: int) -> None:
+def seal_leftover(run: str, rank_journal: RankJournal, *, rank: int) -> None:
     """Make a part of the rows in a journal whose process is gone, and remove it. Every failure is an ``OSError``.
 
     Where it became a part already it is only removed.
     """
-    journal_path = os.path.join(run, file_names.JOURNAL_DIR, kept.name)
+    journal_path = os.path.join(run, file_names.JOURNAL_DIR, rank_journal.name)
     try:
         with open(journal_path, "rb") as file:
-            content = read_journal(file.read(), kept.schema)
+            content = read_journal(file.read(), rank_journal.schema)
     except FileNotFoundError:
         return
-    parts_path = os.path.join(run, kept.folder)
-    if part := sealed(content, kept, rank, file_names.numbers_of(parts_of(parts_path, rank))):
+    parts_path = os.path.join(run, rank_journal.folder)
+    if part := sealed(content, rank_journal, rank, file_names.numbers_of(parts_of(parts_path, rank))):
         make_folder(parts_path)
         replace_file(os.path.join(parts_path, str(part[0])), part[1])
     os.remove(journal_path)
@@ -85,8 +85,8 @@ def seal_leftover(run: str, kept: RankJournal, *, rank: int) -> None:
 
 def first_sequence(parts_path: str, rank: int, attempt: int) -> int:
     """The number of the first part that a start of the job writes: its own, after those that are there already."""
-    own = file_names.numbers_of(part for part in parts_of(parts_path, rank) if part.attempt == attempt)
-    return max(own, default=attempt * file_names.PARTS_PER_ATTEMPT - 1) + 1
+    numbers = file_names.numbers_of(part for part in parts_of(parts_path, rank) if part.attempt == attempt)
+    return max(numbers, default=attempt * file_names.PARTS_PER_ATTEMPT - 1) + 1
 
 
 def end_last_line(path: str) -> None:

@@ -182,8 +182,8 @@ def read_journal(data: bytes, schema: pa.Schema) -> JournalContent:
         try:
             content.batches.append(codec.decode(body))
         except Exception as error:  # Arrow has errors of its own, and raises Python's as well
-            said = f"the frame at byte {offset} cannot be decoded ({why(error)}) and was skipped"
-            content.problems.append(Problem(said))
+            text = f"the frame at byte {offset} cannot be decoded ({why(error)}) and was skipped"
+            content.problems.append(Problem(text))
     return content
 
 
@@ -198,19 +198,19 @@ def _open(data: bytes, schema: pa.Schema, content: JournalContent) -> tuple[Fram
         schema_bytes = data[_FILE_HEADER.size : _FILE_HEADER.size + length]
         if magic == _FILE_MAGIC and len(schema_bytes) == length and zlib.crc32(schema_bytes, sequence) == crc:
             with contextlib.suppress(pa.ArrowException, OSError, ValueError):
-                found = pa.ipc.read_schema(pa.py_buffer(schema_bytes))
-                _require_types(found, schema)
+                file_schema = pa.ipc.read_schema(pa.py_buffer(schema_bytes))
+                _require_types(file_schema, schema)
                 content.sequence = sequence
-                return FrameCodec(found), _FILE_HEADER.size + length
+                return FrameCodec(file_schema), _FILE_HEADER.size + length
     content.problems.append(Problem("its header is damaged; the columns of this version were assumed"))
     first = data.find(_FRAME_MAGIC)
     return FrameCodec(schema), first if first >= 0 else len(data)
 
 
-def _require_types(found: pa.Schema, known: pa.Schema) -> None:
+def _require_types(file_schema: pa.Schema, schema: pa.Schema) -> None:
     """Raise ``ValueError`` where a column of both is of two types."""
-    for column in found:
-        if column.name in known.names and not column.type.equals(known.field(column.name).type):
+    for column in file_schema:
+        if column.name in schema.names and not column.type.equals(schema.field(column.name).type):
             raise ValueError(column.name)
 
 
@@ -256,8 +256,8 @@ def _describe_gap(data: bytes, offset: int, end: int) -> Problem:
 
 
 def _is_torn(data: bytes, offset: int) -> bool:
-    left = len(data) - offset
-    if left < _FRAME_HEADER.size:
+    remaining = len(data) - offset
+    if remaining < _FRAME_HEADER.size:
         return _FRAME_MAGIC.startswith(data[offset : offset + len(_FRAME_MAGIC)])
     magic, length, _ = _FRAME_HEADER.unpack_from(data, offset)
-    return magic == _FRAME_MAGIC and left < _FRAME_HEADER.size + length
+    return magic == _FRAME_MAGIC and remaining < _FRAME_HEADER.size + length

@@ -45,7 +45,7 @@ def read_journals(
         except OSError as error:
             problems.append(Problem(f"it cannot be read ({error}) and was skipped", file=file))
             continue
-        problems += [problem.of(file) for problem in journals[rank].problems]
+        problems += [problem.in_file(file) for problem in journals[rank].problems]
     return journals
 
 
@@ -67,8 +67,8 @@ def name_missing_parts(
 ) -> None:
     """Say which parts of a rank there must have been that are not there."""
     present = file_names.numbers_of(parts)
-    known = sorted(present if journal is None or journal.sequence is None else present | {journal.sequence})
-    last = {number // file_names.PARTS_PER_ATTEMPT: number for number in known}
+    numbered = sorted(present if journal is None or journal.sequence is None else present | {journal.sequence})
+    last = {number // file_names.PARTS_PER_ATTEMPT: number for number in numbered}
     missing = [
         number
         for attempt, end in last.items()

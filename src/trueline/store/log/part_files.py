@@ -38,11 +38,11 @@ READERS = min(8, os.cpu_count() or 1)
 _MANY = 8
 """Parts that are worth the start of threads: it takes 0.5 ms, and a part of 1,000 rows 3 ms to decode."""
 
-Of = TypeVar("Of")
-Found = TypeVar("Found")
+Part = TypeVar("Part")
+Result = TypeVar("Result")
 
 
-def at_once(work: Callable[[Of], Found], parts: Sequence[Of]) -> Iterator[Found]:
+def at_once(work: Callable[[Part], Result], parts: Sequence[Part]) -> Iterator[Result]:
     """What ``work`` gives for each of the parts, in order, of several at once where they are many."""
     if len(parts) < _MANY:
         yield from map(work, parts)
@@ -68,12 +68,12 @@ class PartFiles:
     _present: dict[PartName, frozenset[str]] = field(
         default_factory=dict[PartName, frozenset[str]], repr=False, compare=False
     )
-    """The columns of the same."""
-    _known: dict[frozenset[str], frozenset[str]] = field(
+    """The columns of the parts that were read whole."""
+    _column_sets: dict[frozenset[str], frozenset[str]] = field(
         default_factory=dict[frozenset[str], frozenset[str]], repr=False, compare=False
     )
-    """The distinct ones of these: parts that hold the same share one."""
-    _kept: dict[PartName, Keys] = field(default_factory=dict[PartName, Keys], repr=False, compare=False)
+    """The distinct sets of columns: parts that hold the same columns share one."""
+    _keys: dict[PartName, Keys] = field(default_factory=dict[PartName, Keys], repr=False, compare=False)
 
     def keys(self, parts: Sequence[PartName], names: Sequence[str]) -> Iterator[Keys | Problem]:
         """Step and rank of the rows of each part, or what is wrong with it, once its columns ``names`` were read to see
@@ -89,16 +89,16 @@ class PartFiles:
         yield from at_once(functools.partial(self._first, names), parts)
 
     def _once(self, names: Sequence[str], part: PartName) -> Keys | Problem:
-        if part not in self._kept:
+        if part not in self._keys:
             rows = self._first(names, part)
             if isinstance(rows, Problem):
                 return rows
-            self._kept[part] = StepsInARow.of(rows) or rows.select(KEYS)
-        return self._kept[part]
+            self._keys[part] = StepsInARow.from_rows(rows) or rows.select(KEYS)
+        return self._keys[part]
 
     def _first(self, names: Sequence[str], part: PartName) -> pa.Table | Problem:
         try:
-            return self._read(part, names, self._decoded)
+            return self._read_current(part, names, self._decoded)
         except (DamagedPart, OSError, pa.ArrowException) as error:
             return Problem(f"{why(error)}; the part was skipped", file=self._path(part))
 
@@ -108,16 +108,16 @@ class PartFiles:
         """
         if not isinstance(self.fs, LocalFileSystem):
             return
-        held = sorted(self._known, key=sorted)
+        column_sets = sorted(self._column_sets, key=sorted)
         entries: dict[str, list[Any]] = {}
-        for part, rows in self._kept.items():
+        for part, rows in self._keys.items():
             if isinstance(rows, StepsInARow) and rows.rank == part.rank and part in self._footers:
                 stamp = _stamp(posixpath.join(self.root, self._path(part)))
                 entries[str(part)] = [
-                    *(rows.first, rows.num, self._footers[part], held.index(self._present[part])),
+                    *(rows.first, rows.num, self._footers[part], column_sets.index(self._present[part])),
                     *(stamp or ()),
                 ]
-        document = encode({"version": VERSION, "held": [sorted(each) for each in held], "parts": entries})
+        document = encode({"version": VERSION, "held": [sorted(columns) for columns in column_sets], "parts": entries})
         path = posixpath.join(self.root, file_names.KNOWN_PARTS)
         with open(path, "rb") if os.path.exists(path) else contextlib.nullcontext() as file:
             if file is not None and file.read() == document:
@@ -128,55 +128,56 @@ class PartFiles:
         """The columns of a part that could be read before, where they are known: no other holds anything in it."""
         return self._present.get(part)
 
-    def again(self, part: PartName, names: Sequence[str], *, within: range | None = None) -> pa.Table:
-        """Columns of a part that could be read before, of the rows ``within`` (None: all). Raises ``RunError`` where it
-        is gone or damaged since then.
+    def again(self, part: PartName, names: Sequence[str], *, row_range: range | None = None) -> pa.Table:
+        """Columns of a part that could be read before, of the rows ``row_range`` (None: all).
+
+        Raises ``RunError`` where it is gone or damaged since then.
         """
         try:
-            return self._read(part, names, functools.partial(self._columns, within), within=within)
+            return self._read_current(part, names, functools.partial(self._columns, row_range), row_range=row_range)
         except (DamagedPart, OSError, pa.ArrowException) as error:
             raise RunError(
                 f"{self._path(part)} has changed since the Run was opened ({why(error)}). Open the Run again."
             ) from None
 
-    def _read(
+    def _read_current(
         self,
         part: PartName,
         names: Sequence[str],
-        read: Callable[[PartName, Sequence[str]], pa.Table],
+        decode_columns: Callable[[PartName, Sequence[str]], pa.Table],
         *,
-        within: range | None = None,
+        row_range: range | None = None,
     ) -> pa.Table:
         try:
-            rows = read(part, names)
+            rows = decode_columns(part, names)
         except FileNotFoundError:
             whole = self._merged_since(part)
             if whole is None:
                 raise
             rows = rows_within(self._decoded(whole, names), whole, part)
-            rows = rows if within is None else rows.slice(within.start, len(within))
+            rows = rows if row_range is None else rows.slice(row_range.start, len(row_range))
         return to_current(rows, self.schema, names)
 
     def _decoded(self, part: PartName, names: Sequence[str]) -> pa.Table:
         data = self.fs.cat_file(posixpath.join(self.root, self._path(part)))
         rows, present = decode_and_name(data, part, names)
         self._footers[part] = footer_crc(pa.BufferReader(data))
-        self._present[part] = self._known.setdefault(present, present)
+        self._present[part] = self._column_sets.setdefault(present, present)
         return rows
 
-    def _columns(self, within: range | None, part: PartName, names: Sequence[str]) -> pa.Table:
+    def _columns(self, row_range: range | None, part: PartName, names: Sequence[str]) -> pa.Table:
         if part not in self._footers or not isinstance(self.fs, LocalFileSystem):
             rows = self._decoded(part, names)
-            return rows if within is None else rows.slice(within.start, len(within))
+            return rows if row_range is None else rows.slice(row_range.start, len(row_range))
         path = posixpath.join(self.root, self._path(part))
-        rows, first = read_columns(path, names, footer=self._footers[part], within=within)
-        return rows if within is None else rows.slice(within.start - first, len(within))
+        rows, first = read_columns(path, names, footer=self._footers[part], row_range=row_range)
+        return rows if row_range is None else rows.slice(row_range.start - first, len(row_range))
 
     def _merged_since(self, part: PartName) -> PartName | None:
         """The part that has taken the place of one that was there when the Run was opened."""
         present = map(PartName.parse, names_in(self.fs, posixpath.join(self.root, self.folder_of(part))))
-        holding = (one for one in present if one and one.rank == part.rank)
-        return next((one for one in holding if {*part.numbers} < {*one.numbers}), None)
+        holding = (other_part for other_part in present if other_part and other_part.rank == part.rank)
+        return next((other_part for other_part in holding if {*part.numbers} < {*other_part.numbers}), None)
 
     def _path(self, part: PartName) -> str:
         return posixpath.join(self.folder_of(part), str(part))
@@ -189,22 +190,22 @@ def known_parts(path: str | os.PathLike[str]) -> PartFiles | None:
     fs, root = filesystem_of(os.fspath(path))
     if not isinstance(fs, LocalFileSystem):
         return None
-    found = PartFiles(fs, root, lambda part: file_names.WORKERS_DIR, WORKER_SCHEMA)
+    files = PartFiles(fs, root, lambda part: file_names.WORKERS_DIR, WORKER_SCHEMA)
     try:
         with open(posixpath.join(root, file_names.KNOWN_PARTS), "rb") as file:
             document, sealed = decode(file.read())
         if not sealed or document["version"] != VERSION:
             return None
-        held = [frozenset(map(str, each)) for each in document["held"]]
-        found._known.update({each: each for each in held})
+        column_sets = [frozenset(map(str, columns)) for columns in document["held"]]
+        files._column_sets.update({columns: columns for columns in column_sets})
         for name, (first, num, footer, present, *stamp) in document["parts"].items():
             part = PartName.parse(name)
-            if part is not None and stamp == _stamp(posixpath.join(root, found._path(part))):
-                found._footers[part], found._present[part] = int(footer), held[present]
-                found._kept[part] = StepsInARow(part.rank, int(first), int(num))
+            if part is not None and stamp == _stamp(posixpath.join(root, files._path(part))):
+                files._footers[part], files._present[part] = int(footer), column_sets[present]
+                files._keys[part] = StepsInARow(part.rank, int(first), int(num))
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
         return None
-    return found
+    return files
 
 
 def _stamp(path: str) -> list[int] | None:

@@ -76,10 +76,10 @@ def footer_crc(source: pa.NativeFile) -> int:
 
 
 def read_columns(
-    path: str, columns: Sequence[str], *, footer: int, within: range | None = None
+    path: str, columns: Sequence[str], *, footer: int, row_range: range | None = None
 ) -> tuple[pa.Table, int]:
     """Columns of a part that ``decode_part`` took before, without its other bytes: its ``footer_crc`` was ``footer``,
-    and pages have checksums of their own. Of rows only those groups are read that meet ``within`` (None: all); the
+    and pages have checksums of their own. Of rows only those groups are read that meet ``row_range`` (None: all); the
     number is that of the first row.
 
     Raises ``DamagedPart``, and ``FileNotFoundError`` where it is gone.
@@ -87,30 +87,32 @@ def read_columns(
     with pa.OSFile(path) as file:
         if footer_crc(file) != footer:
             raise DamagedPart("its footer is another")
-        rows, _, first = _columns(file, columns, size_bytes=file.size(), within=within)
+        rows, _, first = _columns(file, columns, size_bytes=file.size(), row_range=row_range)
         return rows, first
 
 
 def _columns(
-    source: pa.NativeFile, columns: Sequence[str] | None, *, size_bytes: int, within: range | None = None
+    source: pa.NativeFile, columns: Sequence[str] | None, *, size_bytes: int, row_range: range | None = None
 ) -> tuple[pa.Table, frozenset[str], int]:
     try:
         file = pq.ParquetFile(source, page_checksum_verification=True)
         if file.metadata.num_rows > MOST_ROWS * size_bytes:
             raise ValueError(f"its {size_bytes:,} bytes declare {file.metadata.num_rows:,} rows")
         present = file.schema_arrow.names
-        wanted = present if columns is None else [column for column in columns if column in present]
-        groups, first = _groups(file, within)
-        return file.read_row_groups(groups, columns=wanted, use_threads=False), frozenset(present), first
+        names = present if columns is None else [column for column in columns if column in present]
+        groups, first = _groups(file, row_range)
+        return file.read_row_groups(groups, columns=names, use_threads=False), frozenset(present), first
     except Exception as error:  # Arrow has errors of its own, and raises Python's as well
         raise DamagedPart(f"it is not readable as Parquet ({why(error)})") from None
 
 
-def _groups(file: pq.ParquetFile, within: range | None) -> tuple[list[int], int]:
-    """The groups of rows that meet ``within``, and the first row of the first of them."""
+def _groups(file: pq.ParquetFile, row_range: range | None) -> tuple[list[int], int]:
+    """The groups of rows that meet ``row_range``, and the first row of the first of them."""
     num = file.num_row_groups
     ends = np.cumsum([file.metadata.row_group(group).num_rows for group in range(num)], dtype=np.int64)
-    if within is None or not num:
+    if row_range is None or not num:
         return list(range(num)), 0
-    first, last = (min(int(at), num - 1) for at in np.searchsorted(ends, [within.start, within.stop - 1], side="right"))
+    first, last = (
+        min(int(at), num - 1) for at in np.searchsorted(ends, [row_range.start, row_range.stop - 1], side="right")
+    )
     return list(range(first, last + 1)), int(ends[first - 1]) if first else 0

@@ -44,22 +44,22 @@ class _Piece:
     """The first and the last of them."""
 
     @classmethod
-    def of(cls, rows: Keys, part: PartName | None = None, own_T: pa.Array | None = None) -> _Piece:
+    def from_rows(cls, rows: Keys, part: PartName | None = None, own_T: pa.Array | None = None) -> _Piece:
         """A piece of which there is a row."""
         step_T = _steps_of(rows)
         return cls(rows, part, own_T, (int(step_T.min()), int(step_T.max())))
 
-    def without(self, end: int, first: int | None) -> _Piece | None:
+    def cut(self, end: int, first: int | None) -> _Piece | None:
         """What of it is in steps from ``first`` (None: the first) to before ``end``; None where nothing is."""
         if self.steps[0] >= end or (first is not None and self.steps[1] < first):
             return None
         if self.steps[1] < end and (first is None or self.steps[0] >= first):
             return self
         step_T = _steps_of(self.rows)
-        chosen = step_T < end if first is None else (step_T < end) & (step_T >= first)
+        mask_T = step_T < end if first is None else (step_T < end) & (step_T >= first)
         own_T = np.ones(len(step_T), dtype=bool) if self.own_T is None else to_numpy(self.own_T).copy()
-        own_T[own_T] = chosen
-        return _Piece.of(_chosen(self.rows, chosen), self.part, from_numpy(own_T)) if chosen.any() else None
+        own_T[own_T] = mask_T
+        return _Piece.from_rows(_select_rows(self.rows, mask_T), self.part, from_numpy(own_T)) if mask_T.any() else None
 
 
 @dataclass(slots=True)
@@ -80,10 +80,10 @@ class Pieces:
 
         Raises ``RunError`` where a part is gone since the Run was opened, or there are more values than fit.
         """
-        wanted = None if steps is None else np.asarray(list(steps), dtype=np.int64)
+        wanted_steps = None if steps is None else np.asarray(list(steps), dtype=np.int64)
         schema = pa.schema([WORKER_SCHEMA.field(name) for name in names])
-        read = map if set(names) <= set(KEYS) else at_once
-        rows = read(lambda piece: self._rows(piece, names, wanted), self._pieces)
+        run_map = map if set(names) <= set(KEYS) else at_once
+        rows = run_map(lambda piece: self._rows(piece, names, wanted_steps), self._pieces)
         table = pa.concat_tables([empty_table(schema), *rows])
         for name in names:
             if sum(map(_num_values, table[name].chunks)) > MAX_VALUES:
@@ -112,32 +112,32 @@ class Pieces:
         columns = (self._rows(piece, [name], None)[name] for piece in self._pieces)
         return any(column.null_count < len(column) for column in columns)
 
-    def _rows(self, piece: _Piece, names: Sequence[str], wanted: np.ndarray | None) -> pa.Table:
+    def _rows(self, piece: _Piece, names: Sequence[str], wanted_steps: np.ndarray | None) -> pa.Table:
         if piece.part is None or set(names) <= set(KEYS):
             return _table(piece.rows).select(list(names))
         if self._present(piece).isdisjoint(names):
             return to_current(_table(piece.rows).select([]), WORKER_SCHEMA, names)
-        wanted_T = None if wanted is None else np.isin(_steps_of(piece.rows), wanted)
+        wanted_T = None if wanted_steps is None else np.isin(_steps_of(piece.rows), wanted_steps)
         if wanted_T is not None and not wanted_T.any():
             return to_current(_table(piece.rows).select([]), WORKER_SCHEMA, names)
-        within = None if piece.own_T is None else _span(piece.own_T)
-        rows = self.files.again(piece.part, names, within=within)
-        rows = rows if within is None else rows.filter(piece.own_T.slice(within.start, len(within)))
+        row_range = None if piece.own_T is None else _span(piece.own_T)
+        rows = self.files.again(piece.part, names, row_range=row_range)
+        rows = rows if row_range is None else rows.filter(piece.own_T.slice(row_range.start, len(row_range)))
         return rows if wanted_T is None else rows.take(from_numpy(np.arange(len(wanted_T)), absent_N=~wanted_T))
 
     def _present(self, piece: _Piece) -> frozenset[str]:
-        known = None if piece.part is None else self.files.present(piece.part)
-        return frozenset(WORKER_SCHEMA.names) if known is None else known
+        names = None if piece.part is None else self.files.present(piece.part)
+        return frozenset(WORKER_SCHEMA.names) if names is None else names
 
     def ends(self, rank: int) -> np.ndarray:
         """[..] int64, ascending: the last steps of the parts of a rank."""
-        own = (piece for piece in self._pieces if piece.part is not None and piece.part.rank == rank)
-        return np.unique(np.array([piece.steps[1] for piece in own], dtype=np.int64))
+        parts = (piece for piece in self._pieces if piece.part is not None and piece.part.rank == rank)
+        return np.unique(np.array([piece.steps[1] for piece in parts], dtype=np.int64))
 
-    def between(self, first: int | None, end: int) -> Pieces:
-        """The same without the rows of steps before ``first`` (None: of none) and of ``end`` and later ones."""
+    def cut(self, first: int | None, end: int) -> Pieces:
+        """The pieces without rows of steps before ``first`` (None: of none) and of ``end`` and later ones."""
         cut = Pieces(self.files, self.timeline, self.problems, self.unclosed)
-        cut._pieces += [part for piece in self._pieces if (part := piece.without(end, first)) is not None]
+        cut._pieces += [part for piece in self._pieces if (part := piece.cut(end, first)) is not None]
         return cut
 
     def order(self) -> MergeOrder:
@@ -161,7 +161,7 @@ class Pieces:
 
         Where the parts that were merged into a part still exist, their writer was about to remove them.
         """
-        read: set[int] = set()
+        readable: set[int] = set()
         merged: set[int] = set()
         for part, rows in parts:
             if merged.issuperset(part.numbers):
@@ -170,9 +170,9 @@ class Pieces:
                 self.problems.append(rows)
             else:
                 self._take(rows, part.attempt, part)
-                read.update(part.numbers)
+                readable.update(part.numbers)
                 merged.update(part.numbers if len(part.numbers) > 1 else ())
-        return read
+        return readable
 
     def add_journal(self, journal: JournalContent, attempt: int) -> None:
         """Take what is in the journal of one rank, which is younger than all of its parts."""
@@ -180,12 +180,12 @@ class Pieces:
             self._take(to_current(merge_batches(journal.batches), WORKER_SCHEMA, WORKER_SCHEMA.names), attempt)
 
     def _take(self, rows: Keys, attempt: int, part: PartName | None = None) -> None:
-        own_T = self.timeline.own(attempt, _steps_of(rows))
+        own_T = self.timeline.owns(attempt, _steps_of(rows))
         if own_T.all():
-            self._pieces += [_Piece.of(rows, part)] if len(rows) else []
+            self._pieces += [_Piece.from_rows(rows, part)] if len(rows) else []
         elif own_T.any():
             mask = from_numpy(own_T)
-            self._pieces.append(_Piece.of(_chosen(rows, own_T), part, mask))
+            self._pieces.append(_Piece.from_rows(_select_rows(rows, own_T), part, mask))
 
 
 def read_pieces(
@@ -202,14 +202,15 @@ def read_pieces(
     pieces.unclosed = sorted(journals)
     parts = list_parts(fs, root, file_names.WORKERS_DIR, pieces.problems)
     attempts = {rank: journal.attempt(parts.get(rank, [])) for rank, journal in journals.items()}
-    begun = {attempts[rank] for rank, journal in journals.items() if journal.batches}
-    begun |= {part.attempt for known in parts.values() for part in known}
-    pieces.timeline = Timeline(first_steps, begun)
+    begun_attempts = {attempts[rank] for rank, journal in journals.items() if journal.batches}
+    begun_attempts |= {part.attempt for rank_parts in parts.values() for part in rank_parts}
+    # A start that ended before it had written a row hides nothing of the starts before it.
+    pieces.timeline = Timeline(first_steps, begun_attempts)
     ordered = {rank: sorted(parts[rank], key=lambda part: (part.sequence, -part.last)) for rank in sorted(parts)}
-    found = pieces.files.keys([part for own in ordered.values() for part in own], SCALAR_NAMES)
+    keys = pieces.files.keys([part for rank_parts in ordered.values() for part in rank_parts], SCALAR_NAMES)
     for rank in sorted(set(journals) | set(parts)):
         journal = journals.get(rank)
-        sealed = pieces.add_parts(zip(ordered.get(rank, []), found))  # noqa: B905 - goes on with those of the next rank
+        sealed = pieces.add_parts(zip(ordered.get(rank, []), keys))  # noqa: B905 - goes on with those of the next rank
         name_missing_parts(file_names.WORKERS_DIR, rank, parts.get(rank, []), journal, pieces.problems)
         if journal is not None and journal.sequence not in sealed:
             pieces.add_journal(journal, attempts[rank])
@@ -224,7 +225,7 @@ def _steps_of(rows: Keys) -> np.ndarray:
     return rows.steps() if isinstance(rows, StepsInARow) else to_numpy(rows["step"])
 
 
-def _chosen(rows: Keys, chosen_T: np.ndarray) -> Keys:
+def _select_rows(rows: Keys, chosen_T: np.ndarray) -> Keys:
     """The rows that are set in ``chosen_T``, which of steps in a row are in a row."""
     if not isinstance(rows, StepsInARow):
         return rows.filter(from_numpy(chosen_T))

@@ -89,8 +89,8 @@ class ShortRows:
         """The form of rows with lists of these ``lengths``; None: Arrow makes them."""
         if len(self._forms) >= MOST_FORMS or max(lengths, default=0) > MOST_NUMBERS:
             return None
-        left = iter(lengths)
-        ends = [(0, next(left)) if is_list else () for is_list in self._are_lists]
+        remaining = iter(lengths)
+        ends = [(0, next(remaining)) if is_list else () for is_list in self._are_lists]
         form = _Form(b"", struct.Struct("<" + "".join(self._formats(lengths))).pack, ends)
         self._forms[lengths] = None
         try:
@@ -107,11 +107,11 @@ class ShortRows:
 
     def _formats(self, lengths: tuple[int, ...]) -> list[str]:
         """How ``struct`` is to pack each column."""
-        left = list(lengths)
+        remaining = list(lengths)
         formats: list[str] = []
         for field in self._schema:
             letter = LETTERS[field.type.value_type if pa.types.is_list(field.type) else field.type]
-            num = left.pop(0) if pa.types.is_list(field.type) else 1
+            num = remaining.pop(0) if pa.types.is_list(field.type) else 1
             ends = "ii" if pa.types.is_list(field.type) else ""
             formats.append(f"{ends}{num}{letter}{-num * struct.calcsize('<' + letter) % 8}x")
         return formats

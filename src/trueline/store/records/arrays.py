@@ -50,7 +50,7 @@ def from_values(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return _numbers([0 if value is None else value for value in values], kind, _absent(values))
 
 
-def taken(values: pa.Array, at_N: NDArray[np.int64]) -> pa.Array:
+def take_rows(values: pa.Array, at_N: NDArray[np.int64]) -> pa.Array:
     """[N] the values at ``at_N``. Lists of as many numbers each, none null, which is what most rows have, are moved as
     rows of a matrix: three times as fast as each by its ends.
     """

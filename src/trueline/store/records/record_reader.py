@@ -67,12 +67,12 @@ class RecordReader:
                 if isinstance(rows, Problem):
                     problems.append(rows)
                 else:
-                    pieces.append(_Piece(rank, _own(_steps(rows), part.attempt, timeline), part))
+                    pieces.append(_Piece(rank, _owned_steps(_steps(rows), part.attempt, timeline), part))
             journal = journals.get(rank)
             name_missing_parts(folder, rank, parts, journal, problems)
             if journal is not None and journal.batches:
                 rows = _journal_rows(journal.batches)
-                pieces.append(_Piece(rank, _own(_steps(rows), journal.attempt(parts), timeline), rows=rows))
+                pieces.append(_Piece(rank, _owned_steps(_steps(rows), journal.attempt(parts), timeline), rows=rows))
             self._pieces += _without_overwritten(pieces)
 
     @property
@@ -96,25 +96,25 @@ class RecordReader:
         resolve: bool = True,
     ) -> pa.Table:
         """[R] rows; see ``Run.records``."""
-        wanted = RECORD_SCHEMA.names if columns is None else list(columns)
-        loaded = [name for name in RECORD_SCHEMA.names if name in {*wanted, *_KEYS}]
-        chosen = None if steps is None else np.asarray(list(steps), dtype=np.int64)
+        names_wanted = RECORD_SCHEMA.names if columns is None else list(columns)
+        loaded = [name for name in RECORD_SCHEMA.names if name in {*names_wanted, *_KEYS}]
+        chosen_steps = None if steps is None else np.asarray(list(steps), dtype=np.int64)
         tables = [empty_table(_schema(loaded))]
         for piece in self._pieces:
-            alive = piece.steps if chosen is None else np.intersect1d(piece.steps, chosen)
+            alive = piece.steps if chosen_steps is None else np.intersect1d(piece.steps, chosen_steps)
             if len(alive) and (ranks is None or piece.rank in ranks):
                 tables.append(self._select(piece, alive, names, phases, loaded, resolve=resolve))
         table = pa.concat_tables(tables)
         order = np.lexsort([to_numpy(table[name]) for name in reversed(_KEYS)])
         if (np.diff(order) != 1).any():
             table = table.take(from_numpy(order))
-        return table.select(wanted)
+        return table.select(names_wanted)
 
     def at(self, site: Site) -> pa.Table:
         """[R] rows at a Site under all columns."""
         rows = self.read(steps=[site.step], ranks=[site.rank], names=[_literal(site.name)], phases=[site.phase])
-        wanted = [site_of(row) == site for row in rows.select(_SITE_NAMES).to_pylist()]
-        return rows.filter(from_numpy(np.array(wanted, dtype=np.bool_)))
+        is_at_site = [site_of(row) == site for row in rows.select(_SITE_NAMES).to_pylist()]
+        return rows.filter(from_numpy(np.array(is_at_site, dtype=np.bool_)))
 
     def _select(
         self,
@@ -132,7 +132,7 @@ class RecordReader:
         if names is not None:
             wanted_T &= _matches(rows["name"], names)
         if phases is not None:
-            wanted_T &= _among(rows["phase"], phases)
+            wanted_T &= _is_in(rows["phase"], phases)
         at_P = np.flatnonzero(wanted_T)
         selected = rows.select(loaded).take(from_numpy(at_P))
         if shared:
@@ -170,8 +170,8 @@ def _journal_rows(batches: list[pa.RecordBatch]) -> pa.Table:
     return pa.concat_tables([to_current(table, RECORD_SCHEMA, RECORD_SCHEMA.names) for table in tables])
 
 
-def _own(steps_S: np.ndarray, attempt: int, timeline: Timeline) -> np.ndarray:
-    return steps_S[timeline.own(attempt, steps_S)]
+def _owned_steps(steps_S: np.ndarray, attempt: int, timeline: Timeline) -> np.ndarray:
+    return steps_S[timeline.owns(attempt, steps_S)]
 
 
 def _steps(rows: pa.Table) -> np.ndarray:
@@ -185,23 +185,23 @@ def _folder(rank: int) -> str:
 
 def _without_overwritten(pieces: list[_Piece]) -> list[_Piece]:
     """Pieces of one rank, oldest first, without steps that were recorded again later."""
-    kept: list[_Piece] = []
+    pieces_left: list[_Piece] = []
     later = np.empty(0, dtype=np.int64)
     for piece in reversed(pieces):
-        kept.append(_Piece(piece.rank, np.setdiff1d(piece.steps, later), piece.part, piece.rows))
+        pieces_left.append(_Piece(piece.rank, np.setdiff1d(piece.steps, later), piece.part, piece.rows))
         later = np.union1d(later, piece.steps)
-    return kept[::-1]
+    return pieces_left[::-1]
 
 
 def _matches(names: pa.ChunkedArray, globs: Sequence[str]) -> np.ndarray:
     """[T] bool: whether a name fits one of the globs."""
     fitting = [name for name in pc.unique(names).to_pylist() if any(fnmatchcase(name or "", glob) for glob in globs)]
-    return _among(names, fitting)
+    return _is_in(names, fitting)
 
 
-def _among(texts: pa.ChunkedArray, wanted: Collection[str]) -> np.ndarray:
+def _is_in(texts: pa.ChunkedArray, choices: Collection[str]) -> np.ndarray:
     """[T] bool: whether a text is one of those."""
-    return to_numpy(pc.is_in(texts, from_values(list(wanted), pa.string())))
+    return to_numpy(pc.is_in(texts, from_values(list(choices), pa.string())))
 
 
 def _sources(rows: pa.Table, at_P: np.ndarray) -> np.ndarray:
@@ -211,11 +211,12 @@ def _sources(rows: pa.Table, at_P: np.ndarray) -> np.ndarray:
     refers_P = to_numpy(same_P.is_valid())
     order_T = np.lexsort((row_T, step_T))
     _, step_index_T = np.unique(step_T, return_inverse=True)
+    # One sorted key of step and row, so that a single search finds all rows that are referred to.
     key_T = (step_index_T.astype(np.int64) << 32 | row_T)[order_T]
-    wanted = step_index_T[at_P[refers_P]].astype(np.int64) << 32 | to_numpy(same_P.drop_null())
-    found = np.minimum(np.searchsorted(key_T, wanted), max(len(key_T) - 1, 0))
+    wanted_keys = step_index_T[at_P[refers_P]].astype(np.int64) << 32 | to_numpy(same_P.drop_null())
+    index = np.minimum(np.searchsorted(key_T, wanted_keys), max(len(key_T) - 1, 0))
     source_P = at_P.copy()
-    source_P[refers_P] = np.where(key_T[found] == wanted, order_T[found], at_P[refers_P])
+    source_P[refers_P] = np.where(key_T[index] == wanted_keys, order_T[index], at_P[refers_P])
     return source_P
 
 

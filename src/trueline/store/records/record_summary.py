@@ -47,7 +47,7 @@ def summarize_records(run: Run) -> dict[str, Any] | None:
         "depth": plan.get("depth"),
         "rows_last_step": len(rows),
         "phases_last_step": phases,
-        "sites_last_step": len({_place(row) for row in rows}),
+        "sites_last_step": len({_site_text(row) for row in rows}),
         "bytes": {
             folder: run.size_bytes(folder)
             for folder in (file_names.RECORDS_DIR, file_names.TENSORS_DIR, file_names.STACKS_DIR)
@@ -58,9 +58,9 @@ def summarize_records(run: Run) -> dict[str, Any] | None:
 
 def damaged_records(run: Run) -> str:
     """Which files of recorded steps are damaged, and how; "" where none is."""
-    found = [problem for problem in run.problems if _is_of_records(problem.file)]
-    more = f" (and {len(found) - _MAX_DAMAGED} more)" if len(found) > _MAX_DAMAGED else ""
-    return "; ".join(found[:_MAX_DAMAGED]) + more
+    damaged = [problem for problem in run.problems if _is_of_records(problem.file)]
+    more = f" (and {len(damaged) - _MAX_DAMAGED} more)" if len(damaged) > _MAX_DAMAGED else ""
+    return "; ".join(damaged[:_MAX_DAMAGED]) + more
 
 
 def _is_of_records(name: str) -> bool:
@@ -82,8 +82,8 @@ def list_sites(
         raise RunError(f"Run '{run.path}' has no recorded steps, so no site to list. {todo}")
     rows = _rows(run, pattern, step, rank)
     if not rows:
-        raise RunError(_nothing(run, pattern, step, rank))
-    return [_described(run, row, stacks=stacks) for row in rows]
+        raise RunError(_no_match_text(run, pattern, step, rank))
+    return [_describe_row(run, row, stacks=stacks) for row in rows]
 
 
 def _rows(run: Run, pattern: str, step: int | None, rank: int | None) -> list[dict[str, Any]]:
@@ -100,18 +100,18 @@ def _rows(run: Run, pattern: str, step: int | None, rank: int | None) -> list[di
 
 def _matcher(pattern: str) -> Callable[[Mapping[str, Any]], bool]:
     def matches(row: Mapping[str, Any]) -> bool:
-        place = _place(row).partition("/")[2]
-        return fnmatchcase(place, pattern) or fnmatchcase(place.partition("/")[2], pattern)
+        site_text = _site_text(row).partition("/")[2]
+        return fnmatchcase(site_text, pattern) or fnmatchcase(site_text.partition("/")[2], pattern)
 
     return matches
 
 
-def _place(row: Mapping[str, Any]) -> str:
+def _site_text(row: Mapping[str, Any]) -> str:
     """``micro/phase/name#call:slot``: a site of any step and rank."""
     return f"{row['micro'] or 0}/{row['phase']}/{row['name']}#{row['call'] or 0}:{row['slot']}"
 
 
-def _nothing(run: Run, pattern: str, step: int | None, rank: int | None) -> str:
+def _no_match_text(run: Run, pattern: str, step: int | None, rank: int | None) -> str:
     steps, ranks = run.record_steps.tolist(), run.record_ranks
     if step is not None and step not in steps:
         return (
@@ -119,20 +119,36 @@ def _nothing(run: Run, pattern: str, step: int | None, rank: int | None) -> str:
         )
     if rank is not None and rank not in ranks:
         return f"Rank {rank} of Run '{run.path}' recorded nothing. Recorded: ranks {', '.join(map(str, ranks))}."
-    places = [_place(row).partition("/")[2] for row in run.records(steps=steps[-1:], columns=_SITE_COLUMNS).to_pylist()]
-    near = difflib.get_close_matches(pattern, sorted(set(places)), n=1, cutoff=0.4) or places[:1]
+    site_texts = [
+        _site_text(row).partition("/")[2] for row in run.records(steps=steps[-1:], columns=_SITE_COLUMNS).to_pylist()
+    ]
+    near = difflib.get_close_matches(pattern, sorted(set(site_texts)), n=1, cutoff=0.4) or site_texts[:1]
     return (
-        f"No recorded site of Run '{run.path}' matches '{pattern}'. Step {steps[-1]} has {len(set(places))}, such as "
-        f"'{near[0]}'. Pass a name or phase/name#call:slot, with * for anything."
+        f"No recorded site of Run '{run.path}' matches '{pattern}'. Step {steps[-1]} has {len(set(site_texts))}, such "
+        f"as '{near[0]}'. Pass a name or phase/name#call:slot, with * for anything."
     )
 
 
-def _described(run: Run, row: Mapping[str, Any], *, stacks: bool) -> dict[str, Any]:
-    kept = ("step", "rank", "row", "micro", "phase", "name", "call", "slot", "kind", "api", "module", "args", "flags")
+def _describe_row(run: Run, row: Mapping[str, Any], *, stacks: bool) -> dict[str, Any]:
+    identity = (
+        "step",
+        "rank",
+        "row",
+        "micro",
+        "phase",
+        "name",
+        "call",
+        "slot",
+        "kind",
+        "api",
+        "module",
+        "args",
+        "flags",
+    )
     measured = ("dtype", "shape", "mesh", "same_as", "numel", "min", "max")
     counts = ("nan", "pos_inf", "neg_inf", "zero", "subnormal")
     finite = (row["numel"] or 0) - sum(row[name] or 0 for name in counts[:3])
-    described: dict[str, Any] = {"site": str(site_of(row))} | {name: row[name] for name in (*kept, *measured)}
+    described: dict[str, Any] = {"site": str(site_of(row))} | {name: row[name] for name in (*identity, *measured)}
     described["mean"] = row["sum"] / finite if finite > 0 and row["sum"] is not None else None
     described["rms"] = math.sqrt(row["sum_sq"] / finite) if finite > 0 and row["sum_sq"] is not None else None
     described |= {name: row[name] for name in counts}
@@ -182,5 +198,5 @@ def _with_parents(name: str) -> list[str]:
 def _as_tree(names: list[str]) -> list[str]:
     """Names with each parent before its children, children in the order in which they were first seen."""
     parts = dict.fromkeys(part for name in names for part in _with_parents(name))
-    seen = {part: index for index, part in enumerate(parts)}
-    return sorted(names, key=lambda name: [seen[part] for part in _with_parents(name)][1:])
+    index_of = {part: index for index, part in enumerate(parts)}
+    return sorted(names, key=lambda name: [index_of[part] for part in _with_parents(name)][1:])

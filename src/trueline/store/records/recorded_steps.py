@@ -86,11 +86,15 @@ class RecordedSteps:
         Raises ``RunError`` where nothing was measured there, ``MergeError`` where shards do not make up a whole.
         """
         site = Site.parse(site) if isinstance(site, str) else site
-        own = self.records_at(site).to_pylist()
-        if not own or (stats := stats_of(own[0])) is None:
+        rows = self.records_at(site).to_pylist()
+        if not rows or (stats := stats_of(rows[0])) is None:
             raise RunError(f"Nothing was measured at '{site}' in Run '{self.path}'. Pass a site with numbers.")
-        sites = [replace(site, rank=rank) for rank in self.record_ranks] if own[0]["mesh"] else []
-        return whole_stats([row for one in sites for row in self.records_at(one).to_pylist()]) if sites else stats
+        sites = [replace(site, rank=rank) for rank in self.record_ranks] if rows[0]["mesh"] else []
+        return (
+            whole_stats([row for shard_site in sites for row in self.records_at(shard_site).to_pylist()])
+            if sites
+            else stats
+        )
 
     def tensor(self, where: Site | str | Mapping[str, Any]) -> TensorValue:
         """The stored value at a Site, or of a row of ``records``. Raises ``RunError`` where none was stored or it is

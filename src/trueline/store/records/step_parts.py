@@ -47,11 +47,11 @@ def check_records(records: StepRecords) -> None:
     rows_M = records.measured_M
     if num_measured and not (rows_M[0] >= 0 and rows_M[-1] < num_rows and bool((np.diff(rows_M) > 0).all())):
         raise InputError(f"The measured rows of step {records.step} must ascend within its {num_rows} rows.")
-    for name, wanted in (("stats_MS", (len(STAT_NAMES),)), ("fingerprint_M", ()), ("exponents_ME", (256,))):
+    for name, shape in (("stats_MS", (len(STAT_NAMES),)), ("fingerprint_M", ()), ("exponents_ME", (256,))):
         values = getattr(records, name)
-        if values is not None and values.shape != (num_measured, *wanted):
+        if values is not None and values.shape != (num_measured, *shape):
             raise InputError(
-                f"{name} of step {records.step} has shape {values.shape}, expected {(num_measured, *wanted)}."
+                f"{name} of step {records.step} has shape {values.shape}, expected {(num_measured, *shape)}."
             )
 
 
@@ -63,7 +63,7 @@ def size_in_memory(records: StepRecords) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _EncodedColumn:
     """A structure column and what it is in Arrow, as it is and (of texts) by dictionary."""
 
     values: Sequence[Any]
@@ -77,7 +77,7 @@ class StepEncoder:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self.codec = FrameCodec(RECORD_SCHEMA, table="records")
-        self._known: dict[str, _Known] = {}
+        self._last_columns: dict[str, _EncodedColumn] = {}
 
     def encode(self, records: StepRecords) -> tuple[pa.RecordBatch, bytes]:
         """The rows, texts dictionary-encoded, for ``encode_records``, and the frame that holds them.
@@ -96,10 +96,10 @@ class StepEncoder:
         coded = keys | {name: column.coded for name, column in columns.items()} | measured
         return _batch(coded), self.codec.encode_batch(_batch(plain))
 
-    def _structure(self, name: str, values: Sequence[Any]) -> _Known:
-        known = self._known.get(name)
-        if known is not None and _equal(known.values, values):
-            return known
+    def _structure(self, name: str, values: Sequence[Any]) -> _EncodedColumn:
+        column = self._last_columns.get(name)
+        if column is not None and _equal(column.values, values):
+            return column
         try:
             plain = from_values(values, RECORD_SCHEMA.field(name).type)
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
@@ -107,8 +107,10 @@ class StepEncoder:
                 f"Column '{name}' of a records row takes {RECORD_SCHEMA.field(name).type}, got "
                 f"{reprlib.repr(values)}: {error}."
             ) from None
-        self._known[name] = _Known(values, plain, plain.dictionary_encode() if name in TEXT_NAMES else plain)
-        return self._known[name]
+        self._last_columns[name] = _EncodedColumn(
+            values, plain, plain.dictionary_encode() if name in TEXT_NAMES else plain
+        )
+        return self._last_columns[name]
 
 
 def encode_records(batches: list[pa.RecordBatch]) -> bytes:
@@ -139,12 +141,12 @@ def _batch(columns: dict[str, pa.Array]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([columns[name] for name in names], names=names)
 
 
-def _equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    if one is other:
+def _equal(before: Sequence[Any], now: Sequence[Any]) -> bool:
+    if before is now:
         return True
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return np.array_equal(one, other)
-    return type(one) is type(other) and bool(one == other)
+    if isinstance(before, np.ndarray) or isinstance(now, np.ndarray):
+        return np.array_equal(before, now)
+    return type(before) is type(now) and bool(before == now)
 
 
 def _measured(records: StepRecords, num_rows: int) -> dict[str, pa.Array]:

@@ -31,7 +31,7 @@ from trueline.store.log.durable import write_at
 
 RESERVE_BYTES = 256 * 2**10
 _LENGTH = struct.Struct("<Q")
-_ALIGNMENT = 4096
+_ALIGNMENT = 4096  # of a page: values are mapped from the file
 _MOVED_AT_ONCE = 8 * 2**20
 _MAX_HEADER_BYTES = 100_000_000
 _HASHES = "trueline.xxh3_64"
@@ -72,8 +72,8 @@ class TensorValue:
 def check_tensor(record: TensorRecord) -> None:
     """Raise ``InputError`` where the bytes of a value are not those of its dtype and shape."""
     if record.dtype not in NUMPY_TYPES:
-        known = ", ".join(NUMPY_TYPES)
-        raise InputError(f"Tensor '{record.key}' has dtype '{record.dtype}', which cannot be stored. Known: {known}.")
+        names = ", ".join(NUMPY_TYPES)
+        raise InputError(f"Tensor '{record.key}' has dtype '{record.dtype}', which cannot be stored. Known: {names}.")
     expected = math.prod(record.shape) * np.dtype(NUMPY_TYPES[record.dtype]).itemsize
     if record.data.nbytes != expected:
         raise InputError(
@@ -187,13 +187,13 @@ class TensorContents:
             data = bits.view(NUMPY_TYPES[dtype]).reshape(shape) if dtype in NUMPY_TYPES else bits
         except (KeyError, TypeError, ValueError):
             raise DamagedTensors(f"the header's entry of '{key}' is damaged: {entry!r}") from None
-        wanted = self._hashes.get(key)
-        if wanted is not None and xxhash.xxh3_64_hexdigest(bits.data) != wanted:
+        expected = self._hashes.get(key)
+        if expected is not None and xxhash.xxh3_64_hexdigest(bits.data) != expected:
             raise DamagedTensors(f"the {len(bits)} bytes of '{key}' are not those that were written")
         return TensorValue(dtype, shape, data)
 
 
-def read(path: str | os.PathLike[str], key: str) -> TensorValue:
+def read_tensor(path: str | os.PathLike[str], key: str) -> TensorValue:
     """The value ``key`` of a local file, in memory mapped from it.
 
     Raises ``RunError`` where there is no such file or key, or the file is damaged.
@@ -258,10 +258,10 @@ def _require_sealed(metadata: dict[str, str], entries: dict[str, Any]) -> None:
     """Raise ``ValueError`` where what Trueline says of values is not what it wrote. Files of others have no seal, and
     those of older versions none of the header.
     """
-    own = [key for key in metadata if key not in (_HASHES, _SEAL)]
+    unknown = [key for key in metadata if key not in (_HASHES, _SEAL)]
     if _HASHES not in metadata and _SEAL not in metadata:
         return
-    if own or (_SEAL in metadata and metadata[_SEAL] != _seal(metadata.get(_HASHES, ""), entries)):
+    if unknown or (_SEAL in metadata and metadata[_SEAL] != _seal(metadata.get(_HASHES, ""), entries)):
         raise ValueError("it is not what was written")
 
 

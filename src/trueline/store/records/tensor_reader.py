@@ -70,17 +70,17 @@ class TensorReader:
 
     def _contents(self, path: str, version: tuple[object, ...], *, local: bool) -> TensorContents:
         """Those of a file, which stay open: a step has thousands of values, and as many entries in its header."""
-        known = self._open.pop((path, *version), None)
-        if known is None:
-            known = (
+        contents = self._open.pop((path, *version), None)
+        if contents is None:
+            contents = (
                 TensorContents.of_file(path)
                 if local
                 else TensorContents(lambda begin, end: self._fs.cat_file(path, begin, end), self._fs.size(path))
             )
-        self._open[path, *version] = known
+        self._open[path, *version] = contents
         if len(self._open) > _OPEN_FILES:
             self._open.popitem(last=False)
-        return known
+        return contents
 
     def problems(self) -> list[Problem]:
         """One line for each file that is not whole, or not that of a step that ended."""
@@ -95,14 +95,14 @@ class TensorReader:
     def _problem(self, path: str, name: str) -> str:
         if name.endswith(file_names.TEMPORARY_SUFFIX):
             return f"its step did not end {file_names.INTERRUPTED}, and its values cannot be read"
-        found = file_names.tensors_step(name)
-        if found is None:
+        step = file_names.tensors_step(name)
+        if step is None:
             return "it is not named like tensors of a Run and was skipped"
         try:
             read_header(lambda begin, end: self._fs.cat_file(path, begin, end), self._fs.size(path))
         except (DamagedTensors, OSError) as error:
             return f"{error}; its values cannot be read"
-        return "" if found[1] else "its step did not end: it holds the values up to there, and no rows refer to them"
+        return "" if step[1] else "its step did not end: it holds the values up to there, and no rows refer to them"
 
 
 def _version(file: os.stat_result) -> tuple[object, ...]:

@@ -13,7 +13,7 @@ from trueline.schema.stats import MergeError, TensorStats, merged
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ShardPlace:
     """Where a rank's part of a DTensor lies, as the column ``mesh`` says. ``sizes``, ``names``, ``coordinate`` and
     ``placements`` have an entry an axis of the mesh; ``shape`` (of the whole) and ``offsets`` (of the part's first
     element; None where it is no contiguous block) one a dim.
@@ -39,14 +39,14 @@ class Place:
 
 
 @functools.lru_cache(maxsize=4096)
-def place_of(mesh: str) -> Place:
+def shard_place(mesh: str) -> ShardPlace:
     """What the column ``mesh`` of a row says."""
-    place = json.loads(mesh)
+    document = json.loads(mesh)
     sizes, names, coordinate, placements, shape = (
-        tuple(place.get(key, ())) for key in ("mesh", "names", "coordinate", "placements", "shape")
+        tuple(document.get(key, ())) for key in ("mesh", "names", "coordinate", "placements", "shape")
     )
-    offsets = place.get("offsets")
-    return Place(sizes, names, coordinate, placements, shape, None if offsets is None else tuple(offsets))
+    offsets = document.get("offsets")
+    return ShardPlace(sizes, names, coordinate, placements, shape, None if offsets is None else tuple(offsets))
 
 
 def stats_of(row: Mapping[str, Any]) -> TensorStats | None:
@@ -71,7 +71,7 @@ def whole_stats(rows: Sequence[Mapping[str, Any]]) -> TensorStats:
     Ranks that hold the same shard count once. Raises ``MergeError`` where a part was not measured or is missing, where
     it waits for a sum over ranks (the parts of a sum say nothing about the sum), and where replicas differ.
     """
-    parts: list[tuple[int, Place, TensorStats]] = []
+    parts: list[tuple[int, ShardPlace, TensorStats]] = []
     name = ""
     for row in rows:
         stats = stats_of(row)
@@ -79,22 +79,22 @@ def whole_stats(rows: Sequence[Mapping[str, Any]]) -> TensorStats:
         if row["mesh"] is None or stats is None:
             why = "is no shard of a distributed tensor" if row["mesh"] is None else f"was not measured ({row['note']})"
             raise MergeError(f"What rank {row['rank']} recorded of {name} {why}; whole tensors are merged from shards.")
-        parts.append((row["rank"], place_of(row["mesh"]), stats))
+        parts.append((row["rank"], shard_place(row["mesh"]), stats))
     return whole_of(name, parts)
 
 
-def whole_of(name: str, parts: Iterable[tuple[int, Place, TensorStats]]) -> TensorStats:
+def whole_of(name: str, parts: Iterable[tuple[int, ShardPlace, TensorStats]]) -> TensorStats:
     """As ``whole_stats``, of (rank, place, statistics) of the parts; ``name`` is for the error."""
     shards: dict[tuple[int, ...], tuple[int, TensorStats]] = {}
     shape: tuple[int, ...] = ()
-    for rank, place, stats in parts:
-        if place.pending_sum:
+    for rank, part, stats in parts:
+        if part.pending_sum:
             raise MergeError(
-                f"{name} waits for a sum over ranks (placements {', '.join(place.placements)}); its parts cannot be "
+                f"{name} waits for a sum over ranks (placements {', '.join(part.placements)}); its parts cannot be "
                 "merged. Look at the value after the sum."
             )
-        shape = place.shape
-        holder, first = shards.setdefault(place.shard, (rank, stats))
+        shape = part.shape
+        holder, first = shards.setdefault(part.shard, (rank, stats))
         if first != stats:
             raise MergeError(f"Ranks {holder} and {rank} hold the same part of {name}, but not the same values.")
     return merged([stats for _, stats in shards.values()], shape=shape)

@@ -47,25 +47,25 @@ def along(rows: Sequence[ComparedRow], first_at: int | None) -> Along | None:
     if not rows:
         return None
     differing = (at for at, row in enumerate(rows) if row.judgement in ("within", "propagated", "beyond"))
-    chosen = rows[next(differing, 0) if first_at is None else first_at]
-    shown = [at for at, row in enumerate(rows) if (row.step, row.rank) == (chosen.step, chosen.rank)]
+    row_chosen = rows[next(differing, 0) if first_at is None else first_at]
+    indices_of_step = [at for at, row in enumerate(rows) if (row.step, row.rank) == (row_chosen.step, row_chosen.rank)]
     by_phase: dict[str, list[int]] = {}
-    for at in shown:
+    for at in indices_of_step:
         by_phase.setdefault(_phase(rows[at]), []).append(at)
     columns: list[AlongColumn] = []
     first: int | None = None
-    for phase, places in by_phase.items():
-        num_columns = max(1, round(_MAX_COLUMNS * len(places) / max(len(shown), _MAX_COLUMNS)))
-        for part in np.array_split(np.asarray(places), num_columns):
+    for phase, indices in by_phase.items():
+        num_columns = max(1, round(_MAX_COLUMNS * len(indices) / max(len(indices_of_step), _MAX_COLUMNS)))
+        for part in np.array_split(np.asarray(indices), num_columns):
             column = _column(phase, rows, part.tolist())
             if first_at is not None and first_at in part:
                 first = len(columns)
             columns.append(column)
-    return Along(chosen.step, chosen.rank, len(shown), tuple(columns), first)
+    return Along(row_chosen.step, row_chosen.rank, len(indices_of_step), tuple(columns), first)
 
 
-def _column(phase: str, rows: Sequence[ComparedRow], places: Sequence[int]) -> AlongColumn:
-    worst = max(places, key=lambda at: (GRAVITY.index(rows[at].judgement), rows[at].times or 0.0))
+def _column(phase: str, rows: Sequence[ComparedRow], indices: Sequence[int]) -> AlongColumn:
+    worst = max(indices, key=lambda at: (GRAVITY.index(rows[at].judgement), rows[at].times or 0.0))
     row = rows[worst]
     times = None if row.times is None else min(row.times, MAX_TIMES)
     return AlongColumn(phase, row.judgement, times, worst, row.site or row.ref_site or "")

@@ -36,7 +36,7 @@ _COLUMNS = (
     *("row", "micro", "phase", "name", "call", "slot", "kind", "api", "module", "stack", "dtype", "shape", "numel"),
     *("nan", "pos_inf", "neg_inf", "zero", "min", "max", "sum", "sum_sq", "flags", "rank", "args", "note", "same_as"),
 )
-_KEPT = 4
+_MAX_OUTLINES = 4
 """Outlines that are kept: of the steps and ranks that were looked at last."""
 
 
@@ -147,12 +147,12 @@ class Outline:
         self._rows = rows
         self._first_C, of_R = _calls(rows)
         self.rows = Rows(of_R, [slot or "" for slot in rows["slot"].to_pylist()], _roots(rows))
-        self.names = _taken(rows["name"], self._first_C)
-        self.phases = _taken(rows["phase"], self._first_C)
-        self.kinds = _taken(rows["kind"], self._first_C)
-        self.apis = _taken(rows["api"], self._first_C)
-        self.modules = _taken(rows["module"], self._first_C)
-        self.micros = np.array([micro or 0 for micro in _taken(rows["micro"], self._first_C)], dtype=np.int64)
+        self.names = _take_column(rows["name"], self._first_C)
+        self.phases = _take_column(rows["phase"], self._first_C)
+        self.kinds = _take_column(rows["kind"], self._first_C)
+        self.apis = _take_column(rows["api"], self._first_C)
+        self.modules = _take_column(rows["module"], self._first_C)
+        self.micros = np.array([micro or 0 for micro in _take_column(rows["micro"], self._first_C)], dtype=np.int64)
         self._depths = _depths(self.names, self.kinds, self.modules)
         self._numbers = _numbers(rows, self.rows, len(self._first_C))
         self.judged_by: object = None
@@ -170,7 +170,7 @@ class Outline:
     @cached_property
     def place_of(self) -> dict[CallKey, int]:
         """Places by micro-batch, phase, name and number of the call."""
-        numbers = _taken(self._rows["call"], self._first_C)
+        numbers = _take_column(self._rows["call"], self._first_C)
         keys = zip(self.micros.tolist(), self.phases, self.names, numbers, strict=True)
         return {(micro, phase or "", name or "", call or 0): at for at, (micro, phase, name, call) in enumerate(keys)}
 
@@ -178,86 +178,90 @@ class Outline:
     def last_number(self) -> int | None:
         """The place of the last call of the forward pass that returned a single number: the loss, as a rule."""
         single_R = (pc.fill_null(self._rows["numel"], 0).to_numpy() == 1) & self.rows.returned_R
-        places = (place for place in self.rows.of_R[single_R][::-1].tolist() if self.phases[place] == "fwd")
-        return next(places, None)
+        indices = (index for index in self.rows.of_R[single_R][::-1].tolist() if self.phases[index] == "fwd")
+        return next(indices, None)
 
-    def found(self, search: str, phase: str) -> np.ndarray:
+    def search(self, search: str, phase: str) -> np.ndarray:
         """Places of the calls of ``phase`` ("": all) whose name or function has ``search`` in it, whatever its case."""
         kept_C = np.ones(len(self), dtype=bool)
         if phase:
-            kept_C &= np.fromiter((each == phase for each in self.phases), bool, len(self))
+            kept_C &= np.fromiter((call_phase == phase for call_phase in self.phases), bool, len(self))
         if search:
             kept_C &= self._matching(search.lower())
         return np.flatnonzero(kept_C)
 
-    def call(self, place: int) -> Call:
+    def call(self, index: int) -> Call:
         """The call at a place."""
-        row = int(self._first_C[place])
-        shown = int(self._numbers["shown"][place])
-        numbers = {name: self._numbers[name][place] for name in ("largest", "rms", "zeros")}
+        row = int(self._first_C[index])
+        output_row = int(self._numbers["shown"][index])
+        numbers = {name: self._numbers[name][index] for name in ("largest", "rms", "zeros")}
         return Call(
-            place=place,
-            depth=self._depths[place],
+            place=index,
+            depth=self._depths[index],
             micro=self._rows["micro"][row].as_py() or 0,
-            phase=self.phases[place] or "",
-            name=self.names[place] or "",
+            phase=self.phases[index] or "",
+            name=self.names[index] or "",
             call=self._rows["call"][row].as_py() or 0,
-            kind=self.kinds[place] or "",
-            api=self.apis[place] or "",
-            shape=shape_text(self._rows["shape"][shown].as_py() or ()),
-            dtype=self._rows["dtype"][shown].as_py() or "",
+            kind=self.kinds[index] or "",
+            api=self.apis[index] or "",
+            shape=shape_text(self._rows["shape"][output_row].as_py() or ()),
+            dtype=self._rows["dtype"][output_row].as_py() or "",
             source=self._source(self._rows["stack"][row].as_py()),
-            judgement=self.judgements[place] if self.judgements else "",
-            not_finite=int(self._numbers["not_finite"][place]),
+            judgement=self.judgements[index] if self.judgements else "",
+            not_finite=int(self._numbers["not_finite"][index]),
             **{name: None if np.isnan(value) else float(value) for name, value in numbers.items()},
         )
 
-    def details(self, place: int) -> CallDetails:
+    def details(self, index: int) -> CallDetails:
         """All that was recorded of the call at a place. Raises ``InputError`` where there is none."""
-        if not 0 <= place < len(self):
-            raise InputError(f"There is no call {place} at step {self.step} of rank {self.rank}: it has {len(self)}.")
-        own = self._rows.take(pa.array(np.flatnonzero(self.rows.of_R == place))).to_pylist()
-        made = call_of(self.run, own)
+        if not 0 <= index < len(self):
+            raise InputError(f"There is no call {index} at step {self.step} of rank {self.rank}: it has {len(self)}.")
+        rows = self._rows.take(pa.array(np.flatnonzero(self.rows.of_R == index))).to_pylist()
+        recorded = call_of(self.run, rows)
         return CallDetails(
-            call=self.call(place),
-            module=made.module,
-            flags=own[0]["flags"] or "",
-            arguments=tuple(made.arguments.items()),
-            frames=made.frames,
-            values=tuple(_value(row, self.step, self.rank) for row in own),
-            takes=self._neighbours(self._operands.source_E[self._operands.target_E == place], place),
-            gives=self._neighbours(self._operands.target_E[self._operands.source_E == place], place),
-            ranks=self._ranks_of_collective(own[0]),
+            call=self.call(index),
+            module=recorded.module,
+            flags=rows[0]["flags"] or "",
+            arguments=tuple(recorded.arguments.items()),
+            frames=recorded.frames,
+            values=tuple(_value(row, self.step, self.rank) for row in rows),
+            takes=self._neighbours(self._operands.source_E[self._operands.target_E == index], index),
+            gives=self._neighbours(self._operands.target_E[self._operands.source_E == index], index),
+            ranks=self._ranks_of_collective(rows[0]),
         )
 
     @cached_property
     def _operands(self) -> Operands:
         return operands_of(self.rows, np.ones(len(self), dtype=bool))
 
-    def _neighbours(self, places: np.ndarray, place: int) -> tuple[Neighbour, ...]:
-        found = sorted({int(each) for each in places} - {-1, place}, key=lambda each: abs(each - place))
-        nearest = sorted(found[:MAX_NEIGHBOURS])
-        return tuple(Neighbour(each, f"{self.call(each).name or self.call(each).api}") for each in nearest)
+    def _neighbours(self, indices: np.ndarray, index: int) -> tuple[Neighbour, ...]:
+        neighbours = sorted(
+            {int(neighbour) for neighbour in indices} - {-1, index}, key=lambda neighbour: abs(neighbour - index)
+        )
+        nearest = sorted(neighbours[:MAX_NEIGHBOURS])
+        return tuple(
+            Neighbour(neighbour, f"{self.call(neighbour).name or self.call(neighbour).api}") for neighbour in nearest
+        )
 
     def _ranks_of_collective(self, row: Mapping[str, Any]) -> tuple[int, ...]:
         """The other ranks that recorded the same call of a collective at this step."""
         if row["phase"] != "comm":
             return ()
-        asked = {"steps": [self.step], "phases": ["comm"], "columns": ["rank", "name", "call"]}
-        rows = self.run.records(**asked, resolve=False)
-        same = pc.and_(pc.equal(rows["name"], row["name"]), pc.equal(rows["call"], row["call"]))
-        return tuple(sorted(set(rows.filter(same)["rank"].to_pylist()) - {self.rank}))
+        query = {"steps": [self.step], "phases": ["comm"], "columns": ["rank", "name", "call"]}
+        rows = self.run.records(**query, resolve=False)
+        is_same_call = pc.and_(pc.equal(rows["name"], row["name"]), pc.equal(rows["call"], row["call"]))
+        return tuple(sorted(set(rows.filter(is_same_call)["rank"].to_pylist()) - {self.rank}))
 
     def _matching(self, search: str) -> np.ndarray:
         """[C] bool; each distinct text is looked at once."""
-        known: dict[str | None, bool] = {}
-        found = []
+        is_match_by_text: dict[str | None, bool] = {}
+        is_match = []
         for texts in zip(self.names, self.apis, strict=True):
             for text in texts:
-                if text not in known:
-                    known[text] = search in (text or "").lower()
-            found.append(known[texts[0]] or known[texts[1]])
-        return np.array(found, dtype=bool)
+                if text not in is_match_by_text:
+                    is_match_by_text[text] = search in (text or "").lower()
+            is_match.append(is_match_by_text[texts[0]] or is_match_by_text[texts[1]])
+        return np.array(is_match, dtype=bool)
 
     def _source(self, stack: int | None) -> str:
         if stack is None:
@@ -272,19 +276,19 @@ class Outlines:
     """The outlines that were looked at last, as long as the Run has not recorded more."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, int, int, int], Outline] = {}
+        self._outlines: dict[tuple[str, int, int, int], Outline] = {}
         self._lock = threading.Lock()
 
-    def of(self, watched: WatchedRun, step: int, rank: int) -> Outline:
+    def outline_of(self, watched: WatchedRun, step: int, rank: int) -> Outline:
         """The outline of a step on a rank. Raises ``InputError`` where it was not recorded."""
         key = (watched.path, watched.versions["records"], step, rank)
         with self._lock:
-            if key not in self._kept:
-                made = Outline(watched.run, step, rank)
-                while len(self._kept) >= _KEPT:
-                    self._kept.pop(next(iter(self._kept)))
-                self._kept[key] = made
-            outline = self._kept[key]
+            if key not in self._outlines:
+                outline = Outline(watched.run, step, rank)  # may raise, and then the others stay
+                while len(self._outlines) >= _MAX_OUTLINES:
+                    self._outlines.pop(next(iter(self._outlines)))
+                self._outlines[key] = outline
+            outline = self._outlines[key]
             if watched.compared is not None and outline.judged_by is not watched.compared:
                 outline.judged_by = watched.compared
                 outline.judgements = judgements_of(watched.compared.comparison.rows, step, rank, outline.place_of)
@@ -304,7 +308,7 @@ def calls_of(
     """
     if not 1 <= limit <= MAX_PAGE or offset < 0:
         raise InputError(f"{limit} calls from {offset} on were asked for. Ask for 1 to {MAX_PAGE}, from 0 on.")
-    found = outline.found(search, phase)
+    indices = outline.search(search, phase)
     values_C = outline.statistic(statistic)
     finite = values_C[np.isfinite(values_C)]
     bad = np.flatnonzero(outline.statistic("not_finite") > 0)
@@ -312,32 +316,32 @@ def calls_of(
         step=outline.step,
         rank=outline.rank,
         offset=offset,
-        total=len(found),
+        total=len(indices),
         num_calls=len(outline),
         phases=tuple(dict.fromkeys(phase or "" for phase in outline.phases)),
         statistic=statistic,
         scale=(float(finite.min()), float(finite.max())) if finite.size else None,
         num_not_finite=len(bad),
-        first_not_finite=_place(found, int(bad[0])) if bad.size else None,
-        found_at=_found_at(outline, found, at),
-        calls=tuple(outline.call(int(place)) for place in found[offset : offset + limit]),
+        first_not_finite=_position_among(indices, int(bad[0])) if bad.size else None,
+        found_at=_found_at(outline, indices, at),
+        calls=tuple(outline.call(int(index)) for index in indices[offset : offset + limit]),
     )
 
 
-def _place(found: np.ndarray, place: int) -> int | None:
+def _position_among(indices: np.ndarray, index: int) -> int | None:
     """Where a call is among those that were found."""
-    at = int(np.searchsorted(found, place))
-    return at if at < len(found) and found[at] == place else None
+    at = int(np.searchsorted(indices, index))
+    return at if at < len(indices) and indices[at] == index else None
 
 
-def _found_at(outline: Outline, found: np.ndarray, at: str) -> int | None:
+def _found_at(outline: Outline, indices: np.ndarray, at: str) -> int | None:
     phase, slash, rest = at.partition("/")
     name, _, _ = rest.rpartition("#")
     if not slash:
         return None
-    places = (place for place in found.tolist() if outline.names[place] == name and outline.phases[place] == phase)
-    first = next(places, None)
-    return None if first is None else _place(found, first)
+    matching = (index for index in indices.tolist() if outline.names[index] == name and outline.phases[index] == phase)
+    first = next(matching, None)
+    return None if first is None else _position_among(indices, first)
 
 
 def _calls(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
@@ -360,12 +364,14 @@ def _calls(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
 
 def _roots(rows: pa.Table) -> np.ndarray:
     """[R] int64 of each row the place of the one that has its numbers, itself where that is not there."""
-    place_of = {row: place for place, row in enumerate(rows["row"].to_pylist())}
-    same = enumerate(rows["same_as"].to_pylist())
-    return np.array([place if row is None else place_of.get(row, place) for place, row in same], dtype=np.int64)
+    place_of = {row: index for index, row in enumerate(rows["row"].to_pylist())}
+    rows_referred = enumerate(rows["same_as"].to_pylist())
+    return np.array(
+        [index if row is None else place_of.get(row, index) for index, row in rows_referred], dtype=np.int64
+    )
 
 
-def _taken(column: pa.ChunkedArray, first_C: np.ndarray) -> list[Any]:
+def _take_column(column: pa.ChunkedArray, first_C: np.ndarray) -> list[Any]:
     return column.take(pa.array(first_C)).to_pylist()
 
 
@@ -381,9 +387,9 @@ def _depths(names: list[str], kinds: list[str], modules: list[str]) -> list[int]
     return depths
 
 
-def _numbers(rows: pa.Table, known: Rows, num_calls: int) -> dict[str, np.ndarray]:
+def _numbers(rows: pa.Table, row_columns: Rows, num_calls: int) -> dict[str, np.ndarray]:
     """[C] each statistic of the worst value of each call, and the row of its output, or of its last value."""
-    of_R = known.of_R
+    of_R = row_columns.of_R
 
     def column(name: str, absent: float = np.nan) -> np.ndarray:
         return pc.fill_null(rows[name].cast(pa.float64(), safe=False), absent).to_numpy()
@@ -398,10 +404,10 @@ def _numbers(rows: pa.Table, known: Rows, num_calls: int) -> dict[str, np.ndarra
     bad_C = np.zeros(num_calls)
     np.maximum.at(bad_C, of_R, bad_R)
     shown_C = np.zeros(num_calls, dtype=np.int64)
-    everything = np.arange(len(of_R))
-    np.maximum.at(shown_C, of_R, everything)
+    row_indices = np.arange(len(of_R))
+    np.maximum.at(shown_C, of_R, row_indices)
     outputs_C = np.full(num_calls, len(of_R))
-    np.minimum.at(outputs_C, of_R[known.returned_R], everything[known.returned_R])
+    np.minimum.at(outputs_C, of_R[row_columns.returned_R], row_indices[row_columns.returned_R])
     with np.errstate(all="ignore"):
         return {
             "not_finite": bad_C,
@@ -416,9 +422,9 @@ def _value(row: dict[str, Any], step: int, rank: int) -> Value:
     site = Site(step, row["micro"] or 0, rank, row["phase"], row["name"], row["call"] or 0, row["slot"])
     numbers = [(name, row[name]) for name in ("numel", "nan", "pos_inf", "neg_inf", "zero", "min", "max")]
     numel = (row["numel"] or 0) - sum(row[name] or 0 for name in ("nan", "pos_inf", "neg_inf"))
-    known = row["sum_sq"] is not None and numel > 0
-    mean = row["sum"] / numel if known and row["sum"] is not None else None
-    numbers += [("mean", mean), ("rms", (row["sum_sq"] / numel) ** 0.5 if known else None)]
+    has_sums = row["sum_sq"] is not None and numel > 0
+    mean = row["sum"] / numel if has_sums and row["sum"] is not None else None
+    numbers += [("mean", mean), ("rms", (row["sum_sq"] / numel) ** 0.5 if has_sums else None)]
     return Value(
         slot=row["slot"] or "",
         site=str(site),

@@ -54,14 +54,14 @@ def columns_of(
     width = 1
     while -(-high // width) - low // width > num_columns:
         width *= 2
-    low -= low % width
+    low -= low % width  # columns begin at multiples of their width, so that zooming moves none
     starts_B = np.arange(low, high, width)
     if not starts_B.size:
         empty = np.empty((values_TN.shape[1], 0))
-        none = np.empty(0, dtype=np.int64)
-        return Columns(none, none, empty, empty, empty, empty.astype(np.uint8))
-    within = slice(low, min(starts_B[-1] + width, len(steps_T)))
-    steps_T, values_TN, measured_TN = steps_T[within], values_TN[within], measured_TN[within]
+        no_steps = np.empty(0, dtype=np.int64)
+        return Columns(no_steps, no_steps, empty, empty, empty, empty.astype(np.uint8))
+    window = slice(low, min(starts_B[-1] + width, len(steps_T)))
+    steps_T, values_TN, measured_TN = steps_T[window], values_TN[window], measured_TN[window]
     starts_B = starts_B - low
     finite_TN = np.where(measured_TN & np.isfinite(values_TN), values_TN, np.nan)
     flags_TN = np.where(measured_TN, MEASURED, 0).astype(np.uint8)
@@ -69,8 +69,8 @@ def columns_of(
     flags_TN |= np.where(measured_TN & np.isposinf(values_TN), IS_POS_INF, 0).astype(np.uint8)
     flags_TN |= np.where(measured_TN & np.isneginf(values_TN), IS_NEG_INF, 0).astype(np.uint8)
     last_BN = finite_TN[starts_B]
-    for place in range(1, width):
-        at_B = np.minimum(starts_B + place, len(finite_TN) - 1)
+    for offset in range(1, width):
+        at_B = np.minimum(starts_B + offset, len(finite_TN) - 1)
         last_BN = np.where(np.isfinite(finite_TN[at_B]), finite_TN[at_B], last_BN)
     ends_B = np.append(starts_B[1:], len(steps_T))
     return Columns(
@@ -83,7 +83,7 @@ def columns_of(
     )
 
 
-def apart(values_TN: Floats, measured_TN: NDArray[np.bool_]) -> Floats:
+def distances_from_median(values_TN: Floats, measured_TN: NDArray[np.bool_]) -> Floats:
     """Each value less the median of all ranks at its step [T, N]; NaN and infinities stay what they are."""
     finite_TN = np.where(measured_TN & np.isfinite(values_TN), values_TN, np.nan)
     with np.errstate(all="ignore"):

@@ -147,11 +147,11 @@ def row_views(rows: Iterable[tuple[int, ComparedRow]]) -> tuple[RowView, ...]:
 
 
 def _growth(steps: Sequence[StepSummary]) -> tuple[Growth, ...]:
-    times = by_step(steps, lambda each: each.largest_times)
-    losses = by_step(steps, lambda each: None if each.loss_rel is None else abs(each.loss_rel))
-    beyond = Counter({each.step: 0 for each in steps})
-    for each in steps:
-        beyond[each.step] += each.counts.get("beyond", 0)
+    times = by_step(steps, lambda summary: summary.largest_times)
+    losses = by_step(steps, lambda summary: None if summary.loss_rel is None else abs(summary.loss_rel))
+    beyond = Counter({summary.step: 0 for summary in steps})
+    for summary in steps:
+        beyond[summary.step] += summary.counts.get("beyond", 0)
     return tuple(
         Growth(step, _drawable(times.get(step)), _drawable(losses.get(step)), count)
         for step, count in sorted(beyond.items())
@@ -168,15 +168,15 @@ def rows_of(
     """A page of rows. Raises ``InputError``."""
     if not 1 <= limit <= MAX_PAGE or offset < 0:
         raise InputError(f"{limit} rows from {offset} on were asked for. Ask for 1 to {MAX_PAGE}, from 0 on.")
-    kept = _kept(watched.compared, judgement, search, step)
-    return RowsView(offset, len(kept), row_views(kept[offset : offset + limit]))
+    rows = _filtered_rows(watched.compared, judgement, search, step)
+    return RowsView(offset, len(rows), row_views(rows[offset : offset + limit]))
 
 
 def table_of(watched: WatchedRun, kind: Literal["csv", "xlsx"], judgement: str, search: str, step: int | None) -> bytes:
     """The rows that the filters leave as a file, as `compare --csv` or `--xlsx` writes it. Raises ``InputError``."""
     if watched.compared is None:
         raise InputError("There are no rows yet: the Runs are not compared.")
-    rows = [row for _, row in _kept(watched.compared, judgement, search, step)]
+    rows = [row for _, row in _filtered_rows(watched.compared, judgement, search, step)]
     with TemporaryDirectory(prefix="trueline-view-") as folder:
         target = Path(folder, f"rows.{kind}")
         if kind == "csv":
@@ -188,18 +188,20 @@ def table_of(watched: WatchedRun, kind: Literal["csv", "xlsx"], judgement: str, 
 
 def judgements_of(rows: Sequence[ComparedRow], step: int, rank: int, place_of: Mapping[CallKey, int]) -> Sequence[str]:
     """[C] of each call of a recorded step on a rank the gravest judgement of its values, "" where none was compared."""
-    found = [""] * len(place_of)
+    judgements = [""] * len(place_of)
     for row in rows:
         if row.step != step or row.rank not in (None, rank) or row.site is None:
             continue
         site = Site.parse(row.site)
-        place = place_of.get((site.micro, site.phase, site.name, site.call))
-        if place is not None and (not found[place] or GRAVITY.index(row.judgement) > GRAVITY.index(found[place])):
-            found[place] = row.judgement
-    return found
+        index = place_of.get((site.micro, site.phase, site.name, site.call))
+        if index is not None and (
+            not judgements[index] or GRAVITY.index(row.judgement) > GRAVITY.index(judgements[index])
+        ):
+            judgements[index] = row.judgement
+    return judgements
 
 
-def _kept(
+def _filtered_rows(
     compared: Compared | None, judgement: str, search: str, step: int | None
 ) -> Sequence[tuple[int, ComparedRow]]:
     judgements, search = {name for name in judgement.split(",") if name}, search.lower()

@@ -32,23 +32,23 @@ def cosines_of(watched: WatchedRun, step: int) -> Arrays:
     """The cosines at the step nearest to ``step`` at which every worker left a sketch of its gradient."""
     ranks = data_parallel_ranks(watched.run)
     if len(ranks) < 2:
-        return _none("One worker: there are no two gradients to compare.")
+        return _no_cosines("One worker: there are no two gradients to compare.")
     if len(ranks) > MAX_RANKS:
-        return _none(f"Each of {MAX_RANKS} workers at most is compared with each other; there are {len(ranks)}.")
+        return _no_cosines(f"Each of {MAX_RANKS} workers at most is compared with each other; there are {len(ranks)}.")
     steps = steps_with_cosines(watched.run)
     if not steps.size:
-        return _none("No step has a sketch of every worker (matrix_every in the plan), so there are no cosines.")
+        return _no_cosines("No step has a sketch of every worker (matrix_every in the plan), so there are no cosines.")
     nearest = int(steps[np.abs(steps - step).argmin()])
     try:
         matrix = cosine_matrices(watched.run, [nearest])[0]
     except CannotTell as error:
-        return _none(f"The cosines cannot be computed: {error}.")
+        return _no_cosines(f"The cosines cannot be computed: {error}.")
     return Arrays(
         Cosines(nearest, matrix.ranks, matrix.exact, ""),
         {"cosine": matrix.cosines.astype(np.float32), "error": matrix.standard_errors.astype(np.float32)},
     )
 
 
-def _none(why: str) -> Arrays:
+def _no_cosines(why: str) -> Arrays:
     empty = np.empty((0, 0), dtype=np.float32)
     return Arrays(Cosines(None, (), False, why), {"cosine": empty, "error": empty})

@@ -45,19 +45,19 @@ def fault_path_of(watched: WatchedRun, outline: Outline, operands: Operands, fau
 
 def _not_finite(outline: Outline, operands: Operands) -> FaultPath:
     """From the first call that makes NaN or infinities that matter to what they reach, as ``check`` follows them."""
-    found = reached_ends(NonfiniteFlow(read_step(outline.run, outline.step, outline.rank)))
-    if not found:
+    flows = reached_ends(NonfiniteFlow(read_step(outline.run, outline.step, outline.rank)))
+    if not flows:
         return FaultPath(
             "not-finite", (), "Nothing that is not finite reaches a loss, a gradient, a parameter or an output."
         )
-    first = found[0]
+    first = flows[0]
     place_of = outline.place_of
     values = sorted(first.path, key=lambda value: value.index)
-    marked = list(dict.fromkeys(place_of[key] for value in values if (key := key_of(value)) in place_of))
-    places = _joined(outline, operands, marked)
+    on_path = list(dict.fromkeys(place_of[key] for value in values if (key := key_of(value)) in place_of))
+    indices = _joined(outline, operands, on_path)
     ends = {"loss": "the loss", "output": "what the step returns", "gradient": "a gradient", "parameter": "a parameter"}
-    said = f"From {first.origin.value.site} to {ends[first.end]}: {counted(len(places), 'call')}."
-    return FaultPath("not-finite", places, said)
+    text = f"From {first.origin.value.site} to {ends[first.end]}: {counted(len(indices), 'call')}."
+    return FaultPath("not-finite", indices, text)
 
 
 def _difference(outline: Outline, operands: Operands, first: str) -> FaultPath:
@@ -72,20 +72,20 @@ def _difference(outline: Outline, operands: Operands, first: str) -> FaultPath:
         return FaultPath(
             "difference", (begin,), f"The first difference is at {first}; no call returned a single number."
         )
-    places = _shortest(operands, begin, loss)
-    if not places:
-        said = f"The first difference is at {first}; no recorded values lead from it to {outline.names[loss]}."
-        return FaultPath("difference", (begin,), said)
-    return FaultPath("difference", places, f"From {first} to {outline.names[loss]}: {counted(len(places), 'call')}.")
+    indices = _shortest(operands, begin, loss)
+    if not indices:
+        text = f"The first difference is at {first}; no recorded values lead from it to {outline.names[loss]}."
+        return FaultPath("difference", (begin,), text)
+    return FaultPath("difference", indices, f"From {first} to {outline.names[loss]}: {counted(len(indices), 'call')}.")
 
 
-def _joined(outline: Outline, operands: Operands, marked: Sequence[int]) -> tuple[int, ...]:
+def _joined(outline: Outline, operands: Operands, on_path: Sequence[int]) -> tuple[int, ...]:
     """The calls that were marked and, of the forward pass, those between them, such as views, which are not."""
-    places = set(marked)
-    forward = [place for place in marked if outline.phases[place] == FORWARD]
+    indices = set(on_path)
+    forward = [index for index in on_path if outline.phases[index] == FORWARD]
     for begin, end in pairwise(forward):
-        places.update(_shortest(operands, begin, end))
-    return tuple(sorted(places))
+        indices.update(_shortest(operands, begin, end))
+    return tuple(sorted(indices))
 
 
 def _shortest(operands: Operands, begin: int, end: int) -> tuple[int, ...]:
@@ -95,14 +95,14 @@ def _shortest(operands: Operands, begin: int, end: int) -> tuple[int, ...]:
     before = {begin: begin}
     front = [begin]
     while front and end not in before:
-        further: list[int] = []
+        next_front: list[int] = []
         for call in front:
             low, high = np.searchsorted(sources, [call, call + 1])
             for target in operands.target_E[order[low:high]].tolist():
                 if target not in before:
                     before[target] = call
-                    further.append(target)
-        front = further
+                    next_front.append(target)
+        front = next_front
     if end not in before:
         return ()
     path = [end]

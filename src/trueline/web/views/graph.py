@@ -99,22 +99,22 @@ class StepGraph:
         self.tree = Tree(outline.names, outline.kinds, outline.modules)
         self._operands: dict[int, Operands] = {}
 
-    def kept(self, micro: int) -> np.ndarray:
+    def in_micro_batch(self, micro: int) -> np.ndarray:
         """[C] which calls are of the forward pass of a micro-batch."""
         return self._forward_C & (self.outline.micros == micro)
 
     def operands(self, micro: int) -> Operands:
         """The edges of the forward pass of a micro-batch."""
         if micro not in self._operands:
-            self._operands[micro] = operands_of(self.outline.rows, self.kept(micro))
+            self._operands[micro] = operands_of(self.outline.rows, self.in_micro_batch(micro))
         return self._operands[micro]
 
     def first_module(self) -> str:
         """What is opened where nothing was asked for: the module around most calls, where it is the only one."""
         outermost = {
             name
-            for place in np.flatnonzero(self._forward_C).tolist()
-            if self.outline.kinds[place] == "module" and self.tree.outer(name := self.outline.names[place]) == ""
+            for index in np.flatnonzero(self._forward_C).tolist()
+            if self.outline.kinds[index] == "module" and self.tree.outer(name := self.outline.names[index]) == ""
         }
         return outermost.pop() if len(outermost) == 1 else ""
 
@@ -136,12 +136,14 @@ def graph_of(
         raise InputError(
             f"Module '{opened}' was not recorded at step {graph.outline.step} of rank {graph.outline.rank}."
         )
-    chosen = graph.micros[0] if micro is None else micro
-    if chosen not in graph.micros:
-        raise InputError(f"Micro-batch {chosen} was not recorded. There are {', '.join(map(str, graph.micros))}.")
-    made = _Opened(graph, opened, chosen, statistic, search, frozenset(fault_path.places if fault_path else ()))
-    nodes, of_unit = made.nodes(unfolded)
-    pairs, on_path = made.pairs(of_unit)
+    micro_chosen = graph.micros[0] if micro is None else micro
+    if micro_chosen not in graph.micros:
+        raise InputError(f"Micro-batch {micro_chosen} was not recorded. There are {', '.join(map(str, graph.micros))}.")
+    opened_module = _Opened(
+        graph, opened, micro_chosen, statistic, search, frozenset(fault_path.places if fault_path else ())
+    )
+    nodes, of_unit = opened_module.nodes(unfolded)
+    pairs, on_path = opened_module.pairs(of_unit)
     low, high = _window(nodes, begin)
     nodes, edges = _without_hubs(nodes, pairs, on_path, low, high)
     values_C = graph.outline.statistic(statistic)
@@ -149,7 +151,7 @@ def graph_of(
     return Graph(
         step=graph.outline.step,
         rank=graph.outline.rank,
-        micro=chosen,
+        micro=micro_chosen,
         micros=graph.micros,
         module=opened,
         around=tuple(graph.tree.path(opened)),
@@ -181,35 +183,35 @@ class _Opened:
         self._judgements, self._path, self._statistic = outline.judgements, on_path, statistic
         self._found_C = np.zeros(len(outline), dtype=bool)
         self._found_C[outline.found(search, FORWARD) if search else []] = True
-        self._own = np.zeros(len(outline), dtype=bool)
+        self._is_opened_C = np.zeros(len(outline), dtype=bool)
         self._unit_C = np.full(len(outline), -1, dtype=np.int64)
         self.units: list[tuple[Kind, str, list[int]]] = []
-        known: dict[object, int] = {}
-        for place in np.flatnonzero(graph.kept(micro)).tolist():
-            name, kind = outline.names[place] or "", outline.kinds[place]
+        unit_by_child: dict[object, int] = {}
+        for index in np.flatnonzero(graph.in_micro_batch(micro)).tolist():
+            name, kind = outline.names[index] or "", outline.kinds[index]
             if kind == "module" and name == opened:
-                self._own[place] = True
+                self._is_opened_C[index] = True
                 continue
-            child = graph.tree.child(opened, name if kind == "module" else outline.modules[place] or "")
-            if child is None and (outline.modules[place] or "") != opened:
+            child = graph.tree.child(opened, name if kind == "module" else outline.modules[index] or "")
+            if child is None and (outline.modules[index] or "") != opened:
                 continue
-            unit = known.setdefault(place if child is None else child, len(self.units))
+            unit = unit_by_child.setdefault(index if child is None else child, len(self.units))
             if unit == len(self.units):
                 self.units.append(("op" if child is None else "module", child or name, []))
-            self.units[unit][2].append(place)
-            self._unit_C[place] = unit
+            self.units[unit][2].append(index)
+            self._unit_C[index] = unit
         self._add_ends()
 
     def _add_ends(self) -> None:
         """Units for what the opened module took and returned."""
         rows = self._outline.rows
         self._ends: dict[tuple[Kind, int], int] = {}
-        for place in np.flatnonzero(self._own[rows.of_R]).tolist():
-            kind: Kind = "output" if rows.returned_R[place] else "input"
-            key = kind, int(rows.root_R[place])
+        for row in np.flatnonzero(self._is_opened_C[rows.of_R]).tolist():
+            kind: Kind = "output" if rows.returned_R[row] else "input"
+            key = kind, int(rows.root_R[row])
             if key not in self._ends:
                 self._ends[key] = len(self.units)
-                self.units.append((kind, rows.slots[place], []))
+                self.units.append((kind, rows.slots[row], []))
 
     def nodes(self, unfolded: bool) -> tuple[list[Node], np.ndarray]:
         """Nodes in the order of execution, and of each unit its node."""
@@ -219,12 +221,12 @@ class _Opened:
         of_unit = np.full(len(self.units), -1, dtype=np.int64)
         for begin, end in [(at, at + 1) for at in range(len(order))] if unfolded else self._alike(order, singles):
             of_unit[order[begin:end]] = len(nodes)
-            nodes.append(singles[begin] if end - begin == 1 else _together(singles[begin:end]))
+            nodes.append(singles[begin] if end - begin == 1 else _folded_node(singles[begin:end]))
         return nodes, of_unit
 
     def pairs(self, of_unit: np.ndarray) -> tuple[Counter[tuple[int, int]], set[tuple[int, int]]]:
         """How many values each node gives to each other one, and between which of them the path of the fault leads."""
-        found: Counter[tuple[int, int]] = Counter()
+        num_values: Counter[tuple[int, int]] = Counter()
         on_path: set[tuple[int, int]] = set()
         operands = self._operands
         last: dict[int, int] = {}
@@ -238,41 +240,43 @@ class _Opened:
             unit = self._ends.get(("input", root), -1) if unit < 0 else unit
             if unit >= 0 and of_unit[unit] != of_unit[to]:
                 pair = int(of_unit[unit]), int(of_unit[to])
-                found[pair] += 1
+                num_values[pair] += 1
                 if source in self._path and target in self._path:
                     on_path.add(pair)
         rows = self._outline.rows
-        for place in np.flatnonzero(self._unit_C[rows.of_R] >= 0).tolist():
-            if rows.returned_R[place]:
-                last[int(rows.root_R[place])] = int(self._unit_C[rows.of_R[place]])
+        for row in np.flatnonzero(self._unit_C[rows.of_R] >= 0).tolist():
+            if rows.returned_R[row]:
+                last[int(rows.root_R[row])] = int(self._unit_C[rows.of_R[row]])
         for (kind, root), unit in self._ends.items():
             if kind == "output" and root in last:
-                found[int(of_unit[last[root]]), int(of_unit[unit])] += 1
-        return found, on_path
+                num_values[int(of_unit[last[root]]), int(of_unit[unit])] += 1
+        return num_values, on_path
 
     def _order(self, unit: int) -> tuple[int, int]:
-        kind, _, places = self.units[unit]
-        return ({"input": 0, "output": 2}.get(kind, 1), places[0] if places else unit)
+        kind, _, indices = self.units[unit]
+        return ({"input": 0, "output": 2}.get(kind, 1), indices[0] if indices else unit)
 
     def _node(self, unit: int) -> Node:
-        kind, name, places = self.units[unit]
-        own = next((place for place in places if self._outline.names[place] == name), places[0] if places else -1)
-        values = self._outline.statistic(self._statistic)[places]
+        kind, name, indices = self.units[unit]
+        first_call = next(
+            (index for index in indices if self._outline.names[index] == name), indices[0] if indices else -1
+        )
+        values = self._outline.statistic(self._statistic)[indices]
         finite = values[np.isfinite(values)]
-        judged = {self._judgements[place] for place in places} - {""} if len(self._judgements) else set[str]()
+        judged = {self._judgements[index] for index in indices} - {""} if len(self._judgements) else set[str]()
         return Node(
             kind=kind,
             name=name,
             last_name=name,
-            api=(self._outline.apis[own] or "") if own >= 0 else "",
-            place=own,
+            api=(self._outline.apis[first_call] or "") if first_call >= 0 else "",
+            place=first_call,
             repeats=1,
-            num_calls=len(places),
-            not_finite=int(self._outline.statistic("not_finite")[places].max(initial=0)),
+            num_calls=len(indices),
+            not_finite=int(self._outline.statistic("not_finite")[indices].max(initial=0)),
             value=float(finite.max()) if finite.size else None,
             judgement=max(judged, key=GRAVITY.index, default=""),
-            found=int(self._found_C[places].sum()),
-            on_path=not self._path.isdisjoint(places),
+            found=int(self._found_C[indices].sum()),
+            on_path=not self._path.isdisjoint(indices),
             hubs=(),
             num_taking=0,
         )
@@ -288,16 +292,16 @@ class _Opened:
             end = begin + 1
             while end < len(order) and looks[end] is not None and looks[end] == looks[begin]:
                 end += 1
-            ranges += _around(begin, end, _opened(nodes[begin:end], begin))
+            ranges += _split_around(begin, end, _opened(nodes[begin:end], begin))
             begin = end
         return ranges
 
     def _look(self, unit: int) -> object:
         """What modules have in common that are folded; None of what is never folded."""
-        kind, name, places = self.units[unit]
+        kind, name, indices = self.units[unit]
         if kind != "module":
             return None
-        inside = (((self._outline.names[place] or "")[len(name) :], self._outline.apis[place]) for place in places)
+        inside = (((self._outline.names[index] or "")[len(name) :], self._outline.apis[index]) for index in indices)
         return numberless(name), hash(tuple(inside))
 
 
@@ -305,7 +309,7 @@ def _opened(nodes: Sequence[Node], begin: int) -> list[int]:
     """Which of equal nodes stand alone: the worst one, and those that were asked for."""
     if len(nodes) < _FOLDED:
         return []
-    asked = [begin + at for at, node in enumerate(nodes) if node.found or node.on_path]
+    wanted_nodes = [begin + at for at, node in enumerate(nodes) if node.found or node.on_path]
     bad = [at for at, node in enumerate(nodes) if node.not_finite]
     judged = max(range(len(nodes)), key=lambda at: _gravity(nodes[at]))
     values = [(-np.inf if node.value is None else node.value) for node in nodes]
@@ -315,18 +319,18 @@ def _opened(nodes: Sequence[Node], begin: int) -> list[int]:
         worst = [judged]
     else:
         worst = [int(np.argmax(values))] if max(values) > min(values) else []
-    return sorted({*(asked if len(asked) < len(nodes) else []), *(begin + at for at in worst)})
+    return sorted({*(wanted_nodes if len(wanted_nodes) < len(nodes) else []), *(begin + at for at in worst)})
 
 
 def _gravity(node: Node) -> int:
     return GRAVITY.index(node.judgement) if node.judgement else -1
 
 
-def _around(begin: int, end: int, alone: Sequence[int]) -> list[tuple[int, int]]:
+def _split_around(begin: int, end: int, alone: Sequence[int]) -> list[tuple[int, int]]:
     """``begin`` to ``end`` in pieces round what stands alone; a piece of fewer than ``_FOLDED`` stays single nodes."""
     ranges: list[tuple[int, int]] = []
     for stop in [*alone, end]:
-        if stop - begin >= _FOLDED:
+        if stop - begin >= _FOLDED:  # fewer are read sooner one by one than as a folded node
             ranges.append((begin, stop))
         else:
             ranges += [(at, at + 1) for at in range(begin, stop)]
@@ -336,7 +340,7 @@ def _around(begin: int, end: int, alone: Sequence[int]) -> list[tuple[int, int]]
     return ranges
 
 
-def _together(nodes: Sequence[Node]) -> Node:
+def _folded_node(nodes: Sequence[Node]) -> Node:
     values = [node.value for node in nodes if node.value is not None]
     return replace(
         nodes[0],
@@ -382,8 +386,8 @@ def _without_hubs(
             marks.setdefault(target, []).append(source - low)
         else:
             edges.append(Edge(source - low, target - low, values, (source, target) in on_path))
-    marked = [
+    nodes_marked = [
         replace(node, hubs=tuple(marks.get(at, ())), num_taking=taking[at] if at in hubs else 0)
         for at, node in enumerate(nodes)
     ]
-    return marked, edges
+    return nodes_marked, edges

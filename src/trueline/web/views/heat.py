@@ -13,7 +13,7 @@ import numpy as np
 
 from trueline.schema.errors import InputError
 from trueline.web.answers import Arrays
-from trueline.web.views.columns import MAX_COLUMNS, Columns, apart, columns_of
+from trueline.web.views.columns import MAX_COLUMNS, Columns, columns_of, distances_from_median
 from trueline.web.views.signals import (
     flagged_of,
     groups_of,
@@ -27,7 +27,7 @@ from trueline.web.watched_run import WatchedRun
 
 Rows = Literal["rank", "host", "worst"]
 """A row each rank in order, a row each machine, or a row each rank, the one that is farthest from the others on top."""
-Shown = Literal["value", "apart", "relative"]
+Quantity = Literal["value", "apart", "relative"]
 """The value itself, how far it is from the median of all ranks at that step, or from that of the same rank and step of
 another Run, relative to it.
 """
@@ -48,7 +48,7 @@ class Heat:
 
     signal: str
     title: str
-    shown: Shown
+    shown: Quantity
     worst: Literal["low", "high", "far"]
     rows: tuple[str, ...]
     ranks: tuple[int, ...]
@@ -72,27 +72,28 @@ def heat_of(
     last: int | None = None,
     num_columns: int = 1024,
     rows: Rows = "rank",
-    shown: Shown = "value",
-    other: WatchedRun | None = None,
+    quantity: Quantity = "value",
+    other_run: WatchedRun | None = None,
     step: int | None = None,
 ) -> Arrays:
-    """The cells of a signal between two steps; ``other`` is the Run that they are "relative" to. Of parameter groups
-    they are over ranks where a ``step`` is given. Raises ``InputError``.
+    """The cells of a signal between two steps; ``other_run`` is the Run that they are "relative" to.
+
+    Of parameter groups they are over ranks where a ``step`` is given. Raises ``InputError``.
     """
     run = watched.run
     if (column := of_groups(signal)) and step is not None:
         return _over_ranks(watched, column, step)
     if column := of_groups(signal):
         return _of_groups(watched, column, first=first, last=last, num_columns=num_columns)
-    drawn_TN, measured_TN, distance_TN = drawn_of(watched, signal, shown, other, ordered=rows == "worst")
+    drawn_TN, measured_TN, distance_TN = drawn_of(watched, signal, quantity, other_run, ordered=rows == "worst")
     columns = columns_of(run.steps, drawn_TN, measured_TN, first=first, last=last, num_columns=num_columns)
-    worst: Literal["low", "high", "far"] = worst_end(signal) if shown == "value" else "far"
+    worst: Literal["low", "high", "far"] = worst_end(signal) if quantity == "value" else "far"
     cells_NB = _worst(columns, worst)
     hosts = [run.env[rank].hostname if rank in run.env else "" for rank in run.ranks]
     names, ranks, cells_HB, flags_HB = _arranged(run.ranks, hosts, cells_NB, columns.flags_NB, distance_TN, rows, worst)
     title = title_of(signal.partition("/")[0])
     arranged = names, ranks, cells_HB, flags_HB
-    return _packed(watched, signal, title, shown, worst, arranged, columns)
+    return _packed(watched, signal, title, quantity, worst, arranged, columns)
 
 
 def _of_groups(watched: WatchedRun, column: str, *, first: int | None, last: int | None, num_columns: int) -> Arrays:
@@ -119,7 +120,7 @@ def _packed(
     watched: WatchedRun,
     signal: str,
     title: str,
-    shown: Shown,
+    quantity: Quantity,
     worst: Literal["low", "high", "far"],
     arranged: tuple[Sequence[str], Sequence[int], np.ndarray, np.ndarray],
     columns: Columns,
@@ -134,13 +135,15 @@ def _packed(
     head = Heat(
         signal=signal,
         title=title,
-        shown=shown,
+        shown=quantity,
         worst=worst,
         rows=tuple(names),
         ranks=tuple(ranks),
         flagged=flagged,
         marked=tuple(
-            row for row, each in enumerate(zip(names, ranks, strict=True)) if each[1] in flagged or each[0] in hosts
+            row
+            for row, name_and_rank in enumerate(zip(names, ranks, strict=True))
+            if name_and_rank[1] in flagged or name_and_rank[0] in hosts
         ),
         steps_per_column=width,
         low=low,
@@ -159,32 +162,32 @@ def _packed(
 
 
 def drawn_of(
-    watched: WatchedRun, signal: str, shown: Shown, other: WatchedRun | None, *, ordered: bool
+    watched: WatchedRun, signal: str, quantity: Quantity, other_run: WatchedRun | None, *, ordered: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """[T, N] what is drawn of a signal, where it was measured, and how far each rank is from the median of all; the
     last is what is drawn where it is neither drawn nor ``ordered`` by. Raises ``InputError``.
     """
     values_TN, measured_TN = values_of(watched, signal)
-    if shown == "relative":
-        if other is None:
+    if quantity == "relative":
+        if other_run is None:
             raise InputError("Relative to which Run? Pass `other`, the number of one that the page shows.")
-        values_TN, measured_TN = _relative(watched, other, signal)
-    distance_TN = apart(values_TN, measured_TN) if shown == "apart" or ordered else values_TN
-    return (distance_TN if shown == "apart" else values_TN), measured_TN, distance_TN
+        values_TN, measured_TN = _relative(watched, other_run, signal)
+    distance_TN = distances_from_median(values_TN, measured_TN) if quantity == "apart" or ordered else values_TN
+    return (distance_TN if quantity == "apart" else values_TN), measured_TN, distance_TN
 
 
-def _relative(watched: WatchedRun, other: WatchedRun, signal: str) -> tuple[np.ndarray, np.ndarray]:
+def _relative(watched: WatchedRun, other_run: WatchedRun, signal: str) -> tuple[np.ndarray, np.ndarray]:
     """[T, N] (value - other) / |other| at the steps and ranks that both Runs have, and where both measured it."""
     values_TN, measured_TN = values_of(watched, signal)
-    others_TN, other_measured_TN = values_of(other, signal)
-    _, mine_T, theirs_T = np.intersect1d(watched.run.steps, other.run.steps, return_indices=True)
-    _, mine_N, theirs_N = np.intersect1d(watched.run.ranks, other.run.ranks, return_indices=True)
-    here, there = np.ix_(mine_T, mine_N), np.ix_(theirs_T, theirs_N)
+    other_values_TN, other_measured_TN = values_of(other_run, signal)
+    _, run_T, other_T = np.intersect1d(watched.run.steps, other_run.run.steps, return_indices=True)
+    _, run_N, other_N = np.intersect1d(watched.run.ranks, other_run.run.ranks, return_indices=True)
+    run_cells, other_cells = np.ix_(run_T, run_N), np.ix_(other_T, other_N)
     relative_TN, both_TN = np.full(values_TN.shape, np.nan), np.zeros(values_TN.shape, dtype=bool)
     with np.errstate(divide="ignore", invalid="ignore"):
-        difference = values_TN[here] - others_TN[there]
-        relative_TN[here] = np.where(difference == 0, 0.0, difference / np.abs(others_TN[there]))
-    both_TN[here] = measured_TN[here] & other_measured_TN[there]
+        difference = values_TN[run_cells] - other_values_TN[other_cells]
+        relative_TN[run_cells] = np.where(difference == 0, 0.0, difference / np.abs(other_values_TN[other_cells]))
+    both_TN[run_cells] = measured_TN[run_cells] & other_measured_TN[other_cells]
     return relative_TN, both_TN
 
 
@@ -212,15 +215,15 @@ def _arranged(
         return [names[at] for at in order], [ranks[at] for at in order], cells_NB[order], flags_NB[order]
     machines = list(dict.fromkeys(hosts))
     members = [[at for at, host in enumerate(hosts) if host == machine] for machine in machines]
-    together = {
+    combine = {
         "low": lambda cells: np.fmin.reduce(cells),
         "high": lambda cells: np.fmax.reduce(cells),
         "far": lambda cells: _farther(cells),
     }[worst]
-    cells_HB = np.stack([together(cells_NB[each]) for each in members])
-    flags_HB = np.stack([np.bitwise_or.reduce(flags_NB[each]) for each in members])
-    alone = [ranks[each[0]] if len(each) == 1 else -1 for each in members]
-    return [machine or "unknown machine" for machine in machines], alone, cells_HB, flags_HB
+    cells_HB = np.stack([combine(cells_NB[indices]) for indices in members])
+    flags_HB = np.stack([np.bitwise_or.reduce(flags_NB[indices]) for indices in members])
+    only_ranks = [ranks[indices[0]] if len(indices) == 1 else -1 for indices in members]
+    return [machine or "unknown machine" for machine in machines], only_ranks, cells_HB, flags_HB
 
 
 def _farther(cells_NB: np.ndarray) -> np.ndarray:

@@ -129,8 +129,8 @@ def incident_of(watched: WatchedRun, number: int) -> IncidentView:
             f"There is no incident {number} of '{watched.name}'. It has {count}; look at the first screen."
         )
     incident = report.incidents[number - 1]
-    findings = [report.findings[each] for each in incident.findings]
-    answer, *others = [verdict for verdict in report.causes if verdict.incident == number - 1]
+    findings = [report.findings[index] for index in incident.findings]
+    answer, *alternatives = [verdict for verdict in report.causes if verdict.incident == number - 1]
     accused = report.accused(number - 1)
     differing = _differing(watched)
     draw_first, draw_last = _drawn(watched, incident, report)
@@ -148,25 +148,25 @@ def incident_of(watched: WatchedRun, number: int) -> IncidentView:
         standing=answer.standing,
         supports=tuple(speaking_for(report, answer)),
         contradicts=tuple(speaking_against(findings, answer)),
-        alternatives=tuple(f"{each.says} ({each.cause})" for each in others if each.standing != "excluded"),
-        excluded=tuple(excluded_because(findings, each) for each in others if each.standing == "excluded"),
+        alternatives=tuple(f"{index.says} ({index.cause})" for index in alternatives if index.standing != "excluded"),
+        excluded=tuple(excluded_because(findings, index) for index in alternatives if index.standing == "excluded"),
         missing=answer.missing,
         next=answer.next,
         explain=f"trueline explain {answer.cause if answer.known else findings[0].code}",
         findings=tuple(
             finding_row(
-                place + 1,
-                report.findings[each],
+                order + 1,
+                report.findings[index],
                 watched.run.ranks,
-                explained_by=1 if report.explained(each, incident) else 0,
+                explained_by=1 if report.explained(index, incident) else 0,
             )
-            for place, each in enumerate(incident.findings)
+            for order, index in enumerate(incident.findings)
         ),
         site_form=SITE_FORM,
-        signal=next((signal for signal in (signal_of(each.code) for each in findings) if signal), ""),
+        signal=next((signal for signal in (signal_of(index.code) for index in findings) if signal), ""),
         draw_first=draw_first,
         draw_last=draw_last,
-        growth=next((grown for grown in map(_growth, findings) if grown is not None), None),
+        growth=next((growth for growth in map(_growth, findings) if growth is not None), None),
         settings=about_settings(findings),
         differing=differing[:_MAX_DIFFERING],
         num_differing=len(differing),
@@ -200,8 +200,8 @@ def recording(watched: WatchedRun) -> NextSteps:
 
 
 def _record_command(watched: WatchedRun) -> str:
-    asked = recording(watched)
-    return f"trueline plan {watched.run.path} --set preset=mix --set steps={asked.first}:{asked.end}"
+    steps = recording(watched)
+    return f"trueline plan {watched.run.path} --set preset=mix --set steps={steps.first}:{steps.end}"
 
 
 def _record_refused(watched: WatchedRun, report: CheckReport, incident: Incident) -> str:
@@ -214,8 +214,8 @@ def _record_refused(watched: WatchedRun, report: CheckReport, incident: Incident
 
 
 def _intended(watched: WatchedRun, ranks: tuple[int, ...]) -> str:
-    others = [rank for rank in watched.run.ranks if rank not in ranks]
-    return f"worker_groups = {groups_text(others)}" if ranks and len(others) > 1 else ""
+    healthy_ranks = [rank for rank in watched.run.ranks if rank not in ranks]
+    return f"worker_groups = {groups_text(healthy_ranks)}" if ranks and len(healthy_ranks) > 1 else ""
 
 
 def _samples(watched: WatchedRun, ranks: tuple[int, ...], step: int | None) -> tuple[SampleView, ...]:
@@ -226,14 +226,16 @@ def _samples(watched: WatchedRun, ranks: tuple[int, ...], step: int | None) -> t
     digests = {rank: values for (_, rank), values in run.lists("sample_digests", steps=[step]).items()}
     losses = {rank: values for (_, rank), values in run.lists("part_losses", steps=[step]).items()}
     views: list[SampleView] = []
-    for rank in [each for each in ranks if each in digests][:_MAX_SAMPLED_RANKS]:
-        own, known = digests[rank], losses.get(rank, np.empty(0))
-        shown: list[tuple[str, str, str]] = []
-        for place, digest in enumerate(own[:_MAX_SAMPLES].tolist()):
-            loss = number(float(known[place])) if len(known) == len(own) else ""
-            others = [other for other, values in digests.items() if other != rank and (values == digest).any()]
-            shown.append((f"{digest:016x}", loss, ranks_text(others, dash="–") if others else ""))
-        views.append(SampleView(rank, len(own), tuple(shown)))
+    for rank in [accused_rank for accused_rank in ranks if accused_rank in digests][:_MAX_SAMPLED_RANKS]:
+        digests_of_rank, losses_of_rank = digests[rank], losses.get(rank, np.empty(0))
+        samples: list[tuple[str, str, str]] = []
+        for index, digest in enumerate(digests_of_rank[:_MAX_SAMPLES].tolist()):
+            loss = number(float(losses_of_rank[index])) if len(losses_of_rank) == len(digests_of_rank) else ""
+            sharing_ranks = [
+                other_rank for other_rank, values in digests.items() if other_rank != rank and (values == digest).any()
+            ]
+            samples.append((f"{digest:016x}", loss, ranks_text(sharing_ranks, dash="–") if sharing_ranks else ""))
+        views.append(SampleView(rank, len(digests_of_rank), tuple(samples)))
     return tuple(views)
 
 
@@ -261,11 +263,11 @@ def environment_of(run: Run) -> Environment:
     same steps.
     """
     digests, measured = run.digests("optimizer_digest")
-    apart = bool(digests.size) and bool(differs(digests, measured).any())
-    found = environment(run.manifest, run.env, optimizer_alike=bool(measured.any()) and not apart)
-    step = first_step_of_unequal_rates(run) if apart else None
+    differing = bool(digests.size) and bool(differs(digests, measured).any())
+    table = environment(run.manifest, run.env, optimizer_alike=bool(measured.any()) and not differing)
+    step = first_step_of_unequal_rates(run) if differing else None
     if step is None:
-        return found
+        return table
     rates = {rank: rates.tolist() for (_, rank), rates in sorted(run.lists("lr", steps=[step]).items())}
     of_group = zip_longest(*rates.values(), fillvalue="(absent)")
     rows = [
@@ -273,14 +275,14 @@ def environment_of(run: Run) -> Environment:
         for group, values in enumerate(of_group)
         if len(set(values)) > 1
     ]
-    return replace(found, within=(*rows, *found.within))
+    return replace(table, within=(*rows, *table.within))
 
 
 def _drawn(watched: WatchedRun, incident: Incident, report: CheckReport) -> tuple[int | None, int | None]:
     if incident.step_first is None or report.judged.steps is None:
         return report.judged.steps or (None, None)
     first, last = report.judged.steps
-    ends = [report.findings[each].step_last for each in incident.findings]
+    ends = [report.findings[index].step_last for index in incident.findings]
     end = max((step for step in ends if step is not None), default=incident.step_first)
     margin = max(int((end - incident.step_first) * _MARGIN), 20)
     return max(first, incident.step_first - margin), min(last, end + margin)
@@ -288,12 +290,12 @@ def _drawn(watched: WatchedRun, incident: Incident, report: CheckReport) -> tupl
 
 def _recorded(watched: WatchedRun, sites: list[str]) -> tuple[RecordedPlace, ...]:
     steps = set(watched.run.record_steps.tolist())
-    places: list[RecordedPlace] = []
+    sites_recorded: list[RecordedPlace] = []
     for text in dict.fromkeys(sites):
         try:
             site = Site.parse(text)
         except SiteError:
             continue
         if site.step in steps:
-            places.append(RecordedPlace(text, site.step, site.rank, f"{site.phase}/{site.name}#{site.call}"))
-    return tuple(places)
+            sites_recorded.append(RecordedPlace(text, site.step, site.rank, f"{site.phase}/{site.name}#{site.call}"))
+    return tuple(sites_recorded)

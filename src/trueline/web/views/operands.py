@@ -47,10 +47,11 @@ def operands_of(rows: Rows, kept_C: np.ndarray) -> Operands:
     """
     last: dict[int, int] = {}
     edges: dict[tuple[int, int, int], None] = {}
-    for place in np.flatnonzero(kept_C[rows.of_R]).tolist():
-        call, root = int(rows.of_R[place]), int(rows.root_R[place])
+    # Rows are in the order of execution, so the last that returned a value is the one that a later call takes it from.
+    for row in np.flatnonzero(kept_C[rows.of_R]).tolist():
+        call, root = int(rows.of_R[row]), int(rows.root_R[row])
         source = last.get(root, -1)
-        if rows.returned_R[place]:
+        if rows.returned_R[row]:
             last[root] = call
             if source in (-1, call):
                 continue  # it is new; else a module returns what a call in it did
@@ -68,7 +69,7 @@ class Tree:
             for name, kind, module in zip(names, kinds, modules, strict=True)
             if kind == "module" and name
         }
-        self._known: dict[tuple[str, str], str | None] = {}
+        self._child_by_key: dict[tuple[str, str], str | None] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._outer
@@ -82,21 +83,21 @@ class Tree:
             head = head.rpartition(".")[0]
         return head
 
-    def child(self, within: str, name: str) -> str | None:
-        """The module directly in ``within`` in which module ``name`` lies, itself maybe; None where it lies in none."""
-        key = within, name
-        if key not in self._known:
-            seen, here = set[str](), name
-            while here and here not in seen and self.outer(here) != within:
-                seen.add(here)
-                here = self.outer(here)
-            self._known[key] = here if here and here not in seen else None
-        return self._known[key]
+    def child(self, outer_module: str, name: str) -> str | None:
+        """The module directly in ``outer_module`` that module ``name`` lies in, maybe itself, or None."""
+        key = outer_module, name
+        if key not in self._child_by_key:
+            visited, module = set[str](), name
+            while module and module not in visited and self.outer(module) != outer_module:
+                visited.add(module)
+                module = self.outer(module)
+            self._child_by_key[key] = module if module and module not in visited else None
+        return self._child_by_key[key]
 
     def path(self, name: str) -> list[str]:
         """``name`` and the modules that it lies in, outermost first."""
-        found: list[str] = []
-        while name and name not in found:
-            found.append(name)
+        path: list[str] = []
+        while name and name not in path:
+            path.append(name)
             name = self.outer(name)
-        return found[::-1]
+        return path[::-1]

@@ -16,7 +16,7 @@ from trueline.schema.errors import InputError
 from trueline.schema.text.words import counted
 from trueline.web.answers import Arrays
 from trueline.web.views.columns import columns_of
-from trueline.web.views.heat import Shown, drawn_of, farthest
+from trueline.web.views.heat import Quantity, drawn_of, farthest
 from trueline.web.views.signals import DISPERSIONS, flagged_of, of_job, title_of
 from trueline.web.watched_run import WatchedRun
 
@@ -39,7 +39,7 @@ class Series:
 
     signal: str
     title: str
-    shown: Shown
+    shown: Quantity
     ranks: tuple[int, ...]
     flagged: tuple[int, ...]
     pinned: tuple[int, ...]
@@ -56,33 +56,33 @@ def series_of(
     last: int | None = None,
     num_columns: int = 1024,
     pinned: Collection[int] = (),
-    shown: Shown = "value",
+    quantity: Quantity = "value",
     max_lines: int = MAX_LINES,
-    other: WatchedRun | None = None,
+    other_run: WatchedRun | None = None,
 ) -> Arrays:
     """Lines of the ranks that are pinned, accused, or farthest from the others. Raises ``InputError``."""
     if field := of_job(signal):
         return _of_job(watched, field, first=first, last=last, num_columns=num_columns)
     run = watched.run
-    drawn_TN, measured_TN, distance_TN = drawn_of(watched, signal, shown, other, ordered=True)
+    drawn_TN, measured_TN, distance_TN = drawn_of(watched, signal, quantity, other_run, ordered=True)
     columns = columns_of(run.steps, drawn_TN, measured_TN, first=first, last=last, num_columns=num_columns)
     flagged = flagged_of(watched)
-    chosen = _chosen(run.ranks, distance_TN, [*pinned, *flagged], min(max_lines, MAX_LINES))
+    positions = _positions_drawn(run.ranks, distance_TN, [*pinned, *flagged], min(max_lines, MAX_LINES))
     head = Series(
         signal=signal,
         title=title_of(signal.partition("/")[0]),
-        shown=shown,
-        ranks=tuple(run.ranks[at] for at in chosen),
+        shown=quantity,
+        ranks=tuple(run.ranks[at] for at in positions),
         flagged=flagged,
         pinned=tuple(sorted(set(pinned) & set(run.ranks))),
-        hidden=len(run.ranks) - len(chosen),
+        hidden=len(run.ranks) - len(positions),
         num_ranks=len(run.ranks),
     )
     arrays = {
-        "low": columns.lo_NB[chosen].astype(np.float32),
-        "high": columns.hi_NB[chosen].astype(np.float32),
-        "last": columns.last_NB[chosen].astype(np.float32),
-        "flags": columns.flags_NB[chosen],
+        "low": columns.lo_NB[positions].astype(np.float32),
+        "high": columns.hi_NB[positions].astype(np.float32),
+        "last": columns.last_NB[positions].astype(np.float32),
+        "flags": columns.flags_NB[positions],
         "first": columns.first_B.astype(np.int32),
         "end": columns.end_B.astype(np.int32),
         **_band(columns.lo_NB, columns.hi_NB, columns.last_NB, np.asarray(run.ranks, dtype=np.int32)),
@@ -105,78 +105,78 @@ def _of_job(watched: WatchedRun, field: str, *, first: int | None, last: int | N
     )
     band = results.bands.get(field)
     ends = (np.nan, np.nan) if band is None else (band.low, band.high)
-    nothing_B, nobody_B = np.full(len(columns.first_B), np.nan), np.full(len(columns.first_B), -1, dtype=np.int32)
-    drawn = {
+    absent_B, no_rank_B = np.full(len(columns.first_B), np.nan), np.full(len(columns.first_B), -1, dtype=np.int32)
+    values_by_name = {
         "low": columns.lo_NB,
         "high": columns.hi_NB,
         "last": columns.last_NB,
-        "lowest": np.full_like(nothing_B, ends[0]),
-        "lower": nothing_B,
-        "median": nothing_B,
-        "upper": nothing_B,
-        "highest": np.full_like(nothing_B, ends[1]),
+        "lowest": np.full_like(absent_B, ends[0]),
+        "lower": absent_B,
+        "median": absent_B,
+        "upper": absent_B,
+        "highest": np.full_like(absent_B, ends[1]),
     }
-    head = Series(f"job/{field}", DISPERSIONS[field][0], "value", (-1,), (), (), 0, 0, _said(values_T, band))
+    head = Series(f"job/{field}", DISPERSIONS[field][0], "value", (-1,), (), (), 0, 0, _band_text(values_T, band))
     return Arrays(
         head,
         {
-            **{name: values.astype(np.float32) for name, values in drawn.items()},
+            **{name: values.astype(np.float32) for name, values in values_by_name.items()},
             "flags": columns.flags_NB,
             "first": columns.first_B.astype(np.int32),
             "end": columns.end_B.astype(np.int32),
-            "lowest_rank": nobody_B,
-            "highest_rank": nobody_B,
+            "lowest_rank": no_rank_B,
+            "highest_rank": no_rank_B,
         },
     )
 
 
-def _said(values_T: np.ndarray, band: ChanceBand | None) -> str:
+def _band_text(values_T: np.ndarray, band: ChanceBand | None) -> str:
     """What the band of chance means, and how many steps lie outside of it, and would if spread were one."""
     if band is None:
         return "There is no band of chance for it."
-    known_T = values_T[np.isfinite(values_T)]
-    if not known_T.any():
+    finite_T = values_T[np.isfinite(values_T)]
+    if not finite_T.any():
         return "No spread at all: the workers have equal values."
-    outside = int(((known_T < band.low) | (known_T > band.high)).sum())
-    expected = number((1 - band.level) * known_T.size, 2)
+    outside = int(((finite_T < band.low) | (finite_T > band.high)).sum())
+    expected = number((1 - band.level) * finite_T.size, 2)
     return (
         f"The band holds {band.level:.0%} of standard deviations if values are normal with one spread throughout the "
-        f"Run. Outside of it at {outside:,} of {counted(known_T.size, 'step')}; about {expected} by chance. Where "
+        f"Run. Outside of it at {outside:,} of {counted(finite_T.size, 'step')}; about {expected} by chance. Where "
         "spread grows or falls as training goes on, healthy steps leave it too: whether workers are too far apart, or "
         "too close, is judged by checks, not by this line."
     )
 
 
-def _chosen(ranks: list[int], distance_TN: np.ndarray, wanted: list[int], max_lines: int) -> list[int]:
+def _positions_drawn(ranks: list[int], distance_TN: np.ndarray, preferred: list[int], max_lines: int) -> list[int]:
     """Positions of the ranks that are drawn, ascending."""
-    first = [ranks.index(rank) for rank in dict.fromkeys(wanted) if rank in ranks]
-    others = np.argsort(-farthest(distance_TN), kind="stable").tolist() if ranks else []
-    return sorted(list(dict.fromkeys([*first, *others]))[:max_lines])
+    first = [ranks.index(rank) for rank in dict.fromkeys(preferred) if rank in ranks]
+    by_distance = np.argsort(-farthest(distance_TN), kind="stable").tolist() if ranks else []
+    return sorted(list(dict.fromkeys([*first, *by_distance]))[:max_lines])
 
 
 def _band(lo_NB: np.ndarray, hi_NB: np.ndarray, last_NB: np.ndarray, ranks_N: np.ndarray) -> dict[str, np.ndarray]:
     num_columns = lo_NB.shape[1]
     if not len(ranks_N) or not num_columns:
-        nothing = np.full(num_columns, np.nan, dtype=np.float32)
-        nobody = np.full(num_columns, -1, dtype=np.int32)
-        band = dict.fromkeys(("lowest", "lower", "median", "upper", "highest"), nothing)
-        return {**band, "lowest_rank": nobody, "highest_rank": nobody}
+        absent = np.full(num_columns, np.nan, dtype=np.float32)
+        no_rank = np.full(num_columns, -1, dtype=np.int32)
+        band = dict.fromkeys(("lowest", "lower", "median", "upper", "highest"), absent)
+        return {**band, "lowest_rank": no_rank, "highest_rank": no_rank}
     quartiles_3B = np.full((3, num_columns), np.nan)
     num_B = np.isfinite(last_NB).sum(axis=0)
     whole_B, part_B = num_B == len(last_NB), (num_B > 0) & (num_B < len(last_NB))
     quartiles_3B[:, whole_B] = np.quantile(last_NB[:, whole_B], _QUARTILES, axis=0)
     quartiles_3B[:, part_B] = np.nanquantile(last_NB[:, part_B], _QUARTILES, axis=0)
     lower_B, median_B, upper_B = quartiles_3B
-    some_B = np.isfinite(last_NB).any(axis=0)
+    has_value_B = np.isfinite(last_NB).any(axis=0)
     at_low_B = np.where(np.isfinite(lo_NB), lo_NB, np.inf).argmin(axis=0)
     at_high_B = np.where(np.isfinite(hi_NB), hi_NB, -np.inf).argmax(axis=0)
-    everything = np.arange(num_columns)
+    all_columns = np.arange(num_columns)
     return {
-        "lowest": lo_NB[at_low_B, everything].astype(np.float32),
+        "lowest": lo_NB[at_low_B, all_columns].astype(np.float32),
         "lower": lower_B.astype(np.float32),
         "median": median_B.astype(np.float32),
         "upper": upper_B.astype(np.float32),
-        "highest": hi_NB[at_high_B, everything].astype(np.float32),
-        "lowest_rank": np.where(some_B, ranks_N[at_low_B], -1).astype(np.int32),
-        "highest_rank": np.where(some_B, ranks_N[at_high_B], -1).astype(np.int32),
+        "highest": hi_NB[at_high_B, all_columns].astype(np.float32),
+        "lowest_rank": np.where(has_value_B, ranks_N[at_low_B], -1).astype(np.int32),
+        "highest_rank": np.where(has_value_B, ranks_N[at_high_B], -1).astype(np.int32),
     }

@@ -30,8 +30,8 @@ class Settings:
 
 def settings_of(watched: WatchedRun) -> Settings:
     """All facts of the ranks of a Run."""
-    found = environment_of(watched.run)
-    common = tuple(Section(name, facts) for name, facts in found.common)
+    environment = environment_of(watched.run)
+    common = tuple(Section(name, facts) for name, facts in environment.common)
     report = watched.judgement.report
     claims = about_settings(() if report is None else report.findings)
-    return Settings(common, found.within, found.by_nature, missing=not watched.run.env, found=claims)
+    return Settings(common, environment.within, environment.by_nature, missing=not watched.run.env, found=claims)

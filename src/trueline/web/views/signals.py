@@ -16,7 +16,7 @@ from trueline.schema.errors import InputError
 from trueline.store.reader import Run
 from trueline.web.watched_run import WatchedRun
 
-Of = Literal["rank", "job", "group"]
+SignalSubject = Literal["rank", "job", "group"]
 """Whose numbers a signal has."""
 
 _NUMBERS = ("float64", "float32", "int64", "int32")
@@ -54,7 +54,7 @@ class Signal:
     meaning: str
     unit: str
     group: str = ""
-    of: Of = "rank"
+    of: SignalSubject = "rank"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def signals_of(watched: WatchedRun) -> Signals:
     ]
     signals = [*columns[: len(_TITLES)], *_dispersions(watched), *columns[len(_TITLES) :]]
     for name in _LISTS:
-        column = next(each for each in WORKER_COLUMNS if each.name == name)
+        column = next(entry for entry in WORKER_COLUMNS if entry.name == name)
         if len(groups) > 1 and run.column(name).null_count < len(run.column(name)):
             signals.append(
                 Signal(f"{_OF_GROUPS}{name}", f"{title_of(name)}: all groups", column.meaning, column.unit, of="group")
@@ -122,7 +122,7 @@ def groups_of(watched: WatchedRun, column: str) -> tuple[list[str], np.ndarray, 
     NaN where any rank has it. Raises ``InputError``.
     """
     run = watched.run
-    names = [each.name for each in next(iter(run.env.values())).groups] if run.env else []
+    names = [group.name for group in next(iter(run.env.values())).groups] if run.env else []
     if column not in _LISTS or not names:
         raise InputError(f"'{_OF_GROUPS}{column}' cannot be drawn. Ask for one of those that `signals` lists.")
     steps_R, _, lengths_R, flat = run.flat(column)
@@ -151,8 +151,8 @@ def groups_over_ranks(watched: WatchedRun, column: str, step: int) -> tuple[list
     measured_NK = np.zeros(values_NK.shape, dtype=bool)
     for (_, rank), values in run.lists(column, steps=[nearest]).items():
         if len(values) == len(names):
-            place = run.ranks.index(rank)
-            values_NK[place], measured_NK[place] = values, True
+            index = run.ranks.index(rank)
+            values_NK[index], measured_NK[index] = values, True
     return names, nearest, values_NK, measured_NK
 
 
@@ -175,7 +175,7 @@ def title_of(column: str) -> str:
 def values_of(watched: WatchedRun, key: str) -> tuple[np.ndarray, np.ndarray]:
     """Values [T, N] float64 of a signal and where they were measured. Raises ``InputError`` for an unknown one."""
     column, slash, group = key.partition("/")
-    if not slash and column in {each.name for each in _scalars()}:
+    if not slash and column in {scalar.name for scalar in _scalars()}:
         return watched.pivot(column)
     if slash and column in _LISTS:
         return _of_group(watched.run, column, group)
@@ -190,28 +190,28 @@ def worst_end(key: str) -> Literal["low", "high"]:
 def flagged_of(watched: WatchedRun) -> tuple[int, ...]:
     """Ranks that an error or warning names, unless it names all of them."""
     report = watched.judgement.report
-    everyone = set(watched.run.ranks)
-    named = {
+    all_ranks = set(watched.run.ranks)
+    accused = {
         rank
         for finding in (report.findings if report else ())
-        if finding.severity != "info" and set(finding.ranks) != everyone
+        if finding.severity != "info" and set(finding.ranks) != all_ranks
         for rank in finding.ranks
     }
-    return tuple(sorted(named & everyone))
+    return tuple(sorted(accused & all_ranks))
 
 
 def _of_group(run: Run, column: str, group: str) -> tuple[np.ndarray, np.ndarray]:
     values_TN = np.full((len(run.steps), len(run.ranks)), np.nan)
     measured_TN = np.zeros(values_TN.shape, dtype=bool)
-    names = [each.name for each in next(iter(run.env.values())).groups] if run.env else []
+    names = [entry.name for entry in next(iter(run.env.values())).groups] if run.env else []
     if group not in names:
         raise InputError(f"There is no parameter group '{group}'. Ask for one of those that `signals` lists.")
-    place = names.index(group)
+    index = names.index(group)
     steps_R, ranks_R, lengths_R, flat = run.flat(column)
     begins_R = np.cumsum(lengths_R) - lengths_R
-    has_R = lengths_R > place
+    has_R = lengths_R > index
     at = np.searchsorted(run.steps, steps_R[has_R]), np.searchsorted(np.asarray(run.ranks), ranks_R[has_R])
-    values_TN[at] = flat[begins_R[has_R] + place]
+    values_TN[at] = flat[begins_R[has_R] + index]
     measured_TN[at] = True
     return values_TN, measured_TN
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class IncidentLine:
     """One incident in a line. ``key`` stays the same while the Run grows; ``lasts`` says that a finding of it is still
-    so at the last look, and ``until`` the same in words.
+    so at the last look, and ``until`` says it in words.
     """
 
     number: int
@@ -100,7 +100,7 @@ def triage_of(watched: WatchedRun) -> Triage:
     """The first screen of a Run, as far as it is judged."""
     run, judgement = watched.run, watched.judgement
     report = judgement.report
-    said = None if report is None else summary(report)
+    words = None if report is None else summary(report)
     incidents = () if report is None else tuple(_lines(watched, report))
     facts = _facts(watched)  # like the lines, these may find that the Run is gone
     return Triage(
@@ -108,8 +108,8 @@ def triage_of(watched: WatchedRun) -> Triage:
         path=run.path,
         status=None if report is None else report.verdict.status,
         headline=_headline(watched),
-        what="" if said is None else said.what,
-        next=() if said is None else said.next,
+        what="" if words is None else words.what,
+        next=() if words is None else words.next,
         judging=watched.is_judging,
         judged_to=judgement.last_step,
         last_step=watched.last_step,
@@ -122,12 +122,12 @@ def triage_of(watched: WatchedRun) -> Triage:
             for finding in (run.live_findings if report is None else report.worth_knowing)
         ),
         unchecked=()
-        if said is None
-        else tuple(Unchecked(tuple(checks), why) for checks, why in said.unchecked_by_reason),
+        if words is None
+        else tuple(Unchecked(tuple(checks), why) for checks, why in words.unchecked_by_reason),
         questions=()
         if report is None
-        else tuple(Question(QUESTIONS[asked.question], asked.state) for asked in report.judged.questions),
-        checked="" if said is None else said.checked,
+        else tuple(Question(QUESTIONS[question.question], question.state) for question in report.judged.questions),
+        checked="" if words is None else words.checked,
         facts=facts,
         notes=tuple(dict.fromkeys([*(report.notes if report else run.problems), *_rank_notes(run)])),
     )
@@ -153,30 +153,30 @@ def _facts(watched: WatchedRun) -> tuple[tuple[str, str], ...]:
 
 
 def _lines(watched: WatchedRun, report: CheckReport) -> list[IncidentLine]:
-    return [_line(watched, report, place, incident) for place, incident in enumerate(report.incidents)]
+    return [_line(watched, report, index, incident) for index, incident in enumerate(report.incidents)]
 
 
-def _line(watched: WatchedRun, report: CheckReport, place: int, incident: Incident) -> IncidentLine:
-    telling = report.findings[incident.findings[0]]
-    likely = report.cause(place)
-    over = _over_since(watched, [report.findings[each] for each in incident.findings])
-    accused = report.accused(place)
+def _line(watched: WatchedRun, report: CheckReport, index: int, incident: Incident) -> IncidentLine:
+    main_finding = report.findings[incident.findings[0]]
+    likely = report.cause(index)
+    end_step = _over_since(watched, [report.findings[finding_index] for finding_index in incident.findings])
+    accused = report.accused(index)
     return IncidentLine(
-        number=place + 1,
-        key=key_of(telling.code, incident),
+        number=index + 1,
+        key=key_of(main_finding.code, incident),
         severity=incident.severity,
         title=incident.title,
-        code=telling.code,
+        code=main_finding.code,
         ranks=ranks_text(accused, all_ranks=watched.run.ranks, dash="–"),
-        since="" if (began := report.began(place).step_first) is None else str(began),
-        where=report.where(place),
-        false_alarms=false_alarm(telling.false_alarm_rate),
+        since="" if (began := report.began(index).step_first) is None else str(began),
+        where=report.where(index),
+        false_alarms=false_alarm(main_finding.false_alarm_rate),
         likely=likely.shortly if likely.is_likely else "",
         num_findings=len(incident.findings),
-        lasts=over is None,
-        until=_until(watched, over, report.judged.steps),
-        signal=signal_of(telling.code),
-        sparkline=_sparkline(watched, signal_of(telling.code), accused),
+        lasts=end_step is None,
+        until=_ending_text(watched, end_step, report.judged.steps),
+        signal=signal_of(main_finding.code),
+        sparkline=_sparkline(watched, signal_of(main_finding.code), accused),
     )
 
 
@@ -188,10 +188,10 @@ def _over_since(watched: WatchedRun, findings: list[Finding]) -> int | None:
         return None
 
 
-def _until(watched: WatchedRun, over: int | None, steps: tuple[int, int] | None) -> str:
+def _ending_text(watched: WatchedRun, end_step: int | None, steps: tuple[int, int] | None) -> str:
     """``still so at step 217, the last judged``, ``until the end``, ``over since step 85``."""
-    if over is not None:
-        return f"over since step {over}"
+    if end_step is not None:
+        return f"over since step {end_step}"
     if steps is None:
         return ""
     return f"still so at step {steps[1]}, the last judged" if watched.live else "until the end"

@@ -16,7 +16,7 @@ from trueline.store.records.arrays import (
     from_numpy,
     from_values,
     lists_from,
-    taken,
+    take_rows,
     to_numpy,
 )
 
@@ -115,7 +115,7 @@ def test_lists_are_cut_where_it_is_said():
 def test_values_are_taken_as_arrow_takes_them(lists, begin):
     values = pa.array(lists, pa.list_(pa.field("element", pa.float64()))).slice(begin)
     at = np.arange(len(values))[::-1]
-    made = taken(values, at)
+    made = take_rows(values, at)
     made.validate(full=True)
     assert made.type == values.type
     assert repr(made.to_pylist()) == repr(values.take(pa.array(at)).to_pylist())

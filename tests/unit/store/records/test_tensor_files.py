@@ -18,7 +18,7 @@ from trueline.schema.columns.records import TensorRecord
 from trueline.schema.errors import InputError, RunError
 from trueline.store.reader import Run
 from trueline.store.records import tensor_files
-from trueline.store.records.tensor_files import NUMPY_TYPES, TensorFile, check_tensor, read
+from trueline.store.records.tensor_files import NUMPY_TYPES, TensorFile, check_tensor, read_tensor
 from trueline.store.writer import RunWriter
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
@@ -57,7 +57,7 @@ def test_any_values_read_back_equal_here_and_by_safetensors(values, reserve_byte
         with safe_open(path, "pt") as official:
             assert set(official.keys()) == set(records)
             for key, record in records.items():
-                value = read(path, key)
+                value = read_tensor(path, key)
                 assert (value.dtype, value.shape, value.data.shape) == (record.dtype, record.shape, record.shape)
                 assert value.data.tobytes() == bytes(record.data)
                 theirs = official.get_tensor(key)
@@ -73,7 +73,7 @@ def test_a_header_larger_than_reserved_moves_the_values_once(tmp_path, monkeypat
     assert set(theirs) == set(values)
     for key, value in values.items():
         assert theirs[key].tobytes() == value.tobytes()
-        assert read(path, key).data.tolist() == value.tolist()
+        assert read_tensor(path, key).data.tolist() == value.tolist()
 
 
 def test_the_next_step_reserves_what_this_one_needed(tmp_path):
@@ -96,8 +96,8 @@ def test_every_flipped_bit_of_a_value_is_noticed(tmp_path):
         content[position] ^= 4
         path.write_bytes(content)
         with pytest.raises(RunError, match="the 32 bytes of 'w' are not those that were written"):
-            read(path, "w")
-        assert read(path, "v").data.tolist() == [2.0]
+            read_tensor(path, "w")
+        assert read_tensor(path, "v").data.tolist() == [2.0]
         content[position] ^= 4
 
 
@@ -107,7 +107,7 @@ def test_every_truncation_is_noticed(tmp_path):
     for length in range(len(content)):
         path.write_bytes(content[:length])
         with pytest.raises(RunError, match="cannot be read as tensors"):
-            read(path, "w")
+            read_tensor(path, "w")
 
 
 def test_every_flipped_byte_of_the_header_gives_the_value_or_a_sentence(tmp_path):
@@ -116,7 +116,7 @@ def test_every_flipped_byte_of_the_header_gives_the_value_or_a_sentence(tmp_path
     for position in range(len(content) - 32):
         path.write_bytes(content[:position] + bytes([content[position] ^ 0x15]) + content[position + 1 :])
         try:
-            value = read(path, "w")
+            value = read_tensor(path, "w")
         except RunError:
             continue
         assert value.data.tobytes() == np.arange(8, dtype=np.float32).tobytes() or value.dtype != "F32"
@@ -124,13 +124,13 @@ def test_every_flipped_byte_of_the_header_gives_the_value_or_a_sentence(tmp_path
 
 def test_a_missing_file_or_key_is_a_sentence(tmp_path):
     with pytest.raises(RunError, match=r"cannot be read as tensors: .*No such file"):
-        read(tmp_path / "none", "w")
+        read_tensor(tmp_path / "none", "w")
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(RunError, match="cannot be read as tensors"):
-        read(tmp_path / "empty", "w")
+        read_tensor(tmp_path / "empty", "w")
     path = store(tmp_path / "t", [tensor_record(0, "w", [1.0])])
     with pytest.raises(RunError, match="holds no tensor 'v'"):
-        read(path, "v")
+        read_tensor(path, "v")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_key_that_comes_twice_is_refused_and_the_first_value_stays(tmp_path):
         writer.write(make_step(0))
     writer.write(make_step(0))
     writer.close()
-    assert read(tmp_path / "tensors" / "rank-00000" / "step-00000000.safetensors", "t1").data.tolist() == [1.0]
+    assert read_tensor(tmp_path / "tensors" / "rank-00000" / "step-00000000.safetensors", "t1").data.tolist() == [1.0]
 
 
 def test_a_run_gives_values_by_row_and_by_site(tmp_path):

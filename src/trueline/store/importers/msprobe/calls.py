@@ -10,8 +10,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from trueline.store.importers.msprobe.names import Key, parse
-from trueline.store.importers.step_rows import Place
+from trueline.store.importers.msprobe.names import DumpKey, parse
+from trueline.store.importers.step_rows import ValueOwner
 
 _UPDATE = "optimizer"
 _CLIPPING = "clip_grad"
@@ -41,61 +41,62 @@ class Calls:
     ) -> None:
         self._construct = construct
         self._stacks = stacks
-        self._roots = {number: model for number, lines in frames.items() if _any(_IN_MODULE, lines)} if model else {}
-        self._updates = {number for number, lines in frames.items() if _any(_IN_UPDATE, lines)}
+        in_module = (number for number, lines in frames.items() if _matches_any(_IN_MODULE, lines))
+        self._roots = dict.fromkeys(in_module, model) if model else {}
+        self._updates = {number for number, lines in frames.items() if _matches_any(_IN_UPDATE, lines)}
         self._optimizer = optimizer
         self.model_ran: set[int] = set()
         """Micro-batches in which the model itself, which is in no dump, called something."""
         self._counts: dict[tuple[int, str, str], int] = {}
-        self._places: dict[str, Place] = {}
+        self._owners: dict[str, ValueOwner] = {}
         names = dict.fromkeys([*construct, *entries])
         keys = {name: key for name in names if (key := parse(name)) is not None}
         self._count([(name, key) for name, key in keys.items() if key.way == "forward"])
         alone = [(name, key) for name, key in keys.items() if key.way == "backward" and not self._has_forward(name)]
         self._count(sorted(alone, key=lambda pair: pair[1].number))
 
-    def place(self, name: str) -> Place | None:
-        """Where the values of an entry belong; None for one that is no call: of a backward pass, where the gradients
-        with respect to the values of the forward call belong.
+    def owner(self, name: str) -> ValueOwner | None:
+        """The call that the values of an entry belong to; None for an entry that is no call. Of a backward pass it
+        is the forward call, in phase bwd: gradients belong to the values that they are with respect to.
         """
-        own = self._places.get(name)
-        twin = self._places.get(_forward_of(name))
+        owner = self._owners.get(name)
+        twin = self._owners.get(_forward_of(name))
         key = parse(name)
-        if key is None or key.way == "parameters_grad" or (own is None and twin is None):
+        if key is None or key.way == "parameters_grad" or (owner is None and twin is None):
             return None
         if key.way == "forward" or twin is None:
-            return own
-        return Place(
+            return owner
+        return ValueOwner(
             phase="bwd", name=twin.name, call=twin.call, kind=twin.kind, api=twin.api, module=twin.module,
             micro=twin.micro, stack=twin.stack, flags=twin.flags,
         )  # fmt: skip
 
     def parents(self, name: str) -> list[str]:
         """The names of the modules around a forward call, the outermost first."""
-        found: list[str] = []
+        chain: list[str] = []
         parent = self._parent(name)
-        while parent is not None and parent not in found:
-            found.append(parent)
+        while parent is not None and parent not in chain:
+            chain.append(parent)
             parent = self._parent(parent)
-        return [one for one in reversed(found) if (key := parse(one)) is not None and key.is_module]
+        return [module for module in reversed(chain) if (key := parse(module)) is not None and key.is_module]
 
-    def _count(self, calls: Iterable[tuple[str, Key]]) -> None:
+    def _count(self, calls: Iterable[tuple[str, DumpKey]]) -> None:
         for name, key in calls:
             phase, module = self._scope(name, key)
             micro = self._micro(name)
             if key.is_module:
-                called, number, kind = key.name, key.number, "module"
+                call_name, number, kind = key.name, key.number, "module"
             else:
-                called = f"{module}.{key.name}" if module and phase != "comm" else key.name
-                number = self._counts.get((micro, phase, called), 0)
-                self._counts[micro, phase, called] = number + 1
+                call_name = f"{module}.{key.name}" if module and phase != "comm" else key.name
+                number = self._counts.get((micro, phase, call_name), 0)
+                self._counts[micro, phase, call_name] = number + 1
                 kind = "collective" if phase == "comm" else "op"
-            self._places[name] = Place(
-                phase=phase, name=called, call=number, kind=kind, api=key.api, module=module, micro=micro,
+            self._owners[name] = ValueOwner(
+                phase=phase, name=call_name, call=number, kind=kind, api=key.api, module=module, micro=micro,
                 stack=self._stacks.get(name), flags=key.flags,
             )  # fmt: skip
 
-    def _scope(self, name: str, key: Key) -> tuple[str, str]:
+    def _scope(self, name: str, key: DumpKey) -> tuple[str, str]:
         """The phase of a call and the module that it ran in."""
         parent, stack = self._parent(name), self._stacks.get(name)
         if key.way == "backward":
@@ -108,9 +109,9 @@ class Calls:
             return "grad", ""
         else:
             phase = "fwd"
-        within = parse(parent) if parent is not None else None
-        if within is not None and within.is_module:
-            return phase, within.name
+        parent_key = parse(parent) if parent is not None else None
+        if parent_key is not None and parent_key.is_module:
+            return phase, parent_key.name
         if stack not in self._roots or (key.is_module and key.name == key.kind):  # the latter is the model inside DDP
             return phase, ""
         self.model_ran.add(self._micro(name))
@@ -123,11 +124,11 @@ class Calls:
     def _micro(self, name: str) -> int:
         """The micro-batch, which is in the dumps of Megatron only: there an entry is [parent, micro-batch]."""
         entry = self._construct.get(name)
-        known = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], int)
-        return max(entry[1], 0) if known else 0
+        has_micro = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], int)
+        return max(entry[1], 0) if has_micro else 0
 
     def _has_forward(self, name: str) -> bool:
-        return _forward_of(name) in self._places
+        return _forward_of(name) in self._owners
 
 
 def _forward_of(name: str) -> str:
@@ -135,5 +136,5 @@ def _forward_of(name: str) -> str:
     return re.sub(r"\.backward(\.\d+)?$", r".forward\1", name)
 
 
-def _any(pattern: re.Pattern[str], lines: Collection[str]) -> bool:
+def _matches_any(pattern: re.Pattern[str], lines: Collection[str]) -> bool:
     return any(pattern.search(line) for line in lines)

@@ -19,8 +19,8 @@ from trueline.schema.text.reading import reading, shortened
 from trueline.store.importers.msprobe import values
 from trueline.store.importers.msprobe.calls import Calls
 from trueline.store.importers.msprobe.files import RankDump, find_dumps, read_dump, read_json, read_stacks, read_value
-from trueline.store.importers.msprobe.names import Key, parse
-from trueline.store.importers.step_rows import Measure, Measured, Place, StepRows
+from trueline.store.importers.msprobe.names import DumpKey, parse
+from trueline.store.importers.step_rows import Measure, Measured, StepRows, ValueOwner
 from trueline.store.importers.target import new_run, require_free
 from trueline.store.importers.torch_values import dtype_name, to_store
 from trueline.store.writer import RunWriter
@@ -66,7 +66,7 @@ def _import(source: str, target: str, options: Options, version: str) -> None:
         for rank in sorted({dump.rank for dump in dumps}):
             with run.rank(rank) as writer:
                 stacks: dict[tuple[str, ...], int] = {}
-                for dump in (one for one in dumps if one.rank == rank):
+                for dump in (dump for dump in dumps if dump.rank == rank):
                     _StepImport(dump, writer, options, prints, stacks).write()
         run.manifest = manifest.model_copy(update={"fingerprint": prints.kind, "notes": prints.notes})
 
@@ -88,16 +88,16 @@ class _Fingerprints:
 
     kind: str = "trueline"
     notes: list[str] = field(default_factory=list)
-    _seen: bool = False
+    _has_kind: bool = False
 
     def meet(self, kind: str, dump: RankDump) -> None:
         """Take up the kind of a step; raises ``InputError`` for another one than before."""
-        if self._seen and kind != self.kind:
+        if self._has_kind and kind != self.kind:
             raise InputError(
                 f"'{dump.path}' has checksums of another kind ({kind}) than the steps before it ({self.kind}). Import "
                 "them as Runs of their own: pass one step or rank at a time."
             )
-        self.kind, self._seen = kind, True
+        self.kind, self._has_kind = kind, True
 
     def note(self, text: str) -> None:
         """Add a line to the manifest's notes, once."""
@@ -141,19 +141,19 @@ class _StepImport:
         unread = 0
         updated = False
         for micro in sorted(self._calls.model_ran):
-            model = Place("fwd", self._options.model, kind="module", api=self._options.model, micro=micro)
+            model = ValueOwner("fwd", self._options.model, kind="module", api=self._options.model, micro=micro)
             self._rows.add(model, WITHOUT_VALUES, Measured(note=NOT_DUMPED))
         for name in self._names:
-            key, place = parse(name), self._calls.place(name)
+            key, owner = parse(name), self._calls.owner(name)
             if key is not None and key.way == "parameters_grad":
                 self._keep_gradients(key, self._entries.get(name, {}))
-            elif key is None or place is None:
+            elif key is None or owner is None:
                 unread += name not in ("optimizer", "clip_grad", "megatron_micro_step_number")
             else:
-                if place.phase == "opt" and not updated:
+                if owner.phase == "opt" and not updated:
                     updated = True
                     self._add_parameters()
-                self._add_call(name, key, place)
+                self._add_call(name, key, owner)
         if not updated:
             self._add_parameters()
         if unread:
@@ -161,30 +161,30 @@ class _StepImport:
         if len(self._rows):
             self._writer.write(self._rows.records())
 
-    def _add_call(self, name: str, key: Key, place: Place) -> None:
+    def _add_call(self, name: str, key: DumpKey, owner: ValueOwner) -> None:
         entry = self._entries.get(name)
         if entry is None:
-            self._rows.add(place, WITHOUT_VALUES, Measured(note=ONLY_CALLED))
+            self._rows.add(owner, WITHOUT_VALUES, Measured(note=ONLY_CALLED))
         elif key.way == "backward":
-            self._add_backward(place, entry)
-        elif place.kind == "collective":
-            self._add(place, values.exchanged(entry))
+            self._add_backward(owner, entry)
+        elif owner.kind == "collective":
+            self._add(owner, values.collective_values(entry))
         else:
             for parent in (*self._calls.parents(name), name):
                 self._enter(parent)
-            self._add(place, values.returned(entry))
+            self._add(owner, values.forward_outputs(entry))
             self._keep_parameters(key, entry)
 
-    def _add_backward(self, place: Place, entry: Mapping[str, Any]) -> None:
+    def _add_backward(self, owner: ValueOwner, entry: Mapping[str, Any]) -> None:
         """The gradients of what a call returned, and its backward pass as a call of its own, whose name ends in
         ``_backward``: what that returns is no gradient of a tensor as the recorder takes it.
         """
-        arrived = list(values.arrived(entry))
-        rows = [self._add_value(place, slot, leaf, None) for slot, leaf in arrived]
-        handed_on = list(values.handed_on(entry))
+        arrived = list(values.output_gradients(entry))
+        rows = [self._add_value(owner, slot, leaf, None) for slot, leaf in arrived]
+        handed_on = list(values.backward_outputs(entry))
         if not handed_on:
             return
-        call = replace(place, name=f"{place.name}_backward", api=f"{place.api}_backward")
+        call = replace(owner, name=f"{owner.name}_backward", api=f"{owner.api}_backward")
         args: str | None = values.backward_arguments(len(arrived))
         for index, ((_, leaf), row) in enumerate(zip(arrived, rows, strict=True)):
             dtype, shape = str(leaf["dtype"]).removeprefix("torch."), leaf["shape"]
@@ -196,35 +196,37 @@ class _StepImport:
 
     def _enter(self, name: str) -> None:
         """What a forward call was given; a module has its entry in the dump when it returns, after all inside it."""
-        key, entry, place = parse(name), self._entries.get(name), self._calls.place(name)
-        if name in self._entered or key is None or place is None or entry is None:
+        key, entry, owner = parse(name), self._entries.get(name), self._calls.owner(name)
+        if name in self._entered or key is None or owner is None or entry is None:
             return
         self._entered.add(name)
-        self._add(place, values.taken(key, entry), args=values.arguments(key, entry))
+        self._add(owner, values.forward_inputs(key, entry), args=values.arguments(key, entry))
 
-    def _keep_parameters(self, key: Key, entry: Mapping[str, Any]) -> None:
+    def _keep_parameters(self, key: DumpKey, entry: Mapping[str, Any]) -> None:
         for name, leaf in entry.get("parameters", {}).items():
             if values.is_leaf(leaf):
                 self._parameters.setdefault(_member(key, name), {}).setdefault("param", (leaf, "value"))
 
-    def _keep_gradients(self, key: Key, entry: Mapping[str, Any]) -> None:
+    def _keep_gradients(self, key: DumpKey, entry: Mapping[str, Any]) -> None:
         for name, listed in entry.items():
             leaf = listed[0] if isinstance(listed, list) and listed else listed
             if values.is_leaf(leaf):
                 self._parameters.setdefault(_member(key, name), {})["grad"] = (leaf, "grad")
 
     def _add_parameters(self) -> None:
-        for name, found in self._parameters.items():
-            for phase, (leaf, slot) in found.items():
-                self._add(Place(phase, name, kind="param"), [(slot, leaf)])
+        for name, by_phase in self._parameters.items():
+            for phase, (leaf, slot) in by_phase.items():
+                self._add(ValueOwner(phase, name, kind="param"), [(slot, leaf)])
         self._parameters = {}
 
-    def _add(self, place: Place, found: Iterator[tuple[str, values.Leaf]] | list[Any], args: str | None = None) -> None:
-        for slot, leaf in found:
-            self._add_value(place, slot, leaf, args)
+    def _add(
+        self, owner: ValueOwner, leaves: Iterator[tuple[str, values.Leaf]] | list[Any], args: str | None = None
+    ) -> None:
+        for slot, leaf in leaves:
+            self._add_value(owner, slot, leaf, args)
             args = None
 
-    def _add_value(self, place: Place, slot: str, leaf: values.Leaf, args: str | None) -> int:
+    def _add_value(self, owner: ValueOwner, slot: str, leaf: values.Leaf, args: str | None) -> int:
         dtype, shape, stored = str(leaf["dtype"]).removeprefix("torch."), leaf["shape"], None
         numbers = values.measured(leaf)
         if leaf.get("data_name"):
@@ -233,19 +235,19 @@ class _StepImport:
                 numbers = _with_note(numbers, f"its file {leaf['data_name']} is not in the dump")
             else:
                 numbers, dtype, shape = self._measure(x, numbers), dtype_name(x), tuple(x.shape)
-                record = to_store(x, step=self._dump.step, key=self._rows.key(place, slot))
+                record = to_store(x, step=self._dump.step, key=self._rows.key(owner, slot))
                 if record is not None and self._options.tensors:
                     self._writer.write(record)
                     stored = record.key
-        return self._rows.add(place, slot, numbers, dtype=dtype, shape=shape, args=args, tensor=stored)
+        return self._rows.add(owner, slot, numbers, dtype=dtype, shape=shape, args=args, tensor=stored)
 
     def _measure(self, x: Any, dumped: Measured) -> Measured:
         """Our own numbers of a value; its fingerprint only where msProbe took no checksums in the step."""
-        own = self._options.measure(x)
+        measured = self._options.measure(x)
         if self._checksums:
-            return replace(own, fingerprint=dumped.fingerprint)
+            return replace(measured, fingerprint=dumped.fingerprint)
         self._prints.meet("trueline", self._dump)
-        return own
+        return measured
 
     def _read_stacks(self) -> tuple[dict[str, int], dict[int, Sequence[str]]]:
         """The number of its stack by name of an entry, and the frames of each as msProbe has them."""
@@ -277,6 +279,6 @@ def _leaves(node: Any) -> Iterator[values.Leaf]:
             yield from _leaves(inner)
 
 
-def _member(key: Key, name: str) -> str:
+def _member(key: DumpKey, name: str) -> str:
     """The name of a parameter of a module; of the model itself, its own."""
     return name if key.name == key.kind else f"{key.name}.{name}"

@@ -43,19 +43,19 @@ class RankDump:
 def find_dumps(source: str) -> list[RankDump]:
     """The dumps under ``source`` by rank and step, at least one. Raises ``InputError``."""
     if not os.path.isdir(source):
-        what = "is a file" if os.path.exists(source) else "does not exist"
-        raise InputError(f"'{source}' {what}. {_EXPECTED}")
+        problem = "is a file" if os.path.exists(source) else "does not exist"
+        raise InputError(f"'{source}' {problem}. {_EXPECTED}")
     if os.path.isfile(os.path.join(source, DUMP_FILE)):
-        parent, own = os.path.split(os.path.abspath(source))
-        return [RankDump(_rank(own) or 0, _step(os.path.basename(parent)) or 0, source)]
+        parent, base = os.path.split(os.path.abspath(source))
+        return [RankDump(_rank(base) or 0, _step(os.path.basename(parent)) or 0, source)]
     step = _step(os.path.basename(os.path.abspath(source)))
     steps = {_step(name): os.path.join(source, name) for name in os.listdir(source) if _step(name) is not None}
-    found = [dump for number, path in steps.items() for dump in _of_step(path, number or 0)]
+    dumps = [dump for number, path in steps.items() for dump in _of_step(path, number or 0)]
     if not steps:
-        found = _of_step(source, step or 0)
-    if not found:
+        dumps = _of_step(source, step or 0)
+    if not dumps:
         raise InputError(f"'{source}' holds no dump.json. {_EXPECTED}")
-    return sorted(found)
+    return sorted(dumps)
 
 
 def read_dump(dump: RankDump) -> Mapping[str, Any]:
@@ -138,10 +138,10 @@ def _of_step(path: str, step: int) -> list[RankDump]:
 
 
 def _step(name: str) -> int | None:
-    found = _STEP.fullmatch(name)
-    return int(found[1]) if found else None
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def _rank(name: str) -> int | None:
-    found = _RANK.fullmatch(name)
-    return int(found[1]) if found else None
+    match = _RANK.fullmatch(name)
+    return int(match[1]) if match else None

@@ -75,7 +75,7 @@ _ALIASES = frozenset(
 
 
 @dataclass(frozen=True)
-class Key:
+class DumpKey:
     """What a key of dump.json says: ``prefix`` 'Module' or that of a function; ``name`` the FQN of the module or the
     name of the function, ``kind`` the module's class; ``number`` which of its calls.
     """
@@ -95,8 +95,8 @@ class Key:
     def api(self) -> str:
         """The column ``api``: the class of a module (msProbe keeps no more of it), or the path of a function."""
         alias = self.prefix == "Distributed" or self.kind in _ALIASES
-        called = self.name if alias else self.kind
-        return self.kind if self.prefix == "Module" else _PATHS.get(self.prefix, f"{self.prefix}.") + called
+        function = self.name if alias else self.kind
+        return self.kind if self.prefix == "Module" else _PATHS.get(self.prefix, f"{self.prefix}.") + function
 
     @property
     def flags(self) -> str:
@@ -105,18 +105,18 @@ class Key:
         return "inplace" if is_function and (self.name.endswith("_") or self.name in _IN_PLACE) else ""
 
 
-def parse(text: str) -> Key | None:
+def parse(text: str) -> DumpKey | None:
     """What ``text`` says; None where it is none of the names of a PyTorch dump."""
-    found = _MODULE.fullmatch(text)
-    if found is not None:
-        number = int(found["number"] or 0)
-        return Key("Module", _clean(found["path"], found["kind"]), found["kind"], _way(found["way"]), number)
-    found = _CALL.fullmatch(text)
-    if found is None or found["prefix"] in ("Module", "Cell"):
+    match = _MODULE.fullmatch(text)
+    if match is not None:
+        number = int(match["number"] or 0)
+        return DumpKey("Module", _clean(match["path"], match["kind"]), match["kind"], _way(match["way"]), number)
+    match = _CALL.fullmatch(text)
+    if match is None or match["prefix"] in ("Module", "Cell"):
         return None
-    function = found["function"]
-    name = _COLLECTIVES.get(function, function) if found["prefix"] == "Distributed" else _plain(function)
-    return Key(found["prefix"], name, function, _way(found["way"]), int(found["number"]))
+    function = match["function"]
+    name = _COLLECTIVES.get(function, function) if match["prefix"] == "Distributed" else _plain(function)
+    return DumpKey(match["prefix"], name, function, _way(match["way"]), int(match["number"]))
 
 
 def _way(text: str) -> Literal["forward", "backward", "parameters_grad"]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trueline.schema.columns.records import Unmeasured
-from trueline.store.importers.msprobe.names import Key
+from trueline.store.importers.msprobe.names import DumpKey
 from trueline.store.importers.msprobe.signatures import SIGNATURES
 from trueline.store.importers.step_rows import UNKNOWN, Measured, slot_part
 
@@ -27,7 +27,7 @@ MAX_FRAMES = 32
 """Frames that a stack keeps, as the recorder does."""
 
 _FRAME = re.compile(r"File (?P<file>.+), line (?P<line>\d+), in (?P<function>[^,]+),")
-_OWN = re.compile(r"/(site|dist)-packages/(torch|torch_npu|msprobe)/")
+_LIBRARY_FILE = re.compile(r"/(site|dist)-packages/(torch|torch_npu|msprobe)/")
 
 Leaf = Mapping[str, Any]
 """What dump.json has of one tensor."""
@@ -40,17 +40,17 @@ def is_leaf(node: object) -> bool:
     return str(node.get("dtype", "")).startswith("torch.")
 
 
-def taken(key: Key, entry: Mapping[str, Any]) -> Iterator[tuple[str, Leaf]]:
+def forward_inputs(key: DumpKey, entry: Mapping[str, Any]) -> Iterator[tuple[str, Leaf]]:
     """(slot, tensor) of what a forward call was given."""
-    for index, node in enumerate(_listed(entry.get("input_args"))):
+    for index, node in enumerate(_list_or_empty(entry.get("input_args"))):
         yield from _open(_slot(key, index), node)
-    for name, node in _named(entry.get("input_kwargs")).items():
+    for name, node in _mapping_or_empty(entry.get("input_kwargs")).items():
         yield from _open(_slot(key, name), node)
 
 
-def returned(entry: Mapping[str, Any]) -> Iterator[tuple[str, Leaf]]:
+def forward_outputs(entry: Mapping[str, Any]) -> Iterator[tuple[str, Leaf]]:
     """(slot, tensor) of what a forward call returned. Of a list msProbe makes a tuple of that one list."""
-    nodes = _listed(entry.get("output"))
+    nodes = _list_or_empty(entry.get("output"))
     if len(nodes) == 1 and isinstance(nodes[0], list):
         nodes = nodes[0]
     elif len(nodes) == 1 and isinstance(nodes[0], dict) and not is_leaf(nodes[0]):
@@ -60,42 +60,45 @@ def returned(entry: Mapping[str, Any]) -> Iterator[tuple[str, Leaf]]:
         yield from _open(f"out{index}", node)
 
 
-def exchanged(entry: Mapping[str, Any]) -> Iterator[tuple[str, Leaf]]:
+def collective_values(entry: Mapping[str, Any]) -> Iterator[tuple[str, Leaf]]:
     """(slot, tensor) of a collective: msProbe has its arguments before and after it, of which the recorder takes the
     last one with tensors as what went in, and the first as what came out.
     """
     before = [list(_open("", node)) for node in _all_arguments(entry.get("input_args"), entry.get("input_kwargs"))]
-    after = [list(_open("", node)) for node in _listed(entry.get("output"))]
-    for side, leaves in (("in", [one for one in before if one][-1:]), ("out", [one for one in after if one][:1])):
+    after = [list(_open("", node)) for node in _list_or_empty(entry.get("output"))]
+    for side, leaves in (
+        ("in", [group for group in before if group][-1:]),
+        ("out", [group for group in after if group][:1]),
+    ):
         for index, (_, leaf) in enumerate(leaves[0] if leaves else ()):
             yield f"{side}{index}", leaf
 
 
-def arrived(entry: Mapping[str, Any]) -> Iterator[tuple[str, Leaf]]:
+def output_gradients(entry: Mapping[str, Any]) -> Iterator[tuple[str, Leaf]]:
     """(slot, tensor) of the gradients of what a call returned, which its backward pass was given."""
-    for index, node in enumerate(_listed(entry.get("input"))):
+    for index, node in enumerate(_list_or_empty(entry.get("input"))):
         yield from _open(f"out{index}", node)
 
 
-def handed_on(entry: Mapping[str, Any]) -> Iterator[tuple[str, Leaf]]:
+def backward_outputs(entry: Mapping[str, Any]) -> Iterator[tuple[str, Leaf]]:
     """(slot, tensor) of what a backward pass returned: of a module the gradients of its arguments through this call
     alone; of a function what the last node of autograd that it made handed on, which need not be the gradient of any
     of its arguments. (The recorder has the gradients of tensors, with what came through all calls.)
     """
-    for index, node in enumerate(_listed(entry.get("output"))):
+    for index, node in enumerate(_list_or_empty(entry.get("output"))):
         yield from _open(f"out{index}", node)
 
 
-def arguments(key: Key, entry: Mapping[str, Any]) -> str:
+def arguments(key: DumpKey, entry: Mapping[str, Any]) -> str:
     """JSON of the arguments, as the column ``args`` has it."""
     positional: dict[str, Any] = {}
-    named: dict[str, Any] = {}
-    given = [*enumerate(_listed(entry.get("input_args"))), *_named(entry.get("input_kwargs")).items()]
-    for name, node in given:
+    keywords: dict[str, Any] = {}
+    items = [*enumerate(_list_or_empty(entry.get("input_args"))), *_mapping_or_empty(entry.get("input_kwargs")).items()]
+    for name, node in items:
         slot = _slot(key, name)
-        (positional if slot.removeprefix("in").isdigit() else named)[slot] = _plain(slot, node)
+        (positional if slot.removeprefix("in").isdigit() else keywords)[slot] = _plain(slot, node)
     order = sorted(positional, key=lambda slot: int(slot.removeprefix("in")))
-    return json.dumps({"args": [positional[slot] for slot in order], "kwargs": named}, separators=(",", ":"))
+    return json.dumps({"args": [positional[slot] for slot in order], "kwargs": keywords}, separators=(",", ":"))
 
 
 def backward_arguments(num_gradients: int) -> str:
@@ -119,13 +122,22 @@ def measured(leaf: Leaf) -> Measured:
     mean, norm = _number(leaf.get("Mean")), _number(leaf.get("Norm"))
     total = math.nan if mean is None else mean * count
     square = math.nan if norm is None else norm * norm
-    return Measured(count, (*UNKNOWN[:5], low, high, _known(total), _known(square), *UNKNOWN[9:]), fingerprint, ROUNDED)
+    return Measured(
+        count,
+        (*UNKNOWN[:5], low, high, _finite_or_nan(total), _finite_or_nan(square), *UNKNOWN[9:]),
+        fingerprint,
+        ROUNDED,
+    )
 
 
 def stack_frames(lines: Sequence[str]) -> tuple[str, ...]:
     """A call stack as the recorder has it, innermost first, without what is torch's or msProbe's own."""
-    found = (_FRAME.match(line) for line in lines)
-    frames = [f"{one['file']}:{one['line']} {one['function']}" for one in found if one and not _OWN.search(one["file"])]
+    matches = (_FRAME.match(line) for line in lines)
+    frames = [
+        f"{match['file']}:{match['line']} {match['function']}"
+        for match in matches
+        if match and not _LIBRARY_FILE.search(match["file"])
+    ]
     return tuple(frames[:MAX_FRAMES])
 
 
@@ -145,19 +157,19 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, bool | int | float) else None
 
 
-def _known(value: float) -> float:
+def _finite_or_nan(value: float) -> float:
     """A sum that overflowed is none."""
     return value if math.isfinite(value) else math.nan
 
 
-def _slot(key: Key, where: int | str) -> str:
+def _slot(key: DumpKey, where: int | str) -> str:
     """The slot of an argument. Functions of torch.nn.functional that are written in Python hand some of their
     arguments on by position and others by name, however they were given, and that is what the recorder sees.
     """
     names, num_positional = SIGNATURES.get(key.name, ((), 0)) if key.prefix == "Functional" else ((), 0)
     if isinstance(where, str):
-        place = names.index(where) if where in names else num_positional
-        return f"in{place}" if place < num_positional else where
+        index = names.index(where) if where in names else num_positional
+        return f"in{index}" if index < num_positional else where
     return names[where] if num_positional <= where < len(names) else f"in{where}"
 
 
@@ -189,13 +201,13 @@ def _plain(slot: str, node: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _listed(node: Any) -> Sequence[Any]:
+def _list_or_empty(node: Any) -> Sequence[Any]:
     return node if isinstance(node, list) else ()
 
 
-def _named(node: Any) -> Mapping[str, Any]:
+def _mapping_or_empty(node: Any) -> Mapping[str, Any]:
     return node if isinstance(node, dict) else {}
 
 
-def _all_arguments(listed: Any, named: Any) -> list[Any]:
-    return [*_listed(listed), *_named(named).values()]
+def _all_arguments(positional: Any, keywords: Any) -> list[Any]:
+    return [*_list_or_empty(positional), *_mapping_or_empty(keywords).values()]
