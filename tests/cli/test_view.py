@@ -104,7 +104,7 @@ def test_a_port_in_use_gives_way_to_the_next_free_one() -> None:
         port = taken.getsockname()[1]
         listening, address = listen("127.0.0.1", port, "token")
         with listening:
-            assert address.taken == port
+            assert address.busy_port == port
             assert port < address.port < port + 100
 
 

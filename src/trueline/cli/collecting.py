@@ -16,9 +16,19 @@ PATIENCE_S = 10.0
 class Collecting:
     """`trueline collect --follow OUT DST`, at the lowest priority, from when it is made until ``end``."""
 
-    def __init__(self, out: str, destination: str) -> None:
-        self._out, self._destination = out, destination
-        words = [sys.executable, "-m", "trueline", "collect", "--follow", "--every", f"{EVERY_S:g}", out, destination]
+    def __init__(self, run_path: str, destination: str) -> None:
+        self._run_path, self._destination = run_path, destination
+        words = [
+            sys.executable,
+            "-m",
+            "trueline",
+            "collect",
+            "--follow",
+            "--every",
+            f"{EVERY_S:g}",
+            run_path,
+            destination,
+        ]
         self._process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
@@ -38,11 +48,10 @@ class Collecting:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(PATIENCE_S)
         self._process.kill()
-        again = (
-            f"Again: trueline collect {shlex.quote(self._out)} {shlex.quote(without_credentials(self._destination))}"
-        )
+        destination = shlex.quote(without_credentials(self._destination))
+        again = f"Again: trueline collect {shlex.quote(self._run_path)} {destination}"
         try:
-            return f"collected. {collect([self._out], self._destination).verdict}"
+            return f"collected. {collect([self._run_path], self._destination).verdict}"
         except TruelineError as error:
             return f"not collected: {error} {again}"
         except OSError as error:

@@ -80,8 +80,8 @@ def _blocks(console: Console, comparison: Comparison, story: Story, written: Seq
     def wrapped(texts: Iterable[Text], indent: int = 0) -> list[Text]:
         return [line for text in texts for line in _wrapped(console, text, width, indent)]
 
-    findings = [_as_text(f"{each.code}  {each.claim}", len(each.code)) for each in story.findings]
-    further = [
+    findings = [_as_text(f"{finding.code}  {finding.claim}", len(finding.code)) for finding in story.findings]
+    details = [
         *wrapped([_as_text(story.counts)], 2),
         *wrapped([_as_text(line) for line in story.steps], 2),
         *wrapped([_as_text(line) for line in _some_calls(comparison, story, on_terminal=console.is_terminal)], 2),
@@ -96,7 +96,7 @@ def _blocks(console: Console, comparison: Comparison, story: Story, written: Seq
         _Block(_labelled(console, story.facts, width, style="dim", legend=SITE_FORM), 6),
         _Block(_labelled(console, [("next", advice) for advice in story.next], width, style="green"), 3),
         _Block(wrapped(findings, 2), 2),
-        _Block(further, 4),
+        _Block(details, 4),
         _Block([*about], 1),
         _Block(files, len(files)),
     ]
@@ -120,11 +120,11 @@ def _labelled(
 ) -> list[Text]:
     """(label, text) of ``entries`` in two columns; a ``legend`` follows the first one, which is then bold."""
     lines: list[Text] = []
-    for place, (name, text) in enumerate(entries):
-        shown = _as_text(text, style="bold" if legend and not place else "")
-        for index, line in enumerate(_wrapped(console, shown, width - _LABEL_WIDTH, 0)):
+    for entry_number, (name, text) in enumerate(entries):
+        entry_text = _as_text(text, style="bold" if legend and not entry_number else "")
+        for index, line in enumerate(_wrapped(console, entry_text, width - _LABEL_WIDTH, 0)):
             lines.append(_as_text(("" if index else name).ljust(_LABEL_WIDTH), style=style).append_text(line))
-        if legend and not place:
+        if legend and not entry_number:
             lines.append(_as_text(" " * _LABEL_WIDTH + legend, style="dim"))
     return lines
 
@@ -157,26 +157,30 @@ def _table(comparison: Comparison, width: int | None, *, rows: int) -> list[Text
     from trueline.render.comparison.compare_rows import most_relevant
 
     relevant = most_relevant(comparison.rows, comparison.first, max(rows, 0))
-    return [_as_text(_heading(), style="dim"), *(_line(each, width) for each in relevant)] if relevant else []
+    return (
+        [_as_text(_heading(), style="dim"), *(_line(relevant_row, width) for relevant_row in relevant)]
+        if relevant
+        else []
+    )
 
 
 def _heading() -> str:
     return f"{'what else differs':<17}{'times':>8}  {'difference':>10}  site"
 
 
-def _line(each: RelevantRow, width: int | None) -> Text:
+def _line(relevant: RelevantRow, width: int | None) -> Text:
     """A row in ``width`` characters; None: whole."""
     from trueline.render.comparison.compare_rows import JUDGEMENT_WORDS, place_text
 
-    row = each.row
-    more = f"  (+{each.also})" if each.also else ""
+    row = relevant.row
+    more = f"  (+{relevant.also})" if relevant.also else ""
     note = f"  {row.note}" if row.note and row.judgement == "not-comparable" else ""
     head = f"{JUDGEMENT_WORDS[row.judgement]:<17}{_short(row.times):>8}  {_short(row.measured):>10}  "
-    shown = place_text(row)
+    site_text = place_text(row)
     if width is not None:
-        shown = _middle_cut(shown, width - len(head) - len(more))
-        note = note[: width - len(head) - len(more) - len(shown)]
-    line = _as_text(f"{head}{shown}{more}{note}")
+        site_text = _middle_cut(site_text, width - len(head) - len(more))
+        note = note[: width - len(head) - len(more) - len(site_text)]
+    line = _as_text(f"{head}{site_text}{more}{note}")
     line.stylize(_JUDGEMENT[row.judgement], 0, len(JUDGEMENT_WORDS[row.judgement]))
     return line
 
@@ -216,10 +220,10 @@ def _as_text(text: str, bold: int = 0, *, style: str = "") -> Text:
 
     from trueline.render.wording import one_line
 
-    shown = Text(one_line(text).replace("−", "-"), style=style, end="")
+    plain_text = Text(one_line(text).replace("−", "-"), style=style, end="")
     if bold:
-        shown.stylize("bold", 0, bold)
-    return shown
+        plain_text.stylize("bold", 0, bold)
+    return plain_text
 
 
 def _wrapped(console: Console, text: Text, width: int, indent: int) -> list[Text]:

@@ -52,8 +52,8 @@ def run_in_foreground(program: str, words: Sequence[str], environ: Mapping[str, 
     ``OSError`` where it cannot be started.
     """
     end_with_parent = _ender()
-    taken = {*_PASSED_ON, signal.SIGCHLD}
-    before, passed_on = signal.pthread_sigmask(signal.SIG_BLOCK, taken), 0
+    awaited = {*_PASSED_ON, signal.SIGCHLD}
+    before, passed_on = signal.pthread_sigmask(signal.SIG_BLOCK, awaited), 0
     try:
         pid = _spawn(
             program, words, environ, lambda: (end_with_parent(), signal.pthread_sigmask(signal.SIG_SETMASK, before))
@@ -62,7 +62,7 @@ def run_in_foreground(program: str, words: Sequence[str], environ: Mapping[str, 
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 return Ended(status, passed_on)
-            number, by_terminal = _next_signal(taken)
+            number, by_terminal = _next_signal(awaited)
             passed_on = number if number in _ENDING else passed_on
             if number != signal.SIGCHLD and not by_terminal:
                 os.kill(pid, number)
@@ -107,10 +107,10 @@ def end_as(status: int) -> None:
     sys.exit(os.waitstatus_to_exitcode(status))
 
 
-def _next_signal(taken: set[signal.Signals]) -> tuple[int, bool]:
+def _next_signal(awaited: set[signal.Signals]) -> tuple[int, bool]:
     """Wait for one of these, which are blocked; its number, and whether a terminal sent it to the whole group."""
     if hasattr(signal, "sigwaitinfo"):
-        found = signal.sigwaitinfo(taken)
-        return found.si_signo, found.si_code > 0  # sigaction(2): positive where the kernel sent it
-    number = signal.sigwait(taken)  # macOS does not tell who sent it
+        info = signal.sigwaitinfo(awaited)
+        return info.si_signo, info.si_code > 0  # sigaction(2): positive where the kernel sent it
+    number = signal.sigwait(awaited)  # macOS does not tell who sent it
     return number, number in (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)

@@ -72,8 +72,8 @@ def readable(command: Any) -> Any:
         command.help = _INNER_BREAK.sub(" ", inspect.cleandoc(command.help))
     for param in command.params:
         _name_value(param)
-    made = command.get_help_option
-    command.get_help_option = lambda ctx: _untyped(made(ctx))
+    help_option = command.get_help_option
+    command.get_help_option = lambda ctx: _untyped(help_option(ctx))
     for inner in getattr(command, "commands", {}).values():
         readable(inner)
     return command

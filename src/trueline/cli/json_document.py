@@ -19,5 +19,5 @@ def print_document(document: Mapping[str, Any]) -> None:
 
 def escaped(document: str) -> str:
     """A JSON text with what steers a terminal, or what reads a log, as JSON writes it; it stands in texts only."""
-    text = UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
+    text = UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", document)
     return re.sub(r"##(?=[a-z]*\[)", r"#\\u0023", text)

@@ -24,11 +24,11 @@ class Log:
     def write(self, text: str) -> int:
         """Write ``text``, made harmless."""
         front = "" if self._begins else "\0"  # is no space, so that what follows does not begin a line
-        shown = _COMMAND.sub(lambda found: f"{found[0]} ", front + text).removeprefix(front)
+        defused = _COMMAND.sub(lambda match: f"{match[0]} ", front + text).removeprefix(front)
         last = text.rpartition("\n")[2]
         self._begins = not last.strip() and (self._begins or "\n" in text)
-        styles = _STYLE.findall(shown) if self._styled else []
-        parts = _STYLE.split(shown) if self._styled else [shown]
+        styles = _STYLE.findall(defused) if self._styled else []
+        parts = _STYLE.split(defused) if self._styled else [defused]
         harmless = [str(visible(part)) for part in parts]
         self.stream.write("".join(part + style for part, style in zip(harmless, [*styles, ""], strict=True)))
         return len(text)

@@ -62,8 +62,8 @@ for panel, verbs in zip(
             app.command(name, rich_help_panel=panel, **getattr(verb, "SETTINGS", {}))(verb.command)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(is_asked: bool) -> None:
+    if is_asked:
         from trueline import __version__
 
         print(f"trueline {__version__}")

@@ -14,9 +14,9 @@ def key_and_value(change: str) -> tuple[str, Any]:
     from trueline.schema.text.documents import parsed
     from trueline.schema.text.reading import shortened
 
-    key, given, text = change.partition("=")
+    key, sign, text = change.partition("=")
     key = key.strip()
-    if not given:
+    if not sign:
         raise PlanError(f"'--set {shortened(change)}' has no '='. Write KEY=VALUE, for example --set preset=mix.")
     text = text.strip()
     field = Plan.model_fields.get(key)
@@ -28,8 +28,8 @@ def key_and_value(change: str) -> tuple[str, Any]:
         try:
             return key, parsed(text)
         except ValueError as error:
-            given = shortened(change)
-            raise PlanError(f"'--set {given}' cannot be parsed: {error}. Write {key}=a,b or a JSON list.") from None
+            sign = shortened(change)
+            raise PlanError(f"'--set {sign}' cannot be parsed: {error}. Write {key}=a,b or a JSON list.") from None
     return key, [part.strip() for part in text.split(",")] if _is_list(key) else text
 
 

@@ -44,15 +44,15 @@ def print_sites(rows: list[dict[str, Any]]) -> None:
     from trueline.cli.lines import screen
 
     console = screen()
-    shown: list[str] = []
+    last_frames: list[str] = []
     for row in rows[:MAX_ROWS]:
-        site, what = Text(row["site"], style="bold"), Text("  ".join(_facts(row)))
-        console.print(site, what, soft_wrap=True)
+        site, facts = Text(row["site"], style="bold"), Text("  ".join(_facts(row)))
+        console.print(site, facts, soft_wrap=True)
         console.print(Text("    " + "  ".join(_numbers(row))), soft_wrap=True)
         frames = row.get("frames") or []
-        for frame in frames if frames != shown else ():
+        for frame in frames if frames != last_frames else ():
             console.print(Text(f"    {frame}"), soft_wrap=True)
-        shown = frames
+        last_frames = frames
     console.print(Text(f"Sites: {SITE_FORM}", style="dim"))
     if len(rows) > MAX_ROWS:
         console.print(f"… and {len(rows) - MAX_ROWS} more rows. Narrow it with --step and --rank, or take --json.")
@@ -61,8 +61,8 @@ def print_sites(rows: list[dict[str, Any]]) -> None:
 def _facts(row: dict[str, Any]) -> list[str]:
     """What the value is: dtype, shape and why it has no numbers of its own."""
     shape = "" if row["shape"] is None else "x".join(map(str, row["shape"])) or "scalar"
-    same = "" if row["same_as"] is None else f"same as row {row['same_as']}"
-    return [fact for fact in (row["dtype"], shape, row["flags"], same, row["note"]) if fact]
+    reference = "" if row["same_as"] is None else f"same as row {row['same_as']}"
+    return [fact for fact in (row["dtype"], shape, row["flags"], reference, row["note"]) if fact]
 
 
 def _numbers(row: dict[str, Any]) -> list[str]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Stamps = dict[str, tuple[int, int]]
 
-_NOTHING = (
+_NO_RUN = (
     "NOTHING WAS WATCHED: no optimizer step seen in any process of the command, so there is no Run at '{out}'. "
     "Watching begins as a model runs that an optimizer of torch.optim trains."
 )
@@ -33,19 +33,19 @@ _AS_BEFORE = (
 
 def stamps(out: str) -> Stamps:
     """By place, what identifies a manifest: of the Run at ``out``, and of those that restarts left next to it."""
-    found: Stamps = {}
-    for place in (out, *sorted(glob.glob(path_of_restart(glob.escape(out), "*")))):
+    stamp_by_path: Stamps = {}
+    for path in (out, *sorted(glob.glob(path_of_restart(glob.escape(out), "*")))):
         try:
-            manifest = os.stat(Path(place) / "manifest.json")
+            manifest = os.stat(Path(path) / "manifest.json")
         except OSError:
             continue
-        found[place] = (manifest.st_mtime_ns, manifest.st_ino)
-    return found
+        stamp_by_path[path] = (manifest.st_mtime_ns, manifest.st_ino)
+    return stamp_by_path
 
 
 def written(out: str, *, before: Stamps) -> list[str]:
     """The Runs that the command wrote: ``out``, and what restarts left next to it; ``before`` is what was there."""
-    return [place for place, now in stamps(out).items() if before.get(place) != now]
+    return [path for path, now in stamps(out).items() if before.get(path) != now]
 
 
 def keep_end(out: str, ended: Ended, *, before: Stamps) -> None:
@@ -62,8 +62,10 @@ def keep_end(out: str, ended: Ended, *, before: Stamps) -> None:
         return
     end = CommandEnd(status=os.waitstatus_to_exitcode(ended.status), passed_on=ended.passed_on)
     with contextlib.suppress(OSError, TruelineError):
-        runs = [Run(place) for place in written(out, before=before)]
-        for run in [each for first in runs for each in (first, *map(Run, (*first.groups, *first.models.values())))]:
+        runs = [Run(path) for path in written(out, before=before)]
+        for run in [
+            run_of_job for first in runs for run_of_job in (first, *map(Run, (*first.groups, *first.models.values())))
+        ]:
             if all_killed(run):
                 manifest.keep_end(run.path, end)
 
@@ -74,9 +76,9 @@ def watched(out: str, *, before: Stamps, unseen: str = "", status: int = 0, bega
     ``began`` whether one of its processes was.
     """
     refused = bool(unseen) and not began
-    places = [] if refused else written(out, before=before)  # what changed is then another job's
-    if places:
-        return " ".join(_run(place, unseen) for place in places)
+    paths = [] if refused else written(out, before=before)  # what changed is then another job's
+    if paths:
+        return " ".join(_run(path, unseen) for path in paths)
     if unseen:
         return f"NOTHING WAS WATCHED: {unseen}{_early_end(status)}"
     if began and not Path(out).is_dir():
@@ -91,7 +93,7 @@ def watched(out: str, *, before: Stamps, unseen: str = "", status: int = 0, bega
             f"the ranks of this machine wrote to '{out}', and rank 0 elsewhere. Next, where all machines' disks can be "
             f"read: trueline collect {shlex.quote(out)} … DST"
         )
-    return f"{_NOTHING.format(out=out)}{_early_end(status)}"
+    return f"{_NO_RUN.format(out=out)}{_early_end(status)}"
 
 
 def _early_end(status: int) -> str:
@@ -103,18 +105,18 @@ def _early_end(status: int) -> str:
     return f" The command ended with exit code {code}." if code else ""
 
 
-def _run(place: str, unseen: str = "") -> str:
+def _run(run_path: str, unseen: str = "") -> str:
     from trueline.schema.errors import TruelineError
     from trueline.store.reader import Run
 
     try:
-        run = Run(place)
+        run = Run(run_path)
         models = [run, *(Run(path) for path in run.models.values())]
-        lines = [_model(each) for each in models]
+        lines = [_model(model) for model in models]
     except TruelineError as error:
         return str(error)
-    next_ = f"Run: {place}{_beside(run)}. Next: trueline check {shlex.quote(place)}"
-    if not any(len(each.steps) for each in models):
+    next_ = f"Run: {run_path}{_groups_text(run)}. Next: trueline check {shlex.quote(run_path)}"
+    if not any(len(model.steps) for model in models):
         stopped = next((finding.claim for finding in run.live_findings if finding.code == WATCH_DEGRADED), "")
         if stopped or unseen:
             return f"NOTHING WAS RECORDED: {stopped or unseen} {next_}"
@@ -126,7 +128,7 @@ def _run(place: str, unseen: str = "") -> str:
     return f"watched {'; '.join(lines)}. {next_}"
 
 
-def _beside(run: Run) -> str:
+def _groups_text(run: Run) -> str:
     """`` and run.ranks-1 beside it``: the directories of further groups of ranks; "" where there are none."""
     return f" and {named_or_ends([os.path.basename(path) for path in run.groups])} beside it" if run.groups else ""
 
@@ -136,7 +138,7 @@ def _model(run: Run) -> str:
     from trueline.store.reader import Run
 
     groups = [run, *map(Run, run.groups)]
-    how = f"{run.manifest.adapter or 'unknown adapter'}, {counted(sum(len(each.ranks) for each in groups), 'rank')}"
+    how = f"{run.manifest.adapter or 'unknown adapter'}, {counted(sum(len(group.ranks) for group in groups), 'rank')}"
     how += f" in {counted(len(groups), 'group')}" if len(groups) > 1 else ""
     sampled = int(run.pivot("grad_norm")[1].any(axis=1).sum()) if len(run.steps) else 0
     gradients = f"gradients at {sampled}" if sampled else "no gradients"

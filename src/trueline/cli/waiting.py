@@ -13,22 +13,22 @@ EVERY_S = 30.0
 
 
 @contextlib.contextmanager
-def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """Show ``what`` on standard error while the block runs; yields a function that replaces the text."""
+def waiting(activity: str) -> Iterator[Callable[[str], None]]:
+    """Show ``activity`` on standard error while the block runs; yields a function that replaces the text."""
     if on_terminal():
         from rich.markup import escape
 
         from trueline.cli.screen import Console
 
-        with Console(stderr=True).status(escape(what)) as status:
+        with Console(stderr=True).status(escape(activity)) as status:
             yield lambda text: status.update(escape(text))
         return
-    news = [what]
-    over = threading.Event()
+    news = [activity]
+    ended = threading.Event()
     begin = time.monotonic()
 
     def tell() -> None:
-        while not over.wait(EVERY_S):
+        while not ended.wait(EVERY_S):
             print(f"trueline: {news[0]} ({time.monotonic() - begin:.0f} s)", file=sys.stderr, flush=True)
 
     teller = threading.Thread(target=tell, name="trueline-waiting", daemon=True)
@@ -36,7 +36,7 @@ def waiting(what: str) -> Iterator[Callable[[str], None]]:
     try:
         yield lambda text: news.__setitem__(0, text)
     finally:
-        over.set()
+        ended.set()
         teller.join()
 
 

@@ -50,8 +50,8 @@ def library_triples(num_triples: int = NUM_TRIPLES, *, root: Path | None = None)
     One Python version gives the same triples in the same order. Raises ``InputError`` where no source is installed.
     """
     folder = Path(sysconfig.get_paths()["stdlib"]) if root is None else root
-    found = dict.fromkeys(triple for path in _sources(folder) for triple in _triples_of(path, folder))
-    triples = [triple for triple in found if triple.num_chars <= MAX_CHARS]
+    distinct = dict.fromkeys(triple for path in _sources(folder) for triple in _triples_of(path, folder))
+    triples = [triple for triple in distinct if triple.num_chars <= MAX_CHARS]
     if not triples:
         raise InputError(
             f"No Python sources with documented functions under '{folder}', so there is no text to train on. "
@@ -107,12 +107,12 @@ def _triples_of(path: Path, folder: Path) -> Iterator[Triple]:
 
 def _statements(tree: ast.Module) -> Iterator[ast.AST]:
     """What ``ast.walk`` yields, in its order, without expressions: they are most of a file, and hold no function."""
-    found = collections.deque[ast.AST]([tree])
-    while found:
-        node = found.popleft()
+    pending = collections.deque[ast.AST]([tree])
+    while pending:
+        node = pending.popleft()
         yield node
         for name in ("body", "handlers", "orelse", "finalbody", "cases"):
-            found.extend(getattr(node, name, ()))
+            pending.extend(getattr(node, name, ()))
 
 
 def _triples_of_function(
@@ -186,8 +186,8 @@ def _triple(row: Any, where: str) -> Triple:
         raise InputError(f"{where} is a JSON {_json_name(row)}; expected {FIELDS_EXPECTED}.")
     for field in ("instruction", "output"):
         if field not in row:
-            found = ", ".join(f"'{key}'" for key in list(row)[:6]) or "no field"
-            raise InputError(f"{where} has no '{field}' (it has {found}); expected {FIELDS_EXPECTED}.")
+            fields_found = ", ".join(f"'{key}'" for key in list(row)[:6]) or "no field"
+            raise InputError(f"{where} has no '{field}' (it has {fields_found}); expected {FIELDS_EXPECTED}.")
     values = {field: row.get(field) for field in ("instruction", "input", "output")}
     values["input"] = "" if values["input"] is None else values["input"]
     for field, value in values.items():

@@ -128,7 +128,7 @@ def train_settings(options: Options, material: Material, progress: Progress) -> 
         for setting in SETTINGS:
             job = _job(setting, options, material, samples, Path(folder))
             learned = _run(ranks, job, progress)
-            first, last = (sum(each.losses[step] for each in learned) / len(learned) for step in (0, -1))
+            first, last = (sum(outcome.losses[step] for outcome in learned) / len(learned) for step in (0, -1))
             trained.append(Trained(setting=setting, run=job.run, loss_first=first, loss_last=last))
     return trained
 
@@ -142,15 +142,15 @@ def failure_sentence(error: RankError, job: Job) -> str:
     reasons = [(rank, _reason(text)) for rank, text in error.failures.items()]
     if not reasons:
         return f"The workers of setting {job.setting.name} failed: {str(error).splitlines()[0]}"
-    own = [each for each in reasons if _ENDED in each[1]] or [
-        each for each in reasons if not _BROKEN_CONNECTION.search(each[1])
+    first_causes = [failure for failure in reasons if _ENDED in failure[1]] or [
+        failure for failure in reasons if not _BROKEN_CONNECTION.search(failure[1])
     ]
-    rank, reason = (own or reasons)[0]
-    done = _steps_done(job)
+    rank, reason = (first_causes or reasons)[0]
+    steps = _steps_done(job)
     advice = "; if memory ran short, try fewer --workers or a smaller --batch-size" if _ENDED in reason else ""
     return (
-        f"The worker of rank {rank} failed in setting {job.setting.name} after {done} of {job.steps} steps ({reason}), "
-        f"so all workers were stopped{advice}."
+        f"The worker of rank {rank} failed in setting {job.setting.name} after {steps} of {job.steps} steps "
+        f"({reason}), so all workers were stopped{advice}."
     )
 
 
@@ -201,20 +201,20 @@ def _run(ranks: Ranks, job: Job, progress: Progress) -> list[Learned]:
 @contextlib.contextmanager
 def _followed(job: Job, progress: Progress) -> Iterator[None]:
     """Report the progress that rank 0 writes down for as long as the block runs."""
-    over = threading.Event()
+    ended = threading.Event()
 
     def follow() -> None:
-        while not over.wait(POLL_S):
+        while not ended.wait(POLL_S):
             with contextlib.suppress(OSError, ValueError):
-                done, loss = job.progress.read_text().split()
-                progress(job.setting.name, int(done), job.steps, f"loss of rank 0: {float(loss):.3f}")
+                step, loss = job.progress.read_text().split()
+                progress(job.setting.name, int(step), job.steps, f"loss of rank 0: {float(loss):.3f}")
 
     follower = threading.Thread(target=follow, name="demo-progress", daemon=True)
     follower.start()
     try:
         yield
     finally:
-        over.set()
+        ended.set()
         follower.join()
 
 

@@ -19,29 +19,31 @@ RUN_ENTRIES = frozenset(
 )
 
 
-def require_free(out: Path, *, overwrite: bool) -> None:
-    """Raise ``RunExistsError`` unless ``out`` may become a demo directory; changes nothing.
+def require_free(folder: Path, *, overwrite: bool) -> None:
+    """Raise ``RunExistsError`` unless ``folder`` may become a demo directory; changes nothing.
 
     A missing or empty directory is free. One that holds something is refused unless ``overwrite`` is set *and* all that
     would go is the output of an earlier demo; other files beside that output are left alone.
     """
-    if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise RunExistsError(f"Output '{out}' exists and is not a directory; pass --out DIR with a new or empty one.")
-    if not out.exists() or not any(out.iterdir()):
-        return
-    if not _is_demo(out):
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise RunExistsError(
-            f"Output directory '{out}' holds files that are not of a Trueline demo, so it is never overwritten; "
+            f"Output '{folder}' exists and is not a directory; pass --out DIR with a new or empty one."
+        )
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    if not _is_demo(folder):
+        raise RunExistsError(
+            f"Output directory '{folder}' holds files that are not of a Trueline demo, so it is never overwritten; "
             "pass --out DIR with a new or empty one."
         )
     if not overwrite:
         raise RunExistsError(
-            f"Output directory '{out}' holds an earlier demo; "
+            f"Output directory '{folder}' holds an earlier demo; "
             "pass --overwrite to replace it, or --out DIR for another place."
         )
-    for run in _runs(out):
+    for run in _runs(folder):
         require_ended(run)
-    foreign = [entry for run in _runs(out) for entry in _foreign_entries(run)]
+    foreign = [entry for run in _runs(folder) for entry in _foreign_entries(run)]
     if foreign:
         raise RunExistsError(
             f"'{foreign[0]}' lies in an earlier demo but is no part of a Run, so nothing was removed; "
@@ -49,33 +51,33 @@ def require_free(out: Path, *, overwrite: bool) -> None:
         )
 
 
-def claim(out: Path, about: Mapping[str, Any], *, overwrite: bool) -> None:
-    """Make ``out`` a demo directory without Runs, marked by `demo.json`, which says ``about`` how the demo is run.
+def claim(folder: Path, about: Mapping[str, Any], *, overwrite: bool) -> None:
+    """Make ``folder`` a demo directory without Runs, marked by `demo.json`, which says ``about`` how the demo is run.
 
-    Raises as ``require_free``, and ``InputError`` where ``out`` cannot be written.
+    Raises as ``require_free``, and ``InputError`` where ``folder`` cannot be written.
     """
     try:
-        require_free(out, overwrite=overwrite)
-        for run in _runs(out):
+        require_free(folder, overwrite=overwrite)
+        for run in _runs(folder):
             shutil.rmtree(run)
-        for file in (out / REPORT, out / MARKER):
+        for file in (folder / REPORT, folder / MARKER):
             file.unlink(missing_ok=True)
-        out.mkdir(parents=True, exist_ok=True)
-        (out / MARKER).write_text(json.dumps({"trueline": "demo", **about}, indent=1) + "\n", encoding="utf-8")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MARKER).write_text(json.dumps({"trueline": "demo", **about}, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise InputError(
-            f"Output directory '{out}' cannot be written ({error.strerror or error}); "
+            f"Output directory '{folder}' cannot be written ({error.strerror or error}); "
             "pass --out DIR with a writable place."
         ) from None
 
 
-def _runs(out: Path) -> list[Path]:
-    return [out / setting.name for setting in SETTINGS if (out / setting.name).exists()]
+def _runs(folder: Path) -> list[Path]:
+    return [folder / setting.name for setting in SETTINGS if (folder / setting.name).exists()]
 
 
-def _is_demo(out: Path) -> bool:
+def _is_demo(folder: Path) -> bool:
     try:
-        content = json.loads((out / MARKER).read_text(encoding="utf-8"))
+        content = json.loads((folder / MARKER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and content.get("trueline") == "demo"

@@ -46,8 +46,11 @@ def run(options: Options, progress: Progress, *, judge: Judge) -> Outcome:
     trained = train_settings(options, material, progress)
     page = options.out / REPORT
     progress("Checking", 0, len(SETTINGS), "and writing the report")
-    readings = judge([each.run for each in trained], page)
+    readings = judge([trained_setting.run for trained_setting in trained], page)
     progress("Checking", len(SETTINGS), len(SETTINGS), "done")
-    settings = [Judged(each, reading, options.workers) for each, reading in zip(trained, readings, strict=True)]
-    places = {"out": str(options.out), "report": str(page)}
-    return Outcome(settings=settings, document=document(settings, {**places, **about}))
+    settings = [
+        Judged(trained_setting, reading, options.workers)
+        for trained_setting, reading in zip(trained, readings, strict=True)
+    ]
+    paths = {"out": str(options.out), "report": str(page)}
+    return Outcome(settings=settings, document=document(settings, {**paths, **about}))

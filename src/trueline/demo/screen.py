@@ -87,7 +87,7 @@ def summary(settings: Sequence[Judged], *, out: Path, page: Path) -> RenderableT
 
 def _telling(settings: Sequence[Judged]) -> Judged:
     """The first setting in which something was found, or the first of all."""
-    return next((each for each in settings if each.grave), settings[0])
+    return next((judged for judged in settings if judged.grave), settings[0])
 
 
 def _verdicts(settings: Sequence[Judged]) -> Table:
@@ -95,19 +95,19 @@ def _verdicts(settings: Sequence[Judged]) -> Table:
     for column in ("setting", "what was done", "verdict"):
         table.add_column(column, no_wrap=column == "setting")
     table.add_column("found (ranks, since)", overflow="fold")
-    for each in settings:
-        setting = each.trained.setting
-        verdict = Text(each.verdict, style=COLOURS[each.status])
-        table.add_row(setting.name, setting.planted_text(each.num_workers), verdict, _found(each))
+    for judged in settings:
+        setting = judged.trained.setting
+        verdict = Text(judged.verdict, style=COLOURS[judged.status])
+        table.add_row(setting.name, setting.planted_text(judged.num_workers), verdict, _findings_text(judged))
     return table
 
 
-def _found(each: Judged) -> Text:
+def _findings_text(judged: Judged) -> Text:
     lines: list[str] = []
-    for finding in each.grave:
-        places = [rank_text(finding.ranks, each.num_workers)] if finding.ranks else []
-        places += [] if finding.step_first is None else [f"step {finding.step_first}"]
-        where = f" ({', '.join(places)})" if places else ""
+    for finding in judged.grave:
+        circumstances = [rank_text(finding.ranks, judged.num_workers)] if finding.ranks else []
+        circumstances += [] if finding.step_first is None else [f"step {finding.step_first}"]
+        where = f" ({', '.join(circumstances)})" if circumstances else ""
         lines.append(f"{finding.severity} {finding.code}{where}")
     return Text("\n".join(dict.fromkeys(lines)) or "nothing")
 
@@ -118,9 +118,9 @@ def _dispersions(settings: Sequence[Judged]) -> Table:
     for key in SPREADS:
         table.add_column(COLUMN_TITLES[key], justify="right")
     table.add_column("mean loss", justify="right", no_wrap=True)
-    for each in settings:
-        losses = f"{each.trained.loss_first:.2f} to {each.trained.loss_last:.2f}"
-        table.add_row(each.trained.setting.name, *(_number(each.spread(key)) for key in SPREADS), losses)
+    for judged in settings:
+        losses = f"{judged.trained.loss_first:.2f} to {judged.trained.loss_last:.2f}"
+        table.add_row(judged.trained.setting.name, *(_number(judged.spread(key)) for key in SPREADS), losses)
     return table
 
 

@@ -107,7 +107,7 @@ def document(settings: Iterable[Judged], about: Mapping[str, Any]) -> dict[str, 
     return {
         "schema": 1,
         **about,
-        "settings": [_setting_document(each) for each in settings],
+        "settings": [_setting_document(setting) for setting in settings],
         "about_curves": ABOUT_CURVES,
     }
 
@@ -115,12 +115,12 @@ def document(settings: Iterable[Judged], about: Mapping[str, Any]) -> dict[str, 
 def advice(settings: Iterable[Judged]) -> list[tuple[str, list[str], list[str]]]:
     """What to do about each code found: the code, the settings that have it, and each piece of advice once."""
     where: dict[str, list[str]] = {}
-    what: dict[str, list[str]] = {}
-    for each in settings:
-        for finding in each.grave:
-            where.setdefault(finding.code, []).append(each.trained.setting.name)
-            what.setdefault(finding.code, []).extend(finding.next)
-    return [(code, list(dict.fromkeys(where[code])), list(dict.fromkeys(what[code]))) for code in where]
+    advice_by_code: dict[str, list[str]] = {}
+    for setting in settings:
+        for finding in setting.grave:
+            where.setdefault(finding.code, []).append(setting.trained.setting.name)
+            advice_by_code.setdefault(finding.code, []).extend(finding.next)
+    return [(code, list(dict.fromkeys(where[code])), list(dict.fromkeys(advice_by_code[code]))) for code in where]
 
 
 def rank_text(ranks: Sequence[int], num_workers: int) -> str:
@@ -130,20 +130,20 @@ def rank_text(ranks: Sequence[int], num_workers: int) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def _setting_document(each: Judged) -> dict[str, Any]:
-    report = each.reading.report.to_json()
+def _setting_document(judged: Judged) -> dict[str, Any]:
+    report = judged.reading.report.to_json()
     return {
-        "setting": each.trained.setting.name,
-        "planted": each.trained.setting.planted_text(each.num_workers),
-        "found_by": each.trained.setting.found_by or None,
-        "run": str(each.trained.run),
-        "status": each.status,
-        "verdict": each.verdict,
+        "setting": judged.trained.setting.name,
+        "planted": judged.trained.setting.planted_text(judged.num_workers),
+        "found_by": judged.trained.setting.found_by or None,
+        "run": str(judged.trained.run),
+        "status": judged.status,
+        "verdict": judged.verdict,
         "findings": report["findings"],
         "checks_run": report["checks_run"],
         "checks_not_run": report["checks_not_run"],
-        "loss": {"first": _number(each.trained.loss_first), "last": _number(each.trained.loss_last)},
-        "dispersion": {key: each.spread(key) for key in SPREADS},
+        "loss": {"first": _number(judged.trained.loss_first), "last": _number(judged.trained.loss_last)},
+        "dispersion": {key: judged.spread(key) for key in SPREADS},
     }
 
 

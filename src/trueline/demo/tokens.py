@@ -48,9 +48,9 @@ class Sample:
 
 def prompt_text(triple: Triple) -> str:
     """What stands before the response; the Input part is left out where the triple has none."""
-    asked = f"### Instruction:\n{triple.instruction}\n\n"
+    instruction = f"### Instruction:\n{triple.instruction}\n\n"
     about = f"### Input:\n{triple.input}\n\n" if triple.input else ""
-    return f"{asked}{about}### Response:\n"
+    return f"{instruction}{about}### Response:\n"
 
 
 def train_tokenizer(triples: Sequence[Triple], *, vocab_size: int = VOCAB_SIZE) -> Tokenizer:

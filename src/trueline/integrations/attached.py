@@ -32,18 +32,18 @@ class Attached:
         sinks: Sequence[str | Callback] = (),
         on_finding: OnFinding | None = None,
     ) -> None:
-        asked = Plan.load(plan)
-        require_sinks([one for one in (*asked.sinks, *sinks) if isinstance(one, str)])
-        self._given: dict[str, Any] = {
+        plan_asked = Plan.load(plan)
+        require_sinks([sink for sink in (*plan_asked.sinks, *sinks) if isinstance(sink, str)])
+        self._arguments: dict[str, Any] = {
             "out": os.path.abspath(out),
-            "plan": asked.model_dump(mode="json"),
+            "plan": plan_asked.model_dump(mode="json"),
             "overwrite": overwrite,
             "resume": resume,
         }
         self._attachment: Attachment | None = None
         if not os.environ.get(RUN):
             start = partial(trueline.watch, sinks=sinks, on_finding=on_finding)
-            self._attachment = Attachment(start, arguments=lambda: dict(self._given))
+            self._attachment = Attachment(start, arguments=lambda: dict(self._arguments))
             self._attachment.wait()
             trueline.rl.follow_trl()
 
@@ -55,7 +55,7 @@ class Attached:
         if self._attachment is None:
             return
         if step:
-            self._given |= {"step": step, "resume": True, "overwrite": False}
+            self._arguments |= {"step": step, "resume": True, "overwrite": False}
         for optimizer in optimizers:
             self._attachment.know(optimizer, trains=trains)
 

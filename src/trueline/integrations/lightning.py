@@ -19,13 +19,13 @@ class TruelineCallback(Callback):
     """
 
     def __init__(self, out: str = "runs/latest", **options: Any) -> None:
-        self._out, self._options = out, options
+        self._run_path, self._options = out, options
         self._attached: Attached | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Before the strategy wraps the model; in the process that trains, which Lightning may have started."""
         if stage == "fit" and self._attached is None:
-            self._attached = Attached(self._out, **self._options)
+            self._attached = Attached(self._run_path, **self._options)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The step that training goes on from is known, and its optimizers."""

@@ -20,12 +20,12 @@ def watched(
 
     Training that Ray begins again from a checkpoint goes on with its Run.
     """
-    place = os.path.abspath(out)
+    run_path = os.path.abspath(out)
 
     @functools.wraps(train_loop_per_worker)
     def on_each_rank(*args: Any, **kwargs: Any) -> Any:
         goes_on = {} if ray.train.get_checkpoint() is None else {"resume": True, "overwrite": False}
-        attached = Attached(place, **options | goes_on)
+        attached = Attached(run_path, **options | goes_on)
         try:
             return train_loop_per_worker(*args, **kwargs)
         finally:

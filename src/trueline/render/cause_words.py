@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 def speaking_for(report: CheckReport, verdict: Verdict) -> list[str]:
     """``code: claim`` of those findings of the incident that the cause brings, and of those for information."""
-    findings = [report.findings[each] for each in report.incidents[verdict.incident].findings]
+    findings = [report.findings[index] for index in report.incidents[verdict.incident].findings]
     weak = set(verdict.because) - {finding.code for finding in findings}
-    known = [finding for finding in report.findings if finding.severity == "info"]
+    notices = [finding for finding in report.findings if finding.severity == "info"]
     return [
         *(f"{code}: {claim}" for code, claim in _claims(findings, verdict.because)),
-        *(f"{code} (for information): {claim}" for code, claim in _claims(known, weak)),
+        *(f"{code} (for information): {claim}" for code, claim in _claims(notices, weak)),
     ]
 
 
@@ -30,9 +30,10 @@ def speaking_against(findings: Sequence[Finding], verdict: Verdict) -> list[str]
 
 def excluded_because(findings: Sequence[Finding], verdict: Verdict) -> str:
     """An excluded cause with the signs that contradict it."""
-    found = {finding.code for finding in findings}
+    codes_found = {finding.code for finding in findings}
     signs = [
-        f"{sign} was found" if sign.partition("/")[0] in found else f"{sign} was not found" for sign in verdict.against
+        f"{sign} was found" if sign.partition("/")[0] in codes_found else f"{sign} was not found"
+        for sign in verdict.against
     ]
     return f"{verdict.says} ({verdict.cause}): {', '.join(signs)}"
 

@@ -57,10 +57,12 @@ _ELSEWHERE = frozenset({"interval", "interval_of", "crossed_step", "growth", "ki
 
 def evidence_words(evidence: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """(label, value) of each entry that is not empty, the first sixteen and how many follow."""
-    words = [(label(str(key)), _text(each)) for key, each in evidence.items() if key not in _ELSEWHERE and _says(each)]
-    shown = [(key, text) for key, text in words if text]
-    more = len(shown) - _MAX_ENTRIES
-    return tuple(shown if more <= 0 else [*shown[:_MAX_ENTRIES], ("and", f"{more} more")])
+    words = [
+        (label(str(key)), _text(value)) for key, value in evidence.items() if key not in _ELSEWHERE and _says(value)
+    ]
+    entries = [(key, text) for key, text in words if text]
+    more = len(entries) - _MAX_ENTRIES
+    return tuple(entries if more <= 0 else [*entries[:_MAX_ENTRIES], ("and", f"{more} more")])
 
 
 def label(key: str) -> str:
@@ -88,9 +90,9 @@ def _plain(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, Mapping):
         pairs = cast(Mapping[Any, Any], value).items()
-        return ", ".join(f"{label(str(key))}: {_plain(each)}" for key, each in pairs if _says(each))
+        return ", ".join(f"{label(str(key))}: {_plain(element)}" for key, element in pairs if _says(element))
     if isinstance(value, Sequence) and not isinstance(value, str):
         items = cast(Sequence[Any], value)
-        nested = any(isinstance(each, Mapping | list | tuple) for each in items)
-        return ("; " if nested else ", ").join(_plain(each) for each in items)
+        nested = any(isinstance(item, Mapping | list | tuple) for item in items)
+        return ("; " if nested else ", ").join(_plain(element) for element in items)
     return str(value)

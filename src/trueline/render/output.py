@@ -11,29 +11,31 @@ from trueline.schema.errors import InputError, RunExistsError
 
 
 def writable_target(
-    out: str | os.PathLike[str], *, overwrite: bool, what: str = "report", example: str = "report.html"
+    path: str | os.PathLike[str], *, overwrite: bool, kind: str = "report", example: str = "report.html"
 ) -> Path:
-    """``out`` as a path that a file may be written to; raises before any Run is read.
+    """``path`` as a path that a file may be written to; raises before any Run is read.
 
-    Raises ``InputError`` for a directory, a device or a path in no directory, ``RunExistsError`` where ``out`` exists
-    and ``overwrite`` is not set. ``what`` names the file in messages, ``example`` is a name that it may have.
+    Raises ``InputError`` for a directory, a device or a path in no directory, ``RunExistsError`` where ``path`` exists
+    and ``overwrite`` is not set. ``kind`` names the file in messages, ``example`` is a name that it may have.
     """
-    target = Path(out)
+    target = Path(path)
     if target.is_dir():
-        raise InputError(f"The {what} cannot be written to '{out}': that is a directory. Pass a file, as in {example}.")
+        raise InputError(
+            f"The {kind} cannot be written to '{path}': that is a directory. Pass a file, as in {example}."
+        )
     if target.exists() and not target.is_file():  # os.replace would put a file in the place of /dev/null
-        raise InputError(f"The {what} cannot be written to '{out}': that is no file. Pass a file, as in {example}.")
+        raise InputError(f"The {kind} cannot be written to '{path}': that is no file. Pass a file, as in {example}.")
     if target.exists() and not overwrite:
-        raise RunExistsError(f"'{out}' exists already. Pass another file, or overwrite it with --overwrite.")
+        raise RunExistsError(f"'{path}' exists already. Pass another file, or overwrite it with --overwrite.")
     if not target.parent.is_dir():
         raise InputError(
-            f"The {what} cannot be written to '{out}': '{target.parent}' is no directory. Create it first."
+            f"The {kind} cannot be written to '{path}': '{target.parent}' is no directory. Create it first."
         )
     return target
 
 
 @contextlib.contextmanager
-def replacing(target: Path, *, what: str = "report") -> Iterator[Path]:
+def replacing(target: Path, *, kind: str = "report") -> Iterator[Path]:
     """A path next to ``target`` to write to, which takes its place at the end; an ``OSError`` leaves ``target`` alone
     and becomes an ``InputError``.
     """
@@ -43,13 +45,13 @@ def replacing(target: Path, *, what: str = "report") -> Iterator[Path]:
         os.replace(temporary, target)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise InputError(f"The {what} cannot be written to '{target}': {reason}. Pass another place.") from None
+        raise InputError(f"The {kind} cannot be written to '{target}': {reason}. Pass another place.") from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
-def save(target: Path, text: str, *, what: str = "report") -> None:
+def save(target: Path, text: str, *, kind: str = "report") -> None:
     """Put ``text`` at ``target``, whole or not at all. Raises ``InputError`` where it cannot be written."""
-    with replacing(target, what=what) as temporary:
+    with replacing(target, kind=kind) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")

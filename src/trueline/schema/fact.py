@@ -20,7 +20,7 @@ def fact(*, eq: bool = True, order: bool = False) -> Callable[[type[Class]], typ
     With ``eq`` it is equal, and hashed, by its fields; else it is equal to itself alone. ``order`` as of a dataclass.
     """
 
-    def made(cls: type[Class]) -> type[Class]:
+    def decorate(cls: type[Class]) -> type[Class]:
         return dataclass(slots=True, eq=eq, order=order, unsafe_hash=eq)(cls)
 
-    return made
+    return decorate

@@ -166,13 +166,15 @@ class Judged:
 
     def of(self, *states: State, among: Iterable[Question] = tuple(QUESTIONS)) -> tuple[Asked, ...]:
         """The questions ``among`` those asked that are in one of ``states``."""
-        wanted = set(among)
-        return tuple(asked for asked in self.questions if asked.state in states and asked.question in wanted)
+        questions = set(among)
+        return tuple(asked for asked in self.questions if asked.state in states and asked.question in questions)
 
     @property
     def failed(self) -> tuple[str, ...]:
         """The checks that could not be loaded, or failed: what they look for nobody looked for."""
-        return tuple(entry.check for of in self.questions for entry in of.checks_not_run if entry.reason == "failed")
+        return tuple(
+            entry.check for question in self.questions for entry in question.checks_not_run if entry.reason == "failed"
+        )
 
     @property
     def main(self) -> tuple[Question, ...]:

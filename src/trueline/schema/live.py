@@ -56,6 +56,6 @@ def finding_document(finding: Finding) -> dict[str, Any]:
 
 def headline(finding: Finding) -> str:
     """``error replica-drift, rank 2, since step 50: claim``."""
-    since = "" if finding.step_first is None else f"since step {finding.step_first}"
-    parts = (f"{finding.severity} {finding.code}", ranks_text(finding.ranks), since)
+    onset = "" if finding.step_first is None else f"since step {finding.step_first}"
+    parts = (f"{finding.severity} {finding.code}", ranks_text(finding.ranks), onset)
     return f"{', '.join(filter(None, parts))}: {finding.claim}"

@@ -250,16 +250,16 @@ class Plan(BaseModel):
     @classmethod
     def _disjoint(cls, groups: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
         """Refuse a rank that stands twice, a group that has nobody to compare, and what cannot be a rank."""
-        seen: set[int] = set()
+        ranks_seen: set[int] = set()
         for group in groups:
             if len(group) < 2:
                 raise ValueError(f"group {list(group)} has {len(group)} of the at least 2 ranks that can be compared")
             for rank in group:
                 if rank < 0:
                     raise ValueError(f"rank {rank} in group {list(group)} is negative; ranks count from 0")
-                if rank in seen:
+                if rank in ranks_seen:
                     raise ValueError(f"rank {rank} stands twice; a rank belongs to one group at most")
-                seen.add(rank)
+                ranks_seen.add(rank)
         return groups
 
     @classmethod
@@ -276,7 +276,7 @@ class Plan(BaseModel):
             return cls._validated(source, "the plan")
         if str(source) in PRESETS:
             return cls(preset=cast(Any, str(source)))
-        return cls._validated(_read(Path(source)), f"plan file '{source}'")
+        return cls._validated(_read_plan_file(Path(source)), f"plan file '{source}'")
 
     def revised(self, changes: Mapping[str, Any], where: str) -> Plan:
         """This Plan, which is in force, with other values for the keys in ``changes``; ``where`` says who asks.
@@ -284,18 +284,18 @@ class Plan(BaseModel):
         Raises ``PlanError`` as ``load`` does, and for a change that cannot be made while a job runs.
         """
         new = Plan._validated(self.model_dump(mode="json") | dict(changes), where)
-        given = new.model_dump(mode="json")
+        values = new.model_dump(mode="json")
         for key, now in self.model_dump(mode="json").items():
-            if given[key] == now:
+            if values[key] == now:
                 continue
             if key not in LIVE:
                 raise PlanError(
-                    f"Key '{key}' in {where} has the value {given[key]!r}, but it is {now!r} and cannot change while a "
-                    f"job runs. Start a new Run for that. Keys that can change are {', '.join(LIVE)}."
+                    f"Key '{key}' in {where} has the value {values[key]!r}, but it is {now!r} and cannot change while "
+                    f"a job runs. Start a new Run for that. Keys that can change are {', '.join(LIVE)}."
                 )
             if key in _WATCHED and not new.records:
                 raise PlanError(
-                    f"Key '{key}' in {where} has the value {given[key]!r}: with preset '{new.preset}' it chooses the "
+                    f"Key '{key}' in {where} has the value {values[key]!r}: with preset '{new.preset}' it chooses the "
                     f"{_WATCHED[key]} that are watched, which cannot change while a job runs. Set preset to modules, "
                     "ops or mix too, or start a new Run."
                 )
@@ -327,7 +327,7 @@ def _after(step: str) -> int | str:
     return int(step) + 1 if step.isdecimal() and len(step) < _DIGITS else step
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_plan_file(path: Path) -> dict[str, Any]:
     if not os.path.isfile(path):  # pathlib raises where a text is too long for a path
         raise PlanError(
             f"Plan '{shortened(str(path))}' is neither a preset ({', '.join(PRESETS)}) nor a file. "

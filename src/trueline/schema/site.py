@@ -38,13 +38,13 @@ class Site:
     @classmethod
     def parse(cls, text: str) -> Site:
         """The Site that ``text`` spells; raises ``SiteError`` where it spells none."""
-        found = _FORM.match(text)
-        if found is None:
+        match = _FORM.match(text)
+        if match is None:
             raise SiteError(
                 f"'{text}' is not a site. Expected step.micro/rRANK/phase/name#call:slot, "
                 "for example 120.0/r3/fwd/layers.7.attn.qkv#0:out0."
             )
-        part = found.groupdict()
+        part = match.groupdict()
         return cls(
             step=int(part["step"]),
             micro=int(part["micro"]),

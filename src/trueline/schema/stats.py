@@ -86,28 +86,28 @@ class TensorStats:
             projections=None if any(map(math.isnan, projections)) else tuple(projections),
         )
 
-    def __add__(self, other: TensorStats) -> TensorStats:
+    def __add__(self, other_part: TensorStats) -> TensorStats:
         """The statistics of both shards together; raises MergeError where their dtypes differ."""
-        if self.dtype != other.dtype:
+        if self.dtype != other_part.dtype:
             raise MergeError(
-                f"Shards of {self.dtype} and {other.dtype} cannot be merged; shards of one tensor have one dtype."
+                f"Shards of {self.dtype} and {other_part.dtype} cannot be merged; shards of one tensor have one dtype."
             )
         return TensorStats(
             dtype=self.dtype,
-            shape=self._shape_with(other),
-            numel=self.numel + other.numel,
-            nan=self.nan + other.nan,
-            pos_inf=self.pos_inf + other.pos_inf,
-            neg_inf=self.neg_inf + other.neg_inf,
-            zero=self.zero + other.zero,
-            subnormal=self.subnormal + other.subnormal,
-            min=min((value for value in (self.min, other.min) if value is not None), default=None),
-            max=max((value for value in (self.max, other.max) if value is not None), default=None),
-            sum=self.sum + other.sum,
-            sum_sq=self.sum_sq + other.sum_sq,
-            fingerprint=self._fingerprint_with(other),
-            exponents=self._exponents_with(other),
-            projections=self._projections_with(other),
+            shape=self._shape_with(other_part),
+            numel=self.numel + other_part.numel,
+            nan=self.nan + other_part.nan,
+            pos_inf=self.pos_inf + other_part.pos_inf,
+            neg_inf=self.neg_inf + other_part.neg_inf,
+            zero=self.zero + other_part.zero,
+            subnormal=self.subnormal + other_part.subnormal,
+            min=min((value for value in (self.min, other_part.min) if value is not None), default=None),
+            max=max((value for value in (self.max, other_part.max) if value is not None), default=None),
+            sum=self.sum + other_part.sum,
+            sum_sq=self.sum_sq + other_part.sum_sq,
+            fingerprint=self._fingerprint_with(other_part),
+            exponents=self._exponents_with(other_part),
+            projections=self._projections_with(other_part),
         )
 
     @property
@@ -161,34 +161,34 @@ class TensorStats:
             raise ValueError(f"A quantile of {fraction} was asked for; it must be a fraction from 0 to 1.")
         if self.exponents is None or not self.finite:
             return None
-        place = max(math.ceil(fraction * self.finite), 1)
-        if place <= self.zero:
+        position = max(math.ceil(fraction * self.finite), 1)
+        if position <= self.zero:
             return 0.0, 0.0
-        bucket = int(np.searchsorted(np.cumsum(self.exponents), place - self.zero))
+        bucket = int(np.searchsorted(np.cumsum(self.exponents), position - self.zero))
         low = 0.0 if bucket == 0 else 2.0 ** (bucket - _BIAS)
         return low, math.inf if bucket >= NUM_EXPONENTS - 1 else 2.0 ** (bucket + 1 - _BIAS)
 
-    def _shape_with(self, other: TensorStats) -> tuple[int, ...] | None:
-        if self.numel and not other.numel:
+    def _shape_with(self, other_part: TensorStats) -> tuple[int, ...] | None:
+        if self.numel and not other_part.numel:
             return self.shape
-        if other.numel and not self.numel:
-            return other.shape
-        return self.shape if not self.numel and self.shape == other.shape else None
+        if other_part.numel and not self.numel:
+            return other_part.shape
+        return self.shape if not self.numel and self.shape == other_part.shape else None
 
-    def _fingerprint_with(self, other: TensorStats) -> int | None:
-        parts = [part for part in (self, other) if part.numel or part.fingerprint is not None]
+    def _fingerprint_with(self, other_part: TensorStats) -> int | None:
+        parts = [part for part in (self, other_part) if part.numel or part.fingerprint is not None]
         values = [part.fingerprint for part in parts if part.fingerprint is not None]
         return sum(values) % _MOD if values and len(values) == len(parts) else None
 
-    def _projections_with(self, other: TensorStats) -> tuple[float, ...] | None:
-        parts = [part.projections for part in (self, other) if part.numel or part.projections is not None]
-        known = [each for each in parts if each is not None]
-        if not known or len(known) != len(parts):
+    def _projections_with(self, other_part: TensorStats) -> tuple[float, ...] | None:
+        parts = [part.projections for part in (self, other_part) if part.numel or part.projections is not None]
+        measured = [sums_of_part for sums_of_part in parts if sums_of_part is not None]
+        if not measured or len(measured) != len(parts):
             return None
-        return tuple(sum(sums) for sums in zip(*known, strict=True))
+        return tuple(sum(sums) for sums in zip(*measured, strict=True))
 
-    def _exponents_with(self, other: TensorStats) -> tuple[int, ...] | None:
-        parts = [part for part in (self, other) if part.numel or part.exponents is not None]
+    def _exponents_with(self, other_part: TensorStats) -> tuple[int, ...] | None:
+        parts = [part for part in (self, other_part) if part.numel or part.exponents is not None]
         values = [part.exponents for part in parts if part.exponents is not None]
         if not values or len(values) != len(parts):
             return None

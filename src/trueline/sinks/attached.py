@@ -108,9 +108,9 @@ class Side:
             for text in self._openable(settings.sinks)
         ]
 
-    def _openable(self, asked: tuple[str, ...]) -> list[str]:
+    def _openable(self, sinks: tuple[str, ...]) -> list[str]:
         usable: list[str] = []
-        for text in asked:
+        for text in sinks:
             try:
                 opener(text)
             except InputError as error:
@@ -137,29 +137,29 @@ class Side:
     def finish(self) -> None:
         """Look once more, when all ranks have closed the Run or have had time to, and close the sinks."""
         self._acted = True  # nobody is there to stop or to record
-        until = time.monotonic() + STRAGGLERS_S
+        deadline = time.monotonic() + STRAGGLERS_S
         news = self.looks.look()
-        while not news.ended and time.monotonic() < until:
+        while not news.ended and time.monotonic() < deadline:
             self.take(news)
             time.sleep(0.1)
             news = self.looks.look()
         self.take(news)
         if not news.ended:
             self.take(self.looks.look(last=True))
-        until = time.monotonic() + CLOSING_S
+        deadline = time.monotonic() + CLOSING_S
         for delivery in self._deliveries:
-            delivery.close(within_s=max(until - time.monotonic(), 0.1))
+            delivery.close(within_s=max(deadline - time.monotonic(), 0.1))
 
     def _act(self, finding: Finding) -> None:
         """Ask all ranks, through the plan file, for what ``on_finding`` says."""
-        wanted = self._settings.on_finding
+        action = self._settings.on_finding
         try:
-            if wanted == "raise":
+            if action == "raise":
                 ask(self._settings.run, stop=headline(finding))
-            elif wanted == "record":
+            elif action == "record":
                 ask(self._settings.run, preset="mix", next_steps=self._settings.when_steps)
         except (PlanError, OSError) as error:
-            self._wire.say(f"on_finding = {wanted} could not be followed: {why(error)}")
+            self._wire.say(f"on_finding = {action} could not be followed: {why(error)}")
 
 
 def _listen(ended: threading.Event) -> None:

@@ -22,7 +22,7 @@ class Delivery:
     def __init__(self, name: str, open_sink: Callable[[], LiveSink], *, say: Callable[[str], None]) -> None:
         self._name, self._open, self._say = name, open_sink, say
         self._waiting: queue.Queue[Finding | Sequence[Numbers] | None] = queue.Queue(ROOM)
-        self._lost = {"findings": 0, "steps of numbers": 0}
+        self._num_lost = {"findings": 0, "steps of numbers": 0}
         self._counting = threading.Lock()
         self._taking: Finding | Sequence[Numbers] | None = None
         self._thread = threading.Thread(target=self._work, name=f"trueline-sink-{name}", daemon=True)
@@ -44,10 +44,10 @@ class Delivery:
         else:
             self._thread.join(within_s)
         if self._thread.is_alive():
-            for item in (self._taking, *self._left()):
+            for item in (self._taking, *self._drain()):
                 self._lose(item, f"it did not answer within {within_s:g} s")
-        if any(self._lost.values()):
-            counts = " and ".join(f"{count} {kind}" for kind, count in self._lost.items() if count)
+        if any(self._num_lost.values()):
+            counts = " and ".join(f"{count} {kind}" for kind, count in self._num_lost.items() if count)
             self._say(f"sink {self._name} did not get {counts}.")
 
     def _work(self) -> None:
@@ -72,21 +72,21 @@ class Delivery:
             except Exception as error:
                 self._say(f"sink {self._name} could not be closed: {type(error).__name__}: {why(error)}.")
 
-    def _left(self) -> list[Finding | Sequence[Numbers] | None]:
-        left: list[Finding | Sequence[Numbers] | None] = []
+    def _drain(self) -> list[Finding | Sequence[Numbers] | None]:
+        items: list[Finding | Sequence[Numbers] | None] = []
         while not self._waiting.empty():
-            left.append(self._waiting.get_nowait())
-        return left
+            items.append(self._waiting.get_nowait())
+        return items
 
     def _lose(self, item: Finding | Sequence[Numbers] | None, reason: str) -> None:
         """Count what is lost, and say why the first time."""
         if item is None:
             return
         with self._counting:
-            first = not any(self._lost.values())
+            first = not any(self._num_lost.values())
             if isinstance(item, Finding):
-                self._lost["findings"] += 1
+                self._num_lost["findings"] += 1
             else:
-                self._lost["steps of numbers"] += len(item)
+                self._num_lost["steps of numbers"] += len(item)
         if first:
             self._say(f"sink {self._name} does not take everything: {reason}. Training goes on.")

@@ -28,7 +28,7 @@ class JsonLines:
 
     def numbers(self, several: Sequence[Numbers]) -> None:
         """A line a step."""
-        self._write(*(each.to_json() for each in several))
+        self._write(*(step_numbers.to_json() for step_numbers in several))
 
     def finding(self, finding: Finding) -> None:
         """One line."""
@@ -43,6 +43,8 @@ class JsonLines:
         self._file.close()
 
     def _write(self, *documents: Mapping[str, Any]) -> None:
-        lines = (json.dumps(finite(each), allow_nan=False, default=plain, ensure_ascii=False) for each in documents)
+        lines = (
+            json.dumps(finite(document), allow_nan=False, default=plain, ensure_ascii=False) for document in documents
+        )
         self._file.write("".join(f"{line}\n" for line in lines))
         self._file.flush()

@@ -34,7 +34,7 @@ class Looks:
     def __init__(self, path: str, *, first: int = 0, say: Callable[[str], None]) -> None:
         self._path, self._first, self._say = path, first, say
         self._series = Series(first)
-        self._known: set[tuple[str, str, tuple[int, ...]]] = set()
+        self._reported: set[tuple[str, str, tuple[int, ...]]] = set()
         self._parts: PartFiles | None = None
         self._size = -1
         self._complained = False
@@ -54,7 +54,7 @@ class Looks:
             self._size = size
             whole_to = _whole_to(run, last=last)
             report = check(run if last else run.before(whole_to + 1))
-            numbers = tuple(self._series.further(run, whole_to=whole_to))
+            numbers = tuple(self._series.take_new(run, whole_to=whole_to))
             return News(numbers, tuple(filter(self._is_new, report.findings)), ended)
         except RunError as error:
             if last:
@@ -70,8 +70,8 @@ class Looks:
         if finding.step_last is not None and finding.step_last < self._first:
             return False
         key = (finding.code, finding.severity, finding.ranks)
-        new = key not in self._known
-        self._known.add(key)
+        new = key not in self._reported
+        self._reported.add(key)
         return new
 
 

@@ -12,7 +12,7 @@ from trueline.schema.live import Numbers, headline
 
 LIBRARY = "mlflow"
 
-MOST = 1000
+MAX_METRICS = 1000
 """Metrics in one request: the limit of MLflow's ``log_batch``."""
 
 
@@ -21,8 +21,8 @@ def open_sink(target: str, run: str) -> MLflow:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(target)
-    found = client.get_experiment_by_name("trueline")
-    experiment = client.create_experiment("trueline") if found is None else found.experiment_id
+    experiment_found = client.get_experiment_by_name("trueline")
+    experiment = client.create_experiment("trueline") if experiment_found is None else experiment_found.experiment_id
     tags = {"mlflow.runName": os.path.basename(run), "trueline.run": run}
     return MLflow(client, client.create_run(experiment, tags=tags).info.run_id)
 
@@ -39,12 +39,12 @@ class MLflow:
 
         now_ms = int(time.time() * 1000)
         metrics = [
-            Metric(f"trueline.{name}", value, now_ms, each.step)
-            for each in several
-            for name, value in each.values.items()
+            Metric(f"trueline.{name}", value, now_ms, step_numbers.step)
+            for step_numbers in several
+            for name, value in step_numbers.values.items()
         ]
-        for begin in range(0, len(metrics), MOST):
-            self._client.log_batch(self._id, metrics=metrics[begin : begin + MOST])
+        for begin in range(0, len(metrics), MAX_METRICS):
+            self._client.log_batch(self._id, metrics=metrics[begin : begin + MAX_METRICS])
 
     def finding(self, finding: Finding) -> None:
         """A tag with the code as its name."""

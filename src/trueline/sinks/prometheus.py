@@ -33,14 +33,14 @@ class Prometheus:
         self._run, self._file = run, file
         self._make = lambda name, text: Gauge(name, text, ["run"], registry=self.registry)
         self._gauges: dict[str, Any] = {}
-        self._found = Counter(
+        self._findings_counter = Counter(
             "trueline_findings", "findings reported", ["run", "code", "severity"], registry=self.registry
         )
 
     def numbers(self, several: Sequence[Numbers]) -> None:
         """Set each gauge to its latest value, and ``trueline_step`` to the latest step."""
-        for each in several:
-            for name, value in (*each.values.items(), ("step", each.step)):
+        for step_numbers in several:
+            for name, value in (*step_numbers.values.items(), ("step", step_numbers.step)):
                 if name not in self._gauges:
                     self._gauges[name] = self._make(f"trueline_{name}", f"{name}, of the latest step that has it")
                 self._gauges[name].labels(self._run).set(value)
@@ -48,7 +48,7 @@ class Prometheus:
 
     def finding(self, finding: Finding) -> None:
         """Count it."""
-        self._found.labels(self._run, finding.code, finding.severity).inc()
+        self._findings_counter.labels(self._run, finding.code, finding.severity).inc()
         self._save()
 
     def close(self) -> None:

@@ -28,15 +28,15 @@ TO_PATHS: tuple[str, ...] = ("jsonl", "tensorboard")
 """Those of ours whose target is a path: relative to where the user stands."""
 
 
-def require_sinks(asked: Sequence[str]) -> None:
+def require_sinks(sink_texts: Sequence[str]) -> None:
     """Raise ``InputError`` for a sink that is not installed, lacks its package, or has no target."""
-    for text in asked:
+    for text in sink_texts:
         opener(text)
 
 
-def require_ready(asked: Sequence[str]) -> None:
+def require_ready(sink_texts: Sequence[str]) -> None:
     """Raise ``InputError`` for a sink that could not be opened once the job runs."""
-    for name in dict.fromkeys(text.partition(":")[0] for text in asked):
+    for name in dict.fromkeys(text.partition(":")[0] for text in sink_texts):
         check = getattr(importlib.import_module(installed_sinks()[name]), "require_ready", None)
         if check is not None:
             check()
@@ -82,12 +82,12 @@ def at_home(text: str) -> str:
 def installed_sinks() -> dict[str, str]:
     """The module of every sink, by name; where Trueline is run from its sources without being installed, ours."""
     installed = {entry.name: entry.value for entry in entry_points(group=GROUP)}
-    names = [found.name for found in pkgutil.iter_modules(sinks.__path__)]
-    ours = {name: f"{sinks.__name__}.{name}" for name in names if name in OURS}
-    return ours | installed
+    names = [module.name for module in pkgutil.iter_modules(sinks.__path__)]
+    own_sinks = {name: f"{sinks.__name__}.{name}" for name in names if name in OWN_SINKS}
+    return own_sinks | installed
 
 
-OURS: tuple[str, ...] = ("jsonl", "tensorboard", "webhook", "prometheus", "wandb", "mlflow")
+OWN_SINKS: tuple[str, ...] = ("jsonl", "tensorboard", "webhook", "prometheus", "wandb", "mlflow")
 
 
 def _example(name: str) -> str:

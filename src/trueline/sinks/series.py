@@ -29,7 +29,7 @@ class Series:
     def __init__(self, first: int) -> None:
         self._next = dict.fromkeys(SERIES, first)
 
-    def further(self, run: Run, *, whole_to: int) -> list[Numbers]:
+    def take_new(self, run: Run, *, whole_to: int) -> list[Numbers]:
         """What became known since it was asked before, of steps that every rank has written: those up to
         ``whole_to``. Numbers of one step may come at two times.
         """
@@ -38,9 +38,9 @@ class Series:
         at_step: dict[int, dict[str, float]] = {}
         for name, values_T in columns.items():
             known_T = np.isfinite(values_T) & (measured.steps >= self._next[name]) & (measured.steps <= whole_to)
-            for place in np.flatnonzero(known_T):
-                at_step.setdefault(int(measured.steps[place]), {})[name] = float(values_T[place])
-                self._next[name] = int(measured.steps[place]) + 1
+            for index in np.flatnonzero(known_T):
+                at_step.setdefault(int(measured.steps[index]), {})[name] = float(values_T[index])
+                self._next[name] = int(measured.steps[index]) + 1
         return [Numbers(step, at_step[step]) for step in sorted(at_step)]
 
 
@@ -65,7 +65,7 @@ def _farthest(norms_TN: Floats, ranks: tuple[int, ...]) -> tuple[Floats, Floats]
     known_T = (np.isfinite(norms_TN) & (norms_TN > 0)).all(axis=1)
     if norms_TN.shape[1] > 2 and known_T.any():
         ratios = norms_TN[known_T] / np.median(norms_TN[known_T], axis=1, keepdims=True)
-        place = np.abs(np.log(ratios)).argmax(axis=1)
-        worst_T[known_T] = np.asarray(ranks, dtype=float)[place]
-        ratio_T[known_T] = np.take_along_axis(ratios, place[:, None], axis=1)[:, 0]
+        index = np.abs(np.log(ratios)).argmax(axis=1)
+        worst_T[known_T] = np.asarray(ranks, dtype=float)[index]
+        ratio_T[known_T] = np.take_along_axis(ratios, index[:, None], axis=1)[:, 0]
     return worst_T, ratio_T

@@ -40,7 +40,7 @@ class Settings:
     sends_numbers: bool
 
 
-def start(settings: Settings, callbacks: Sequence[Callback]) -> Beside | None:
+def start(settings: Settings, callbacks: Sequence[Callback]) -> SideProcess | None:
     """The process beside this one; None where it cannot be started: one warning says why, and training goes on."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TRUELINE_")}
     paths = [path for path in sys.path if path]
@@ -63,10 +63,10 @@ def start(settings: Settings, callbacks: Sequence[Callback]) -> Beside | None:
     except (OSError, ValueError) as error:
         _log.warning("trueline: no finding is reported while the job runs: %s", why(error))
         return None
-    return Beside(process, callbacks, logs=settings.on_finding is not None)
+    return SideProcess(process, callbacks, logs=settings.on_finding is not None)
 
 
-class Beside:
+class SideProcess:
     """The process beside a training. A thread hears from it."""
 
     def __init__(self, process: subprocess.Popen[str], callbacks: Sequence[Callback], *, logs: bool) -> None:
@@ -123,5 +123,5 @@ class Beside:
             except Exception as error:  # the user's own code, in a thread that nobody sees
                 self._callbacks.remove(callback)
                 name = getattr(callback, "__name__", type(callback).__name__)
-                what = f"{type(error).__name__}: {why(error)}"
-                _log.warning("trueline: callback '%s' is not called again, as it raised %s", name, what)
+                problem = f"{type(error).__name__}: {why(error)}"
+                _log.warning("trueline: callback '%s' is not called again, as it raised %s", name, problem)

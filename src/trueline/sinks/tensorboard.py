@@ -24,13 +24,13 @@ class TensorBoard:
 
     def __init__(self, writer: object) -> None:
         self._writer = writer
-        self._found = 0
+        self._num_findings = 0
 
     def numbers(self, several: Sequence[Numbers]) -> None:
         """A point of each series at each step."""
-        for each in several:
-            for name, value in each.values.items():
-                self._writer.add_scalar(f"trueline/{name}", value, each.step)
+        for step_numbers in several:
+            for name, value in step_numbers.values.items():
+                self._writer.add_scalar(f"trueline/{name}", value, step_numbers.step)
         self._writer.flush()
 
     def finding(self, finding: Finding) -> None:
@@ -39,8 +39,8 @@ class TensorBoard:
         lines = [headline(finding), *finding.next]
         self._writer.add_text(f"trueline/{finding.code}", "\n\n".join(lines), step)
         if finding.severity != "info":
-            self._found += 1
-            self._writer.add_scalar("trueline/findings", self._found, step)
+            self._num_findings += 1
+            self._writer.add_scalar("trueline/findings", self._num_findings, step)
         self._writer.flush()
 
     def close(self) -> None:

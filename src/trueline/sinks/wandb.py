@@ -33,8 +33,8 @@ def require_ready() -> None:
 
 def _in_netrc(environ: Mapping[str, str]) -> bool:
     """Whether a .netrc has a key as W&B writes it: of the login ``user``. One that cannot be read may have."""
-    named = environ.get("NETRC")
-    paths = [Path(named)] if named else [Path.home() / name for name in (".netrc", "_netrc")]
+    netrc_path = environ.get("NETRC")
+    paths = [Path(netrc_path)] if netrc_path else [Path.home() / name for name in (".netrc", "_netrc")]
     try:
         files = [netrc.netrc(str(path.expanduser())) for path in paths if path.expanduser().exists()]
     except (OSError, netrc.NetrcParseError):
@@ -62,7 +62,7 @@ def open_sink(target: str, run: str) -> WandB:
     entity, _, project = target.rpartition("/")
     for name in ("WANDB_RUN_ID", "WANDB_NAME", "WANDB_RESUME"):  # those of the training's own run
         os.environ.pop(name, None)
-    made = wandb.init(
+    wandb_run = wandb.init(
         project=project,
         entity=entity or None,
         name=os.path.basename(run),
@@ -70,9 +70,9 @@ def open_sink(target: str, run: str) -> WandB:
         config={"trueline_run": run},
         settings=wandb.Settings(console="off", silent=True),
     )
-    made.define_metric("trueline/step")
-    made.define_metric("trueline/*", step_metric="trueline/step")
-    return WandB(made)
+    wandb_run.define_metric("trueline/step")
+    wandb_run.define_metric("trueline/*", step_metric="trueline/step")
+    return WandB(wandb_run)
 
 
 class WandB:
@@ -83,8 +83,11 @@ class WandB:
 
     def numbers(self, several: Sequence[Numbers]) -> None:
         """A row a step."""
-        for each in several:
-            self._run.log({"trueline/step": each.step} | {f"trueline/{k}": value for k, value in each.values.items()})
+        for step_numbers in several:
+            self._run.log(
+                {"trueline/step": step_numbers.step}
+                | {f"trueline/{k}": value for k, value in step_numbers.values.items()}
+            )
 
     def finding(self, finding: Finding) -> None:
         """An alert, which W&B sends on as the user has set it up there, if it is more than an info."""

@@ -112,7 +112,7 @@ class Run(RecordedSteps, Shown):
         # Cached properties are copied with the object, and would go on about all rows.
         for derived in ("_step_index", "_rank_index", "last_steps"):
             part.__dict__.pop(derived, None)
-        part._take(self._pieces.between(first, end))
+        part._take(self._pieces.cut(first, end))
         begin = 0 if first is None else self._rows.from_step(first)
         part._columns = {name: values.slice(begin, len(part._rows)) for name, values in self._columns.items()}
         return part

@@ -27,12 +27,12 @@ def stats_and_fingerprint(
     on a CUDA device, that are one run of the whole, are read once, by ``triton_pass``, where Triton is installed and
     works; all else by torch.
     """
-    place = ShardRuns(x, **whole) if whole else None
-    one_pass = _triton(x.device) if x.is_cuda and (place is None or place.num_runs == 1) else None
+    shard = ShardRuns(x, **whole) if whole else None
+    one_pass = _triton(x.device) if x.is_cuda and (shard is None or shard.num_runs == 1) else None
     if one_pass is None or x.dtype not in one_pass.DTYPES or x.numel() == 0 or not x.is_contiguous() or x.is_neg():
-        return measure_on_device(x, place), fingerprint_on_device(x, **whole) if fingerprint else None
+        return measure_on_device(x, shard), fingerprint_on_device(x, **whole) if fingerprint else None
     with torch.cuda.device_of(x):
-        stats, print_ = one_pass.measured(x, place.first if place is not None else 0, device_weights(x.device))
+        stats, print_ = one_pass.measured(x, shard.first if shard is not None else 0, device_weights(x.device))
     return stats, print_ if fingerprint else None
 
 

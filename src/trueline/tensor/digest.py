@@ -46,12 +46,12 @@ def digest_tensor(x: Tensor) -> Tensor:
     return _by_position(x.reshape(1, -1))[0]
 
 
-def digest_each(every: Sequence[Tensor | None], device: torch.device) -> Tensor:
+def digest_each(tensors: Sequence[Tensor | None], device: torch.device) -> Tensor:
     """int64 [N] digests of N tensors (``digest_tensor``) on ``device``, 0 where there is none."""
-    if all(x is None or x.device.type == "cpu" for x in every):
-        return torch.tensor([0 if x is None else _of_bytes(x.detach()) for x in every], dtype=torch.int64).to(device)
-    nothing = torch.zeros((), dtype=torch.int64, device=device)
-    return torch.stack([nothing if x is None else digest_tensor(x).to(device) for x in every])
+    if all(x is None or x.device.type == "cpu" for x in tensors):
+        return torch.tensor([0 if x is None else _of_bytes(x.detach()) for x in tensors], dtype=torch.int64).to(device)
+    no_digest = torch.zeros((), dtype=torch.int64, device=device)
+    return torch.stack([no_digest if x is None else digest_tensor(x).to(device) for x in tensors])
 
 
 def digest_rows(x_BX: Tensor, keep_BT: Tensor | None = None) -> Tensor:

@@ -80,19 +80,19 @@ class HostFingerprint:
 
         Copies a page at a time, but for a part cut into short runs and for a tensor whose conjugation is still pending.
         """
-        place = None if whole_shape is None or offsets is None else ShardRuns(x, whole_shape, offsets)
+        shard = None if whole_shape is None or offsets is None else ShardRuns(x, whole_shape, offsets)
         if self._native is not None:
-            taken = self._native.fingerprint(x, place)
-            if taken is not None:
-                return taken
+            by_kernel = self._native.fingerprint(x, shard)
+            if by_kernel is not None:
+                return by_kernel
         x = _as_integers(x)
         if x.numel() == 0:
             return 0
-        if place is None or place.num_runs == 1:
-            return self._run(x, place.first if place else 0) % _MOD
-        if place.run_length < _SHORT:
-            return int(_scattered(x, place, PAGE).item()) % _MOD
-        runs = zip(x.reshape(place.num_runs, -1).unbind(0), place.starts(x.device).numpy(), strict=True)
+        if shard is None or shard.num_runs == 1:
+            return self._run(x, shard.first if shard else 0) % _MOD
+        if shard.run_length < _SHORT:
+            return int(_scattered(x, shard, PAGE).item()) % _MOD
+        runs = zip(x.reshape(shard.num_runs, -1).unbind(0), shard.starts(x.device).numpy(), strict=True)
         return sum(self._run(run, int(start)) for run, start in runs) % _MOD
 
     def _run(self, x: Tensor, start: int) -> int:
@@ -112,15 +112,15 @@ class HostFingerprint:
         """Σ word · weight over words that follow each other, not yet mod 2⁶⁴."""
         weights, wide_N = host_weights(), self._wide
         place_N = weights.place.view(np.uint64)
-        total, done, size = 0, 0, words_N.size
-        while done < size:
-            page, place = divmod(start + done, PAGE)
-            count = min(PAGE - place, size - done)
+        total, num_read, size = 0, 0, words_N.size
+        while num_read < size:
+            page, offset = divmod(start + num_read, PAGE)
+            count = min(PAGE - offset, size - num_read)
             wide = wide_N[:count]
-            np.copyto(wide, words_N[done : done + count])
-            part = np.einsum("i,i->", wide.view(np.uint64), place_N[place : place + count])  # mod 2⁶⁴ by C's rules
+            np.copyto(wide, words_N[num_read : num_read + count])
+            part = np.einsum("i,i->", wide.view(np.uint64), place_N[offset : offset + count])  # mod 2⁶⁴ by C's rules
             total += int(part) * weights.of_page(page)
-            done += count
+            num_read += count
         return total
 
 
@@ -132,13 +132,13 @@ def fingerprint_on_device(
     The same as ``HostFingerprint.of`` mod 2⁶⁴. Temporaries take 8 bytes a word, at most 128 MB; a part in several runs
     five times as much. The first call on a device copies 1 MB of weights there.
     """
-    place = None if whole_shape is None or offsets is None else ShardRuns(x, whole_shape, offsets)
+    shard = None if whole_shape is None or offsets is None else ShardRuns(x, whole_shape, offsets)
     x = _as_integers(x)
     if x.numel() == 0:
         return torch.zeros((), dtype=torch.int64, device=x.device)
-    if place is None or place.num_runs == 1:
-        return _in_pages(x, place.first if place else 0)
-    return _scattered(x, place, _SLAB)
+    if shard is None or shard.num_runs == 1:
+        return _in_pages(x, shard.first if shard else 0)
+    return _scattered(x, shard, _SLAB)
 
 
 def _in_pages(x: Tensor, start: int) -> Tensor:
@@ -151,8 +151,8 @@ def _in_pages(x: Tensor, start: int) -> Tensor:
     parts: list[Tensor] = []
     for first, last in ((0, ahead), (ahead + whole, words_N.numel())):
         if last > first:
-            page, place = divmod(start + first, PAGE)
-            product_N = words_N[first:last] * weights.place[place : place + last - first]
+            page, offset = divmod(start + first, PAGE)
+            product_N = words_N[first:last] * weights.place[offset : offset + last - first]
             # a page of one dim, as indexing with a number on the device waits for it
             parts.append(product_N.sum() * _of_pages(torch.arange(page, page + 1, device=x.device), weights))
     for slab_N in torch.split(words_N[ahead : ahead + whole], _SLAB) if whole else ():
@@ -164,10 +164,10 @@ def _in_pages(x: Tensor, start: int) -> Tensor:
     return torch.cat(parts).sum()
 
 
-def _scattered(x: Tensor, place: ShardRuns, limit: int) -> Tensor:
+def _scattered(x: Tensor, shard: ShardRuns, limit: int) -> Tensor:
     """int64 [] Σ word · weight over a part in several runs, about ``limit`` words at a time."""
-    words_RL = _words(x).view(place.num_runs, -1)
-    start_R = place.starts(x.device) * _words_each(x)
+    words_RL = _words(x).view(shard.num_runs, -1)
+    start_R = shard.starts(x.device) * _words_each(x)
     weights = device_weights(x.device)
     step_L = torch.arange(words_RL.shape[1], device=x.device)
     parts: list[Tensor] = []

@@ -38,7 +38,7 @@ Stats = tuple[float, float, float, float, float, float, float, float, float]
 EMPTY: Stats = (0, 0, 0, 0, 0, math.nan, math.nan, 0.0, 0.0)
 
 _LEAST = 1e-12
-_MOST = math.sqrt(torch.finfo(torch.float32).max / CHUNK)
+_MAX_MAGNITUDE = math.sqrt(torch.finfo(torch.float32).max / CHUNK)
 """The largest absolute value of a block between which its squares and their sum are safe in float32."""
 
 _LARGEST = torch.finfo(torch.float64).max
@@ -74,7 +74,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._wide = {torch.float32: torch.empty(CHUNK, dtype=torch.float32)}
-        self._chosen = np.empty(CHUNK, np.bool_)
+        self._mask = np.empty(CHUNK, np.bool_)
 
     def wide(self, n: int, dtype: torch.dtype) -> Tensor:
         """Float32 or float64 [n], shared with all calls before."""
@@ -92,7 +92,7 @@ class Scratch:
 
     def count(self, numbers: NDArray[Any], relation: Any, value: Any) -> int:
         """How many numbers stand in this relation (a NumPy comparison) to the value."""
-        return int(np.count_nonzero(relation(numbers, value, out=self._chosen[: numbers.size])))
+        return int(np.count_nonzero(relation(numbers, value, out=self._mask[: numbers.size])))
 
 
 class FloatLane:
@@ -155,7 +155,7 @@ class FloatLane:
 
     def _sums_of(self, block: Tensor, signed: NDArray[Any], largest: float) -> tuple[float, float]:
         """Sum and sum of squares of finite numbers. Most are float32 and need neither a copy nor an alias."""
-        if self._dtype == torch.float32 and _LEAST <= largest <= _MOST:
+        if self._dtype == torch.float32 and _LEAST <= largest <= _MAX_MAGNITUDE:
             return block.sum().item(), _square_sum(signed.view(np.float32), largest)
         return _sums(self._wide(block), largest)
 
@@ -229,8 +229,8 @@ class ByteLane:
         """The nine statistics of the block."""
         counts = torch.bincount(block.view(-1).view(torch.uint8), minlength=256).numpy()
         nan, pos_inf, neg_inf, zero, subnormal, total, square = (self._weights @ counts).tolist()
-        there = self._values[self._finite & (counts > 0)]
-        low, high = (float(there.min()), float(there.max())) if there.size else (math.nan, math.nan)
+        present = self._values[self._finite & (counts > 0)]
+        low, high = (float(present.min()), float(present.max())) if present.size else (math.nan, math.nan)
         return (nan, pos_inf, neg_inf, zero, subnormal, low, high, total, square)
 
 
@@ -240,8 +240,18 @@ class BoolLane:
     def stats(self, block: Tensor) -> Stats:
         """The nine statistics of the block."""
         numel = block.numel()
-        ones = int(np.count_nonzero(block.numpy()))
-        return (0, 0, 0, numel - ones, 0, float(ones == numel), float(ones > 0), float(ones), float(ones))
+        num_true = int(np.count_nonzero(block.numpy()))
+        return (
+            0,
+            0,
+            0,
+            numel - num_true,
+            0,
+            float(num_true == numel),
+            float(num_true > 0),
+            float(num_true),
+            float(num_true),
+        )
 
 
 class IntegerLane:
@@ -283,7 +293,7 @@ def _sums(wide: Tensor, largest: float) -> tuple[float, float]:
 
     Float64 takes over where squares in float32 would overflow, or be lost below its range.
     """
-    if wide.dtype == torch.float32 and not _LEAST <= largest <= _MOST:
+    if wide.dtype == torch.float32 and not _LEAST <= largest <= _MAX_MAGNITUDE:
         wide = wide.double()
     return wide.sum().item(), _square_sum(wide.numpy(), largest)
 

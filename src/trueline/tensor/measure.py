@@ -107,9 +107,9 @@ class HostMeter:
         a rectangular shard whose first element is at ``offsets`` of the whole; it is copied at most ``CHUNK`` elements
         at a time, but for one whose conjugation is still pending and one that is cut into several runs.
         """
-        place = None if whole_shape is None or offsets is None else ShardRuns(x, whole_shape, offsets)
-        if self._native is None or not self._native.stats_into(x, out_S, place):
-            self._stats_by_numpy(x, out_S, place)
+        shard = None if whole_shape is None or offsets is None else ShardRuns(x, whole_shape, offsets)
+        if self._native is None or not self._native.stats_into(x, out_S, shard):
+            self._stats_by_numpy(x, out_S, shard)
 
     def all_into(
         self,
@@ -123,16 +123,16 @@ class HostMeter:
         for both.
         """
         if self._native is not None:
-            place = None if whole_shape is None or offsets is None else ShardRuns(x, whole_shape, offsets)
-            found = self._native.all_into(x, out_S, place)
-            if found is not None:
-                return found
+            shard = None if whole_shape is None or offsets is None else ShardRuns(x, whole_shape, offsets)
+            fingerprint = self._native.all_into(x, out_S, shard)
+            if fingerprint is not None:
+                return fingerprint
         if x.numel() <= _GATHERED and not x.is_contiguous():
             x = x.detach().contiguous()
         self.stats_into(x, out_S, whole_shape=whole_shape, offsets=offsets)
         return self._fingerprint.of(x, whole_shape=whole_shape, offsets=offsets)
 
-    def _stats_by_numpy(self, x: Tensor, out_S: NDArray[np.float64], place: ShardRuns | None) -> None:
+    def _stats_by_numpy(self, x: Tensor, out_S: NDArray[np.float64], shard: ShardRuns | None) -> None:
         x, dtype = x.detach(), x.dtype
         if dtype not in _READ_IN_PLACE:
             x = alias(x)
@@ -145,7 +145,7 @@ class HostMeter:
             out_S[:-NUM_PROJECTIONS] = lane.stats(x)
         else:
             out_S[:-NUM_PROJECTIONS] = _in_blocks(x.resolve_neg(), lane)
-        out_S[-NUM_PROJECTIONS:] = projections_of(x.resolve_neg(), place)
+        out_S[-NUM_PROJECTIONS:] = projections_of(x.resolve_neg(), shard)
 
 
 def _in_blocks(x: Tensor, lane: Lane) -> Stats:
@@ -167,21 +167,21 @@ def _add(a: Stats, b: Stats) -> Stats:
     return (*counts, low, high, a[7] + b[7], a[8] + b[8])
 
 
-def _repeat(one: Stats, times: int) -> Stats:
-    nan, pos_inf, neg_inf, zero, subnormal, low, high, total, square = one
+def _repeat(stats: Stats, times: int) -> Stats:
+    nan, pos_inf, neg_inf, zero, subnormal, low, high, total, square = stats
     counts = (nan * times, pos_inf * times, neg_inf * times, zero * times, subnormal * times)
     return (*counts, low, high, total * times, square * times)
 
 
-def measure_on_device(x: Tensor, place: ShardRuns | None = None) -> Tensor:
+def measure_on_device(x: Tensor, shard: ShardRuns | None = None) -> Tensor:
     """float64 [S] statistics on the device of ``x``, in the order of ``STAT_NAMES``, without synchronising.
 
     Float32 [S] on MPS, which has no float64: there counts above 2²⁴ are rounded. Temporaries are of the size of ``x``.
-    ``place`` says what part of the whole it is.
+    ``shard`` says what part of the whole it is.
     """
     x = _real(x)
     wide = torch.float32 if x.device.type == "mps" else torch.float64
-    projections_K = projections_on_device(x, place)
+    projections_K = projections_on_device(x, shard)
     if x.numel() == 0:
         none_S = torch.zeros(len(EMPTY), dtype=wide, device=x.device)
         none_S[5:7].fill_(math.nan)
@@ -194,12 +194,12 @@ def measure_on_device(x: Tensor, place: ShardRuns | None = None) -> Tensor:
     kept_N = torch.where(finite_N, x_N, 0)
     low = torch.where(finite_N, x_N, math.inf).amin()
     high = torch.where(finite_N, x_N, -math.inf).amax()
-    none = low > high
+    nothing_finite = low > high
     nine_S = torch.stack(
         [
             *(chosen_N.sum().to(wide) for chosen_N in counts),
-            torch.where(none, math.nan, low).to(wide),
-            torch.where(none, math.nan, high).to(wide),
+            torch.where(nothing_finite, math.nan, low).to(wide),
+            torch.where(nothing_finite, math.nan, high).to(wide),
             kept_N.sum(dtype=wide),
             kept_N.to(wide).square().sum(),
         ]

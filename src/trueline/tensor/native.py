@@ -60,30 +60,30 @@ class Native:
         self._numbers |= {dtype: (self._numbers[part][0], 2) for dtype, part in PARTS.items()}
         self._words = {size: getattr(kernel, name) for size, name in _WORDS.items()}
 
-    def stats_into(self, x: Tensor, out_S: NDArray[np.float64], place: ShardRuns | None = None) -> bool:
-        """Write the statistics of a CPU tensor, of which ``place`` says what part of the whole it is, to ``out_S``
+    def stats_into(self, x: Tensor, out_S: NDArray[np.float64], shard: ShardRuns | None = None) -> bool:
+        """Write the statistics of a CPU tensor, of which ``shard`` says what part of the whole it is, to ``out_S``
         (float64 [S]).
         """
-        found = self._numbers.get(x.dtype)
-        if found is None:
+        kind_and_parts = self._numbers.get(x.dtype)
+        if kind_and_parts is None:
             return False
-        kind, parts = found
-        if place is None and parts == 1 and x.is_contiguous() and not x.is_neg():  # as nearly all are
+        kind, parts = kind_and_parts
+        if shard is None and parts == 1 and x.is_contiguous() and not x.is_neg():  # as nearly all are
             self.kernel.measure_dense(kind, x.data_ptr(), x.numel(), out_S, packed_weights(), 0, False)
         else:
-            self._measure(x, kind, parts, out_S, place, prints=False)
+            self._measure(x, kind, parts, out_S, shard, prints=False)
         return True
 
-    def all_into(self, x: Tensor, out_S: NDArray[np.float64], place: ShardRuns | None = None) -> int | None:
+    def all_into(self, x: Tensor, out_S: NDArray[np.float64], shard: ShardRuns | None = None) -> int | None:
         """The same, and the fingerprint (uint64), in one pass over memory."""
-        found = self._numbers.get(x.dtype)
-        return None if found is None else self._measure(x, *found, out_S, place)
+        kind_and_parts = self._numbers.get(x.dtype)
+        return None if kind_and_parts is None else self._measure(x, *kind_and_parts, out_S, shard)
 
-    def fingerprint(self, x: Tensor, place: ShardRuns | None = None) -> int | None:
+    def fingerprint(self, x: Tensor, shard: ShardRuns | None = None) -> int | None:
         """The fingerprint alone, of any dtype."""
         parts = 2 if x.is_complex() else 1
         kind = self._words.get(x.element_size() // parts)
-        return None if kind is None else self._measure(x, kind, parts, None, place)
+        return None if kind is None else self._measure(x, kind, parts, None, shard)
 
     def add_exponents(self, block: Tensor, counts_E: NDArray[np.int64]) -> bool:
         """Add the histogram of a contiguous block of real floats to ``counts_E`` (int64 [256])."""
@@ -99,13 +99,13 @@ class Native:
         kind: int,
         parts: int,
         out_S: NDArray[np.float64] | None,
-        place: ShardRuns | None,
+        shard: ShardRuns | None,
         *,
         prints: bool = True,
     ) -> int:
-        starts: Any = 0 if place is None else place.first
-        if place is not None and place.num_runs != 1:
-            x, starts = x.detach().resolve_conj().resolve_neg().contiguous(), place.starts(x.device).numpy()
+        starts: Any = 0 if shard is None else shard.first
+        if shard is not None and shard.num_runs != 1:
+            x, starts = x.detach().resolve_conj().resolve_neg().contiguous(), shard.starts(x.device).numpy()
         if x.is_contiguous() and not x.is_neg() and (parts == 1 or not x.is_conj()):
             num = x.numel() * parts
             return self.kernel.measure_dense(kind, x.data_ptr(), num, out_S, packed_weights(), starts, prints)
@@ -125,7 +125,7 @@ def packed_weights() -> bytes:
     place = weights.place.view(np.uint64)
     low = place.astype(np.uint32)
     high = ((place >> np.uint64(32)) + (low >> np.uint32(31))).astype(np.uint32)
-    return b"".join(some.tobytes() for some in (low, high, weights.page, weights.book))
+    return b"".join(table.tobytes() for table in (low, high, weights.page, weights.book))
 
 
 def _load() -> Native | None:

@@ -80,7 +80,7 @@ class NativeSketch:
         self._cut = cut
         self._group_of = tuple(group_of)
         self._k = k
-        addresses = ([signs.data_ptr() for signs in some] for some in (cut.signs, cut.tail_signs))
+        addresses = ([signs.data_ptr() for signs in tensors] for tensors in (cut.signs, cut.tail_signs))
         self._table_PT = np.array([cut.widths, cut.rows, cut.tails, cut.places, *addresses], np.int64).T.copy()
         self._prepared: dict[tuple[int, ...], _Prepared] = {}
 
@@ -91,30 +91,30 @@ class NativeSketch:
         Raises ValueError where a tensor has not the elements that were announced.
         """
         prepared = self._prepared_for(tuple(index for index, _ in gradients))
-        given: list[int] = []
-        kept: list[Tensor] = []
+        arguments: list[int] = []
+        copies: list[Tensor] = []
         for (index, x), slot in zip(gradients, prepared.slots, strict=True):
             kind = self._kinds.get(x.dtype)
             if kind is None:
                 return None
             if not x.is_contiguous() or x.is_neg():
                 x = x.detach().resolve_neg().contiguous()
-                kept.append(x)
-            given += (index, slot, kind, x.data_ptr(), x.numel())
+                copies.append(x)
+            arguments += (index, slot, kind, x.data_ptr(), x.numel())
         norm2_n, sketch_mk = np.zeros(len(prepared.slots)), np.zeros((len(prepared.groups), self._k))
-        self._kernel.sketch(self._table_PT, given, self._k, first_shard, num_shards, norm2_n, sketch_mk)
+        self._kernel.sketch(self._table_PT, arguments, self._k, first_shard, num_shards, norm2_n, sketch_mk)
         norm2, sketch = torch.from_numpy(norm2_n), torch.from_numpy(sketch_mk)  # pyright: ignore[reportUnknownMemberType]
         return Measured(prepared.indices, prepared.positions, prepared.groups, norm2, sketch)
 
     def _prepared_for(self, indices: tuple[int, ...]) -> _Prepared:
-        found = self._prepared.get(indices)
-        if found is None:
+        prepared = self._prepared.get(indices)
+        if prepared is None:
             if sum(map(len, self._prepared)) > MAX_PREPARED * len(self._group_of):
                 self._prepared.clear()
             groups = sorted({self._group_of[index] for index in indices})
             slots = tuple(groups.index(self._group_of[index]) for index in indices)
-            found = self._prepared[indices] = _Prepared(indices, _ints(indices), _ints(groups), slots)
-        return found
+            prepared = self._prepared[indices] = _Prepared(indices, _ints(indices), _ints(groups), slots)
+        return prepared
 
 
 def _ints(values: Sequence[int]) -> Tensor:

@@ -58,12 +58,12 @@ def signs_of_places() -> NDArray[np.float64]:
     return np.ascontiguousarray(np.stack(columns, axis=1))
 
 
-def projections_of(x: Tensor, place: ShardRuns | None = None) -> NDArray[np.float64]:
-    """float64 [K] of a tensor of real numbers in host memory, of which ``place`` says what part of the whole it is."""
-    if place is None or place.num_runs == 1:
-        runs, starts = [x], [0 if place is None else place.first]
+def projections_of(x: Tensor, shard: ShardRuns | None = None) -> NDArray[np.float64]:
+    """float64 [K] of a tensor of real numbers in host memory, of which ``shard`` says what part of the whole it is."""
+    if shard is None or shard.num_runs == 1:
+        runs, starts = [x], [0 if shard is None else shard.first]
     else:
-        runs, starts = x.reshape(place.num_runs, -1).unbind(0), map(int, place.starts(x.device).numpy())
+        runs, starts = x.reshape(shard.num_runs, -1).unbind(0), map(int, shard.starts(x.device).numpy())
     found_K = torch.zeros(NUM_PROJECTIONS, dtype=torch.float64)
     for run, start in zip(runs, starts, strict=True):
         for block in blocks(run, PAGE) if run.numel() else ():
@@ -72,7 +72,7 @@ def projections_of(x: Tensor, place: ShardRuns | None = None) -> NDArray[np.floa
     return found_K.numpy()
 
 
-def projections_on_device(x: Tensor, place: ShardRuns | None = None) -> Tensor:
+def projections_on_device(x: Tensor, shard: ShardRuns | None = None) -> Tensor:
     """The same on the device of ``x``, without synchronising; float32 on MPS, which has no float64.
 
     Temporaries take 8 bytes a number, at most 32 MB, a part in several runs five times as much. The first call on a
@@ -81,13 +81,13 @@ def projections_on_device(x: Tensor, place: ShardRuns | None = None) -> Tensor:
     wide = torch.float32 if x.device.type == "mps" else torch.float64
     if x.numel() == 0:
         return torch.zeros(NUM_PROJECTIONS, dtype=wide, device=x.device)
-    if place is None or place.num_runs == 1:
-        return _in_pages(x.reshape(-1), 0 if place is None else place.first, wide)
-    run_length = x.numel() // place.num_runs
+    if shard is None or shard.num_runs == 1:
+        return _in_pages(x.reshape(-1), 0 if shard is None else shard.first, wide)
+    run_length = x.numel() // shard.num_runs
     step_L = torch.arange(run_length, device=x.device)
     parts: list[Tensor] = []
     height = max(_SLAB // run_length, 1)
-    runs_RL, start_R = x.reshape(place.num_runs, -1), place.starts(x.device)
+    runs_RL, start_R = x.reshape(shard.num_runs, -1), shard.starts(x.device)
     for some_RL, first_R in zip(torch.split(runs_RL, height), torch.split(start_R, height), strict=True):
         index_N = (first_R[:, None] + step_L).view(-1)
         signs_NK = _device_signs(x.device, wide)[index_N & MASK] * _page_signs(index_N >> PAGE_BITS, wide)

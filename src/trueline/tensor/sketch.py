@@ -152,7 +152,7 @@ class Sketcher:
         ]
         self._in_cache = self._device.type == "cpu"
         self._height = max(NORM_CHUNK // k, 1) if self._in_cache else BLOCK_ROWS
-        self._each = max(BLOCK_ROWS // self._height, 1)
+        self._blocks_per_chunk = max(BLOCK_ROWS // self._height, 1)
         self._calls: dict[tuple[tuple[int, ...], int | None, torch.dtype], _Call] = {}
         self._native = NativeSketch(native, self._cut(), group_of, k=k) if native and self._in_cache else None
 
@@ -166,9 +166,9 @@ class Sketcher:
         """
         if self._native is not None:
             shards = (0, self.shards) if shard is None else (shard, 1)
-            found = self._native.measure(gradients, first_shard=shards[0], num_shards=shards[1])
-            if found is not None:
-                return found
+            by_kernel = self._native.measure(gradients, first_shard=shards[0], num_shards=shards[1])
+            if by_kernel is not None:
+                return by_kernel
         call = self._call_about(gradients, shard)
         if self._in_cache:
             sums, squares, tails = self._read_in_cache(call, gradients)
@@ -250,25 +250,25 @@ class Sketcher:
         call = self._calls.get((indices, shard, wide))
         if call is None:
             call = self._calls[indices, shard, wide] = self._prepared(indices, shard, wide)
-            held = sum(len(key[0]) for key in self._calls)
+            num_prepared = sum(len(key[0]) for key in self._calls)
             for key in list(self._calls)[:-1]:
-                if held > MAX_PREPARED * len(self.widths):
-                    held -= len(key[0])
+                if num_prepared > MAX_PREPARED * len(self.widths):
+                    num_prepared -= len(key[0])
                     del self._calls[key]
         return call
 
     def _prepared(self, indices: tuple[int, ...], shard: int | None, wide: torch.dtype) -> _Call:
         groups = sorted({self._group_of[index] for index in indices})
         spans = self._touched(indices, shard)
-        seen = self.shards if shard is None else 1
+        num_shards = self.shards if shard is None else 1
         counts = [len(self._heights(index)) for index in indices]
-        num_sums = [seen * (-(-count // self._each) if self._in_cache else count) for count in counts]
+        num_sums = [num_shards * (-(-count // self._blocks_per_chunk) if self._in_cache else count) for count in counts]
         room = (sum(num_sums) if self._in_cache else 0) + len(spans)
         sums = torch.zeros(room, self.k, dtype=wide, device=self._device)
         free = iter(torch.split(sums, 1))
         parts = tuple(self._part(index, shard, free=free, wide=wide) for index in indices)
         sum_groups = [self._group_of[index] for index, num in zip(indices, num_sums, strict=True) for _ in range(num)]
-        owners = [place for place, part in enumerate(parts) for blocks in part.blocks for _ in blocks]
+        owners = [order for order, part in enumerate(parts) for blocks in part.blocks for _ in blocks]
         rest = torch.zeros(self.k * sum(stop - start for _, start, stop in spans), device=self._device)
         targets, pieces = self._targets(indices, shard, rest, spans)
         in_order = sorted(pieces) if self._in_cache else pieces
@@ -286,7 +286,7 @@ class Sketcher:
                     spans, torch.split(rest.view(-1, self.k), [stop - start for _, start, stop in spans]), strict=True
                 )
             ),
-            owners=self._ints(owners + [place for _, place in in_order]),
+            owners=self._ints(owners + [order for _, order in in_order]),
             lengths=self._ints([stop - start for start, stop in itertools.pairwise(cuts)]),
         )
 
@@ -305,12 +305,12 @@ class Sketcher:
         signs_WR = signs_WR if shard is None else signs_WR[shard : shard + 1]
         blocks: list[tuple[_Block, ...]] = []
         for signs in torch.split(signs_WR, 1) if self._in_cache else (signs_WR[:, None],):
-            made: list[_Block] = []
+            chunk_blocks: list[_Block] = []
             for number, signs_R in enumerate(torch.split(signs, heights, dim=-1) if heights else ()):
-                first = number % self._each == 0
-                into = signs_R if not self._in_cache else next(free) if first else made[-1].into
-                made.append(_Block(signs_R, into, beta=int(not first)))
-            blocks.append(tuple(made))
+                first = number % self._blocks_per_chunk == 0
+                into = signs_R if not self._in_cache else next(free) if first else chunk_blocks[-1].into
+                chunk_blocks.append(_Block(signs_R, into, beta=int(not first)))
+            blocks.append(tuple(chunk_blocks))
         tail = (self._tails[index],) if self._tails[index] else ()
         return _Part(len(signs_WR), tuple(height * self.k for height in heights) + tail, tuple(blocks))
 
@@ -320,7 +320,7 @@ class Sketcher:
         for index in indices:
             if self._tails[index]:
                 group = self._group_of[index]
-                start, stop = (place - self._spans[group][0] for place in self._slot(index, shard))
+                start, stop = (slot - self._spans[group][0] for slot in self._slot(index, shard))
                 first, last = rows.get(group, (start, stop))
                 rows[group] = min(first, start), max(last, stop)
         return [(group, start // self.k, -(-stop // self.k)) for group, (start, stop) in sorted(rows.items())]
@@ -330,19 +330,19 @@ class Sketcher:
     ) -> tuple[tuple[Tensor, ...], list[tuple[int, int]]]:
         """Where in ``rest`` each tail is copied to, and (start there, place in the call) of each."""
         begins: dict[int, int] = {}
-        taken = 0
+        num_rest = 0
         for group, start, stop in spans:
-            begins[group] = taken - self._spans[group][0] - start * self.k
-            taken += (stop - start) * self.k
+            begins[group] = num_rest - self._spans[group][0] - start * self.k
+            num_rest += (stop - start) * self.k
         targets: list[Tensor] = []
         pieces: list[tuple[int, int]] = []
-        for place, index in enumerate(indices):
+        for order, index in enumerate(indices):
             if not self._tails[index]:
                 continue
             start, stop = (slot + begins[self._group_of[index]] for slot in self._slot(index, shard))
             target_WC = rest[start:stop].view(-1, self._tails[index])
             targets.extend(target_WC.unbind(0) if self._in_cache else [target_WC])
-            pieces.append((start, place))
+            pieces.append((start, order))
         return tuple(targets), pieces
 
     def _slot(self, index: int, shard: int | None) -> tuple[int, int]:
@@ -353,9 +353,9 @@ class Sketcher:
 
     def _cut(self) -> Rows:
         """What the kernel has to know of every parameter."""
-        places = [slot - self._spans[group][0] for slot, group in zip(self._slots, self._group_of, strict=True)]
+        offsets = [slot - self._spans[group][0] for slot, group in zip(self._slots, self._group_of, strict=True)]
         tail_signs = [self._rest_signs[group] for group in self._group_of]
-        return Rows(self.widths, self._rows, self._tails, places, self._signs, tail_signs)
+        return Rows(self.widths, self._rows, self._tails, offsets, self._signs, tail_signs)
 
     def _place_tails(self, num_groups: int) -> tuple[list[int], list[tuple[int, int]]]:
         """Where each parameter's tail starts in the vector of all tails, and each group's span, a multiple of k."""
@@ -364,8 +364,8 @@ class Sketcher:
         end = 0
         for group in range(num_groups):
             start = end
-            for index, of in enumerate(self._group_of):
-                if of == group:
+            for index, group_of_param in enumerate(self._group_of):
+                if group_of_param == group:
                     slots[index] = end
                     end += self.shards * self._tails[index]
             end = start + -(-(end - start) // self.k) * self.k

@@ -65,14 +65,14 @@ def host_weights() -> Weights:
     turn = np.tile(_order(3, NEAR_PAGES), PAGE // NEAR_PAGES)
     page = (_random(4, PAGE) << _bits(33)) | (turn << _bits(21))
     book = _random(5, BOOKS) << _bits(33)
-    return Weights(*((some | _bits(1)).view(np.int64) for some in (place, page, book)))
+    return Weights(*((table | _bits(1)).view(np.int64) for table in (place, page, book)))
 
 
 @cache
 def device_weights(device: torch.device) -> DeviceWeights:
     """The weights, copied to the device once."""
     weights = host_weights()
-    place, page, book = (torch.as_tensor(some).to(device) for some in (weights.place, weights.page, weights.book))
+    place, page, book = (torch.as_tensor(table).to(device) for table in (weights.place, weights.page, weights.book))
     return DeviceWeights(place, page, book)
 
 

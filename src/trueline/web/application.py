@@ -283,7 +283,7 @@ def _add_calls(app: FastAPI, runs: Sequence[WatchedRun], outlines: Outlines) -> 
             request,
             watched,
             lambda: calls_of(
-                outlines.of(watched, step, rank),
+                outlines.outline_of(watched, step, rank),
                 offset=offset,
                 limit=limit,
                 search=search,
@@ -296,7 +296,7 @@ def _add_calls(app: FastAPI, runs: Sequence[WatchedRun], outlines: Outlines) -> 
     @app.get("/api/runs/{number}/calls/{place}", response_model=CallDetails)
     def call(request: Request, number: AnyRun, place: int, step: int, rank: int) -> Response:
         watched = _run(runs, number)
-        return _answer(request, watched, lambda: outlines.of(watched, step, rank).details(place))
+        return _answer(request, watched, lambda: outlines.outline_of(watched, step, rank).details(place))
 
 
 def _add_graphs(app: FastAPI, runs: Sequence[WatchedRun], outlines: Outlines) -> None:
@@ -317,7 +317,7 @@ def _add_graphs(app: FastAPI, runs: Sequence[WatchedRun], outlines: Outlines) ->
         watched = _run(runs, number)
 
         def make() -> Graph:
-            step_graph = StepGraph(outlines.of(watched, step, rank))
+            step_graph = StepGraph(outlines.outline_of(watched, step, rank))
             micro_chosen = step_graph.micros[0] if micro is None else micro
             return graph_of(
                 step_graph,

@@ -107,7 +107,7 @@ def test_a_run_that_is_not_there_yet_is_waited_for_and_a_look_that_fails_is_said
 def test_series_are_those_of_a_slow_count(tmp_path):
     run = trueline.open_run(write_run(tmp_path / "run", num_ranks=4, num_steps=12, every=3))
     table = run.table().to_pylist()
-    found = {each.step: each.values for each in Series(0).further(run, whole_to=11)}
+    found = {each.step: each.values for each in Series(0).take_new(run, whole_to=11)}
     for step in range(12):
         rows = [each for each in table if each["step"] == step]
         losses = [each["loss"] for each in rows]

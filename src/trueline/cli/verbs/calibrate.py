@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from trueline.cli.screen import Console
     from trueline.schema.files.tolerance import Tolerance
 
-_SHOWN = 12
+_MAX_ROWS = 12
 
 
 def command(
@@ -41,14 +41,14 @@ def command(
     from trueline.comparison.match.names import NameMap
     from trueline.render.output import writable_target
 
-    target = writable_target(out, overwrite=overwrite, what="tolerance", example="tolerance.json")
+    target = writable_target(out, overwrite=overwrite, kind="tolerance", example="tolerance.json")
     with waiting("Comparing Runs") as say:
         tolerance = calibrate(
             runs,
             names=None if names is None else NameMap.load(names),
             steps=steps or None,
             ranks=ranks or None,
-            progress=lambda done, total: say(f"Comparing Runs: {done} of {total} steps"),
+            progress=lambda step, total: say(f"Comparing Runs: {step} of {total} steps"),
         )
     tolerance.save(target)
     if json:
@@ -103,12 +103,12 @@ def _print_kinds(console: Console, tolerance: Tolerance) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("highest by kind", "step", "sites", "median", f"{QUANTILE:.0%}", "largest"):
         table.add_column(name, justify="left" if name == "highest by kind" else "right")
-    for high, name, step, kind in sorted(rows, key=lambda row: -(row[0] or 0.0))[:_SHOWN]:
+    for high, name, step, kind in sorted(rows, key=lambda row: -(row[0] or 0.0))[:_MAX_ROWS]:
         at = tolerance.steps.index(step)
         numbers = [f"{floor or 0.0:.2g}" for floor in (kind.median[at], high, kind.largest[at])]
         table.add_row(name, str(step), f"{kind.count[at]:,}", *numbers)
-    if len(rows) > _SHOWN:
-        table.add_row(f"… and {len(rows) - _SHOWN} more", "", "", "", "", "")
+    if len(rows) > _MAX_ROWS:
+        table.add_row(f"… and {len(rows) - _MAX_ROWS} more", "", "", "", "", "")
     console.print(table)
 
 

@@ -80,17 +80,17 @@ def print_report(console: Console, report: CheckReport, *, every: bool = False) 
     for line in report.next:
         print_advice(console, Text(line), indent=0)
     console.print()
-    for place, incident in enumerate(report.incidents, start=1):
-        _print_incident(console, report, incident, f"{place}. " if len(report.incidents) > 1 else "")
+    for number, incident in enumerate(report.incidents, start=1):
+        _print_incident(console, report, incident, f"{number}. " if len(report.incidents) > 1 else "")
     if any(report.findings[incident.findings[0]].sites for incident in report.incidents):
         console.print(f"Sites: {SITE_FORM}\n", style="dim", markup=False, highlight=False)
     confirm = to_confirm(report.worth_knowing)
-    known = [finding for finding in report.worth_knowing if finding not in confirm]
-    said = [[f"{finding.code}: {finding.claim}" for finding in findings] for findings in (confirm, known)]
+    notices = [finding for finding in report.worth_knowing if finding not in confirm]
+    sections = [[f"{finding.code}: {finding.claim}" for finding in findings] for findings in (confirm, notices)]
     for title, lines in (
-        ("To confirm", said[0]),
+        ("To confirm", sections[0]),
         ("About this Run", report.notes),
-        ("Worth knowing", said[1]),
+        ("Worth knowing", sections[1]),
         ("Not checked", _not_checked(report, every=every)),
     ):
         if lines:
@@ -105,13 +105,13 @@ def _print_incident(console: Console, report: CheckReport, incident: Incident, n
 
     from trueline.cli.lines import print_advice
 
-    first, *others = (report.findings[place] for place in incident.findings)
+    first, *later_findings = (report.findings[index] for index in incident.findings)
     console.print(Text.assemble((number, "bold"), _head(first)))
     lines = [Text(line) for line in (first.claim, *_numbers(first))]
     answer = report.cause(report.incidents.index(incident))
     if answer.is_likely:
         lines.append(Text.assemble((f"{answer.strength}: ", "green"), answer.says))
-    lines += [Text.assemble("with ", _head(finding), ": ", finding.claim) for finding in others]
+    lines += [Text.assemble("with ", _head(finding), ": ", finding.claim) for finding in later_findings]
     lines += [Text.assemble(("next: ", "green"), line) for line in report.advice(incident)]
     if first.code in report.checks_run:
         lines.append(Text.assemble(("more: ", "green"), f"trueline explain {first.code}"))
@@ -156,9 +156,9 @@ def _not_checked(report: CheckReport, *, every: bool) -> list[str]:
     from trueline.schema.text.words import by_reason, counted
 
     untrained = any(finding.code == NO_UPDATE for finding in report.findings)
-    told = [entry for entry in report.checks_not_run if every or (entry.lacks and not untrained)]
-    lines = [f"{', '.join(checks)}: {why}" for checks, why in by_reason((entry.check, entry.why) for entry in told)]
-    if more := len(report.checks_not_run) - len(told):
+    listed = [entry for entry in report.checks_not_run if every or (entry.lacks and not untrained)]
+    lines = [f"{', '.join(checks)}: {why}" for checks, why in by_reason((entry.check, entry.why) for entry in listed)]
+    if more := len(report.checks_not_run) - len(listed):
         verb = "does not apply here, or looks" if more == 1 else "do not apply here, or look"
         lines.append(
             f"{counted(more, 'check')} {verb} at what was not recorded "

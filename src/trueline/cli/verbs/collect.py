@@ -51,21 +51,23 @@ def command(
                 max_bytes_per_s=max_bytes_per_s,
             )
         with waiting(f"Collecting into {into}"):
-            found = collect(sources, into, max_bytes_per_s=max_bytes_per_s)
+            collected = collect(sources, into, max_bytes_per_s=max_bytes_per_s)
     except OSError as error:
         raise RunError(f"Collecting stopped: {why(error)}. What was copied stays; run the command again.") from None
     if json:
-        print_document(found.to_json())
+        print_document(collected.to_json())
     else:
         console = Console(soft_wrap=True)
-        console.print(found.verdict, style="bold", markup=False, highlight=False)
-        for line in found.problems:
+        console.print(collected.verdict, style="bold", markup=False, highlight=False)
+        for line in collected.problems:
             console.print(f"  {line}", markup=False, highlight=False)
-        if found.unclosed:
+        if collected.unclosed:
             from trueline.schema.text.words import capitalized, ranks_text
 
-            line = f"{capitalized(ranks_text(found.unclosed))} had not ended (or were killed) when these were copied."
+            line = (
+                f"{capitalized(ranks_text(collected.unclosed))} had not ended (or were killed) when these were copied."
+            )
             console.print(f"  {line}", markup=False, highlight=False)
-        if found.exit_code == 0:
+        if collected.exit_code == 0:
             console.print(f"Next: trueline check {into}", markup=False, highlight=False)
-    raise typer.Exit(found.exit_code)
+    raise typer.Exit(collected.exit_code)

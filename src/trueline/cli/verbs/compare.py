@@ -50,8 +50,8 @@ def command(
 
     targets = _targets(csv, xlsx, html, overwrite=overwrite)
     opened = _open(run), _open(ref)
-    asked = {"tolerance": _tolerance(tolerance), "names": _names(names), "steps": steps, "ranks": ranks}
-    result = _compared(*opened, {**asked, "max_bytes": memory * 2**20})
+    options = {"tolerance": _tolerance(tolerance), "names": _names(names), "steps": steps, "ranks": ranks}
+    result = _compared(*opened, {**options, "max_bytes": memory * 2**20})
     story = _story(result, *opened)
     written = _write(targets, result, story)
     if json:
@@ -69,14 +69,14 @@ def _targets(csv: str | None, xlsx: str | None, html: str | None, *, overwrite: 
 
     if xlsx is not None:
         require_xlsxwriter()
-    asked = (
+    files = (
         ("csv", csv, "CSV file", "rows.csv"),
         ("xlsx", xlsx, "workbook", "rows.xlsx"),
         ("html", html, "page", "compare.html"),
     )
     targets = {
-        option: writable_target(out, overwrite=overwrite, what=what, example=example)
-        for option, out, what, example in asked
+        option: writable_target(out, overwrite=overwrite, kind=kind, example=example)
+        for option, out, kind, example in files
         if out is not None
     }
     if len({target.resolve() for target in targets.values()}) < len(targets):
@@ -98,22 +98,22 @@ def _tolerance(path: str | None) -> Tolerance | None:
     return Tolerance.load(path)
 
 
-def _names(given: str | None) -> NameMap | None:
-    if given is None:
+def _names(path: str | None) -> NameMap | None:
+    if path is None:
         return None
     from trueline.comparison.match.names import NameMap
 
-    return NameMap.load(given)
+    return NameMap.load(path)
 
 
-def _compared(run: Run, ref: Run, asked: dict[str, Any]) -> Comparison:
+def _compared(run: Run, ref: Run, options: dict[str, Any]) -> Comparison:
     from rich.progress import Progress
 
     from trueline.cli.lines import screen
     from trueline.cli.waiting import on_terminal
     from trueline.comparison.compare import compare
 
-    given = {name: value for name, value in asked.items() if value}
+    options_set = {name: value for name, value in options.items() if value}
     console = screen(stderr=True)
     with Progress(console=console, transient=True, disable=not on_terminal()) as progress:
         task = progress.add_task("Comparing steps", total=None)
@@ -121,7 +121,7 @@ def _compared(run: Run, ref: Run, asked: dict[str, Any]) -> Comparison:
         def advance(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total)
 
-        return compare(run, ref, progress=advance, **given)
+        return compare(run, ref, progress=advance, **options_set)
 
 
 def _story(result: Comparison, run: Run, ref: Run) -> Story:
@@ -146,5 +146,5 @@ def _write(targets: dict[str, Path], result: Comparison, story: Story) -> list[s
     if "xlsx" in targets:
         write_xlsx(targets["xlsx"], result, story)
     if "html" in targets:
-        save(targets["html"], comparison_file(result, story), what="page")
+        save(targets["html"], comparison_file(result, story), kind="page")
     return [str(target) for target in targets.values()]

@@ -73,4 +73,4 @@ def _read_and_report(runs: Sequence[Path], page: Path) -> Sequence[RunResults]:
 
     watched = judged_runs(runs)
     save(page, page_file(watched)[0])
-    return [each.require_results() for each in watched]
+    return [watched_run.require_results() for watched_run in watched]

@@ -55,28 +55,32 @@ def _print(console: Console, diagnosis: Diagnosis) -> None:
     for line in report.next:
         print_advice(console, Text(line), indent=0)
     console.print()
-    for place, incident in enumerate(report.incidents):
-        _print_incident(console, diagnosis, place, incident)
+    for index, incident in enumerate(report.incidents):
+        _print_incident(console, diagnosis, index, incident)
     for note in report.notes:
         console.print(note, markup=False, highlight=False)
 
 
-def _print_incident(console: Console, diagnosis: Diagnosis, place: int, incident: Incident) -> None:
+def _print_incident(console: Console, diagnosis: Diagnosis, index: int, incident: Incident) -> None:
     from rich.text import Text
 
     from trueline.cli.lines import print_advice
     from trueline.render.cause_words import excluded_because, speaking_against, speaking_for
     from trueline.schema.text.words import capitalized
 
-    answer, *others = diagnosis.of(place)
-    findings = [diagnosis.report.findings[each] for each in incident.findings]
-    number = f"{place + 1}. " if len(diagnosis.report.incidents) > 1 else ""
+    answer, *alternatives = diagnosis.of(index)
+    findings = [diagnosis.report.findings[finding] for finding in incident.findings]
+    number = f"{index + 1}. " if len(diagnosis.report.incidents) > 1 else ""
     console.print(Text.assemble((f"{number}{answer.headline}", "bold")))
     lines = [
         *_labelled("for", speaking_for(diagnosis.report, answer)),
         *_labelled("against", speaking_against(findings, answer)),
-        *_labelled("or", [f"{each.says} ({each.cause})" for each in others if each.standing != "excluded"]),
-        *_labelled("not", [excluded_because(findings, each) for each in others if each.standing == "excluded"]),
+        *_labelled(
+            "or", [f"{verdict.says} ({verdict.cause})" for verdict in alternatives if verdict.standing != "excluded"]
+        ),
+        *_labelled(
+            "not", [excluded_because(findings, verdict) for verdict in alternatives if verdict.standing == "excluded"]
+        ),
         *_labelled("trial", [capitalized(line) for line in answer.trials]),
         *_labelled("missing", answer.missing),
         *_labelled("next", answer.next),

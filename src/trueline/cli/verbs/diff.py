@@ -46,63 +46,67 @@ def command(
     from trueline.same_job.diff import diff
 
     targets = {
-        write: writable_target(out, overwrite=overwrite, what=what, example=example)
-        for write, out, what, example in (
+        write: writable_target(out, overwrite=overwrite, kind=kind, example=example)
+        for write, out, kind, example in (
             (write_xlsx, xlsx, "workbook", "diff.xlsx"),
             (write_html, html, "page", "diff.html"),
         )
         if out is not None
     }
-    found = diff(run, ref)
+    job_diff = diff(run, ref)
     for write, target in targets.items():
-        write(target, found)
+        write(target, job_diff)
     written = [str(target) for target in targets.values()]
     if json:
-        print_document({**found.to_json(), "written": written})
+        print_document({**job_diff.to_json(), "written": written})
     else:
-        _print(screen(), found, written, every=all)
-    raise typer.Exit(found.exit_code)
+        _print(screen(), job_diff, written, every=all)
+    raise typer.Exit(job_diff.exit_code)
 
 
-def _print(console: Console, found: JobDiff, written: list[str], *, every: bool) -> None:
+def _print(console: Console, job_diff: JobDiff, written: list[str], *, every: bool) -> None:
     from rich.text import Text
 
     from trueline.render.wording import one_line
 
-    style = "bold yellow" if found.telling else "bold green"
-    lines = [Text(one_line(found.headline), style=style), Text("")]
-    shown = found.differences if every else found.differences[:_MAX_LINES]
-    width = max((len(each.says) for each in shown), default=0)
-    lines += [_line(each, min(width, 58)) for each in shown]
-    if len(shown) < len(found.differences):
-        lines.append(Text(f"and {len(found.differences) - len(shown)} that are less likely: --all", style="dim"))
-    if shown:
+    style = "bold yellow" if job_diff.telling else "bold green"
+    lines = [Text(one_line(job_diff.headline), style=style), Text("")]
+    differences = job_diff.differences if every else job_diff.differences[:_MAX_LINES]
+    width = max((len(difference.says) for difference in differences), default=0)
+    lines += [_line(difference, min(width, 58)) for difference in differences]
+    if len(differences) < len(job_diff.differences):
+        lines.append(
+            Text(f"and {len(job_diff.differences) - len(differences)} that are less likely: --all", style="dim")
+        )
+    if differences:
         lines.append(Text(""))
-    lines += [Text(one_line(line), style="dim") for line in _about(found)]
+    lines += [Text(one_line(line), style="dim") for line in _about(job_diff)]
     lines += [Text(f"Written: {path}") for path in written]
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
 
 
-def _line(each: Difference, width: int) -> Text:
+def _line(difference: Difference, width: int) -> Text:
     from rich.text import Text
 
     from trueline.render.wording import one_line
     from trueline.schema.text.words import clipped
 
-    both = f"{clipped(each.run, 40)} | {clipped(each.ref, 40)}"
-    where = " | ".join(dict.fromkeys(each_where for each_where in (each.run_where, each.ref_where) if each_where))
+    values = f"{clipped(difference.run, 40)} | {clipped(difference.ref, 40)}"
+    where = " | ".join(
+        dict.fromkeys(each_where for each_where in (difference.run_where, difference.ref_where) if each_where)
+    )
     tail = f"   ({where})" if where else ""
-    note = f"   {each.note}" if each.note else ""
-    text = Text(f"{each.likely:>3}  {each.code:<18}", style=_STYLES[each.severity])
-    return text.append(one_line(f"{each.says:<{width}}  {both}{tail}{note}"), style="")
+    note = f"   {difference.note}" if difference.note else ""
+    text = Text(f"{difference.likely:>3}  {difference.code:<18}", style=_STYLES[difference.severity])
+    return text.append(one_line(f"{difference.says:<{width}}  {values}{tail}{note}"), style="")
 
 
-def _about(found: JobDiff) -> list[str]:
-    counts = ", ".join(f"{count} of {kind}" for kind, count in found.compared.items() if count)
+def _about(job_diff: JobDiff) -> list[str]:
+    counts = ", ".join(f"{count} of {kind}" for kind, count in job_diff.compared.items() if count)
     began = {
         "at the first loss": "The losses differ from the first one on.",
         "later": "The first loss agrees, later ones do not.",
         "never": "The losses agree.",
-    }.get(found.began, "")
-    return [*([began] if began else []), f"Compared: {counts}.", *found.notes]
+    }.get(job_diff.began, "")
+    return [*([began] if began else []), f"Compared: {counts}.", *job_diff.notes]

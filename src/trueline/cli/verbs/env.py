@@ -40,7 +40,7 @@ def collect(
     from trueline.schema.text.documents import encode
     from trueline.schema.text.words import counted
 
-    target = writable_target(out, overwrite=overwrite, what="file", example="env.json")
+    target = writable_target(out, overwrite=overwrite, kind="file", example="env.json")
     env = env_here(command or [], _readable(config or []))
     _save(target, encode(env.model_dump(mode="json")))
     facts = env.facts
@@ -72,5 +72,5 @@ def _readable(configs: list[str]) -> list[Path]:
 def _save(target: Path, data: bytes) -> None:
     from trueline.render.output import replacing
 
-    with replacing(target, what="file") as temporary:
+    with replacing(target, kind="file") as temporary:
         temporary.write_bytes(data)

@@ -27,33 +27,41 @@ def command(
     from trueline.schema.finding import LIVE_CODES
 
     checks = {check.code: check for check in installed_checks()}
-    others = {each: f"{what}\n\nA finding of `trueline compare`." for each, what in COMPARE_CODES.items()}
-    others |= {each: f"{what}\n\nA finding of `trueline diff`." for each, what in JOB_CODES.items()} | LIVE_CODES
-    others |= {each: f"{what}\n\nA finding of `trueline trial`." for each, what in TRIAL_CODES.items()}
-    manuals = {each: check.manual for each, check in checks.items()}
+    other_manuals = {
+        code_named: f"{manual}\n\nA finding of `trueline compare`." for code_named, manual in COMPARE_CODES.items()
+    }
+    other_manuals |= {
+        code_named: f"{manual}\n\nA finding of `trueline diff`." for code_named, manual in JOB_CODES.items()
+    } | LIVE_CODES
+    other_manuals |= {
+        code_named: f"{manual}\n\nA finding of `trueline trial`." for code_named, manual in TRIAL_CODES.items()
+    }
+    manuals = {code_named: check.manual for code_named, check in checks.items()}
     causes = {
         cause.slug: f"{cause.manual}\n\nWhat settles it\n---------------\n{cause.settles}" for cause in known_causes()
     }
     if code is not None:
-        every = causes | manuals | others
-        manuals = {code: every[_known(code, [*every])]}
+        manual_by_code = causes | manuals | other_manuals
+        manuals = {code: manual_by_code[_require_code(code, [*manual_by_code])]}
     if json:
-        print_document({"schema": 1, "checks": [{"code": each, "manual": what} for each, what in manuals.items()]})
+        print_document(
+            {"schema": 1, "checks": [{"code": code_named, "manual": manual} for code_named, manual in manuals.items()]}
+        )
         return
     console = Console(soft_wrap=code is not None)
     if code is None:
         from rich.table import Table
 
         table = Table("code", "what it finds")
-        for each, what in (manuals | others).items():
-            table.add_row(each, what.partition("\n")[0])
+        for code_named, manual in (manuals | other_manuals).items():
+            table.add_row(code_named, manual.partition("\n")[0])
         console.print(table)
         return
     console.print(code, style="bold")
     console.print(manuals[code], markup=False, highlight=False)
 
 
-def _known(code: str, codes: list[str]) -> str:
+def _require_code(code: str, codes: list[str]) -> str:
     from difflib import get_close_matches
 
     from trueline.schema.errors import InputError

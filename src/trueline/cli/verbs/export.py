@@ -46,8 +46,8 @@ def tensorboard(
             num_ranks, num_points = write_tensorboard(opened, target)
     except OSError as error:
         raise InputError(f"'{folder}' cannot be written: {error.strerror or error}. Pass another directory.") from None
-    held = f"{counted(num_points, 'point')} of {counted(num_ranks, 'rank')}"
-    print(f"{held} in {folder}. Look: tensorboard --logdir {folder}")
+    amount = f"{counted(num_points, 'point')} of {counted(num_ranks, 'rank')}"
+    print(f"{amount} in {folder}. Look: tensorboard --logdir {folder}")
 
 
 @app.command("model-explorer")
@@ -67,12 +67,12 @@ def model_explorer(
     from trueline.schema.text.words import counted
     from trueline.store.reader import Run
 
-    target = writable_target(out, overwrite=overwrite, what="graph", example="graph.json")
+    target = writable_target(out, overwrite=overwrite, kind="graph", example="graph.json")
     opened = Run(run)
     if not opened.has_records:
         raise InputError(f"Run '{run}' has no recorded step. `trueline run --plan mix` records some.")
-    chosen = int(opened.record_steps[0]) if step is None else step
-    document = graph_of(opened, chosen, opened.record_ranks[0] if rank is None else rank)
-    save(target, json.dumps(document, ensure_ascii=False), what="graph")
+    step_chosen = int(opened.record_steps[0]) if step is None else step
+    document = graph_of(opened, step_chosen, opened.record_ranks[0] if rank is None else rank)
+    save(target, json.dumps(document, ensure_ascii=False), kind="graph")
     nodes = document["graphs"][0]["nodes"]
     print(f"Graph: {target}, {counted(len(nodes), 'call')} of {document['label']}. Look: model-explorer {target}")

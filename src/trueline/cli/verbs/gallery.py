@@ -78,11 +78,11 @@ def _scores(entries: Sequence[Entry], folder: Path, *, explicit: bool) -> list[S
 
     from trueline.cli.waiting import waiting
 
-    done = count(1)
+    number = count(1)
     with waiting(f"Gallery: 0 of {len(entries)}") as say:
 
         def scored(score: Score) -> None:
-            say(f"Gallery: {next(done)} of {len(entries)}, {score.id} was the last")
+            say(f"Gallery: {next(number)} of {len(entries)}, {score.id} was the last")
 
         return run_gallery(entries, folder, explicit=explicit, heard=scored)
 

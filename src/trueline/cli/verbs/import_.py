@@ -120,12 +120,12 @@ def rl(
     from trueline.store.importers.rollout_logs import import_rollouts
 
     with _reading(source):
-        found = import_rollouts(source, run, rows_of, version=_version())
+        counts = import_rollouts(source, run, rows_of, version=_version())
     if json:
-        print_document({"schema": SCHEMA_VERSION, "run": run, **found})
+        print_document({"schema": SCHEMA_VERSION, "run": run, **counts})
         return
-    said = f"Run: {run} ({counted(found['steps'], 'step')}, {counted(found['rows'], 'row')})"
-    Console(soft_wrap=True).print(f"{said}. Next: trueline check {run}", markup=False, highlight=False)
+    text = f"Run: {run} ({counted(counts['steps'], 'step')}, {counted(counts['rows'], 'row')})"
+    Console(soft_wrap=True).print(f"{text}. Next: trueline check {run}", markup=False, highlight=False)
 
 
 def measure() -> Measure:

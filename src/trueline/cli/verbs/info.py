@@ -93,7 +93,7 @@ def _print_rows(names: list[str], rows: list[tuple[Any, ...]]) -> None:
     from trueline.cli.lines import screen
 
     console = screen()
-    widths = [_width(name, [row[place] for row in rows]) for place, name in enumerate(names)]
+    widths = [_width(name, [row[index] for row in rows]) for index, name in enumerate(names)]
     fitting = _fitting(widths, console.width)
     if fitting == len(names):
         _print_table(console, names, rows)
@@ -101,8 +101,10 @@ def _print_rows(names: list[str], rows: list[tuple[Any, ...]]) -> None:
         _print_blocks(console, names, rows)
     else:
         _print_table(console, names[:fitting], [row[:fitting] for row in rows])
-        left = ", ".join(names[fitting:])
-        _print_line(console, f"{len(names) - fitting} of {len(names)} columns do not fit and are left out: {left}.")
+        columns_left = ", ".join(names[fitting:])
+        _print_line(
+            console, f"{len(names) - fitting} of {len(names)} columns do not fit and are left out: {columns_left}."
+        )
         _print_line(
             console, f"Select some of them by name, add `limit {FEW_ROWS}` to see rows whole, or --json for all."
         )
@@ -122,14 +124,14 @@ def _fitting(widths: list[int], room: int) -> int:
 
 def _print_blocks(console: Console, names: list[str], rows: list[tuple[Any, ...]]) -> None:
     """A block for each row: names on the left, what is null in one line below."""
-    left = max(map(len, names))
+    name_width = max(map(len, names))
     for number, row in enumerate(rows, 1):
         _print_line(console, f"{chr(10) if number > 1 else ''}Row {number} of {len(rows)}")
         for name, value in zip(names, row, strict=True):
             if value is not None:
                 text = " ".join(str(value).split())
-                room = max(console.width - left - 4, WIDEST)
-                _print_line(console, f"  {name:{left}}  {text if len(text) <= room else text[: room - 1] + '…'}")
+                room = max(console.width - name_width - 4, WIDEST)
+                _print_line(console, f"  {name:{name_width}}  {text if len(text) <= room else text[: room - 1] + '…'}")
         empty = [name for name, value in zip(names, row, strict=True) if value is None]
         if empty:
             _print_line(console, f"  null: {', '.join(empty)}")
@@ -211,8 +213,8 @@ def _print_ranks(console: Console, ranks: list[dict[str, Any]]) -> None:
         steps = rank["steps"]
         span = f"{steps['count']} ({steps['first']} to {steps['last']})" if steps["count"] else "none"
         state = "closed" if rank["closed"] else "open: writing or killed"
-        known = [rank["hostname"], rank["device"], rank["params"]]
-        table.add_row(str(rank["rank"]), span, *(Text("" if fact is None else str(fact)) for fact in known), state)
+        facts = [rank["hostname"], rank["device"], rank["params"]]
+        table.add_row(str(rank["rank"]), span, *(Text("" if fact is None else str(fact)) for fact in facts), state)
     console.print(table)
 
 

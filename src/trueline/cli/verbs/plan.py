@@ -55,7 +55,7 @@ def _document(run: Run, path: str) -> dict[str, Any]:
     from trueline.store.plan_change import plan_in_force
 
     in_force, plans = plan_in_force(run), run.manifest.plans
-    asked, refused = _asked(in_force, path)
+    changes, refused = _changes_asked(in_force, path)
     return {
         "schema": SCHEMA_VERSION,
         "run": run.path,
@@ -63,13 +63,13 @@ def _document(run: Run, path: str) -> dict[str, Any]:
         "revision": plans[-1].revision if plans else 0,
         "since_step": plans[-1].step if plans else 0,
         "plan": in_force.model_dump(mode="json"),
-        "asked": asked,
+        "asked": changes,
         "refused": refused,
         "history": [{"revision": 0, "step": 0, "plan": run.manifest.plan}, *(entry.model_dump() for entry in plans)],
     }
 
 
-def _asked(in_force: Plan, path: str) -> tuple[dict[str, Any], str | None]:
+def _changes_asked(in_force: Plan, path: str) -> tuple[dict[str, Any], str | None]:
     """What the plan file asks for beyond what is in force, and why that cannot be; nothing where there is no file."""
     from trueline.schema.errors import PlanError
     from trueline.schema.files.plan_files import read_changes
@@ -94,10 +94,10 @@ def _print(document: dict[str, Any]) -> None:
     default = Plan().model_dump(mode="json")
     table = Table("key", "in force", "default", "asked for", "may change", box=None, header_style="bold")
     for key, value in document["plan"].items():
-        same = value == default[key]
-        asked = _text(document["asked"][key], key) if key in document["asked"] else ""
-        cells = (_text(value, key), "" if same else _text(default[key], key), asked)
-        table.add_row(key, *map(Text, cells), "yes" if key in LIVE else "", style=None if same else "bold")
+        is_default = value == default[key]
+        change = _text(document["asked"][key], key) if key in document["asked"] else ""
+        cells = (_text(value, key), "" if is_default else _text(default[key], key), change)
+        table.add_row(key, *map(Text, cells), "yes" if key in LIVE else "", style=None if is_default else "bold")
     console = screen()
     console.print(f"Plan of {document['run']}", style="bold", markup=False, highlight=False)
     console.print(table)
@@ -111,14 +111,14 @@ def _story(document: dict[str, Any]) -> list[str]:
     history = document["history"]
     for before, after in itertools.pairwise(history):
         changed = {key: value for key, value in after["plan"].items() if before["plan"].get(key) != value}
-        what = ", ".join(f"{key} = {_text(value, key)}" for key, value in changed.items()) or "nothing"
-        lines.append(f"Since step {after['step']}: {what}.")
+        settings = ", ".join(f"{key} = {_text(value, key)}" for key, value in changed.items()) or "nothing"
+        lines.append(f"Since step {after['step']}: {settings}.")
     if document["refused"]:
         lines.append(f"plan.json is not followed: {document['refused']}")
     if document["asked"]:
-        asked = ", ".join(f"{key} = {_text(value, key)}" for key, value in document["asked"].items())
+        changes = ", ".join(f"{key} = {_text(value, key)}" for key, value in document["asked"].items())
         wait = "not taken up yet" if document["running"] else "never taken up, as the job has ended"
-        lines.append(f"plan.json asks for {asked}: {wait}.")
+        lines.append(f"plan.json asks for {changes}: {wait}.")
     return lines
 
 

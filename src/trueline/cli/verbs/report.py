@@ -28,7 +28,7 @@ def command(
     from trueline.cli.screen import Console
 
     target, watched, _, shared = written(runs or [LATEST], out, "report", overwrite=overwrite)
-    judged = [(each.name, each.require_results().report) for each in watched]
+    judged = [(run.name, run.require_results().report) for run in watched]
     if json:
         runs_json = [{"name": name, **report.to_json()} for name, report in judged]
         print_document({"schema": 1, "report": str(target), "runs": runs_json})
@@ -39,18 +39,18 @@ def command(
     console.print(f"Report: {target}{shared and f'. {shared}'}", markup=False, highlight=False)
 
 
-def written(runs: list[str], out: str, what: str, *, overwrite: bool) -> tuple[Path, list[WatchedRun], float, str]:
+def written(runs: list[str], out: str, kind: str, *, overwrite: bool) -> tuple[Path, list[WatchedRun], float, str]:
     """Write the page: where, about which Runs, how large it is in MB, and a sentence where steps share columns."""
     from trueline.cli.waiting import waiting
     from trueline.render.output import save, writable_target
     from trueline.web.page_file import page_file
     from trueline.web.watched_run import judged_runs
 
-    target = writable_target(out, overwrite=overwrite, what=what, example=f"{what}.html")
+    target = writable_target(out, overwrite=overwrite, kind=kind, example=f"{kind}.html")
     with waiting("Reading and checking"):
         watched = judged_runs(runs)
         document, num_columns = page_file(watched)
-    save(target, document, what=what)
-    longest = max(each.run.steps.size for each in watched)
+    save(target, document, kind=kind)
+    longest = max(run.run.steps.size for run in watched)
     shared = f"Steps share columns, of which there are {num_columns} at most." if longest > num_columns else ""
     return target, watched, len(document) / 1e6, shared

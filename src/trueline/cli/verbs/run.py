@@ -85,18 +85,20 @@ def command(
         raise InputError(f"'{words[0]}' is not a program on PATH. Give the command as you would without trueline.")
     _require_script(words)
     with threads_without_signals():
-        chosen = _with_sinks(_with_keys(Plan.load(plan), changes), sink, on_finding)
+        plan_chosen = _with_sinks(_with_keys(Plan.load(plan), changes), sink, on_finding)
         if ref is not None:
             _require_reference(ref, out)
-        _require_place(out, overwrite=overwrite, resume=resume)
+        _require_free_path(out, overwrite=overwrite, resume=resume)
         if collect is not None:
             _require_destination(collect, out)
-    asked = chosen.model_dump(mode="json")
-    ours = environment(out=out, plan=asked, overwrite=overwrite, resume=resume, argv=words, base=dict(os.environ))
+    plan_keys = plan_chosen.model_dump(mode="json")
+    watched_environ = environment(
+        out=out, plan=plan_keys, overwrite=overwrite, resume=resume, argv=words, base=dict(os.environ)
+    )
     if sys.stderr.isatty():
         print(f"trueline: watching; afterwards: trueline check {out}", file=sys.stderr, flush=True)
     try:
-        _run_and_tell(program, words, ours, out=out, ref=ref, destination=collect)
+        _run_and_tell(program, words, watched_environ, out=out, ref=ref, destination=collect)
     except OSError as error:
         raise InputError(f"'{program}' cannot be started: {error}. Try it without trueline.") from None
 
@@ -114,10 +116,10 @@ def _with_sinks(plan: Plan, sinks: list[str] | None, on_finding: str | None) -> 
     from trueline.schema.plan import Plan
     from trueline.sinks.registry import at_home, require_ready, require_sinks
 
-    asked = [at_home(one) for one in (*plan.sinks, *(sinks or ()))]
-    require_sinks(asked)
-    require_ready(asked)
-    changed = {"sinks": asked, "on_finding": on_finding or plan.on_finding}
+    sink_names = [at_home(sink_name) for sink_name in (*plan.sinks, *(sinks or ()))]
+    require_sinks(sink_names)
+    require_ready(sink_names)
+    changed = {"sinks": sink_names, "on_finding": on_finding or plan.on_finding}
     return Plan.load(plan.model_dump() | changed)
 
 
@@ -132,13 +134,13 @@ def _run_and_tell(
 
     before = stamps(out)
     collecting = None if destination is None else Collecting(out, destination)
-    with tempfile.TemporaryDirectory(prefix="trueline-", ignore_cleanup_errors=True) as place:
-        unseen, begun = Path(place) / "unseen", Path(place) / f"unseen{WATCHED}"
-        unseen.touch()
-        begun.touch()
-        ended = run_in_foreground(program, words, environ | {UNSEEN: str(unseen)})
+    with tempfile.TemporaryDirectory(prefix="trueline-", ignore_cleanup_errors=True) as folder:
+        unseen_file, begun_file = Path(folder) / "unseen", Path(folder) / f"unseen{WATCHED}"
+        unseen_file.touch()
+        begun_file.touch()
+        ended = run_in_foreground(program, words, environ | {UNSEEN: str(unseen_file)})
         status = ended.status
-        why, began = (file.read_text(encoding="utf-8") if file.exists() else "" for file in (unseen, begun))
+        why, began = (file.read_text(encoding="utf-8") if file.exists() else "" for file in (unseen_file, begun_file))
     try:
         keep_end(out, ended, before=before)
         print(f"trueline: {watched(out, before=before, unseen=why, status=status, began=bool(began))}", file=sys.stderr)
@@ -160,12 +162,12 @@ def _judge(out: str, ref: str, *, before: Stamps) -> None:
     from trueline.judge.check_run import check
     from trueline.schema.errors import TruelineError
 
-    places = written(out, before=before)
-    if not places:
+    paths = written(out, before=before)
+    if not paths:
         print(f"trueline: the command wrote no Run at '{out}', so nothing was checked.", file=sys.stderr)
         return
     try:
-        print_report(screen(stderr=True), check(places[-1], ref=ref))
+        print_report(screen(stderr=True), check(paths[-1], ref=ref))
     except TruelineError as error:
         print(f"trueline: {error}", file=sys.stderr)
 
@@ -180,20 +182,20 @@ def _require_reference(ref: str, out: str) -> None:
         raise InputError(f"--ref and --out are both '{out}'. Pass another --out: a Run is not compared with itself.")
 
 
-def _require_place(out: str, *, overwrite: bool, resume: bool) -> None:
+def _require_free_path(out: str, *, overwrite: bool, resume: bool) -> None:
     """Raise InputError where the Run cannot go to ``out``: there is something already, or nothing can be written."""
     from trueline.schema.errors import InputError, RunExistsError
     from trueline.store.filesystem import local_path
 
-    place = Path(local_path(out))
+    path = Path(local_path(out))
     if overwrite and resume:
         raise InputError("--overwrite and --resume contradict each other. Pass one of them.")
-    nearest = next(parent for parent in (place, *place.absolute().parents) if parent.exists())
-    if nearest != place and not nearest.is_dir():
+    nearest = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if nearest != path and not nearest.is_dir():
         raise InputError(f"'{out}' cannot be a Run: '{nearest}' is a file. Pass another --out.")
     if nearest.is_dir() and not os.access(nearest, os.W_OK | os.X_OK):
         raise InputError(f"A Run cannot be written to '{out}': '{nearest}' does not allow it. Pass another --out.")
-    if not place.exists() or (place.is_dir() and not any(place.iterdir())):
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     from trueline.schema.files.run_lock import require_ended
     from trueline.store.log.claim import require_free
@@ -214,9 +216,9 @@ def _require_place(out: str, *, overwrite: bool, resume: bool) -> None:
 
 def _require_destination(destination: str, out: str) -> None:
     """Raise ``InputError`` where nothing can be collected into ``destination``."""
-    from trueline.store.collect import require_place
+    from trueline.store.collect import open_target
 
-    require_place(destination, [out])
+    open_target(destination, [out])
 
 
 def _require_script(words: list[str]) -> None:

@@ -23,12 +23,15 @@ def command(
     from trueline.store.verify import verify
 
     with waiting(f"Reading {run}"):
-        found = verify(run)
+        verification = verify(run)
     if json:
-        print_document(found.to_json())
+        print_document(verification.to_json())
     else:
         console = Console(soft_wrap=True)
-        console.print(found.verdict, style="bold", markup=False, highlight=False)
-        for line in (*(f"{file.state}: {file.file}: {file.why}" for file in found.files if file.why), *found.missing):
+        console.print(verification.verdict, style="bold", markup=False, highlight=False)
+        for line in (
+            *(f"{file.state}: {file.file}: {file.why}" for file in verification.files if file.why),
+            *verification.missing,
+        ):
             console.print(f"  {line}", markup=False, highlight=False)
-    raise typer.Exit(found.exit_code)
+    raise typer.Exit(verification.exit_code)

@@ -40,13 +40,13 @@ def command(
     from trueline.web.required import require_packages
 
     require_packages()
-    shown = runs or [LATEST]
+    paths = runs or [LATEST]
     from trueline.web.serve import serve
 
     before = signal.signal(signal.SIGTERM, _leave)  # ends what was started, as Ctrl-C does
     with ExitStack() as ending, ExitStack() as reading:
         ending.callback(signal.signal, signal.SIGTERM, before)
-        reading.enter_context(waiting(f"Reading {', '.join(shown)}"))
+        reading.enter_context(waiting(f"Reading {', '.join(paths)}"))
 
         def tell(address: Address) -> None:
             reading.close()
@@ -55,7 +55,7 @@ def command(
             print(f"Open {address.url} in a browser. Ctrl-C ends it.", flush=True)
 
         try:
-            serve(shown, ref=ref, host=host, port=port, token=token, ready=tell)
+            serve(paths, ref=ref, host=host, port=port, token=token, ready=tell)
         except KeyboardInterrupt:
             return
 

@@ -137,16 +137,16 @@ def settings_of(
     )
 
 
-def require_known(fields: Mapping[str, Any], known: Collection[str], prefix: str) -> None:
-    """Raise ``InputError`` for a field that is not in ``known``; names are told with ``prefix``."""
+def require_known(fields: Mapping[str, Any], valid: Collection[str], prefix: str) -> None:
+    """Raise ``InputError`` for a field that is not in ``valid``; names are told with ``prefix``."""
     for name, value in fields.items():
-        if name in known or (name in INSTEAD and value in (None, [], {}, "")):
+        if name in valid or (name in INSTEAD and value in (None, [], {}, "")):
             continue
         if name in INSTEAD:
             raise InputError(f"Field '{prefix}{name}' is not supported. {INSTEAD[name]}")
-        near = difflib.get_close_matches(name, known, n=1)
+        near = difflib.get_close_matches(name, valid, n=1)
         hint = f"Did you mean '{prefix}{near[0]}'? " if near else ""
-        raise InputError(f"Field '{prefix}{name}' is unknown. {hint}Valid are {', '.join(sorted(known))}.")
+        raise InputError(f"Field '{prefix}{name}' is unknown. {hint}Valid are {', '.join(sorted(valid))}.")
 
 
 def _require_risk(risk: object) -> None:
@@ -173,7 +173,7 @@ def flag(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
 
 def _texts(section: Mapping[str, Any], name: str, task: str) -> tuple[str, ...]:
     value = section.get(name) or []
-    if not (isinstance(value, list) and all(isinstance(one, str) for one in value)):
+    if not (isinstance(value, list) and all(isinstance(text, str) for text in value)):
         raise InputError(f"Field '{task}.{name}' is {shown(value)}. Expected a list of texts.")
     return tuple(value)
 
@@ -201,16 +201,16 @@ def numbers(name: str, value: object) -> frozenset[int] | None:
         return None
     if not isinstance(value, list):
         raise InputError(f"Field '{name}' is {shown(value)}. Expected a list of whole numbers and ranges like \"4-6\".")
-    found: set[int] = set()
-    for one in value:
-        ends = re.fullmatch(r"(\d{1,9})-(\d{1,9})", one) if isinstance(one, str) else None
+    whole_numbers: set[int] = set()
+    for entry in value:
+        ends = re.fullmatch(r"(\d{1,9})-(\d{1,9})", entry) if isinstance(entry, str) else None
         if ends is not None and int(ends[1]) <= int(ends[2]) < int(ends[1]) + MAX_RANGE:
-            found.update(range(int(ends[1]), int(ends[2]) + 1))
-        elif isinstance(one, int) and not isinstance(one, bool) and one >= 0:
-            found.add(one)
+            whole_numbers.update(range(int(ends[1]), int(ends[2]) + 1))
+        elif isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0:
+            whole_numbers.add(entry)
         else:
             raise InputError(
-                f"Field '{name}' holds {shown(one)}. Expected whole numbers from 0, or ranges like \"4-6\" of at most "
-                f"{MAX_RANGE:,} numbers."
+                f"Field '{name}' holds {shown(entry)}. Expected whole numbers from 0, or ranges like \"4-6\" of at "
+                f"most {MAX_RANGE:,} numbers."
             )
-    return frozenset(found)
+    return frozenset(whole_numbers)

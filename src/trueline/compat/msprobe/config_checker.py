@@ -73,11 +73,11 @@ class ConfigChecker:
         """What differs between two packs; written to ``result.xlsx`` in the directory ``output_path``. Raises
         ``InputError`` for what is no pack, or where XlsxWriter is missing.
         """
-        found = diff(cmp_zip_path, bench_zip_path)
+        job_diff = diff(cmp_zip_path, bench_zip_path)
         folder = Path(output_path)
         folder.mkdir(parents=True, exist_ok=True)
-        write_xlsx(folder / ConfigChecker.result_filename, found)
-        return found
+        write_xlsx(folder / ConfigChecker.result_filename, job_diff)
+        return job_diff
 
     def _pack(self, files: Sequence[str]) -> None:
         static: dict[str, Any] = {}
@@ -111,7 +111,7 @@ class ConfigChecker:
                 pack.writestr("dataset/step0/rank0/dataset.json", _json(inputs))
                 pack.writestr("weights/step0/rank0/weight.json", _json(weights))
                 if facts.configs:
-                    merged = {k: v for each in reversed(facts.configs.values()) for k, v in each.items()}
+                    merged = {k: v for config in reversed(facts.configs.values()) for k, v in config.items()}
                     pack.writestr("hyperparameters/hyperparameters_dynamic.json", _json(merged))
         except Exception as error:
             _log.warning("trueline: the pack '%s' lacks the first step: %s", self.path, error)
@@ -126,13 +126,13 @@ def _json(content: Mapping[str, Any]) -> str:
     return json.dumps(content, indent=1, default=plain)
 
 
-def _features(held: Any) -> Any:
+def _features(value: Any) -> Any:
     """Statistics of each tensor, in the nesting of the arguments, as msProbe has them."""
-    if isinstance(held, torch.Tensor):
-        return _of_tensor(held)
-    if isinstance(held, list | tuple):
-        return {str(place): _features(each) for place, each in enumerate(held)}
-    return {str(key): _features(each) for key, each in held.items()} if isinstance(held, Mapping) else ""
+    if isinstance(value, torch.Tensor):
+        return _of_tensor(value)
+    if isinstance(value, list | tuple):
+        return {str(index): _features(inner) for index, inner in enumerate(value)}
+    return {str(key): _features(inner) for key, inner in value.items()} if isinstance(value, Mapping) else ""
 
 
 @torch.no_grad()

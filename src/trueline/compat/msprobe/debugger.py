@@ -46,7 +46,7 @@ class PrecisionDebugger:
         self._step = 0
         self._recording: Recording | None = None
         self._models: tuple[nn.Module, ...] = ()
-        self._over = False
+        self._closed = False
         PrecisionDebugger._instance = self
 
     @classmethod
@@ -65,7 +65,7 @@ class PrecisionDebugger:
             raise InputError("token_range is not supported. Leave it out, and choose steps by 'step' in the config.")
         self = cls._get()
         rank = _rank() if rank_id is None else rank_id
-        if self._over or not self.settings.wants(self._step):
+        if self._closed or not self.settings.wants(self._step):
             return
         if self.settings.ranks is not None and rank not in self.settings.ranks:
             return
@@ -122,7 +122,7 @@ class PrecisionDebugger:
     def close(self) -> None:
         """Write what is pending and seal the Run; nothing is recorded after. Called at exit, too."""
         recording, self._recording = self._recording, None
-        self._over = True
+        self._closed = True
         atexit.unregister(self.close)
         if recording is not None:
             recording.close()
@@ -145,12 +145,12 @@ def _models(model: object, level: str) -> tuple[nn.Module, ...]:
     """The models that ``start`` was given: several as a list; none where no module is recorded."""
     if model is None and level == "L1":
         return (NoModel(),)
-    given = tuple(model) if isinstance(model, (list, tuple)) else (model,)
-    if not given or not all(isinstance(one, nn.Module) for one in given):
+    models = tuple(model) if isinstance(model, (list, tuple)) else (model,)
+    if not models or not all(isinstance(module, nn.Module) for module in models):
         raise InputError(
             f"start() was given {model!r} as the model. At level {level} pass the torch.nn.Module, or a list of them."
         )
-    return given  # type: ignore[return-value]
+    return models  # type: ignore[return-value]
 
 
 def _rank() -> int:

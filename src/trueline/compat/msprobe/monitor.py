@@ -81,7 +81,7 @@ class TrainerMon:
     ) -> None:
         config = read_config(config_file_path)
         self.plan: Plan = plan_of_monitor(config)
-        self._out = str(config.get("output_dir") or os.environ.get("MONITOR_OUTPUT_DIR") or "./monitor_output")
+        self._output = str(config.get("output_dir") or os.environ.get("MONITOR_OUTPUT_DIR") or "./monitor_output")
         self._group = process_group
         self._watch: Watch | None = None
 
@@ -105,7 +105,7 @@ class TrainerMon:
             )
         group = self._group if dp_group is None else dp_group
         self._watch = trueline.watch(
-            models[0], optimizer, out=self._out, plan=self.plan, process_group=group, step=start_iteration or None
+            models[0], optimizer, out=self._output, plan=self.plan, process_group=group, step=start_iteration or None
         )
 
     def start(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **context: Any) -> None:
@@ -129,26 +129,26 @@ class TrainerMon:
 
 def plan_of_monitor(config: Mapping[str, Any]) -> Plan:
     """The Plan that a configuration of either version asks for. Raises ``InputError`` as ``TrainerMon``."""
-    wanted = _of_version_2(config) if "monitors" in config else _of_version_1(config)
+    recorded = _of_version_2(config) if "monitors" in config else _of_version_1(config)
     first = _number(config, "start_step", 0)
-    every = _number(config, "step_interval", None)
+    interval = _number(config, "step_interval", None)
     times, end = _number(config, "collect_times", None), _number(config, "stop_step", None)
     if end is None and times is not None and times < 10**8:
-        end = first + times * (every or 1)
-    given: dict[str, Any] = {"preset": "monitor", "every": every, "steps": (first, end), **wanted}
-    return Plan.load(given)
+        end = first + times * (interval or 1)
+    keys: dict[str, Any] = {"preset": "monitor", "every": interval, "steps": (first, end), **recorded}
+    return Plan.load(keys)
 
 
 def _of_version_1(config: Mapping[str, Any]) -> dict[str, Any]:
     only = {"forward_only": "bwd", "backward_only": "fwd"}
-    known = (*SCHEDULE[:3], *KINDS, *only, "targets", "module_ranks", "cc_distribution", *NO_MATTER)
-    _require(config, known, "")
-    left_out = {other for name, other in only.items() if flag(config, name, default=False)}
+    valid = (*SCHEDULE[:3], *KINDS, *only, "targets", "module_ranks", "cc_distribution", *NO_MATTER)
+    _require(config, valid, "")
+    left_out = {phase_left_out for name, phase_left_out in only.items() if flag(config, name, default=False)}
     phases = {
         phase
-        for name, of in KINDS.items()
+        for name, kind_phases in KINDS.items()
         if flag(config, name, default=False)
-        for phase in of
+        for phase in kind_phases
         if name != "xy_distribution" or phase not in left_out
     }
     collectives = config.get("cc_distribution") or {}
@@ -158,7 +158,7 @@ def _of_version_1(config: Mapping[str, Any]) -> dict[str, Any]:
     targets = config.get("targets") or {}
     if not isinstance(targets, dict):
         raise InputError(f"Field 'targets' is {shown(targets)}. Expected an object of modules.")
-    return _wanted(phases, [*targets], config.get("module_ranks"), "module_ranks")
+    return _recorded_keys(phases, [*targets], config.get("module_ranks"), "module_ranks")
 
 
 def _of_version_2(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,34 +170,38 @@ def _of_version_2(config: Mapping[str, Any]) -> dict[str, Any]:
     phases: set[Phase] = set()
     targets: list[str] = []
     for name, settings in monitors.items():
-        own = ("mv_distribution",) if name == "optimizer" else ("param_distribution",) if name == "param" else ()
-        _require(settings, ("enabled", "targets", *own, *NO_MATTER), f"monitors.{name}.")
-        if flag(settings, "enabled", default=name == "module") and all(flag(settings, o, default=True) for o in own):
+        extra_fields = (
+            ("mv_distribution",) if name == "optimizer" else ("param_distribution",) if name == "param" else ()
+        )
+        _require(settings, ("enabled", "targets", *extra_fields, *NO_MATTER), f"monitors.{name}.")
+        if flag(settings, "enabled", default=name == "module") and all(
+            flag(settings, o, default=True) for o in extra_fields
+        ):
             phases.update(MONITORS[name])
             targets += settings.get("targets") or []
     rank = config.get("rank")
-    return _wanted(phases, targets, [rank] if isinstance(rank, int) else rank, "rank")
+    return _recorded_keys(phases, targets, [rank] if isinstance(rank, int) else rank, "rank")
 
 
-def _wanted(phases: set[Phase], targets: list[str], ranks: object, named: str) -> dict[str, Any]:
+def _recorded_keys(phases: set[Phase], targets: list[str], ranks: object, field: str) -> dict[str, Any]:
     """Keys of a Plan: what is recorded of which modules, with all that is inside of them, on which ranks."""
     if not phases:
         raise InputError(f"The configuration monitors nothing. Set one of {', '.join((*KINDS, *MONITORS))}.")
-    chosen = numbers(named, ranks)
+    rank_numbers = numbers(field, ranks)
     names = [glob for target in targets if target for glob in (target, f"{target}.*")]
     return {
         "phases": [phase for phase in PHASES if phase in phases],
         "names": names if names and all(targets) else ["*"],
-        "ranks": None if chosen is None else sorted(chosen),
+        "ranks": None if rank_numbers is None else sorted(rank_numbers),
     }
 
 
-def _require(fields: Mapping[str, Any], known: tuple[str, ...], prefix: str) -> None:
+def _require(fields: Mapping[str, Any], valid: tuple[str, ...], prefix: str) -> None:
     for name in INSTEAD.keys() & fields.keys():
         value = fields[name]
         if value and not (isinstance(value, dict) and not any(value.values())):
             raise InputError(f"Field '{prefix}{name}' is not supported. {INSTEAD[name]}")
-    require_known({name: value for name, value in fields.items() if name not in INSTEAD}, known, prefix)
+    require_known({name: value for name, value in fields.items() if name not in INSTEAD}, valid, prefix)
     ops = fields.get("ops") or []
     for op in ops if isinstance(ops, list) else [ops]:
         if op not in OPS:

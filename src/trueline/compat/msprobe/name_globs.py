@@ -33,9 +33,9 @@ def plan_of(settings: Settings, modules: Mapping[str, str]) -> dict[str, Any]:
         plan["between"] = (literal(first), literal(last))
         phases = _only(phases, ways={"forward"})
     if settings.listed:
-        found = [_listed(entry, settings.level, modules) for entry in settings.listed]
-        plan["names"] = tuple(dict.fromkeys(glob for globs, _ in found for glob in globs))
-        phases = _only(phases, ways={way for _, way in found})
+        globs_and_ways = [_listed(entry, settings.level, modules) for entry in settings.listed]
+        plan["names"] = tuple(dict.fromkeys(glob for globs, _ in globs_and_ways for glob in globs))
+        phases = _only(phases, ways={way for _, way in globs_and_ways})
     plan["phases"] = phases
     return plan
 
@@ -69,8 +69,8 @@ def _listed(entry: str, level: str, modules: Mapping[str, str]) -> tuple[list[st
     if whole := _MODULE.fullmatch(entry):
         fqn = _module(entry, whole, level, modules)
         return _with_inside(fqn, level), whole["way"]
-    named = [fqn for fqn, kind in modules.items() if entry in f"Module.{fqn}.{kind}."] if level != "L1" else []
-    globs = [glob for fqn in named for glob in _with_inside(fqn, level)]
+    matching = [fqn for fqn, kind in modules.items() if entry in f"Module.{fqn}.{kind}."] if level != "L1" else []
+    globs = [glob for fqn in matching for glob in _with_inside(fqn, level)]
     if level != "L0":
         function = _KIND.sub("", entry)
         function = function.strip("_") if function.startswith("__") else function
@@ -106,11 +106,11 @@ def _module(name: str, whole: re.Match[str], level: str, modules: Mapping[str, s
             f"'{name}' is one call among several of a module: Trueline records all of them. End the name in "
             f"'.{whole['way']}.0'."
         )
-    given, _, kind = whole["path"].rpartition(".")
-    for fqn in (given, given.removeprefix("module.")):
+    path, _, kind = whole["path"].rpartition(".")
+    for fqn in (path, path.removeprefix("module.")):
         if modules.get(fqn) == kind:
             return fqn
-    known = [f"Module.{fqn}.{kind}.{whole['way']}.0" for fqn, kind in modules.items()]
-    near = difflib.get_close_matches(name, known, n=1)
+    module_names = [f"Module.{fqn}.{kind}.{whole['way']}.0" for fqn, kind in modules.items()]
+    near = difflib.get_close_matches(name, module_names, n=1)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     raise InputError(f"The model has no module '{name}'.{hint}")

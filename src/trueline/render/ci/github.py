@@ -28,8 +28,8 @@ def annotations(report: CheckReport) -> str:
 
 
 def _annotation(finding: Finding) -> str:
-    since = "" if finding.step_first is None else f"since step {finding.step_first}"
-    title = " · ".join(filter(None, (finding.code, ranks_text(finding.ranks), since)))
+    onset = "" if finding.step_first is None else f"since step {finding.step_first}"
+    title = " · ".join(filter(None, (finding.code, ranks_text(finding.ranks), onset)))
     return _line(_COMMANDS[finding.severity], title, "\n".join((finding.claim, *finding.next)))
 
 

@@ -24,13 +24,13 @@ def junit(report: CheckReport) -> str:
     little was judged the case ``enough was judged`` is an error, so that this does not look like health.
     """
     suite = ET.Element("testsuite", name=_clean(f"trueline check {report.run}"))
-    found: dict[str, list[Finding]] = {code: [] for code in report.checks_run}
+    findings_by_code: dict[str, list[Finding]] = {code: [] for code in report.checks_run}
     for finding in report.findings:
-        found.setdefault(finding.code, []).append(finding)
-    for code, findings in found.items():
+        findings_by_code.setdefault(finding.code, []).append(finding)
+    for code, findings in findings_by_code.items():
         _add_case(suite, code, findings)
     for entry in report.checks_not_run:
-        if entry.check not in found:
+        if entry.check not in findings_by_code:
             ET.SubElement(_case(suite, entry.check), "skipped", message=_clean(f"{entry.reason}: {entry.why}"))
     judged = _case(suite, "enough was judged")
     if report.exit_code == 3:
@@ -48,9 +48,9 @@ def _add_case(suite: ET.Element, code: str, findings: list[Finding]) -> None:
     if grave:
         text = "\n\n".join(_text(finding) for finding in grave)
         ET.SubElement(case, "failure", type=grave[0].severity, message=_clean(grave[0].claim)).text = _clean(text)
-    known = [_text(finding) for finding in findings if finding.severity == "info"]
-    if known:
-        ET.SubElement(case, "system-out").text = _clean("\n\n".join(known))
+    notices = [_text(finding) for finding in findings if finding.severity == "info"]
+    if notices:
+        ET.SubElement(case, "system-out").text = _clean("\n\n".join(notices))
 
 
 def _case(suite: ET.Element, name: str) -> ET.Element:
@@ -58,8 +58,8 @@ def _case(suite: ET.Element, name: str) -> ET.Element:
 
 
 def _text(finding: Finding) -> str:
-    since = "" if finding.step_first is None else f"since step {finding.step_first}"
-    head = ", ".join(filter(None, (finding.severity, ranks_text(finding.ranks), since)))
+    onset = "" if finding.step_first is None else f"since step {finding.step_first}"
+    head = ", ".join(filter(None, (finding.severity, ranks_text(finding.ranks), onset)))
     return "\n".join((f"{head}: {finding.claim}", *finding.next))
 
 

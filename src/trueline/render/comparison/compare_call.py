@@ -56,8 +56,8 @@ def recorded_call(run: Run | None, site: str | None) -> RecordedCall | None:
             pc.and_(pc.equal(rows["name"], where.name), pc.equal(rows["call"], where.call)),
             pc.equal(rows["micro"], where.micro),
         )
-        found = rows.filter(keep).to_pylist()
-        return call_of(run, found) if found else None
+        call_rows = rows.filter(keep).to_pylist()
+        return call_of(run, call_rows) if call_rows else None
     except TruelineError:
         return None
 
@@ -95,8 +95,8 @@ def _arguments(text: str | None) -> dict[str, str]:
         return {}
     if not isinstance(document, dict):
         return {}
-    given = {str(place): value for place, value in enumerate(document.get("args") or [])}
-    return {name: _argument(value) for name, value in {**given, **(document.get("kwargs") or {})}.items()}
+    positional = {str(index): value for index, value in enumerate(document.get("args") or [])}
+    return {name: _argument(value) for name, value in {**positional, **(document.get("kwargs") or {})}.items()}
 
 
 def _argument(value: Any) -> str:

@@ -26,10 +26,10 @@ def write_csv(target: Path, rows: Sequence[ComparedRow]) -> None:
     """
     # A name of a Run may hold what UTF-8 has no form for; it becomes a question mark.
     opening = {"mode": "w", "encoding": "utf-8", "errors": "replace", "newline": ""}
-    with replacing(target, what="CSV file") as temporary, temporary.open(**opening) as file:
+    with replacing(target, kind="CSV file") as temporary, temporary.open(**opening) as file:
         file.write(_line(column.name for column in COLUMNS))
-        left = iter(rows)
-        while part := list(islice(left, _ROWS)):
+        remaining = iter(rows)
+        while part := list(islice(remaining, _ROWS)):
             file.writelines(map(_line, zip(*(_texts(column, part) for column in COLUMNS), strict=True)))
 
 
@@ -41,7 +41,7 @@ def _texts(column: RowColumn, rows: Sequence[ComparedRow]) -> list[str]:
     """The cells of a column as the file has them. Many rows share their values: each is formatted once,
     which takes half the time of the module ``csv``.
     """
-    shared = list(map(column.of, rows))
+    shared = list(map(column.value_of, rows))
     keys = shared if column.text is None else list(map(id, shared))
     distinct = dict(zip(keys, shared, strict=True))
     cells = distinct.values() if column.text is None else map(column.text, distinct.values())

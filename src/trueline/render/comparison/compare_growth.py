@@ -23,31 +23,33 @@ def differs(summary: StepSummary) -> bool:
 
 
 def _compared(steps: Sequence[StepSummary]) -> str:
-    numbers = sorted({each.step for each in steps if each.finished})
-    rest = sorted({each.step for each in steps if not each.finished})
-    ranks = sorted({each.rank for each in steps if each.rank is not None})
+    numbers = sorted({summary.step for summary in steps if summary.finished})
+    rest = sorted({summary.step for summary in steps if not summary.finished})
+    ranks = sorted({summary.rank for summary in steps if summary.rank is not None})
     if not numbers:
         numbers, rest = rest, []
-    what = f"Step {numbers[0]}" if len(numbers) == 1 else f"{counted(len(numbers), 'step')} ({_some(numbers)})"
-    what += f", and what was recorded after the last update (as step {_some(rest)})," if rest else ""
-    what += f" on {ranks_text(ranks, dash='–')}" if ranks else " with ranks merged"
-    differing = [each for each in steps if differs(each)]
+    subject = (
+        f"Step {numbers[0]}" if len(numbers) == 1 else f"{counted(len(numbers), 'step')} ({_numbers_text(numbers)})"
+    )
+    subject += f", and what was recorded after the last update (as step {_numbers_text(rest)})," if rest else ""
+    subject += f" on {ranks_text(ranks, dash='–')}" if ranks else " with ranks merged"
+    differing = [step for step in steps if differs(step)]
     if not differing:
-        return f"{what}: no value differs."
-    several = len(ranks) > 1
-    text = f"{what}: the first difference is at {_place(differing[0], several)}"
-    beyond = next((each for each in steps if each.counts.get("beyond", 0)), None)
+        return f"{subject}: no value differs."
+    has_ranks = len(ranks) > 1
+    text = f"{subject}: the first difference is at {_step_text(differing[0], has_ranks)}"
+    beyond = next((summary for summary in steps if summary.counts.get("beyond", 0)), None)
     if beyond is None:
         return f"{text}, none is beyond rounding."
-    place = "as well" if beyond is differing[0] else f"at {_place(beyond, several)}"
-    return f"{text}, the first beyond rounding {place}."
+    second_place = "as well" if beyond is differing[0] else f"at {_step_text(beyond, has_ranks)}"
+    return f"{text}, the first beyond rounding {second_place}."
 
 
 def _grows(steps: Sequence[StepSummary]) -> str:
     """The largest difference at the first, the last and, where that is another, the worst step; of values that rounding
     does not touch, as integers, there is none.
     """
-    largest = by_step(steps, lambda each: each.largest_times)
+    largest = by_step(steps, lambda summary: summary.largest_times)
     largest = {step: times for step, times in largest.items() if 0 < times < math.inf}
     if len(largest) < 2:
         return ""
@@ -55,39 +57,38 @@ def _grows(steps: Sequence[StepSummary]) -> str:
 
 
 def _loss(steps: Sequence[StepSummary]) -> str:
-    losses = by_step(steps, lambda each: None if each.loss_rel is None else abs(each.loss_rel))
+    losses = by_step(steps, lambda summary: None if summary.loss_rel is None else abs(summary.loss_rel))
     if not losses:
         return ""
     differing = {step: rel for step, rel in losses.items() if rel > 0}
     if not differing:
-        return f"{_whose(steps, differs=False)} is the same at every step that has one."
+        return f"{_loss_named(steps, differs=False)} is the same at every step that has one."
     first = next(iter(differing))
-    since = "" if first == next(iter(losses)) else f" from step {first} on"
+    onset = "" if first == next(iter(losses)) else f" from step {first} on"
     if len(differing) == 1:
-        return f"{_whose(steps)} differs by {percent(differing[first])} at step {first}."
-    return (
-        f"{_whose(steps)} differs{since}: {_ends({step: losses[step] for step in losses if step >= first}, percent)}."
-    )
+        return f"{_loss_named(steps)} differs by {percent(differing[first])} at step {first}."
+    since_first = {step: losses[step] for step in losses if step >= first}
+    return f"{_loss_named(steps)} differs{onset}: {_ends(since_first, percent)}."
 
 
-def _whose(steps: Sequence[StepSummary], *, differs: bool = True) -> str:
+def _loss_named(steps: Sequence[StepSummary], *, differs: bool = True) -> str:
     """The loss that ``loss_rel`` is about: the recorded one, else the last number that a forward pass returned."""
-    ranks = {each.rank for each in steps if each.loss_rel is not None}
+    ranks = {step.rank for step in steps if step.loss_rel is not None}
     if len(ranks) > 1:
         return f"The recorded loss of {'the rank where it differs most' if differs else 'every rank'}"
     rank = next(iter(ranks))
     return "The recorded loss" + (" of all ranks merged" if rank is None else f" of rank {rank}")
 
 
-def by_step(steps: Sequence[StepSummary], of: Callable[[StepSummary], float | None]) -> dict[int, float]:
+def by_step(steps: Sequence[StepSummary], number_of: Callable[[StepSummary], float | None]) -> dict[int, float]:
     """The largest number of each step over its ranks; a NaN, which compares with nothing, is taken for infinite."""
-    found: dict[int, float] = {}
-    for each in steps:
-        value = of(each)
+    largest: dict[int, float] = {}
+    for step in steps:
+        value = number_of(step)
         if value is not None:
-            known = math.inf if math.isnan(value) else value
-            found[each.step] = max(found.get(each.step, 0.0), known)
-    return dict(sorted(found.items()))
+            comparable = math.inf if math.isnan(value) else value
+            largest[step.step] = max(largest.get(step.step, 0.0), comparable)
+    return dict(sorted(largest.items()))
 
 
 def _ends(values: dict[int, float], text: Callable[[float], str]) -> str:
@@ -104,11 +105,11 @@ def percent(rel: float) -> str:
     return f"{number(100 * rel, 2)} %"
 
 
-def _place(summary: StepSummary, several: bool) -> str:
-    """The step and, where ``several`` ranks were compared, the rank."""
-    return f"step {summary.step}" + (f" on rank {summary.rank}" if several and summary.rank is not None else "")
+def _step_text(summary: StepSummary, has_ranks: bool) -> str:
+    """The step and, where ``has_ranks`` ranks were compared, the rank."""
+    return f"step {summary.step}" + (f" on rank {summary.rank}" if has_ranks and summary.rank is not None else "")
 
 
-def _some(numbers: Sequence[int]) -> str:
+def _numbers_text(numbers: Sequence[int]) -> str:
     texts = ranges(numbers, dash="–")
     return ", ".join(texts) if len(texts) <= 4 else f"{numbers[0]} to {numbers[-1]}"

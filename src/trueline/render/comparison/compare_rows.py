@@ -38,12 +38,12 @@ class RowColumn:
 
     name: str
     meaning: str
-    of: Callable[[ComparedRow], Any]
+    value_of: Callable[[ComparedRow], Any]
     text: Callable[[Any], Cell] | None = None
 
     def cell(self, row: ComparedRow) -> Cell:
         """The cell of a row."""
-        value = self.of(row)
+        value = self.value_of(row)
         return value if self.text is None else self.text(value)
 
 
@@ -111,14 +111,19 @@ def most_relevant(rows: Sequence[ComparedRow], first: ComparedRow | None, limit:
             groups.setdefault(_same_value(row), []).append(row)
     if first is not None:
         groups.pop(_same_value(first), None)
-    found = [RelevantRow(group[0], len(group) - 1) for group in groups.values()]
-    found.sort(key=lambda each: _weight(each.row))
-    return found[:limit]
+    relevant = [RelevantRow(group[0], len(group) - 1) for group in groups.values()]
+    relevant.sort(key=lambda relevant_row: _weight(relevant_row.row))
+    return relevant[:limit]
 
 
-def same_row(row: ComparedRow, other: ComparedRow) -> bool:
+def same_row(row: ComparedRow, other_row: ComparedRow) -> bool:
     """Whether both are the same line of a comparison."""
-    return (row.step, row.rank, row.place, row.site) == (other.step, other.rank, other.place, other.site)
+    return (row.step, row.rank, row.place, row.site) == (
+        other_row.step,
+        other_row.rank,
+        other_row.place,
+        other_row.site,
+    )
 
 
 def _same_value(row: ComparedRow) -> object:
@@ -135,8 +140,8 @@ _ORDER = {"beyond": 0, "propagated": 1, "not-comparable": 2, "within": 3, "equal
 
 def _weight(row: ComparedRow) -> tuple[int, int, float]:
     step = row.step if row.judgement == "propagated" else 0
-    by = {"propagated": row.measured, "within": row.times}.get(row.judgement)
-    return _ORDER[row.judgement], step, -by if by is not None and not math.isnan(by) else 0.0
+    size = {"propagated": row.measured, "within": row.times}.get(row.judgement)
+    return _ORDER[row.judgement], step, -size if size is not None and not math.isnan(size) else 0.0
 
 
 def place_text(row: ComparedRow) -> str:

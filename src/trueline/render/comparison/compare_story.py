@@ -81,7 +81,8 @@ def judged_text(judged: Judged) -> str:
     if not judged.passes:
         return ""
     first, whole = judged.sums(judged.at_first_step), judged.sums(judged.passes)
-    text = f"{_share(first)} values at step {judged.first_step}, {listed([each.name for each in judged.at_first_step])}"
+    names = [judged_pass.name for judged_pass in judged.at_first_step]
+    text = f"{_share(first)} values at step {judged.first_step}, {listed(names)}"
     if whole != first:
         text += f"; {_share(whole)} in all {counted(judged.num_steps, 'step')}"
         text += ", as updates move parameters apart" if whole["judged"] < whole["values"] else ""
@@ -107,13 +108,13 @@ def one_sided_lines(comparison: Comparison) -> list[str]:
 
 def one_sided_modules(comparison: Comparison) -> list[str]:
     """``only in RUN: 36 calls in blocks.*.attn, 4 in the model``, one line a run, modules with the most calls first."""
-    found: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
+    calls_by_module: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
     for call in comparison.one_sided:
-        found[call.in_reference][numberless(call.name).rpartition(".")[0] or "the model"] += call.num
+        calls_by_module[call.in_reference][numberless(call.name).rpartition(".")[0] or "the model"] += call.num
     return [
         f"only in {'REF' if in_reference else 'RUN'}: "
         + ", ".join(f"{counted(num, 'call')} in {module}" for module, num in modules.most_common())
-        for in_reference, modules in found.items()
+        for in_reference, modules in calls_by_module.items()
         if modules
     ]
 
@@ -163,9 +164,9 @@ def _headline(comparison: Comparison, leading: Finding | None) -> str:
     differing = compared - counts["equal"]
     if counts["within"] == differing:
         sums = comparison.judged.sums(comparison.judged.passes)
-        what = "all of it" if sums["judged"] == sums["values"] else "all that could be judged"
+        extent = "all of it" if sums["judged"] == sums["values"] else "all that could be judged"
         return (
-            f"Rounding explains {what}: {differing:,} of {counted(compared, 'value')} "
+            f"Rounding explains {extent}: {differing:,} of {counted(compared, 'value')} "
             f"{'differs' if differing == 1 else 'differ'}, none by more than rounding does."
         )
     return f"No value to blame: {counts_text(comparison)}"
@@ -190,7 +191,7 @@ def _facts(
     facts = [
         ("first", first.site or f"only in REF: {first.ref_site}"),
         ("in REF", ref_site if first.site and ref_site else ""),
-        ("what", _what(first, call)),
+        ("what", _value_text(first, call)),
         ("code", call.code if call is not None else ""),
         ("in REF", ref_call.code if call is not None and ref_call is not None and ref_call.code != call.code else ""),
         ("difference", size_text(first) if first.judgement != "not-comparable" else ""),
@@ -204,14 +205,14 @@ def _facts(
     return [(label, text) for label, text in facts if text]
 
 
-def _what(first: ComparedRow, call: RecordedCall | None) -> str:
+def _value_text(first: ComparedRow, call: RecordedCall | None) -> str:
     module = call.module if call is not None else ""
-    what = first.api or first.kind
-    within = f" in {module}" if module and first.kind == "op" else ""
+    operation = first.api or first.kind
+    in_module = f" in {module}" if module and first.kind == "op" else ""
     dtypes = first.dtype or first.ref_dtype
     if first.dtype and first.ref_dtype and first.dtype != first.ref_dtype:
         dtypes = f"{first.dtype} (REF {first.ref_dtype})"
-    return f"{what}{within}, {dtypes} {shape_text(first.shape)}"
+    return f"{operation}{in_module}, {dtypes} {shape_text(first.shape)}"
 
 
 def _its_call(comparison: Comparison, first: ComparedRow) -> str:
@@ -251,7 +252,8 @@ def _arguments(first: ComparedRow, call: RecordedCall | None, ref_call: Recorded
     if not different:
         return f"the same: {text}"
     parts = [
-        f"{'argument ' if name.isdigit() else ''}{name} is {mine}, in REF {theirs}" for name, mine, theirs in different
+        f"{'argument ' if name.isdigit() else ''}{name} is {run_value}, in REF {ref_value}"
+        for name, run_value, ref_value in different
     ]
     return f"{text}; differs: {listed(parts)}"
 

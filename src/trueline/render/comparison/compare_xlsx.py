@@ -52,7 +52,7 @@ def write_xlsx(target: Path, comparison: Comparison, story: Story) -> None:
     require_xlsxwriter()
     import xlsxwriter
 
-    with replacing(target, what="workbook") as temporary, temporary.open("wb") as file:
+    with replacing(target, kind="workbook") as temporary, temporary.open("wb") as file:
         book = xlsxwriter.Workbook(file, {"constant_memory": True})
         formats = _formats(book)
         _write_summary(book.add_worksheet("summary"), comparison, story, formats)
@@ -91,49 +91,49 @@ def _write_summary(sheet: Any, comparison: Comparison, story: Story, formats: di
         ("reference", comparison.ref, formats["text"]),
         *((label, text, formats["text"]) for label, text in story.facts),
         *(("next", text, formats["text"]) for text in story.next),
-        *((each.code, each.claim, formats["text"]) for each in story.findings),
+        *((finding.code, finding.claim, formats["text"]) for finding in story.findings),
         *(("steps", text, formats["text"]) for text in story.steps),
         *(("without a twin", text, formats["text"]) for text in story.missing),
         *(("one run only", text, formats["text"]) for text in story.one_sided),
         *(("note", text, formats["text"]) for text in story.notes),
     ]
-    for place, (label, text, style) in enumerate(lines):
-        sheet.write_string(place, 0, label, formats["head"])
-        sheet.write_string(place, 1, _text(text), style)
-    place = len(lines) + 1
+    for line, (label, text, style) in enumerate(lines):
+        sheet.write_string(line, 0, label, formats["head"])
+        sheet.write_string(line, 1, _text(text), style)
+    line = len(lines) + 1
     for name in JUDGEMENTS:
-        sheet.write_string(place, 0, JUDGEMENT_WORDS[name], formats[name])
-        sheet.write_number(place, 1, comparison.counts[name], formats["left"])
-        place += 1
+        sheet.write_string(line, 0, JUDGEMENT_WORDS[name], formats[name])
+        sheet.write_number(line, 1, comparison.counts[name], formats["left"])
+        line += 1
     for column in COLUMNS:
-        place += 1
-        sheet.write_string(place, 0, column.name, formats["head"])
-        sheet.write_string(place, 1, column.meaning, formats["text"])
+        line += 1
+        sheet.write_string(line, 0, column.name, formats["head"])
+        sheet.write_string(line, 1, column.meaning, formats["text"])
 
 
 def _write_rows(sheet: Any, rows: Sequence[ComparedRow], formats: dict[str, Any]) -> None:
-    for place, column in enumerate(COLUMNS):
-        sheet.set_column(place, place, _WIDTHS.get(column.name, 11))
-        sheet.write_string(0, place, column.name, formats["head"])
+    for index, column in enumerate(COLUMNS):
+        sheet.set_column(index, index, _WIDTHS.get(column.name, 11))
+        sheet.write_string(0, index, column.name, formats["head"])
     sheet.freeze_panes(1, 0)
     sheet.autofilter(0, 0, len(rows), len(COLUMNS) - 1)
     styles = [formats["times" if column.name == "times" else "number"] for column in COLUMNS]
     for line, row in enumerate(rows, start=1):
-        for place, column in enumerate(COLUMNS):
+        for index, column in enumerate(COLUMNS):
             value = column.cell(row)
             if column.name == "judgement":
-                sheet.write_string(line, place, row.judgement, formats[row.judgement])
+                sheet.write_string(line, index, row.judgement, formats[row.judgement])
             elif value is not None and value != "":
-                _write_cell(sheet, line, place, value, styles[place] if column.name in _NUMBERS else formats["plain"])
+                _write_cell(sheet, line, index, value, styles[index] if column.name in _NUMBERS else formats["plain"])
 
 
-def _write_cell(sheet: Any, line: int, place: int, value: Cell, style: Any) -> None:
+def _write_cell(sheet: Any, line: int, column: int, value: Cell, style: Any) -> None:
     if isinstance(value, str):
-        sheet.write_string(line, place, _text(value), style)
+        sheet.write_string(line, column, _text(value), style)
     elif isinstance(value, float) and not math.isfinite(value):
-        sheet.write_string(line, place, str(value), style)
+        sheet.write_string(line, column, str(value), style)
     else:
-        sheet.write_number(line, place, value, style)
+        sheet.write_number(line, column, value, style)
 
 
 def _text(value: str) -> str:

@@ -30,7 +30,7 @@ def graph_of(run: Run, step: int, rank: int) -> dict[str, Any]:
         listed = f"`trueline info {shlex.quote(run.path)}` lists what was"
         raise InputError(f"Step {step} of rank {rank} was not recorded. {listed}.")
     nodes: dict[tuple[Any, ...], dict[str, Any]] = {}
-    given: dict[int, tuple[str, str]] = {}
+    source_of_row: dict[int, tuple[str, str]] = {}
     """Of a row with numbers the call that gave it, and as which output."""
     for row in rows:
         if row["kind"] == "module":
@@ -38,15 +38,15 @@ def graph_of(run: Run, step: int, rank: int) -> dict[str, Any]:
         node = nodes.setdefault(_call(row), _node(row, len(nodes)))
         root = row["row"] if row["same_as"] is None else row["same_as"]
         if str(row["slot"]).startswith("out"):
-            given.setdefault(root, (node["id"], str(len(node["outputsMetadata"]))))
+            source_of_row.setdefault(root, (node["id"], str(len(node["outputsMetadata"]))))
             node["outputsMetadata"].append({"id": str(len(node["outputsMetadata"])), "attrs": _attributes(row)})
             continue
-        source = given.get(root)
-        place = str(len(node["inputsMetadata"]))
-        node["inputsMetadata"].append({"id": place, "attrs": _attributes(row)})
+        source = source_of_row.get(root)
+        slot = str(len(node["inputsMetadata"]))
+        node["inputsMetadata"].append({"id": slot, "attrs": _attributes(row)})
         if source is not None and source[0] != node["id"]:
             node["incomingEdges"].append(
-                {"sourceNodeId": source[0], "sourceNodeOutputId": source[1], "targetNodeInputId": place}
+                {"sourceNodeId": source[0], "sourceNodeOutputId": source[1], "targetNodeInputId": slot}
             )
     name = f"step {step}, rank {rank}"
     return {"label": name, "graphs": [{"id": name, "nodes": list(nodes.values())}]}
@@ -73,7 +73,7 @@ def _attributes(row: dict[str, Any]) -> list[dict[str, str]]:
     bad = sum(row[name] or 0 for name in ("nan", "pos_inf", "neg_inf"))
     finite = (row["numel"] or 0) - bad
     rms = (row["sum_sq"] / finite) ** 0.5 if row["sum_sq"] is not None and finite > 0 else None
-    told = {
+    texts = {
         "slot": row["slot"],
         "tensor_shape": f"{row['dtype']} {shape_text(row['shape'] or ())}",
         "min": number(row["min"]),
@@ -81,4 +81,4 @@ def _attributes(row: dict[str, Any]) -> list[dict[str, str]]:
         "rms": number(rms),
         "not finite": str(bad),
     }
-    return [{"key": key, "value": str(value)} for key, value in told.items()]
+    return [{"key": key, "value": str(value)} for key, value in texts.items()]

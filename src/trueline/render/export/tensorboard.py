@@ -26,19 +26,19 @@ def write_tensorboard(run: Run, folder: Path) -> tuple[int, int]:
 
     names = [column.name for column in WORKER_COLUMNS if column.type in _NUMBERS and column.name not in _LEFT_OUT]
     tables = {name: run.pivot(name) for name in names}
-    tables = {name: both for name, both in tables.items() if both[1].any()}
+    tables = {name: values_and_measured for name, values_and_measured in tables.items() if values_and_measured[1].any()}
     times_TN, _ = run.pivot("time_ns")
     points = 0
-    for place, rank in enumerate(run.ranks):
+    for index, rank in enumerate(run.ranks):
         writer: Any = EventFileWriter(str(folder / f"rank-{rank:05d}"), filename_suffix=".trueline")
         for at, step in enumerate(run.steps.tolist()):
             values = [
-                Summary.Value(tag=f"trueline/{name}", simple_value=float(values_TN[at, place]))
+                Summary.Value(tag=f"trueline/{name}", simple_value=float(values_TN[at, index]))
                 for name, (values_TN, measured_TN) in tables.items()
-                if measured_TN[at, place]
+                if measured_TN[at, index]
             ]
             if values:
-                written_s = float(times_TN[at, place]) / 1e9
+                written_s = float(times_TN[at, index]) / 1e9
                 summary = Summary(value=values)
                 writer.add_event(Event(step=step, wall_time=0.0 if np.isnan(written_s) else written_s, summary=summary))
                 points += len(values)

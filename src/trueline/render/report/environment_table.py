@@ -52,7 +52,7 @@ def environment(manifest: Manifest, envs: Mapping[int, RankEnv], *, optimizer_al
         for key, value in {**shared, **_rank_facts(envs[rank])}.items():
             facts.setdefault(key, {})[rank] = value
     common: dict[str, list[tuple[str, str]]] = {}
-    within: list[Differing] = []
+    unlike: list[Differing] = []
     by_nature: list[Differing] = []
     for key, values in facts.items():
         complete = {rank: values.get(rank, "(absent)") for rank in sorted(envs)}
@@ -63,9 +63,9 @@ def environment(manifest: Manifest, envs: Mapping[int, RankEnv], *, optimizer_al
             section, _, name = key.partition(".") if "." in key else ("rank", "", key)
             common.setdefault(section, []).append((name, next(iter(complete.values()))))
         else:
-            (by_nature if key in _OWN_BY_NATURE else within).append(Differing(key, holders(complete)))
+            (by_nature if key in _OWN_BY_NATURE else unlike).append(Differing(key, holders(complete)))
     sections = tuple((section, tuple(pairs)) for section, pairs in common.items())
-    return Environment(sections, tuple(within), tuple(by_nature))
+    return Environment(sections, tuple(unlike), tuple(by_nature))
 
 
 def _run_facts(manifest: Manifest) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     flat: dict[str, str] = {}
     for key, value in facts.items():
         if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
-            flat |= _flat({str(place): entry for place, entry in enumerate(value)}, f"{prefix}{key}.")
+            flat |= _flat({str(index): entry for index, entry in enumerate(value)}, f"{prefix}{key}.")
         elif isinstance(value, Mapping):
             flat |= _flat(value, f"{prefix}{key}.")
         elif value is not None and value != "" and value != []:

@@ -82,9 +82,9 @@ def _alarm(finding: Finding) -> str:
 def _interval(evidence: Mapping[str, Any]) -> str:
     """``95 %: 1.08 to 1.12``, and of what, where that is not what was measured; nothing where there is none."""
     interval = evidence.get("interval")
-    bounds = [one for one in interval if isinstance(one, int | float)] if isinstance(interval, Sequence) else []
+    bounds = [end for end in interval if isinstance(end, int | float)] if isinstance(interval, Sequence) else []
     if len(bounds) != 2:
         return ""
     low, high = (number(bound, 3) for bound in bounds)
-    of = evidence.get("interval_of")
-    return f"95 %{f' of {of}' if of else ''}: {low} to {high}"
+    quantity = evidence.get("interval_of")
+    return f"95 %{f' of {quantity}' if quantity else ''}: {low} to {high}"

@@ -26,14 +26,14 @@ def glance(run: Run) -> tuple[str, ...]:
     sampled_T = run.steps[sampled_TN.any(axis=1)]
     gaps = np.diff(sampled_T)
     gap = int(np.median(gaps)) if gaps.size else 0
-    every = "every step" if gap == 1 else f"every {gap:,} steps" if gap else counted(sampled_T.size, "step")
+    sampling = "every step" if gap == 1 else f"every {gap:,} steps" if gap else counted(sampled_T.size, "step")
     steps = f"{run.steps.size:,} ({run.steps[0]}–{run.steps[-1]})" if run.steps.size else "none"
-    left = len(run.ranks)
+    num_ranks = len(run.ranks)
     return (
-        f"{run.world_size}" if left == run.world_size else f"{left} of {run.world_size}",
+        f"{run.world_size}" if num_ranks == run.world_size else f"{num_ranks} of {run.world_size}",
         steps,
         run.manifest.adapter or "not stated",
-        every,
+        sampling,
         seconds_words(float(np.median(step_s_TN[timed_TN]))) if timed_TN.any() else "not measured",
         "not measured" if cost is None else cost.words,
         _moment(run.manifest.started_at),

@@ -43,7 +43,7 @@ def summary(report: CheckReport) -> Summary:
     advice = list(dict.fromkeys(finding.next[0] for finding in telling if finding.next))
     return Summary(
         verdict=report.verdict,
-        what=_what(report),
+        what=_outcome(report),
         next=tuple(advice[:_MAX_NEXT]),
         checked=_checked(report) if report.judged.num_steps else "",
         unchecked=tuple((entry.check, entry.why) for entry in report.checks_not_run),
@@ -59,7 +59,7 @@ def headline(verdicts: Sequence[tuple[str, Verdict]]) -> str:
     """The first sentence of the page for named Runs, the gravest first."""
     if len(verdicts) == 1:
         return verdicts[0][1].line
-    groups = {status: [name for name, one in verdicts if one.status == status] for status in WORDS}
+    groups = {status: [name for name, verdict in verdicts if verdict.status == status] for status in WORDS}
     parts: list[str] = []
     for status, names in groups.items():
         if names:
@@ -68,7 +68,7 @@ def headline(verdicts: Sequence[tuple[str, Verdict]]) -> str:
     return "; ".join(parts) + "."
 
 
-def _what(report: CheckReport) -> str:
+def _outcome(report: CheckReport) -> str:
     if report.incidents:
         likely = report.cause(0)
         return f"{report.incidents[0].title}{f' {likely.shortly}.' if likely.is_likely else ''}"
@@ -83,5 +83,5 @@ def _what(report: CheckReport) -> str:
 def _checked(report: CheckReport) -> str:
     if not report.checks_run or report.judged.steps is None:
         return ""
-    over = f"over {steps_words(*report.judged.steps)} on {counted(report.judged.world_size, 'rank')}"
-    return f"{counted(len(report.checks_run), 'check')} {over}: {listed(report.checks_run)}."
+    extent = f"over {steps_words(*report.judged.steps)} on {counted(report.judged.world_size, 'rank')}"
+    return f"{counted(len(report.checks_run), 'check')} {extent}: {listed(report.checks_run)}."

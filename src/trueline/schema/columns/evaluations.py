@@ -37,14 +37,14 @@ def untrained_passes(text: str) -> tuple[UntrainedPass, ...]:
     """Of one row of the column."""
     return tuple(
         UntrainedPass(
-            step=one["step"],
-            training=bool(one["training"]),
-            drawn=bool(one["drawn"]),
-            draws=tuple((str(function), str(at)) for function, at in one["draws"]),
-            drops=bool(one["drops"]),
-            dropouts=tuple(one["dropouts"]),
-            changed=tuple(one["changed"]),
-            norms=tuple(one["norms"]),
+            step=load["step"],
+            training=bool(load["training"]),
+            drawn=bool(load["drawn"]),
+            draws=tuple((str(function), str(at)) for function, at in load["draws"]),
+            drops=bool(load["drops"]),
+            dropouts=tuple(load["dropouts"]),
+            changed=tuple(load["changed"]),
+            norms=tuple(load["norms"]),
         )
-        for one in json.loads(text)
+        for load in json.loads(text)
     )

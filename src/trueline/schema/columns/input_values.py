@@ -40,21 +40,21 @@ class InputValue:
 
 def facts_text(facts: Sequence[InputFact]) -> str:
     """The string of the column ``input_facts``."""
-    return json.dumps([[each.name, each.is_target, each.dtype, each.shape, each.classes] for each in facts])
+    return json.dumps([[fact.name, fact.is_target, fact.dtype, fact.shape, fact.classes] for fact in facts])
 
 
 def input_values(facts: str, numbers: Sequence[int]) -> tuple[InputValue, ...]:
     """Of one row of both columns; empty where they are not of each other."""
-    known = [
+    facts_of_row = [
         InputFact(str(name), bool(target), str(dtype), tuple(shape), int(classes))
         for name, target, dtype, shape, classes in json.loads(facts)
     ]
-    if len(numbers) != NUM_FIELDS * len(known):
+    if len(numbers) != NUM_FIELDS * len(facts_of_row):
         return ()
     return tuple(
         InputValue(fact, int(digest), _float_of(int(bits)) if single else None, bool(noise))
         for fact, (digest, single, bits, noise) in zip(
-            known, zip(*(iter(map(int, numbers)),) * NUM_FIELDS, strict=True), strict=True
+            facts_of_row, zip(*(iter(map(int, numbers)),) * NUM_FIELDS, strict=True), strict=True
         )
     )
 

@@ -44,14 +44,14 @@ class LossInputs:
     ctc_targets: int = 0
     blanks: int = 0
 
-    def __add__(self, other: LossInputs) -> LossInputs:
-        numbers = (one + more for one, more in zip(self.to_row()[1:], other.to_row()[1:], strict=True))
-        return LossInputs(self.kinds | other.kinds, *numbers)
+    def __add__(self, more_inputs: LossInputs) -> LossInputs:
+        numbers = (number + more for number, more in zip(self.to_row()[1:], more_inputs.to_row()[1:], strict=True))
+        return LossInputs(self.kinds | more_inputs.kinds, *numbers)
 
     @classmethod
     def of(cls, row: Sequence[int]) -> LossInputs:
         """From the numbers of a pass; rows of older versions have fewer."""
-        bits, *numbers = (int(each) for each in row)
+        bits, *numbers = (int(number) for number in row)
         return cls(frozenset(kind for bit, kind in enumerate(KINDS) if bits >> bit & 1), *numbers)
 
     def to_row(self) -> list[int]:

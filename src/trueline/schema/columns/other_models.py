@@ -31,7 +31,7 @@ class OtherModel:
 
 def models_text(models: Sequence[OtherModel]) -> str:
     """The string of the column."""
-    return json.dumps([astuple(each) for each in models])
+    return json.dumps([astuple(model) for model in models])
 
 
 def other_models(text: str) -> tuple[OtherModel, ...]:

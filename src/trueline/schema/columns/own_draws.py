@@ -23,7 +23,7 @@ class OwnDraw:
 
 def draws_text(draws: Sequence[OwnDraw]) -> str:
     """The string of the column."""
-    return json.dumps([astuple(each) for each in draws])
+    return json.dumps([astuple(draw) for draw in draws])
 
 
 def own_draws(text: str) -> tuple[OwnDraw, ...]:

@@ -23,7 +23,7 @@ def rounding_explains(formats: Sequence[str]) -> float:
     all that it needs: κ √2 u √n of float32 (docs/rounding.md), or ``FEW_ROUNDINGS`` of the coarsest format.
     """
     sums = math.sqrt(2 / (8 * math.log(2))) * UNITS["float32"] * math.sqrt(NUM_TERMS)
-    coarse = max((UNITS[each] for each in formats if each in ("float16", "bfloat16")), default=0.0)
+    coarse = max((UNITS[format_name] for format_name in formats if format_name in ("float16", "bfloat16")), default=0.0)
     return max(sums, FEW_ROUNDINGS * coarse)
 
 
@@ -70,9 +70,9 @@ class Recomputed:
     @classmethod
     def from_json(cls, text: str) -> Recomputed:
         """The same from what ``to_json`` gave."""
-        held = json.loads(text)
-        apart = [dict[str, Any](each) for each in held.pop("apart")]
-        for each in apart:
-            each |= {name: tuple(each[name]) for name in ("first_shape", "again_shape")}
-        iterating = tuple[str, ...](held.pop("iterating", ()))
-        return cls(**held, apart=tuple(Apart(**each) for each in apart), iterating=iterating)
+        document = json.loads(text)
+        differences = [dict[str, Any](difference) for difference in document.pop("apart")]
+        for difference in differences:
+            difference |= {name: tuple(difference[name]) for name in ("first_shape", "again_shape")}
+        iterating = tuple[str, ...](document.pop("iterating", ()))
+        return cls(**document, apart=tuple(Apart(**difference) for difference in differences), iterating=iterating)

@@ -98,12 +98,12 @@ class Lists:
     @classmethod
     def of(cls, lists: Sequence[NDArray[Any] | None], dtype: Any) -> Lists:
         """The lists one after the other, None for one that there is not."""
-        absent = np.array([one is None for one in lists], dtype=np.bool_)
-        nothing: NDArray[Any] = np.zeros(0, dtype)
-        kept: list[NDArray[Any]] = [nothing if one is None else np.asarray(one, dtype) for one in lists]
+        absent = np.array([values is None for values in lists], dtype=np.bool_)
+        no_values: NDArray[Any] = np.zeros(0, dtype)
+        present: list[NDArray[Any]] = [no_values if values is None else np.asarray(values, dtype) for values in lists]
         ends = np.zeros(len(lists) + 1, np.int32)
-        np.cumsum([len(one) for one in kept], out=ends[1:])
-        return cls(np.concatenate([nothing, *kept]), ends, absent)
+        np.cumsum([len(values) for values in present], out=ends[1:])
+        return cls(np.concatenate([no_values, *present]), ends, absent)
 
 
 @dataclass(frozen=True)

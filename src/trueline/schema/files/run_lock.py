@@ -69,8 +69,8 @@ class Hold:
                 os.remove(self._path)
         # Kept open: the file system gives its number to no other file as long as that is so.
         self._file = Descriptor(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-        own = os.fstat(self._file.number)
-        self._own = own.st_dev, own.st_ino
+        stat = os.fstat(self._file.number)
+        self._file_id = stat.st_dev, stat.st_ino
         self._looks_at = self._beats_at = 0.0
         with contextlib.suppress(OSError):  # who it is, no other needs to know as long as the file is new enough
             os.write(self._file.number, json.dumps(asdict(this_process())).encode())
@@ -89,15 +89,15 @@ class Hold:
     def require(self) -> None:
         """Raise ``OSError`` where the share is another's now, or the Run was removed: nothing may be written there."""
         try:
-            found = os.stat(self._path)
+            stat = os.stat(self._path)
         except FileNotFoundError:
             raise OSError(errno.ESTALE, "The Run was removed while it was being written", self._path) from None
         except OSError:
             return  # no proof; what is written next meets the same
-        if (found.st_dev, found.st_ino) != self._own:
-            owner = _read(Path(self._path))
-            by = f" by {owner.name}" if owner else ""
-            raise OSError(errno.ESTALE, f"The Run was taken over{by}, which writes there now", self._path)
+        if (stat.st_dev, stat.st_ino) != self._file_id:
+            owner = _read_owner(Path(self._path))
+            new_owner = f" by {owner.name}" if owner else ""
+            raise OSError(errno.ESTALE, f"The Run was taken over{new_owner}, which writes there now", self._path)
 
     def release(self) -> None:
         """Give the share back: nobody writes it any more."""
@@ -118,7 +118,7 @@ def living(run: str | os.PathLike[str], *, rank: int | None = None, proven: bool
     ``proven``, only another one of this machine that is there: one of another machine may have been killed just now.
     """
     for path in sorted(Path(run, FOLDER).glob(_pattern(rank))):
-        owner = _read(path)
+        owner = _read_owner(path)
         if owner is not None and owner.machine and owner.machine == this_process().machine:
             if _started(owner.pid) == owner.started and not (proven and owner.pid == os.getpid()):
                 return owner
@@ -162,7 +162,7 @@ def _started(pid: int) -> str:
     return "" if fields[0] in "ZX" else fields[22 - 3]
 
 
-def _read(path: Path) -> Owner | None:
+def _read_owner(path: Path) -> Owner | None:
     try:
         return Owner(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

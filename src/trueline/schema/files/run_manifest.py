@@ -26,18 +26,18 @@ def note_of_compiled(name: str) -> str:
 
 def with_interval(notes: Iterable[str], interval: int, *, step: int, why: str) -> list[str]:
     """The ``notes`` with the sampling interval that is followed since about ``step``, in place of an earlier one."""
-    kept = [note for note in notes if not note.startswith(_INTERVAL)]
-    return [*kept, f"{_INTERVAL}{interval} steps since about step {step}: {why}."]
+    notes_kept = [note for note in notes if not note.startswith(_INTERVAL)]
+    return [*notes_kept, f"{_INTERVAL}{interval} steps since about step {step}: {why}."]
 
 
 def unknown_keys(model: BaseModel) -> list[str]:
     """What a file has and this version has no word for, as ``key.inner``: it was kept, and nothing else."""
-    found = list(model.model_extra or ())
+    unknown = list(model.model_extra or ())
     for name, value in model:
         for inner in cast(list[Any], value) if isinstance(value, list) else [value]:
             if isinstance(inner, BaseModel):
-                found += [f"{name}.{key}" for key in unknown_keys(inner)]
-    return found
+                unknown += [f"{name}.{key}" for key in unknown_keys(inner)]
+    return unknown
 
 
 class PlanRevision(BaseModel):
@@ -317,11 +317,15 @@ class RankEnv(BaseModel):
     @classmethod
     def _sort_out(cls, values: Any) -> Any:
         """Leave out of the environment what does not belong into a Run, written or read."""
-        given = cast(dict[str, Any], values)
-        if not isinstance(values, dict) or not isinstance(given.get("environ"), dict):
-            return given
-        texts = {str(name): str(value) for name, value in given["environ"].items()}
-        kept, secret, others = sorted_out(texts)
-        known: list[str] = given.get("environ_secret") or []
-        before: int = given.get("environ_others") or 0
-        return given | {"environ": kept, "environ_secret": [*known, *secret], "environ_others": before + others}
+        raw = cast(dict[str, Any], values)
+        if not isinstance(values, dict) or not isinstance(raw.get("environ"), dict):
+            return raw
+        texts = {str(name): str(value) for name, value in raw["environ"].items()}
+        recorded, secret, num_left_out = sorted_out(texts)
+        secret_before: list[str] = raw.get("environ_secret") or []
+        before: int = raw.get("environ_others") or 0
+        return raw | {
+            "environ": recorded,
+            "environ_secret": [*secret_before, *secret],
+            "environ_others": before + num_left_out,
+        }

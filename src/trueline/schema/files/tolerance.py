@@ -127,11 +127,11 @@ class Tolerance(BaseModel):
         all.
         """
         of_kind = self.kinds.get(kind)
-        own = None if site is None else self._at(self.sites.get(site, ()), step)
-        if own is None:
+        floor = None if site is None else self._at(self.sites.get(site, ()), step)
+        if floor is None:
             return None if of_kind is None else self._at(of_kind.high, step)
         usual = None if of_kind is None else self._at(of_kind.median if self.how == "tensor" else of_kind.high, step)
-        return max(own, usual or 0.0)
+        return max(floor, usual or 0.0)
 
     @property
     def exceeded(self) -> float:
@@ -166,11 +166,11 @@ class Tolerance(BaseModel):
             for name, kind in self.kinds.items()
             for floors in (kind.median, kind.high, kind.largest)
         ]
-        for what, name, floors in columns:
+        for kind_of_name, name, floors in columns:
             if len(floors) != len(self.steps):
-                raise ValueError(f"{what} '{name}' has {len(floors)} floors for {len(self.steps)} steps")
+                raise ValueError(f"{kind_of_name} '{name}' has {len(floors)} floors for {len(self.steps)} steps")
             if any(floor is not None and not (floor >= 0 and math.isfinite(floor)) for floor in floors):
-                raise ValueError(f"{what} '{name}' has a floor that is no number of at least 0")
+                raise ValueError(f"{kind_of_name} '{name}' has a floor that is no number of at least 0")
         if self.losses and len(self.losses) != len(self.runs):
             raise ValueError(f"{len(self.losses)} Runs have losses, of {len(self.runs)}")
         if any(len(losses) != len(self.loss_steps) for losses in self.losses):

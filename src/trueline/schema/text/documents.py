@@ -27,13 +27,13 @@ def if_edited(error: ValueError) -> str:
     return remove if isinstance(error, NotAsWritten) else ""
 
 
-def _named(error: UnicodeError) -> tuple[str, int]:
+def _as_escapes(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
-    found = error.object[error.start : error.end]
-    return "".join(f"\\\\x{ord(character) & 0xFF:02x}" for character in found), error.end
+    characters = error.object[error.start : error.end]
+    return "".join(f"\\\\x{ord(character) & 0xFF:02x}" for character in characters), error.end
 
 
-codecs.register_error("trueline-named", _named)
+codecs.register_error("trueline-named", _as_escapes)
 
 
 def encode(document: Mapping[str, Any], *, indent: int | None = 1) -> bytes:
@@ -58,14 +58,14 @@ def decode(data: bytes) -> tuple[dict[str, Any], bool]:
     document = parsed(data)
     if not isinstance(document, dict):
         raise ValueError(f"it holds a {type(document).__name__}, expected an object")
-    found = _SEAL.search(data, max(0, len(data) - _SEAL_BYTES))
-    if found is None and CHECKSUM in document:
+    seal = _SEAL.search(data, max(0, len(data) - _SEAL_BYTES))
+    if seal is None and CHECKSUM in document:
         raise NotAsWritten(f"'{CHECKSUM}' is not its last key, or no checksum")
-    if found is not None and (crc := zlib.crc32(data[: found.start()])) != int(found[1], 16):
-        raise NotAsWritten(f"it has CRC32 {crc:08x} where {found[1].decode()} was written")
+    if seal is not None and (crc := zlib.crc32(data[: seal.start()])) != int(seal[1], 16):
+        raise NotAsWritten(f"it has CRC32 {crc:08x} where {seal[1].decode()} was written")
     content = cast(dict[str, Any], document)
     content.pop(CHECKSUM, None)
-    return content, found is not None
+    return content, seal is not None
 
 
 def parsed(data: str | bytes) -> Any:

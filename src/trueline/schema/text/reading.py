@@ -21,8 +21,8 @@ what it stores. Checked before anything is made of it."""
 
 
 @contextlib.contextmanager
-def reading(what: str, todo: str, *, error: type[TruelineError] = InputError) -> Generator[None]:
-    """Makes of whatever reading ``what`` raises an ``error`` that says why, and what ``todo``.
+def reading(subject: str, todo: str, *, error: type[TruelineError] = InputError) -> Generator[None]:
+    """Makes of whatever reading ``subject`` raises an ``error`` that says why, and what ``todo``.
 
     Errors of our own pass as they are. ``torch.distributed.checkpoint`` raises what is no ``Exception``.
     """
@@ -31,12 +31,12 @@ def reading(what: str, todo: str, *, error: type[TruelineError] = InputError) ->
     except (TruelineError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as reason:
-        raise error(f"{what} cannot be read: {why(reason)}. {todo}") from reason
+        raise error(f"{subject} cannot be read: {why(reason)}. {todo}") from reason
 
 
-def read_table(path: str, what: str, todo: str, *, error: type[TruelineError] = InputError) -> dict[str, Any]:
+def read_table(path: str, subject: str, todo: str, *, error: type[TruelineError] = InputError) -> dict[str, Any]:
     """The keys of a TOML file, or of the object in a ``.json`` file. Raises ``error``."""
-    with reading(what, todo, error=error):
+    with reading(subject, todo, error=error):
         with open(path, encoding="utf-8", errors="replace") as file:
             text = file.read()
         content = parsed(text) if path.endswith(".json") else tomllib.loads(text)

@@ -83,7 +83,7 @@ _IS_PROSE = re.compile(
     r"(?:not?|none|never|empty|missing|required|needed|asked|set|unset|wrong|invalid|a|the|for|in)[.,;]?"
 )
 _PLAIN = re.compile(r"[A-Za-z]?[^A-Z\d]*")
-_MADE = re.compile(
+_RANDOM_PARTS = re.compile(
     r"(?<![A-Za-z0-9])(?=[A-Za-z]*\d)(?=\d*[A-Za-z])"
     r"(?:[a-z0-9]{12,}|[A-Z0-9]{12,}|(?=[A-Za-z]*(?:\d+[A-Za-z]+){2})[A-Za-z0-9]{8,})(?![A-Za-z0-9])"
 )
@@ -121,7 +121,7 @@ _AS_USER = re.compile(
     r"(?P<front>(?<!\S)(?:-u\s*|--(?:user|userpwd|proxy-user)[= ]\s*)[\"']?[\w.@\-]+):(?!//)(?P<value>[^\s'\":]+)"
 )
 _AFTER_P = re.compile(r"(?P<front>(?<!\S)-p(?P<gap>\s*))(?P<value>[^\s'\"\-][^\s'\"]*)")
-_TOLD = re.compile(
+_NAMED_SECRET = re.compile(
     rf"(?P<name>(?<![\w.\-])[\w.\-]*(?i:{_ALWAYS}|{_SHORT}|{_OFTEN}))(?P<sign>\s+(?:(?:is|was|be|to|of|for|->|=>)\s+)?){_VALUE}"
 )
 """Said in free text: ``the password is x``, ``log in with pw x``."""
@@ -134,37 +134,37 @@ _BARE = re.compile(rf"(?<![A-Za-z0-9_/.=+\-])[A-Za-z0-9]{{{_LEAST_BARE},}}(?![A-
 
 def sorted_out(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str], int]:
     """The variables to record, sorted; the names of those that look secret; how many others are left out."""
-    kept: dict[str, str] = {}
+    recorded: dict[str, str] = {}
     secret: list[str] = []
-    others = 0
+    num_others = 0
     for name, value in sorted(environ.items()):
         if _is_secret(name, value):
             secret.append(name)
         elif name.upper() in NAMES or name.upper().startswith(FAMILIES):
-            kept[name] = HIDDEN if _RANDOM.fullmatch(value) else redacted_text(value)
+            recorded[name] = HIDDEN if _RANDOM.fullmatch(value) else redacted_text(value)
         else:
-            others += 1
-    return kept, secret, others
+            num_others += 1
+    return recorded, secret, num_others
 
 
 def redacted_words(words: Sequence[str]) -> list[str]:
     """The words of a command without secrets."""
-    found: list[str] = []
+    redacted_list: list[str] = []
     program = words[0].rsplit("/", 1)[-1] if words else ""
     for number, word in enumerate(words):
         option = words[number - 1] if number else ""
         user = re.fullmatch(r"(-u|--(?:user|userpwd|proxy-user)=)([\w.@\-]+):(?!//)(.+)", word)
         if option.startswith("-") and not word.startswith("--") and _belongs(option, word, program):
-            found.append(HIDDEN)
+            redacted_list.append(HIDDEN)
         elif option in _WITH_USER and ":" in word:
-            found.append(f"{word.partition(':')[0]}:{HIDDEN}")
+            redacted_list.append(f"{word.partition(':')[0]}:{HIDDEN}")
         elif user is not None:
-            found.append(f"{user[1]}{user[2]}:{HIDDEN}")
+            redacted_list.append(f"{user[1]}{user[2]}:{HIDDEN}")
         else:
             program = word.rsplit("/", 1)[-1] if word.rsplit("/", 1)[-1] in _WITH_P | _P_IS_PLACE else program
             joined = program in _WITH_P and re.fullmatch(r"-p.+", word)
-            found.append(f"-p{HIDDEN}" if joined else redacted_text(word))
-    return found
+            redacted_list.append(f"-p{HIDDEN}" if joined else redacted_text(word))
+    return redacted_list
 
 
 def redacted(value: Any) -> Any:
@@ -173,7 +173,7 @@ def redacted(value: Any) -> Any:
         return redacted_text(value)
     if isinstance(value, Mapping):
         items = cast(Mapping[str, Any], value).items()
-        return {key: _under(key, one) for key, one in items}
+        return {key: _redacted_under(key, one) for key, one in items}
     if not isinstance(value, list):
         return value
     items = cast(list[Any], value)
@@ -182,7 +182,7 @@ def redacted(value: Any) -> Any:
     return [redacted(item) for item in items]
 
 
-def _under(key: str, value: Any) -> Any:
+def _redacted_under(key: str, value: Any) -> Any:
     """What stands under a key, as an option of this name would have it."""
     if isinstance(value, Mapping | list) and _ends_in(key, _ALWAYS):
         return _hidden(cast(Any, value))
@@ -217,7 +217,7 @@ def redacted_text(text: str, *, is_prose: bool = False) -> str:
     text = _TOKEN.sub(HIDDEN, text)
     for pattern in (_HEADER, *_PAIRS, _SPACED):
         text = pattern.sub(partial(_hide, is_prose=is_prose or pattern is _HEADER), text)
-    text = _TOLD.sub(partial(_hide_told, is_prose=is_prose), text)
+    text = _NAMED_SECRET.sub(partial(_hide_told, is_prose=is_prose), text)
     if is_prose:
         return text
     text = _AFTER_P.sub(_hide_after_p, _AS_USER.sub(rf"\g<front>:{HIDDEN}", text))
@@ -231,38 +231,38 @@ def without_credentials(text: str) -> str:
     return _USER.sub(rf"\g<user>:{HIDDEN}@", _URL.sub(rf"\g<scheme>{HIDDEN}@", text))
 
 
-def _hide(found: re.Match[str], *, is_prose: bool) -> str:
-    name, sign, value = found["name"].lstrip("-"), found["sign"], found["value"].strip("'\"")
-    is_query = found.string[found.start() - 1 : found.start()] in ("?", "&")
-    is_quoted = sign[0] in "\"'" or found["value"] != value
+def _hide(match: re.Match[str], *, is_prose: bool) -> str:
+    name, sign, value = match["name"].lstrip("-"), match["sign"], match["value"].strip("'\"")
+    is_query = match.string[match.start() - 1 : match.start()] in ("?", "&")
+    is_quoted = sign[0] in "\"'" or match["value"] != value
     is_said = not is_quoted and (sign.strip() == ":" or (sign.strip() != sign and (is_prose or "=" in sign)))
     if _ends_in(name, _ALWAYS):
         secret = not (is_prose and is_said and _PLAIN.fullmatch(value))
     else:
         secret = _is_secret(name, value) and (is_query or not (is_prose or is_said) or _is_made(value))
-    return f"{found['name']}{sign}{HIDDEN}" if secret and value and HIDDEN not in value else found[0]
+    return f"{match['name']}{sign}{HIDDEN}" if secret and value and HIDDEN not in value else match[0]
 
 
-def _hide_told(found: re.Match[str], *, is_prose: bool) -> str:
+def _hide_told(match: re.Match[str], *, is_prose: bool) -> str:
     """Of free text: what follows the name of a secret, where that is said or the value is no word."""
-    value, is_said = found["value"].strip("'\""), bool(found["sign"].strip())
-    always = _ends_in(found["name"], _ALWAYS)
+    value, is_said = match["value"].strip("'\""), bool(match["sign"].strip())
+    always = _ends_in(match["name"], _ALWAYS)
     if not always:
         secret = _is_made(value)
     elif is_said and not is_prose:
         secret = _IS_PROSE.fullmatch(value) is None
     else:
         secret = _is_random(value)
-    hides = secret and HIDDEN not in found[0] and not found["name"].startswith("-")
-    return f"{found['name']}{found['sign']}{HIDDEN}" if hides else found[0]
+    hides = secret and HIDDEN not in match[0] and not match["name"].startswith("-")
+    return f"{match['name']}{match['sign']}{HIDDEN}" if hides else match[0]
 
 
-def _hide_after_p(found: re.Match[str]) -> str:
-    programs = {word.rsplit("/", 1)[-1] for word in found.string[: found.start()].split()}
+def _hide_after_p(match: re.Match[str]) -> str:
+    programs = {word.rsplit("/", 1)[-1] for word in match.string[: match.start()].split()}
     secret = bool(programs & _WITH_P) or (
-        bool(found["gap"]) and not programs & _P_IS_PLACE and _is_random(found["value"])
+        bool(match["gap"]) and not programs & _P_IS_PLACE and _is_random(match["value"])
     )
-    return f"{found['front']}{HIDDEN}" if secret and HIDDEN not in found["value"] else found[0]
+    return f"{match['front']}{HIDDEN}" if secret and HIDDEN not in match["value"] else match[0]
 
 
 def _belongs(option: str, word: str, program: str) -> bool:
@@ -298,13 +298,13 @@ def _is_secret(name: str, value: str) -> bool:
 
 def _is_made(value: str) -> bool:
     """Whether part of it is no word, no number and no name."""
-    return _MADE.search(value) is not None
+    return _RANDOM_PARTS.search(value) is not None
 
 
 def _ends_in(name: str, ends: str) -> bool:
     """Whether a name, without a number and the like behind it, ends in one of these words."""
     plain = _plain(name)
-    return any(re.search(rf"(?:^|_)(?:{ends})$", each) for each in (plain, _ENDING.sub("", plain)))
+    return any(re.search(rf"(?:^|_)(?:{ends})$", candidate) for candidate in (plain, _ENDING.sub("", plain)))
 
 
 def _is_random(word: str) -> bool:
@@ -316,5 +316,5 @@ def _is_random(word: str) -> bool:
 def _is_drawn(word: str) -> bool:
     """Whether letters and digits of a word were drawn, by how often their kind changes."""
     kinds = ["".join(map(str, (letter.islower(), letter.isdigit()))) for letter in word]
-    changes = sum(one != other for one, other in pairwise(kinds))
+    changes = sum(kind != next_kind for kind, next_kind in pairwise(kinds))
     return len(set(kinds)) == 3 and changes > _BARE_CHANGES * (len(word) - 1)

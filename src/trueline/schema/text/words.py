@@ -71,10 +71,10 @@ def ranks_text(ranks: Iterable[int], *, all_ranks: Iterable[int] = (), dash: str
     """``rank 3``, ``ranks 0 and 1``, ``ranks 0-5, 7 and 9``, or ``all 4 ranks`` for ``all_ranks`` of three or more; ""
     for none.
     """
-    whose = set(ranks)
-    if len(whose) > 2 and whose == set(all_ranks):
-        return f"all {len(whose)} ranks"
-    return f"rank{'s' if len(whose) > 1 else ''} {listed(ranges(whose, dash=dash))}" if whose else ""
+    rank_set = set(ranks)
+    if len(rank_set) > 2 and rank_set == set(all_ranks):
+        return f"all {len(rank_set)} ranks"
+    return f"rank{'s' if len(rank_set) > 1 else ''} {listed(ranges(rank_set, dash=dash))}" if rank_set else ""
 
 
 def steps_text(steps: Iterable[int], *, among: Iterable[int] | None = None) -> str:
@@ -121,12 +121,12 @@ def whose_text(
     known. ``or_who`` are those that it may be instead, ``against`` the ranks that it was compared with,
     ``interval`` as in ``since_text``, ``machine`` where these ranks run.
     """
-    since = "" if step is None else since_text(step, interval or (step, step))
-    who = ranks_text(ranks, all_ranks=ranks if len(ranks) == world_size else ())
-    who += f" {machine}" if who and machine else ""
-    who += f" or {or_who}" if who and or_who else ""
-    who += f" (against {ranks_text(against)})" if who and against else ""
-    return ", ".join(part for part in (who, since) if part)
+    onset = "" if step is None else since_text(step, interval or (step, step))
+    ranks_words = ranks_text(ranks, all_ranks=ranks if len(ranks) == world_size else ())
+    ranks_words += f" {machine}" if ranks_words and machine else ""
+    ranks_words += f" or {or_who}" if ranks_words and or_who else ""
+    ranks_words += f" (against {ranks_text(against)})" if ranks_words and against else ""
+    return ", ".join(part for part in (ranks_words, onset) if part)
 
 
 def groups_text(*groups: Sequence[int]) -> str:
@@ -153,10 +153,10 @@ def of_ranks(
     """``the loss of rank 3 is``, ``the losses of ranks 0 and 1 are``, ``the loss and the gradient of rank 3 are``;
     ``where`` stands before the verb.
     """
-    whose = set(ranks)
-    plural = ("es" if nouns[0].endswith("s") else "s") if len(whose) > 1 and len(nouns) == 1 else ""
+    rank_set = set(ranks)
+    plural = ("es" if nouns[0].endswith("s") else "s") if len(rank_set) > 1 and len(nouns) == 1 else ""
     subjects = listed([f"the {noun}{plural}" for noun in nouns])
-    return f"{subjects} of {ranks_text(whose)}{where} {verbs[len(whose) > 1 or len(nouns) > 1]}"
+    return f"{subjects} of {ranks_text(rank_set)}{where} {verbs[len(rank_set) > 1 or len(nouns) > 1]}"
 
 
 def clipped(text: str, length: int) -> str:
@@ -167,6 +167,6 @@ def clipped(text: str, length: int) -> str:
 def by_reason(left_out: Iterable[tuple[str, str]]) -> list[tuple[list[str], str]]:
     """(what, why) with all that has the same reason together."""
     together: dict[str, list[str]] = {}
-    for what, why in left_out:
-        together.setdefault(why, []).append(what)
+    for name, why in left_out:
+        together.setdefault(why, []).append(name)
     return [(names, why) for why, names in together.items()]

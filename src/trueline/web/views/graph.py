@@ -182,7 +182,7 @@ class _Opened:
         self._operands = graph.operands(micro)
         self._judgements, self._path, self._statistic = outline.judgements, on_path, statistic
         self._found_C = np.zeros(len(outline), dtype=bool)
-        self._found_C[outline.found(search, FORWARD) if search else []] = True
+        self._found_C[outline.search(search, FORWARD) if search else []] = True
         self._is_opened_C = np.zeros(len(outline), dtype=bool)
         self._unit_C = np.full(len(outline), -1, dtype=np.int64)
         self.units: list[tuple[Kind, str, list[int]]] = []

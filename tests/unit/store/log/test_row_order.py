@@ -40,7 +40,7 @@ def test_a_grid_is_the_order_that_sorting_gives(ranks, first, num):
 )
 def test_steps_in_a_row_are_known_as_such(steps, ranks, found):
     rows = pa.table({"step": pa.array(steps, pa.int64()), "rank": pa.array(ranks, pa.int32())})
-    assert StepsInARow.of(rows) == found
+    assert StepsInARow.from_rows(rows) == found
     if found is not None:
         assert found.table().equals(rows)
 
