@@ -48,13 +48,14 @@ class Law:
     ``checks`` are those of one Run, by code: ``loss-spike`` is the module ``loss_spike`` of the folder. ``findings``
     are codes that something else finds, as a comparison. ``probes`` are modules of the folder, each with a function
     ``make_probe(parts)``: they alone may import torch, and are imported in the training process alone. ``causes.toml``
-    of the folder, where there is one, has what may be behind a finding. ``package`` is the folder, as Python imports
-    it.
+    of the folder, where there is one, has what may be behind a finding. Findings ``of_updates`` are about the update
+    itself: holding it still, as trials of phases do, would make them. ``package`` is the folder, as Python imports it.
     """
 
     checks: Mapping[str, Code] = field(default_factory=dict[str, Code])
     findings: Mapping[str, Code] = field(default_factory=dict[str, Code])
     probes: tuple[str, ...] = ()
+    of_updates: bool = False
     package: str = ""
 
     @property
@@ -98,6 +99,11 @@ def codes() -> Mapping[str, Code]:
         code: replace(facts, explains=tuple(effect for name in facts.explains for effect in groups.get(name, [name])))
         for code, facts in declared.items()
     }
+
+
+def is_of_update(code: str) -> bool:
+    """True if the law of a finding of ``code`` is about the update itself."""
+    return any(law.of_updates and code in law.codes for law in installed_laws())
 
 
 def facts_of(code: str) -> Code:

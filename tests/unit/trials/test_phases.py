@@ -8,9 +8,10 @@ from torch import nn
 
 from trueline.capture.model import patches
 from trueline.capture.trial.phases import ELSEWHERE, Phase, parts_of
+from trueline.schema.law import is_of_update
 from trueline.trials.frame.runs import Runs
 from trueline.trials.frame.same_fault import Outcome
-from trueline.trials.phases.phases import CAUSES, EXPERIMENTS, PhaseTrial, is_about_update, ways
+from trueline.trials.phases.phases import CAUSES, EXPERIMENTS, PhaseTrial, ways
 
 
 def tried(folder, gone, *, rate=1.0):
@@ -43,8 +44,8 @@ def test_where_the_sham_takes_it_away_nothing_is_told(tmp_path):
 
 
 def test_findings_of_updates_are_not_asked_of():
-    assert is_about_update("param-frozen")
-    assert not is_about_update("worker-nonfinite")
+    assert is_of_update("param-frozen")
+    assert not is_of_update("worker-nonfinite")
 
 
 class Model(nn.Module):

@@ -1,6 +1,6 @@
 """Samples that an epoch should have consumed and did not.
 
-n slots, N workers. The ways to know are on the manual page of ``checks/samples/shard_overlap.py``.
+n slots, N workers. The ways to know are on the manual page of ``shard_overlap.py``.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def log_e_of_staying(returns: Returns) -> float | None:
     """Natural log of the evidence that samples stay on their workers, or None where chance explains it.
 
     If all workers drew from one data set, then given everything before, each of the samples that the epoch before
-    held once is equally likely to be the next to come again (``checks/samples/shard_overlap.py``): the largest value of
+    held once is equally likely to be the next to come again (``shard_overlap.py``): the largest value of
     the test martingale of that.
     """
     trials = np.ones(len(returns.stays), dtype=np.int64)

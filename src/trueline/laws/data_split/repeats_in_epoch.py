@@ -1,6 +1,6 @@
 """Repeats of samples within an epoch: do they fall between workers more often than chance lets them?
 
-The mathematics is on the manual page of ``checks/samples/shard_overlap.py``. n slots, M repeats, N workers.
+The mathematics is on the manual page of ``shard_overlap.py``. n slots, M repeats, N workers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Samples that one rank reads again in the same order: soon after, or from a restart of the job on.
 
-The mathematics is on the manual page of ``checks/samples/sample_repeats.py``. n samples, C batches, E distinct batches.
+The mathematics is on the manual page of ``sample_repeats.py``. n samples, C batches, E distinct batches.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Samples that several workers consume in one and the same step: more than chance gives, and on which workers?
 
-The mathematics is on the manual page of ``checks/samples/duplicate_data.py``. n slots, C classes (equal digests of a
+The mathematics is on the manual page of ``duplicate_data.py``. n slots, C classes (equal digests of a
 stretch that occur twice or more), N workers.
 """
 

@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trueline.judge.registry import installed_checks
 from trueline.schema.errors import InputError
+from trueline.schema.law import is_of_update
 from trueline.trials.frame.asked import Asked, Prepared
 from trueline.trials.frame.runs import Way
 from trueline.trials.frame.tree import SHAM, Experiment, TreeTrial
@@ -119,7 +119,7 @@ class PhaseTrial(TreeTrial):
 
 def prepare(asked: Asked) -> Prepared:
     """Which phase of a step does it need, and which half of the model? Raises ``InputError``."""
-    if is_about_update(code := asked.job.target.code):
+    if is_of_update(code := asked.job.target.code):
         raise InputError(
             f"{code} is about the update itself: its phase is known, and holding the update would make it. Take "
             "trueline trial knobs, or trueline trial op for the call of the optimizer."
@@ -128,8 +128,3 @@ def prepare(asked: Asked) -> Prepared:
     trial = PhaseTrial(asked.runs_for_finding(), question, EXPERIMENTS, ways(), asked.error, asked.seed)
     arms = [f"{experiment.name}: {experiment.says}." for experiment in EXPERIMENTS]
     return asked.prepared(trial, [*asked.says(), "Arms, those that the answer needs:", *arms], "10 to 20")
-
-
-def is_about_update(code: str) -> bool:
-    """Whether a check of updates finds it: where updates are held, that would find them."""
-    return any(check.code == code and ".checks.updates." in check.find.__module__ for check in installed_checks())
