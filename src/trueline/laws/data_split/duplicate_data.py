@@ -147,7 +147,7 @@ def _finding(samples: Samples, duplicates: Duplicates, declared: Declared, *, al
     predicate = "consumed the same samples" if share == 1 else f"shared {share:.1%} of their samples{where}"
     alone_clause = ", and exchanged nothing with each other: each does all of the work by itself" if alone else ""
     again_clause = (
-        f" {duplicates.num_at_old_position} samples of other steps came again, all at their old position."
+        f" {counted(duplicates.num_at_old_position, 'sample')} of other steps came again, all at their old position."
         if duplicates.num_at_old_position
         else ""
     )

@@ -21,11 +21,13 @@ PLURAL = re.compile(r" (?:other |equal |recorded |such )?([a-z]+[a-rt-z]s)\b")
 
 
 MANY = {
+    "laws/initial_values/init_differs.py first.num_peers other layers",
+    "trials/repeat/repeat.py num_repeats repeats",
     "laws/rollouts/policy_lag.py len(rows) sequences",
     "laws/rollouts/reward_differs.py len(reward) sequences",
-    "laws/token_weights/loss_scale_wrong.py one.num_left_out updates",
+    "laws/token_weights/loss_scale_wrong.py fault.num_left_out updates",
     "laws/token_weights/loss_scale_wrong.py num_ranks ranks",
-    "laws/schedule/schedule_differs.py of.num_epochs epochs",
+    "laws/schedule/schedule_differs.py schedule.num_epochs epochs",
     "comparison/calibrate.py len(alignment.pairs) recorded values",
     "laws/unlike_workers/dispersion_high.py len(members) workers",
     "laws/unlike_workers/copies.py len(members) workers",
@@ -36,7 +38,7 @@ MANY = {
     "laws/token_weights/token_imbalance.py len(members) workers",
     "comparison/compare.py len(arrangements) recorded steps",
     "comparison/match/gather.py len(ranks) ranks",
-    "comparison/match/unmatched.py len(own) modules",
+    "comparison/match/unmatched.py len(run_names) modules",
     "comparison/merge/shards.py len(wholes) terms",
     "laws/unlike_workers/outliers.py num_workers workers",
     "comparison/expect/rounding.py num_workers terms",
@@ -44,7 +46,7 @@ MANY = {
     "comparison/expect/rounding.py num_terms vectors",
     "judge/run_verdict.py len(incidents) incidents",
     "capture/adapters/sharded.py len(mesh.members) ranks",
-    "capture/model/layout.py len(every) parameters",
+    "capture/model/layout.py len(trainable) parameters",
     "capture/record/make_session.py len(names) modules",
     "cli/verbs/info.py len(names) columns",
     "compat/msprobe/config.py len(scope) names",
@@ -72,7 +74,7 @@ MANY = {
     "render/comparison/compare_story.py count values",
     "render/report/finding_row.py len(ranks) ranks",
     "schema/text/words.py len(ordered) steps",
-    "schema/text/words.py len(whose) ranks",
+    "schema/text/words.py len(rank_set) ranks",
     "render/comparison/compare_story.py len(calls) modules",
 }
 """Counts that are never one where the sentence is said, or that are of bytes and of a whole of which some are named."""
