@@ -82,7 +82,7 @@ def measured() -> dict[str, dict[str, float]]:
     return {
         package: {
             "pronouns": round(100 * pronouns[package] / max(names[package], 1), 2),
-            "comments": round(100 * comments[package] / max(lines[package], 1), 2),
+            "comments": round(100 * comments[package] / max(lines[package], 1), 1),
         }
         for package in sorted(names)
     }

@@ -86,7 +86,7 @@ from trueline.laws.data_split.repeats_in_step import Duplicates, comparable_slot
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.site import Site
-from trueline.schema.text.words import capitalized, listed, ranks_text, steps_text
+from trueline.schema.text.words import capitalized, counted, listed, ranks_text, steps_text
 from trueline.store.reader import Run
 
 CODE = "duplicate-data"
