@@ -31,7 +31,7 @@ def judge(
     run = Run(path, parts=known_parts(path) if follows else None)
     opened = time.process_time()
     run = run.before(int(run.steps[-without])) if without else run
-    alone = mock.patch.object(check_run, "known_of", return_value=None) if not follows else nullcontext()
+    alone = mock.patch.object(check_run, "earlier_judgements", return_value=None) if not follows else nullcontext()
     with alone:
         begin_check = time.process_time()
         report = check_run.check(run, engine=engine)

@@ -94,10 +94,10 @@ def trainer_class(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.chdir(tmp_path)
     listeners = patches.optimizer_init._after
-    before = listeners._held
+    before = listeners._entries
     yield module.GRPOTrainer
     rl.close()
-    listeners._held = before
+    listeners._entries = before
 
 
 def rows():

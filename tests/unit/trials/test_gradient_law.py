@@ -32,7 +32,9 @@ class Job:
         self.layers = nn.ModuleList(nn.Linear(24, 24, dtype=dtype) for _ in range(5))
         self.inputs, self.targets = torch.randn(2, 32, 24, dtype=dtype)
         self.wrong, self.at, self.scale, self.last = wrong, at, scale, last
-        self.trained = [Trained.of(name, p, place=n) for n, (name, p) in enumerate(self.layers.named_parameters())]
+        self.trained = [
+            Trained.of_param(name, p, index=n) for n, (name, p) in enumerate(self.layers.named_parameters())
+        ]
         self.signs, self.runs = {}, 0
 
     def loss(self):
@@ -48,7 +50,7 @@ class Job:
         before = [each.param.detach().clone() for each in self.trained]
         with torch.no_grad():
             for each in self.trained:
-                each.param.add_(each.param * signs_of(each.param, seed=each.place) * nudge)
+                each.param.add_(each.param * signs_of(each.param, seed=each.index) * nudge)
         for place in among:
             self.trained[place].move(move, self.signs.get(place) if direction == "along" else None)
         self.layers.zero_grad()
@@ -57,7 +59,7 @@ class Job:
             (loss * self.scale).backward()
         slopes = [each.slope() for each in self.trained]
         if not among and not nudge:
-            packed = {each.place: each.packed() for each in self.trained}
+            packed = {each.index: each.packed() for each in self.trained}
             self.signs = {place: signs for place, signs in packed.items() if signs is not None}
         with torch.no_grad():
             for each, kept in zip(self.trained, before, strict=True):
@@ -128,7 +130,7 @@ def test_where_the_loss_jumps_a_gradient_is_not_denied(seed):
 
 def test_the_row_of_padding_has_no_gradient_by_design():
     table = nn.Embedding(6, 4, padding_idx=0)
-    param = Trained.of("weight", table.weight, place=0, still=still_rows(nn.Sequential(table))[id(table.weight)])
+    param = Trained.of_param("weight", table.weight, index=0, still=still_rows(nn.Sequential(table))[id(table.weight)])
     before = table.weight.detach().clone()
     param.move(0.1)
     assert (table.weight.detach() != before).any(1).tolist() == [False, True, True, True, True, True]
