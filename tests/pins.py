@@ -2,15 +2,14 @@
 
     python -m tests.pins RUNS OUT
 
-RUNS holds Runs, at any depth (those of ``python -m benchmarks.gallery --keep``, say); the made-up ones of
+RUNS holds Runs, at any depth (those of ``python -m benchmarks.gallery --runs RUNS``, say); the made-up ones of
 ``tests/run_kinds.py`` are added where they are missing. A Run named ``reference`` is what the others of its folder are
 compared with. OUT gets, by Run, what ``check``, ``diagnose`` and ``compare`` print, on the screen and as JSON, and
-``explain`` of every code. ``diff -r`` of two such folders then says what changed.
+``explain`` of every code (its JSON has the manuals). ``diff -r`` of two such folders then says what changed.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -35,8 +34,6 @@ def main(runs: Path, out: Path) -> None:
         if run != reference and reference.exists():
             _pin(out / f"{name}.compare", "compare", str(run), str(reference))
     _pin(out / "codes", "explain")
-    for each in json.loads((out / "codes.json").read_text(encoding="utf-8"))["checks"]:
-        _pin(out / f"explain-{each['code']}", "explain", each["code"])
 
 
 def _pin(out: Path, *args: str) -> None:
