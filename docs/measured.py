@@ -64,18 +64,17 @@ def against_msprobe() -> str:
 
 
 def watching() -> str:
-    """What the default plan costs once it has settled."""
-    steps = Table("benchmarks/overhead/README.md", "Step time")
-    watched, again = steps.row("default plan"), steps.row("unmonitored once more")
-    first = Table("benchmarks/overhead/README.md", "First steps and later ones")
+    """What the default plan costs in the first steps of a job, after them, and while it samples every fourth."""
+    page = "benchmarks/overhead/README.md"
+    first, steps = Table(page, "First steps and later ones"), Table(page, "Step time")
     early, late = first.row("the first 300, together"), first.row("700 later, together")
+    watched, again = steps.row("default plan"), steps.row("unmonitored once more")
     return (
-        "And without a counterpart in msProbe: watching by the default plan, as `trueline run` does, once it has "
-        f"settled, takes {watched[0]} (quartiles {watched[1]}) times an unmonitored step, and {watched[3]} times its "
-        f"CPU time; the unmonitored step once more: {again[0]} ({again[1]}; CPU {again[3]}) "
-        f"([measured](benchmarks/overhead/README.md) on {steps.date}). The first steps cost more: of two ranks, the "
-        f"first 300 steps took {early[1]} times the CPU time of unmonitored ones, and the 700 after them {late[1]} "
-        f"times (on {first.date})."
+        "And without a counterpart in msProbe: watching by the default plan, as `trueline run` does, takes "
+        f"{early[1]} times the CPU time of unmonitored steps in the first 300 and {late[1]} times in the 700 after "
+        f"them ([measured](benchmarks/overhead/README.md) on two ranks, {first.date}). While it samples every fourth "
+        f"step, in the first 300, a step of four ranks takes {watched[0]} times as long (quartiles {watched[1]}); the "
+        f"unmonitored step once more: {again[0]} ({again[1]}) ({steps.date})."
     )
 
 
