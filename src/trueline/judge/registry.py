@@ -16,8 +16,7 @@ from trueline.judge.where import Calls
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
 from trueline.schema.judged import QUESTIONS, Question
-from trueline.schema.law import Law, broken_laws, installed_laws
-from trueline.schema.text.reading import why
+from trueline.schema.law import Law, broken_laws, installed_laws, not_loaded
 from trueline.store.reader import Run
 
 GROUP = "trueline.checks"
@@ -68,18 +67,14 @@ def _loaded(name: str, value: str, load: Callable[[], ModuleType]) -> Check:
     except InputError as error:
         return _broken(name, str(error))
     except (Exception, SystemExit) as error:  # whatever the module of another package does when it is imported
-        return _broken(
-            name,
-            f"It cannot be loaded from '{value}': {type(error).__name__}: {why(error)}. Reinstall or remove the "
-            "package that registers it.",
-        )
+        return _broken(name, not_loaded(value, error))
 
 
-def _broken(name: str, said: str) -> Check:
+def _broken(name: str, reason: str) -> Check:
     def find(run: Run) -> list[Finding]:
-        raise InputError(said)
+        raise InputError(reason)
 
-    return Check(name, (), said, find, manual=said)
+    return Check(name, (), reason, find, manual=reason)
 
 
 def _checked(module: ModuleType) -> Check:

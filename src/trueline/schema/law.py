@@ -128,6 +128,14 @@ def _declarations() -> tuple[Law | BrokenLaw, ...]:
     return tuple(laws)
 
 
+def not_loaded(module: str, error: BaseException) -> str:
+    """What to say and do about a module that raised as it was imported."""
+    return (
+        f"It cannot be loaded from '{module}': {type(error).__name__}: {why(error)}. Reinstall or remove the package "
+        "that registers it."
+    )
+
+
 def _modules() -> Iterator[tuple[str, str]]:
     """Name and module of each declaration."""
     home = importlib.import_module(LAWS)
@@ -145,8 +153,7 @@ def _declared(name: str, module: str) -> Law | BrokenLaw:
     except InputError as error:
         return BrokenLaw(name, str(error))
     except (Exception, SystemExit) as error:  # whatever the module of another package does when it is imported
-        reason = f"It cannot be loaded from '{module}': {type(error).__name__}: {why(error)}."
-        return BrokenLaw(name, f"{reason} Reinstall or remove the package that registers it.")
+        return BrokenLaw(name, not_loaded(module, error))
     if not isinstance(law, Law):
         return BrokenLaw(name, f"'{module}' has no LAW. Declare one: LAW = Law(checks={{…}}).")
     return replace(law, package=module.rpartition(".")[0])

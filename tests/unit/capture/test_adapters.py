@@ -68,6 +68,28 @@ def test_an_adapter_of_another_package_watches_its_own_models_only(install, tmp_
         assert trueline.open_run(tmp_path / name).manifest.adapter == name
 
 
+def test_an_adapter_may_leave_out_what_has_a_default_and_hold_no_attributes(install, tmp_path):
+    own = SingleAdapter()
+
+    class Slotted:
+        __slots__ = ("attach", "detach", "mesh", "name", "notes", "reduction")
+
+    slotted = Slotted()
+    for member in Slotted.__slots__:
+        setattr(slotted, member, getattr(own, member))
+    module = foreign()
+    module.adapter_for = lambda model, process_group: slotted
+    install(engine=module)
+    adapter = adapters.choose_adapter(Engine(2, 2))
+    assert (adapter.own, adapter.reduces_by_hand, adapter.goes_round) == (frozenset(), False, None)
+    assert adapter.follow(print, print) is None
+    model = Engine(2, 2)
+    with trueline.watch(model, out=tmp_path / "run"):
+        model(torch.ones(1, 2)).sum().backward()
+        torch.optim.SGD(model.parameters()).step()
+    assert len(trueline.open_run(tmp_path / "run").steps) == 1
+
+
 def test_the_higher_precedence_is_asked_first(install):
     install(engine=foreign(precedence=-1))
     assert adapters.choose_adapter(Engine(2, 2)).name == "single"

@@ -138,7 +138,9 @@ def test_the_probe_of_a_law_measures_in_the_training(folder, tmp_path):
     assert train(tmp_path / "run").column("epoch").to_pylist() == [7, 7, 7]
 
 
-@pytest.mark.parametrize("probe", ["import gone_for_good", PROBE.replace("is not None", "is None"), "x = 1"])
+@pytest.mark.parametrize(
+    "probe", ["import gone_for_good", "raise SystemExit(3)", PROBE.replace("is not None", "is None"), "x = 1"]
+)
 def test_a_probe_that_cannot_be_made_is_left_out_and_training_goes_on(folder, tmp_path, probe):
     folder(declared__py=DECLARED.replace("LAW = Law(", 'LAW = Law(probes=("probe",), '), probe__py=probe)
     assert len(train(tmp_path / "run").column("epoch")) == 3

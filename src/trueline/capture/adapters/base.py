@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch.distributed as dist
 from torch import nn
@@ -79,13 +79,28 @@ class Adapter(Protocol):
         ...
 
 
+OPTIONAL = ("own", "reduces_by_hand", "goes_round", "follow")
+"""Members of ``Adapter`` that have a default."""
+
+
 def with_defaults(adapter: Any) -> Adapter:
     """``adapter``, which may be of another package and of no class of ours, with the members that it leaves out."""
-    for name in ("own", "reduces_by_hand", "goes_round", "follow"):
-        if not hasattr(adapter, name):
-            default = getattr(Adapter, name)
-            setattr(adapter, name, MethodType(default, adapter) if name == "follow" else default)
-    return adapter
+    return adapter if all(hasattr(adapter, name) for name in OPTIONAL) else cast("Adapter", _Completed(adapter))
+
+
+class _Completed:
+    """An adapter of another package beside the defaults of what it lacks. The object stays as it is: it may have slots,
+    or be shared.
+    """
+
+    def __init__(self, adapter: Any) -> None:
+        self._adapter = adapter
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in OPTIONAL or hasattr(self._adapter, name):
+            return getattr(self._adapter, name)
+        default = getattr(Adapter, name)
+        return MethodType(default, self) if callable(default) else default
 
 
 class HookingAdapter(Adapter):

@@ -28,7 +28,8 @@ from trueline.capture.probes.surroundings import (
 )
 from trueline.capture.step.passes import Contributions
 from trueline.capture.step.working_parts import Watching
-from trueline.schema.law import installed_laws
+from trueline.schema.errors import CaptureError
+from trueline.schema.law import installed_laws, not_loaded
 
 
 class StandardProbes:
@@ -84,14 +85,14 @@ def probe_makers() -> Mapping[str, Callable[[ProbeParts], Probe]]:
 
 
 def _maker(module: str) -> Callable[[ProbeParts], Probe]:
-    """``make_probe`` of the module; what says why, where another package's cannot be imported."""
+    """``make_probe`` of the module; what raises ``CaptureError``, where another package's cannot be imported."""
     try:
         return importlib.import_module(module).make_probe
-    except Exception as error:
-        failure = error
+    except (Exception, SystemExit) as error:  # as a training that imports Trueline may not end with it
+        reason = not_loaded(module, error)
 
     def fail(parts: ProbeParts) -> Probe:
-        raise failure
+        raise CaptureError(reason)
 
     return fail
 
