@@ -40,8 +40,8 @@ class _Sequence:
     notes: list[str] = field(default_factory=list)
 
 
-def rows_of(step: int, given: Mapping[str, Any], sampling: Mapping[str, Any] | None) -> TableRows:
-    """The rows of a batch, one a sequence. ``given`` has columns of the table: of tokens as [B, L] arrays or B arrays,
+def rows_of(step: int, batch: Mapping[str, Any], sampling: Mapping[str, Any] | None) -> TableRows:
+    """The rows of a batch, one a sequence. ``batch`` has columns of the table: of tokens as [B, L] arrays or B arrays,
     of a sequence as B numbers or one for all. Raises ``InputError`` where not even the sequences can be told apart.
     """
     if not isinstance(step, int | np.integer) or step < 0:
@@ -49,9 +49,9 @@ def rows_of(step: int, given: Mapping[str, Any], sampling: Mapping[str, Any] | N
     if sampling is not None and not isinstance(sampling, Mapping):
         raise InputError(f"sampling={sampling!r} is given to rl.record, which takes a mapping: {{'temperature': 1.0}}.")
     per_token = {
-        name: _split(name, given[name])
+        name: _split(name, batch[name])
         for name in ("response_ids", "mask", *TOKEN_COLUMNS, *ID_COLUMNS)
-        if given.get(name) is not None
+        if batch.get(name) is not None
     }
     count = _count(per_token)
     sequences = [
@@ -59,18 +59,18 @@ def rows_of(step: int, given: Mapping[str, Any], sampling: Mapping[str, Any] | N
         for i in range(count)
     ]
     for name, lists in per_token.items():
-        for one in sequences[len(lists) :]:
-            one.notes.append(f"{name} has {counted(len(lists), 'sequence')} of {count}")
+        for sequence in sequences[len(lists) :]:
+            sequence.notes.append(f"{name} has {counted(len(lists), 'sequence')} of {count}")
     columns: dict[str, Any] = {}
     for name in per_token:
         dtype = np.float32 if name in TOKEN_COLUMNS else np.int32
-        columns[name] = Lists.of([one.arrays.get(name) for one in sequences], dtype)
+        columns[name] = Lists.of([sequence.arrays.get(name) for sequence in sequences], dtype)
     for name in SCALAR_COLUMNS:
-        if given.get(name) is not None:
-            columns[name] = _scalars(name, given[name], sequences)
+        if batch.get(name) is not None:
+            columns[name] = _scalars(name, batch[name], sequences)
     if sampling:
         columns["sampling"] = [json.dumps(redacted(dict(sampling)), sort_keys=True, default=str)] * count
-    columns["note"] = ["; ".join(one.notes) or None for one in sequences]
+    columns["note"] = ["; ".join(sequence.notes) or None for sequence in sequences]
     return TableRows("rollouts", int(step), count, columns)
 
 
@@ -86,12 +86,12 @@ def _count(per_token: Mapping[str, Sequence[Any]]) -> int:
 def _split(name: str, value: Any) -> list[NDArray[Any] | None]:
     """B arrays of one dimension, None for one that is none."""
     if isinstance(value, list | tuple):
-        if value and all(isinstance(one, int | float) for one in value):
+        if value and all(isinstance(part, int | float) for part in value):
             return [_array(value)]  # one sequence
-        return [None if one is None else _array(one).ravel() for one in value]
+        return [None if part is None else _array(part).ravel() for part in value]
     array = _array(value)
     if array.ndim == 1 and array.dtype == object:
-        return [None if one is None else _array(one).ravel() for one in array]
+        return [None if part is None else _array(part).ravel() for part in array]
     if array.ndim < 2:
         return [array.reshape(-1)]
     if array.ndim > 2:
@@ -107,50 +107,50 @@ def _array(value: Any) -> NDArray[Any]:
     return np.asarray(value)
 
 
-def _sequence(given: Mapping[str, NDArray[Any] | None]) -> _Sequence:
-    taken = _Sequence()
+def _sequence(values_by_column: Mapping[str, NDArray[Any] | None]) -> _Sequence:
+    sequence = _Sequence()
     lengths = {
-        name: len(given[name])
+        name: len(values_by_column[name])
         for name in ("response_ids", "logp_rollout", "logp_train", "mask")
-        if (given.get(name)) is not None
+        if (values_by_column.get(name)) is not None
     }
     length = next(iter(lengths.values()), 0)
-    mask = given.get("mask")
+    mask = values_by_column.get("mask")
     if mask is not None and len(mask) != length:
-        taken.notes.append(f"{misfit('mask', len(mask), length)}, so that no token counts as sampled")
+        sequence.notes.append(f"{misfit('mask', len(mask), length)}, so that no token counts as sampled")
         mask = np.zeros(length, np.int32)
     end = length if mask is None else int(np.flatnonzero(np.concatenate([[1], np.asarray(mask) != 0]))[-1])
     if end == 0:
-        taken.notes.append("no token was sampled")
+        sequence.notes.append("no token was sampled")
     if mask is not None:
-        taken.arrays["mask"] = (np.asarray(mask[:end]) != 0).astype(np.int32)
-    for name, values in given.items():
+        sequence.arrays["mask"] = (np.asarray(mask[:end]) != 0).astype(np.int32)
+    for name, values in values_by_column.items():
         if values is None or name == "mask":
             continue
         if name in ID_COLUMNS:
-            taken.arrays[name] = _ids(name, values, taken)
+            sequence.arrays[name] = _ids(name, values, sequence)
         elif len(values) != length:
-            taken.notes.append(f"{misfit(name, len(values), length)} and was left out")
+            sequence.notes.append(f"{misfit(name, len(values), length)} and was left out")
         elif name == "response_ids":
-            taken.arrays[name] = _ids(name, values[:end], taken)
+            sequence.arrays[name] = _ids(name, values[:end], sequence)
         else:
-            taken.arrays[name] = _numbers(name, values[:end], taken)
-    return taken
+            sequence.arrays[name] = _numbers(name, values[:end], sequence)
+    return sequence
 
 
-def _ids(name: str, values: NDArray[Any], taken: _Sequence) -> NDArray[np.int32]:
+def _ids(name: str, values: NDArray[Any], sequence: _Sequence) -> NDArray[np.int32]:
     numbers = np.asarray(values)
     if numbers.size and (numbers.dtype.kind not in "iub" or numbers.min() < -(2**31) or numbers.max() >= 2**31):
-        taken.notes.append(f"{name} are no token ids and were left out")
+        sequence.notes.append(f"{name} are no token ids and were left out")
         return np.zeros(0, np.int32)
     return numbers.astype(np.int32)
 
 
-def _numbers(name: str, values: NDArray[Any], taken: _Sequence) -> NDArray[np.float32]:
+def _numbers(name: str, values: NDArray[Any], sequence: _Sequence) -> NDArray[np.float32]:
     try:
         return np.asarray(values).astype(np.float32)
     except (TypeError, ValueError):
-        taken.notes.append(f"{name} are no numbers and were left out")
+        sequence.notes.append(f"{name} are no numbers and were left out")
         return np.full(len(values), np.nan, np.float32)
 
 
@@ -164,10 +164,10 @@ def _scalars(name: str, value: Any, sequences: Sequence[_Sequence]) -> list[Any]
     return [_scalar(name, scalar, sequence) for scalar, sequence in zip(scalars, sequences, strict=True)]
 
 
-def _scalar(name: str, value: Any, taken: _Sequence) -> float | int | None:
+def _scalar(name: str, value: Any, sequence: _Sequence) -> float | int | None:
     if value is None or not isinstance(value, int | float) or (name in _WHOLE and not math.isfinite(value)):
         return None
     if name in _WHOLE and value != int(value):
-        taken.notes.append(f"{name} is {value!r} and no whole number")
+        sequence.notes.append(f"{name} is {value!r} and no whole number")
         return None
     return int(value) if name in _WHOLE else float(value)

@@ -70,9 +70,9 @@ def noise(
     from trueline.cli.json_document import print_document
     from trueline.trials.noise import ORDERS, judge
 
-    given = {"workers": workers, "cosine": cosine, "dtype": dtype, "elements": elements}
+    options = {"workers": workers, "cosine": cosine, "dtype": dtype, "elements": elements}
     orders = ORDERS if order == "all" else (order,)
-    setup = _question(run, given, accumulate=accumulate, orders=orders, seed=seed)
+    setup = _sum_setup(run, options, accumulate=accumulate, orders=orders, seed=seed)
     answer = None if difference is None else judge(difference, setup)
     measured = _measured(setup)
     if json:
@@ -83,20 +83,20 @@ def noise(
         raise typer.Exit(_EXIT_CODES[answer.explained])
 
 
-def _question(run: str | None, given: dict[str, Any], **asked: Any) -> SumSetup:
-    """What was asked: as ``given``, where that is None as the Run has it, and else as is usual. It refuses what cannot
-    be.
+def _sum_setup(run: str | None, options: dict[str, Any], **settings: Any) -> SumSetup:
+    """The sum that is asked for: each of ``options``, where it is None as the Run has it, and else as is usual. Raises
+    ``InputError`` for what cannot be.
     """
     from trueline.trials.noise import SumSetup, setup_of, usual_elements
 
     if run is not None:
         from trueline.store.reader import Run
 
-        known = {name: given[name] for name in ("workers", "cosine", "dtype")}
-        given = given | dict(zip(known, setup_of(Run(run), **known), strict=True))
-    given = {name: value for name, value in given.items() if value is not None}
-    workers = given.get("workers", SumSetup.workers)
-    return SumSetup(**{"elements": usual_elements(workers), **given, **asked})
+        from_run = {name: options[name] for name in ("workers", "cosine", "dtype")}
+        options = options | dict(zip(from_run, setup_of(Run(run), **from_run), strict=True))
+    options = {name: value for name, value in options.items() if value is not None}
+    workers = options.get("workers", SumSetup.workers)
+    return SumSetup(**{"elements": usual_elements(workers), **options, **settings})
 
 
 def _measured(setup: SumSetup) -> list[OrderNoise]:
@@ -132,7 +132,7 @@ def _document(
         "schema": SCHEMA_VERSION,
         "run": run,
         **fields,
-        "orders": [asdict(one) for one in measured],
+        "orders": [asdict(order) for order in measured],
         "difference": difference,
         "answer": None if answer is None else asdict(answer),
     }
@@ -146,29 +146,29 @@ def _print(
     from trueline.cli.lines import screen
 
     console = screen()
-    console.print(_asked(setup), highlight=False, soft_wrap=True)
+    console.print(_setup_text(setup), highlight=False, soft_wrap=True)
     table = Table(box=None, header_style="bold")
     table.add_column("order")
     for title in ("error", "expected", "between two orders", "expected", "explained up to"):
         table.add_column(title, justify="right")
-    for one in measured:
-        numbers = (one.error_rel, one.error_expected_rel, one.difference_rel, one.difference_expected_rel)
-        table.add_row(one.order, *(f"{number:.2e}" for number in (*numbers, one.limit_rel)))
+    for order in measured:
+        numbers = (order.error_rel, order.error_expected_rel, order.difference_rel, order.difference_expected_rel)
+        table.add_row(order.order, *(f"{number:.2e}" for number in (*numbers, order.limit_rel)))
     console.print(table)
     for line in (*_remarks(measured), *_verdict(difference, answer)):
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def _asked(setup: SumSetup) -> str:
-    kept = "float32" if setup.accumulate == "float32" else "the same"
+def _setup_text(setup: SumSetup) -> str:
+    partial_sums = "float32" if setup.accumulate == "float32" else "the same"
     return (
-        f"Sums of the gradients of {setup.workers:,} workers in {setup.dtype}, partial sums in {kept}, mean "
+        f"Sums of the gradients of {setup.workers:,} workers in {setup.dtype}, partial sums in {partial_sums}, mean "
         f"cosine {setup.cosine:.4g}; {setup.elements:,} elements, relative L2:"
     )
 
 
 def _remarks(measured: list[OrderNoise]) -> list[str]:
-    stagnating = [one.order for one in measured if one.stagnates]
+    stagnating = [order.order for order in measured if order.stagnates]
     if not stagnating:
         return []
     return [

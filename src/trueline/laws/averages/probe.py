@@ -196,7 +196,7 @@ class AverageProbe:
                 "custom": False,
                 "found": each in found,
             }
-            pairs = self._pairs_of(step.layout, each.average, each.of or self._model)
+            pairs = self._pairs_of(step.layout, each.average, each.model or self._model)
             sample = _Sample(facts, pairs, step, held)
             sample.stamp()
             self._windows.append(sample)

@@ -17,10 +17,10 @@ MAX_OUTPUTS = 16
 """Tensors of what a model returns that are marked."""
 _CALL = "trueline: call"
 """Where the metadata of a node have which call of the model returned it: nothing is kept alive by that."""
-_SAME = re.compile("ToCopy|View|UnsafeView|ReshapeAlias|Clone|Squeeze|Unsqueeze|Alias|Expand|T|Transpose|Permute")
+_VALUE_KEPT = re.compile("ToCopy|View|UnsafeView|ReshapeAlias|Clone|Squeeze|Unsqueeze|Alias|Expand|T|Transpose|Permute")
 _CHOICES = ("Max", "Amax", "Min", "Amin", "Maximum", "Minimum", "Gather", "Logsumexp")
 """By which a script chooses among values of actions, or of several critics."""
-_BETWEEN = re.compile(f"{LINEAR.pattern}|{'|'.join(_CHOICES)}|Clamp")
+_ON_THE_WAY = re.compile(f"{LINEAR.pattern}|{'|'.join(_CHOICES)}|Clamp")
 """Operations between a model and a regression of its outputs."""
 _REGRESSIONS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 _SIZES = ("Pow", "Abs")
@@ -48,12 +48,12 @@ def attached_target(node: Any, operation: str) -> str | None:
     elif operation not in _REGRESSIONS:
         return None
     edges: list[Edge] = [edge for edge in node.next_functions if edge[0] is not None]
-    for own, other in itertools.permutations(edges, 2):
-        made = _discounted(other)
-        if made is not None and _discounted(own) is None:
-            (calls, chosen), (own_calls, own_chosen) = _calls(made), _calls(own)
+    for value, target in itertools.permutations(edges, 2):
+        discounted = _discounted(target)
+        if discounted is not None and _discounted(value) is None:
+            (calls, is_chosen), (own_calls, own_chosen) = _calls(discounted), _calls(value)
             if calls and own_calls and calls.isdisjoint(own_calls):
-                return TARGET_ATTACHED if chosen or own_chosen else VALUE_ATTACHED
+                return TARGET_ATTACHED if is_chosen or own_chosen else VALUE_ATTACHED
     return None
 
 
@@ -79,7 +79,7 @@ def _source(edge: Edge) -> Edge:
     """``edge`` behind views and casts, of what no call of the model has returned."""
     for _ in range(MAX_NODES):
         node = edge[0]
-        if node is None or _CALL in node.metadata or _SAME.fullmatch(operation_of(node)) is None:
+        if node is None or _CALL in node.metadata or _VALUE_KEPT.fullmatch(operation_of(node)) is None:
             break
         edge = node.next_functions[0]
     return edge
@@ -87,16 +87,16 @@ def _source(edge: Edge) -> Edge:
 
 def _calls(edge: Edge) -> tuple[set[int], bool]:
     """Calls of the model whose outputs come to ``edge`` through sums, products and choices, and whether one chooses."""
-    ahead, seen, calls, chooses = deque([edge]), set[Any](), set[int](), False
-    while ahead and len(seen) < MAX_NODES:
+    ahead, visited, calls, chooses = deque([edge]), set[Any](), set[int](), False
+    while ahead and len(visited) < MAX_NODES:
         node, output = ahead.popleft()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         operation = operation_of(node)
         if _CALL in node.metadata:
             calls.add(node.metadata[_CALL])
-        elif _BETWEEN.fullmatch(operation):
+        elif _ON_THE_WAY.fullmatch(operation):
             chooses = chooses or operation in _CHOICES
             ahead.extend(node.next_functions[output : output + 1] if operation == SINK else node.next_functions)
     return calls, chooses

@@ -64,22 +64,22 @@ def command(
     from trueline.trials.op.stand_alone import prove_op
     from trueline.trials.op.stress import Stress, stressed
 
-    for name, given in (("--again", again), ("--variable", variable)):
-        if given is not None and devices is None:
+    for name, value in (("--again", again), ("--variable", variable)):
+        if value is not None and devices is None:
             raise InputError(f"{name} says how --devices are asked, and none are named. Name them, or leave it out.")
 
     import_all(modules or ())
-    there, means = require_device(device), _MEANS
+    target, means = require_device(device), _MEANS
     stress = (
         None
         if devices is None
         else Stress.from_text(devices, times=1000 if again is None else again, variable=variable)
     )
-    found = prove_op(Run(run), site, device=there, folder=out, overwrite=overwrite, modules=modules or ())
-    if stress is not None and found.written:
-        answer = stressed(out, stress, device=there, modules=modules or ())
-        found, means = replace(found, answer=answer), _MEANS_DEVICES
-    end(found, means, json=json, written=found.written)
+    proof = prove_op(Run(run), site, device=target, folder=out, overwrite=overwrite, modules=modules or ())
+    if stress is not None and proof.written:
+        answer = stressed(out, stress, device=target, modules=modules or ())
+        proof, means = replace(proof, answer=answer), _MEANS_DEVICES
+    end(proof, means, json=json, written=proof.written)
 
 
 _MEANS = {
@@ -96,16 +96,16 @@ _MEANS_DEVICES = {
 }
 
 
-def end(found: OpAnswer | Precheck, means: Mapping[str, str], *, json: bool, written: Sequence[str]) -> NoReturn:
+def end(result: OpAnswer | Precheck, means: Mapping[str, str], *, json: bool, written: Sequence[str]) -> NoReturn:
     """Print the answer of a trial that runs no job, and what was ``written``, and leave with its exit code."""
     from rich.text import Text
 
     from trueline.cli.json_document import print_document
     from trueline.cli.screen import Console
 
-    answer = found.answer
+    answer = result.answer
     if json:
-        print_document(found.to_json())
+        print_document(result.to_json())
         raise typer.Exit(answer.exit_code)
     console = Console(soft_wrap=True)
     console.print(f"{answer.answer.capitalize()}: {means[answer.answer]}.", style="bold", highlight=False)
