@@ -790,7 +790,7 @@ export interface components {
         /**
          * IncidentLine
          * @description One incident in a line. ``key`` stays the same while the Run grows; ``lasts`` says that a finding of it is still
-         *     so at the last look, and ``until`` the same in words.
+         *     so at the last look, and ``until`` says it in words.
          */
         IncidentLine: {
             /** Code */
