@@ -1,10 +1,11 @@
-"""What the server answers, path by path; what the answers say is made in ``views``."""
+"""What the server answers: a table of paths and views, each of which is asked for what its own parameters say."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ from fastapi.responses import StreamingResponse
 
 from trueline.schema.errors import InputError, TruelineError
 from trueline.store.plan_change import change_plan
-from trueline.web.answers import as_json
+from trueline.web.answers import Arrays, as_json
 from trueline.web.entries import Runs, asset, runs_of
 from trueline.web.html_document import version
 from trueline.web.http_answer import answer
@@ -70,25 +71,141 @@ def application(runs: Sequence[WatchedRun]) -> FastAPI:
     app = FastAPI(title="Trueline", version=version(), docs_url=None, redoc_url=None)
     app.add_exception_handler(TruelineError, _error_answer)
     _add_page(app)
-    _add_screens(app, runs)
-    _add_drawings(app, runs)
-    outlines = Outlines()
-    _add_calls(app, runs, outlines)
-    _add_graphs(app, runs, outlines)
+
+    @app.get("/api/runs", response_model=Runs)
+    def all_runs(request: Request) -> Response:
+        return answer(request, " ".join(watched.stamp for watched in runs), lambda: runs_of(runs, served=True))
+
+    for path, (name, model, view) in _views(runs).items():
+        _add_view(app, runs, path, name, model, view)
+    _add_table(app, runs)
+    _add_orders(app, runs)
     _add_events(app, runs)
     return app
+
+
+def _views(runs: Sequence[WatchedRun]) -> Mapping[str, tuple[str, type, Callable[..., Any]]]:
+    """Below the path of a Run: the name of each view, the type of its answer, and the function that makes it of the Run
+    and of what is asked, its further parameters.
+    """
+    outlines = Outlines()
+
+    def heat(
+        watched: WatchedRun,
+        signal: str,
+        first: Step = None,
+        last: Step = None,
+        columns: Count = 1024,
+        rows: Rows = "rank",
+        shown: Quantity = "value",
+        other: OtherRun = None,
+        step: Step = None,
+    ) -> Arrays:
+        other_run = None if other is None else _run(runs, other)
+        drawn = {"first": first, "last": last, "num_columns": columns, "rows": rows, "quantity": shown}
+        return heat_of(watched, signal, **drawn, other_run=other_run, step=step)
+
+    def series(
+        watched: WatchedRun,
+        signal: str,
+        first: Step = None,
+        last: Step = None,
+        columns: Count = 1024,
+        pinned: str = "",
+        shown: Quantity = "value",
+        lines: Count = 250,
+        other: OtherRun = None,
+    ) -> Arrays:
+        ranks = [int(rank) for rank in pinned.split(",") if rank.isdecimal() and len(rank) < 10]
+        other_run = None if other is None else _run(runs, other)
+        drawn = {"first": first, "last": last, "num_columns": columns, "pinned": ranks, "quantity": shown}
+        return series_of(watched, signal, **drawn, max_lines=max(lines, 1), other_run=other_run)
+
+    def rows(
+        watched: WatchedRun,
+        offset: int = 0,
+        limit: int = 200,
+        judgement: str = "",
+        search: str = "",
+        step: Step = None,
+    ) -> RowsView:
+        return rows_of(watched, offset=offset, limit=limit, judgement=judgement, search=search, step=step)
+
+    def calls(
+        watched: WatchedRun,
+        step: int,
+        rank: int,
+        offset: int = 0,
+        limit: int = 200,
+        search: str = "",
+        phase: str = "",
+        statistic: Statistic = "not_finite",
+        at: str = "",
+    ) -> Calls:
+        page = {"offset": offset, "limit": limit, "search": search, "phase": phase, "at": at}
+        return calls_of(outlines.outline_of(watched, step, rank), **page, statistic=statistic)
+
+    def call(watched: WatchedRun, place: int, step: int, rank: int) -> CallDetails:
+        return outlines.outline_of(watched, step, rank).details(place)
+
+    def graph(
+        watched: WatchedRun,
+        step: int,
+        rank: int,
+        module: str | None = None,
+        micro: int | None = None,
+        statistic: Statistic = "not_finite",
+        search: str = "",
+        unfolded: bool = False,
+        begin: int | None = None,
+        fault: Fault | None = None,
+    ) -> Graph:
+        step_graph = StepGraph(outlines.outline_of(watched, step, rank))
+        micro = step_graph.micros[0] if micro is None else micro
+        path = fault and fault_path_of(watched, step_graph.outline, step_graph.operands(micro), fault)
+        opened = {"module": module, "micro": micro, "search": search, "unfolded": unfolded, "begin": begin}
+        return graph_of(step_graph, **opened, statistic=statistic, fault_path=path)
+
+    return {
+        "triage": ("triage", Triage, triage_of),
+        "incidents/{place}": ("incident", IncidentView, incident_of),
+        "settings": ("settings", Settings, settings_of),
+        "comparison": ("comparison", ComparisonView, comparison_of),
+        "comparison/rows": ("rows", RowsView, rows),
+        "signals": ("signals", Signals, signals_of),
+        "heat": ("heat", Heat, heat),
+        "series": ("series", Series, series),
+        "cosines": ("cosines", Cosines, cosines_of),
+        "steps": ("steps", RecordedSteps, recorded_steps),
+        "calls": ("calls", Calls, calls),
+        "calls/{place}": ("call", CallDetails, call),
+        "graph": ("graph", Graph, graph),
+    }
+
+
+def _add_view(
+    app: FastAPI, runs: Sequence[WatchedRun], path: str, name: str, model: type, view: Callable[..., Any]
+) -> None:
+    def endpoint(request: Request, number: int, **query: Any) -> Response:
+        watched, other = _run(runs, number), query.get("other")
+        stamps = (watched.stamp, watched.is_judging, other is not None and _run(runs, other).stamp)
+        with watched.reading():
+            return answer(request, " ".join(map(str, stamps)), lambda: view(watched, **query))
+
+    # FastAPI reads what may be asked from the signature: that of the view, with the number of the Run for the Run.
+    _, *asked = inspect.signature(view, eval_str=True).parameters.values()
+    leading = (("request", Request), ("number", AnyRun))
+    parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind) for name, kind in leading]
+    parameters += [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in asked]
+    endpoint.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    endpoint.__name__ = name
+    app.get(f"/api/runs/{{number}}/{path}", response_model=model)(endpoint)
 
 
 def _run(runs: Sequence[WatchedRun], number: int) -> WatchedRun:
     if number >= len(runs):
         raise InputError(f"There is no Run {number}. The page shows {len(runs)}, from 0 on.")
     return runs[number]
-
-
-def _answer(request: Request, watched: WatchedRun, make: Callable[[], Any], *, other_stamp: object = "") -> Response:
-    """``answer`` of a Run, which changes with it and with ``other_stamp``."""
-    with watched.reading():
-        return answer(request, f"{watched.stamp} {other_stamp}", make)
 
 
 async def _error_answer(request: Request, error: Exception) -> Response:
@@ -109,48 +226,7 @@ def _add_page(app: FastAPI) -> None:
         return Response(asset(name), media_type=kind, headers={"cache-control": "no-cache"})
 
 
-def _add_screens(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
-    @app.get("/api/runs", response_model=Runs)
-    def all_runs(request: Request) -> Response:
-        return answer(request, " ".join(watched.stamp for watched in runs), lambda: runs_of(runs, served=True))
-
-    @app.get("/api/runs/{number}/triage", response_model=Triage)
-    def triage(request: Request, number: AnyRun) -> Response:
-        watched = _run(runs, number)
-        return _answer(request, watched, lambda: triage_of(watched), other_stamp=watched.is_judging)
-
-    @app.get("/api/runs/{number}/incidents/{place}", response_model=IncidentView)
-    def incident(request: Request, number: AnyRun, place: int) -> Response:
-        watched = _run(runs, number)
-        return _answer(request, watched, lambda: incident_of(watched, place))
-
-    @app.get("/api/runs/{number}/settings", response_model=Settings)
-    def settings(request: Request, number: AnyRun) -> Response:
-        watched = _run(runs, number)
-        return _answer(request, watched, lambda: settings_of(watched))
-
-    @app.get("/api/runs/{number}/comparison", response_model=ComparisonView)
-    def comparison(request: Request, number: AnyRun) -> Response:
-        watched = _run(runs, number)
-        return _answer(request, watched, lambda: comparison_of(watched))
-
-    @app.get("/api/runs/{number}/comparison/rows", response_model=RowsView)
-    def rows(
-        request: Request,
-        number: AnyRun,
-        offset: int = 0,
-        limit: int = 200,
-        judgement: str = "",
-        search: str = "",
-        step: Step = None,
-    ) -> Response:
-        watched = _run(runs, number)
-        return _answer(
-            request,
-            watched,
-            lambda: rows_of(watched, offset=offset, limit=limit, judgement=judgement, search=search, step=step),
-        )
-
+def _add_table(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
     @app.get("/api/runs/{number}/comparison/rows.{kind}", response_class=Response)
     def table(
         number: AnyRun, kind: Literal["csv", "xlsx"], judgement: str = "", search: str = "", step: Step = None
@@ -160,6 +236,8 @@ def _add_screens(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
         data = table_of(watched, kind, judgement, search, step)
         return Response(data, media_type=_TABLE_TYPES[kind], headers=headers)
 
+
+def _add_orders(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
     @app.post("/api/runs/{number}/renames", response_model=Renamed)
     def renames(
         number: AnyRun,
@@ -180,159 +258,6 @@ def _add_screens(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
         steps = recording(watched)
         change_plan(watched.run, steps.keys, by="the page")
         return Response(as_json(Recording(steps.first, steps.end)), media_type="application/json")
-
-
-def _add_drawings(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
-    @app.get("/api/runs/{number}/signals", response_model=Signals)
-    def signals(request: Request, number: AnyRun) -> Response:
-        watched = _run(runs, number)
-        return _answer(request, watched, lambda: signals_of(watched))
-
-    @app.get("/api/runs/{number}/heat", response_model=Heat)
-    def heat(
-        request: Request,
-        number: AnyRun,
-        signal: str,
-        first: Step = None,
-        last: Step = None,
-        columns: Count = 1024,
-        rows: Rows = "rank",
-        shown: Quantity = "value",
-        other: OtherRun = None,
-        step: Step = None,
-    ) -> Response:
-        watched = _run(runs, number)
-        other_run = None if other is None else _run(runs, other)
-        return _answer(
-            request,
-            watched,
-            lambda: heat_of(
-                watched,
-                signal,
-                first=first,
-                last=last,
-                num_columns=columns,
-                rows=rows,
-                quantity=shown,
-                other_run=other_run,
-                step=step,
-            ),
-            other_stamp=other_run and other_run.stamp,
-        )
-
-    @app.get("/api/runs/{number}/series", response_model=Series)
-    def series(
-        request: Request,
-        number: AnyRun,
-        signal: str,
-        first: Step = None,
-        last: Step = None,
-        columns: Count = 1024,
-        pinned: str = "",
-        shown: Quantity = "value",
-        lines: Count = 250,
-        other: OtherRun = None,
-    ) -> Response:
-        watched = _run(runs, number)
-        other_run = None if other is None else _run(runs, other)
-        ranks = [int(rank) for rank in pinned.split(",") if rank.isdecimal() and len(rank) < 10]
-        return _answer(
-            request,
-            watched,
-            lambda: series_of(
-                watched,
-                signal,
-                first=first,
-                last=last,
-                num_columns=columns,
-                pinned=ranks,
-                quantity=shown,
-                max_lines=max(lines, 1),
-                other_run=other_run,
-            ),
-            other_stamp=other_run and other_run.stamp,
-        )
-
-    @app.get("/api/runs/{number}/cosines", response_model=Cosines)
-    def cosines(request: Request, number: AnyRun, step: int = 0) -> Response:
-        watched = _run(runs, number)
-        return _answer(request, watched, lambda: cosines_of(watched, step))
-
-
-def _add_calls(app: FastAPI, runs: Sequence[WatchedRun], outlines: Outlines) -> None:
-    @app.get("/api/runs/{number}/steps", response_model=RecordedSteps)
-    def steps(request: Request, number: AnyRun) -> Response:
-        watched = _run(runs, number)
-        return _answer(request, watched, lambda: recorded_steps(watched))
-
-    @app.get("/api/runs/{number}/calls", response_model=Calls)
-    def calls(
-        request: Request,
-        number: AnyRun,
-        step: int,
-        rank: int,
-        offset: int = 0,
-        limit: int = 200,
-        search: str = "",
-        phase: str = "",
-        statistic: Statistic = "not_finite",
-        at: str = "",
-    ) -> Response:
-        watched = _run(runs, number)
-        return _answer(
-            request,
-            watched,
-            lambda: calls_of(
-                outlines.outline_of(watched, step, rank),
-                offset=offset,
-                limit=limit,
-                search=search,
-                phase=phase,
-                statistic=statistic,
-                at=at,
-            ),
-        )
-
-    @app.get("/api/runs/{number}/calls/{place}", response_model=CallDetails)
-    def call(request: Request, number: AnyRun, place: int, step: int, rank: int) -> Response:
-        watched = _run(runs, number)
-        return _answer(request, watched, lambda: outlines.outline_of(watched, step, rank).details(place))
-
-
-def _add_graphs(app: FastAPI, runs: Sequence[WatchedRun], outlines: Outlines) -> None:
-    @app.get("/api/runs/{number}/graph", response_model=Graph)
-    def graph(
-        request: Request,
-        number: AnyRun,
-        step: int,
-        rank: int,
-        module: str | None = None,
-        micro: int | None = None,
-        statistic: Statistic = "not_finite",
-        search: str = "",
-        unfolded: bool = False,
-        begin: int | None = None,
-        fault: Fault | None = None,
-    ) -> Response:
-        watched = _run(runs, number)
-
-        def make() -> Graph:
-            step_graph = StepGraph(outlines.outline_of(watched, step, rank))
-            micro_chosen = step_graph.micros[0] if micro is None else micro
-            return graph_of(
-                step_graph,
-                module=module,
-                micro=micro_chosen,
-                statistic=statistic,
-                search=search,
-                unfolded=unfolded,
-                begin=begin,
-                fault_path=None
-                if fault is None
-                else fault_path_of(watched, step_graph.outline, step_graph.operands(micro_chosen), fault),
-            )
-
-        return _answer(request, watched, make)
 
 
 def _add_events(app: FastAPI, runs: Sequence[WatchedRun]) -> None:

@@ -28,7 +28,7 @@ class Cosines:
     absent: str
 
 
-def cosines_of(watched: WatchedRun, step: int) -> Arrays:
+def cosines_of(watched: WatchedRun, step: int = 0) -> Arrays:
     """The cosines at the step nearest to ``step`` at which every worker left a sketch of its gradient."""
     ranks = data_parallel_ranks(watched.run)
     if len(ranks) < 2:

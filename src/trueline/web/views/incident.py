@@ -120,27 +120,25 @@ class IncidentView:
     intended: str
 
 
-def incident_of(watched: WatchedRun, number: int) -> IncidentView:
-    """The incident that the first screen lists as ``number``. Raises ``InputError`` where there is none."""
+def incident_of(watched: WatchedRun, place: int) -> IncidentView:
+    """The incident that the first screen lists as ``place``. Raises ``InputError`` where there is none."""
     report = watched.judgement.report
-    if report is None or not 1 <= number <= len(report.incidents):
+    if report is None or not 1 <= place <= len(report.incidents):
         count = 0 if report is None else len(report.incidents)
-        raise InputError(
-            f"There is no incident {number} of '{watched.name}'. It has {count}; look at the first screen."
-        )
-    incident = report.incidents[number - 1]
+        raise InputError(f"There is no incident {place} of '{watched.name}'. It has {count}; look at the first screen.")
+    incident = report.incidents[place - 1]
     findings = [report.findings[index] for index in incident.findings]
-    answer, *alternatives = [verdict for verdict in report.causes if verdict.incident == number - 1]
-    accused = report.accused(number - 1)
+    answer, *alternatives = [verdict for verdict in report.causes if verdict.incident == place - 1]
+    accused = report.accused(place - 1)
     differing = _differing(watched)
     draw_first, draw_last = _drawn(watched, incident, report)
     return IncidentView(
-        number=number,
+        number=place,
         key=key_of(findings[0].code, incident),
         total=len(report.incidents),
         severity=incident.severity,
         claim=incident.title,
-        where=report.where(number - 1),
+        where=report.where(place - 1),
         ranks=accused,
         step_first=incident.step_first,
         headline=answer.headline,
