@@ -1,5 +1,5 @@
-"""Whether logits depend on embeddings of tokens that they are to predict, and rows of a batch on each other, by more
-backward passes at one step.
+"""Measure how far logits depend on embeddings of tokens that they are to predict, and rows of a batch on each other, by
+more backward passes at one step.
 
 Letters: B rows, T positions, D model width, V classes.
 """
@@ -38,9 +38,9 @@ from trueline.schema.columns.influence import (
 
 class InfluenceProbe:
     """At the step that the plan names keeps embeddings and logits from the forward to the backward pass, and there
-    asks autograd for the gradient of some logits with respect to the embeddings; the same of whatever the model returns
-    for some rows, with respect to what its first modules made of the others (``rows``), and of the first layer that
-    mixes positions with respect to equal tokens (``order``).
+    asks autograd for the gradient of some logits with respect to the embeddings, of whatever the model returns for some
+    rows with respect to what its first modules made of the others (``rows``), and of the first layer that mixes
+    positions with respect to equal tokens (``order``).
 
     The operations of the graph are called one by one (``graph``): no ``.grad`` is touched, and no hook of anybody's is
     called. Where the graph has parts that could notice (code of its own, recomputation, gathering), nothing is done. It
@@ -68,10 +68,10 @@ class InfluenceProbe:
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
         """``influence``, ``row_influence`` and ``order_influence``, of the first backward pass."""
         if moment == "gradients":
-            found = {"influence": self._row, "row_influence": self._of_rows, "order_influence": self._of_order}
-            found = {} if self._row is None else found
+            columns = {"influence": self._row, "row_influence": self._of_rows, "order_influence": self._of_order}
+            columns = {} if self._row is None else columns
             self._forget(due=False)
-            return found
+            return columns
         if self._row is None and not in_backward():
             if moment == "forward":
                 self._at_forward(step)
@@ -135,7 +135,7 @@ class InfluenceProbe:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self._logits = [each for each in differentiable(step.output) if each.dim() == 3]
+        self._logits = [output for output in differentiable(step.output) if output.dim() == 3]
         self._positions = step.kwargs.get("position_ids")
         if self._reader is not None:
             self._reader.at_output(step.args, step.kwargs, step.output)
@@ -151,13 +151,13 @@ class InfluenceProbe:
                     self._of_order = self._order.judged(
                         self._embedded, usable=can_be_asked(self._order.outputs), placed=self._positions is not None
                     )
-                    row = self._looked(roots)
+                    row = self._measure_logits(roots)
                     self._of_rows = self._reader.judged(in_order=row[0] == 0, usable=usable)
                     self._row = row
             finally:
                 self._let_go()
 
-    def _looked(self, roots: list[Tensor]) -> list[float]:
+    def _measure_logits(self, roots: list[Tensor]) -> list[float]:
         if not self._logits:
             return _row(NO_LOGITS)
         targets = cross_entropy.targets(roots)
@@ -204,21 +204,21 @@ def _measured(logits: Tensor, embedded: Tensor, counts_BT: Tensor, positions: An
     """The row of a pass whose target counts at these positions."""
     if not can_be_asked([logits]):
         return _row(OWN_BACKWARD)
-    place_T = torch.arange(counts_BT.shape[1], device=counts_BT.device)
+    position_T = torch.arange(counts_BT.shape[1], device=counts_BT.device)
     nth_BT = counts_BT.cumsum(1)
     early_BT = counts_BT & (nth_BT <= (nth_BT[:, -1:] + 1) // 2)
-    cut_B1 = torch.where(early_BT, place_T + 1, 0).amax(1, keepdim=True)
-    behind_BT = (place_T >= cut_B1) & (cut_B1 > 0)
+    cut_B1 = torch.where(early_BT, position_T + 1, 0).amax(1, keepdim=True)
+    behind_BT = (position_T >= cut_B1) & (cut_B1 > 0)
     gradient_BT = _gradient(logits, embedded, early_BT)
     later = gradient_BT[behind_BT]
     allowed = float(gradient_BT[~behind_BT].amax())
     if not (math.isfinite(allowed) and allowed > 0 and bool(later.isfinite().all())):
         return _row(NOT_FINITE)
-    seen_B = ((gradient_BT > 0) & behind_BT).sum(1)
-    most = int(seen_B.argmax())
-    eps = max(torch.finfo(each.dtype).eps for each in (logits, embedded))
-    found = [0.0, allowed, float(later.amax()), float(seen_B[most]), float(behind_BT[most].sum())]
-    return [*found, *_over_documents(logits, embedded, counts_BT, positions), eps]
+    num_reached_B = ((gradient_BT > 0) & behind_BT).sum(1)
+    row = int(num_reached_B.argmax())
+    eps = max(torch.finfo(tensor.dtype).eps for tensor in (logits, embedded))
+    values = [0.0, allowed, float(later.amax()), float(num_reached_B[row]), float(behind_BT[row].sum())]
+    return [*values, *_over_documents(logits, embedded, counts_BT, positions), eps]
 
 
 def _over_documents(logits: Tensor, embedded: Tensor, counts_BT: Tensor, positions: Any) -> tuple[float, float]:

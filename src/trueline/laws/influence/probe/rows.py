@@ -1,4 +1,4 @@
-"""Whether what a model returns for some rows of its batch depends on other rows, or on padding.
+"""Measure how far what a model returns for some rows of its batch depends on other rows, or on padding.
 
 Letters: B rows, T positions, K leading dimensions that are looked at; of samples that are joined into one batch, as
 graphs are, N rows of all together, G samples.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,14 @@ _BORDERS = ("ptr", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "offsets")
 """Names of vectors [G + 1] of where each sample begins, and the last one ends."""
 
 
+class _Entry(NamedTuple):
+    """A module that reads the model's inputs: what it read first, what it returned, and the index of each cell."""
+
+    input: Tensor
+    output: Tensor
+    indices: Tensor
+
+
 class RowReader:
     """What one forward pass of ``module`` reads, what reads it first, and what it returns.
 
@@ -61,27 +69,27 @@ class RowReader:
 
     def at_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """A module without parts has returned: it is kept if gradients come to its output, and to nothing it read."""
-        read = [each for each in (*args, *kwargs.values()) if is_tensor(each)]
-        if not read or any(each.grad_fn is not None for each in read):
+        inputs = [tensor for tensor in (*args, *kwargs.values()) if is_tensor(tensor)]
+        if not inputs or any(tensor.grad_fn is not None for tensor in inputs):
             return
         first = output[0] if isinstance(output, tuple) and output else output
         if isinstance(first, Tensor) and first.requires_grad and len(self._entries) < MAX_ENTRIES:
-            self._entries.append((read[0], first))
+            self._entries.append((inputs[0], first))
             if isinstance(module, nn.Embedding) and module.padding_idx is not None:
                 self._pads.add(module.padding_idx)
-            if isinstance(module, nn.RNNBase) and read[0].dim() > 1:
-                self._recurrent.append((read[0], int(module.batch_first and read[0].dim() == 3)))
+            if isinstance(module, nn.RNNBase) and inputs[0].dim() > 1:
+                self._recurrent.append((inputs[0], int(module.batch_first and inputs[0].dim() == 3)))
 
     def at_output(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """The model has returned ``output`` of what it read."""
         self._inputs = _inputs_of(self._module, args, kwargs)
         self._sample_of = _sample_of(self._inputs)
         self._num_rows = _num_rows(self._inputs) if self._sample_of is None else len(self._sample_of)
-        found = {id(each): each for each in differentiable(output) if each.is_floating_point()}.values()
-        self.outputs = [each for each in found if self._has_rows(each, self._num_rows)]
+        tensors = {id(tensor): tensor for tensor in differentiable(output) if tensor.is_floating_point()}.values()
+        self.outputs = [tensor for tensor in tensors if self._has_rows(tensor, self._num_rows)]
         if not self.outputs and self._sample_of is None and self._samples != self._num_rows:
             behind = _rows_behind(self._inputs)
-            self.outputs = [each for each in found if each.dim() > 1 and self._has_rows(each, behind)]
+            self.outputs = [tensor for tensor in tensors if tensor.dim() > 1 and self._has_rows(tensor, behind)]
             if self.outputs:
                 self._num_rows, self._axis = behind, 1
 
@@ -90,57 +98,61 @@ class RowReader:
         once more.
         """
         doubt = 0 if usable else OWN_BACKWARD
-        placed = [(read, made, rows) for read, made in self._entries if (rows := self._rows_of(read, made)) is not None]
-        doubt = RECURRENT if any(self._varies(read, along) for read, along in self._recurrent) else doubt
-        doubt = doubt if placed else NO_ENTRY
+        entries = [_Entry(*pair, rows) for pair in self._entries if (rows := self._rows_of(*pair)) is not None]
+        doubt = RECURRENT if any(self._varies(entry_input, dim) for entry_input, dim in self._recurrent) else doubt
+        doubt = doubt if entries else NO_ENTRY
         doubt = doubt if self.outputs else NO_OUTPUT
         doubt = doubt if self._num_rows else NO_ROWS
-        found = RowInfluence(doubt) if doubt else self._measured(placed, in_order)
-        return list(astuple(replace(found, lost=float(self._loses()))))
+        influence = RowInfluence(doubt) if doubt else self._measured(entries, in_order)
+        return list(astuple(replace(influence, lost=float(self._loses()))))
 
     def _loses(self) -> bool:
-        """Whether a number of each row, [B] or [B, 1], is read by no first module, while one of these reads [B] or
-        [B, features], made of no input that is seen, that is the same for all rows, and no other can have read it.
+        """True if a number of each row, [B] or [B, 1], is read by no first module, while one of these reads [B] or
+        [B, features], made of no input that is seen, that is equal for all rows, and no other can have read it.
         """
         rows = self._num_rows if self._axis == 0 and self._sample_of is None else 0
         if rows < 2:
             return False
-        given = {x.untyped_storage().data_ptr() for _, x in self._inputs}
+        input_storages = {x.untyped_storage().data_ptr() for _, x in self._inputs}
         numbers = [x for name, x in self._inputs if tuple(x.shape) in ((rows,), (rows, 1)) and _tells(name, x)]
-        read = [read for read, _ in self._entries if read.dim() in (1, 2) and len(read) == rows]
-        directly = {each.untyped_storage().data_ptr() for each in read}
-        unread = [x for x in numbers if x.untyped_storage().data_ptr() not in directly]
-        made = [each for each in read if each.untyped_storage().data_ptr() not in given and bool((each != 0).any())]
-        alike = [each for each in made if bool((each == each[0]).all())]
-        return bool(alike) and len(made) - len(alike) < len(unread)
+        entry_inputs = [x for x, _ in self._entries if x.dim() in (1, 2) and len(x) == rows]
+        read_storages = {tensor.untyped_storage().data_ptr() for tensor in entry_inputs}
+        unread = [x for x in numbers if x.untyped_storage().data_ptr() not in read_storages]
+        computed = [
+            tensor
+            for tensor in entry_inputs
+            if tensor.untyped_storage().data_ptr() not in input_storages and bool((tensor != 0).any())
+        ]
+        constant = [tensor for tensor in computed if bool((tensor == tensor[0]).all())]
+        return bool(constant) and len(computed) - len(constant) < len(unread)
 
-    def _measured(self, placed: list[tuple[Tensor, Tensor, Tensor]], in_order: bool) -> RowInfluence:
+    def _measured(self, entries: list[_Entry], in_order: bool) -> RowInfluence:
         rows = self._num_rows
         sample_N = torch.arange(rows) if self._sample_of is None else self._sample_of.cpu()
         is_chosen_G = torch.zeros(int(sample_N.max()) + 1, dtype=torch.bool)
-        is_chosen_G[_chosen(len(is_chosen_G))] = True
+        is_chosen_G[_chosen_rows(len(is_chosen_G))] = True
         is_chosen_B = is_chosen_G[sample_N]
-        of = [is_chosen_B if len(each) == rows else is_chosen_G for each in self.outputs]
-        reached_B = _reached(self.outputs, of, placed, rows)
-        own, others_N = float(reached_B[is_chosen_B].amax()), reached_B[~is_chosen_B]
-        others = float(others_N.amax())
-        if not 0 < max(own, others) < math.inf:
+        masks = [is_chosen_B if len(output) == rows else is_chosen_G for output in self.outputs]
+        reached_B = _reached(self.outputs, masks, entries, rows)
+        own_gradient, others_N = float(reached_B[is_chosen_B].amax()), reached_B[~is_chosen_B]
+        other_gradient = float(others_N.amax())
+        if not 0 < max(own_gradient, other_gradient) < math.inf:
             return RowInfluence(NOT_FINITE)
-        if others > 0 and self._normalises():
+        if other_gradient > 0 and self._normalises():
             return RowInfluence(NORMALISED)
-        alone = all(rows not in (*x.shape[: self._axis], *x.shape[self._axis + 1 :]) for _, x in self._inputs)
-        known = self._samples == rows or in_order or self._axis == 1
+        is_only_axis = all(rows not in (*x.shape[: self._axis], *x.shape[self._axis + 1 :]) for _, x in self._inputs)
+        is_of_samples = self._samples == rows or in_order or self._axis == 1
         return RowInfluence(
             0,
-            float(self._sample_of is not None or (alone and known)),
-            own,
-            others,
+            float(self._sample_of is not None or (is_only_axis and is_of_samples)),
+            own_gradient,
+            other_gradient,
             float((others_N > 0).sum()),
             float(len(others_N)),
             convolved=float(
                 any(max(part.kernel_size) > 1 for part in self._module.modules() if isinstance(part, _ConvNd))
             ),
-            eps=max(torch.finfo(each.dtype).eps for each in (*self.outputs, *(made for _, made, _ in placed))),
+            eps=max(torch.finfo(output.dtype).eps for output in (*self.outputs, *(entry.output for entry in entries))),
             **self._padding(),
             **self._edges(),
         )
@@ -152,9 +164,9 @@ class RowReader:
         edges = [x for name, x in self._inputs if name == "edge_index" and x.dim() == 2 and len(x) == 2]
         if self._sample_of is None or len(edges) != 1 or not edges[0].numel() or int(edges[0].max()) >= self._num_rows:
             return {}
-        ends_2E = self._sample_of[edges[0].to(self._sample_of.device)]
-        within = ends_2E[0][ends_2E[0] == ends_2E[1]]
-        return {"samples": float(self._sample_of[-1]) + 1, "with_edges": float(len(within.unique()))}
+        sample_2E = self._sample_of[edges[0].to(self._sample_of.device)]
+        inner_samples = sample_2E[0][sample_2E[0] == sample_2E[1]]
+        return {"samples": float(self._sample_of[-1]) + 1, "with_edges": float(len(inner_samples.unique()))}
 
     def _padding(self) -> dict[str, float]:
         """Of ``RowInfluence``: largest gradient of outputs at positions that the mask keeps to such positions, and to
@@ -169,29 +181,31 @@ class RowReader:
             keeps_BT = self._indexed(ids)
         if keeps_BT is None or ids is None or ids.shape != keeps_BT.shape:
             return unknown
-        found = [(read, made, _places(read, made, ids, 2)) for read, made in self._entries]
-        placed = [(read, made, places) for read, made, places in found if places is not None]
+        located = [(pair, _flat_indices(*pair, ids, 2)) for pair in self._entries]
+        entries = [_Entry(*pair, indices) for pair, indices in located if indices is not None]
         outputs = [
-            each for each in self.outputs if each.dim() < 3 or (each.dim() == 3 and each.shape[1] == ids.shape[1])
+            output
+            for output in self.outputs
+            if output.dim() < 3 or (output.dim() == 3 and output.shape[1] == ids.shape[1])
         ]
         is_far_BT = nn.functional.max_pool1d(keeps_BT.float(), 3, 1, 1).cpu() == 0
-        if not placed or not outputs or not bool(is_far_BT.any()):
+        if not entries or not outputs or not bool(is_far_BT.any()):
             return unknown
         any_B = keeps_BT.any(1)
-        of = [keeps_BT if each.dim() > 1 and each.shape[1] == ids.shape[1] else any_B for each in outputs]
-        reached_BT = _reached(outputs, of, placed, ids.numel()).view(ids.shape)
-        kept, padding = float(reached_BT[keeps_BT.cpu()].amax()), float(reached_BT[is_far_BT].amax())
-        if not 0 < max(kept, padding) < math.inf:
+        masks = [keeps_BT if output.dim() > 1 and output.shape[1] == ids.shape[1] else any_B for output in outputs]
+        reached_BT = _reached(outputs, masks, entries, ids.numel()).view(ids.shape)
+        kept_gradient, padding_gradient = float(reached_BT[keeps_BT.cpu()].amax()), float(reached_BT[is_far_BT].amax())
+        if not 0 < max(kept_gradient, padding_gradient) < math.inf:
             return unknown
-        among = _among(outputs, keeps_BT, placed) if padding > 0 else math.nan
-        return {"kept": kept, "padding": padding, "among": among, "by_index": float(by_index)}
+        among = _among(outputs, keeps_BT, entries) if padding_gradient > 0 else math.nan
+        return {"kept": kept_gradient, "padding": padding_gradient, "among": among, "by_index": float(by_index)}
 
     def _indexed(self, ids: Tensor) -> Tensor | None:
         """Bool [B, T]: where ``ids`` are not what the embeddings that read the inputs take for padding."""
         return ids.detach() != next(iter(self._pads)) if len(self._pads) == 1 else None
 
     def _has_rows(self, output: Tensor, rows: int) -> bool:
-        """Whether it has so many, and is no table of rows against rows, as contrastive models return, be it of all
+        """True if it has so many, and is no table of rows against rows, as contrastive models return, be it of all
         ranks.
         """
         ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
@@ -203,74 +217,80 @@ class RowReader:
         # as many features as there are rows are no table: their width is that of a parameter
         return tuple(output.shape) not in tables or _is_as_wide_as_a_parameter(output)
 
-    def _rows_of(self, read: Tensor, made: Tensor) -> Tensor | None:
-        """The row of the inputs that each place of what a module made is of, as ``_places``."""
+    def _rows_of(self, source: Tensor, output: Tensor) -> Tensor | None:
+        """int64, as ``_flat_indices``: the row of the inputs that each cell of what a module returned is of."""
         rows, dims = self._num_rows, self._axis + 1
         for _, x in self._inputs:
             if x.dim() >= dims and x.shape[self._axis] == rows:
-                places = _places(read, made, x, dims)
-                if places is not None:
-                    return places % rows
-                alike = x.dim() > dims and read.shape[: x.dim()] == x.shape and made.shape[:dims] == x.shape[:dims]
-                if alike and rows not in (*x.shape[: self._axis], *x.shape[dims:]):
+                indices = _flat_indices(source, output, x, dims)
+                if indices is not None:
+                    return indices % rows
+                has_layout = (
+                    x.dim() > dims and source.shape[: x.dim()] == x.shape and output.shape[:dims] == x.shape[:dims]
+                )
+                if has_layout and rows not in (*x.shape[: self._axis], *x.shape[dims:]):
                     return torch.arange(rows).expand(x.shape[:dims])
         return None
 
-    def _varies(self, read: Tensor, along: int) -> bool:
-        """Whether places along this dimension of what a module read are of several rows."""
-        rows = self._rows_of(read, read)
-        return rows is not None and along < rows.dim() and bool((rows.diff(dim=along) != 0).any())
+    def _varies(self, entry_input: Tensor, dim: int) -> bool:
+        """True if cells along this dimension of what a module read are of several rows."""
+        rows = self._rows_of(entry_input, entry_input)
+        return rows is not None and dim < rows.dim() and bool((rows.diff(dim=dim) != 0).any())
 
     def _normalises(self) -> bool:
-        def of_batches(part: nn.Module) -> bool:
-            named = any("BatchNorm" in kind.__name__ or "BatchRenorm" in kind.__name__ for kind in type(part).__mro__)
+        def normalises_batches(part: nn.Module) -> bool:
+            is_named = any(
+                "BatchNorm" in kind.__name__ or "BatchRenorm" in kind.__name__ for kind in type(part).__mro__
+            )
             by_batch = isinstance(part, _BatchNorm) and part.running_mean is None
-            return named and (part.training or by_batch)
+            return is_named and (part.training or by_batch)
 
-        return any(map(of_batches, self._module.modules())) or any(
+        return any(map(normalises_batches, self._module.modules())) or any(
             "BatchNorm" in node.name() for node in nodes_below(self.outputs)
         )
 
 
-def _among(outputs: list[Tensor], keeps_BT: Tensor, placed: list[tuple[Tensor, Tensor, Tensor]]) -> float:
+def _among(outputs: list[Tensor], keeps_BT: Tensor, entries: list[_Entry]) -> float:
     """Largest gradient of outputs at every other position that is kept to those in between; NaN where no output has
     positions.
     """
-    placewise = [each for each in outputs if each.dim() > 1 and each.shape[1] == keeps_BT.shape[1]]
-    if not placewise:
+    with_positions = [output for output in outputs if output.dim() > 1 and output.shape[1] == keeps_BT.shape[1]]
+    if not with_positions:
         return math.nan
-    is_asked_BT = keeps_BT & (torch.arange(keeps_BT.shape[1], device=keeps_BT.device) % 2 == 0)
-    reached_BT = _reached(placewise, [is_asked_BT] * len(placewise), placed, keeps_BT.numel()).view(keeps_BT.shape)
-    between = reached_BT[(keeps_BT & ~is_asked_BT).cpu()]
-    return float(between.amax()) if len(between) else math.nan
+    is_even_BT = keeps_BT & (torch.arange(keeps_BT.shape[1], device=keeps_BT.device) % 2 == 0)
+    reached_BT = _reached(with_positions, [is_even_BT] * len(with_positions), entries, keeps_BT.numel()).view(
+        keeps_BT.shape
+    )
+    gradients = reached_BT[(keeps_BT & ~is_even_BT).cpu()]
+    return float(gradients.amax()) if len(gradients) else math.nan
 
 
 def _tells(name: str, x: Tensor) -> bool:
-    """Whether it is a condition of samples, and differs between them."""
-    beside = any(word in name.lower() for word in BESIDE)
-    return not beside and x.dtype != torch.bool and bool((x != x[0]).any())
+    """True for a condition of samples that differs between them."""
+    is_secondary = any(word in name.lower() for word in BESIDE)
+    return not is_secondary and x.dtype != torch.bool and bool((x != x[0]).any())
 
 
 def _is_as_wide_as_a_parameter(output: Tensor) -> bool:
-    """Whether the width of ``output`` comes from a parameter, as of a linear layer, along each way that it was made;
+    """True if the width of ``output`` comes from a parameter, as of a linear layer, along each way that it was made;
     not where two tensors that both depend on data make it, as in a table of pairs.
     """
-    ahead: list[Any] = [output.grad_fn]
-    seen = set[Any]()
-    while ahead:
-        node: Any = ahead.pop()
-        if node in seen:
+    pending: list[Any] = [output.grad_fn]
+    visited = set[Any]()
+    while pending:
+        node: Any = pending.pop()
+        if node in visited:
             continue
-        seen.add(node)
-        below = [next_node for next_node, _ in node.next_functions if next_node is not None]
-        parameters = [leaf for each in below if (leaf := _leaf_of(each)) is not None]
+        visited.add(node)
+        parents = [next_node for next_node, _ in node.next_functions if next_node is not None]
+        parameters = [leaf for parent in parents if (leaf := _leaf_of(parent)) is not None]
         features = {*_shape_of(node)[1:]}  # of this operation: the output may be a part of what it made
         if any(features.intersection(leaf.shape) for leaf in parameters):
             continue
-        data = [each for each in below if _leaf_of(each) is None]
+        data = [parent for parent in parents if _leaf_of(parent) is None]
         if not data or (len(data) > 1 and "Cat" not in node.name() and len({*map(_shape_of, (node, *data))}) > 1):
             return False
-        ahead += data
+        pending += data
     return True
 
 
@@ -283,11 +303,11 @@ def _leaf_of(node: Any) -> Tensor | None:
 
 def _shape_of(node: Any) -> tuple[int, ...]:
     """Of what the operation of ``node`` returned first."""
-    made = getattr(node, "_input_metadata", ())
-    return tuple(made[0].shape) if made else ()
+    metadata = getattr(node, "_input_metadata", ())
+    return tuple(metadata[0].shape) if metadata else ()
 
 
-def _chosen(rows: int) -> slice:
+def _chosen_rows(rows: int) -> slice:
     """An odd number of rows, near half of them and without the first: an order that is reversed, or exchanged in pairs,
     and attention to earlier rows all cross its border.
     """
@@ -298,10 +318,10 @@ def _chosen(rows: int) -> slice:
 def _inputs_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
     """The tensors that a forward pass reads with the names of its arguments; none where there may be more."""
     walk = Walk()
-    found = [
+    tensors = [
         pair for name, value in named_arguments(module, args, kwargs).items() for pair in walk.tensors(name, value)
     ]
-    return found if walk.is_complete else []
+    return tensors if walk.is_complete else []
 
 
 def _num_rows(inputs: list[tuple[str, Tensor]]) -> int:
@@ -326,74 +346,74 @@ def _sample_of(inputs: list[tuple[str, Tensor]]) -> Tensor | None:
     """int64 [N]: the sample of each row of a joined batch, where the job hands a vector that says so; None without, or
     where something else has as many rows, as edges may.
     """
-    found: list[Tensor] = []
+    candidates: list[Tensor] = []
     for name, x in inputs:
         if x.dim() != 1 or x.is_floating_point() or x.dtype == torch.bool or len(x) < 2 or bool((x.diff() < 0).any()):
             continue
         if name in _SAMPLE_OF and int(x[0]) == 0:
-            found.append(x.long())
+            candidates.append(x.long())
         elif name in _BORDERS and int(x[0]) == 0:
-            found.append(torch.arange(len(x) - 1, device=x.device).repeat_interleave(x.long().diff()))
-    if not found or any(len(each) != len(found[0]) for each in found):
+            candidates.append(torch.arange(len(x) - 1, device=x.device).repeat_interleave(x.long().diff()))
+    if not candidates or any(len(candidate) != len(candidates[0]) for candidate in candidates):
         return None
-    num_rows = len(found[0])
+    num_rows = len(candidates[0])
     is_read = any(x.dim() and len(x) == num_rows and name not in _SAMPLE_OF for name, x in inputs)
     is_of_edges = any(x.dim() == 2 and tuple(x.shape) == (2, num_rows) for _, x in inputs)
-    return found[0] if is_read and not is_of_edges and 0 < int(found[0][-1]) < num_rows - 1 else None
+    return candidates[0] if is_read and not is_of_edges and 0 < int(candidates[0][-1]) < num_rows - 1 else None
 
 
 def _keeps(inputs: Iterable[tuple[str, Tensor]]) -> Tensor | None:
     """Bool [B, T]: the positions that the only such mask keeps."""
-    found: list[Tensor] = []
+    masks: list[Tensor] = []
     for name, x in inputs:
         if x.dim() == 2 and name == "attention_mask":
-            found.append(x != 0)
+            masks.append(x != 0)
         elif x.dim() == 2 and name.endswith("padding_mask") and x.dtype == torch.bool:
-            found.append(~x)
-    return found[0].detach() if len(found) == 1 else None
+            masks.append(~x)
+    return masks[0].detach() if len(masks) == 1 else None
 
 
-def _places(read: Tensor, made: Tensor, x: Tensor, dims: int) -> Tensor | None:
-    """int64 [K dimensions of ``made``]: the place in the first ``dims`` dimensions of ``x``, in their order, that each
-    place of ``made`` is of; None where ``read`` is no view of ``x``, or mixes places.
+def _flat_indices(source: Tensor, output: Tensor, x: Tensor, dims: int) -> Tensor | None:
+    """int64 [K dimensions of ``output``]: the flat index into the first ``dims`` dimensions of ``x`` that each of
+    its cells is of; None where ``source`` is no view of ``x``, or mixes indices.
 
-    ``made`` is taken to keep as many leading dimensions of ``read`` as are needed to tell them apart.
+    ``output`` is taken to keep as many leading dimensions of ``source`` as are needed to tell them apart.
     """
-    same = read.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() and read.dtype == x.dtype
+    is_view = source.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() and source.dtype == x.dtype
     unit = x.stride(dims - 1)
-    within = sum((size - 1) * stride for size, stride in zip(x.shape[dims:], x.stride()[dims:], strict=True))
-    dense = all(x.stride(dim) == x.shape[dim + 1] * x.stride(dim + 1) for dim in range(dims - 1))
-    if not same or not dense or within >= unit:
+    row_extent = sum((size - 1) * stride for size, stride in zip(x.shape[dims:], x.stride()[dims:], strict=True))
+    is_dense = all(x.stride(dim) == x.shape[dim + 1] * x.stride(dim + 1) for dim in range(dims - 1))
+    if not is_view or not is_dense or row_extent >= unit:
         return None
-    at = torch.tensor(read.storage_offset() - x.storage_offset())
-    for dim in range(min(read.dim(), made.dim()) + 1):
-        rest = sum((size - 1) * stride for size, stride in zip(read.shape[dim:], read.stride()[dim:], strict=True))
-        if dim and bool((at // unit == (at + rest) // unit).all()):
-            places = at // unit
-            inside = bool((places >= 0).all()) and bool((places < math.prod(x.shape[:dims])).all())
-            return places if inside else None
-        if dim == min(read.dim(), made.dim()) or made.shape[dim] != read.shape[dim]:
+    at = torch.tensor(source.storage_offset() - x.storage_offset())
+    for dim in range(min(source.dim(), output.dim()) + 1):
+        extent = sum(
+            (size - 1) * stride for size, stride in zip(source.shape[dim:], source.stride()[dim:], strict=True)
+        )
+        if dim and bool((at // unit == (at + extent) // unit).all()):
+            indices = at // unit
+            is_inside = bool((indices >= 0).all()) and bool((indices < math.prod(x.shape[:dims])).all())
+            return indices if is_inside else None
+        if dim == min(source.dim(), output.dim()) or output.shape[dim] != source.shape[dim]:
             return None
-        at = at[..., None] + torch.arange(read.shape[dim]) * read.stride(dim)
+        at = at[..., None] + torch.arange(source.shape[dim]) * source.stride(dim)
     return None
 
 
-def _reached(
-    outputs: list[Tensor], of: list[Tensor], placed: list[tuple[Tensor, Tensor, Tensor]], num_places: int
-) -> Tensor:
-    """float64 [num_places]: the largest magnitude of the gradient of a fixed weighted sum over these rows, or places,
-    of outputs with respect to what was made of each place of the input.
+def _reached(outputs: list[Tensor], masks: list[Tensor], entries: list[_Entry], size: int) -> Tensor:
+    """float64 [size]: the largest magnitude of the gradient of a fixed weighted sum over the cells of outputs in
+    ``masks``, with respect to what the first modules returned for each index of the input.
     """
     weights: list[Tensor] = []
-    for output, is_of in zip(outputs, of, strict=True):
+    for output, is_of in zip(outputs, masks, strict=True):
         row = torch.arange(math.prod(output.shape[1:]), device=output.device).cos().to(output.dtype)
         shape = (*is_of.shape, *[1] * (output.dim() - is_of.dim()))
         weights.append(row.view(output.shape[1:]) * is_of.to(output.device).view(shape))
-    made = [each for _, each, _ in placed]
-    gradients = gradients_of(outputs, made, weights)
-    reached = torch.zeros(num_places, dtype=torch.float64)
-    for gradient, (_, _, places) in zip(gradients, placed, strict=True):
+    gradients = gradients_of(outputs, [entry.output for entry in entries], weights)
+    reached = torch.zeros(size, dtype=torch.float64)
+    for gradient, entry in zip(gradients, entries, strict=True):
         if gradient is not None:
-            most = gradient.detach().abs().flatten(places.dim()).amax(-1) if gradient.dim() > places.dim() else gradient
-            reached.scatter_reduce_(0, places.flatten(), most.detach().abs().flatten().double().cpu(), "amax")
+            num_dims = entry.indices.dim()
+            largest = gradient.detach().abs().flatten(num_dims).amax(-1) if gradient.dim() > num_dims else gradient
+            reached.scatter_reduce_(0, entry.indices.flatten(), largest.detach().abs().flatten().double().cpu(), "amax")
     return reached
