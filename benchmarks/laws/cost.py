@@ -14,7 +14,7 @@ import torch
 from benchmarks.page import table
 
 from trueline.capture.probes.around_update.sampling import EVERY
-from trueline.capture.probes.around_update.update_slices import UpdateSample, places_of
+from trueline.capture.probes.around_update.update_slices import UpdateSample, sample_slices
 
 SIZES = {"150 tensors, 9.8M parameters": (150, 65_536), "600 tensors, 39M parameters": (600, 65_536)}
 TURNS = 40
@@ -42,7 +42,7 @@ def _row(tensors: int, numel: int) -> list[str]:
     for turn in range(TURNS):
         steps.append(_cpu(optimizer.step))
         begin = time.process_time()
-        places, first = places_of(optimizer, layout, first=first, random=random.Random(turn))
+        places, first = sample_slices(optimizer, layout, first=first, random=random.Random(turn))
         sample = UpdateSample(optimizer, layout, places)
         sample.before()
         between = time.process_time()

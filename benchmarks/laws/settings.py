@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.capture.probes.around_update.update_slices import Place, UpdateSample
+from trueline.capture.probes.around_update.update_slices import ParamSlice, UpdateSample
 from trueline.judge.series.sampled_updates import slices_of
 from trueline.laws.optimizer.judgement import JudgedUpdate, judge_update
 
@@ -90,7 +90,7 @@ def train(
         grad = (param.detach().float() - goal) * 0.1 + noise
         grad = grad * (SPIKE if step == SPIKE_AT else 1.0)
         param.grad = (grad * min(1.0, MAX_NORM / float(grad.norm()))).to(setting.dtype)
-        sample = UpdateSample(optimizer, _NO_LAYOUT, [Place(param, "w", 0, 0, 0, numel, None, param.shape)])
+        sample = UpdateSample(optimizer, _NO_LAYOUT, [ParamSlice(param, "w", 0, 0, 0, numel, None, param.shape)])
         sample.before()
         held = {"param": param.detach().clone(), **{k: v.clone() for k, v in optimizer.state.get(param, {}).items()}}
         optimizer.step()

@@ -1,4 +1,4 @@
-"""Whether gradients stay as they are between the backward passes that one update adds up.
+"""Find gradients that are changed between the backward passes that one update adds up.
 
 K elements of one slice.
 """
@@ -20,7 +20,7 @@ from trueline.capture.adapters.base import Guard
 from trueline.capture.model import patches
 from trueline.capture.model.untraced import in_backward
 from trueline.capture.probes.around_update.sampling import NowAndThen, Waiting
-from trueline.capture.probes.around_update.update_slices import NUM_SLICES, Gathered, Place, place_in
+from trueline.capture.probes.around_update.update_slices import NUM_SLICES, Gathered, ParamSlice, slice_in
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.parts import ProbeParts
 
@@ -34,17 +34,17 @@ Array = NDArray[np.float64]
 
 
 @dataclass(eq=False)
-class _Sample:
-    """Gradients at ``places`` as each of some backward passes ``left`` them, as the next one ``found`` them, and as the
-    update ``used`` them. ``judged`` are the places of what that update is of.
+class _GapSample:
+    """Gradients at ``slices`` after some backward passes, before the next ones, and as the update uses them. ``judged``
+    are the numbers of slices that this update is of.
     """
 
     positions: Sequence[int]
-    places: Sequence[Place]
+    slices: Sequence[ParamSlice]
     units: Sequence[float]
-    left: list[Gathered]
-    found: list[Gathered]
-    used: Gathered
+    after_passes: list[Gathered]
+    before_passes: list[Gathered]
+    at_update: Gathered
     judged: frozenset[int]
 
 
@@ -60,7 +60,7 @@ class BetweenPassesProbe:
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._times = NowAndThen()
-        self._waiting = Waiting[_Sample]()
+        self._waiting = Waiting[_GapSample]()
         self._has_several = True
         self._num_passes = 0
         self._switch = patches.Switch()
@@ -85,24 +85,30 @@ class BetweenPassesProbe:
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
         """Copies of the elements, of a step with more than one backward pass."""
-        places, left, found = self._places, self._left, self._found[: len(self._left) - 1]
-        used = self._look() if found else Gathered()
+        slices, after_passes = self._slices, self._after_passes
+        before_passes = self._before_passes[: len(after_passes) - 1]
+        at_update = self._look() if before_passes else Gathered()
         self._forget(None)
-        if not found or not step.gradients_known:
+        if not before_passes or not step.gradients_known:
             return {}
-        of = step.optimizer
-        held = {id(param) for group in of.param_groups for param in group["params"]} if of else set[int]()
-        mine = frozenset(number for number, place in enumerate(places) if id(place.param) in held)
-        positions = [step.layout.index_of.get(id(place.param), -1) for place in places]
+        groups = step.optimizer.param_groups if step.optimizer else []
+        held_ids = {id(param) for group in groups for param in group["params"]}
+        held_slices = frozenset(
+            number for number, param_slice in enumerate(slices) if id(param_slice.param) in held_ids
+        )
+        positions = [step.layout.index_of.get(id(param_slice.param), -1) for param_slice in slices]
         units = [
-            torch.finfo(place.param.grad.dtype).eps / 2 if place.param.grad is not None else 0.0 for place in places
+            torch.finfo(param_slice.param.grad.dtype).eps / 2 if param_slice.param.grad is not None else 0.0
+            for param_slice in slices
         ]
-        judged = mine or frozenset(range(len(places)))
-        self._waiting.put(step.number, _Sample(positions, places, units, left, found, used, judged))
-        tensors = used.hand_over("between_used")
-        for number, look in enumerate(left):
+        judged = held_slices or frozenset(range(len(slices)))
+        self._waiting.put(
+            step.number, _GapSample(positions, slices, units, after_passes, before_passes, at_update, judged)
+        )
+        tensors = at_update.hand_over("between_used")
+        for number, look in enumerate(after_passes):
             tensors |= look.hand_over(f"between_left_{number}")
-        for number, look in enumerate(found):
+        for number, look in enumerate(before_passes):
             tensors |= look.hand_over(f"between_found_{number}")
         return tensors
 
@@ -111,49 +117,54 @@ class BetweenPassesProbe:
         sample = self._waiting.take(step.number)
         if sample is None:
             return {}
-        left, found = ([_values(look, host) for look in looks] for looks in (sample.left, sample.found))
-        used = _values(sample.used, host)
-        rows: list[float] = [float(len(found))]
-        for gap in range(len(found)):
-            for number, factor, shrinks in _changed(left, found, used, gap, sample):
+        after_passes = [_values(look, host) for look in sample.after_passes]
+        before_passes = [_values(look, host) for look in sample.before_passes]
+        at_update = _values(sample.at_update, host)
+        rows: list[float] = [float(len(before_passes))]
+        for gap in range(len(before_passes)):
+            for number, factor, shrinks in _changed(after_passes, before_passes, at_update, gap, sample):
                 rows += [float(sample.positions[number]), float(gap), factor, float(shrinks)]
         return {"changed_between": rows}
 
     def _forget(self, step: Step | None) -> None:
         self._step = step
         self._switch.set(step is not None)
-        self._places: list[Place] = []
-        self._left: list[Gathered] = []
-        self._found: list[Gathered] = []
+        self._slices: list[ParamSlice] = []
+        self._after_passes: list[Gathered] = []
+        self._before_passes: list[Gathered] = []
 
     def _after_backward(self, *args: Any, **kwargs: Any) -> None:
         step = self._step
         if step is None or in_backward():
             return
         self._num_passes += 1
-        if not self._has_several or len(self._left) > MAX_GAPS:
+        if not self._has_several or len(self._after_passes) > MAX_GAPS:
             return
         with self._guard(self.name), torch.no_grad():
-            if not self._left:
+            if not self._after_passes:
                 chance = random.Random(step.number)
-                graded = [param for param in step.layout.params if param.grad is not None]
-                some = chance.sample(graded, min(NUM_SLICES, len(graded)))
-                self._places = [place for param in some if (place := place_in(param, step.layout, chance)) is not None]
-            if self._places and len(self._left) == len(self._found):
-                self._left.append(self._look())
+                params = [param for param in step.layout.params if param.grad is not None]
+                chosen_params = chance.sample(params, min(NUM_SLICES, len(params)))
+                self._slices = [
+                    param_slice
+                    for param in chosen_params
+                    if (param_slice := slice_in(param, step.layout, chance)) is not None
+                ]
+            if self._slices and len(self._after_passes) == len(self._before_passes):
+                self._after_passes.append(self._look())
 
     def _before_backward(self, *args: Any, **kwargs: Any) -> None:
-        if len(self._found) == len(self._left) or len(self._found) == MAX_GAPS or in_backward():
+        if len(self._before_passes) == len(self._after_passes) or len(self._before_passes) == MAX_GAPS or in_backward():
             return
         with self._guard(self.name), torch.no_grad():
-            self._found.append(self._look())
+            self._before_passes.append(self._look())
 
     def _look(self) -> Gathered:
         """The gradients as they are; nothing of one that is not there."""
         look = Gathered()
-        for place in self._places:
-            view = None if place.param.grad is None else place.of(place.param.grad)
-            look.add(place.param.detach().new_zeros(0) if view is None else view)
+        for param_slice in self._slices:
+            view = None if param_slice.param.grad is None else param_slice.view(param_slice.param.grad)
+            look.add(param_slice.param.detach().new_zeros(0) if view is None else view)
         look.copy()
         return look
 
@@ -163,27 +174,40 @@ def _values(look: Gathered, host: Mapping[str, Tensor]) -> list[Array]:
 
 
 def _changed(
-    left: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]], used: Sequence[Array], gap: int, of: _Sample
+    after_passes: Sequence[Sequence[Array]],
+    before_passes: Sequence[Sequence[Array]],
+    at_update: Sequence[Array],
+    gap: int,
+    sample: _GapSample,
 ) -> Iterator[tuple[int, float, bool]]:
-    """Of each place that was changed after the pass of this number and before the next, which added to it: by what one
+    """Of each slice that was changed after the pass of this number and before the next, which added to it: by what one
     factor (NaN: by none), and whether no element grew or changed its sign. Gradients that were all cleared begin anew,
     and those that an earlier pass had left were put back: neither is a change. Nor are elements that are zero at the
     update too, which code keeps from training.
     """
-    there = [n for n in sorted(of.judged) if left[gap][n].shape == found[gap][n].shape and left[gap][n].any()]
-    if not any(found[gap][n].any() for n in there):
+    numbers = [
+        n
+        for n in sorted(sample.judged)
+        if after_passes[gap][n].shape == before_passes[gap][n].shape and after_passes[gap][n].any()
+    ]
+    if not any(before_passes[gap][n].any() for n in numbers):
         return
-    for n in there:
-        old, new, then, last = left[gap][n], found[gap][n], left[gap + 1][n], used[n]
-        if new.shape != then.shape or new.shape != last.shape:
+    for n in numbers:
+        old, new = after_passes[gap][n], before_passes[gap][n]
+        next_values, final = after_passes[gap + 1][n], at_update[n]
+        if new.shape != next_values.shape or new.shape != final.shape:
             continue
-        counts = np.isfinite(old) & np.isfinite(new) & ~((new == 0) & (last == 0))
-        same = (np.array_equal(new[counts], each[n][counts]) for each in left[: gap + 1] if each[n].shape == new.shape)
-        if not counts.any() or np.array_equal(new, then) or any(same):
+        counts = np.isfinite(old) & np.isfinite(new) & ~((new == 0) & (final == 0))
+        unchanged = (
+            np.array_equal(new[counts], arrays[n][counts])
+            for arrays in after_passes[: gap + 1]
+            if arrays[n].shape == new.shape
+        )
+        if not counts.any() or np.array_equal(new, next_values) or any(unchanged):
             continue
         old, new = old[counts], new[counts]
         shrinks = bool(np.all((old * new >= 0) & (np.abs(new) <= np.abs(old))))
-        yield n, _factor(old, new, of.units[n]), shrinks
+        yield n, _factor(old, new, sample.units[n]), shrinks
 
 
 def _factor(old_K: Array, new_K: Array, unit: float) -> float:

@@ -25,66 +25,73 @@ from trueline.capture.model import patches
 from trueline.capture.model.layout import Layout, clean_name, unwrap
 from trueline.capture.model.object_table import ObjectTable
 from trueline.capture.probes.around_update.sampling import NowAndThen, Waiting
-from trueline.capture.probes.around_update.update_slices import Gathered, Place, place_at
+from trueline.capture.probes.around_update.update_slices import Gathered, ParamSlice, slice_at
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.parts import ProbeParts
 
-NUM_PLACES = 8
-"""Tensors a sample, in rotation, with contiguous elements of each: the same ones on all ranks."""
+NUM_SLICES = 8
+"""Tensors a sample, in rotation, with contiguous elements of each: equal ones on all ranks."""
 
 MAX_SAMPLES = 4
 """Samples of a step that are kept: of declared averages, and of calls."""
 
-MAX_FOUND = 4
+MAX_COPIES = 4
 """Copies of the model that are looked at without being declared."""
 
-SEARCHED_AT = 2
+SEARCH_AGE = 2
 """Watched steps after which copies are sought, once: what is averaged by hand is made before the loop."""
 
-Held = Callable[[], Any]
-"""What is held under a name now."""
+TensorGetter = Callable[[], Any]
+"""Returns the tensor that is held under a name now."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Pair:
+class _AveragedPair:
     """An average and what it follows, of one name."""
 
     name: str
-    average: Held
-    model: Held
+    average: TensorGetter
+    model: TensorGetter
     is_buffer: bool
 
 
-class _Sample:
+class _AverageSample:
     """Elements of pairs of one average, copied at several moments. ``facts`` are ready for JSON."""
 
-    def __init__(self, facts: dict[str, Any], pairs: Sequence[_Pair], step: Step, held: frozenset[int]) -> None:
+    def __init__(
+        self, facts: dict[str, Any], pairs: Sequence[_AveragedPair], step: Step, trained_ids: frozenset[int]
+    ) -> None:
         chance = random.Random(step.number)
-        first = step.number * NUM_PLACES % max(len(pairs), 1)
-        self._places: list[tuple[Place, _Pair]] = []
+        first = step.number * NUM_SLICES % max(len(pairs), 1)
+        self._slices: list[tuple[ParamSlice, _AveragedPair]] = []
         slices: list[list[Any]] = []
-        for pair in [*pairs[first:], *pairs[:first]][:NUM_PLACES]:
+        for pair in [*pairs[first:], *pairs[:first]][:NUM_SLICES]:
             average, model = pair.average(), pair.model()
-            place = place_at(pair.name, model, chance) if isinstance(model, Tensor) else None
-            view = place.of(average) if place is not None and isinstance(average, Tensor) else None
-            own = None if place is None else place.of(model)
-            if place is None or view is None or own is None:
+            param_slice = slice_at(pair.name, model, chance) if isinstance(model, Tensor) else None
+            view = param_slice.view(average) if param_slice is not None and isinstance(average, Tensor) else None
+            model_view = None if param_slice is None else param_slice.view(model)
+            if param_slice is None or view is None or model_view is None:
                 continue
-            self._places.append((place, pair))
-            kinds = [pair.is_buffer, model.requires_grad, id(average) in held, view.data_ptr() == own.data_ptr()]
-            slices.append([pair.name, place.num, _dtype(view), _dtype(own), *kinds])
+            self._slices.append((param_slice, pair))
+            flags = [
+                pair.is_buffer,
+                model.requires_grad,
+                id(average) in trained_ids,
+                view.data_ptr() == model_view.data_ptr(),
+            ]
+            slices.append([pair.name, param_slice.num, _dtype(view), _dtype(model_view), *flags])
         self.facts = facts | {"slices": slices}
         self._stamps: list[Gathered] = []
-        self.whole = bool(slices)
+        self.is_whole = bool(slices)
 
     def stamp(self) -> None:
         """Copy the elements as they are now."""
         gathered = Gathered()
-        for place, pair in self._places:
-            for held in (pair.average(), pair.model()):
-                view = place.of(held) if isinstance(held, Tensor) else None
-                if view is None or view.shape[0] != place.num:
-                    self.whole = False
+        for param_slice, pair in self._slices:
+            for tensor in (pair.average(), pair.model()):
+                view = param_slice.view(tensor) if isinstance(tensor, Tensor) else None
+                if view is None or view.shape[0] != param_slice.num:
+                    self.is_whole = False
                     return
                 gathered.add(view)
         gathered.copy()
@@ -92,15 +99,15 @@ class _Sample:
 
     def hand_over(self, name: str) -> dict[str, Tensor]:
         """The copies by names that begin with ``name``, to be brought to the host."""
-        self._places = []
-        found: dict[str, Tensor] = {}
-        for at, stamp in enumerate(self._stamps):
-            found |= stamp.hand_over(f"{name}_{at}")
-        return found
+        self._slices = []
+        copies: dict[str, Tensor] = {}
+        for number, stamp in enumerate(self._stamps):
+            copies |= stamp.hand_over(f"{name}_{number}")
+        return copies
 
     def values(self, host: Mapping[str, Tensor]) -> list[Tensor]:
         """At each moment, of each pair the elements of the average and of the model."""
-        return [each for stamp in self._stamps for each in stamp.values(host)]
+        return [values for stamp in self._stamps for values in stamp.values(host)]
 
 
 class AverageProbe:
@@ -116,11 +123,11 @@ class AverageProbe:
 
     def __init__(self, guard: Guard, model: nn.Module, averages: Sequence[Average]) -> None:
         self._guard, self._model, self._declared = guard, model, averages
-        self._found: list[weakref.ref[nn.Module]] | None = None
+        self._copies: list[weakref.ref[nn.Module]] | None = None
         self._times = NowAndThen()
         self._times_of = ObjectTable[AveragedModel, NowAndThen]()
-        self._pairs = ObjectTable[Any, tuple[Any, list[_Pair]]]()
-        self._waiting = Waiting[list[_Sample]]()
+        self._pairs = ObjectTable[Any, tuple[Any, list[_AveragedPair]]]()
+        self._waiting = Waiting[list[_AverageSample]]()
         self._forget()
         patches.average.add(self._before_call)
         patches.average.add(self._after_call, after=True)
@@ -136,29 +143,29 @@ class AverageProbe:
         if not step.watched:
             self._forget()
             return False
-        self._step, self._open, self._seen = step, None, set()
-        if self._found is None and step.sampled and step.age >= SEARCHED_AT:
-            self._found = [weakref.ref(each) for each in copies_of(self._model, self._declared)]
-        self._due = bool(self._declared or self._found) and step.sampled and self._times.due(step)
-        return self._due or bool(self._windows or self._called)
+        self._step, self._open, self._called_keys = step, None, set()
+        if self._copies is None and step.sampled and step.age >= SEARCH_AGE:
+            self._copies = [weakref.ref(copy) for copy in model_copies(self._model, self._declared)]
+        self._due = bool(self._declared or self._copies) and step.sampled and self._times.due(step)
+        return self._due or bool(self._windows or self._call_samples)
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
-        """What averages did since the update before, just before the next one."""
-        windows = self._windows if self._begun == step.number - (moment == "update") else []
+        """Copies of the elements since the update before, just before the next one."""
+        windows = self._windows if self._begun_at == step.number - (moment == "update") else []
         for sample in windows:
             sample.stamp()
         if moment == "updated":
             return {}
-        done = [sample for sample in [*windows, *self._called] if sample.whole][:MAX_SAMPLES]
-        self._windows, self._called = [], []
+        samples = [sample for sample in [*windows, *self._call_samples] if sample.is_whole][:MAX_SAMPLES]
+        self._windows, self._call_samples = [], []
         if self._due:
             self._begin_windows(step)
-        if not done:
+        if not samples:
             return {}
-        self._waiting.put(step.number, done)
+        self._waiting.put(step.number, samples)
         return {
             name: copy
-            for number, sample in enumerate(done)
+            for number, sample in enumerate(samples)
             for name, copy in sample.hand_over(f"average_{number}").items()
         }
 
@@ -167,7 +174,7 @@ class AverageProbe:
         samples = self._waiting.take(step.number)
         if samples is None:
             return {}
-        values = [each for sample in samples for each in sample.values(host)]
+        values = [tensor for sample in samples for tensor in sample.values(host)]
         return {
             "average_facts": json.dumps([sample.facts for sample in samples]),
             "average_values": torch.cat(values).tolist(),
@@ -176,31 +183,31 @@ class AverageProbe:
     def _forget(self) -> None:
         self._step: Step | None = None
         self._due = False
-        self._windows: list[_Sample] = []
-        self._begun = -1
-        self._called: list[_Sample] = []
-        self._seen: set[str] = set()
-        self._open: _Sample | None = None
+        self._windows: list[_AverageSample] = []
+        self._begun_at = -1
+        self._call_samples: list[_AverageSample] = []
+        self._called_keys: set[str] = set()
+        self._open: _AverageSample | None = None
 
     def _begin_windows(self, step: Step) -> None:
         groups = [] if step.optimizer is None else step.optimizer.param_groups
-        held = frozenset(id(param) for group in groups for param in group["params"])
-        found = [Average(each) for each in (ref() for ref in self._found or ()) if each is not None]
-        for at, each in enumerate([*self._declared, *found]):
+        trained_ids = frozenset(id(param) for group in groups for param in group["params"])
+        copies = [Average(average) for average in (ref() for ref in self._copies or ()) if average is not None]
+        for number, average in enumerate([*self._declared, *copies]):
             facts = {
-                "key": f"averages[{at}]",
-                "name": each.name,
+                "key": f"averages[{number}]",
+                "name": average.name,
                 "step": step.number,
                 "moments": ["update", "updated", "update"],
-                "decay": each.decay,
+                "decay": average.decay,
                 "custom": False,
-                "found": each in found,
+                "found": average in copies,
             }
-            pairs = self._pairs_of(step.layout, each.average, each.model or self._model)
-            sample = _Sample(facts, pairs, step, held)
+            pairs = self._pairs_of(step.layout, average.average, average.model or self._model)
+            sample = _AverageSample(facts, pairs, step, trained_ids)
             sample.stamp()
             self._windows.append(sample)
-        self._begun = step.number
+        self._begun_at = step.number
 
     def _before_call(self, average: AveragedModel, model: Any, *args: Any, **kwargs: Any) -> None:
         step, self._open = self._step, None
@@ -209,9 +216,9 @@ class AverageProbe:
         key = f"AveragedModel {_number_of(average)}"
         times = self._times_of.get(average) or NowAndThen()
         self._times_of.set(average, times)
-        if key in self._seen or not times.due(step):
+        if key in self._called_keys or not times.due(step):
             return
-        self._seen.add(key)
+        self._called_keys.add(key)
         with self._guard(self.name), torch.no_grad():
             facts = {
                 "key": key,
@@ -221,7 +228,7 @@ class AverageProbe:
                 "decay": None,
                 "custom": _is_custom(average),
             }
-            self._open = _Sample(facts, self._pairs_of(step.layout, average, model), step, frozenset())
+            self._open = _AverageSample(facts, self._pairs_of(step.layout, average, model), step, frozenset())
             self._open.stamp()
 
     def _after_call(self, *args: Any, **kwargs: Any) -> None:
@@ -229,105 +236,106 @@ class AverageProbe:
         if sample is not None:
             with self._guard(self.name), torch.no_grad():
                 sample.stamp()
-                self._called.append(sample)
+                self._call_samples.append(sample)
 
     def _is_ours(self, step: Step, model: nn.Module) -> bool:
         return unwrap(model) is unwrap(self._model) or any(
-            id(each) in step.layout.index_of for each in model.parameters()
+            id(param) in step.layout.index_of for param in model.parameters()
         )
 
-    def _pairs_of(self, layout: Layout, average: Any, model: nn.Module) -> list[_Pair]:
+    def _pairs_of(self, layout: Layout, average: Any, model: nn.Module) -> list[_AveragedPair]:
         """The pairs of names that both have, sought anew where the model's parameters are others."""
         if not isinstance(average, nn.Module):
             return list(_pairs(average, model))
-        known = self._pairs.get(average)
-        if known is None or known[0] is not layout:
-            known = (layout, list(_pairs(average, model)))
-            self._pairs.set(average, known)
-        return known[1]
+        cached = self._pairs.get(average)
+        if cached is None or cached[0] is not layout:
+            cached = (layout, list(_pairs(average, model)))
+            self._pairs.set(average, cached)
+        return cached[1]
 
 
-def copies_of(model: nn.Module, declared: Sequence[Average]) -> list[nn.Module]:
+def model_copies(model: nn.Module, declared: Sequence[Average]) -> list[nn.Module]:
     """Modules of the model's class with parameters of the same names and shapes, none of them the model's own or with a
     gradient; without those that are declared or torch's ``AveragedModel`` holds.
     """
     inner = unwrap(model)
     shapes = [(name, param.shape) for name, param in inner.named_parameters()]
-    own = {id(param) for param in inner.parameters()}
-    known = {id(part) for each in declared if isinstance(each.average, nn.Module) for part in each.average.modules()}
-    alike: list[nn.Module] = []
-    for each in gc.get_referrers(type(inner), AveragedModel):  # as an object refers to its class
-        if type(each) is AveragedModel:
-            known |= {id(part) for part in each.modules()}
-        elif type(each) is type(inner) and each is not inner and shapes:
-            params = dict(each.named_parameters())
+    own_ids = {id(param) for param in inner.parameters()}
+    averages = [average.average for average in declared if isinstance(average.average, nn.Module)]
+    known_ids = {id(part) for average in averages for part in average.modules()}
+    copies: list[nn.Module] = []
+    for module in gc.get_referrers(type(inner), AveragedModel):  # as an object refers to its class
+        if type(module) is AveragedModel:
+            known_ids |= {id(part) for part in module.modules()}
+        elif type(module) is type(inner) and module is not inner and shapes:
+            params = dict(module.named_parameters())
             if [(name, param.shape) for name, param in params.items()] == shapes and not any(
-                id(param) in own or param.grad is not None for param in params.values()
+                id(param) in own_ids or param.grad is not None for param in params.values()
             ):
-                alike.append(each)
-    return [each for each in alike if id(each) not in known][:MAX_FOUND]
+                copies.append(module)
+    return [copy for copy in copies if id(copy) not in known_ids][:MAX_COPIES]
 
 
-def _pairs(average: Any, model: nn.Module) -> Iterator[_Pair]:
+def _pairs(average: Any, model: nn.Module) -> Iterator[_AveragedPair]:
     followed = dict(_tensors(model))
     if isinstance(average, nn.Module):
-        for name, (held, is_buffer) in _tensors(average):
+        for name, (get_tensor, is_buffer) in _tensors(average):
             if name in followed:
-                yield _Pair(name, held, followed[name][0], is_buffer)
+                yield _AveragedPair(name, get_tensor, followed[name][0], is_buffer)
     elif isinstance(average, Mapping):
         for key in average:
             name = clean_name(str(key))
             if name in followed:
-                yield _Pair(name, functools.partial(average.get, key), *followed[name])
+                yield _AveragedPair(name, functools.partial(average.get, key), *followed[name])
     else:
-        params = ((name, held) for name, (held, is_buffer) in followed.items() if not is_buffer)
-        for at, (name, held) in enumerate(params):
-            if at < len(average):
-                yield _Pair(name, functools.partial(average.__getitem__, at), held, False)
+        params = ((name, get_tensor) for name, (get_tensor, is_buffer) in followed.items() if not is_buffer)
+        for index, (name, get_tensor) in enumerate(params):
+            if index < len(average):
+                yield _AveragedPair(name, functools.partial(average.__getitem__, index), get_tensor, False)
 
 
-def _tensors(model: nn.Module) -> Iterator[tuple[str, tuple[Held, bool]]]:
+def _tensors(model: nn.Module) -> Iterator[tuple[str, tuple[TensorGetter, bool]]]:
     """Clean FQN of each parameter once, in their order, then of each buffer; what holds it, and whether it is a
     buffer.
     """
     for is_buffer in (False, True):
-        seen = set[int]()
+        seen_ids = set[int]()
         for prefix, module in unwrap(model).named_modules():
             table = module._buffers if is_buffer else module._parameters
             for name, tensor in table.items():
-                if tensor is not None and id(tensor) not in seen:
-                    seen.add(id(tensor))
+                if tensor is not None and id(tensor) not in seen_ids:
+                    seen_ids.add(id(tensor))
                     yield (
                         clean_name(f"{prefix}.{name}" if prefix else name),
-                        (functools.partial(_held, weakref.ref(module), name, is_buffer), is_buffer),
+                        (functools.partial(_get_tensor, weakref.ref(module), name, is_buffer), is_buffer),
                     )
 
 
-def _held(ref: weakref.ref[nn.Module], name: str, is_buffer: bool) -> Tensor | None:
+def _get_tensor(ref: weakref.ref[nn.Module], name: str, is_buffer: bool) -> Tensor | None:
     """The tensor of this name; None once the module is gone, which the user may drop meanwhile."""
     module = ref()
     return None if module is None else (module._buffers if is_buffer else module._parameters).get(name)
 
 
-_MADE = ObjectTable[AveragedModel, int]()
-_numbers = itertools.count()
+_NUMBER_BY_AVERAGE = ObjectTable[AveragedModel, int]()
+_next_numbers = itertools.count()
 
 
 def _number_of(average: AveragedModel) -> int:
     """Its number among those that were updated, from 0."""
-    number = _MADE.get(average)
+    number = _NUMBER_BY_AVERAGE.get(average)
     if number is None:
-        number = next(_numbers)
-        _MADE.set(average, number)
+        number = next(_next_numbers)
+        _NUMBER_BY_AVERAGE.set(average, number)
     return number
 
 
 def _is_custom(average: AveragedModel) -> bool:
-    """Whether it averages by a function that is not torch's."""
+    """True if it averages by a function that is not torch's."""
     return any(
-        getattr(each, "__module__", swa_utils.__name__) != swa_utils.__name__
-        for each in (average.avg_fn, average.multi_avg_fn)
-        if each is not None
+        getattr(function, "__module__", swa_utils.__name__) != swa_utils.__name__
+        for function in (average.avg_fn, average.multi_avg_fn)
+        if function is not None
     )
 
 

@@ -1,4 +1,4 @@
-"""What forward passes of batch normalisation read, and what they leave in its running statistics, of sampled channels.
+"""Sample what forward passes of batch normalisation read and leave in its running statistics, of a few channels.
 
 Letters: C channels that are looked at.
 """
@@ -27,7 +27,7 @@ from trueline.capture.probes.parts import ProbeParts
 from trueline.capture.record.hooks import eager_modules
 
 NUM_MODULES, NUM_CHANNELS = 8, 4
-"""Modules a sample, the first of the model and others in rotation, and neighbouring channels of each: the same ones on
+"""Modules a sample, the first of the model and others in rotation, and neighbouring channels of each: equal ones on
 all ranks, as SyncBatchNorm normalises over them."""
 
 MAX_CALLS = 8
@@ -37,28 +37,28 @@ _PLAIN = (Tensor, nn.Parameter)
 
 
 @dataclass(eq=False)
-class _Looked:
-    """One pass of the module at position ``of``. ``numbers`` are float64: the count of batches, then of each channel
+class _NormPass:
+    """One pass of the module of this number. ``numbers`` are float64: the count of batches, then of each channel
     the running mean, the running variance, the sum and the sum of squares of what the pass reads [1 + 4 C]; ``after``
     is what it leaves of the first three [1 + 2 C].
     """
 
-    of: int
+    module: int
     facts: dict[str, Any]
     numbers: Tensor
     after: Tensor | None = None
 
 
 @dataclass(eq=False)
-class _Sample:
-    """The passes of one step. ``counts`` are of each module how many of its passes count a batch, ``again`` how many of
-    these are made within a backward pass, by a checkpoint, which may break them off.
+class _NormSample:
+    """The passes of one step. ``counts`` are of each module the passes that count a batch, ``num_again`` those of them
+    that are made within a backward pass, by a checkpoint, which may break them off.
     """
 
     modules: Sequence[tuple[str, nn.Module]]
     counts: list[int]
-    again: list[int]
-    passes: list[_Looked]
+    num_again: list[int]
+    passes: list[_NormPass]
 
 
 class BatchNormProbe:
@@ -74,8 +74,8 @@ class BatchNormProbe:
         self._guard = guard
         self._times = NowAndThen()
         self._waiting = Waiting[list[dict[str, Any]]]()
-        self._known: list[tuple[str, nn.Module]] = []
-        self._of: Layout | None = None
+        self._norms: list[tuple[str, nn.Module]] = []
+        self._layout: Layout | None = None
         self._handles: list[Any] = []
         self._forget()
 
@@ -97,16 +97,16 @@ class BatchNormProbe:
             return {}
         sample = self._sample
         self._forget()
-        done = [] if sample is None else [one for one in sample.passes if one.after is not None]
-        if sample is None or not done:
+        passes = [] if sample is None else [norm_pass for norm_pass in sample.passes if norm_pass.after is not None]
+        if sample is None or not passes:
             return {}
         ends = [_count(module, step.layout.device) for _, module in sample.modules]
         facts = [_of_module(name, module) for name, module in sample.modules]
-        for module, counted, again in zip(facts, sample.counts, sample.again, strict=True):
-            module |= {"counted": counted, "again": again}
-        self._waiting.put(step.number, [{"modules": facts, "passes": [one.facts for one in done]}])
-        every = [part for one in done for part in (one.numbers, one.after) if part is not None]
-        return {"norm_values": torch.cat([*ends, *(part.to(step.layout.device) for part in every)])}
+        for module, counted, num_again in zip(facts, sample.counts, sample.num_again, strict=True):
+            module |= {"counted": counted, "again": num_again}
+        self._waiting.put(step.number, [{"modules": facts, "passes": [norm_pass.facts for norm_pass in passes]}])
+        numbers = [part for norm_pass in passes for part in (norm_pass.numbers, norm_pass.after) if part is not None]
+        return {"norm_values": torch.cat([*ends, *(part.to(step.layout.device) for part in numbers)])}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
         """``norm_facts`` and ``norm_values``."""
@@ -119,48 +119,47 @@ class BatchNormProbe:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._sample: _Sample | None = None
-        self._open: dict[int, _Looked] = {}
+        self._sample: _NormSample | None = None
+        self._open: dict[int, _NormPass] = {}
 
     def _listen(self, step: Step, root: nn.Module) -> None:
         """Hook the modules of this step."""
-        if step.layout is not self._of:
-            known = eager_modules(root, [])
-            self._known = [each for each in known if _is_torchs(each[1])]
-            self._of = step.layout
-        some = self._known[:NUM_MODULES]
-        if len(self._known) > NUM_MODULES:
-            rest, num = len(self._known) - 1, NUM_MODULES - 1
+        if step.layout is not self._layout:
+            self._norms = [pair for pair in eager_modules(root, []) if _is_torchs(pair[1])]
+            self._layout = step.layout
+        norms = self._norms[:NUM_MODULES]
+        if len(self._norms) > NUM_MODULES:
+            rest, num = len(self._norms) - 1, NUM_MODULES - 1
             first = step.number * num
-            some = [self._known[0], *(self._known[1 + (first + place) % rest] for place in range(num))]
-        self._sample = _Sample(some, [0] * len(some), [0] * len(some), [])
+            norms = [self._norms[0], *(self._norms[1 + (first + number) % rest] for number in range(num))]
+        self._sample = _NormSample(norms, [0] * len(norms), [0] * len(norms), [])
         chance = random.Random(step.number)
-        for of, (_, module) in enumerate(some):
+        for index, (_, module) in enumerate(norms):
             width = int(module.num_features)  # type: ignore[arg-type]
             first = chance.randrange(max(width - NUM_CHANNELS, 0) + 1)
-            before = Hook(functools.partial(self._before, of, slice(first, first + NUM_CHANNELS)), num_args=3)
+            before = Hook(functools.partial(self._before, index, slice(first, first + NUM_CHANNELS)), num_args=3)
             self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            after = Hook(functools.partial(self._after, of))
+            after = Hook(functools.partial(self._after, index))
             self._handles.append(module.register_forward_hook(after, prepend=True))
 
-    def _before(self, of: int, channels: slice, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, index: int, channels: slice, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         sample = self._sample
         if sample is None or vars(module).get("_is_replica", False):  # a thread of nn.DataParallel
             return
         with self._guard(self.name), torch.no_grad():
-            self._open.pop(of, None)
+            self._open.pop(index, None)
             tracks = bool(module.training and module.track_running_stats)
-            sample.counts[of] += tracks
-            sample.again[of] += tracks and in_backward()
+            sample.counts[index] += tracks
+            sample.num_again[index] += tracks and in_backward()
             x = args[0] if args else kwargs.get("input")
-            seen = sum(one.of == of for one in sample.passes)
-            if not _can_be_read(x, module) or seen >= MAX_CALLS:
+            num_passes = sum(norm_pass.module == index for norm_pass in sample.passes)
+            if not _can_be_read(x, module) or num_passes >= MAX_CALLS:
                 return
             part, dims = x.detach()[:, channels], [0, *range(2, x.dim())]
             sums = part.sum(dims, dtype=torch.float64)
             squares = torch.linalg.vector_norm(part, dim=dims, dtype=torch.float64).square()
             facts = {
-                "of": of,
+                "of": index,
                 "first": channels.start,
                 "num": len(sums),
                 "size": part.numel() // len(sums),
@@ -171,24 +170,24 @@ class BatchNormProbe:
                 "read": _dtype(x),
                 "again": in_backward(),
             }
-            self._open[of] = _Looked(of, facts, torch.cat([_running(module, channels), sums, squares]))
+            self._open[index] = _NormPass(index, facts, torch.cat([_running(module, channels), sums, squares]))
 
-    def _after(self, of: int, module: Any, args: Any, output: Any) -> None:
-        looked = self._open.pop(of, None)
-        if looked is None or self._sample is None or vars(module).get("_is_replica", False):
+    def _after(self, index: int, module: Any, args: Any, output: Any) -> None:
+        norm_pass = self._open.pop(index, None)
+        if norm_pass is None or self._sample is None or vars(module).get("_is_replica", False):
             return
         with self._guard(self.name), torch.no_grad():
-            first = looked.facts["first"]
-            looked.after = _running(module, slice(first, first + NUM_CHANNELS))
-            self._sample.passes.append(looked)
+            first = norm_pass.facts["first"]
+            norm_pass.after = _running(module, slice(first, first + NUM_CHANNELS))
+            self._sample.passes.append(norm_pass)
 
 
 def _is_torchs(module: nn.Module) -> bool:
-    """Whether it has torch's own ``forward`` and running statistics."""
-    own = type(module).forward
+    """True if it has torch's own ``forward`` and running statistics."""
+    forward = type(module).forward
     return (
         isinstance(module, _BatchNorm)
-        and (own is _BatchNorm.forward or own is nn.SyncBatchNorm.forward)
+        and (forward is _BatchNorm.forward or forward is nn.SyncBatchNorm.forward)
         and type(module.running_mean) in _PLAIN
         and type(module.running_var) in _PLAIN
     )
@@ -209,8 +208,8 @@ def _can_be_read(x: Any, module: Any) -> bool:
 
 def _running(module: Any, channels: slice) -> Tensor:
     """Float64 [1 + 2 C]: the count of batches, running means and variances; a copy."""
-    held = (_count(module, module.running_mean.device), module.running_mean[channels], module.running_var[channels])
-    return torch.cat([each.to(torch.float64) for each in held])
+    tensors = (_count(module, module.running_mean.device), module.running_mean[channels], module.running_var[channels])
+    return torch.cat([tensor.to(torch.float64) for tensor in tensors])
 
 
 def _count(module: Any, device: torch.device) -> Tensor:
@@ -222,7 +221,7 @@ def _count(module: Any, device: torch.device) -> Tensor:
 
 
 def _of_module(name: str, module: Any) -> dict[str, Any]:
-    """What a reader needs to know of it. ``ranks`` are those over which SyncBatchNorm normalises, None for one."""
+    """Facts of the module for the judgement. ``ranks`` are those over which SyncBatchNorm normalises, None for one."""
     ranks = None
     if type(module).forward is nn.SyncBatchNorm.forward and dist.is_available() and dist.is_initialized():
         group = module.process_group or dist.group.WORLD

@@ -1,4 +1,4 @@
-"""Calls that clip gradients by their norm: what they were given, what that norm was, what became of some elements."""
+"""Record calls that clip gradients by their norm: arguments, the norm, and some elements before and after."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trueline.capture.model.layout import Layout
 from trueline.capture.model.mesh import is_dtensor
 from trueline.capture.model.untraced import in_backward
 from trueline.capture.probes.around_update.sampling import RAREST, NowAndThen, Waiting
-from trueline.capture.probes.around_update.update_slices import NUM_SLICES, Gathered, Place, place_in
+from trueline.capture.probes.around_update.update_slices import NUM_SLICES, Gathered, ParamSlice, slice_in
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.losses import loss_scaling
 from trueline.capture.probes.parts import ProbeParts
@@ -28,7 +28,7 @@ MAX_CALLS = 4
 """Calls of a step that are looked at: the last ones."""
 
 NUMBERS = 4
-"""What ``_Call.numbers`` holds."""
+"""Size of ``_Call.numbers``."""
 
 
 _ACCUMULATED = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
@@ -46,7 +46,7 @@ class _Call:
 
     facts: dict[str, Any]
     numbers: Tensor
-    places: Sequence[Place]
+    slices: Sequence[ParamSlice]
     before: Gathered
     after: Gathered
     unscaled: frozenset[int]
@@ -71,7 +71,7 @@ class ClippingProbe:
         self._waiting = Waiting[list[_Call]]()
         self._norm_type: float | None = None
         self._late: list[_Call] = []
-        self._over: tuple[Step, frozenset[int]] | None = None
+        self._updated: tuple[Step, frozenset[int]] | None = None
         self._switch = switch = patches.Switch()
         self._forget()
         for patched in patches.clips:
@@ -100,7 +100,7 @@ class ClippingProbe:
         self._forget()
         if self._times.due(step):
             self._step, self._norms_due = step, self._times_of_norms.due(step)
-        due = self._step is not None or self._over is not None or bool(self._late)
+        due = self._step is not None or self._updated is not None or bool(self._late)
         self._switch.set(due)
         return due
 
@@ -110,9 +110,9 @@ class ClippingProbe:
             self._look_again("update")
         late, calls, scaler, watches = self._late, self._calls, self._scaler, self._step is not None
         self._forget()
-        self._late, self._over = [], None
+        self._late, self._updated = [], None
         if watches and step.gradients_known and step.optimizer is not None:
-            self._over = (
+            self._updated = (
                 step,
                 frozenset(id(param) for group in step.optimizer.param_groups for param in group["params"]),
             )
@@ -123,13 +123,13 @@ class ClippingProbe:
         calls = [*late, *calls]
         if not calls:
             return {}
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for number, call in enumerate(calls):
-            found |= call.before.hand_over(f"clip_{number}_before") | call.after.hand_over(f"clip_{number}_after")
+            tensors |= call.before.hand_over(f"clip_{number}_before") | call.after.hand_over(f"clip_{number}_after")
             if call.facts["then"]:
-                found |= call.then.hand_over(f"clip_{number}_then")
+                tensors |= call.then.hand_over(f"clip_{number}_then")
         self._waiting.put(step.number, calls)
-        return found | {"clip_numbers": torch.stack([call.numbers for call in calls])}
+        return tensors | {"clip_numbers": torch.stack([call.numbers for call in calls])}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
         """``clip_facts`` and ``clip_values``."""
@@ -160,13 +160,13 @@ class ClippingProbe:
 
     def _before_clip(self, parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> None:
         norm_type, self._norm_type, self._open = self._norm_type, None, None
-        step = self._step if self._over is None else self._over[0]
+        step = self._step if self._updated is None else self._updated[0]
         if step is None:
             return
         params: Sequence[Any] = [parameters] if isinstance(parameters, Tensor) else parameters
         if isinstance(params, (list, tuple)) and isinstance(max_norm, (int, float)):
             with self._guard(self.name), torch.no_grad():
-                if self._over is not None and self._over[1].isdisjoint(map(id, params)):
+                if self._updated is not None and self._updated[1].isdisjoint(map(id, params)):
                     return
                 self._open = self._look(step, params, total_norm)
                 if self._open is not None:
@@ -179,20 +179,20 @@ class ClippingProbe:
         if call is None:
             return
         with self._guard(self.name), torch.no_grad():
-            for place in call.places:
-                view = None if place.param.grad is None else place.of(place.param.grad)
-                call.after.add(place.param.new_zeros(0) if view is None else view)
+            for param_slice in call.slices:
+                view = None if param_slice.param.grad is None else param_slice.view(param_slice.param.grad)
+                call.after.add(param_slice.param.new_zeros(0) if view is None else view)
             call.after.copy()
-            if self._over is None:
+            if self._updated is None:
                 self._calls = [*self._calls, call][-MAX_CALLS:]
             else:
-                call.facts |= {"late": self._over[0].number, "scaled": False}
+                call.facts |= {"late": self._updated[0].number, "scaled": False}
                 self._late = [*self._late, call][-MAX_CALLS:]
 
     def _before_backward(self, *args: Any, **kwargs: Any) -> None:
         if in_backward():
             return
-        self._over = None
+        self._updated = None
         if self._calls:
             with self._guard(self.name), torch.no_grad():
                 self._look_again("backward")
@@ -207,13 +207,16 @@ class ClippingProbe:
     def _look_again(self, when: str) -> None:
         """Copy what has become of the gradients of the last call, once."""
         call = self._calls[-1]
-        views = [None if place.param.grad is None else place.of(place.param.grad) for place in call.places]
+        views = [
+            None if param_slice.param.grad is None else param_slice.view(param_slice.param.grad)
+            for param_slice in call.slices
+        ]
         if call.passed or not views:
             return
         call.passed = True
-        there = [view for view in views if view is not None]
-        if len(there) == len(views):
-            for view in there:
+        live_views = [view for view in views if view is not None]
+        if len(live_views) == len(views):
+            for view in live_views:
                 call.then.add(view)
             call.then.copy()
             call.facts["then"] = when
@@ -222,42 +225,48 @@ class ClippingProbe:
     def _look(self, step: Step, params: Sequence[Any], total: Any) -> _Call | None:
         """The gradients of ``params`` as a call finds them; None where they are not this model's."""
         layout = step.layout
-        held = [id(param) in layout.index_of for param in params]
-        graded = [param for param in params if getattr(param, "grad", None) is not None]
-        if (params and not any(held)) or any(param.grad.layout is not torch.strided for param in graded):
+        is_own = [id(param) in layout.index_of for param in params]
+        params_with_grads = [param for param in params if getattr(param, "grad", None) is not None]
+        if (params and not any(is_own)) or any(param.grad.layout is not torch.strided for param in params_with_grads):
             return None
         chance = random.Random(step.number)
-        places: list[Place] = []
+        slices: list[ParamSlice] = []
         before = Gathered()
-        for param in chance.sample(graded, min(NUM_SLICES, len(graded))):
-            place = place_in(param, layout, chance) if id(param) in layout.index_of else None
-            view = None if place is None else place.of(param.grad)
-            if place is not None and view is not None:
-                places.append(place)
+        for param in chance.sample(params_with_grads, min(NUM_SLICES, len(params_with_grads))):
+            param_slice = slice_in(param, layout, chance) if id(param) in layout.index_of else None
+            view = None if param_slice is None else param_slice.view(param.grad)
+            if param_slice is not None and view is not None:
+                slices.append(param_slice)
                 before.add(view)
         before.copy()
         facts = {
             "num_params": len(params),
-            "num_grads": len(graded),
-            "largest": max((param.numel() for param in graded), default=0),
-            "in_shards": any(_in_shards(layout, param) for param in graded),
-            "known": all(held) and layout.mesh.compares and not _in_parts(layout, graded),
+            "num_grads": len(params_with_grads),
+            "largest": max((param.numel() for param in params_with_grads), default=0),
+            "in_shards": any(_in_shards(layout, param) for param in params_with_grads),
+            "known": all(is_own) and layout.mesh.compares and not _is_cut(layout, params_with_grads),
             "dtype": str(total.dtype).removeprefix("torch.") if isinstance(total, Tensor) else "",
-            "slices": [[place.name, place.num, _dtype(place.param.grad)] for place in places],
+            "slices": [[param_slice.name, param_slice.num, _dtype(param_slice.param.grad)] for param_slice in slices],
             "then": "",
             "added": False,
             "late": None,
         }
         unscaled, scale = loss_scaling.unscaled(self._scaler), loss_scaling.scale_of(self._scaler)
-        given = _on(layout, math.nan if is_dtensor(total) else total)
-        squares = _squares_of(layout, graded) if self._norms_due else [torch.full_like(given, math.nan)] * 2
-        numbers = torch.stack([given, *squares, _on(layout, scale)])
-        return _Call(facts, numbers, places, before, Gathered(), unscaled, Gathered())
+        total_norm = _device_scalar(layout, math.nan if is_dtensor(total) else total)
+        squares = (
+            _squares_of(layout, params_with_grads) if self._norms_due else [torch.full_like(total_norm, math.nan)] * 2
+        )
+        numbers = torch.stack([total_norm, *squares, _device_scalar(layout, scale)])
+        return _Call(facts, numbers, slices, before, Gathered(), unscaled, Gathered())
 
 
 def _versions(call: _Call) -> list[int]:
     """How often each gradient was written to."""
-    return [getattr(g, "_local_tensor", g)._version for place in call.places if (g := place.param.grad) is not None]
+    return [
+        getattr(g, "_local_tensor", g)._version
+        for param_slice in call.slices
+        if (g := param_slice.param.grad) is not None
+    ]
 
 
 def _squares_of(layout: Layout, params: Sequence[Tensor]) -> list[Tensor]:
@@ -274,27 +283,27 @@ def _in_shards(layout: Layout, param: Tensor) -> bool:
 
 
 def _squares(layout: Layout, gradients: Sequence[Tensor]) -> Tensor:
-    alike: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
-    for each in gradients:
-        alike[each.device, each.dtype].append(each)
-    sums = [_on(layout, 0.0)]
-    for (_, dtype), some in alike.items():
-        norms = torch._foreach_norm(some, 2, _ACCUMULATED.get(dtype))
+    groups: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for gradient in gradients:
+        groups[gradient.device, gradient.dtype].append(gradient)
+    sums = [_device_scalar(layout, 0.0)]
+    for (_, dtype), group in groups.items():
+        norms = torch._foreach_norm(group, 2, _ACCUMULATED.get(dtype))
         sums.append(torch.stack(norms).to(layout.device, torch.float64).square().sum())
     return torch.stack(sums).sum()
 
 
-def _on(layout: Layout, value: Any) -> Tensor:
+def _device_scalar(layout: Layout, value: Any) -> Tensor:
     """A number as float64 [] on the device; one that is not there is filled in, since a copy would wait."""
     if isinstance(value, Tensor):
         return value.detach().to(layout.device, torch.float64, copy=True).reshape(())
     return torch.full((), float(value), dtype=torch.float64, device=layout.device)
 
 
-def _in_parts(layout: Layout, params: Sequence[Tensor]) -> bool:
-    """Whether ranks hold parts of these that are no shards of what is reduced together, whose norms are not here."""
-    several = {(id(p.device_mesh), p.placements): p for p in params if is_dtensor(p)}
-    return any("part" in layout.mesh.mesh_of(param).roles for param in several.values())
+def _is_cut(layout: Layout, params: Sequence[Tensor]) -> bool:
+    """True where ranks hold parts of these that are no shards of what is reduced together, whose norms are not here."""
+    param_by_mesh = {(id(p.device_mesh), p.placements): p for p in params if is_dtensor(p)}
+    return any("part" in layout.mesh.mesh_of(param).roles for param in param_by_mesh.values())
 
 
 def _dtype(tensor: Any) -> str:

@@ -1,4 +1,4 @@
-"""Whether what a model reads, and what its loss compares with, varies at all: content of each tensor, by its name.
+"""Summarise what a model reads, and what its loss compares with, by tensor, to see whether it varies at all.
 
 Letters: F numbers of a tensor (``NUM_FIELDS``), M passes, K tensors.
 """
@@ -33,9 +33,11 @@ MAX_PASSES = 8
 NOISE_FROM, NOISE_OF = 256, 16_384
 """Elements that are needed to call something noise, and the first ones, which are looked at."""
 NOISE_SIGMAS = 6.0
-"""How far mean, variance, kurtosis and correlation of neighbours of noise may be from 0, 1, 3 and 0, in their standard
-deviations of independent normal numbers, sqrt(1/n), sqrt(2/n), sqrt(24/n) and sqrt(1/n) (Stuart and Ord, Kendall's
-Advanced Theory of Statistics 1, chapters 10 and 12)."""
+"""Largest distance that mean, variance, kurtosis and correlation of neighbours of noise may have from 0, 1, 3 and 0,
+in their standard deviations of independent normal numbers, sqrt(1/n), sqrt(2/n), sqrt(24/n) and sqrt(1/n) (Stuart and
+Ord, Kendall's Advanced Theory of Statistics 1, chapters 10 and 12)."""
+
+_NAMES = ("read_values", "target_values")
 
 Row = tuple[Pass, tuple[InputFact, ...], Tensor]
 """Of a pass; int64 [K * F]."""
@@ -53,33 +55,34 @@ class InputProbe(BackwardProbe):
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
         """``input_facts`` and, int64 [M, K * F], ``read_values`` and ``target_values``; absent where there are none."""
         if moment == "output":
-            if not (in_backward() or self._passes.is_over) and step.module is not None and len(self._read) < MAX_PASSES:
-                self._read += _row(self._passes.now(), list(_read_by(step.module, step.args, step.kwargs)))
+            counts = not (in_backward() or self._passes.is_over)
+            if counts and step.module is not None and len(self._read_rows) < MAX_PASSES:
+                self._read_rows += _row(self._passes.now(), list(_read_by(step.module, step.args, step.kwargs)))
             return {}
-        read, targets = _alike(self._read), _alike(self._targets)
+        read_rows, target_rows = _rows_alike(self._read_rows), _rows_alike(self._target_rows)
         self._forget(due=False)
-        taken: dict[str, Any] = step.counted.take("read_values", [(one, x[None]) for one, _, x in read])
-        taken |= step.counted.take("target_values", [(one, x[None]) for one, _, x in targets], backward=True)
-        rows = [rows[0] for name, rows in (("read_values", read), ("target_values", targets)) if name in taken]
+        columns: dict[str, Any] = step.counted.take("read_values", _values_of(read_rows))
+        columns |= step.counted.take("target_values", _values_of(target_rows), backward=True)
+        rows = [rows[0] for name, rows in zip(_NAMES, (read_rows, target_rows), strict=True) if name in columns]
         facts = [fact for _, facts, _ in rows for fact in facts]
-        return taken | ({"input_facts": facts_text(facts)} if facts else {})
+        return columns | ({"input_facts": facts_text(facts)} if facts else {})
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
         """``input_values``, the passes of the step together."""
-        found = [_together(host[name]) for name in ("read_values", "target_values") if len(host.get(name, ()))]
-        return {"input_values": list(itertools.chain(*found))} if found else {}
+        values = [_merge_passes(host[name]) for name in _NAMES if len(host.get(name, ()))]
+        return {"input_values": list(itertools.chain(*values))} if values else {}
 
     def _forget(self, *, due: bool) -> None:
         super()._forget(due=due)
-        self._read: list[Row] = []
-        self._targets: list[Row] = []
+        self._read_rows: list[Row] = []
+        self._target_rows: list[Row] = []
 
     def _at_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
-        one = self._passes.begun
-        if not self._due or one is None or len(self._targets) >= MAX_PASSES:
+        forward_pass = self._passes.begun
+        if not self._due or forward_pass is None or len(self._target_rows) >= MAX_PASSES:
             return
         with self._guard(self.name), torch.no_grad():
-            self._targets += _row(one, list(targets_of(descent.roots_of(tensors))))
+            self._target_rows += _row(forward_pass, list(targets_of(descent.roots_of(tensors))))
 
 
 def _read_by(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[InputFact, Tensor]]:
@@ -89,27 +92,27 @@ def _read_by(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
             yield InputFact(name, False, str(x.dtype), tuple(x.shape)), x
 
 
-def _row(one: Pass, found: list[tuple[InputFact, Tensor]]) -> list[Row]:
-    kept = [(fact, local(x).detach()) for fact, x in found]
-    kept = [(fact, x) for fact, x in kept if x.layout == torch.strided and x.numel() and not x.is_complex()]
-    kept = kept[:MAX_TENSORS]
-    if not kept:
+def _row(forward_pass: Pass, tensors: list[tuple[InputFact, Tensor]]) -> list[Row]:
+    tensors = [(fact, local(x).detach()) for fact, x in tensors]
+    tensors = [(fact, x) for fact, x in tensors if x.layout == torch.strided and x.numel() and not x.is_complex()]
+    tensors = tensors[:MAX_TENSORS]
+    if not tensors:
         return []
     facts: list[InputFact] = []
-    for fact, _ in kept:
-        again = sum(each.name.partition("[")[0] == fact.name for each in facts)
-        facts.append(replace(fact, name=f"{fact.name}[{again}]") if again else fact)
-    device = kept[0][1].device
-    return [(one, tuple(facts), torch.cat([_numbers(x).to(device) for _, x in kept]))]
+    for fact, _ in tensors:
+        num_earlier = sum(earlier.name.partition("[")[0] == fact.name for earlier in facts)
+        facts.append(replace(fact, name=f"{fact.name}[{num_earlier}]") if num_earlier else fact)
+    device = tensors[0][1].device
+    return [(forward_pass, tuple(facts), torch.cat([_numbers(x).to(device) for _, x in tensors]))]
 
 
 def _numbers(x: Tensor) -> Tensor:
-    """int64 [F]: digest, whether all elements are one number, the bits of it as float64, whether they are noise."""
+    """int64 [F]: digest, 1 if all elements are one number, the bits of it as float64, 1 if they are noise."""
     flat = x.flatten()
     flat = flat.to(torch.uint8) if flat.dtype == torch.bool else flat
-    least, most = flat.aminmax()
+    smallest, largest = flat.aminmax()
     return torch.stack(
-        [digest_tensor(x), (least == most).long(), least.double().view(torch.int64), _is_noise(flat).long()]
+        [digest_tensor(x), (smallest == largest).long(), smallest.double().view(torch.int64), _is_noise(flat).long()]
     )
 
 
@@ -124,23 +127,27 @@ def _is_noise(flat: Tensor) -> Tensor:
     return (far < NOISE_SIGMAS * far.new_tensor([1.0, 2.0, 96.0, 1.0]).div(n).sqrt()).all()
 
 
-def _alike(rows: list[Row]) -> list[Row]:
-    """Those of the same tensors as the first, whose sizes may differ."""
+def _values_of(rows: list[Row]) -> list[tuple[Pass, Tensor]]:
+    return [(forward_pass, x[None]) for forward_pass, _, x in rows]
+
+
+def _rows_alike(rows: list[Row]) -> list[Row]:
+    """Rows of the tensors that the first row is of; their sizes may differ."""
     names = [[(fact.name, len(fact.shape)) for fact in facts] for _, facts, _ in rows]
-    return [row for row, one in zip(rows, names, strict=True) if one == names[0]]
+    return [row for row, row_names in zip(rows, names, strict=True) if row_names == names[0]]
 
 
-def _together(values_MF: Tensor) -> list[int]:
+def _merge_passes(values_MF: Tensor) -> list[int]:
     """The numbers of each tensor in all passes."""
-    found: list[int] = []
+    numbers: list[int] = []
     for passes in values_MF.view(len(values_MF), -1, NUM_FIELDS).transpose(0, 1).tolist():
         digest, single, bits, _ = passes[0]
-        if any(each[0] != digest for each in passes):
-            mixed = xxhash.xxh3_64_intdigest(repr([each[0] for each in passes]).encode())
+        if any(fields[0] != digest for fields in passes):
+            mixed = xxhash.xxh3_64_intdigest(repr([fields[0] for fields in passes]).encode())
             digest = mixed - (1 << 63)
-        one = single and all(each[1] and each[2] == bits for each in passes)
-        found += [digest, int(one), bits, int(all(each[3] for each in passes))]
-    return found
+        is_single = single and all(fields[1] and fields[2] == bits for fields in passes)
+        numbers += [digest, int(is_single), bits, int(all(fields[3] for fields in passes))]
+    return numbers
 
 
 def make_probe(parts: ProbeParts) -> InputProbe:

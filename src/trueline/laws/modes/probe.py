@@ -26,7 +26,7 @@ from trueline.capture.probes.surroundings import torch_states
 from trueline.schema.columns.other_models import OtherModel, models_text
 from trueline.tensor.digest import digest_each
 
-SEARCHED_AT = 1
+SEARCH_AGE = 1
 """Watched steps before the one at the end of which models are sought, once: a teacher is made before the loop."""
 MAX_MODELS, MAX_PARTS, DEPTH = 256, 16, 2
 """Models that are followed, many, as those that nobody holds any more may be among them; parts of the watched one; how
@@ -43,9 +43,9 @@ Inputs = list["weakref.ref[Tensor]"]
 
 
 @dataclass
-class _Called:
-    """A model's calls of a step that drop: of the first, which parts, and from where; what each was given. ``behind``:
-    what it returned may have been given to a part that is trained.
+class _ModelCalls:
+    """A model's calls of a step that drop: parts and script line of the first, inputs of each. ``behind``: its
+    output may have been given to a part that is trained.
     """
 
     drops: tuple[str, ...]
@@ -77,7 +77,7 @@ class OtherModelProbe:
     def __init__(self, guard: Guard, model: nn.Module) -> None:
         self._guard, self._model = guard, model
         self._times = NowAndThen()
-        self._found: list[tuple[str, weakref.ref[nn.Module]]] | None = None
+        self._models: list[tuple[str, weakref.ref[nn.Module]]] | None = None
         self._parts: set[int] = set()
         self._learns: set[int] = set()
         self._handles: list[Any] = []
@@ -85,38 +85,38 @@ class OtherModelProbe:
 
     def begin(self, step: Step) -> bool:
         """In the first steps, then now and then."""
-        taken = step.watched and step.sampled
-        self._forget(due=taken and self._found is not None and self._times.due(step))
-        return self._due or (taken and self._found is None and step.age >= SEARCHED_AT)
+        is_sampled = step.watched and step.sampled
+        self._forget(due=is_sampled and self._models is not None and self._times.due(step))
+        return self._due or (is_sampled and self._models is None and step.age >= SEARCH_AGE)
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
         """``other_models`` and, int64 [K], ``other_weights``, of those that this step has called so."""
-        if moment == "gradients" and self._found is None:
+        if moment == "gradients" and self._models is None:
             self._search()
         if not self._due:
             return {}
         if moment == "batch":
-            self._known.append(_inputs(step.args, step.kwargs))
+            self._trained_tensors.append(_inputs(step.args, step.kwargs))
         if moment == "output":
-            self._given.append(_inputs(step.args, step.kwargs))
-            self._share(self._given[-1], self._called.keys() - self._parts)
-        return self._taken(step) if moment == "update" else {}
+            self._given_inputs.append(_inputs(step.args, step.kwargs))
+            self._share(self._given_inputs[-1], self._calls_by_key.keys() - self._parts)
+        return self._columns_of(step) if moment == "update" else {}
 
-    def _taken(self, step: Step) -> dict[str, Any]:
-        found, weights = list[OtherModel](), list[Tensor]()
+    def _columns_of(self, step: Step) -> dict[str, Any]:
+        models, weights = list[OtherModel](), list[Tensor]()
         groups = [] if step.optimizer is None else step.optimizer.param_groups
-        held = {id(param) for group in groups for param in group["params"]}
-        for key, called in sorted(self._called.items()):
-            name, model = (self._found or [])[key][0], (self._found or [])[key][1]()
+        held_ids = {id(param) for group in groups for param in group["params"]}
+        for key, calls in sorted(self._calls_by_key.items()):
+            name, model = (self._models or [])[key][0], (self._models or [])[key][1]()
             inside = key in self._parts  # an optimizer may hold all of the watched model, which trains nothing of it
-            if model is not None and (not inside or (called.shared and not called.behind)):
+            if model is not None and (not inside or (calls.shared and not calls.behind)):
                 params = list(model.parameters())
-                trained = any(param.grad is not None or (id(param) in held and not inside) for param in params)
-                more = (called.shared, called.again, trained)
-                found.append(OtherModel(key, name, called.drops, called.p, called.at, *more))
+                trained = any(param.grad is not None or (id(param) in held_ids and not inside) for param in params)
+                more = (calls.shared, calls.again, trained)
+                models.append(OtherModel(key, name, calls.drops, calls.p, calls.at, *more))
                 weights.append(_weights(params))
         self._forget(due=False)
-        return {"other_models": models_text(found)} | ({"other_weights": torch.stack(weights)} if weights else {})
+        return {"other_models": models_text(models)} | ({"other_weights": torch.stack(weights)} if weights else {})
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
         """``other_weights``."""
@@ -126,24 +126,24 @@ class OtherModelProbe:
         """Take all hooks off."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._found = [], []
+        self._handles, self._models = [], []
         self._forget(due=False)
 
     def _forget(self, *, due: bool) -> None:
         self._due = due
         self._open: tuple[nn.Module, list[int], Inputs] | None = None
-        self._given: list[Inputs] = []
-        self._known: deque[Inputs] = deque(maxlen=2 * MAX_KNOWN)
+        self._given_inputs: list[Inputs] = []
+        self._trained_tensors: deque[Inputs] = deque(maxlen=2 * MAX_KNOWN)
         self._learned: deque[Inputs] = deque(maxlen=MAX_KNOWN)
-        self._called: dict[int, _Called] = {}
+        self._calls_by_key: dict[int, _ModelCalls] = {}
 
     def _search(self) -> None:
         frozen, trained = parts_beside_trained(self._model)
-        models = [(type(each).__name__, each) for each in models_beside(self._model)]
+        models = [(type(model).__name__, model) for model in models_beside(self._model)]
         self._parts = set(range(len(models), len(models) + len(frozen)))
-        self._found = []
+        self._models = []
         for key, (name, model) in enumerate([*models, *frozen]):
-            self._found.append((name, weakref.ref(model)))
+            self._models.append((name, weakref.ref(model)))
             for part in called_parts(model, DEPTH):
                 self._hook(part, key)
         for part in trained:
@@ -154,7 +154,7 @@ class OtherModelProbe:
             if self._open is not None and self._open[0] is module:
                 with self._guard(self.name):
                     if key is None:
-                        self._trained_returns(output)
+                        self._at_trained_return(output)
                     else:
                         self._at_return(key, module, output)
 
@@ -172,41 +172,44 @@ class OtherModelProbe:
         if next(differentiable(output), None) is not None:
             if key in self._parts:
                 self._learns.add(key)
-                self._called.pop(key, None)
+                self._calls_by_key.pop(key, None)
             return
         if key in self._learns or torch_states(_device(module)) == states:
             return
         dropping = [(name, p) for name, part, p in dropping_parts(module) if part.training]
         if not dropping:
             return
-        called = self._called.get(key)
-        if called is None:
+        calls = self._calls_by_key.get(key)
+        if calls is None:
             names = tuple(f"{type(module).__name__}.{name}".rstrip(".") for name, _ in dropping[:MAX_NAMES])
-            called = self._called[key] = _Called(names, max(p for _, p in dropping), script_line(), [])
-        called.again = called.again or any(_in_common(each, inputs) for each in called.inputs)
-        called.inputs = [*called.inputs, inputs][-MAX_CALLS:]
-        given = self._learned if key in self._parts else self._given
-        called.shared = called.shared or any(_in_common(each, inputs) for each in given)
+            calls = self._calls_by_key[key] = _ModelCalls(names, max(p for _, p in dropping), script_line(), [])
+        calls.again = calls.again or any(_in_common(call_inputs, inputs) for call_inputs in calls.inputs)
+        calls.inputs = [*calls.inputs, inputs][-MAX_CALLS:]
+        known_inputs = self._learned if key in self._parts else self._given_inputs
+        calls.shared = calls.shared or any(_in_common(call_inputs, inputs) for call_inputs in known_inputs)
 
-    def _trained_returns(self, output: Any) -> None:
+    def _at_trained_return(self, output: Any) -> None:
         """Of a part that is trained, outermost: what it was given, and what it returns, is known from now on."""
         assert self._open is not None
         (_, _, inputs), self._open = self._open, None
-        made = list(differentiable(output))
-        if not made:
+        outputs = list(differentiable(output))
+        if not outputs:
             return
         self._share(inputs, self._parts)
-        called = [each for key, each in self._called.items() if key in self._parts]
-        known = [*self._known, *(given for each in called for given in each.inputs)]
-        if any(_may_be_made(x) and not any(_in_common([x], each) for each in known) for x in inputs):
-            for each in called:
-                each.behind = True
+        frozen_calls = [calls for key, calls in self._calls_by_key.items() if key in self._parts]
+        known_inputs = [
+            *self._trained_tensors,
+            *(call_inputs for calls in frozen_calls for call_inputs in calls.inputs),
+        ]
+        if any(_may_be_made(x) and not any(_in_common([x], tensors) for tensors in known_inputs) for x in inputs):
+            for calls in frozen_calls:
+                calls.behind = True
         self._learned.append(inputs)
-        self._known.extend((inputs, _refs(made)))
+        self._trained_tensors.extend((inputs, _refs(outputs)))
 
     def _share(self, inputs: Inputs, keys: Iterable[int]) -> None:
-        for called in (self._called[key] for key in keys if key in self._called):
-            called.shared = called.shared or any(_in_common(each, inputs) for each in called.inputs)
+        for calls in (self._calls_by_key[key] for key in keys if key in self._calls_by_key):
+            calls.shared = calls.shared or any(_in_common(call_inputs, inputs) for call_inputs in calls.inputs)
 
 
 def parts_beside_trained(model: nn.Module) -> tuple[list[tuple[str, nn.Module]], list[nn.Module]]:
@@ -217,31 +220,30 @@ def parts_beside_trained(model: nn.Module) -> tuple[list[tuple[str, nn.Module]],
     params = list(model.parameters())
     has = {id(param) for param in params if param.grad is not None}
     trains = has or {id(param) for param in params if param.requires_grad}
-    parts = _side_by_side(unwrap(model), "", DEPTH, trains)
+    parts = _disjoint_parts(unwrap(model), "", DEPTH, trains)
     frozen = [(name, part) for name, part, learns in parts if not learns][:MAX_PARTS]
-    own = {id(param) for param in params} if frozen else set[int]()
-    compiled = (param for each in (_alive() if frozen else ()) if _is_compiled(each) for param in each.parameters())
-    if not frozen or any(id(param) in own for param in compiled):
+    own_ids = {id(param) for param in params} if frozen else set[int]()
+    compiled = (module for module in (_alive() if frozen else ()) if _is_compiled(module))
+    if not frozen or any(id(param) in own_ids for module in compiled for param in module.parameters()):
         return [], []
-    trained = [each for _, part, learns in parts if learns for each in (part, *part.children())]
-    return frozen, [
-        each for each in trained if not isinstance(each, _UNHOOKED) and next(each.parameters(), None) is not None
-    ]
+    trained = [module for _, part, learns in parts if learns for module in (part, *part.children())]
+    hookable = [module for module in trained if not isinstance(module, _UNHOOKED)]
+    return frozen, [module for module in hookable if next(module.parameters(), None) is not None]
 
 
-def _side_by_side(module: nn.Module, name: str, depth: int, trains: set[int]) -> list[tuple[str, nn.Module, bool]]:
+def _disjoint_parts(module: nn.Module, name: str, depth: int, trains: set[int]) -> list[tuple[str, nn.Module, bool]]:
     """Parts that are not inside each other, with whether they train; what does both is taken apart, down to ``depth``,
     if it holds one that does not.
     """
-    found: list[tuple[str, nn.Module, bool]] = []
+    parts: list[tuple[str, nn.Module, bool]] = []
     for key, part in module.named_children():
         path, params = f"{name}.{key}".lstrip("."), {id(param) for param in part.parameters()}
-        inside = _side_by_side(part, path, depth - 1, trains) if depth > 0 and params & trains else []
-        if any(not learns for _, _, learns in inside):
-            found += inside
+        inner_parts = _disjoint_parts(part, path, depth - 1, trains) if depth > 0 and params & trains else []
+        if any(not learns for _, _, learns in inner_parts):
+            parts += inner_parts
         elif params & trains or (params and any(dropping_parts(part))):
-            found.append((path, part, bool(params & trains)))
-    return found
+            parts.append((path, part, bool(params & trains)))
+    return parts
 
 
 def models_beside(model: nn.Module) -> list[nn.Module]:
@@ -249,22 +251,22 @@ def models_beside(model: nn.Module) -> list[nn.Module]:
     that may drop values; of one that shares some, what is inside of it. Those with compiled parts are left out.
     """
     alive = _alive()
-    inside = {id(part) for each in alive for part in each._modules.values()}
-    own = {id(param) for param in model.parameters()}
-    found: list[nn.Module] = []
+    inner_ids = {id(part) for candidate in alive for part in candidate._modules.values()}
+    own_ids = {id(param) for param in model.parameters()}
+    models: list[nn.Module] = []
 
-    def look(module: nn.Module) -> None:
+    def visit(module: nn.Module) -> None:
         params = {id(param) for param in module.parameters()}
-        if params & own:
+        if params & own_ids:
             for part in module.children():
-                look(part)
+                visit(part)
         elif params and not any(_is_compiled(part) for part in module.modules()) and any(dropping_parts(module)):
-            found.append(module)
+            models.append(module)
 
-    for each in alive:
-        if id(each) not in inside and isinstance(getattr(each, "_parameters", None), dict):
-            look(each)
-    return found[:MAX_MODELS]
+    for candidate in alive:
+        if id(candidate) not in inner_ids and isinstance(getattr(candidate, "_parameters", None), dict):
+            visit(candidate)
+    return models[:MAX_MODELS]
 
 
 def dropping_parts(module: nn.Module) -> Iterator[tuple[str, nn.Module, float]]:
@@ -275,8 +277,8 @@ def dropping_parts(module: nn.Module) -> Iterator[tuple[str, nn.Module, float]]:
         if isinstance(part, nn.RNNBase) and part.num_layers == 1:
             continue
         kind = type(part).__name__.lower()
-        named = ("p", "prob") if "drop" in kind or kind == "stochasticdepth" else ()
-        numbers = (value for key, value in vars(part).items() if "drop" in key.lower() or key in named)
+        short_names = ("p", "prob") if "drop" in kind or kind == "stochasticdepth" else ()
+        numbers = (value for key, value in vars(part).items() if "drop" in key.lower() or key in short_names)
         p = max((value for value in numbers if isinstance(value, float) and 0 < value <= 1), default=0.0)
         if p > 0:
             yield name, part, p
@@ -284,13 +286,13 @@ def dropping_parts(module: nn.Module) -> Iterator[tuple[str, nn.Module, float]]:
 
 def _alive() -> list[nn.Module]:
     kinds = set(_kinds(nn.Module))
-    return [each for each in gc.get_objects() if type(each) in kinds]  # no isinstance: a proxy would answer
+    return [module for module in gc.get_objects() if type(module) in kinds]  # no isinstance: a proxy would answer
 
 
 def _kinds(kind: type[nn.Module]) -> Iterator[type[nn.Module]]:
     yield kind
-    for each in kind.__subclasses__():
-        yield from _kinds(each)
+    for subclass in kind.__subclasses__():
+        yield from _kinds(subclass)
 
 
 def called_parts(module: nn.Module, depth: int) -> Iterator[nn.Module]:
@@ -318,20 +320,20 @@ def _inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
 
 
 def _refs(tensors: list[Tensor]) -> Inputs:
-    """What views are of counts as what they are. Not parameters: torch swaps none that has a weak reference."""
+    """Weak references to tensors, of views to their bases; not to parameters, which torch does not swap then."""
     bases = [x._base if x._is_view() and x._base is not None else x for x in tensors[:MAX_INPUTS]]
     return [weakref.ref(x) for x in bases if not (isinstance(x, nn.Parameter) or (x.is_leaf and x.requires_grad))]
 
 
 def _may_be_made(ref: weakref.ref[Tensor]) -> bool:
-    """Whether a tensor may be made of what a model returned: numbers, and no parameter."""
+    """True if a tensor may be made of what a model returned: numbers, and no parameter."""
     x = ref()
     return x is not None and x.is_floating_point() and not (x.is_leaf and x.requires_grad)
 
 
-def _in_common(some: Inputs, others: Inputs) -> bool:
-    alive = [x for x in (ref() for ref in some) if x is not None]
-    return any(x is y for x in alive for y in (ref() for ref in others))
+def _in_common(inputs: Inputs, other_inputs: Inputs) -> bool:
+    alive = [x for x in (ref() for ref in inputs) if x is not None]
+    return any(x is y for x in alive for y in (ref() for ref in other_inputs))
 
 
 def _weights(params: list[nn.Parameter]) -> Tensor:

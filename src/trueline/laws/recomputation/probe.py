@@ -1,4 +1,4 @@
-"""Whether what activation checkpointing computes again in the backward pass is what the forward pass computed, at a few
+"""Compare what activation checkpointing computes again in the backward pass with the forward pass, at a few
 elements of the inputs and outputs of some modules.
 """
 
@@ -33,13 +33,13 @@ from trueline.tensor.memory import is_readable
 NUM_MODULES, LENGTH, LEAST = 16, 64, 8
 """Modules a sample, in rotation over those that are recomputed; neighbouring elements of each value, and the least."""
 
-FEWER = 4
+FEWER_MODULES = 4
 """Modules of each sample after the first ones, of those that are taken step after step."""
 
 MAX_VALUES = 256
 """Values of the forward passes of one step that are kept, and twice as many of recomputation."""
 
-MAX_APART = 8
+MAX_DIFFERENCES = 8
 """Differences that a row holds."""
 
 MAX_ITERATING = 100
@@ -51,10 +51,10 @@ RARELY = 8
 _FORMATS = frozenset(getattr(torch, name) for name in UNITS)
 
 
-class _Seen(NamedTuple):
-    """A value: the input or output of module ``of``."""
+class _ValueKey(NamedTuple):
+    """Facts of a value, the input or output of the module of this number: equal ones may have been computed again."""
 
-    of: int
+    module: int
     is_output: bool
     dtype: str
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ class _Seen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Sample:
+class _RecomputedSample:
     """``complete`` are modules that were not computed again more often than they ran, so that all these runs were seen:
     none where the last forward pass had no backward pass in its step, and an older one may have had it. ``iterating``
     are the names of those that change a state of theirs in each pass.
@@ -70,8 +70,8 @@ class _Sample:
 
     names: Sequence[str]
     gathered: Gathered
-    forward: Sequence[_Seen]
-    again: Sequence[Sequence[_Seen]]
+    forward: Sequence[_ValueKey]
+    again: Sequence[Sequence[_ValueKey]]
     complete: frozenset[int]
     iterating: tuple[str, ...]
 
@@ -90,8 +90,8 @@ class RecomputationProbe:
     def __init__(self, guard: Guard, passes: Contributions) -> None:
         self._guard, self._passes = guard, passes
         self._times = NowAndThen()
-        self._waiting = Waiting[_Sample]()
-        self._of: Layout | None = None
+        self._waiting = Waiting[_RecomputedSample]()
+        self._layout: Layout | None = None
         self._again: dict[str, nn.Module] = {}
         self._iterating: tuple[str, ...] = ()
         self._next = 0
@@ -120,25 +120,25 @@ class RecomputationProbe:
         names = list(modules)
         self._forget()
         if learns:
-            self._again = {name: modules[name] for of, name in enumerate(names) if counts[of, True]}
+            self._again = {name: modules[name] for module, name in enumerate(names) if counts[module, True]}
         if not any(thread for thread, _, _ in values):
             return {}
         gathered = Gathered()
-        threads: dict[int, list[_Seen]] = {0: []}
+        threads: dict[int, list[_ValueKey]] = {0: []}
         for thread, _, _ in values:
             threads.setdefault(thread, [])
-        for thread, into in threads.items():
-            for of_thread, seen, elements in values:
-                if of_thread == thread:
-                    into.append(seen)
+        for thread, thread_keys in threads.items():
+            for value_thread, key, elements in values:
+                if value_thread == thread:
+                    thread_keys.append(key)
                     gathered.add(elements)
         gathered.copy()
         latest = self._passes.latest
-        late = latest is not None and step.counted.hooked and not latest.reached
-        seen_all = (of for of in range(len(names)) if not late and counts[of, True] <= counts[of, False])
-        complete = frozenset(seen_all)
+        is_late = latest is not None and step.counted.hooked and not latest.reached
+        num_modules = 0 if is_late else len(names)
+        complete = frozenset(module for module in range(num_modules) if counts[module, True] <= counts[module, False])
         forward = threads.pop(0)
-        sample = _Sample(names, gathered, forward, list(threads.values()), complete, self._iterating)
+        sample = _RecomputedSample(names, gathered, forward, list(threads.values()), complete, self._iterating)
         self._waiting.put(step.number, sample)
         return gathered.hand_over("recomputed")
 
@@ -154,152 +154,162 @@ class RecomputationProbe:
             handle.remove()
         self._handles = []
         self._modules: dict[str, nn.Module] = {}
-        self._values: list[tuple[int, _Seen, Tensor]] = []
+        self._values: list[tuple[int, _ValueKey, Tensor]] = []
         self._counts: Counter[tuple[int, bool]] = Counter()
         self._learns = False
 
     def _listen(self, step: Step, root: nn.Module) -> None:
         """Hook the modules of this step."""
-        if step.layout is not self._of:
-            self._of, self._again = step.layout, {}
+        if step.layout is not self._layout:
+            self._layout, self._again = step.layout, {}
         self._learns = not self._again
-        some = list(self._again.items()) or eager_modules(root, [])
+        modules = list(self._again.items()) or eager_modules(root, [])
         if self._learns:
-            self._iterating = tuple(name for name, module in some if _iterates(module))[:MAX_ITERATING]
-        num = FEWER if FIRST <= step.age < EARLY else NUM_MODULES
-        if not self._learns and len(some) > num:
-            some = [some[(self._next + place) % len(some)] for place in range(num)]
+            self._iterating = tuple(name for name, module in modules if _iterates(module))[:MAX_ITERATING]
+        num = FEWER_MODULES if FIRST <= step.age < EARLY else NUM_MODULES
+        if not self._learns and len(modules) > num:
+            modules = [modules[(self._next + number) % len(modules)] for number in range(num)]
             self._next += num
-        self._modules = {name: module for name, module in some if module.training}
-        for of, module in enumerate(self._modules.values()):
-            at = random.Random(f"{step.number} {of}").random()
-            before = Hook(functools.partial(self._before, of, at), num_args=3)
+        self._modules = {name: module for name, module in modules if module.training}
+        for index, module in enumerate(self._modules.values()):
+            fraction = random.Random(f"{step.number} {index}").random()
+            before = Hook(functools.partial(self._before, index, fraction), num_args=3)
             self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            after = Hook(functools.partial(self._after, of, at))
+            after = Hook(functools.partial(self._after, index, fraction))
             self._handles.append(module.register_forward_hook(after))
 
-    def _before(self, of: int, at: float, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        again = in_backward()
-        if torch.is_grad_enabled() or not again:  # else a checkpoint in another, which is to be computed once more
-            self._counts[of, again] += 1
-        self._see(of, False, at, module, (args, kwargs))
+    def _before(self, index: int, fraction: float, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        is_again = in_backward()
+        if torch.is_grad_enabled() or not is_again:  # else a checkpoint in another, which is to be computed once more
+            self._counts[index, is_again] += 1
+        self._see(index, False, fraction, module, (args, kwargs))
 
-    def _after(self, of: int, at: float, module: Any, args: Any, output: Any) -> None:
-        self._see(of, True, at, module, output)
+    def _after(self, index: int, fraction: float, module: Any, args: Any, output: Any) -> None:
+        self._see(index, True, fraction, module, output)
 
-    def _see(self, of: int, is_output: bool, at: float, module: Any, held: Any) -> None:
+    def _see(self, index: int, is_output: bool, fraction: float, module: Any, value: Any) -> None:
         thread = threading.get_ident() if in_backward() else 0
         is_replica = vars(module).get("_is_replica", False)  # a thread of nn.DataParallel
         if is_replica or len(self._values) >= MAX_VALUES * (3 if thread else 1):
             return
         with self._guard(self.name):
-            x = _first_of(held)
-            elements = None if x is None or not x.numel() else _some(x, at)
+            x = _first_tensor(value)
+            elements = None if x is None or not x.numel() else _copy_elements(x, fraction)
             if x is not None and elements is not None and len(elements) >= LEAST:
-                form = str(x.dtype).removeprefix("torch.")
-                seen = _Seen(of, is_output, form, tuple(x.shape), x.is_contiguous())
-                self._values.append((thread, seen, elements))
+                dtype = str(x.dtype).removeprefix("torch.")
+                key = _ValueKey(index, is_output, dtype, tuple(x.shape), x.is_contiguous())
+                self._values.append((thread, key, elements))
 
 
 def _iterates(module: nn.Module) -> bool:
-    """Whether it makes a step of a power iteration in each pass (``spectral_norm`` of torch in either form)."""
+    """True if it makes a step of a power iteration in each pass (``spectral_norm`` of torch in either form)."""
     hooks = module._forward_pre_hooks.values()
     return isinstance(module, _SpectralNorm) or any(isinstance(hook, SpectralNorm) for hook in hooks)
 
 
-def _first_of(held: Any) -> Tensor | None:
+def _first_tensor(value: Any) -> Tensor | None:
     """The first plain tensor of numbers in what a module takes or returns."""
-    if is_tensor(held):
-        x = getattr(held, "_local_tensor", held)
-        plain = type(x) in (Tensor, nn.Parameter) and x.dtype in _FORMATS
-        return x.detach() if plain and is_readable(x) else None
-    return next((x for _, each in Walk().tensors("", held) if (x := _first_of(each)) is not None), None)
+    if is_tensor(value):
+        x = getattr(value, "_local_tensor", value)
+        is_plain = type(x) in (Tensor, nn.Parameter) and x.dtype in _FORMATS
+        return x.detach() if is_plain and is_readable(x) else None
+    return next((x for _, tensor in Walk().tensors("", value) if (x := _first_tensor(tensor)) is not None), None)
 
 
-def _some(x: Tensor, at: float) -> Tensor:
-    """A copy of ``LENGTH`` neighbouring elements, or all; ``at`` is between 0, the first ones, and 1, the last ones."""
+def _copy_elements(x: Tensor, fraction: float) -> Tensor:
+    """A copy of ``LENGTH`` neighbouring elements, or all, at ``fraction`` of them: 0 is the start, 1 the end."""
     if x.is_contiguous():
         x = x.view(-1)
     while x.dim() > 1:
-        x = x[int(at * x.shape[0])]
+        x = x[int(fraction * x.shape[0])]
     num = min(LENGTH, x.shape[0])
-    start = int(at * (x.shape[0] - num + 1))
+    start = int(fraction * (x.shape[0] - num + 1))
     return x[start : start + num].clone()
 
 
-def _compared(sample: _Sample, values: Sequence[Tensor]) -> Recomputed:
-    """Each value that was computed again beside those of its place in the forward passes.
+def _compared(sample: _RecomputedSample, values: Sequence[Tensor]) -> Recomputed:
+    """Compare each value that was computed again with those of its place in the forward passes.
 
     A module may run several times a step, and recomputation goes through them backwards, so a value is right if one of
     the forward passes has it. If none has, it is compared with the one that came, there, after the value before, unless
     it may be of a forward pass that was not seen.
     """
-    with_value: dict[tuple[_Seen, bytes], list[int]] = {}
-    for position, seen in enumerate(sample.forward):
-        with_value.setdefault((seen, _bits(values[position])), []).append(position)
-    allowed = rounding_explains([seen.dtype for run in (sample.forward, *sample.again) for seen in run])
-    equal = rounded = alone = wrong = 0
-    apart: list[Apart] = []
+    with_value: dict[tuple[_ValueKey, bytes], list[int]] = {}
+    for position, key in enumerate(sample.forward):
+        with_value.setdefault((key, _bits(values[position])), []).append(position)
+    allowed = rounding_explains([key.dtype for keys in (sample.forward, *sample.again) for key in keys])
+    equal = rounded = unmatched = wrong = 0
+    differences: list[Apart] = []
     number = len(sample.forward)
-    for run in sample.again:
-        after: list[int] = []
+    for keys in sample.again:
+        last_positions: list[int] = []
         differs = False
-        for seen in run:
-            mine, number = values[number], number + 1
-            same = with_value.get((seen, _bits(mine)))
-            if same:
-                equal, after, differs = equal + 1, same, False
+        for key in keys:
+            value_again, number = values[number], number + 1
+            equal_positions = with_value.get((key, _bits(value_again)))
+            if equal_positions:
+                equal, last_positions, differs = equal + 1, equal_positions, False
                 continue
-            places = [position + 1 for position in after if _goes_on(sample.forward, position + 1, seen)]
-            if not places or seen.of not in sample.complete:
-                alone, after, differs = alone + 1, [], False
+            next_positions = [at + 1 for at in last_positions if _fits(sample.forward, at + 1, key)]
+            if not next_positions or key.module not in sample.complete:
+                unmatched, last_positions, differs = unmatched + 1, [], False
                 continue
-            found = [_apart(sample, place, seen, values[place], mine) for place in places]
-            least = min(found, key=lambda one: one.relative)
-            after = [place for place, one in zip(places, found, strict=True) if one is least]
-            if sample.forward[after[0]] == seen and least.relative <= allowed:
+            candidates = [
+                _difference(sample, position, key, values[position], value_again) for position in next_positions
+            ]
+            closest = min(candidates, key=lambda candidate: candidate.relative)
+            last_positions = [
+                position for position, candidate in zip(next_positions, candidates, strict=True) if candidate is closest
+            ]
+            if sample.forward[last_positions[0]] == key and closest.relative <= allowed:
                 rounded += 1
             else:
                 wrong += 1
-                if not differs and len(apart) < MAX_APART:
-                    apart.append(least)
+                if not differs and len(differences) < MAX_DIFFERENCES:
+                    differences.append(closest)
                 differs = True
-    return Recomputed(equal + rounded + wrong, equal, rounded, alone, tuple(apart), sample.iterating if apart else ())
+    return Recomputed(
+        equal + rounded + wrong, equal, rounded, unmatched, tuple(differences), sample.iterating if differences else ()
+    )
 
 
-def _goes_on(forward: Sequence[_Seen], position: int, seen: _Seen) -> bool:
-    """Whether the forward pass has a value of the same module there, in the same order of memory."""
+def _fits(forward: Sequence[_ValueKey], position: int, key: _ValueKey) -> bool:
+    """True if the forward pass has a value of this module at ``position``, in the same order of memory."""
     if position >= len(forward):
         return False
-    there = forward[position]
-    return (there.of, there.is_output, there.contiguous) == (seen.of, seen.is_output, seen.contiguous)
+    forward_key = forward[position]
+    return (forward_key.module, forward_key.is_output, forward_key.contiguous) == (
+        key.module,
+        key.is_output,
+        key.contiguous,
+    )
 
 
 def _bits(value: Tensor) -> bytes:
     return value.numpy().tobytes()
 
 
-def _apart(sample: _Sample, position: int, seen: _Seen, value: Tensor, again: Tensor) -> Apart:
+def _difference(sample: _RecomputedSample, position: int, key: _ValueKey, value: Tensor, value_again: Tensor) -> Apart:
     first, before = sample.forward[position], sample.forward[position - 1]
     relative, zeros = 2.0, 0
-    if first.shape == seen.shape:
-        length = max(float(value.norm()), float(again.norm()))
-        off = float((value - again).norm())
-        relative = off / length if off < float("inf") and 0 < length < float("inf") else 2.0
-        masked = (value == 0) != (again == 0)
-        zeros = int(masked.sum()) if bool((masked | (value == again)).all()) else 0
+    if first.shape == key.shape:
+        length = max(float(value.norm()), float(value_again.norm()))
+        distance = float((value - value_again).norm())
+        relative = distance / length if distance < float("inf") and 0 < length < float("inf") else 2.0
+        masked = (value == 0) != (value_again == 0)
+        zeros = int(masked.sum()) if bool((masked | (value == value_again)).all()) else 0
     return Apart(
-        sample.names[seen.of],
-        seen.is_output,
-        sample.names[before.of],
+        sample.names[key.module],
+        key.is_output,
+        sample.names[before.module],
         before.is_output,
         first.dtype,
-        seen.dtype,
+        key.dtype,
         first.shape,
-        seen.shape,
+        key.shape,
         relative,
         zeros,
-        len(again),
+        len(value_again),
     )
 
 

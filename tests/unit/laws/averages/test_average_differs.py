@@ -183,7 +183,7 @@ def test_an_average_that_rounding_holds_for_now_is_left_alone(tmp_path):
 
 
 def test_copies_now_and_then_leave_no_buffers_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(averages, "NUM_PLACES", 3)
+    monkeypatch.setattr(averages, "NUM_SLICES", 3)
 
     def update(step, average, model):
         if step % 10 == 9:
@@ -303,7 +303,7 @@ def test_only_copies_that_nothing_trains_are_looked_at():
     copied, declared, trains, torchs = copy.deepcopy(model), copy.deepcopy(model), copy.deepcopy(model), own_net()
     trains[0].weight.grad = torch.zeros(24, 6)
     averaged = AveragedModel(torchs)
-    copies = averages.copies_of(model, [averages.Average(declared)])
+    copies = averages.model_copies(model, [averages.Average(declared)])
     assert {id(module) for module in copies} == {id(copied), id(torchs)}
-    assert id(averaged.module) not in {id(module) for module in averages.copies_of(torchs, [])}
-    assert averages.copies_of(unlike, []) == []
+    assert id(averaged.module) not in {id(module) for module in averages.model_copies(torchs, [])}
+    assert averages.model_copies(unlike, []) == []

@@ -19,7 +19,7 @@ from trueline.capture.probes.around_update.update_slices import (
     UpdateSample,
     law_of,
     num_slices,
-    places_of,
+    sample_slices,
 )
 from trueline.judge.series.sampled_updates import sampled_updates
 
@@ -225,7 +225,7 @@ def test_parameters_are_looked_at_in_rotation():
     layout = SimpleNamespace(frozen=(), index_of={}, names=(), params=())
     optimizer, first, seen = torch.optim.SGD(params, lr=1.0), 0, []
     for step in range(3):
-        places, first = places_of(optimizer, layout, first=first, random=random.Random(step))
+        places, first = sample_slices(optimizer, layout, first=first, random=random.Random(step))
         assert all(place.num == LENGTH for place in places)
         seen += [place.position for place in places]
     assert seen == list(range(3 * NUM_SLICES))
@@ -237,7 +237,7 @@ def test_of_the_first_samples_most_are_small_and_the_rotation_goes_on():
     optimizer, first, seen = torch.optim.SGD(params, lr=1.0), 0, []
     assert [num_slices(age) for age in (FIRST - 1, EARLY)] == [NUM_SLICES, NUM_SLICES]
     for age in range(FIRST, EARLY):
-        places, first = places_of(optimizer, layout, first=first, num=num_slices(age), random=random.Random(age))
+        places, first = sample_slices(optimizer, layout, first=first, num=num_slices(age), random=random.Random(age))
         seen += [place.position for place in places]
     assert seen == list(range((EARLY - FIRST) * FEWER))
 
@@ -245,7 +245,7 @@ def test_of_the_first_samples_most_are_small_and_the_rotation_goes_on():
 def test_a_slice_of_what_is_not_contiguous_is_of_one_row():
     param = nn.Parameter(torch.arange(64.0).view(4, 16).t())
     param.grad = param.detach().contiguous() * 2
-    (place, *_), _ = places_of(torch.optim.SGD([param], lr=1.0), layout_of(param), first=0, random=random.Random(3))
+    (place, *_), _ = sample_slices(torch.optim.SGD([param], lr=1.0), layout_of(param), first=0, random=random.Random(3))
     assert place.num == 4
     assert torch.equal(place.of(param), param.detach().flatten()[place.start : place.start + 4])
     assert torch.equal(place.of(param.grad), 2 * place.of(param))
@@ -253,7 +253,7 @@ def test_a_slice_of_what_is_not_contiguous_is_of_one_row():
 
 def test_memory_that_other_processes_write_to_is_left_out():
     param = nn.Parameter(torch.zeros(20).share_memory_())
-    assert places_of(torch.optim.SGD([param], lr=1.0), layout_of(param), first=0, random=random.Random(0))[0] == []
+    assert sample_slices(torch.optim.SGD([param], lr=1.0), layout_of(param), first=0, random=random.Random(0))[0] == []
 
 
 class Renamed(torch.optim.AdamW):
@@ -280,5 +280,5 @@ def test_an_optimizer_is_known_by_its_step():
 def test_secrets_in_settings_are_not_kept():
     param = nn.Parameter(torch.zeros(4))
     optimizer = torch.optim.SGD([{"params": [param], "api_key": "sk-abcdefghijklmnopqrstuvwxyz0123456789"}], lr=1.0)
-    places, _ = places_of(optimizer, layout_of(param), first=0, random=random.Random(0))
+    places, _ = sample_slices(optimizer, layout_of(param), first=0, random=random.Random(0))
     assert "sk-abc" not in str(update_slices.UpdateSample(optimizer, layout_of(param), places).facts)

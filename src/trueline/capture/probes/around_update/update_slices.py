@@ -1,4 +1,4 @@
-"""Which elements of an optimizer's parameters, gradients and states are looked at around one update, and their copies.
+"""Elements of an optimizer's parameters, gradients and states that are looked at around one update, and their copies.
 
 Contiguous elements at random places: one view and one copy a tensor, and whole SIMD blocks and warps are seen.
 """
@@ -32,10 +32,10 @@ wrong with every parameter shows in one slice, and the rotation goes on."""
 NUM_COPIES = 8
 """Parameters whose copies in higher precision are looked at in a sample."""
 
-_NUMBERS = ("step", "mu_product", "param_norm")
+_SCALAR_STATES = ("step", "mu_product", "param_norm")
 """Of a parameter, what is one number for all of its elements."""
 
-KNOWN = ("AdamW", "Adam", "SGD", "Adagrad", "RMSprop", "Adamax", "NAdam")
+PREDICTED_CLASSES = ("AdamW", "Adam", "SGD", "Adagrad", "RMSprop", "Adamax", "NAdam")
 """Classes of ``torch.optim`` whose updates ``judge.updates.laws`` predicts; a subclass in front of its base."""
 
 BOUNDED = {
@@ -52,9 +52,9 @@ _OTHER_RULES = ("decoupled_wd", "adam")
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
-_MADE = ObjectTable[torch.optim.Optimizer, int]()
-_numbers = itertools.count()
-"""The number of each optimizer that was sampled, and those that are left."""
+_NUMBER_BY_OPTIMIZER = ObjectTable[torch.optim.Optimizer, int]()
+_next_numbers = itertools.count()
+"""The number of each optimizer that was sampled, and those that are not yet given."""
 
 MAX_OUTSIDE = 100
 """Names of parameters outside of the optimizer that a sample lists."""
@@ -64,32 +64,36 @@ NUM_ASIDE = 8
 
 
 def law_of(optimizer: torch.optim.Optimizer) -> str:
-    """The class of ``KNOWN`` whose ``step`` and states the optimizer has, whatever it is called, or its name in
-    ``BOUNDED``; '' for any other, as a subclass with a step of its own.
+    """The class of ``PREDICTED_CLASSES`` whose ``step`` and states the optimizer has, whatever its name, or its name
+    in ``BOUNDED``; '' for any other, as a subclass with a step of its own.
     """
-    own = type(optimizer)
-    for name in KNOWN:
-        known = getattr(torch.optim, name)
-        parts = ("step", "_init_group")
-        if isinstance(optimizer, known) and all(_plain(own, part) is _plain(known, part) for part in parts):
+    optimizer_class = type(optimizer)
+    for name in PREDICTED_CLASSES:
+        torch_class = getattr(torch.optim, name)
+        methods = ("step", "_init_group")
+        if isinstance(optimizer, torch_class) and all(
+            _plain(optimizer_class, method) is _plain(torch_class, method) for method in methods
+        ):
             return name
-    bounded = BOUNDED.get(f"{own.__module__}.{own.__qualname__}", "")
-    step = _plain(own, "step")
-    is_own = step.__qualname__ == f"{own.__qualname__}.step" and step.__module__.startswith(own.__module__)
-    plain = is_own and not any(getattr(optimizer, rule, False) for rule in _OTHER_RULES)
-    return bounded if plain else ""
+    bounded = BOUNDED.get(f"{optimizer_class.__module__}.{optimizer_class.__qualname__}", "")
+    step = _plain(optimizer_class, "step")
+    is_own = step.__qualname__ == f"{optimizer_class.__qualname__}.step" and step.__module__.startswith(
+        optimizer_class.__module__
+    )
+    is_plain = is_own and not any(getattr(optimizer, rule, False) for rule in _OTHER_RULES)
+    return bounded if is_plain else ""
 
 
-def _plain(of: type, name: str) -> Any:
+def _plain(owner: type, name: str) -> Any:
     """A method without what torch wraps around it."""
-    return inspect.unwrap(getattr(of, name))
+    return inspect.unwrap(getattr(owner, name))
 
 
 def _number_of(optimizer: torch.optim.Optimizer) -> int:
-    number = _MADE.get(optimizer)
+    number = _NUMBER_BY_OPTIMIZER.get(optimizer)
     if number is None:
-        number = next(_numbers)
-        _MADE.set(optimizer, number)
+        number = next(_next_numbers)
+        _NUMBER_BY_OPTIMIZER.set(optimizer, number)
     return number
 
 
@@ -97,13 +101,13 @@ def sampled_copies(
     optimizer: torch.optim.Optimizer, layout: Layout, *, random: random.Random
 ) -> list[tuple[Copy, int]]:
     """Of ``NUM_COPIES`` copies, at random, each with the first of the elements to look at."""
-    every = copies_of(optimizer, layout)
-    some = random.sample(every, min(NUM_COPIES, len(every)))
-    return [(copy, random.randrange(max(copy.working.numel() - LENGTH, 0) + 1)) for copy in some]
+    copies = copies_of(optimizer, layout)
+    chosen_copies = random.sample(copies, min(NUM_COPIES, len(copies)))
+    return [(copy, random.randrange(max(copy.working.numel() - LENGTH, 0) + 1)) for copy in chosen_copies]
 
 
 @dataclass(frozen=True)
-class Place:
+class ParamSlice:
     """One slice of ``param``: ``num`` elements from the flat index ``start`` on; of a tensor that is not contiguous
     they are of one row.
     """
@@ -117,17 +121,17 @@ class Place:
     index: tuple[int, ...] | None
     shape: torch.Size
 
-    def of(self, tensor: Tensor) -> Tensor | None:
+    def view(self, tensor: Tensor) -> Tensor | None:
         """[num] view of these elements of the parameter, its gradient or a state; None where it has none such."""
-        own = _memory(tensor)
-        if not _is_plain(own) or own.shape != self.shape:
+        memory = _memory(tensor)
+        if not _is_readable(memory) or memory.shape != self.shape:
             return None
         if self.index is not None:
-            first = sum(at * stride for at, stride in zip(self.index, own.stride(), strict=True))
-            return torch.as_strided(own, (self.num,), (own.stride(-1),), own.storage_offset() + first)
-        if not own.is_contiguous():
+            first = sum(coordinate * stride for coordinate, stride in zip(self.index, memory.stride(), strict=True))
+            return torch.as_strided(memory, (self.num,), (memory.stride(-1),), memory.storage_offset() + first)
+        if not memory.is_contiguous():
             return None
-        return torch.as_strided(own, (self.num,), (1,), own.storage_offset() + self.start)
+        return torch.as_strided(memory, (self.num,), (1,), memory.storage_offset() + self.start)
 
 
 def _memory(tensor: Tensor) -> Tensor:
@@ -138,12 +142,12 @@ def _memory(tensor: Tensor) -> Tensor:
     return local(tensor) if inner is None else inner
 
 
-def _is_plain(own: Tensor) -> bool:
-    return own.layout is torch.strided and own.is_floating_point() and type(own) in _PLAIN
+def _is_readable(memory: Tensor) -> bool:
+    return memory.layout is torch.strided and memory.is_floating_point() and type(memory) in _PLAIN
 
 
 def _is_whole(param: Tensor) -> bool:
-    """Whether its norm is what the optimizer computes: that of a DTensor is of all shards."""
+    """True where its norm is what the optimizer computes: that of a DTensor is of all shards."""
     return type(param) in _PLAIN
 
 
@@ -152,68 +156,72 @@ def num_slices(age: int) -> int:
     return FEWER if FIRST <= age < EARLY else NUM_SLICES
 
 
-def places_of(
+def sample_slices(
     optimizer: torch.optim.Optimizer, layout: Layout, *, first: int, num: int = NUM_SLICES, random: random.Random
-) -> tuple[list[Place], int]:
-    """``num`` places, in rotation from the parameter at ``first`` of all groups together, and where the next sample is
-    to begin. Small parameters are taken once a sample.
+) -> tuple[list[ParamSlice], int]:
+    """``num`` slices, in rotation from the parameter at ``first`` of all groups together, and the position at which the
+    next sample is to begin. Small parameters are taken once a sample.
     """
-    every = [(group, param) for group, held in enumerate(optimizer.param_groups) for param in held["params"]]
+    params = [(group, param) for group, settings in enumerate(optimizer.param_groups) for param in settings["params"]]
     names = {id(param): name for name, param in layout.frozen} if layout.frozen else {}
-    found: list[Place] = []
-    for count in range(num if every else 0):
-        position = (first + count) % len(every)
-        group, param = every[position]
-        own = _memory(param)
-        numel = own.numel()
-        if not _is_plain(own) or not numel or (count >= len(every) and numel <= LENGTH) or _is_shared(own):
+    slices: list[ParamSlice] = []
+    for count in range(num if params else 0):
+        position = (first + count) % len(params)
+        group, param = params[position]
+        memory = _memory(param)
+        numel = memory.numel()
+        if not _is_readable(memory) or not numel or (count >= len(params) and numel <= LENGTH) or _is_shared(memory):
             continue
-        at = layout.index_of.get(id(param))
-        name = names.get(id(param), "") if at is None else layout.names[at]
-        found.append(_place(param, name, position, group, own, random))
-    return found, (first + num) % max(len(every), 1)
+        index = layout.index_of.get(id(param))
+        name = names.get(id(param), "") if index is None else layout.names[index]
+        slices.append(_draw_slice(param, name, position, group, memory, random))
+    return slices, (first + num) % max(len(params), 1)
 
 
-def _is_shared(own: Tensor) -> bool:
-    """Whether other processes write to it, as in Hogwild."""
-    return own.is_cpu and own.untyped_storage().is_shared()
+def _is_shared(memory: Tensor) -> bool:
+    """True where other processes write to it, as in Hogwild."""
+    return memory.is_cpu and memory.untyped_storage().is_shared()
 
 
-def place_in(param: Tensor, layout: Layout, random: random.Random) -> Place | None:
-    """A random place in a parameter that ``layout`` has; None where it has no plain elements."""
-    at = layout.index_of[id(param)]
-    return place_at(layout.names[at], param, random, position=at)
+def slice_in(param: Tensor, layout: Layout, random: random.Random) -> ParamSlice | None:
+    """A random slice of a parameter that ``layout`` has; None where it has no plain elements."""
+    position = layout.index_of[id(param)]
+    return slice_at(layout.names[position], param, random, position=position)
 
 
-def place_at(name: str, tensor: Tensor, random: random.Random, *, position: int = -1) -> Place | None:
-    """A random place in a tensor; None where it has no plain elements."""
-    own = _memory(tensor)
-    if not _is_plain(own) or not own.numel() or _is_shared(own):
+def slice_at(name: str, tensor: Tensor, random: random.Random, *, position: int = -1) -> ParamSlice | None:
+    """A random slice of a tensor; None where it has no plain elements."""
+    memory = _memory(tensor)
+    if not _is_readable(memory) or not memory.numel() or _is_shared(memory):
         return None
-    return _place(tensor, name, position, 0, own, random)
+    return _draw_slice(tensor, name, position, 0, memory, random)
 
 
-def _place(param: Tensor, name: str, position: int, group: int, own: Tensor, random: random.Random) -> Place:
-    if own.is_contiguous():
-        num = min(LENGTH, own.numel())
-        return Place(param, name, position, group, random.randrange(own.numel() - num + 1), num, None, own.shape)
-    num = min(LENGTH, own.shape[-1])
-    index = (*(random.randrange(size) for size in own.shape[:-1]), random.randrange(own.shape[-1] - num + 1))
+def _draw_slice(
+    param: Tensor, name: str, position: int, group: int, memory: Tensor, random: random.Random
+) -> ParamSlice:
+    if memory.is_contiguous():
+        num = min(LENGTH, memory.numel())
+        return ParamSlice(
+            param, name, position, group, random.randrange(memory.numel() - num + 1), num, None, memory.shape
+        )
+    num = min(LENGTH, memory.shape[-1])
+    index = (*(random.randrange(size) for size in memory.shape[:-1]), random.randrange(memory.shape[-1] - num + 1))
     start = 0
-    for at, size in zip(index, own.shape, strict=True):
-        start = start * size + at
-    return Place(param, name, position, group, start, num, index, own.shape)
+    for coordinate, size in zip(index, memory.shape, strict=True):
+        start = start * size + coordinate
+    return ParamSlice(param, name, position, group, start, num, index, memory.shape)
 
 
-Key = tuple[torch.device, torch.dtype]
+_BufferKey = tuple[torch.device, torch.dtype]
 
 
 class Gathered:
     """Views of elements in the order in which they were added, and one copy of them all for each device and dtype."""
 
     def __init__(self) -> None:
-        self._views: dict[Key, list[Tensor]] = {}
-        self._order: list[tuple[Key, int]] = []
+        self._views: dict[_BufferKey, list[Tensor]] = {}
+        self._order: list[tuple[_BufferKey, int]] = []
         self.num = 0
         """Elements that were added."""
 
@@ -232,25 +240,25 @@ class Gathered:
     def hand_over(self, name: str) -> dict[str, Tensor]:
         """The copies by names that begin with ``name``, once."""
         copies, self._copies = self._copies, {}
-        self._names = {key: f"{name}_{place}" for place, key in enumerate(copies)}
+        self._names = {key: f"{name}_{number}" for number, key in enumerate(copies)}
         return {self._names[key]: copy for key, copy in copies.items()}
 
     def values(self, host: Mapping[str, Tensor]) -> list[Tensor]:
         """What was added, in its order, from the copies that were handed over."""
-        nums: dict[Key, list[int]] = {}
+        nums: dict[_BufferKey, list[int]] = {}
         for key, num in self._order:
             nums.setdefault(key, []).append(num)
-        parts = {key: iter(host[self._names[key]].to(torch.float64).split(each)) for key, each in nums.items()}
+        parts = {key: iter(host[self._names[key]].to(torch.float64).split(sizes)) for key, sizes in nums.items()}
         return [next(parts[key]) for key, _ in self._order]
 
     def flat(self, host: Mapping[str, Tensor]) -> list[Tensor]:
-        """The same one after the other, in few pieces: one where all are of one device and dtype."""
-        (name, *others) = self._names.values() or ("",)
-        return self.values(host) if others or not name else [host[name].to(torch.float64)]
+        """Values in the order of ``values``, in few pieces: one where all are of one device and dtype."""
+        (name, *more_names) = self._names.values() or ("",)
+        return self.values(host) if more_names or not name else [host[name].to(torch.float64)]
 
 
 class UpdateSample:
-    """One update of ``optimizer`` at sampled ``places``, and of ``copies`` what the forward pass used beside what is
+    """One update of ``optimizer`` at sampled ``slices``, and of ``copies`` what the forward pass used beside what is
     updated: call ``before`` and ``after`` around it. ``facts`` are what a reader needs to know of the values, ready for
     JSON.
     """
@@ -259,82 +267,94 @@ class UpdateSample:
         self,
         optimizer: torch.optim.Optimizer,
         layout: Layout,
-        places: Sequence[Place],
+        slices: Sequence[ParamSlice],
         *,
         copies: Sequence[tuple[Copy, int]] = (),
     ) -> None:
-        self._optimizer, self._layout, self._places, self._pairs = optimizer, layout, places, copies
+        self._optimizer, self._layout, self._slices, self._pairs = optimizer, layout, slices, copies
         self._law = law_of(optimizer)
         self._before, self._after = Gathered(), Gathered()
         self._roles: dict[tuple[tuple[str, str, int], ...], int] = {}
-        self._found: list[tuple[int, int, int]] = []
-        self._left: list[int] = []
-        own = type(optimizer)
+        self._offsets: list[tuple[int, int, int]] = []
+        self._offsets_after: list[int] = []
+        optimizer_class = type(optimizer)
         self.facts: dict[str, Any] = {
-            "optimizer": f"{own.__module__}.{own.__qualname__}",
+            "optimizer": f"{optimizer_class.__module__}.{optimizer_class.__qualname__}",
             "law": self._law,
             "made": _number_of(optimizer),
-            "groups": {group: self._settings(group) for group in dict.fromkeys(place.group for place in places)},
+            "groups": {
+                group: self._settings(group) for group in dict.fromkeys(param_slice.group for param_slice in slices)
+            },
             "slices": [],
-            **_outside(optimizer, layout),
+            **_outside_facts(optimizer, layout),
         }
 
     def before(self) -> None:
         """Copy parameters, gradients and states as the update finds them."""
-        for place in self._places:
-            grad = place.param.grad
-            entry = {"name": place.name, "at": place.position, "group": place.group, "start": place.start}
-            entry |= {"numel": place.shape.numel(), "trains": place.param.requires_grad}
-            if self._law in BOUNDED.values() and _is_whole(place.param):
-                entry["shape"] = list(place.shape)
-            states = self._states(place)
-            at = self._before.num
-            entry |= {"grad": grad is not None, "before": self._add(self._before, place, states, grad)}
-            self._found.append((at, place.num, 0 if grad is None else place.num))
+        for param_slice in self._slices:
+            grad = param_slice.param.grad
+            entry = {
+                "name": param_slice.name,
+                "at": param_slice.position,
+                "group": param_slice.group,
+                "start": param_slice.start,
+            }
+            entry |= {"numel": param_slice.shape.numel(), "trains": param_slice.param.requires_grad}
+            if self._law in BOUNDED.values() and _is_whole(param_slice.param):
+                entry["shape"] = list(param_slice.shape)
+            states = self._states(param_slice)
+            offset = self._before.num
+            entry |= {"grad": grad is not None, "before": self._add(self._before, param_slice, states, grad)}
+            self._offsets.append((offset, param_slice.num, 0 if grad is None else param_slice.num))
             self.facts["slices"].append(entry | _plain_numbers(states, "before"))
         self.facts["extra"] = [name for name, value in self._extra() if _add_number(self._before, value)]
         self.facts["copies"] = [self._add_copy(copy, start) for copy, start in self._pairs]
-        self.facts["aside"] = [self._add_aside(place) for place in _aside(self._optimizer, self._layout)]
+        self.facts["aside"] = [
+            self._add_aside(param_slice) for param_slice in _aside_slices(self._optimizer, self._layout)
+        ]
         self._before.copy()
 
     def after(self) -> None:
         """Copy parameters and states as the update leaves them."""
-        for place, entry in zip(self._places, self.facts["slices"], strict=True):
-            states = self._states(place)
-            self._left.append(self._before.num + self._after.num)
-            entry["after"] = self._add(self._after, place, states, None)
+        for param_slice, entry in zip(self._slices, self.facts["slices"], strict=True):
+            states = self._states(param_slice)
+            self._offsets_after.append(self._before.num + self._after.num)
+            entry["after"] = self._add(self._after, param_slice, states, None)
             entry |= _plain_numbers(states, "after")
         self._after.copy()
         self.facts["roles"] = [[list(role) for role in roles] for roles in self._roles]
 
     def hand_over(self) -> dict[str, Tensor]:
         """The copies by name, to be brought to the host; what they are of is let go."""
-        self._places = self._pairs = ()
+        self._slices = self._pairs = ()
         del self._layout
         return self._before.hand_over("update_before") | self._after.hand_over("update_after")
 
     def values(self, host: Mapping[str, Tensor]) -> list[float]:
         """What was copied, in the order in which it was added: before the update, then after it."""
-        every = [*self._before.flat(host), *self._after.flat(host)]
-        return torch.cat(every).tolist() if every else []
+        pieces = [*self._before.flat(host), *self._after.flat(host)]
+        return torch.cat(pieces).tolist() if pieces else []
 
     def is_still(self, values: Sequence[float]) -> bool:
-        """Whether the elements of a parameter are as they were, though their gradient is not zero."""
+        """True if the elements of some parameter are as they were, though their gradient is not zero."""
         return any(
-            values[found : found + num] == values[left : left + num] and any(values[found + num : found + num + grads])
-            for (found, num, grads), left in zip(self._found, self._left, strict=False)
+            values[offset : offset + num] == values[offset_after : offset_after + num]
+            and any(values[offset + num : offset + num + grads])
+            for (offset, num, grads), offset_after in zip(self._offsets, self._offsets_after, strict=False)
         )
 
-    def _add(self, to: Gathered, place: Place, states: Sequence[tuple[str, Any]], grad: Tensor | None) -> int:
-        """Add the views of ``place``; which list of roles they have."""
-        named: list[tuple[str, Any]] = [("param", place.param), *([] if grad is None else [("grad", grad)])]
+    def _add(
+        self, gathered: Gathered, param_slice: ParamSlice, states: Sequence[tuple[str, Any]], grad: Tensor | None
+    ) -> int:
+        """Add the views of ``param_slice``; the number of the list of roles that they have."""
+        tensors: list[tuple[str, Any]] = [("param", param_slice.param), *([] if grad is None else [("grad", grad)])]
         roles: list[tuple[str, str, int]] = []
-        for name, tensor in [*named, *states]:
+        for name, tensor in [*tensors, *states]:
             if not isinstance(tensor, Tensor):
                 continue
-            view = tensor.reshape(1) if name in _NUMBERS and tensor.numel() == 1 else place.of(tensor)
+            view = tensor.reshape(1) if name in _SCALAR_STATES and tensor.numel() == 1 else param_slice.view(tensor)
             if view is not None:
-                to.add(view)
+                gathered.add(view)
                 roles.append((name, str(view.dtype).removeprefix("torch."), view.shape[0]))
         return self._roles.setdefault(tuple(roles), len(self._roles))
 
@@ -345,30 +365,37 @@ class UpdateSample:
             self._before.add(tensor.detach()[start : start + num])
         return [copy.name, num, str(copy.working.dtype).removeprefix("torch."), copy.certain]
 
-    def _add_aside(self, place: Place) -> list[Any]:
+    def _add_aside(self, param_slice: ParamSlice) -> list[Any]:
         """Name, number of elements, how often it was written to, and whether it is to train."""
-        own = _memory(place.param).detach()
-        view = place.of(own)
-        self._before.add(own.new_zeros(0) if view is None else view)
-        return [place.name, 0 if view is None else place.num, place.param._version, place.param.requires_grad]
+        memory = _memory(param_slice.param).detach()
+        view = param_slice.view(memory)
+        self._before.add(memory.new_zeros(0) if view is None else view)
+        return [
+            param_slice.name,
+            0 if view is None else param_slice.num,
+            param_slice.param._version,
+            param_slice.param.requires_grad,
+        ]
 
-    def _states(self, place: Place) -> list[tuple[str, Any]]:
+    def _states(self, param_slice: ParamSlice) -> list[tuple[str, Any]]:
         if self._law in BOUNDED.values():
-            return [("param_norm", place.param.detach().float().norm())] if _is_whole(place.param) else []
-        state = self._optimizer.state.get(place.param) if self._law else None
+            return [("param_norm", param_slice.param.detach().float().norm())] if _is_whole(param_slice.param) else []
+        state = self._optimizer.state.get(param_slice.param) if self._law else None
         return list(state.items()) if isinstance(state, dict) else []
 
     def _settings(self, group: int) -> dict[str, Any]:
-        held = self._optimizer.param_groups[group]
-        return redacted({key: plain_value(held[key]) for key in held if key not in ("params", "param_names")})
+        group_settings = self._optimizer.param_groups[group]
+        return redacted(
+            {key: plain_value(group_settings[key]) for key in group_settings if key not in ("params", "param_names")}
+        )
 
     def _extra(self) -> Iterator[tuple[str, Any]]:
-        """What else goes into the update: the scaler's part of a fused one, and settings that are on a device."""
+        """Other operands of the update: the scaler's part of a fused one, and settings that are on a device."""
         for name in ("grad_scale", "found_inf"):
             yield name, getattr(self._optimizer, name, None)
         for group in self.facts["groups"]:
-            held = self._optimizer.param_groups[group]
-            for name, value in held.items():
+            group_settings = self._optimizer.param_groups[group]
+            for name, value in group_settings.items():
                 if isinstance(value, Tensor) and value.device.type != "cpu":
                     yield f"{group}.{name}", value
 
@@ -378,47 +405,49 @@ def _plain_numbers(states: Sequence[tuple[str, Any]], when: str) -> dict[str, fl
     return {f"{when}_{name}": float(value) for name, value in states if isinstance(value, (int, float))}
 
 
-def _add_number(to: Gathered, value: Any) -> bool:
+def _add_number(gathered: Gathered, value: Any) -> bool:
     """Add a tensor of one number, if it is one."""
-    is_one = isinstance(value, Tensor) and value.numel() == 1
-    if is_one:
-        to.add(_memory(value).reshape(1))
-    return is_one
+    is_scalar = isinstance(value, Tensor) and value.numel() == 1
+    if is_scalar:
+        gathered.add(_memory(value).reshape(1))
+    return is_scalar
 
 
-def _outside(optimizer: torch.optim.Optimizer, layout: Layout) -> dict[str, Any]:
-    """How many of the optimizer's parameters are the model's and train, and the names of those of the model that have a
-    gradient and that it does not hold; where it holds none that trains, also of those that are frozen and that it does.
+def _outside_facts(optimizer: torch.optim.Optimizer, layout: Layout) -> dict[str, Any]:
+    """The number of the optimizer's parameters that are the model's and train, and the names of those of the model that
+    have a gradient and that it does not hold. Where it holds none that trains, also the names of frozen ones it holds.
     """
-    held = _held(optimizer)
-    num_held = sum(id(param) in held for param in layout.params)
-    outside = [name for name, param in _not_held(held, layout) if param.requires_grad and param.grad is not None]
-    found = {"num_held": num_held, "outside": outside[:MAX_OUTSIDE], "num_outside": len(outside)}
+    held_ids = _held_ids(optimizer)
+    num_held = sum(id(param) in held_ids for param in layout.params)
+    outside_names = [
+        name for name, param in _not_held(held_ids, layout) if param.requires_grad and param.grad is not None
+    ]
+    facts = {"num_held": num_held, "outside": outside_names[:MAX_OUTSIDE], "num_outside": len(outside_names)}
     if num_held:
-        return found
-    frozen = [name for name, param in layout.frozen if id(param) in held and not param.requires_grad]
-    return found | {"held_frozen": frozen[:MAX_OUTSIDE]}
+        return facts
+    frozen = [name for name, param in layout.frozen if id(param) in held_ids and not param.requires_grad]
+    return facts | {"held_frozen": frozen[:MAX_OUTSIDE]}
 
 
-def _held(optimizer: torch.optim.Optimizer) -> frozenset[int]:
+def _held_ids(optimizer: torch.optim.Optimizer) -> frozenset[int]:
     return frozenset(id(param) for group in optimizer.param_groups for param in group["params"])
 
 
-def _not_held(held: Collection[int], layout: Layout) -> Iterator[tuple[str, Tensor]]:
+def _not_held(held_ids: Collection[int], layout: Layout) -> Iterator[tuple[str, Tensor]]:
     """Of the model, also those that were frozen when watching began."""
     for name, param in (*zip(layout.names, layout.params, strict=True), *layout.frozen):
-        if id(param) not in held and param is not layout.absent:
+        if id(param) not in held_ids and param is not layout.absent:
             yield name, param
 
 
-def _aside(optimizer: torch.optim.Optimizer, layout: Layout) -> list[Place]:
-    """Places in parameters that the optimizer does not hold, the same ones in each sample."""
-    found: list[Place] = []
-    every = list(_not_held(_held(optimizer), layout))
+def _aside_slices(optimizer: torch.optim.Optimizer, layout: Layout) -> list[ParamSlice]:
+    """Slices of parameters that the optimizer does not hold, equal ones in each sample."""
+    slices: list[ParamSlice] = []
+    params = list(_not_held(_held_ids(optimizer), layout))
     for trains in (False, True):
-        some = [each for each in every if each[1].requires_grad is trains]
-        for name, param in random.Random(0).sample(some, min(NUM_ASIDE, len(some))):
-            own = _memory(param)
-            if _is_plain(own) and own.numel() and not _is_shared(own):
-                found.append(_place(param, name, -1, -1, own, random.Random(name)))
-    return found
+        candidates = [pair for pair in params if pair[1].requires_grad is trains]
+        for name, param in random.Random(0).sample(candidates, min(NUM_ASIDE, len(candidates))):
+            memory = _memory(param)
+            if _is_readable(memory) and memory.numel() and not _is_shared(memory):
+                slices.append(_draw_slice(param, name, -1, -1, memory, random.Random(name)))
+    return slices

@@ -1,4 +1,4 @@
-"""Whether the gradients that an update has used were cleared before more are added to them."""
+"""Find gradients that an update has used and that are not cleared before more are added to them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from trueline.capture.probes.around_update.sampling import NowAndThen, Waiting
 from trueline.capture.probes.around_update.update_slices import (
     NUM_SLICES,
     Gathered,
-    Place,
+    ParamSlice,
     num_slices,
-    place_in,
-    places_of,
+    sample_slices,
+    slice_in,
 )
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.parts import ProbeParts
@@ -38,44 +38,44 @@ more are marked: a look at each step would cost more than it tells."""
 
 
 @dataclass(eq=False)
-class _Kept:
-    """A gradient as an update left it: elements at ``place``, ``of`` by ``id``. ``added_to`` is whether a backward pass
-    has added to it since.
+class _KeptGradient:
+    """A gradient as an update left it: elements at ``param_slice`` of the tensor whose ``id`` was ``grad_id``.
+    ``added_to`` is true once a backward pass has added to it.
     """
 
-    place: Place
-    of: int
+    param_slice: ParamSlice
+    grad_id: int
     added_to: bool = False
 
     @property
-    def there(self) -> Tensor | None:
-        """The gradient, if it is still the same tensor."""
-        grad = self.place.param.grad
-        return grad if grad is not None and id(grad) == self.of else None
+    def grad(self) -> Tensor | None:
+        """The parameter's gradient, if it is still the tensor that the update left."""
+        grad = self.param_slice.param.grad
+        return grad if grad is not None and id(grad) == self.grad_id else None
 
 
 @dataclass(eq=False)
-class _Sample:
-    """Gradients as the update before ``step`` left them, and looks at them before its backward passes: what was copied,
-    and of which of ``kept``. ``versions`` are those before the backward pass that runs.
+class _GradientSample:
+    """Gradients as the update before ``step`` left them, and looks at them before its backward passes: copies, and of
+    which of ``gradients`` they are. ``versions`` are those before the backward pass that runs.
     """
 
     step: int
     positions: Mapping[int, int]
-    kept: list[_Kept]
-    left: Gathered
-    looks: list[tuple[Sequence[_Kept], Gathered]] = field(default_factory=list[tuple[Sequence[_Kept], Gathered]])
-    alive: list[_Kept] = field(default_factory=list[_Kept])
+    gradients: list[_KeptGradient]
+    copies: Gathered
+    looks: list[tuple[Sequence[_KeptGradient], Gathered]] = field(
+        default_factory=list[tuple[Sequence[_KeptGradient], Gathered]]
+    )
+    alive: list[_KeptGradient] = field(default_factory=list[_KeptGradient])
     versions: Sequence[int] = ()
     by_mark: bool = False
 
 
 class _Marks(NamedTuple):
-    """Gradients as the update before a step left them: where they are, which they are by ``id``, and how often each was
-    written to until then.
-    """
+    """Gradients as the update before a step left them: slice, ``id``, and how often each was written to until then."""
 
-    gradients: list[tuple[Place, int, int]]
+    gradients: list[tuple[ParamSlice, int, int]]
     optimizer: Any
 
 
@@ -95,11 +95,11 @@ class KeptGradientProbe:
         self._guard = guard
         self._next_param = rank * NUM_SLICES  # replicas look at other parameters
         self._times = NowAndThen()
-        self._sample: _Sample | None = None
-        self._waiting = Waiting[_Sample]()
+        self._sample: _GradientSample | None = None
+        self._waiting = Waiting[_GradientSample]()
         self._step: Step | None = None
         self._marks: _Marks | None = None
-        self._places: list[Place] = []
+        self._marked_slices: list[ParamSlice] = []
         self._marked_of: Layout | None = None
         self._marked_by: Any = None
         self._num_cleared_unseen = 0
@@ -110,7 +110,7 @@ class KeptGradientProbe:
     def detach(self) -> None:
         """Stop listening."""
         self._sample = self._marks = self._step = self._marked_of = self._marked_by = None
-        self._places = []
+        self._marked_slices = []
         patches.backward.remove(self._before_backward)
         patches.backward.remove(self._after_backward)
 
@@ -140,59 +140,61 @@ class KeptGradientProbe:
         sample, self._sample = self._sample, None
         if sample is None or not sample.looks:
             return {}
-        used = (
+        trained_ids = (
             {id(param) for group in step.optimizer.param_groups for param in group["params"]} if step.optimizer else ()
         )
         sample.alive = [
-            one
-            for one in sample.alive
-            if one.there is not None and one.added_to and (not used or id(one.place.param) in used)
+            gradient
+            for gradient in sample.alive
+            if gradient.grad is not None
+            and gradient.added_to
+            and (not trained_ids or id(gradient.param_slice.param) in trained_ids)
         ]
         self._waiting.put(step.number, sample)
         if not sample.alive:
             return {}
-        found = sample.left.hand_over("kept")
+        copies = sample.copies.hand_over("kept")
         for number, (_, look) in enumerate(sample.looks):
-            found |= look.hand_over(f"kept_{number}")
-        return found
+            copies |= look.hand_over(f"kept_{number}")
+        return copies
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
         """``kept_gradients``."""
         sample = self._waiting.take(step.number)
         if sample is None:
             return {}
-        alive = set(sample.alive) if any(name.startswith("kept") for name in host) else set[_Kept]()
+        alive = set(sample.alive) if any(name.startswith("kept") for name in host) else set[_KeptGradient]()
         if alive:
-            left = dict(zip(sample.kept, sample.left.values(host), strict=True))
-            for number, (of, look) in enumerate(sample.looks):
-                for one, values in zip(of, look.values(host), strict=True):
-                    same = values.equal(left[one]) if number == 0 else True
-                    if not (same and bool(values.any())):
-                        alive.discard(one)
+            values_left = dict(zip(sample.gradients, sample.copies.values(host), strict=True))
+            for number, (gradients, look) in enumerate(sample.looks):
+                for gradient, values in zip(gradients, look.values(host), strict=True):
+                    is_unchanged = values.equal(values_left[gradient]) if number == 0 else True
+                    if not (is_unchanged and bool(values.any())):
+                        alive.discard(gradient)
         if sample.by_mark and not alive:
             self._num_cleared_unseen += 1
             return {}
-        return {"kept_gradients": sorted(sample.positions[id(one.place.param)] for one in alive)}
+        return {"kept_gradients": sorted(sample.positions[id(gradient.param_slice.param)] for gradient in alive)}
 
-    def _of_update(self, step: Step) -> _Sample | None:
+    def _of_update(self, step: Step) -> _GradientSample | None:
         """Sampled elements of the gradients that the update leaves; None where none are to be seen."""
         optimizer, layout = step.optimizer, step.layout
         if optimizer is None:
             return None
-        places, self._next_param = places_of(
+        slices, self._next_param = sample_slices(
             optimizer, layout, first=self._next_param, num=num_slices(step.age), random=random.Random(step.number)
         )
-        found = {id(place.param): place for place in places}  # one a parameter
-        left, kept = Gathered(), list[_Kept]()
-        for place in found.values():
-            view = _view(place, place.param.grad) if _is_trained(place, layout) else None
+        slice_by_param = {id(param_slice.param): param_slice for param_slice in slices}  # one a parameter
+        copies, gradients = Gathered(), list[_KeptGradient]()
+        for param_slice in slice_by_param.values():
+            view = _view(param_slice, param_slice.param.grad) if _is_trained(param_slice, layout) else None
             if view is not None:
-                left.add(view)
-                kept.append(_Kept(place, id(place.param.grad)))
-        if not kept:
+                copies.add(view)
+                gradients.append(_KeptGradient(param_slice, id(param_slice.param.grad)))
+        if not gradients:
             return None
-        left.copy()
-        return _Sample(step.number + 1, layout.index_of, kept, left, alive=list(kept))
+        copies.copy()
+        return _GradientSample(step.number + 1, layout.index_of, gradients, copies, alive=list(gradients))
 
     def _mark(self, before: Step) -> _Marks | None:
         """The gradients that the update of the step ``before`` has left, of a few parameters that it was of."""
@@ -201,15 +203,17 @@ class KeptGradientProbe:
             return None
         if layout is not self._marked_of or optimizer is not self._marked_by:
             self._marked_of, self._marked_by = layout, optimizer
-            held = {id(param) for group in optimizer.param_groups for param in group["params"]}
-            params = [param for param in layout.params if id(param) in held]
-            some = params[:: -max(1, len(params) // NUM_MARKED)][:NUM_MARKED]
+            held_ids = {id(param) for group in optimizer.param_groups for param in group["params"]}
+            params = [param for param in layout.params if id(param) in held_ids]
+            chosen_params = params[:: -max(1, len(params) // NUM_MARKED)][:NUM_MARKED]
             chance = random.Random(before.number)
-            self._places = [place for param in some if (place := place_in(param, layout, chance)) is not None]
+            self._marked_slices = [
+                param_slice for param in chosen_params if (param_slice := slice_in(param, layout, chance)) is not None
+            ]
         marked = [
-            (place, id(grad), _version_of(grad))
-            for place in self._places
-            if (grad := place.param.grad) is not None and place.param.requires_grad
+            (param_slice, id(grad), _version(grad))
+            for param_slice in self._marked_slices
+            if (grad := param_slice.param.grad) is not None and param_slice.param.requires_grad
         ]
         return _Marks(marked, optimizer) if marked else None
 
@@ -218,24 +222,26 @@ class KeptGradientProbe:
         marks, step = self._marks, self._step
         if marks is None or step is None:
             return
-        same = [
-            _Kept(place, of)
-            for place, of, version in marks.gradients
-            if (grad := place.param.grad) is not None and id(grad) == of and _version_of(grad) == version
+        unwritten = [
+            _KeptGradient(param_slice, grad_id)
+            for param_slice, grad_id, version in marks.gradients
+            if (grad := param_slice.param.grad) is not None and id(grad) == grad_id and _version(grad) == version
         ]
         marks.gradients.clear()
-        if not same:  # as they were cleared
+        if not unwritten:  # as they were cleared
             return
-        left, kept = Gathered(), list[_Kept]()
-        for one in same:
-            view = _view(one.place, one.there)
+        copies, gradients = Gathered(), list[_KeptGradient]()
+        for gradient in unwritten:
+            view = _view(gradient.param_slice, gradient.grad)
             if view is not None:
-                left.add(view)
-                kept.append(one)
-        if kept:
-            left.copy()
+                copies.add(view)
+                gradients.append(gradient)
+        if gradients:
+            copies.copy()
             index_of = step.layout.index_of
-            self._sample = _Sample(step.number, index_of, kept, left, alive=list(kept), by_mark=True)
+            self._sample = _GradientSample(
+                step.number, index_of, gradients, copies, alive=list(gradients), by_mark=True
+            )
 
     def _before_backward(self, *args: Any, **kwargs: Any) -> None:
         if self._marks is not None and self._marks.gradients and not in_backward():
@@ -245,41 +251,45 @@ class KeptGradientProbe:
         if sample is None or in_backward() or not (sample.alive or not sample.looks):
             return
         with self._guard(self.name):
-            sample.alive = [one for one in sample.alive if one.there is not None]
+            sample.alive = [gradient for gradient in sample.alive if gradient.grad is not None]
             if len(sample.looks) < MAX_LOOKS:
                 look = Gathered()
-                for one in sample.alive:
-                    view = _view(one.place, one.there)
-                    look.add(view if view is not None else one.place.param.detach().new_zeros(0))
+                for gradient in sample.alive:
+                    view = _view(gradient.param_slice, gradient.grad)
+                    look.add(view if view is not None else gradient.param_slice.param.detach().new_zeros(0))
                 look.copy()
                 sample.looks.append((tuple(sample.alive), look))
-            sample.versions = [_version(one) for one in sample.alive]
+            sample.versions = [_num_writes(gradient) for gradient in sample.alive]
 
     def _after_backward(self, *args: Any, **kwargs: Any) -> None:
         sample = self._sample
         if sample is None or not sample.versions or in_backward():
             return
         with self._guard(self.name):
-            for one, before in zip(sample.alive, sample.versions, strict=True):
-                one.added_to = one.added_to or _version(one) > before
+            for gradient, before in zip(sample.alive, sample.versions, strict=True):
+                gradient.added_to = gradient.added_to or _num_writes(gradient) > before
             sample.versions = ()
 
 
-def _is_trained(place: Place, layout: Layout) -> bool:
-    return place.param.requires_grad and place.param.grad is not None and id(place.param) in layout.index_of
+def _is_trained(param_slice: ParamSlice, layout: Layout) -> bool:
+    return (
+        param_slice.param.requires_grad
+        and param_slice.param.grad is not None
+        and id(param_slice.param) in layout.index_of
+    )
 
 
-def _view(place: Place, grad: Tensor | None) -> Tensor | None:
-    return None if grad is None else place.of(grad)
+def _view(param_slice: ParamSlice, grad: Tensor | None) -> Tensor | None:
+    return None if grad is None else param_slice.view(grad)
 
 
-def _version(one: _Kept) -> int:
+def _num_writes(gradient: _KeptGradient) -> int:
     """Of the gradient: how often it was written to; -1 where it is gone."""
-    grad = one.there
-    return -1 if grad is None else _version_of(grad)
+    grad = gradient.grad
+    return -1 if grad is None else _version(grad)
 
 
-def _version_of(grad: Tensor) -> int:
+def _version(grad: Tensor) -> int:
     return grad._version if type(grad) is Tensor else getattr(grad, "_local_tensor", grad)._version
 
 

@@ -1,4 +1,4 @@
-"""Sampled elements around an update: what the optimizer declares, what it found and what it left."""
+"""Sample elements around an update: what the optimizer declares, and values before and after it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trueline.capture.probes.around_update.update_slices import (
     UpdateSample,
     law_of,
     num_slices,
-    places_of,
+    sample_slices,
     sampled_copies,
 )
 from trueline.capture.probes.base import Moment, Step
@@ -56,9 +56,9 @@ class UpdateProbe:
         if moment == "update":
             self._listen(step)
             return {}
-        sample, done = self._sample, self._done
+        sample, is_done = self._sample, self._is_done
         self._forget()
-        if sample is None or not done:
+        if sample is None or not is_done:
             return {}
         self._waiting.put(step.number, sample)
         return sample.hand_over()
@@ -78,14 +78,14 @@ class UpdateProbe:
     def _listen(self, step: Step) -> None:
         """Hook the update that is about to be made, once; not one that was compiled, which calls no hooks."""
         self._forget()  # of an update that raised, nothing has said that it ended
-        optimizer = _ruling(step.optimizer)
+        optimizer = _inner_optimizer(step.optimizer)
         before = getattr(optimizer, "_optimizer_step_pre_hooks", None)
         after = getattr(optimizer, "_optimizer_step_post_hooks", None)
         if optimizer is None or before is None or after is None or _is_compiled(optimizer):
             return
         self._step = step
         self._handles = [
-            _Behind(before, Hook(self._before)) if before else optimizer.register_step_pre_hook(Hook(self._before)),
+            _HookBehind(before, Hook(self._before)) if before else optimizer.register_step_pre_hook(Hook(self._before)),
             optimizer.register_step_post_hook(Hook(self._after)),
         ]
         after.move_to_end(next(reversed(after)), last=False)  # in front of the user's own, which may change parameters
@@ -96,19 +96,19 @@ class UpdateProbe:
         if self._depth > 1 or self._sample is not None:
             return None
         if closure_of(args, kwargs) is not None:
-            return with_closure(args, kwargs, functools.partial(self._taking, optimizer))
+            return with_closure(args, kwargs, functools.partial(self._after_closure, optimizer))
         self._take(optimizer)
         return None
 
-    def _taking(self, optimizer: torch.optim.Optimizer, closure: Callable[..., Any]) -> Callable[..., Any]:
+    def _after_closure(self, optimizer: torch.optim.Optimizer, closure: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(closure)
         @skipped
         def evaluated(*args: Any, **kwargs: Any) -> Any:
-            made = closure(*args, **kwargs)
+            loss = closure(*args, **kwargs)
             self._again = self._sample is not None  # an update of several evaluations obeys no law
             if self._depth == 1 and not self._again:
                 self._take(optimizer)
-            return made
+            return loss
 
         return evaluated
 
@@ -116,72 +116,72 @@ class UpdateProbe:
         with self._guard(self.name), torch.no_grad():
             step = self._step
             chance = random.Random(step.number)
-            places, self._next_param = places_of(
+            slices, self._next_param = sample_slices(
                 optimizer, step.layout, first=self._next_param, num=num_slices(step.age), random=chance
             )
             copies = sampled_copies(optimizer, step.layout, random=chance)
-            sample = UpdateSample(optimizer, step.layout, places, copies=copies)
+            sample = UpdateSample(optimizer, step.layout, slices, copies=copies)
             sample.before()
             self._sample = sample
 
     def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._depth -= 1
-        if self._depth or self._sample is None or self._done or self._again:
+        if self._depth or self._sample is None or self._is_done or self._again:
             return
         with self._guard(self.name), torch.no_grad():
             self._sample.after()
-            self._done = True
+            self._is_done = True
 
     def _forget(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
         self._sample: UpdateSample | None = None
-        self._done = self._again = False
+        self._is_done = self._again = False
         self._depth = 0
         self._step: Any = None
 
 
-class _Behind:
+class _HookBehind:
     """Stands for the last of the user's ``hooks`` before an update, until it is removed, and calls ours after it. Torch
     goes through them meanwhile: the last may take itself off, which it may not with one of ours behind it.
     """
 
-    def __init__(self, hooks: dict[int, Any], ours: Hook) -> None:
-        self._hooks, self._ours = hooks, ours
+    def __init__(self, hooks: dict[int, Any], hook: Hook) -> None:
+        self._hooks, self._hook = hooks, hook
         self._key, self._users = [*hooks.items()][-1]
-        self._put = self._both()
-        hooks[self._key] = self._put  # in its place: the order of the keys stays as it is
+        self._joint_hook = self._make_joint_hook()
+        hooks[self._key] = self._joint_hook  # in its place: the order of the keys stays as it is
 
     def remove(self) -> None:
         """Put the user's back, unless that has taken itself off."""
-        if self._hooks.get(self._key) is self._put:
+        if self._hooks.get(self._key) is self._joint_hook:
             self._hooks[self._key] = self._users
 
-    def _both(self) -> Callable[..., Any]:
-        users, ours = self._users, self._ours
+    def _make_joint_hook(self) -> Callable[..., Any]:
+        users, hook = self._users, self._hook
 
         @skipped
         @unseen
-        def both(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        def call_both(optimizer: Any, args: Any, kwargs: Any) -> Any:
             changed = users(optimizer, args, kwargs)
             if isinstance(changed, tuple) and len(changed) == 2:
                 args, kwargs = changed
             elif changed is not None:
                 return changed  # at which torch raises
-            return ours(optimizer, args, kwargs) or changed
+            return hook(optimizer, args, kwargs) or changed
 
-        return both
+        return call_both
 
 
-def _ruling(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
+def _inner_optimizer(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
     """The optimizer inside of those that only wrap one (torch's ZeroRedundancyOptimizer, Lookahead), where its rule is
     known.
     """
     inner = optimizer
     while inner is not None and not law_of(inner):
-        inside = (getattr(inner, name, None) for name in ("optim", "optimizer"))
-        inner = next((one for one in inside if isinstance(one, torch.optim.Optimizer)), None)
+        candidates = (getattr(inner, name, None) for name in ("optim", "optimizer"))
+        inner = next((candidate for candidate in candidates if isinstance(candidate, torch.optim.Optimizer)), None)
     return optimizer if inner is None else inner
 
 
