@@ -336,7 +336,7 @@ def _name(check: Check) -> str:
 def _findings_of(run: Run, check: Check, state: Silent) -> list[Finding] | None:
     if check.follows is None or isinstance(check.follows, ByStep):
         return [] if state.judged else None
-    return check.follows.said(run, state.carried)
+    return check.follows.conclude(run, state.carried)
 
 
 def _stretches(
@@ -366,7 +366,7 @@ def _advance(stretch: Stretch, reached: Run, check: Check, so_far: Silent, end: 
         if any(len(length) > 1 for length in lengths.values()):
             return Silent(spoke=True)
         if not isinstance(follows, ByStep):
-            carried = follows.further(stretch, so_far.carried)
+            carried = follows.advance(stretch, so_far.carried)
             return Silent(spoke=True) if carried is None else Silent(end, lengths=lengths, carried=carried)
         if (follows.alone is not None and not follows.alone(reached)) or check.find(reached):
             return Silent(spoke=True)

@@ -46,13 +46,13 @@ class Adding(Protocol):
         """Under which it is kept."""
         ...
 
-    def further(self, stretch: Stretch, carried: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]] | None:
+    def advance(self, stretch: Stretch, carried: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]] | None:
         """What is carried past the steps of ``stretch``, which come right after those that ``carried`` is of (empty:
         there were none); None where these cannot be told from the whole Run.
         """
         ...
 
-    def said(self, run: Run, carried: Mapping[str, NDArray[Any]]) -> list[Finding] | None:
+    def conclude(self, run: Run, carried: Mapping[str, NDArray[Any]]) -> list[Finding] | None:
         """What a check says of the whole ``run``, all of whose steps ``carried`` is of: mostly that it found nothing;
         None where only the whole Run tells. Raises ``CannotTell`` where the check raises the same. Of checks that share
         this it can only be that nothing was found.

@@ -37,7 +37,7 @@ class FreshSamples:
 
     name: str = "fresh samples"
 
-    def further(self, stretch: Stretch, carried: Arrays) -> Arrays | None:
+    def advance(self, stretch: Stretch, carried: Arrays) -> Arrays | None:
         """Arrays to carry past the steps of ``stretch``; None where a sample came again, or there are epochs."""
         run, part = stretch.run, stretch.part
         ranks = data_parallel_ranks(run)
@@ -65,7 +65,7 @@ class FreshSamples:
             updated[f"seen {begin}-{end}"] = inside[0] if len(inside) == 1 and not len(new) else _merged(*inside, new)
         return updated
 
-    def said(self, run: Run, carried: Arrays) -> list[Finding] | None:
+    def conclude(self, run: Run, carried: Arrays) -> list[Finding] | None:
         """No Findings, where two workers left digests of some steps, and their samplers declare nothing wrong."""
         declared = declared_sampling(run.env, data_parallel_ranks(run))
         one_block = carried["counts"][2] == _NO_EPOCH or not run.restarts

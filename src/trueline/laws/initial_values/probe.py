@@ -31,7 +31,7 @@ class InitialValueProbe:
         return {"initial_values": initial_values(step.layout)}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The same, flat."""
+        """``initial_values`` as a flat list."""
         return {name: host[name].flatten().tolist() for name in ("initial_values",) if name in host}
 
 
@@ -45,21 +45,21 @@ def numbers_of(param: Tensor) -> Tensor:
     """Float64 [fields] of ``InitialValues``; zeros of what has no elements here, or none that can be read."""
     if param.layout is not torch.strided or not param.is_floating_point() or not param.numel():
         return torch.zeros(NUM_FIELDS, dtype=torch.float64)
-    x = _some(param).to(torch.float64)
+    x = _spread_elements(param).to(torch.float64)
     finite = x.isfinite()
     num = finite.sum()
-    known = torch.where(finite, x, 0.0)
-    mean = known.sum() / num
-    squares = torch.where(finite, known - mean, 0.0).square()
+    values = torch.where(finite, x, 0.0)
+    mean = values.sum() / num
+    squares = torch.where(finite, values - mean, 0.0).square()
     variance = squares.sum() / num
-    magnitudes = known.abs()
+    magnitudes = values.abs()
     subnormal = ((magnitudes > 0) & (magnitudes < SMALLEST_NORMAL)).sum()
     kurtosis = squares.square().sum() / num / variance.square()
     counts = [num.new_full((), x.numel()), x.numel() - num, subnormal]
-    return torch.stack([each.double() for each in (*counts, mean, variance.sqrt(), kurtosis, magnitudes.max())])
+    return torch.stack([number.double() for number in (*counts, mean, variance.sqrt(), kurtosis, magnitudes.max())])
 
 
-def _some(param: Tensor) -> Tensor:
+def _spread_elements(param: Tensor) -> Tensor:
     """Up to ``MAX_LOOKED`` elements, at a distance that is prime to their number, so that they are of all columns."""
     distance = max(param.numel() // MAX_LOOKED, 1)
     while distance > 1 and math.gcd(distance, param.numel()) > 1:

@@ -57,7 +57,7 @@ class Steady:
         """The name that it is kept under."""
         return f"steady {self.quantity}"
 
-    def further(self, stretch: Stretch, carried: Arrays) -> Arrays | None:
+    def advance(self, stretch: Stretch, carried: Arrays) -> Arrays | None:
         """The arrays that are carried past the steps of ``stretch``; None where something jumps, or may."""
         facts = _facts_after(stretch, carried.get("facts", np.array([np.inf, -np.inf, _UNKNOWN, _UNKNOWN])))
         if facts is None:
@@ -109,7 +109,7 @@ class Steady:
             }
         return {**state, "judged": np.array(judged)}
 
-    def said(self, run: Run, carried: Arrays) -> list[Finding] | None:
+    def conclude(self, run: Run, carried: Arrays) -> list[Finding] | None:
         """No findings, where a step had enough others before it to be judged: none has jumped."""
         return [] if bool(carried["judged"]) else None
 

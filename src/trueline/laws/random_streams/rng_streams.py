@@ -117,7 +117,7 @@ class _FollowedStreams:
 
     name: str = "random streams"
 
-    def further(self, stretch: Stretch, carried: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]] | None:
+    def advance(self, stretch: Stretch, carried: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]] | None:
         """The arrays that are carried past the steps of ``stretch``; None where a stream may begin again, or there is
         one rank.
         """
@@ -145,7 +145,7 @@ class _FollowedStreams:
             state[f"used {name}"] = np.array(is_drawn_from)
         return state
 
-    def said(self, run: Run, carried: Mapping[str, NDArray[Any]]) -> list[Finding]:
+    def conclude(self, run: Run, carried: Mapping[str, NDArray[Any]]) -> list[Finding]:
         """The findings of ``check``."""
         streams: list[_Stream] = []
         for name in STREAMS:

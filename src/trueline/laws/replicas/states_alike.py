@@ -51,7 +51,7 @@ def compare_states(
     for sample in slices:
         if sample.name in names and sample.law in LAWS:
             by_elements[sample.step, sample.name, sample.start, sample.end].append(sample)
-    pairs = [_Pair(a, b) for samples in by_elements.values() for a, b in combinations(samples, 2)]
+    pairs = [_StatePair(a, b) for samples in by_elements.values() for a, b in combinations(samples, 2)]
     for pair in pairs:
         if pair.step <= equal_at and not pair.states_equal:
             return "states-apart", pair.step
@@ -62,7 +62,7 @@ def compare_states(
 
 
 @dataclass(frozen=True)
-class _Pair:
+class _StatePair:
     """Samples of the same elements at one step, from two ranks."""
 
     a: Slice

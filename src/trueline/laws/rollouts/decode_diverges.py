@@ -65,7 +65,7 @@ LEAST = 1e-4
 def check(run: Run) -> list[Finding]:
     """The finding of gaps that grow along a response; raises ``CannotTell`` where there is nothing to judge."""
     rows = on_policy(rows_of(run))
-    rows = rows.chosen((rows.profile_room[:, 3] > 0) & (rows.profile_room[:, 0] > 0))
+    rows = rows.subset((rows.profile_room[:, 3] > 0) & (rows.profile_room[:, 0] > 0))
     hit_R = _grows(rows, ceiling_of(rows))
     crossing = find_excess(run, "decode", rows, hit_R, chance=CHANCE)
     if crossing is None:

@@ -70,7 +70,7 @@ class Crossing:
 
     def select(self, rows: Rows) -> Rows:
         """Rows of the sequences of these steps."""
-        return rows.chosen(self.in_steps(rows))
+        return rows.subset(self.in_steps(rows))
 
 
 def find_crossing(run: Run, statistic: Statistic, steps_T: Ints, log_e_TB: Floats) -> Crossing | None:

@@ -53,7 +53,7 @@ def on_policy(rows: Rows) -> Rows:
     """The sequences that were sampled by the very weights that they are judged by, as far as that is known. Raises
     ``CannotTell`` where all are older.
     """
-    fresh = rows.chosen(~(rows.lag > 0) & (rows.sums["tokens"] > 0))
+    fresh = rows.subset(~(rows.lag > 0) & (rows.sums["tokens"] > 0))
     if not len(fresh):
         raise CannotTell(
             "all rollouts are of older weights than the trainer's, so that a gap is not only of the engines: record "

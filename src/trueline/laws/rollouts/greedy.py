@@ -41,9 +41,9 @@ class _Response:
 
 
 @dataclass(frozen=True)
-class _Pair:
-    """One prompt: the index of the first other token, -1 for none, with the margin there; margins of all that were
-    compared; errors of logits, by d / (1 - p), of tokens that are the same; what the coarser dtype may leave.
+class _Prompt:
+    """One prompt: the index of the first token that differs, -1 for none, with the margin there; margins of all that
+    were compared; errors of logits, by d / (1 - p), of equal tokens; the rounding of the coarser dtype.
     """
 
     at: int
@@ -58,40 +58,44 @@ def first_tokens(run: Run, ref: Run) -> list[Finding]:
     if not run.kept("rollouts") or not ref.kept("rollouts"):
         raise CannotTell("not both Runs have rollouts", reason="not-recorded")
     ref_responses = dict(_greedy(ref))
-    pairs = [_pair(response, ref_responses[prompt]) for prompt, response in _greedy(run) if prompt in ref_responses]
-    if not pairs:
+    prompts = [
+        _compare_responses(response, ref_responses[prompt])
+        for prompt, response in _greedy(run)
+        if prompt in ref_responses
+    ]
+    if not prompts:
         raise CannotTell(
             "no prompt was answered greedily in both Runs: declare sampling={'temperature': 0}, and sample some "
             "prompts alike",
             reason="no-data",
         )
-    return _judge(pairs)
+    return _judge(prompts)
 
 
-def _judge(pairs: list[_Pair]) -> list[Finding]:
-    rounding = max(pair.rounding for pair in pairs)
-    errors = np.array([value for pair in pairs for value in pair.errors])
+def _judge(prompts: list[_Prompt]) -> list[Finding]:
+    rounding = max(prompt.rounding for prompt in prompts)
+    errors = np.array([value for prompt in prompts for value in prompt.errors])
     error = max(min(float(np.sqrt((errors**2).mean())), rounding), LEAST) if len(errors) else rounding
-    margins = np.array([margin for pair in pairs for margin in pair.margins])
-    differing = [pair for pair in pairs if pair.at >= 0]
-    if differing and not any(pair.margins[-1] for pair in differing):
+    margins = np.array([margin for prompt in prompts for margin in prompt.margins])
+    differing = [prompt for prompt in prompts if prompt.at >= 0]
+    if differing and not any(prompt.margins[-1] for prompt in differing):
         raise CannotTell(
             f"greedy responses to {counted(len(differing), 'prompt')} differ from the reference's, and by what the "
             "likeliest token leads was not recorded: record odds_rollout, or log-probabilities of temperature 1",
             reason="not-recorded",
         )
-    real = [pair for pair in differing if pair.margins[-1] > REAL * error]
+    real = [prompt for prompt in differing if prompt.margins[-1] > REAL * error]
     certain = margins[margins > REAL * error] / (math.sqrt(2) * error)
     expected = float(sum(0.5 * math.erfc(value / math.sqrt(2)) for value in certain))
     if not real or _at_least(len(real), expected) > CHANCE:
         return []
-    at_once = any(pair.at == 0 for pair in real)
+    at_once = any(prompt.at == 0 for prompt in real)
     kinds = ["greedy", *(["at-once"] if at_once else ["later"] if len(real) >= FIRST else [])]
-    first, steps = min(real, key=lambda pair: pair.at), np.array([pair.step for pair in real])
+    first, steps = min(real, key=lambda prompt: prompt.at), np.array([prompt.step for prompt in real])
     return [
         finding(
             "tokens-differ",
-            f"{len(real)} of {counted(len(pairs), 'prompt')} answered greedily in both Runs have another token than "
+            f"{len(real)} of {counted(len(prompts), 'prompt')} answered greedily in both Runs have another token than "
             f"the reference among the first {FIRST}, where rounding cannot choose between two: first token {first.at}, "
             f"where the likeliest one leads by {first.margins[-1]:.2g} nats and logits are {error:.1g} apart.",
             None,
@@ -122,7 +126,7 @@ def _at_least(count: int, mean: float) -> float:
     return math.exp(min(0.0, count * math.log(mean) - math.lgamma(count + 1))) if mean > 0 else 0.0
 
 
-def _pair(response: _Response, ref_response: _Response) -> _Pair:
+def _compare_responses(response: _Response, ref_response: _Response) -> _Prompt:
     length = min(len(response.ids), len(ref_response.ids), FIRST)
     at = next((i for i in range(length) if response.ids[i] != ref_response.ids[i]), -1)
     judged = length if at < 0 else at + 1
@@ -138,7 +142,7 @@ def _pair(response: _Response, ref_response: _Response) -> _Pair:
         for a, b in equal_logps
         if math.isfinite(a) and math.isfinite(b) and b < -1e-3
     )
-    return _Pair(at, margins, errors, max(response.rounding, ref_response.rounding), response.step)
+    return _Prompt(at, margins, errors, max(response.rounding, ref_response.rounding), response.step)
 
 
 def _greedy(run: Run) -> Iterator[tuple[tuple[int, ...], _Response]]:

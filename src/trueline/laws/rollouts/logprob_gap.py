@@ -154,10 +154,10 @@ def _carrying(rows: Rows, ceiling: float) -> tuple[Rows, str]:
     """
     if ratio_of_sums(rows.sums["beyond"], rows.sums["room"]) > ceiling:
         return rows, ""
-    beyond = rows.chosen(rows.gap > ceiling)
+    beyond = rows.subset(rows.gap > ceiling)
     heavy = float(beyond.sums["room"].sum()) > CHANCE * float(rows.sums["room"].sum())
     if not heavy or not ratio_of_sums(beyond.sums["beyond"], beyond.sums["room"]) > CLEARLY * ceiling:
-        return rows.chosen(np.zeros(len(rows), np.bool_)), ""
+        return rows.subset(np.zeros(len(rows), np.bool_)), ""
     return beyond, f" in {len(beyond):,} of {counted(len(rows), 'sequence')}"
 
 
@@ -173,7 +173,7 @@ def _nonsense(run: Run, crossing: Crossing, rows: Rows) -> str:
 
 
 def _passes(run: Run, rows: Rows) -> list[Finding]:
-    passing = rows.chosen(rows.sums["updates"] > 0)
+    passing = rows.subset(rows.sums["updates"] > 0)
     if not len(passing):
         return []
     ceiling = ceiling_of(rows)

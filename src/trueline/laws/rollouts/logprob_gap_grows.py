@@ -83,8 +83,8 @@ def check(run: Run) -> list[Finding]:
             reason="too-few-steps",
         )
     last = int(steps[enough[0]])
-    first = rows.chosen(rows.step <= last)
-    later = rows.chosen(rows.step > last)
+    first = rows.subset(rows.step <= last)
+    later = rows.subset(rows.step > last)
     usual = max(float(np.nanquantile(first.gap, 0.9)), FLOOR)
     crossing = find_excess(run, "grows", later, later.gap > FACTOR * usual, chance=CHANCE)
     if crossing is None:

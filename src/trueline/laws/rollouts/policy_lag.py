@@ -64,9 +64,9 @@ def check(run: Run) -> list[Finding]:
     has_lag = np.isfinite(rows.lag)
     if not has_lag.any():
         raise CannotTell("versions of the weights were not recorded: pass versions=(rollout, trainer) to rl.record")
-    rows = rows.chosen(has_lag)
-    ahead = rows.chosen(rows.lag < 0)
-    late = rows.chosen(rows.lag > rows.allowed)
+    rows = rows.subset(has_lag)
+    ahead = rows.subset(rows.lag < 0)
+    late = rows.subset(rows.lag > rows.allowed)
     if not len(late):
         return [_ahead(ahead)] if len(ahead) else []
     behind = int(np.median(late.lag))
@@ -113,7 +113,7 @@ def _ahead(rows: Rows) -> Finding:
 def _gap_at(rows: Rows) -> dict[int, float]:
     """The mean gap by lag, of the eight smallest lags."""
     lags = np.unique(rows.lag)[:8]
-    selected = ((int(lag), rows.chosen(rows.lag == lag)) for lag in lags)
+    selected = ((int(lag), rows.subset(rows.lag == lag)) for lag in lags)
     return {
         lag: ratio_of_sums(selected_rows.sums["beyond"], selected_rows.sums["room"]) for lag, selected_rows in selected
     }

@@ -66,7 +66,7 @@ FACTOR = 1.3
 def check(run: Run) -> list[Finding]:
     """The finding of prompts that differ; raises ``CannotTell`` where there is nothing to judge."""
     rows = on_policy(rows_of(run))
-    rows = rows.chosen(rows.profile_room[:, 3] > 0)
+    rows = rows.subset(rows.profile_room[:, 3] > 0)
     early, late = _gaps(rows)
     ceiling = ceiling_of(rows)
     crossing = find_excess(run, "prefill", rows, (early > late) & (early > ceiling), chance=CHANCE)

@@ -114,7 +114,7 @@ def check(run: Run) -> list[Finding]:
 
 
 def _impossible(rows: Rows) -> list[Finding]:
-    bad = rows.chosen(rows.sums["impossible"] > 0)
+    bad = rows.subset(rows.sums["impossible"] > 0)
     if not len(bad):
         return []
     number = int(bad.sums["impossible"].sum())
@@ -143,7 +143,7 @@ def _padded(rows: Rows) -> list[Finding]:
     number, total = int(rows.sums["padded"].sum()), int(rows.sums["tokens"].sum())
     if greedy or number < max(_FEWEST_PADDED, total / 1000):
         return []
-    blamed = rows.chosen(rows.sums["padded"] > 0)
+    blamed = rows.subset(rows.sums["padded"] > 0)
     return [
         finding(
             CODE,

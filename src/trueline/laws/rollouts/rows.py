@@ -65,14 +65,14 @@ class Rows:
     lag: Floats
     allowed: Floats
     sampling: tuple[Mapping[str, Any], ...]
-    which_sampling: Ints
+    sampling_index: Ints
     notes: Mapping[str, int]
 
     def __len__(self) -> int:
         return len(self.step)
 
-    def chosen(self, keep_R: Bools) -> Rows:
-        """The same of some sequences."""
+    def subset(self, keep_R: Bools) -> Rows:
+        """Rows of the sequences where ``keep_R`` is true."""
         return Rows(
             step=self.step[keep_R],
             rank=self.rank[keep_R],
@@ -84,7 +84,7 @@ class Rows:
             lag=self.lag[keep_R],
             allowed=self.allowed[keep_R],
             sampling=self.sampling,
-            which_sampling=self.which_sampling[keep_R],
+            sampling_index=self.sampling_index[keep_R],
             notes=self.notes,
         )
 
@@ -98,8 +98,8 @@ class Rows:
             return np.where(self.sums["tokens"] > 0, self.sums["beyond"] / np.maximum(self.sums["room"], 1e-9), np.nan)
 
     def declared(self, name: str) -> Any:
-        """What all sequences were declared to be sampled with, None where they differ or do not say."""
-        values = [self.sampling[int(which)].get(name) for which in np.unique(self.which_sampling)]
+        """The value that all sequences were declared to be sampled with, None where they differ or do not say."""
+        values = [self.sampling[int(index)].get(name) for index in np.unique(self.sampling_index)]
         return values[0] if values and all(value == values[0] for value in values) else None
 
 
@@ -117,7 +117,7 @@ class Means:
 @memoized
 def rows_of(run: Run) -> Rows:
     """The sequences of a Run; raises ``CannotTell`` where it has none with log-probabilities of both sides."""
-    rows = _read(run)[0]
+    rows = _read_rollouts(run)[0]
     if not len(rows) or not rows.sums["tokens"].any():
         if len(rows) and rows.declared("engine") == "transformers":
             raise CannotTell("the trainer's own model samples: there is no second engine", reason="by-design")
@@ -127,29 +127,30 @@ def rows_of(run: Run) -> Rows:
 
 def own_rows_of(run: Run) -> Rows:
     """Sequences that the trainer's own weights sampled, of which the engine recorded nothing; there may be none."""
-    rows = _read(run)[0]
-    return rows.chosen((rows.lag == 0) & (rows.sums["own"] > 0)) if "own" in rows.sums else rows.chosen(rows.lag < 0)
+    rows = _read_rollouts(run)[0]
+    return rows.subset((rows.lag == 0) & (rows.sums["own"] > 0)) if "own" in rows.sums else rows.subset(rows.lag < 0)
 
 
 @memoized
 def means_of(run: Run) -> Means:
     """The means of a log, by step."""
-    return _read(run)[1]
+    return _read_rollouts(run)[1]
 
 
 def unjudged_text(run: Run) -> list[str]:
     """Sentences on what of the rollouts could not be judged, the most frequent first; none where there is nothing."""
     if not run.kept("rollouts"):
         return []
-    rows = _read(run)[0]
-    sentences = sorted(rows.notes.items(), key=lambda each: -each[1])
+    rows = _read_rollouts(run)[0]
+    sentences = sorted(rows.notes.items(), key=lambda item: -item[1])
     says = [f"Rollouts: {note}, in {counted(number, 'sequence')}." for note, number in sentences[:MOST_NOTES]]
     if len(sentences) > MOST_NOTES:
         says.append(f"Rollouts: {counted(len(sentences) - MOST_NOTES, 'further note')} of this kind.")
-    lost = int(rows.sums["lost"].sum()) if "lost" in rows.sums else 0
-    if lost:
+    num_lost = int(rows.sums["lost"].sum()) if "lost" in rows.sums else 0
+    if num_lost:
         says.append(
-            f"Rollouts: the trainer has no finite log-probability of {counted(lost, 'sampled token')}, left out here."
+            f"Rollouts: the trainer has no finite log-probability of {counted(num_lost, 'sampled token')}, left out "
+            "here."
         )
     return says
 
@@ -158,12 +159,12 @@ def _why_none(run: Run) -> str:
     if not run.kept("rollouts"):
         return "no rollouts were recorded: call trueline.rl.record, or import a log with `trueline import rl`"
     why = "no sampled token has log-probabilities of both sides, logp_rollout and logp_train"
-    notes = _read(run)[0].notes
+    notes = _read_rollouts(run)[0].notes
     return f"{why}: {max(notes, key=lambda note: notes[note])}" if notes else why
 
 
 @memoized
-def _read(run: Run) -> tuple[Rows, Means]:
+def _read_rollouts(run: Run) -> tuple[Rows, Means]:
     means, notes = list[Any](), dict[str, int]()
     parts: list[dict[str, Any]] = []
     for table in cast(Any, run.kept("rollouts")).pieces():
@@ -208,8 +209,9 @@ def _joined(parts: Sequence[dict[str, Any]], notes: Mapping[str, int]) -> Rows:
     distinct = list(dict.fromkeys(texts))
     index = {text: offset for offset, text in enumerate(distinct)}
     sampling = tuple(declared_in(text) for text in distinct)
-    which = np.array([index[text] for text in texts], dtype=np.int64)[order]
-    allowed = np.array([_number(one.get("lag")) for one in sampling] or [0.0])[which] if len(which) else np.zeros(0)
+    sampling_index = np.array([index[text] for text in texts], dtype=np.int64)[order]
+    lags = np.array([_number(declared.get("lag")) for declared in sampling] or [0.0])
+    allowed = lags[sampling_index] if len(sampling_index) else np.zeros(0)
     return Rows(
         step=step[order],
         rank=rank[order],
@@ -221,7 +223,7 @@ def _joined(parts: Sequence[dict[str, Any]], notes: Mapping[str, int]) -> Rows:
         lag=joined("lag")[order],
         allowed=allowed,
         sampling=sampling,
-        which_sampling=which,
+        sampling_index=sampling_index,
         notes=notes,
     )
 

@@ -124,7 +124,7 @@ def check(run: Run) -> list[Finding]:
                 return _unlike(run, blamed)
             raise
         return _cut_of_means(run, means)
-    hot = _temperature(rows.chosen(~(rows.lag > 0)))
+    hot = _temperature(rows.subset(~(rows.lag > 0)))
     return [*hot, *_cut(run, rows, tempered=bool(hot))]
 
 

@@ -48,15 +48,15 @@ _NAMES = ("logp_rollout", "logp_train", "logp_update", "entropy", "varentropy", 
 
 @dataclass(frozen=True)
 class Tokens:
-    """``of`` has the columns of ``_NAMES`` and ``mass_above`` as [N] arrays, NaN where not measured; ``sequence`` [N]
-    is the index of the sequence, ``place`` the position in it, ``length`` [R]; ``sampled`` [N] what the mask says.
+    """``columns`` has those of ``_NAMES`` and ``mass_above`` as [N] arrays, NaN where not measured; ``sequence`` [N]
+    is the index of the sequence, ``position`` that in it, ``length`` [R]; ``sampled`` [N] what the mask says.
     ``rounding`` [R] is the error of a logit that rounding may leave in the declared dtype, ``most_varentropy`` [R] a
     bound by the declared vocabulary, NaN where none was.
     """
 
-    of: Mapping[str, Floats]
+    columns: Mapping[str, Floats]
     sequence: Ints
-    place: Ints
+    position: Ints
     length: Ints
     sampled: Bools
     rounding: Floats
@@ -65,26 +65,26 @@ class Tokens:
     @property
     def counts(self) -> Bools:
         """[N] sampled, with a finite log-probability of both sides."""
-        return self.sampled & np.isfinite(self.of["logp_rollout"]) & np.isfinite(self.of["logp_train"])
+        return self.sampled & np.isfinite(self.columns["logp_rollout"]) & np.isfinite(self.columns["logp_train"])
 
     @property
-    def own(self) -> Bools:
+    def is_trainer_only(self) -> Bools:
         """[N] sampled, of a sequence of which the engine recorded nothing, so that the trainer's distribution alone can
         judge it.
         """
-        has_rollout = self.total(np.isfinite(self.of["logp_rollout"]).astype(np.float64)) > 0
-        has_entropy = np.isfinite(self.of["logp_train"]) & np.isfinite(self.of["entropy"])
+        has_rollout = self.total(np.isfinite(self.columns["logp_rollout"]).astype(np.float64)) > 0
+        has_entropy = np.isfinite(self.columns["logp_train"]) & np.isfinite(self.columns["entropy"])
         return self.sampled & has_entropy & np.isfinite(self.varentropy()) & ~has_rollout[self.sequence]
 
     def varentropy(self) -> Floats:
         """[N] as recorded, else the bound by the vocabulary."""
-        recorded = self.of["varentropy"]
+        recorded = self.columns["varentropy"]
         return np.where(np.isfinite(recorded), np.maximum(recorded, 0.0), self.most_varentropy[self.sequence])
 
     def diff(self) -> Floats:
         """[N] logp_rollout - logp_train; 0 where a token does not count."""
         with np.errstate(invalid="ignore"):
-            return np.where(self.counts, self.of["logp_rollout"] - self.of["logp_train"], 0.0)
+            return np.where(self.counts, self.columns["logp_rollout"] - self.columns["logp_train"], 0.0)
 
     def beyond(self) -> Floats:
         """[N] by how much |d| is above what float32 loses of any log-probability."""
@@ -97,9 +97,9 @@ class Tokens:
     def sums(self) -> dict[str, Floats]:
         """The sums of ``Rows``."""
         counts, d = self.counts, self.diff()
-        p = np.exp(np.minimum(np.where(counts, self.of["logp_train"], 0.0), 0.0))
-        judged = counts & np.isfinite(self.of["entropy"])
-        rollout, train = self.of["logp_rollout"], self.of["logp_train"]
+        p = np.exp(np.minimum(np.where(counts, self.columns["logp_train"], 0.0), 0.0))
+        judged = counts & np.isfinite(self.columns["entropy"])
+        rollout, train = self.columns["logp_rollout"], self.columns["logp_train"]
         present = self.sampled & np.isfinite(self.length[self.sequence])
         has_train = self.total(np.isfinite(train).astype(np.float64))[self.sequence] > 0
         with np.errstate(over="ignore", invalid="ignore"):
@@ -123,18 +123,24 @@ class Tokens:
             }
             columns |= self._surprises(judged, d)
             columns |= self._odds() | self._shifts(counts) | self._updates()
-            columns |= {"own": self.own, "own_excess": np.where(self.own, -train - self.of["entropy"], 0.0)}
+            columns |= {
+                "own": self.is_trainer_only,
+                "own_excess": np.where(self.is_trainer_only, -train - self.columns["entropy"], 0.0),
+            }
         return {name: self.total(np.asarray(values, dtype=np.float64)) for name, values in columns.items()}
 
     def laws(self) -> dict[str, Floats]:
         """Sums of log e-values [R, B] by law; 0 where a token does not count."""
         counts, d = self.counts, self.diff()
-        judged, alone = counts & np.isfinite(self.of["entropy"]) & np.isfinite(self.varentropy()), self.own
+        judged, alone = (
+            counts & np.isfinite(self.columns["entropy"]) & np.isfinite(self.varentropy()),
+            self.is_trainer_only,
+        )
         slack = np.where(counts, np.expm1(np.minimum(_rounding(self), 1.0)), 0.0)
         x = np.exp(np.clip(-d, -50.0, 50.0))
         surprise, entropy, varentropy = (
             np.where(judged | alone, values, 0.0)
-            for values in (-self.of["logp_train"], self.of["entropy"], self.varentropy())
+            for values in (-self.columns["logp_train"], self.columns["entropy"], self.varentropy())
         )
         moved, zero = self.rounding[self.sequence] * np.sqrt(varentropy), np.zeros_like(d)
         logs = {
@@ -150,10 +156,10 @@ class Tokens:
 
     def profile(self) -> tuple[Floats, Floats]:
         """[R, len(PROFILE)] sums of what |d| is ``beyond``, and of 1 - p, by position."""
-        late = self.place >= np.maximum(self.length[self.sequence] / 2, 6)
-        where = np.select([self.place == 0, self.place <= 5, ~late], [0, 1, 2], 3)
+        late = self.position >= np.maximum(self.length[self.sequence] / 2, 6)
+        where = np.select([self.position == 0, self.position <= 5, ~late], [0, 1, 2], 3)
         counts, d = self.counts, self.beyond()
-        room = 1 - np.exp(np.minimum(np.where(counts, self.of["logp_train"], 0.0), 0.0))
+        room = 1 - np.exp(np.minimum(np.where(counts, self.columns["logp_train"], 0.0), 0.0))
         at = np.equal.outer(where, np.arange(len(PROFILE))) & counts[:, None]
         return self.total(np.where(at, d[:, None], 0.0)), self.total(np.where(at, room[:, None], 0.0))
 
@@ -161,18 +167,18 @@ class Tokens:
         """[N] whether the trainer surely has tokens that are likelier, so that no cut leaves this one alone: by the
         mass above it, else as the likeliest has a probability of exp(-entropy) or more, else by its own.
         """
-        p, mass = np.exp(np.minimum(self.of["logp_train"], 0.0)), self.of["mass_above"]
-        likeliest = np.exp(-np.maximum(self.of["entropy"], 0.0))
+        p, mass = np.exp(np.minimum(self.columns["logp_train"], 0.0)), self.columns["mass_above"]
+        likeliest = np.exp(-np.maximum(self.columns["entropy"], 0.0))
         by_entropy = np.where(np.isfinite(likeliest), likeliest > LIKELIER * p, p < SINGLE)
         return np.where(np.isfinite(mass), mass > LIKELIER * p, by_entropy)
 
     def _surprises(self, judged: Bools, d: Floats) -> dict[str, Any]:
-        surprise = np.where(judged, -self.of["logp_train"], 0.0)
-        excess = np.where(judged, surprise - self.of["entropy"], 0.0)
-        measured = judged & np.isfinite(self.of["varentropy"])
-        varentropy, surplus = np.where(measured, self.of["varentropy"], 0.0), np.where(measured, excess, 0.0)
+        surprise = np.where(judged, -self.columns["logp_train"], 0.0)
+        excess = np.where(judged, surprise - self.columns["entropy"], 0.0)
+        measured = judged & np.isfinite(self.columns["varentropy"])
+        varentropy, surplus = np.where(measured, self.columns["varentropy"], 0.0), np.where(measured, excess, 0.0)
         diff = np.where(measured, d, 0.0)
-        mass = np.where(self.counts & np.isfinite(self.of["mass_above"]), self.of["mass_above"], np.nan)
+        mass = np.where(self.counts & np.isfinite(self.columns["mass_above"]), self.columns["mass_above"], np.nan)
         columns: dict[str, Any] = {"judged": judged, "excess": excess, "varentropy": varentropy}
         columns |= {
             "d_excess": diff * surplus,
@@ -189,7 +195,7 @@ class Tokens:
         return columns | {"mass": np.isfinite(mass)}
 
     def _odds(self) -> dict[str, Any]:
-        rollout, train = self.of["odds_rollout"], self.of["odds_train"]
+        rollout, train = self.columns["odds_rollout"], self.columns["odds_train"]
         measured = self.sampled & np.isfinite(rollout) & np.isfinite(train)
         r, t = np.where(measured, rollout, 0.0), np.where(measured, train, 0.0)
         return {"odds": measured, "odds_rt": r * t, "odds_tt": t * t, "odds_rr": r * r}
@@ -199,7 +205,7 @@ class Tokens:
         number = np.maximum(self.total(counts.astype(np.float64)), 1)[self.sequence]
         sides: list[Floats] = []
         for name in ("logp_rollout", "logp_train"):
-            values = np.where(counts, np.clip(np.where(counts, self.of[name], 0.0), -20.0, 0.0), 0.0)
+            values = np.where(counts, np.clip(np.where(counts, self.columns[name], 0.0), -20.0, 0.0), 0.0)
             mean = self.total(values)[self.sequence] / number
             sides.append(np.where(counts, values - mean, 0.0))
         r, t = sides
@@ -217,7 +223,7 @@ class Tokens:
         }
 
     def _updates(self) -> dict[str, Any]:
-        update, train = self.of["logp_update"], self.of["logp_train"]
+        update, train = self.columns["logp_update"], self.columns["logp_train"]
         measured = self.sampled & np.isfinite(update) & np.isfinite(train)
         return {"updates": measured, "update_abs": np.where(measured, np.abs(update - train), 0.0)}
 
@@ -278,7 +284,7 @@ def _rounding(tokens: Tokens) -> Floats:
     """
     total = np.zeros(len(tokens.sequence))
     for name in ("logp_rollout", "logp_train"):
-        values = tokens.of[name]
+        values = tokens.columns[name]
         finite = np.isfinite(values)
         bits = np.where(finite, values, 0.0).astype(np.float32).view(np.uint32)
         coarse = bool(finite.any()) and not (bits & 0xFFFF).any()

@@ -1,4 +1,4 @@
-"""Where the schedules of the learning rate are at each update, and whether they have been stepped before it."""
+"""Record how far the schedules of the learning rate are at each update, and whether they were stepped before it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class ScheduleProbe(FactProbe):
     def __init__(self) -> None:
         self._calls = ObjectTable[LRScheduler, _Calls]()
         self._has_forward = False
-        for each in patches.schedules:
-            each.add(self._at_step)
+        for patched in patches.schedules:
+            patched.add(self._at_step)
 
     def detach(self) -> None:
         """Stop listening."""
-        for each in patches.schedules:
-            each.remove(self._at_step)
+        for patched in patches.schedules:
+            patched.remove(self._at_step)
 
     def begin(self, step: Step) -> bool:
         """True: calls come at any time."""
@@ -48,24 +48,24 @@ class ScheduleProbe(FactProbe):
                 calls.number = 0
             return {}
         optimizer = step.optimizer
-        of = [] if optimizer is None else [each for each in self._calls.items() if _drives(each[0], optimizer)]
-        if not of:
+        schedulers = [] if optimizer is None else [pair for pair in self._calls.items() if _drives(pair[0], optimizer)]
+        if not schedulers:
             return {"schedule_epochs": []} if _has_one(optimizer) else {}
         columns: dict[str, list[int] | list[float]] = {}
         if self._has_forward:
-            columns["schedule_calls"] = [calls.number for _, calls in of]
-        columns["schedule_epochs"] = [int(scheduler.last_epoch) for scheduler, _ in of]
-        if len(of) == 1 and (rates := _set_last(of[0][0])):
+            columns["schedule_calls"] = [calls.number for _, calls in schedulers]
+        columns["schedule_epochs"] = [int(scheduler.last_epoch) for scheduler, _ in schedulers]
+        if len(schedulers) == 1 and (rates := _set_last(schedulers[0][0])):
             columns["schedule_rates"] = rates
         return columns
 
     def _at_step(self, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
-        made = getattr(scheduler, "_step_count", 0) < 1  # the call that its constructor makes, or it counts none
+        is_first = getattr(scheduler, "_step_count", 0) < 1  # the call that its constructor makes, or it counts none
         calls = self._calls.get(scheduler)
         if calls is None:
             calls = _Calls()
             self._calls.set(scheduler, calls)
-        calls.number = 0 if made else calls.number + 1
+        calls.number = 0 if is_first else calls.number + 1
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class _Calls:
 
 
 def _has_one(optimizer: Optimizer | None) -> bool:
-    """Whether a scheduler was made for it: they mark its step, to see whether it is called."""
+    """True if a scheduler was made for it: they mark its step, to see whether it is called."""
     return hasattr(getattr(optimizer, "step", None), "_wrapped_by_lr_sched")
 
 
@@ -84,14 +84,14 @@ def _set_last(scheduler: LRScheduler) -> list[float]:
     """The rates that it has set last; none where they are not known without waiting for a device."""
     last: Any = getattr(scheduler, "_last_lr", None)
     rates = list(last) if isinstance(last, (list, tuple)) else []
-    plain = all(isinstance(each, (int, float)) for each in rates)
-    return [float(each) for each in rates] if plain else []
+    are_numbers = all(isinstance(rate, (int, float)) for rate in rates)
+    return [float(rate) for rate in rates] if are_numbers else []
 
 
 def _drives(scheduler: LRScheduler, optimizer: Optimizer) -> bool:
-    """Whether it is of that optimizer, which may be inside of the one that it was given."""
-    given: Any = getattr(scheduler, "optimizer", None)
-    return given is not None and given.param_groups is optimizer.param_groups
+    """True if it is of that optimizer, which may be inside of the one that it was given."""
+    declared: Any = getattr(scheduler, "optimizer", None)
+    return declared is not None and declared.param_groups is optimizer.param_groups
 
 
 def make_probe(parts: ProbeParts) -> ScheduleProbe:

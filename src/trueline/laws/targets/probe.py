@@ -79,19 +79,19 @@ class TargetPlaceProbe(BackwardProbe):
         self._operations: list[tuple[Pass, Tensor]] = []
 
     def _at_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
-        one, ids = self._passes.begun, self._ids
-        if not self._due or one is None:
+        backward_pass, ids = self._passes.begun, self._ids
+        if not self._due or backward_pass is None:
             return
         with self._guard(self.name), torch.no_grad():
             roots = descent.roots_of(tensors)
             if roots:
                 digest, device = descent.operations_below(roots), local(roots[0]).device
-                self._operations.append((one, torch.full((1,), digest, device=device)))
-                self._inputs.append((one, loss_inputs.row_of(roots, ids, self._mask, device)[None]))
-            found = [] if ids is None else cross_entropy.targets(roots)
-            if ids is not None and len(found) == 1:
-                counts = _counts(ids, *found[0])
-                self._rows += [] if counts is None else [(one, counts[None])]
+                self._operations.append((backward_pass, torch.full((1,), digest, device=device)))
+                self._inputs.append((backward_pass, loss_inputs.row_of(roots, ids, self._mask, device)[None]))
+            targets = [] if ids is None else cross_entropy.targets(roots)
+            if ids is not None and len(targets) == 1:
+                counts = _counts(ids, *targets[0])
+                self._rows += [] if counts is None else [(backward_pass, counts[None])]
 
 
 def _counts(ids_BT: Tensor, target: Tensor, ignored: int, first_position: int | None) -> Tensor | None:
@@ -108,13 +108,13 @@ def _counts(ids_BT: Tensor, target: Tensor, ignored: int, first_position: int | 
     counts_BL = target_BL != ignored
     compared: list[Tensor] = []
     equal: list[Tensor] = []
-    for place in PLACES:
-        ahead = place + first_position
+    for distance in PLACES:
+        ahead = distance + first_position
         first, end = max(0, -ahead), min(target_BL.shape[1], length - ahead)
         counts = counts_BL[:, first:end]
-        same = target_BL[:, first:end] == ids_BT[:, first + ahead : end + ahead]
+        is_equal = target_BL[:, first:end] == ids_BT[:, first + ahead : end + ahead]
         compared.append(counts.sum())
-        equal.append((same & counts).sum())
+        equal.append((is_equal & counts).sum())
     return torch.stack([*compared, *equal])
 
 

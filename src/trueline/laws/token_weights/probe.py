@@ -150,7 +150,7 @@ class TokenWeightProbe:
 
         def take(tokens: Tensor, least: Tensor, greatest: Tensor, dtype: torch.dtype) -> None:
             with self._guard(self.name), torch.no_grad():
-                rounding = max(torch.finfo(each).eps for each in (dtype, *dtypes)) * roundings
+                rounding = max(torch.finfo(float_dtype).eps for float_dtype in (dtype, *dtypes)) * roundings
                 fixed = [tokens.new_full((), value) for value in (rounding, reduction, scalings)]
                 parts = [torch.zeros_like(tokens), tokens, least, greatest, scale.reshape(()), *fixed]
                 rows[number] = (current_pass, torch.stack(parts)[None])

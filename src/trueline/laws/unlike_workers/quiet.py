@@ -68,7 +68,7 @@ class Quiet:
         """The name that it is kept under."""
         return f"quiet in {self.quantity}"
 
-    def further(self, stretch: Stretch, carried: Arrays) -> Arrays | None:
+    def advance(self, stretch: Stretch, carried: Arrays) -> Arrays | None:
         """The arrays that are carried past the steps of ``stretch``; None where values may not be those that were
         measured, so that only the whole Run tells.
         """
@@ -96,7 +96,7 @@ class Quiet:
             state["ratios"] = self._ratios(run)
         return state
 
-    def said(self, run: Run, carried: Arrays) -> list[Finding] | None:
+    def conclude(self, run: Run, carried: Arrays) -> list[Finding] | None:
         """No findings, where the checks of the quantity have enough steps and none of the workers stands out."""
         if not tokens_weigh_alike(carried):
             return None

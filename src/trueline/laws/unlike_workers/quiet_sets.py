@@ -68,7 +68,7 @@ class QuietOrder:
 
     name: str = "quiet order"
 
-    def further(self, stretch: Stretch, carried: Arrays) -> Arrays | None:
+    def advance(self, stretch: Stretch, carried: Arrays) -> Arrays | None:
         """The arrays that are carried past the steps of ``stretch``; None where values may not be those measured."""
         series = _followed_series(stretch)
         if series is None:
@@ -88,7 +88,7 @@ class QuietOrder:
             state["dependent"] = dependent
         return state
 
-    def said(self, run: Run, carried: Arrays) -> list[Finding] | None:
+    def conclude(self, run: Run, carried: Arrays) -> list[Finding] | None:
         """No findings, where there are enough steps for one and no order recurs; V is 1."""
         if not tokens_weigh_alike(carried):
             return None
@@ -116,7 +116,7 @@ class QuietPairs:
 
     name: str = "quiet pairs"
 
-    def further(self, stretch: Stretch, carried: Arrays) -> Arrays | None:
+    def advance(self, stretch: Stretch, carried: Arrays) -> Arrays | None:
         """The arrays that are carried past the steps of ``stretch``; None where values may not be those that were
         measured, or all workers have equal losses.
         """
@@ -143,7 +143,7 @@ class QuietPairs:
             state |= {f"pairs {number}": np.stack(after), f"rows {number}": rows}
         return state
 
-    def said(self, run: Run, carried: Arrays) -> list[Finding] | None:
+    def conclude(self, run: Run, carried: Arrays) -> list[Finding] | None:
         """No findings, where there are enough steps for one and no two workers are close. Raises ``CannotTell`` where
         there are no pairs to compare.
         """
@@ -170,7 +170,7 @@ class QuietTokens:
 
     name: str = "quiet tokens"
 
-    def further(self, stretch: Stretch, carried: Arrays) -> Arrays | None:
+    def advance(self, stretch: Stretch, carried: Arrays) -> Arrays | None:
         """The arrays that are carried past the steps of ``stretch``; None where workers have unequally many samples."""
         series = as_measured(stretch.part)
         if has_uneven_samples(series):
@@ -189,7 +189,7 @@ class QuietTokens:
             )
         return state
 
-    def said(self, run: Run, carried: Arrays) -> list[Finding] | None:
+    def conclude(self, run: Run, carried: Arrays) -> list[Finding] | None:
         """No findings, where there are enough steps for one and tokens are not unequal."""
         series, budget = start_of(run, 1), alarm_budget_of(run)
         groups = comparable_groups(series)

@@ -22,7 +22,7 @@ QUANTITIES = ("loss", "norm", "direction")
 
 
 def carried_after(quiet_in, run, part, carried):
-    return quiet_in.further(Stretch(run, part, part), carried)
+    return quiet_in.advance(Stretch(run, part, part), carried)
 
 
 @pytest.mark.parametrize("ratio", [1.0, 1.7, 6.0, 40.0])
@@ -134,7 +134,7 @@ def test_quiet_workers_are_known_as_such_and_others_are_not(tmp_path):
     silent = {}
     for name, change in {"healthy": None, "high": high(40), "tokens": KINDS["varying tokens"]}.items():
         run = Run(write_run(tmp_path / name, num_steps=120, change=change))
-        silent[name] = Quiet("loss").said(run, carried_after(Quiet("loss"), run, run, {})) == []
+        silent[name] = Quiet("loss").conclude(run, carried_after(Quiet("loss"), run, run, {})) == []
         found = find_outliers(series_of(run), alarm_budget_of(run), "loss")
         assert bool(found) == (name == "high")
     assert silent == {"healthy": True, "high": False, "tokens": True}
@@ -149,7 +149,7 @@ def test_tokens_that_may_weigh_workers_are_not_taken_for_equal(tmp_path):
     run = Run(write_run(tmp_path / "run", num_steps=120, change=KINDS["more tokens on one rank"]))
     carried = carried_after(Quiet("loss"), run, run, {})
     assert carried["tokens"].tolist() == [120, 0, 480, 4]
-    assert Quiet("loss").said(run, carried) is None
+    assert Quiet("loss").conclude(run, carried) is None
     varying = Run(write_run(tmp_path / "varying", num_steps=120, change=KINDS["varying tokens"]))
     series = as_measured(varying)
     num_known, even, num_modal, _ = carried_after(Quiet("loss"), varying, varying, {})["tokens"]
@@ -171,6 +171,6 @@ def test_in_a_long_run_the_first_steps_say_how_many_are_enough(tmp_path, monkeyp
     carried = carried_after(Quiet("loss"), run, run.between(30, 50), carried)
     assert carried["ratios"].tolist() == [1.5]
     carried = carried_after(Quiet("loss"), run, run.between(50, 60), carried)
-    assert Quiet("loss").said(run, carried) == []
+    assert Quiet("loss").conclude(run, carried) == []
     assert [start.steps.tolist() for start in starts] == [[*range(40)]] * 2
     assert all(np.array_equal(start.loss, series_of(run).loss[:40]) for start in starts)
