@@ -25,9 +25,10 @@ from trueline.judge.causes.library import known_causes
 from trueline.judge.stats.alarm_budget import SHARES, AlarmBudget
 from trueline.laws.unlike_workers.outliers import fewest_steps
 from trueline.render.comparison.compare_rows import COLUMNS
+from trueline.schema.column import Column
 from trueline.schema.columns.records import RECORD_COLUMNS
 from trueline.schema.columns.rollouts import ROLLOUT_COLUMNS, SYNC_COLUMNS
-from trueline.schema.columns.workers import WORKER_COLUMNS, Column
+from trueline.schema.columns.table import worker_columns
 from trueline.schema.plan import LIVE, Plan
 
 ROOT = Path(__file__).parents[1]
@@ -247,7 +248,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "api": api,
     "plan": plan_table,
     "live_keys": live_keys,
-    "workers": partial(columns_table, WORKER_COLUMNS),
+    "workers": partial(columns_table, worker_columns()),
     "records": partial(columns_table, RECORD_COLUMNS),
     "rollouts": partial(columns_table, ROLLOUT_COLUMNS),
     "syncs": partial(columns_table, SYNC_COLUMNS),

@@ -17,7 +17,7 @@ from trueline.schema.finding import Finding
 from trueline.store.file_names import WORKERS_DIR, PartName
 from trueline.store.log.parts import encode_part
 from trueline.store.records.arrays import from_values
-from trueline.store.rows import WORKER_SCHEMA
+from trueline.store.rows import worker_schema
 from trueline.store.writer import RunWriter
 
 SKETCH_LENGTH = 127
@@ -77,7 +77,7 @@ def write_part(path: Path, rank: int, rows: Sequence[Mapping[str, Any]], *, sequ
     names = {name for row in rows for name, value in row.items() if value is not None} | {"rank"}
     columns = {
         column.name: from_values([rank if column.name == "rank" else row.get(column.name) for row in rows], column.type)
-        for column in WORKER_SCHEMA
+        for column in worker_schema()
         if column.name in names
     }
     if rows:

@@ -22,7 +22,7 @@ from trueline.store.file_names import WORKERS_DIR, PartName
 from trueline.store.log import merge
 from trueline.store.log.parts import encode_part
 from trueline.store.reader import Run
-from trueline.store.rows import WORKER_SCHEMA
+from trueline.store.rows import worker_schema
 from trueline.store.writer import RunWriter
 
 RANKS = 4
@@ -79,7 +79,7 @@ def read(path: Path, *, steps: int, merges: bool) -> dict[str, float]:
 
 def _seal(folder: Path, rank: int, sequence: int) -> PartName:
     found = columns(rank, np.arange(sequence * STEPS_A_PART, (sequence + 1) * STEPS_A_PART))
-    arrays = [pa.array(values, WORKER_SCHEMA.field(name).type) for name, values in found.items()]
+    arrays = [pa.array(values, worker_schema().field(name).type) for name, values in found.items()]
     data = encode_part(pa.table(arrays, names=list(found)))
     part = PartName(rank, sequence, zlib.crc32(data))
     (folder / str(part)).write_bytes(data)

@@ -20,10 +20,10 @@ import torch
 from benchmarks.page import arguments, head, table, write
 from torch import Tensor, nn
 
+from trueline.laws.initial_values.columns import InitialValues
 from trueline.laws.initial_values.init_differs import judge
 from trueline.laws.initial_values.initial_values import InitialParams, look_fresh, matrices_by_role
 from trueline.laws.initial_values.probe import numbers_of
-from trueline.schema.columns.initial_values import InitialValues
 from trueline.schema.errors import CannotTell
 
 LAYERS, WIDTH, VOCABULARY, MAX_PARAMS, PATIENCE_S = 6, 128, 2000, 20e6, 20

@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.page import arguments, head, table, write
 from benchmarks.store import recorded_step
 
-from trueline.schema.columns.workers import WORKER_COLUMNS
+from trueline.schema.columns.table import worker_columns
 from trueline.store.reader import Run
 from trueline.store.writer import RunWriter
 
@@ -28,11 +28,11 @@ ABOUT_SEALING = """\
 A write that seals merges and compresses 100 steps and waits for two fsyncs; the other 99 of 100 append one frame."""
 
 LISTS_OF_16 = ("group_grad_norms", "group_reduced_norms", "group_reduce_residual")
-SCALARS = [column.name for column in WORKER_COLUMNS if column.type in ("float64", "int64", "int32", "uint64")][:25]
+SCALARS = [column.name for column in worker_columns() if column.type in ("float64", "int64", "int32", "uint64")][:25]
 
 
 def typical_row(step: int, rng: np.random.Generator) -> dict[str, Any]:
-    integers = {column.name for column in WORKER_COLUMNS if column.type in ("int64", "int32", "uint64")}
+    integers = {column.name for column in worker_columns() if column.type in ("int64", "int32", "uint64")}
     row: dict[str, Any] = {
         name: int(rng.integers(0, 2**31)) if name in integers else float(rng.normal()) for name in SCALARS
     }

@@ -14,7 +14,7 @@ import typer.main
 
 import trueline
 from trueline.schema.columns.records import RECORD_COLUMNS
-from trueline.schema.columns.workers import WORKER_COLUMNS
+from trueline.schema.columns.table import worker_columns
 from trueline.schema.law import installed_laws
 from trueline.schema.plan import Plan
 from trueline.schema.trial_verbs import SHARED, VERBS
@@ -79,7 +79,7 @@ def test_every_check_is_its_own_manual(generate: ModuleType, manuals: dict, code
     for language, snippet in (wrong, right):
         assert language == "python"
         compile(snippet, code, "exec")
-    unknown = set(manual.needs) - {column.name for column in WORKER_COLUMNS}
+    unknown = set(manual.needs) - {column.name for column in worker_columns()}
     assert not unknown, f"{code} needs columns that do not exist: {unknown}"
 
 
@@ -94,7 +94,7 @@ def test_every_plan_key_and_column_is_explained(site: Path) -> None:
 
     assert [key for key in Plan.model_fields if f"<code>{key}</code></td>" not in plan] == []
     assert [key for key, field in Plan.model_fields.items() if not field.description] == []
-    assert [column.name for column in WORKER_COLUMNS if f"<code>{column.name}</code></td>" not in workers] == []
+    assert [column.name for column in worker_columns() if f"<code>{column.name}</code></td>" not in workers] == []
     assert [column.name for column in RECORD_COLUMNS if f"<code>{column.name}</code></td>" not in records] == []
 
 

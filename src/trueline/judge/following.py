@@ -39,7 +39,7 @@ from trueline.judge.follows import AROUND, ByStep, Stretch
 from trueline.judge.registry import Check
 from trueline.judge.series.local_updates import digests_alike
 from trueline.judge.stats.memoize import memoized
-from trueline.schema.columns.workers import PARAM_COLUMNS
+from trueline.schema.columns.table import param_columns
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.store.judged import read_judged, restored, stored, write_judged
@@ -398,7 +398,7 @@ def _lengths(part: Run, check: Check, lengths_before: Mapping[str, tuple[int, ..
     """
     lengths: dict[str, tuple[int, ...]] = {}
     of_groups = isinstance(check.follows, ByStep) and any(name.startswith("group_") for name in check.needs)
-    columns = (name for name in PARAM_COLUMNS if name in check.needs or (of_groups and name.startswith("group_")))
+    columns = (name for name in param_columns() if name in check.needs or (of_groups and name.startswith("group_")))
     for column in sorted(columns):
         lengths[column] = tuple(sorted({*lengths_before.get(column, ()), *_lengths_in(part, column)}))
     return lengths

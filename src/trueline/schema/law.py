@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
+from trueline.schema.column import Column, column_fault
+from trueline.schema.columns.workers import SHARED_COLUMNS
 from trueline.schema.errors import InputError
 from trueline.schema.text.reading import why
 
@@ -46,14 +48,17 @@ class Law:
     """One law of training, as its folder declares it in ``declared.py``: ``LAW = Law(…)``.
 
     ``checks`` are those of one Run, by code: ``loss-spike`` is the module ``loss_spike`` of the folder. ``findings``
-    are codes that something else finds, as a comparison. ``probes`` are modules of the folder, each with a function
-    ``make_probe(parts)``: they alone may import torch, and are imported in the training process alone. ``causes.toml``
-    of the folder, where there is one, has what may be behind a finding. Findings ``of_updates`` are about the update
-    itself: holding it still, as trials of phases do, would make them. ``package`` is the folder, as Python imports it.
+    are codes that something else finds, as a comparison. ``columns`` are those of the workers table that its probes
+    measure or that it alone reads; where the law is not installed, a Run is read without them. ``probes`` are modules
+    of the folder, each with a function ``make_probe(parts)``: they alone may import torch, and are imported in the
+    training process alone. ``causes.toml`` of the folder, where there is one, has what may be behind a finding.
+    Findings ``of_updates`` are about the update itself: holding it still, as trials of phases do, would make them.
+    ``package`` is the folder, as Python imports it.
     """
 
     checks: Mapping[str, Code] = field(default_factory=dict[str, Code])
     findings: Mapping[str, Code] = field(default_factory=dict[str, Code])
+    columns: Sequence[Column] = ()
     probes: tuple[str, ...] = ()
     of_updates: bool = False
     package: str = ""
@@ -113,19 +118,47 @@ def facts_of(code: str) -> Code:
 
 @cache
 def _declarations() -> tuple[Law | BrokenLaw, ...]:
-    """All declarations, each code in the first law that names it."""
+    """All declarations, each code and each column in the first law that names it."""
     owners: dict[str, str] = {}
+    owners_of_columns = {column.name: "" for column in SHARED_COLUMNS}
     laws: list[Law | BrokenLaw] = []
     for name, module in _modules():
         law = _declared(name, module)
-        twice = [code for code in law.codes if code in owners] if isinstance(law, Law) else []
-        if twice:
-            reason = f"It names the code '{twice[0]}', which the law '{owners[twice[0]]}' has. Give it another code."
-            law = BrokenLaw(name, reason)
-        elif isinstance(law, Law):
-            owners |= dict.fromkeys(law.codes, name)
+        if isinstance(law, Law):
+            reason = _code_fault(law, owners) or _columns_fault(law, owners_of_columns)
+            if reason:
+                law = BrokenLaw(name, reason)
+            else:
+                owners |= dict.fromkeys(law.codes, name)
+                owners_of_columns |= {column.name: name for column in law.columns}
         laws.append(law)
     return tuple(laws)
+
+
+def _code_fault(law: Law, owners: Mapping[str, str]) -> str:
+    """A sentence on a code that another law has; empty without one."""
+    twice = next((code for code in law.codes if code in owners), None)
+    return f"It names the code '{twice}', which the law '{owners[twice]}' has. Give it another code." if twice else ""
+
+
+def _columns_fault(law: Law, owners: Mapping[str, str]) -> str:
+    """A sentence on a column that the table cannot have; empty without one. ``owners`` are laws by column, empty text
+    for what every Run has.
+    """
+    columns: object = law.columns
+    if not isinstance(columns, tuple | list):
+        return f"Its columns are {columns!r}. Write a tuple: columns=(Column(name, type, unit, meaning),)."
+    names: set[str] = set()
+    for column in law.columns:
+        if fault := column_fault(column):
+            return fault
+        if column.name in owners:
+            owner = f"the law '{owners[column.name]}' has" if owners[column.name] else "is Trueline's own"
+            return f"It declares the column '{column.name}', which {owner}. Give it another name."
+        if column.name in names:
+            return f"It declares the column '{column.name}' twice. Give one of them another name."
+        names.add(column.name)
+    return ""
 
 
 def not_loaded(module: str, error: BaseException) -> str:

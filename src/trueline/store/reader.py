@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from trueline.schema.columns.rollouts import TableName
-from trueline.schema.columns.workers import PARAM_COLUMNS
+from trueline.schema.columns.table import param_columns
 from trueline.schema.errors import RunError
 from trueline.schema.files.run_manifest import Manifest, RankEnv, unknown_keys
 from trueline.schema.finding import Finding
@@ -35,15 +35,20 @@ from trueline.store.manifest import open_manifest
 from trueline.store.query import answer
 from trueline.store.records.arrays import from_numpy, to_numpy
 from trueline.store.records.recorded_steps import UNREADABLE, RecordedSteps
-from trueline.store.rows import SCALAR_NAMES, TABLE_SCHEMAS, WORKER_SCHEMA, require_column
+from trueline.store.rows import TABLE_SCHEMAS, require_column, scalar_names, worker_schema
 from trueline.store.table_reader import TableReader
 
 _LONGEST = "sketch"
 """The column whose lists may not fit into memory together."""
 
-_TOGETHER = [set(SCALAR_NAMES), {name for name in WORKER_SCHEMA.names if name.startswith("group_")}]
-"""Columns of numbers, and of short lists, that are asked for one after the other: reading each one alone would open
-every part."""
+
+def _together(name: str) -> set[str]:
+    """The column ``name`` and those that are asked for after it, of numbers or of short lists: reading each one alone
+    would open every part.
+    """
+    if name.startswith("group_"):
+        return {column for column in worker_schema().names if column.startswith("group_")}
+    return set(scalar_names()) if name in scalar_names() else {name}
 
 
 class Run(RecordedSteps, Shown):
@@ -179,8 +184,8 @@ class Run(RecordedSteps, Shown):
 
     def table(self) -> pa.Table:
         """[R] all rows under all columns of ``schema.workers``, sorted by (step, rank); null where not measured."""
-        self._load([name for name in WORKER_SCHEMA.names if name in self._present and name not in self._columns])
-        return pa.table([self.column(name) for name in WORKER_SCHEMA.names], schema=WORKER_SCHEMA)
+        self._load([name for name in worker_schema().names if name in self._present and name not in self._columns])
+        return pa.table([self.column(name) for name in worker_schema().names], schema=worker_schema())
 
     def to_pandas(self) -> Any:
         """``table()`` as a ``pandas.DataFrame``. Raises ``InputError`` where pandas is not installed."""
@@ -194,11 +199,13 @@ class Run(RecordedSteps, Shown):
     def column(self, name: str) -> pa.Array:
         """[R] one column of ``table()``, merged on first use; null where not measured."""
         if name not in self._columns:
-            require_column(name, WORKER_SCHEMA.names)
+            require_column(name, worker_schema().names)
             if name not in self._present:
-                return pa.nulls(len(self._rows), WORKER_SCHEMA.field(name).type)
-            together: set[str] = next((columns for columns in _TOGETHER if name in columns), {name})
-            self._load([column_name for column_name in WORKER_SCHEMA.names if column_name in together & self._present])
+                return pa.nulls(len(self._rows), worker_schema().field(name).type)
+            together = _together(name)
+            self._load(
+                [column_name for column_name in worker_schema().names if column_name in together & self._present]
+            )
         return self._columns[name]
 
     def load(self, names: Collection[str]) -> None:
@@ -208,7 +215,7 @@ class Run(RecordedSteps, Shown):
         missing = (self._present & set(names)) - self._columns.keys() - {_LONGEST}
         with contextlib.suppress(RunError):
             if missing:
-                self._load([name for name in WORKER_SCHEMA.names if name in missing])
+                self._load([name for name in worker_schema().names if name in missing])
 
     def take_loaded(self, parts: Sequence[Run]) -> None:
         """Take the columns that all of ``parts`` have loaded, so that they have them no more. These come one after the
@@ -228,7 +235,7 @@ class Run(RecordedSteps, Shown):
 
     def has(self, column: str) -> bool:
         """Whether a column was measured at any step, which no more is read for than the first that tells."""
-        require_column(column, WORKER_SCHEMA.names)
+        require_column(column, worker_schema().names)
         if column in self._columns:
             return self._columns[column].null_count < len(self._columns[column])
         return column in self._present and self._pieces.has(column)
@@ -248,7 +255,7 @@ class Run(RecordedSteps, Shown):
 
     def measured(self, column: str) -> np.ndarray:
         """[T, N] bool: where a column was measured; of a sketch no more than one part of its values is held for it."""
-        require_column(column, WORKER_SCHEMA.names)
+        require_column(column, worker_schema().names)
         rows = self._rows.merge(self._pieces.measured(column)) if column == _LONGEST else self.column(column)
         valid_R = to_numpy(rows.is_valid())
         measured_TN = np.zeros((len(self.steps), len(self.ranks)), dtype=bool)
@@ -293,7 +300,7 @@ class Run(RecordedSteps, Shown):
 
     def lengths(self, column: str) -> list[int]:
         """The lengths that the lists of a column have, each once, ascending."""
-        require_column(column, WORKER_SCHEMA.names)
+        require_column(column, worker_schema().names)
         lengths = np.unique(to_numpy(self.column(column).value_lengths(), -1))  # -1: not measured
         return lengths[lengths >= 0].tolist()
 
@@ -401,11 +408,11 @@ class Run(RecordedSteps, Shown):
         """The lists of a column that were measured at ``steps`` by ``ranks`` (None: all), and the index of each one's
         row.
         """
-        require_column(column, WORKER_SCHEMA.names)
-        if column in SCALAR_NAMES:
+        require_column(column, worker_schema().names)
+        if column in scalar_names():
             raise RunError(f"Column '{column}' holds no lists. Use Run.pivot for numbers, Run.digests for uint64.")
         if column not in self._present:
-            return pa.nulls(0, WORKER_SCHEMA.field(column).type), np.zeros(0, dtype=np.int64)
+            return pa.nulls(0, worker_schema().field(column).type), np.zeros(0, dtype=np.int64)
         if steps is None or column in self._columns or 2 * len(steps) > len(self.steps):
             lists_R = self.column(column)
         else:
@@ -452,7 +459,7 @@ class Run(RecordedSteps, Shown):
 
     def _of_main_lists(self, column: str) -> np.ndarray | bool:
         """[R] which rows of a column are about the parameters that ``env`` names."""
-        return column not in PARAM_COLUMNS or self._lists_at(self._rows.steps) == self._main_lists
+        return column not in param_columns() or self._lists_at(self._rows.steps) == self._main_lists
 
     def _lists_at(self, steps: np.ndarray) -> np.ndarray:
         """Which of the lists of ``env`` holds at each of ``steps``."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from trueline.schema.columns.records import RECORD_COLUMNS
 from trueline.schema.columns.rollouts import TABLE_COLUMNS, TableName
-from trueline.schema.columns.workers import WORKER_COLUMNS
+from trueline.schema.columns.table import worker_columns
 from trueline.schema.errors import RunError
 from trueline.store.log.short_rows import Row
 from trueline.store.records.arrays import contiguous, empty, from_numpy, from_values, take_rows, to_numpy
@@ -35,7 +35,12 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
     "list<float32>": pa.list_(pa.float32()),
 }
 
-WORKER_SCHEMA: pa.Schema = pa.schema([(column.name, _ARROW_TYPES[column.type]) for column in WORKER_COLUMNS])
+
+@cache
+def worker_schema() -> pa.Schema:
+    """Of the table ``workers``, with the columns of the laws that are installed."""
+    return pa.schema([(column.name, _ARROW_TYPES[column.type]) for column in worker_columns()])
+
 
 RECORD_SCHEMA: pa.Schema = pa.schema([(column.name, _ARROW_TYPES[column.type]) for column in RECORD_COLUMNS])
 
@@ -45,10 +50,13 @@ TABLE_SCHEMAS: dict[TableName, pa.Schema] = {
 }
 """Of the tables whose rows are kept as they came."""
 
-SCALAR_NAMES: list[str] = [
-    field.name for field in WORKER_SCHEMA if not (pa.types.is_list(field.type) or pa.types.is_string(field.type))
-]
-"""Columns of one number a row; texts, which may be long, are read when they are asked for, as lists are."""
+
+@cache
+def scalar_names() -> tuple[str, ...]:
+    """Columns of one number a row; texts, which may be long, are read when they are asked for, as lists are."""
+    return tuple(
+        field.name for field in worker_schema() if not (pa.types.is_list(field.type) or pa.types.is_string(field.type))
+    )
 
 
 def require_column(column: str, columns: Sequence[str]) -> None:
@@ -194,8 +202,8 @@ class GridOrder(MergeOrder):
 
 
 def merge_batches(batches: Sequence[Row]) -> pa.Table:
-    """The merged rows of record batches and of rows as they are (under ``WORKER_SCHEMA``, without null), oldest first,
-    of which each may have other columns; at least one.
+    """The merged rows of record batches and of rows as they are (under ``worker_schema()``, without null), oldest
+    first, of which each may have other columns; at least one.
 
     As ``MergeOrder``, without ``pyarrow.compute``: every rank that is watched would hold 9 MiB more for it.
     """
@@ -204,7 +212,7 @@ def merge_batches(batches: Sequence[Row]) -> pa.Table:
     for batch in batches:
         if isinstance(batch, Mapping):
             if not batch.keys() <= types.keys():
-                types = {name: WORKER_SCHEMA.field(name).type for name in batch} | types
+                types = {name: worker_schema().field(name).type for name in batch} | types
             rows.setdefault((batch["step"], batch["rank"]), {}).update(batch)
             continue
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))

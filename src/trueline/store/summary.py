@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from trueline.schema.columns.workers import WORKER_COLUMNS
+from trueline.schema.columns.table import worker_columns
 from trueline.schema.files.run_manifest import SCHEMA_VERSION
 from trueline.store.reader import Run
 from trueline.store.records.arrays import to_numpy
@@ -59,7 +59,7 @@ def _ranks(run: Run) -> list[dict[str, Any]]:
 
 def _columns(run: Run) -> list[dict[str, Any]]:
     columns: list[dict[str, Any]] = []
-    for column in WORKER_COLUMNS:
+    for column in worker_columns():
         values_R = run.column(column.name)
         measured = len(values_R) - values_R.null_count
         if measured:

@@ -33,7 +33,7 @@ from trueline.store.migrate import read_manifest
 from trueline.store.reader import Run
 from trueline.store.records.stack_files import decode_stacks, has_checksum
 from trueline.store.records.tensor_files import TensorContents
-from trueline.store.rows import RECORD_SCHEMA, TABLE_SCHEMAS, WORKER_SCHEMA
+from trueline.store.rows import RECORD_SCHEMA, TABLE_SCHEMAS, worker_schema
 
 State = Literal["whole", "unchecked", "torn", "damaged"]
 """``unchecked``: it can be read, and has no checksum, as those of older versions; ``torn``: a process was killed, or
@@ -140,7 +140,7 @@ def _check_of(name: str, folder: str, base: str) -> Check | None:
     inside, _, _ = folder.partition("/")
     checks: dict[str, Check | None] = {
         file_names.ENV_DIR: _env if file_names.env_rank(base) is not None else None,
-        file_names.WORKERS_DIR: _part(WORKER_SCHEMA) if PartName.parse(base) else None,
+        file_names.WORKERS_DIR: _part(worker_schema()) if PartName.parse(base) else None,
         file_names.RECORDS_DIR: _part(RECORD_SCHEMA) if PartName.parse(base) else None,
         **{table: _part(schema) if PartName.parse(base) else None for table, schema in TABLE_SCHEMAS.items()},
         file_names.STACKS_DIR: _stacks if file_names.stacks_rank(base) is not None else None,
@@ -153,7 +153,7 @@ def _check_of(name: str, folder: str, base: str) -> Check | None:
             return _journal(RECORD_SCHEMA)
         if (table := file_names.table_journal(base)) is not None:
             return _journal(TABLE_SCHEMAS[table[1]])
-        return _journal(WORKER_SCHEMA) if file_names.journal_rank(base) is not None else None
+        return _journal(worker_schema()) if file_names.journal_rank(base) is not None else None
     if inside:
         return checks.get(inside)
     if file_names.findings_rank(name) is not None:

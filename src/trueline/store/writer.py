@@ -43,7 +43,7 @@ from trueline.store.log.earlier_start import (
 from trueline.store.log.journal import FrameCodec
 from trueline.store.log.table_writer import SEAL_S, SEAL_STEPS, SealAfter, TableWriter
 from trueline.store.records.record_writer import SEAL_BYTES, RecordWriter
-from trueline.store.rows import WORKER_SCHEMA
+from trueline.store.rows import worker_schema
 from trueline.store.table_rows import TableEncoder, encode_table
 
 
@@ -76,7 +76,7 @@ class RunWriter:
         self._seal_after = SealAfter(seal_steps, seal_s)
         self._queue_bytes = queue_bytes
         self._pid = os.getpid()
-        self._codec = FrameCodec(WORKER_SCHEMA)
+        self._codec = FrameCodec(worker_schema())
         self._records: RecordWriter | None = None
         self._tables: dict[TableName, tuple[TableEncoder, TableWriter]] = {}
         self._busy = False
@@ -300,3 +300,6 @@ class Destination:
             start = next_start(path, job, rank=rank) if self.resume else Start(step=job.step or 0)
         leads = rank == lead
         return RunWriter(path, rank=rank, overwrite=self.overwrite and leads, creates=leads, start=start)
+
+
+worker_schema()  # with this module, not while a job waits for its first step

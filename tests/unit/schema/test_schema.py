@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trueline.schema.columns.records import Unmeasured
-from trueline.schema.columns.workers import COLUMN_BY_NAME, WORKER_COLUMNS
+from trueline.schema.columns.table import column_names, worker_columns
 from trueline.schema.errors import PlanError, SiteError
 from trueline.schema.files.run_manifest import Manifest, with_interval
 from trueline.schema.finding import Finding, by_weight
@@ -65,7 +65,7 @@ def test_what_is_seen_of_all_workers_comes_after_what_says_more():
 
 
 def test_column_names_are_unique():
-    assert len(COLUMN_BY_NAME) == len(WORKER_COLUMNS)
+    assert len(column_names()) == len(worker_columns())
 
 
 def test_plans_load_from_presets_files_and_dicts(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from trueline.schema.files.run_manifest import SCHEMA_VERSION
 from trueline.store.migrate import OLDEST_VERSION, to_current
 from trueline.store.reader import Run
-from trueline.store.rows import WORKER_SCHEMA
+from trueline.store.rows import worker_schema
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -35,7 +35,7 @@ def test_a_run_of_every_version_is_kept(version):
 
 def test_columns_that_a_version_lacked_are_null():
     table = to_current(
-        pa.table({"loss": pa.array([0.5], pa.float32()), "was": ["x"]}), WORKER_SCHEMA, ["step", "loss", "sketch"]
+        pa.table({"loss": pa.array([0.5], pa.float32()), "was": ["x"]}), worker_schema(), ["step", "loss", "sketch"]
     )
-    assert table.schema == pa.schema([WORKER_SCHEMA.field(name) for name in ("step", "loss", "sketch")])
+    assert table.schema == pa.schema([worker_schema().field(name) for name in ("step", "loss", "sketch")])
     assert table.to_pylist() == [{"step": None, "loss": 0.5, "sketch": None}]

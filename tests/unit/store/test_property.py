@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trueline.store.file_names import PartName
 from trueline.store.reader import Run
-from trueline.store.rows import WORKER_SCHEMA
+from trueline.store.rows import worker_schema
 from trueline.store.writer import RunWriter
 
 FLOATS = st.floats(width=64)
@@ -66,7 +66,7 @@ def test_any_writes_with_seals_between_read_back_equal(writes, seal_steps, num_c
     assert [(row["step"], row["rank"]) for row in rows] == sorted(expected)
     for row in rows:
         wanted = expected[row["step"], row["rank"]]
-        for name in WORKER_SCHEMA.names:
+        for name in worker_schema().names:
             assert plain(row[name]) == plain(wanted.get(name))
     assert [text for text in run.problems if not text.startswith("rank ")] == []
 

@@ -28,8 +28,9 @@ from trueline.capture.probes.surroundings import (
 )
 from trueline.capture.step.passes import Contributions
 from trueline.capture.step.working_parts import Watching
+from trueline.schema.columns.table import column_names
 from trueline.schema.errors import CaptureError
-from trueline.schema.law import installed_laws, not_loaded
+from trueline.schema.law import broken_laws, installed_laws, not_loaded
 
 
 class StandardProbes:
@@ -64,8 +65,8 @@ class StandardProbes:
             self.scaler,
         ]
         parts = ProbeParts(watching, contributions, averages)
-        for module, make in probe_makers().items():
-            probe = watching.parts.attempt(f"probe of {module}", make, parts)
+        for part, make in probe_makers().items():
+            probe = watching.parts.attempt(part, make, parts)
             self.each += [] if probe is None else [probe]
 
     def detach(self) -> None:
@@ -79,9 +80,10 @@ class StandardProbes:
 
 @cache
 def probe_makers() -> Mapping[str, Callable[[ProbeParts], Probe]]:
-    """By module what makes the probe of a law."""
+    """What makes the probes of all laws, by the name under which a failure is told; of a broken law one that fails."""
     modules = [f"{law.package}.{name}" for law in installed_laws() for name in law.probes]
-    return {module: _maker(module) for module in modules}
+    broken = {f"law {law.name}": _failing(law.reason) for law in broken_laws()}
+    return {f"probe of {module}": _maker(module) for module in modules} | broken
 
 
 def _maker(module: str) -> Callable[[ProbeParts], Probe]:
@@ -89,12 +91,16 @@ def _maker(module: str) -> Callable[[ProbeParts], Probe]:
     try:
         return importlib.import_module(module).make_probe
     except (Exception, SystemExit) as error:  # as a training that imports Trueline may not end with it
-        reason = not_loaded(module, error)
+        return _failing(not_loaded(module, error))
 
+
+def _failing(reason: str) -> Callable[[ProbeParts], Probe]:
     def fail(parts: ProbeParts) -> Probe:
         raise CaptureError(reason)
 
     return fail
 
 
-probe_makers()  # with this module, as all other imports of watching, not while a job waits for its first step
+# With this module, as all other imports of watching, not while a job waits for its first step.
+probe_makers()
+column_names()

@@ -11,10 +11,7 @@ from torch import Tensor
 
 from trueline.capture.probes.base import FactProbe, Moment, Probe, Step
 from trueline.capture.step.working_parts import WorkingParts
-from trueline.schema.columns.workers import WORKER_COLUMNS
-
-_COLUMNS = frozenset(column.name for column in WORKER_COLUMNS)
-
+from trueline.schema.columns.table import column_names
 
 _Begin = Callable[[Step], bool]
 
@@ -35,6 +32,7 @@ class Probing:
     def __init__(self, probes: Sequence[Probe], parts: WorkingParts) -> None:
         self._probes = list(probes)
         self._parts = parts
+        self._column_names = column_names()
         self._beginning = _beginning(self._probes)
         self._moments_between: list[tuple[Probe, Collection[Moment]]] = []
         self._beginning_between = _beginning(())
@@ -146,7 +144,7 @@ class Probing:
         for name, value in measured.items():
             if isinstance(value, Tensor):
                 tensors[name] = value
-            elif name in _COLUMNS:
+            elif name in self._column_names:
                 row[name] = value
             else:
                 unknown = (*unknown, name)
@@ -158,8 +156,8 @@ class Probing:
     ) -> Mapping[str, Any]:
         try:
             columns = probe.columns(host, step, row)
-            if not _COLUMNS.issuperset(columns):
-                raise _no_column(columns.keys() - _COLUMNS)
+            if not self._column_names.issuperset(columns):
+                raise _no_column(columns.keys() - self._column_names)
             return columns
         except Exception as error:
             self._parts.end(probe.name, error)
@@ -187,4 +185,4 @@ def _beginning(probes: Iterable[Probe]) -> list[tuple[int, Probe, _Begin]]:
 
 def _no_column(unknown: Collection[str]) -> KeyError:
     """The error for columns for which a Sink would refuse the whole row."""
-    return KeyError(f"{', '.join(sorted(unknown))}: no column of trueline.schema.columns.workers")
+    return KeyError(f"{', '.join(sorted(unknown))}: no column of the workers table, nor of an installed law")

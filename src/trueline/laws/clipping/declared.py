@@ -1,8 +1,10 @@
 """Gradients clipped by their norm."""
 
+from trueline.laws.clipping.columns import COLUMNS
 from trueline.schema.law import Code, Law
 
 LAW = Law(
+    columns=COLUMNS,
     probes=("probe",),
     checks={
         "clip-differs": Code(

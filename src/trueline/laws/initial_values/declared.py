@@ -1,8 +1,10 @@
 """Parameters as training begins with them."""
 
+from trueline.laws.initial_values.columns import COLUMNS
 from trueline.schema.law import Code, Law
 
 LAW = Law(
+    columns=COLUMNS,
     of_updates=True,
     probes=("probe",),
     checks={

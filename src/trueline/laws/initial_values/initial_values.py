@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.schema.columns.initial_values import NUM_FIELDS, InitialValues
+from trueline.laws.initial_values.columns import NUM_FIELDS, InitialValues
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from trueline.capture.model.layout import Layout, local
 from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.parts import ProbeParts
-from trueline.schema.columns.initial_values import MAX_LOOKED, NUM_FIELDS, SMALLEST_NORMAL
+from trueline.laws.initial_values.columns import MAX_LOOKED, NUM_FIELDS, SMALLEST_NORMAL
 
 
 class InitialValueProbe:

@@ -1,8 +1,10 @@
 """Losses and gradients of all workers that jump or vanish."""
 
+from trueline.laws.jumps.columns import COLUMNS
 from trueline.schema.law import Code, Law
 
 LAW = Law(
+    columns=COLUMNS,
     checks={
         "grad-spike": Code(
             explains=("loss-spike", "grad-vanishes"), group="jump", root="gradient-norm", signal="grad_norm"

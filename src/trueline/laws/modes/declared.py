@@ -1,8 +1,10 @@
 """Training and evaluation mode."""
 
+from trueline.laws.modes.columns import COLUMNS
 from trueline.schema.law import Code, Law
 
 LAW = Law(
+    columns=COLUMNS,
     probes=("probe",),
     checks={
         "evaluation-draws": Code(),

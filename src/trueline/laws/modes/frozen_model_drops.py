@@ -74,7 +74,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trueline.judge.compared_ranks import sites_of
-from trueline.schema.columns.other_models import OtherModel, other_models
+from trueline.laws.modes.columns import OtherModel, other_models
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import counted, listed, ranks_text

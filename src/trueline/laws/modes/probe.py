@@ -23,7 +23,7 @@ from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.batch import tensors_inside
 from trueline.capture.probes.parts import ProbeParts
 from trueline.capture.probes.surroundings import torch_states
-from trueline.schema.columns.other_models import OtherModel, models_text
+from trueline.laws.modes.columns import OtherModel, models_text
 from trueline.tensor.digest import digest_each
 
 SEARCH_AGE = 1

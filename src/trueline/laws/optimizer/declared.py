@@ -1,8 +1,10 @@
 """Updates of an optimizer, from its gradients, states and settings."""
 
+from trueline.laws.optimizer.columns import COLUMNS
 from trueline.schema.law import Code, Law
 
 LAW = Law(
+    columns=COLUMNS,
     of_updates=True,
     probes=(
         "probe.updates",

@@ -27,7 +27,7 @@ from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.parts import ProbeParts
 from trueline.capture.record.hooks import eager_modules
 from trueline.capture.step.passes import Contributions
-from trueline.schema.columns.recomputation import UNITS, Apart, Recomputed, rounding_explains
+from trueline.laws.recomputation.columns import UNITS, Apart, Recomputed, rounding_explains
 from trueline.tensor.memory import is_readable
 
 NUM_MODULES, LENGTH, LEAST = 16, 64, 8

@@ -76,7 +76,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from trueline.judge.compared_ranks import MAX_SITES, sites_of
-from trueline.schema.columns.recomputation import Apart, Recomputed, rounding_explains
+from trueline.laws.recomputation.columns import Apart, Recomputed, rounding_explains
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
 from trueline.schema.text.words import named_some, ranks_text, steps_text

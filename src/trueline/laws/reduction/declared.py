@@ -1,8 +1,10 @@
 """The mean of gradients over workers."""
 
+from trueline.laws.reduction.columns import COLUMNS
 from trueline.schema.law import Code, Law
 
 LAW = Law(
+    columns=COLUMNS,
     checks={
         "gradient-not-reduced": Code(
             explains=("reduction-mismatch", "replica-drift", "*unlike-worker"),

@@ -1,8 +1,10 @@
 """Weights that ranks hold alike."""
 
+from trueline.laws.replicas.columns import COLUMNS
 from trueline.schema.law import Code, Law
 
 LAW = Law(
+    columns=COLUMNS,
     probes=("probe",),
     checks={
         "rank-config-differs": Code(

@@ -1,8 +1,10 @@
 """What a token weighs in a loss: counts, division, scale."""
 
+from trueline.laws.token_weights.columns import COLUMNS
 from trueline.schema.law import Code, Law
 
 LAW = Law(
+    columns=COLUMNS,
     probes=("probe",),
     checks={
         "loss-scale-wrong": Code(

@@ -18,7 +18,7 @@ from trueline.capture.probes.base import Moment, Step
 from trueline.capture.probes.losses import cross_entropy, descent, loss_scaling
 from trueline.capture.probes.parts import ProbeParts
 from trueline.capture.step.passes import Contributions, Pass
-from trueline.schema.columns.token_weights import NUM_FIELDS
+from trueline.laws.token_weights.columns import NUM_FIELDS
 
 NOT_REACHED, UNCLEAR_SCALE = 6, 7
 """Doubts that only show in the course of a step."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from trueline.judge.compared_ranks import data_parallel_ranks, envs_of
 from trueline.judge.stats.memoize import memoized
-from trueline.schema.columns.token_weights import DOUBTS, NUM_FIELDS, TokenWeights
+from trueline.laws.token_weights.columns import DOUBTS, NUM_FIELDS, TokenWeights
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 

@@ -25,7 +25,6 @@ from trueline.judge.stats.memoize import memoized
 from trueline.laws.data_split.consumed import Samples, consumed_samples, first_within, repeated_slots
 from trueline.laws.unlike_workers.loss_weighting import weighting_of
 from trueline.schema.columns.batch_features import NUM_FEATURES
-from trueline.schema.columns.workers import COLUMN_BY_NAME
 from trueline.schema.errors import CannotTell, RunError
 from trueline.store.reader import Run
 
@@ -384,8 +383,6 @@ def _reread_slots(samples: Samples) -> tuple[Bools, Bools]:
 
 def _sample_losses(run: Run, ranks: list[int]) -> SampleLosses:
     """Per-sample losses of every worker's batch, by index of the step, where all workers left them."""
-    if "part_losses" not in COLUMN_BY_NAME:
-        return {}
     rows = run.lists("part_losses")
     losses: dict[int, tuple[Floats, ...]] = {}
     for index, step in enumerate(run.steps.tolist()):

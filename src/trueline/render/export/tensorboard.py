@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trueline.schema.columns.workers import WORKER_COLUMNS
+from trueline.schema.columns.table import worker_columns
 from trueline.schema.text.shown import library
 from trueline.store.reader import Run
 
@@ -24,7 +24,7 @@ def write_tensorboard(run: Run, folder: Path) -> tuple[int, int]:
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-    names = [column.name for column in WORKER_COLUMNS if column.type in _NUMBERS and column.name not in _LEFT_OUT]
+    names = [column.name for column in worker_columns() if column.type in _NUMBERS and column.name not in _LEFT_OUT]
     tables = {name: run.pivot(name) for name in names}
     tables = {name: values_and_measured for name, values_and_measured in tables.items() if values_and_measured[1].any()}
     times_TN, _ = run.pivot("time_ns")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.schema.columns.workers import Column
+from trueline.schema.column import Column
 
 PROJECTION_NAMES: tuple[str, ...] = ("projection_0", "projection_1", "projection_2")
 """Sums of the finite elements, each with a fixed sign by its place (``tensor.projections``)."""

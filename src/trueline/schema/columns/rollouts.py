@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.schema.columns.workers import Column
+from trueline.schema.column import Column
 from trueline.schema.text.words import counted
 
 TableName = Literal["rollouts", "syncs"]

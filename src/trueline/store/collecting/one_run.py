@@ -17,7 +17,7 @@ from trueline.store.file_names import Problem
 from trueline.store.log.earlier_start import journals_of, sealed
 from trueline.store.log.journal import read_journal
 from trueline.store.log.listing import name_missing_parts
-from trueline.store.rows import WORKER_SCHEMA
+from trueline.store.rows import worker_schema
 
 
 def collect_run(sides: Sequence[Side], into: Side, work: Work) -> None:
@@ -80,8 +80,8 @@ def _newest(rank: int, sides: Sequence[Side], journals: Mapping[Side, Mapping[st
     return max((side for side in sides if rank in side.wrote), key=number)
 
 
-def _sequence(data: bytes | None, schema: pa.Schema = WORKER_SCHEMA) -> int | None:
-    return None if data is None else read_journal(data, schema).sequence
+def _sequence(data: bytes | None, schema: pa.Schema | None = None) -> int | None:
+    return None if data is None else read_journal(data, schema or worker_schema()).sequence
 
 
 def _seal_others(rank: int, newest: Side, into: Side, journals: Mapping[Side, Mapping[str, bytes]], work: Work) -> None:

@@ -20,7 +20,7 @@ from trueline.store.log.journal import JournalContent, read_journal
 from trueline.store.log.parts import DamagedPart, decode_part, encode_part
 from trueline.store.log.short_rows import Row
 from trueline.store.records.step_parts import encode_records
-from trueline.store.rows import RECORD_SCHEMA, TABLE_SCHEMAS, WORKER_SCHEMA, merge_batches
+from trueline.store.rows import RECORD_SCHEMA, TABLE_SCHEMAS, merge_batches, worker_schema
 from trueline.store.table_rows import encode_table
 
 
@@ -38,7 +38,7 @@ def journals_of(rank: int) -> tuple[RankJournal, ...]:
     """The journals of its rows, of its recorded steps, and of each table whose rows are kept as they came."""
     records = f"{file_names.RECORDS_DIR}/{file_names.rank_folder(rank)}"
     return (
-        RankJournal(file_names.journal_name(rank), file_names.WORKERS_DIR, WORKER_SCHEMA, encode_rows),
+        RankJournal(file_names.journal_name(rank), file_names.WORKERS_DIR, worker_schema(), encode_rows),
         RankJournal(file_names.records_journal_name(rank), records, RECORD_SCHEMA, encode_records),
         *(
             RankJournal(file_names.table_journal_name(rank, table), table, schema, partial(encode_table, table))
@@ -132,6 +132,6 @@ def parts_of(folder: str, rank: int) -> list[PartName]:
 def _journal_of(path: str, rank: int) -> JournalContent:
     try:
         with open(os.path.join(path, file_names.JOURNAL_DIR, file_names.journal_name(rank)), "rb") as file:
-            return read_journal(file.read(), WORKER_SCHEMA)
+            return read_journal(file.read(), worker_schema())
     except OSError:
         return JournalContent()

@@ -26,7 +26,7 @@ from trueline.store.log.listing import names_in
 from trueline.store.log.merge import rows_within
 from trueline.store.log.parts import DamagedPart, decode_and_name, footer_crc, read_columns
 from trueline.store.migrate import to_current
-from trueline.store.rows import KEYS, WORKER_SCHEMA, StepsInARow
+from trueline.store.rows import KEYS, StepsInARow, worker_schema
 
 VERSION = 1
 """Of what is kept of parts; another one is not read."""
@@ -190,7 +190,7 @@ def known_parts(path: str | os.PathLike[str]) -> PartFiles | None:
     fs, root = filesystem_of(os.fspath(path))
     if not isinstance(fs, LocalFileSystem):
         return None
-    files = PartFiles(fs, root, lambda part: file_names.WORKERS_DIR, WORKER_SCHEMA)
+    files = PartFiles(fs, root, lambda part: file_names.WORKERS_DIR, worker_schema())
     try:
         with open(posixpath.join(root, file_names.KNOWN_PARTS), "rb") as file:
             document, sealed = decode(file.read())

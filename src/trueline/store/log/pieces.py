@@ -24,7 +24,7 @@ from trueline.store.log.listing import list_parts, name_missing_parts, read_jour
 from trueline.store.log.part_files import Keys, PartFiles, at_once
 from trueline.store.migrate import to_current
 from trueline.store.records.arrays import empty_table, from_numpy, to_numpy
-from trueline.store.rows import KEYS, SCALAR_NAMES, WORKER_SCHEMA, GridOrder, MergeOrder, StepsInARow, merge_batches
+from trueline.store.rows import KEYS, GridOrder, MergeOrder, StepsInARow, merge_batches, scalar_names, worker_schema
 from trueline.store.timeline import Timeline
 
 MAX_VALUES = 2**31 - 1
@@ -81,7 +81,7 @@ class Pieces:
         Raises ``RunError`` where a part is gone since the Run was opened, or there are more values than fit.
         """
         wanted_steps = None if steps is None else np.asarray(list(steps), dtype=np.int64)
-        schema = pa.schema([WORKER_SCHEMA.field(name) for name in names])
+        schema = pa.schema([worker_schema().field(name) for name in names])
         run_map = map if set(names) <= set(KEYS) else at_once
         rows = run_map(lambda piece: self._rows(piece, names, wanted_steps), self._pieces)
         table = pa.concat_tables([empty_table(schema), *rows])
@@ -116,10 +116,10 @@ class Pieces:
         if piece.part is None or set(names) <= set(KEYS):
             return _table(piece.rows).select(list(names))
         if self._present(piece).isdisjoint(names):
-            return to_current(_table(piece.rows).select([]), WORKER_SCHEMA, names)
+            return to_current(_table(piece.rows).select([]), worker_schema(), names)
         wanted_T = None if wanted_steps is None else np.isin(_steps_of(piece.rows), wanted_steps)
         if wanted_T is not None and not wanted_T.any():
-            return to_current(_table(piece.rows).select([]), WORKER_SCHEMA, names)
+            return to_current(_table(piece.rows).select([]), worker_schema(), names)
         row_range = None if piece.own_T is None else _span(piece.own_T)
         rows = self.files.again(piece.part, names, row_range=row_range)
         rows = rows if row_range is None else rows.filter(piece.own_T.slice(row_range.start, len(row_range)))
@@ -127,7 +127,7 @@ class Pieces:
 
     def _present(self, piece: _Piece) -> frozenset[str]:
         names = None if piece.part is None else self.files.present(piece.part)
-        return frozenset(WORKER_SCHEMA.names) if names is None else names
+        return frozenset(worker_schema().names) if names is None else names
 
     def ends(self, rank: int) -> np.ndarray:
         """[..] int64, ascending: the last steps of the parts of a rank."""
@@ -177,7 +177,7 @@ class Pieces:
     def add_journal(self, journal: JournalContent, attempt: int) -> None:
         """Take what is in the journal of one rank, which is younger than all of its parts."""
         if journal.batches:
-            self._take(to_current(merge_batches(journal.batches), WORKER_SCHEMA, WORKER_SCHEMA.names), attempt)
+            self._take(to_current(merge_batches(journal.batches), worker_schema(), worker_schema().names), attempt)
 
     def _take(self, rows: Keys, attempt: int, part: PartName | None = None) -> None:
         own_T = self.timeline.owns(attempt, _steps_of(rows))
@@ -197,8 +197,8 @@ def read_pieces(
     Journals are read before parts are listed: a row that is sealed in between is then seen twice, which merging undoes;
     the other way round it would not be seen at all.
     """
-    pieces = Pieces(known or PartFiles(fs, root, lambda part: file_names.WORKERS_DIR, WORKER_SCHEMA))
-    journals = read_journals(fs, root, pieces.problems, rank_of=file_names.journal_rank, schema=WORKER_SCHEMA)
+    pieces = Pieces(known or PartFiles(fs, root, lambda part: file_names.WORKERS_DIR, worker_schema()))
+    journals = read_journals(fs, root, pieces.problems, rank_of=file_names.journal_rank, schema=worker_schema())
     pieces.unclosed = sorted(journals)
     parts = list_parts(fs, root, file_names.WORKERS_DIR, pieces.problems)
     attempts = {rank: journal.attempt(parts.get(rank, [])) for rank, journal in journals.items()}
@@ -207,7 +207,7 @@ def read_pieces(
     # A start that ended before it had written a row hides nothing of the starts before it.
     pieces.timeline = Timeline(first_steps, begun_attempts)
     ordered = {rank: sorted(parts[rank], key=lambda part: (part.sequence, -part.last)) for rank in sorted(parts)}
-    keys = pieces.files.keys([part for rank_parts in ordered.values() for part in rank_parts], SCALAR_NAMES)
+    keys = pieces.files.keys([part for rank_parts in ordered.values() for part in rank_parts], scalar_names())
     for rank in sorted(set(journals) | set(parts)):
         journal = journals.get(rank)
         sealed = pieces.add_parts(zip(ordered.get(rank, []), keys))  # noqa: B905 - goes on with those of the next rank

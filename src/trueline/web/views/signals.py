@@ -11,7 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from trueline.schema.columns.workers import WORKER_COLUMNS, Column
+from trueline.schema.column import Column
+from trueline.schema.columns.table import worker_columns
 from trueline.schema.errors import InputError
 from trueline.store.reader import Run
 from trueline.web.watched_run import WatchedRun
@@ -22,10 +23,6 @@ SignalSubject = Literal["rank", "job", "group"]
 _NUMBERS = ("float64", "float32", "int64", "int32")
 _LEFT_OUT = frozenset({"step", "rank", "time_ns", "loss_operations"})
 """Scalars that are no measure of anything."""
-_LISTS = tuple(
-    column.name for column in WORKER_COLUMNS if column.type == "list<float64>" and column.name.startswith("group_")
-)
-"""Columns with a number for each parameter group."""
 _TITLES = {"loss": "Loss", "grad_norm": "Gradient norm", "cosine_others": "Gradient direction"}
 """Columns that are offered first."""
 DISPERSIONS = {
@@ -85,8 +82,8 @@ def signals_of(watched: WatchedRun) -> Signals:
         if run.column(column.name).null_count < len(run.column(column.name))
     ]
     signals = [*columns[: len(_TITLES)], *_dispersions(watched), *columns[len(_TITLES) :]]
-    for name in _LISTS:
-        column = next(entry for entry in WORKER_COLUMNS if entry.name == name)
+    for column in _lists():
+        name = column.name
         if len(groups) > 1 and run.column(name).null_count < len(run.column(name)):
             signals.append(
                 Signal(f"{_OF_GROUPS}{name}", f"{title_of(name)}: all groups", column.meaning, column.unit, of="group")
@@ -123,7 +120,7 @@ def groups_of(watched: WatchedRun, column: str) -> tuple[list[str], np.ndarray, 
     """
     run = watched.run
     names = [group.name for group in next(iter(run.env.values())).groups] if run.env else []
-    if column not in _LISTS or not names:
+    if column not in _list_names() or not names:
         raise InputError(f"'{_OF_GROUPS}{column}' cannot be drawn. Ask for one of those that `signals` lists.")
     steps_R, _, lengths_R, flat = run.flat(column)
     whole_R = lengths_R == len(names)
@@ -177,7 +174,7 @@ def values_of(watched: WatchedRun, key: str) -> tuple[np.ndarray, np.ndarray]:
     column, slash, group = key.partition("/")
     if not slash and column in {scalar.name for scalar in _scalars()}:
         return watched.pivot(column)
-    if slash and column in _LISTS:
+    if slash and column in _list_names():
         return _of_group(watched.run, column, group)
     raise InputError(f"'{key}' cannot be drawn. Ask for one of those that `signals` lists.")
 
@@ -217,7 +214,18 @@ def _of_group(run: Run, column: str, group: str) -> tuple[np.ndarray, np.ndarray
 
 
 def _scalars() -> list[Column]:
-    return [column for column in WORKER_COLUMNS if column.type in _NUMBERS and column.name not in _LEFT_OUT]
+    return [column for column in worker_columns() if column.type in _NUMBERS and column.name not in _LEFT_OUT]
+
+
+def _lists() -> list[Column]:
+    """Columns with a number for each parameter group."""
+    return [
+        column for column in worker_columns() if column.type == "list<float64>" and column.name.startswith("group_")
+    ]
+
+
+def _list_names() -> list[str]:
+    return [column.name for column in _lists()]
 
 
 def _by_weight() -> list[Column]:

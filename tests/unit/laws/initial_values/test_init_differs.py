@@ -12,10 +12,10 @@ from torch.nn import init
 
 import trueline
 from trueline.laws.initial_values import init_differs
+from trueline.laws.initial_values.columns import InitialValues
 from trueline.laws.initial_values.init_differs import judge
 from trueline.laws.initial_values.initial_values import InitialParams
 from trueline.laws.initial_values.probe import numbers_of
-from trueline.schema.columns.initial_values import InitialValues
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import trueline
 from trueline.laws.recomputation import recompute_differs
-from trueline.schema.columns.recomputation import Apart, Recomputed
+from trueline.laws.recomputation.columns import Apart, Recomputed
 from trueline.schema.errors import CannotTell
 
 WIDTH = 32

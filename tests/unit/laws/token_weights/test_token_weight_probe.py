@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import trueline
-from trueline.schema.columns.token_weights import DOUBTS, NUM_FIELDS
+from trueline.laws.token_weights.columns import DOUBTS, NUM_FIELDS
 
 COUNTS = (7, 12, 3)
 """Targets that count in each micro-batch of 12."""

@@ -12,8 +12,8 @@ from tests.unit.healthy_run import healthy_rows, write_run
 from tests.unit.trained_updates import mlp
 
 import trueline
+from trueline.laws.token_weights.columns import TokenWeights
 from trueline.laws.token_weights.token_weighting import LEAST_DIFFERENCE
-from trueline.schema.columns.token_weights import TokenWeights
 
 CODES = ("loss-scale-wrong", "token-weights-differ")
 FLOAT32 = 8e-7

@@ -30,7 +30,7 @@ from trueline.store.log import journal as journals
 from trueline.store.reader import Run
 from trueline.store.records.stack_files import DamagedStacks, decode_stacks, encode_stacks
 from trueline.store.records.tensor_files import DamagedTensors, read_header
-from trueline.store.rows import WORKER_SCHEMA
+from trueline.store.rows import worker_schema
 
 DEEP = "[" * 100_000
 DIGITS = "9" * 5_000
@@ -211,12 +211,12 @@ def test_arrays_of_numpy(tmp_path):
 
 
 def test_a_frame_that_declares_more_than_it_can_hold():
-    codec = journals.FrameCodec(WORKER_SCHEMA)
+    codec = journals.FrameCodec(worker_schema())
     _, frame = codec.encode({"step": 1, "rank": 0})
     body = struct.pack("<I", 2**32 - 1) + frame[16:]
     lie = struct.pack("<4sII", frame[:4], len(body), zlib.crc32(body, codec.seed)) + body
     data = journals._file_header(codec.schema_bytes, 0) + lie + frame
-    content = journals.read_journal(data, WORKER_SCHEMA)
+    content = journals.read_journal(data, worker_schema())
     assert len(content.batches) == 1
     assert "declare 4,294,967,295" in content.problems[0]
 

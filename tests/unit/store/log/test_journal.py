@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trueline.schema.errors import InputError
 from trueline.store.log.journal import FrameCodec, JournalWriter, read_journal
-from trueline.store.rows import WORKER_SCHEMA, merge_batches
+from trueline.store.rows import merge_batches, worker_schema
 
 NUM_FRAMES = 5
 
@@ -19,7 +19,7 @@ NUM_FRAMES = 5
 def journal(tmp_path_factory):
     """The bytes of a journal of five rows, and where its frames start (and the last one ends)."""
     path = tmp_path_factory.mktemp("journal") / "rank-00000.tlj"
-    codec = FrameCodec(WORKER_SCHEMA)
+    codec = FrameCodec(worker_schema())
     writer = JournalWriter(str(path), sequence=7, codec=codec)
     offsets = [path.stat().st_size]
     for step in range(NUM_FRAMES):
@@ -34,7 +34,7 @@ def steps_of(content):
 
 
 def test_frames_read_back_as_written(journal):
-    content = read_journal(journal[0], WORKER_SCHEMA)
+    content = read_journal(journal[0], worker_schema())
     assert content.sequence == 7
     assert content.problems == []
     assert steps_of(content) == list(range(NUM_FRAMES))
@@ -44,7 +44,7 @@ def test_frames_read_back_as_written(journal):
 def test_every_truncation_loses_only_the_torn_frame(journal):
     data, offsets = journal
     for length in range(offsets[0], len(data)):
-        content = read_journal(data[:length], WORKER_SCHEMA)
+        content = read_journal(data[:length], worker_schema())
         whole = sum(end <= length for end in offsets[1:])
         assert steps_of(content) == list(range(whole))
         torn_bytes = length - offsets[whole]
@@ -58,7 +58,7 @@ def test_every_flipped_byte_loses_only_its_frame(journal):
     for position in range(offsets[0], len(data)):
         damaged = bytearray(data)
         damaged[position] ^= 0xFF
-        content = read_journal(bytes(damaged), WORKER_SCHEMA)
+        content = read_journal(bytes(damaged), worker_schema())
         hit = sum(start <= position for start in offsets[1:])
         assert steps_of(content) == [step for step in range(NUM_FRAMES) if step != hit]
         assert len(content.problems) == 1
@@ -71,7 +71,7 @@ def test_every_flipped_byte_of_the_header_is_named_and_loses_nothing(journal):
     for position in range(offsets[0]):
         damaged = bytearray(data)
         damaged[position] ^= 0x10
-        content = read_journal(bytes(damaged), WORKER_SCHEMA)
+        content = read_journal(bytes(damaged), worker_schema())
         assert steps_of(content) == list(range(NUM_FRAMES))
         assert content.problems == ["its header is damaged; the columns of this version were assumed"]
         assert content.sequence is None
@@ -82,7 +82,7 @@ def test_a_wrong_length_field_skips_one_frame(journal, length):
     data, offsets = journal
     damaged = bytearray(data)
     struct.pack_into("<I", damaged, offsets[2] + 4, length)
-    content = read_journal(bytes(damaged), WORKER_SCHEMA)
+    content = read_journal(bytes(damaged), worker_schema())
     assert steps_of(content) == [0, 1, 3, 4]
     assert len(content.problems) == 1
 
@@ -92,7 +92,7 @@ def test_the_mark_of_a_frame_within_damage_is_no_frame(journal):
     damaged = bytearray(data)
     for position in (offsets[1] + 40, offsets[1] + 60):
         damaged[position : position + 4] = data[offsets[0] : offsets[0] + 4]
-    content = read_journal(bytes(damaged), WORKER_SCHEMA)
+    content = read_journal(bytes(damaged), worker_schema())
     assert steps_of(content) == [0, 2, 3, 4]
     assert content.problems == [f"bytes {offsets[1]} to {offsets[2] - 1} are damaged and were skipped"]
 
@@ -101,14 +101,14 @@ def test_a_lost_block_is_one_problem(journal):
     data, offsets = journal
     damaged = bytearray(data)
     damaged[offsets[1] + 3 : offsets[3] + 5] = bytes(offsets[3] + 5 - offsets[1] - 3)
-    content = read_journal(bytes(damaged), WORKER_SCHEMA)
+    content = read_journal(bytes(damaged), worker_schema())
     assert steps_of(content) == [0, 4]
     assert content.problems == [f"bytes {offsets[1]} to {offsets[4] - 1} are damaged and were skipped"]
 
 
 @given(noise=st.binary(max_size=200))
 def test_no_bytes_make_reading_fail(noise):
-    content = read_journal(noise, WORKER_SCHEMA)
+    content = read_journal(noise, worker_schema())
     assert content.batches == []
     assert content.problems
 
@@ -118,7 +118,7 @@ def test_frames_of_other_columns_are_not_mistaken(journal):
     data, _ = journal
     other = FrameCodec(pa.schema([("step", pa.int64()), ("rank", pa.int32()), ("time_ns", pa.float64())]))
     frame = other.encode({"step": 9, "rank": 0, "time_ns": 1.0})[1]
-    content = read_journal(data + frame, WORKER_SCHEMA)
+    content = read_journal(data + frame, worker_schema())
     assert steps_of(content) == list(range(NUM_FRAMES))
     assert len(content.problems) == 1
 
@@ -128,7 +128,7 @@ def test_a_journal_of_other_columns_is_read_under_its_own(tmp_path):
     writer = JournalWriter(str(tmp_path / "j"), sequence=0, codec=codec)
     writer.append(codec.encode({"step": 1, "rank": 0, "weight": 0.5})[1])
     writer.close()
-    content = read_journal((tmp_path / "j").read_bytes(), WORKER_SCHEMA)
+    content = read_journal((tmp_path / "j").read_bytes(), worker_schema())
     assert content.batches[0].to_pylist() == [{"rank": 0, "weight": 0.5, "step": 1}]
 
 
@@ -140,10 +140,10 @@ def short(step, **more):
 
 
 def test_the_frame_of_a_short_row_is_the_one_that_arrow_makes():
-    codec = FrameCodec(WORKER_SCHEMA)
+    codec = FrameCodec(worker_schema())
     rows = [short(step, **more) for step in range(4) for more in ({}, {"tokens": 8}, {"part_losses": [0.1] * step})]
     for row in rows + rows:
-        assert codec.encode(row)[1] == FrameCodec(WORKER_SCHEMA).encode(row)[1]
+        assert codec.encode(row)[1] == FrameCodec(worker_schema()).encode(row)[1]
     assert isinstance(codec.encode(rows[0])[0], dict), "made without Arrow"
 
 
@@ -158,7 +158,7 @@ def test_the_frame_of_a_short_row_is_the_one_that_arrow_makes():
     ],
 )
 def test_a_short_row_that_does_not_fit_is_refused_like_any(value, words):
-    codec = FrameCodec(WORKER_SCHEMA)
+    codec = FrameCodec(worker_schema())
     for step in range(3):
         codec.encode(short(step))
     with pytest.raises(InputError, match=words):
@@ -168,23 +168,23 @@ def test_a_short_row_that_does_not_fit_is_refused_like_any(value, words):
 
 @pytest.mark.parametrize("more", [{"num_micro": 2.0}, {"lr": np.ones(2)}, {"lr": [1.0] * 1000}, {"own_draws": "[]"}])
 def test_what_only_arrow_takes_is_left_to_it(more):
-    codec = FrameCodec(WORKER_SCHEMA)
+    codec = FrameCodec(worker_schema())
     for step in range(2):
         codec.encode(short(step))
-        assert codec.encode(short(step, **more))[1] == FrameCodec(WORKER_SCHEMA).encode(short(step, **more))[1]
+        assert codec.encode(short(step, **more))[1] == FrameCodec(worker_schema()).encode(short(step, **more))[1]
 
 
 def test_short_rows_and_batches_merge_as_batches_do():
-    codec = FrameCodec(WORKER_SCHEMA)
+    codec = FrameCodec(worker_schema())
     rows = [short(step) for step in range(3)] + [{"step": 1, "rank": 3, "cosine_mean": 0.5}, short(1, loss=9.0)]
     rows += [short(2, grad_norm=1.0, param_grad_norms=np.ones(2)), {"step": 2, "rank": 3, "own_draws": "[]"}]
     pieces = [codec.encode(row)[0] for row in rows + rows]
     assert {type(piece) for piece in pieces} == {dict, pa.RecordBatch}
     merged = merge_batches(pieces)
-    expected = merge_batches([FrameCodec(WORKER_SCHEMA).encode(row)[0] for row in rows + rows])
+    expected = merge_batches([FrameCodec(worker_schema()).encode(row)[0] for row in rows + rows])
     for name in expected.column_names:
         assert str(merged[name].to_pylist()) == str(expected[name].to_pylist()), "NaN is equal here"
-        assert merged.schema.field(name).type == WORKER_SCHEMA.field(name).type
+        assert merged.schema.field(name).type == worker_schema().field(name).type
 
 
 @pytest.mark.parametrize(
@@ -198,4 +198,4 @@ def test_short_rows_and_batches_merge_as_batches_do():
 )
 def test_a_record_that_does_not_fit_is_refused_in_a_sentence(record, words):
     with pytest.raises(InputError, match=words):
-        FrameCodec(WORKER_SCHEMA).encode(record)
+        FrameCodec(worker_schema()).encode(record)

@@ -1,8 +1,21 @@
-"""What the column ``initial_values`` holds, for who writes it and who reads it."""
+"""The columns of the workers table that this law measures or alone reads, and what ``initial_values`` holds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+
+from trueline.schema.column import Column
+
+COLUMNS: tuple[Column, ...] = (
+    Column(
+        "initial_values",
+        "list<float64>",
+        "",
+        "Of the first step that is watched, for each parameter `InitialValues` before the update: elements looked at, "
+        "those not finite, those below 2^-126 and not zero, mean, standard deviation, kurtosis, largest magnitude.",
+        after="buffer_digests",
+    ),
+)
 
 MAX_LOOKED = 16384
 """Elements of a parameter that are looked at: the spread of as many independent normal ones is known to 0.6 %."""

@@ -1,10 +1,46 @@
-"""What the column ``other_models`` holds, for who writes it and who reads it."""
+"""The columns of the workers table that this law measures or alone reads, and what ``other_models`` holds."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+
+from trueline.schema.column import Column
+
+COLUMNS: tuple[Column, ...] = (
+    Column(
+        "evaluates",
+        "int32",
+        "",
+        "1 where the whole model is in evaluation mode in that pass, and has dropout or batch normalisation; else 0.",
+        after="eval_modules",
+    ),
+    Column(
+        "evaluations",
+        "string",
+        "",
+        "On some sampled steps, JSON of `UntrainedPass`: of forward passes since the last such row, in evaluation mode "
+        "or before training, whether they draw random numbers and where, and what they change.",
+        after="own_draws",
+    ),
+    Column(
+        "evaluation_values",
+        "list<float64>",
+        "",
+        "Of each weight with a spectral norm that these passes name, in their order: what it is divided by, and its "
+        "norm, at least.",
+    ),
+    Column(
+        "other_models",
+        "string",
+        "",
+        "On some sampled steps, JSON of `OtherModel`: models beside or inside the watched one that were called without "
+        "gradients and dropped values.",
+        after="input_values",
+    ),
+    Column("other_weights", "list<int64>", "", "Of each of these a digest of some of its parameters."),
+)
 
 
 @dataclass(frozen=True, slots=True)

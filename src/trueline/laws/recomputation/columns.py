@@ -1,4 +1,4 @@
-"""What the column ``recomputed`` holds, for who writes it and who reads it."""
+"""The columns of the workers table that this law measures or alone reads, and what ``recomputed`` holds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from trueline.schema.column import Column
+
+COLUMNS: tuple[Column, ...] = (
+    Column(
+        "recomputed",
+        "string",
+        "",
+        "On some sampled steps in which modules ran again in the backward pass, JSON of `Recomputed`: how many values "
+        "were compared with those of the forward pass, and which are not equal.",
+        after="average_values",
+    ),
+)
 
 UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Unit roundoff of the formats that are looked at."""

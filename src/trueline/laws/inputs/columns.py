@@ -1,0 +1,23 @@
+"""The columns of the workers table that this law measures or alone reads."""
+
+from __future__ import annotations
+
+from trueline.schema.column import Column
+
+COLUMNS: tuple[Column, ...] = (
+    Column(
+        "input_facts",
+        "string",
+        "",
+        "On some sampled steps, JSON of the tensors that `input_values` are of: name, whether it is a target of the "
+        "loss, dtype, shape, classes.",
+        after="argument_features",
+    ),
+    Column(
+        "input_values",
+        "list<int64>",
+        "",
+        "Of each of these a digest in all passes of the step, whether all its elements are one number, the bits of "
+        "that as float64, and whether they look like standard normal noise.",
+    ),
+)

@@ -1,0 +1,28 @@
+"""The columns of the workers table that this law measures or alone reads."""
+
+from __future__ import annotations
+
+from trueline.schema.column import Column
+
+COLUMNS: tuple[Column, ...] = (
+    Column(
+        "schedule_calls",
+        "list<int64>",
+        "calls",
+        "Of each scheduler of this optimizer that was seen, how often it was stepped between the last forward pass and "
+        "this update; 0 of one that does not count its steps.",
+        after="lr",
+    ),
+    Column(
+        "schedule_epochs",
+        "list<int64>",
+        "",
+        "Of each of these, its `last_epoch` at this update; empty where one was made that has not been stepped yet.",
+    ),
+    Column(
+        "schedule_rates",
+        "list<float64>",
+        "",
+        "Where it is one scheduler, the learning rate of each parameter group as that has set it last.",
+    ),
+)
