@@ -7,10 +7,9 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
-from trueline.judge import check_run, engines, following
+from trueline.judge import check_run, following
 from trueline.judge.follows import AROUND
 from trueline.judge.registry import installed_checks
 from trueline.store.judged import read_judged
@@ -30,20 +29,9 @@ def whole(run: Run) -> str:
         return said(run)
 
 
-def said(run: Run | Path, *, engine: engines.Engine = "here") -> str:
+def said(run: Run | Path) -> str:
     """All that is said of a Run."""
-    return json.dumps(check_run.check(run, engine=engine).to_json())
-
-
-@contextmanager
-def in_parts(num: int) -> Iterator[None]:
-    """Within it, what the engine ``local`` has to do is done here, one after the other, as if by so many processes."""
-
-    def done(views: engines.Views, work: Sequence[Any]) -> list[Any]:
-        return [part.done_on(views) for part in work]
-
-    with mock.patch.multiple(engines, _CORES=num, _in_processes=done):
-        yield
+    return json.dumps(check_run.check(run).to_json())
 
 
 @contextmanager
@@ -69,11 +57,6 @@ def assert_follows(path: Path, ends: Sequence[int], *, steps: int) -> set[str]:
             assert said(run) == expected[-1]
             anew = read_judged(str(path))  # nothing where ranks part: then what an earlier look kept stays as it was
             assert anew in (kept, None), "what is kept depends on who looked when"
-            (path / "judged.json").unlink(missing_ok=True)
-            with in_parts(4):  # with one of several stretches
-                assert said(run, engine="local") == expected[-1]
-            apart = read_judged(str(path))
-            assert apart in (anew, None), "what is kept depends on who looked where"
     (path / "judged.json").unlink(missing_ok=True)
     return {code for code, silent in kept["silent"].items() if not silent["spoke"]}
 

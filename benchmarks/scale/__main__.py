@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,10 +18,9 @@ from typing import Any
 
 from benchmarks.durability import long_run
 from benchmarks.page import arguments, facts, head, table, write
-from benchmarks.scale.judging import in_pieces, judge, kept_of
+from benchmarks.scale.judging import judge, kept_of
 
 SIZES = ((64, 1_000), (256, 1_000), (1_024, 1_000), (64, 10_000))
-WORKERS = (4, 16, 64)
 FURTHER_SIZES = ((8, 1_000), (8, 10_000), (8, 100_000))
 FURTHER_STEPS = 100
 FALSE_ALARMS = 0.001
@@ -29,17 +28,10 @@ WANTED = (1_024, 100_000)
 
 ABOUT = """\
 Rows as the default plan leaves them, of a model of 16 parameters in 4 groups: losses, norms, cosines and residuals at
-every step, sketches at every 50th, digests at every 25th. A first look: a process opens the Run and runs every check,
-by itself, and with `--engine local`, which leaves the checks to a process for each core. CPU seconds of all processes,
-seconds on the clock, and the peak of resident memory of the largest process. No rank is faulty."""
+every step, sketches at every 50th, digests at every 25th. A first look: a process opens the Run and runs every check.
+CPU seconds, seconds on the clock, and the peak of resident memory. No rank is faulty."""
 
 _FURTHER = "## A further look"
-
-ABOUT_PIECES = """\
-What the checks of the Run of {ranks:,} ranks and {steps:,} steps are divided into for so many workers (`--engine`),
-worked out one after the other: CPU seconds of all pieces, of the longest, and of what waits for them, which are the
-last steps. At its seconds a row the longest piece of {wanted_ranks:,} ranks and {wanted_steps:,} steps takes the
-minutes of the last column, and opening the Run {open:.0f} CPU minutes: that is extrapolated, and was not run."""
 
 ABOUT_FURTHER = f"""\
 The same Runs, judged without their last {FURTHER_STEPS} steps, and then with them, from what is kept in the Run
@@ -69,34 +61,14 @@ def main() -> None:
 
 def _whole(sizes: Sequence[tuple[int, int]]) -> str:
     rows: list[list[str]] = []
-    pieces = ""
     for ranks, steps in sizes:
         with _run(ranks, steps) as path:
-            looks = [_apart(path, engine=engine, anew=True) for engine in ("here", "local")]
-            if (ranks, steps) == sizes[-1]:
-                pieces = _pieces(path, ranks, steps, opened=looks[0]["open"])
-        spent = [f"{took[name]:.1f}" for took in looks for name in ("open", "check", "clock")]
-        spent.insert(3, f"{looks[0]['MiB']:,.0f}")
-        rows.append([f"{ranks:,}", f"{steps:,}", *spent, f"{looks[1]['MiB']:,.0f}"])
+            took = _apart(path)
+        rows.append([f"{ranks:,}", f"{steps:,}", *(f"{took[name]:.1f}" for name in ("open", "check", "clock"))])
+        rows[-1].append(f"{took['MiB']:,.0f}")
         print(rows[-1], flush=True)
-    header = ["open, CPU s", "check, CPU s", "both, clock s", "peak MiB"]
-    header = ["ranks", "steps", *header, *(f"local: {each}" for each in header)]
-    return "\n\n".join([table(header, rows, right=range(len(header))), "## In pieces", pieces])
-
-
-def _pieces(path: str, ranks: int, steps: int, *, opened: float) -> str:
-    per_row = WANTED[0] * WANTED[1] / (ranks * steps) / 60
-    rows: list[list[str]] = []
-    for num in WORKERS:
-        took = _in_process(in_pieces, path, num)
-        spent = [f"{took[name]:.1f}" for name in ("all", "longest", "rest")]
-        rows.append([f"{num}", f"{took['num']:.0f}", *spent, f"{took['longest'] * per_row:.0f}"])
-        print(rows[-1], flush=True)
-    header = ["workers", "pieces", "all, CPU s", "longest, CPU s", "rest, CPU s", "longest of what is wanted, minutes"]
-    words = ABOUT_PIECES.format(
-        ranks=ranks, steps=steps, wanted_ranks=WANTED[0], wanted_steps=WANTED[1], open=opened * per_row
-    )
-    return f"{words}\n\n{table(header, rows, right=range(len(header)))}"
+    header = ["ranks", "steps", "open, CPU s", "check, CPU s", "both, clock s", "peak MiB"]
+    return table(header, rows, right=range(len(header)))
 
 
 def _further(sizes: Sequence[tuple[int, int]]) -> str:
@@ -153,12 +125,8 @@ def _run(ranks: int, steps: int) -> Iterator[str]:
 
 def _apart(path: str, **how: Any) -> dict[str, float]:
     """``judge`` in a process of its own."""
-    return _in_process(judge, path, **how)
-
-
-def _in_process(work: Callable[..., dict[str, float]], *given: Any, **how: Any) -> dict[str, float]:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(work, *given, **how).result()
+        return pool.submit(judge, path, **how).result()
 
 
 if __name__ == "__main__":

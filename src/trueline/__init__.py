@@ -161,13 +161,11 @@ def check(
     run: str | os.PathLike[str] | Run,
     *,
     ref: str | os.PathLike[str] | Run | None = None,
-    engine: Literal["here", "local", "ray"] = "here",
 ) -> CheckReport:
-    """Run every check that ``run`` has data for, and compare it with ``ref`` where that is given; ``engine`` is where
-    checks work: in this process, in one for each core, or on Ray. Raises ``RunError`` where there is no Run,
-    ``InputError`` where the engine is not there.
+    """Run every check that ``run`` has data for, and compare it with ``ref`` where that is given. Raises ``RunError``
+    where there is no Run.
     """
-    return importlib.import_module("trueline.judge.check_run").check(run, ref=ref, engine=engine)
+    return importlib.import_module("trueline.judge.check_run").check(run, ref=ref)
 
 
 def diagnose(

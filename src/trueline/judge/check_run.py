@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import Any
 
 from trueline.judge.actions import Action, Commands, actions_of
+from trueline.judge.asking import ask_checks, not_run_of
 from trueline.judge.causes.signs import context_of
 from trueline.judge.causes.trial_signs import TrialSign
 from trueline.judge.causes.verdicts import Verdict as CauseVerdict
 from trueline.judge.causes.verdicts import verdicts_of
 from trueline.judge.compared_ranks import data_parallel_ranks
-from trueline.judge.engines import Engine, Views, judged_on, not_run_of
 from trueline.judge.following import earlier_judgements, unjudged_steps, write_judgements
 from trueline.judge.incidents import Incident, advice_of, began, between, incidents_of, is_explained
 from trueline.judge.no_update import together
@@ -259,11 +259,9 @@ def check(
     run: str | os.PathLike[str] | Run,
     *,
     ref: str | os.PathLike[str] | Run | None = None,
-    engine: Engine = "here",
 ) -> CheckReport:
-    """Run every installed check on a Run, or a path of one, and compare it with ``ref`` where that is given. ``engine``
-    is where checks work; what they find is the same. Raises ``RunError`` where there is no Run to read, ``InputError``
-    where the engine is not there.
+    """Run every installed check on a Run, or a path of one, and compare it with ``ref`` where that is given.
+    Raises ``RunError`` where there is no Run to read.
 
     Findings that live checks left while the job ran are included, and what is said of further groups of ranks and of
     further models.
@@ -282,14 +280,14 @@ def check(
         else None
     )
     judgements = None if parting is not None else judgements
-    outcomes, followed = judged_on(
-        engine, Views.of(opened, None if parting is None else parting.step, judgements), checks
+    answers, followed = ask_checks(
+        opened, opened if parting is None else opened.before(parting.step), checks, judgements
     )
     if followed is not None:
         write_judgements(opened, checks, followed)
     for law_check in checks:
         question_of[law_check.code] = law_check.question
-        outcome = outcomes[law_check.code].answer
+        outcome = answers[law_check.code]
         if isinstance(outcome, NotRun):
             not_run.append(outcome)
         else:
@@ -305,7 +303,7 @@ def check(
         findings, notes = [*findings, *outcome], [*notes, *remarks]
     for name, path in opened.models.items():
         try:
-            report = check(path, engine=engine)
+            report = check(path)
         except RunError as error:
             notes.append(f"Model {name}: {error}")
             continue
@@ -335,7 +333,7 @@ def check(
         job=commands.job,
         machines=machines_of(opened),
     )
-    return _with_groups(report_of_run, [check(path, engine=engine) for path in opened.groups])
+    return _with_groups(report_of_run, [check(path) for path in opened.groups])
 
 
 _SEEN_IN_VALUES = {"structure-differs", "weight-differs", "dataset-differs"}

@@ -7,9 +7,6 @@ each check, up to which step it was silent. Where one has something to say of a 
 all other checks are: who is silent follows, who speaks looks at everything. Either way the findings are those of the
 whole Run.
 
-A check that needs a few steps at a time can be shown the parts of a Run in any order, and those that add up the same
-need nothing of the others: so a first look may be taken in many places at once (``Ahead``).
-
 That holds where facts of the whole Run are what they are by default (``_is_plain``): no ranks that hold parts of one
 model, no change of what is trained, no local updates; elsewhere every check is shown the whole Run.
 """
@@ -21,12 +18,10 @@ import hashlib
 import logging
 import sys
 import zlib
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import cache, reduce
-from itertools import pairwise
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +47,6 @@ STRETCH = 250
 
 OPEN = 50
 """Last steps of a Run that are never taken for judged: a rank may still add to them."""
-
-FEW_WORKERS = 4
-"""Fewer workers than this are no faster than one process, which reads each part once, and ahead."""
 
 TOGETHER = 2000
 """Most steps that are shown to checks at once."""
@@ -91,24 +83,9 @@ class Followed:
     silent: Mapping[str, Silent] = field(default_factory=dict[str, Silent])
     alike: frozenset[bool] = frozenset()
 
-    def with_these(self, later: Followed) -> Followed:
-        """Both together; of a check that both know, what ``later`` knows."""
-        return Followed({**self.silent, **later.silent}, self.alike | later.alike)
-
 
 Answers = dict[str, list[Finding] | CannotTell]
 """What checks say, or why they cannot tell, by their codes."""
-
-
-@dataclass(frozen=True)
-class Ahead:
-    """Steps that checks, which have ``codes``, can be shown before and apart from all others: those from the
-    ``begin``-th to before the ``end``-th.
-    """
-
-    codes: tuple[str, ...]
-    begin: int
-    end: int
 
 
 def earlier_judgements(run: Run, checks: Sequence[Check]) -> Followed | None:
@@ -147,75 +124,16 @@ def write_judgements(run: Run, checks: Sequence[Check], followed: Followed) -> N
         run.parts.keep()
 
 
-def parts_ahead(run: Run, checks: Sequence[Check], followed: Followed, num: int) -> list[list[Ahead]]:
-    """What can be judged at once, by ``num`` workers, and is kept: those checks that need a few steps at a time in up
-    to as many parts of the steps, in order; and what adds up from the first step to the last, by itself.
-    """
-    followers, end = _followers(checks), _num_settled(run)
-    if not followers or not end or num < FEW_WORKERS or followed.silent:  # what is new since an earlier look is little
-        return []
-    by_step = tuple(follower.code for follower in followers.values() if isinstance(follower.follows, ByStep))
-    adding: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)
-    for each in followers.values():
-        if not isinstance(each.follows, ByStep):
-            adding[_name(each)] += (each.code,)
-    together = _num_shown_at_once(run)  # elsewhere rows would be read twice that lie together in a part
-    stretches = -(-end // together)
-    bounds = sorted({min(stretches * place // num * together, end) for place in range(num + 1)})
-    parts = [Ahead(by_step, *bound) for bound in pairwise(bounds)] if by_step else []
-    return [*([Ahead(codes, 0, end)] for codes in adding.values()), *([parts] if parts else [])]
-
-
-def judged_ahead(run: Run, checks: Sequence[Check], followed: Followed, part: Ahead) -> Followed:
-    """What is known of those of ``checks`` that ``part`` is of, from its steps alone."""
-    followers = [check for check in checks if check.code in part.codes]
-    states = {name: _state_before(run, follower, part.begin) for name, follower in _followers(followers).items()}
-    return _judge_steps(run, followers, Followed(states, followed.alike), part.end)[1]
-
-
-def join_parts(parts: Sequence[Followed]) -> Followed:
-    """What is known after all of the ``parts``, which come one after the other and are of the same checks."""
-    silent = {name: reduce(_and_then, (part.silent[name] for part in parts)) for name in parts[0].silent}
-    return Followed(silent, frozenset[bool]().union(*(each.alike for each in parts)))
-
-
-def _and_then(so_far: Silent, later: Silent) -> Silent:
-    columns = {*so_far.lengths, *later.lengths}
-    lengths = {
-        column: tuple(sorted({*so_far.lengths.get(column, ()), *later.lengths.get(column, ())})) for column in columns
-    }
-    if so_far.spoke or later.spoke or any(len(length) > 1 for length in lengths.values()):
-        return Silent(spoke=True)
-    return replace(later, judged=so_far.judged or later.judged, lengths=lengths)
-
-
-def _state_before(run: Run, check: Check, num_steps: int) -> Silent:
-    """A check before the ``num_steps``-th step, as if it had been silent so far."""
-    follows, end = check.follows, num_steps
-    last: tuple[int, ...] = ()
-    while isinstance(follows, ByStep) and len(last) < follows.reach and end:
-        begin = max(end - STRETCH, 0)
-        part = run.between(int(run.steps[begin]), int(run.steps[end - 1]) + 1)
-        last, end = _last_measured(part, follows, last), begin
-    return Silent(num_steps, last=last)
-
-
 def follow(run: Run, checks: Sequence[Check], followed: Followed) -> tuple[Answers, Followed]:
     """What those of ``checks`` say that need not be shown the whole Run, and what is known of the Run now."""
-    return _judge_steps(run, checks, followed, len(run.steps))
-
-
-def _judge_steps(run: Run, checks: Sequence[Check], followed: Followed, num_steps: int) -> tuple[Answers, Followed]:
-    """The same of the first ``num_steps`` steps, of which those before the ones that are not judged are not looked at
-    again.
-    """
     followers = _followers(checks)
     settled = {name: followed.silent.get(name, Silent()) for name in followers}
     live = {name: state for name, state in settled.items() if not state.spoke}
     if len({state.num_steps for state in live.values()}) > 1:
         settled |= (live := dict.fromkeys(live, Silent()))
+    num_steps = len(run.steps)
     first = next((state.num_steps for state in live.values()), num_steps)
-    kept_to = min(_num_settled(run), num_steps)
+    kept_to = _num_settled(run)
     needs = {"param_digests"}.union(*(check.needs for check in checks if _name(check) in live))
     part_ends = run.part_ends()
     stretches = list(_stretches(run, part_ends, first, kept_to, num_steps))

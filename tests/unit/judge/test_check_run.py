@@ -434,14 +434,13 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("engine", ["here", "local"])
 @pytest.mark.parametrize(("says", "load"), BROKEN.items(), ids=["missing", "ends", "no check", "no question"])
-def test_a_check_that_cannot_be_loaded_is_named_and_the_others_run(tmp_path, monkeypatch, says, load, engine):
+def test_a_check_that_cannot_be_loaded_is_named_and_the_others_run(tmp_path, monkeypatch, says, load):
     run = healthy_run(tmp_path)
     whole, ours = check(run), registry.entry_points(group=registry.GROUP)
     mine = types.SimpleNamespace(name="mine", value="mine:check", load=load)
     monkeypatch.setattr(registry, "entry_points", lambda group: [*ours, mine])
-    report = check(run, engine=engine)
+    report = check(run)
 
     assert report.checks_run == whole.checks_run
     (entry,) = (entry for entry in report.checks_not_run if entry.check == "mine")

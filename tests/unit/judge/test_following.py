@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.following import assert_follows, copy_of, followers_alone, in_stretches, said, whole
+from tests.following import assert_follows, followers_alone, in_stretches, said, whole
 from tests.run_kinds import CHANGES, write_kind
 from tests.synthetic_runs import write_part, write_run
 
-from trueline.judge import check_run, engines, following
+from trueline.judge import check_run, following
 from trueline.judge.follows import ByStep
 from trueline.judge.registry import installed_checks
 from trueline.laws.unlike_workers import comparable, outliers, quiet, quiet_sets
@@ -332,17 +332,6 @@ def test_a_run_that_may_only_be_read_is_judged_all_the_same(tmp_path, monkeypatc
     with in_stretches(20):
         assert said(path) == whole(Run(path))
     assert read_judged(str(path)) is None
-
-
-def test_processes_follow_as_this_one_does(tmp_path, monkeypatch):
-    monkeypatch.setattr(engines, "_CORES", following.FEW_WORKERS)
-    path = write_run(tmp_path / "run", num_steps=120, change=FAULTS["one step"])
-    beside = copy_of(path, tmp_path / "beside" / "run")
-    with in_stretches(20):
-        here = check_run.check(path)
-        there = check_run.check(beside, engine="local")
-        assert here.to_json() | {"run": ""} == there.to_json() | {"run": ""}
-        assert read_judged(str(path)) == read_judged(str(beside))
 
 
 def test_a_check_that_breaks_on_a_stretch_is_shown_the_whole(tmp_path, monkeypatch):

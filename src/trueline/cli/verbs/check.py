@@ -29,10 +29,6 @@ def command(
         Literal["github", "junit"] | None,
         typer.Option(help="Print GitHub annotations, or JUnit XML.", show_default=False),
     ] = None,
-    engine: Annotated[
-        Literal["here", "local", "ray"],
-        typer.Option(help="Where checks work: in this process, in one for each core, or on Ray."),
-    ] = "here",
     every: Annotated[
         bool, typer.Option("--all", help="Say of every check that did not run why, also of those that do not apply.")
     ] = False,
@@ -54,7 +50,7 @@ def command(
     if json and format is not None:
         raise InputError(f"--json and --format {format} contradict each other. Pass one of them.")
     with waiting(f"Checking {run}"):
-        report = check(run, ref=ref, engine=engine)
+        report = check(run, ref=ref)
     if json:
         print_document(report.to_json())
     elif format == "github":
