@@ -43,6 +43,10 @@ class Fault:
     (``within`` None: the first evidence depends on the data, so only its delay is reported). ``truth`` is the size of
     what was planted: the 95 % interval that the Finding states must cover it when doubled, for in a gallery of many
     entries some plain one misses by chance.
+
+    ``family`` is that of the mistake, ``variant_of`` the id of the fault that is the same mistake on another rank, in
+    another wrapper, at another time or of another size (empty: it is independent of all others). ``causes`` are slugs
+    of which any is right for a diagnosis; where no cause has the slug, only to leave it open is right.
     """
 
     id: str
@@ -58,6 +62,9 @@ class Fault:
     truth: float | None = None
     world_size: int = 2
     reference: Reference | None = None
+    family: str = ""
+    variant_of: str = ""
+    causes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +78,7 @@ class Control:
     reference: Reference | None = None
 
 
-def family(id: str, must_find: tuple[str, ...], shows: Shows, **common: Any) -> Callable[..., Fault]:
+def variants(id: str, must_find: tuple[str, ...], shows: Shows, **common: Any) -> Callable[..., Fault]:
     """A maker of the variants of fault ``id``, which have ``must_find``, ``shows`` and the ``common`` fields.
 
     It takes the name of the variant (empty: the plain one), what it says, how it trains, and fields of its own.

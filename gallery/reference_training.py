@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from gallery.entry import Fault, Reference, Shows, family
+from gallery.entry import Fault, Reference, Shows, variants
 from gallery.entry_context import EntryContext
 from gallery.problems import CausalLM
 from gallery.training import fit
@@ -78,8 +78,8 @@ def shares(ctx: EntryContext, problem: CausalLM, *, steps: int = STEPS) -> Itera
 def compared(
     id: str, must_find: tuple[str, ...], shows: Shows = trains_differently, **common: Any
 ) -> Callable[..., Fault]:
-    """A ``family`` on one process whose runs are compared with ``language_model`` on one process."""
-    return family(id, must_find, shows, **{"world_size": 1, "reference": Reference(language_model), **common})
+    """``variants`` on one process whose runs are compared with ``language_model`` on one process."""
+    return variants(id, must_find, shows, **{"world_size": 1, "reference": Reference(language_model), **common})
 
 
 def adamw(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:

@@ -15,6 +15,7 @@ from torch import nn
 from gallery.changed_kernel import ChangedKernel
 from gallery.entry import Reference
 from gallery.entry_context import EntryContext
+from gallery.families import KERNELS_AND_ARGUMENTS_OF_TWO_RUNS
 from gallery.reference_training import compared, ddp, in_halves, keep, language_model
 
 LATE = 2
@@ -41,7 +42,14 @@ def one_rank(ctx: EntryContext, faulty: bool) -> nn.Module:
     return language_model(ctx, parallel=ddp, change=keep if faulty else in_halves, inside=contextlib.nullcontext)
 
 
-_fault = compared("C1", ("first-divergence",), site=SITE)
+_fault = compared(
+    "C1",
+    ("first-divergence",),
+    site=SITE,
+    family=KERNELS_AND_ARGUMENTS_OF_TWO_RUNS,
+    causes=("kernel-differs",),
+    variant_of="C1",
+)
 
 ENTRIES = (
     _fault("", "tanh GELU hidden in one layer's kernel", one_process),

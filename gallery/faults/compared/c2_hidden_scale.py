@@ -12,6 +12,7 @@ from torch import nn
 
 from gallery.changed_kernel import ChangedKernel
 from gallery.entry_context import EntryContext
+from gallery.families import KERNELS_AND_ARGUMENTS_OF_TWO_RUNS
 from gallery.reference_training import compared, ddp, language_model
 
 SCALE = 1.25 / 16**0.5
@@ -36,9 +37,13 @@ def two_ranks(ctx: EntryContext, faulty: bool) -> nn.Module:
     return language_model(ctx, parallel=ddp, inside=hidden) if faulty else language_model(ctx, parallel=ddp)
 
 
-_fault = compared("C2", ("first-divergence",), site=SITE)
+_fault = compared(
+    "C2", ("first-divergence",), site=SITE, family=KERNELS_AND_ARGUMENTS_OF_TWO_RUNS, causes=("kernel-differs",)
+)
 
 ENTRIES = (
     _fault("", "attention scale x 1.25 hidden in one layer's kernel", one_process),
-    _fault("ranks", "attention scale x 1.25 hidden, two ranks beside one process", two_ranks, world_size=2),
+    _fault(
+        "ranks", "attention scale x 1.25 hidden, two ranks beside one process", two_ranks, world_size=2, variant_of="C2"
+    ),
 )

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from gallery.entry_context import EntryContext
+from gallery.families import WEIGHTS_CODE_AND_SETTINGS_OF_TWO_RUNS
 from gallery.reference_training import compared, language_model
 
 LINEAR = "blocks.1.mlp.0"
@@ -29,9 +30,15 @@ def scaled(ctx: EntryContext, faulty: bool, *, factor: float) -> nn.Module:
     return language_model(ctx, change=change)
 
 
-_fault = compared("C3", ("first-divergence", "weight-differs"), site=f"/fwd/{LINEAR}.linear#0:out0")
+_fault = compared(
+    "C3",
+    ("first-divergence", "weight-differs"),
+    site=f"/fwd/{LINEAR}.linear#0:out0",
+    family=WEIGHTS_CODE_AND_SETTINGS_OF_TWO_RUNS,
+    causes=("weights-differ",),
+)
 
 ENTRIES = (
     _fault("", "one weight x 1.001", partial(scaled, factor=1.001)),
-    _fault("small", "one weight x 1.00001", partial(scaled, factor=1.00001)),
+    _fault("small", "one weight x 1.00001", partial(scaled, factor=1.00001), variant_of="C3"),
 )

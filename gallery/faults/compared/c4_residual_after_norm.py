@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gallery.entry_context import EntryContext
+from gallery.families import WEIGHTS_CODE_AND_SETTINGS_OF_TWO_RUNS
 from gallery.reference_training import compared, language_model
 
 
@@ -32,6 +33,12 @@ def rewritten(ctx: EntryContext, faulty: bool) -> nn.Module:
     return language_model(ctx, change=change)
 
 
-_fault = compared("C4", ("structure-differs|first-divergence",), site="/fwd/blocks.1.add#1:")
+_fault = compared(
+    "C4",
+    ("structure-differs|first-divergence",),
+    site="/fwd/blocks.1.add#1:",
+    family=WEIGHTS_CODE_AND_SETTINGS_OF_TWO_RUNS,
+    causes=("code-differs",),
+)
 
 ENTRIES = (_fault("", "residual added after the norm in one layer", rewritten),)

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from gallery.entry_context import EntryContext
+from gallery.families import WEIGHTS_CODE_AND_SETTINGS_OF_TWO_RUNS
 from gallery.problems import CausalLM
 from gallery.reference_training import compared, keep, language_model
 from gallery.witness import samples_differ
@@ -33,6 +34,13 @@ def other_tails(ctx: EntryContext, faulty: bool) -> nn.Module:
     return language_model(ctx, batch=shift if faulty else keep)
 
 
-_fault = compared("C5", ("input-differs|structure-differs",), shows=samples_differ, site="/fwd/")
+_fault = compared(
+    "C5",
+    ("input-differs|structure-differs",),
+    shows=samples_differ,
+    site="/fwd/",
+    family=WEIGHTS_CODE_AND_SETTINGS_OF_TWO_RUNS,
+    causes=("code-differs", "input-differs"),
+)
 
 ENTRIES = (_fault("", "token tails differ", other_tails),)

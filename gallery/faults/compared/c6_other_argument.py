@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from gallery.entry import Reference
 from gallery.entry_context import EntryContext
+from gallery.families import KERNELS_AND_ARGUMENTS_OF_TWO_RUNS
 from gallery.reference_training import compared, language_model
 
 WIDTH = 32
@@ -51,7 +52,7 @@ def not_causal(ctx: EntryContext, faulty: bool) -> nn.Module:
     return language_model(ctx, change=change)
 
 
-_fault = compared("C6", ("first-divergence",))
+_fault = compared("C6", ("first-divergence",), family=KERNELS_AND_ARGUMENTS_OF_TWO_RUNS, causes=("argument-differs",))
 
 ENTRIES = (
     _fault(

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from gallery.entry_context import EntryContext
+from gallery.families import WEIGHTS_CODE_AND_SETTINGS_OF_TWO_RUNS
 from gallery.reference_training import adamw, compared, language_model
 
 DECAY = 0.01
@@ -43,7 +44,12 @@ def decay_more(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -
                 param.mul_(1 - group["lr"] * 9 * DECAY)
 
 
-_fault = compared("C7", ("optimizer-differs",))
+_fault = compared(
+    "C7",
+    ("optimizer-differs",),
+    family=WEIGHTS_CODE_AND_SETTINGS_OF_TWO_RUNS,
+    causes=("optimizer-differs-between-runs", "configuration-differs-between-runs"),
+)
 
 ENTRIES = (
     _fault("", "another weight decay", setting, may_find=("config-differs",)),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gallery.entry import Reference
 from gallery.entry_context import EntryContext
+from gallery.families import DIVISORS
 from gallery.reference_training import Unmasked, adamw, compared, shares
 
 NUM_MICRO = 2
@@ -51,6 +52,8 @@ _fault = compared(
     may_find=("loss-scale-wrong",),
     site="/fwd/div#0",
     reference=Reference(lambda ctx: accumulating(ctx, False)),
+    family=DIVISORS,
+    causes=("code-differs", "loss-not-divided"),
 )
 
 ENTRIES = (_fault("", "loss not divided by the accumulation steps", accumulating),)

@@ -14,8 +14,9 @@ from typing import Any
 
 from torch import nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import DATA_OF_ONE_RANK
 from gallery.problems import Regression
 from gallery.training import STEPS, batches_of, fit
 from gallery.witness import trains_differently
@@ -40,9 +41,17 @@ def _copied(batches: Iterator[Any], lost: slice | None) -> Iterator[Any]:
         yield {**batch, "x": x_BD}
 
 
-_fault = family("D10", ("input-constant",), trains_differently, ranks=(RANK,), step=AT)
+_fault = variants(
+    "D10",
+    ("input-constant",),
+    trains_differently,
+    ranks=(RANK,),
+    step=AT,
+    family=DATA_OF_ONE_RANK,
+    causes=("copy-lost",),
+)
 
 ENTRIES = (
     _fault("", "a batch is zeros once", partial(lost, rows=slice(None))),
-    _fault("row", "one of its samples is", partial(lost, rows=slice(2, 3))),
+    _fault("row", "one of its samples is", partial(lost, rows=slice(2, 3)), variant_of="D10"),
 )

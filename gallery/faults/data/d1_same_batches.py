@@ -18,8 +18,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, get_worker_info
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import DATA_THAT_IS_NOT_SPLIT
 from gallery.problems import CausalLM, Regression, Rows, Vision
 from gallery.training import BATCH_SIZE, epochs, fit, sharded_loader
 from gallery.witness import same_batches, same_batches_from, shared_samples
@@ -109,21 +110,43 @@ class _Stream(IterableDataset[Any]):
             yield self.rows[index]
 
 
-_fault = family("D1", ("duplicate-data",), same_batches, may_find=("shard-overlap", "dispersion-low"), ranks=(0, 1))
+_fault = variants(
+    "D1",
+    ("duplicate-data",),
+    same_batches,
+    may_find=("shard-overlap", "dispersion-low"),
+    ranks=(0, 1),
+    family=DATA_THAT_IS_NOT_SPLIT,
+    causes=("data-not-split",),
+)
 
 ENTRIES = (
     _fault("", "no DistributedSampler, equal seeds", no_sampler),
-    _fault("global-seed", "no DistributedSampler, torch.manual_seed", global_seed),
-    _fault("sequential", "no DistributedSampler, no shuffling", sequential),
-    _fault("one-replica", "DistributedSampler with num_replicas=1", one_replica),
-    _fault("stream", "IterableDataset not split over ranks", unsplit_stream),
+    _fault("global-seed", "no DistributedSampler, torch.manual_seed", global_seed, variant_of="D1"),
+    _fault("sequential", "no DistributedSampler, no shuffling", sequential, variant_of="D1"),
+    _fault(
+        "one-replica",
+        "DistributedSampler with num_replicas=1",
+        one_replica,
+        causes=("data-not-split", "sampler-rank-wrong"),
+    ),
+    _fault("stream", "IterableDataset not split over ranks", unsplit_stream, causes=("stream-not-split",)),
     _fault(
         "second-epoch",
         "no DistributedSampler from the second epoch on",
         after_an_epoch,
         shows=same_batches_from(8),
         step=8,
+        causes=("data-not-split", "sampler-not-used"),
+        variant_of="D1",
     ),
-    _fault("order", "the same batches in another order", other_order, shows=shared_samples),
-    _fault("pairs", "sampler given the node instead of the rank", node_for_rank, ranks=(0, 1, 2, 3), world_size=4),
+    _fault("order", "the same batches in another order", other_order, shows=shared_samples, variant_of="D1"),
+    _fault(
+        "pairs",
+        "sampler given the node instead of the rank",
+        node_for_rank,
+        ranks=(0, 1, 2, 3),
+        world_size=4,
+        causes=("sampler-rank-wrong",),
+    ),
 )

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import DATA_THAT_IS_NOT_SPLIT
 from gallery.problems import CausalLM
 from gallery.training import adamw, epochs, fit, wrapped
 from gallery.witness import trains_differently
@@ -69,7 +70,15 @@ def _with_own_token(ctx: EntryContext, problem: CausalLM, shard: int) -> Iterato
         yield batch
 
 
-_fault = family("D1", ("dispersion-low",), trains_differently, within=None)
+_fault = variants(
+    "D1",
+    ("dispersion-low",),
+    trains_differently,
+    within=None,
+    family=DATA_THAT_IS_NOT_SPLIT,
+    causes=("sampler-rank-wrong", "data-not-split"),
+    variant_of="D1.unseen-all",
+)
 
 ENTRIES = (
     _fault(

@@ -17,8 +17,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import ORDERS_OF_SAMPLERS
 from gallery.problems import CausalLM, Regression, Rows
 from gallery.training import BATCH_SIZE, epochs, fit, sharded_loader
 from gallery.witness import samples_differ, shared_samples
@@ -79,13 +80,36 @@ class _ShuffledStream(IterableDataset[Any]):
             yield self.rows[int(index)]
 
 
-_fault = family("D2", ("shard-overlap",), shared_samples, ranks=(0, 1), within=None)
+_fault = variants(
+    "D2",
+    ("shard-overlap",),
+    shared_samples,
+    ranks=(0, 1),
+    within=None,
+    family=ORDERS_OF_SAMPLERS,
+    causes=("sampler-seeds-differ",),
+)
 
 ENTRIES = (
     _fault("", "sampler seed depends on the rank", rank_in_seed),
-    _fault("four", "sampler seed depends on the rank, four ranks", rank_in_seed_four, ranks=(0, 1, 2, 3), world_size=4),
-    _fault("no-sampler", "no DistributedSampler, a seed per rank", own_shuffles),
-    _fault("epoch", "ranks disagree on the epoch", other_epoch),
-    _fault("stream", "stream shuffled by rank, then strided by rank", own_stream_order),
-    _fault("large", "sampler seed depends on the rank, before any overlap", before_any_overlap, shows=samples_differ),
+    _fault(
+        "four",
+        "sampler seed depends on the rank, four ranks",
+        rank_in_seed_four,
+        ranks=(0, 1, 2, 3),
+        world_size=4,
+        variant_of="D2",
+    ),
+    _fault("no-sampler", "no DistributedSampler, a seed per rank", own_shuffles, causes=("orders-not-shared",)),
+    _fault("epoch", "ranks disagree on the epoch", other_epoch, causes=("sampler-epochs-differ",)),
+    _fault(
+        "stream", "stream shuffled by rank, then strided by rank", own_stream_order, causes=("stream-shuffled-by-rank",)
+    ),
+    _fault(
+        "large",
+        "sampler seed depends on the rank, before any overlap",
+        before_any_overlap,
+        shows=samples_differ,
+        variant_of="D2",
+    ),
 )

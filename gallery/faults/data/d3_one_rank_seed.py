@@ -14,8 +14,9 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import ORDERS_OF_SAMPLERS
 from gallery.problems import Regression
 from gallery.training import epochs, fit, sharded_loader
 from gallery.witness import shared_samples, shared_samples_from
@@ -50,10 +51,27 @@ def _again(loader: DataLoader[Any]) -> Iterator[Any]:
         yield from loader
 
 
-_fault = family("D3", ("shard-overlap",), shared_samples, ranks=(0,), within=None, world_size=4)
+_fault = variants(
+    "D3",
+    ("shard-overlap",),
+    shared_samples,
+    ranks=(0,),
+    within=None,
+    world_size=4,
+    family=ORDERS_OF_SAMPLERS,
+    causes=("sampler-seeds-differ",),
+)
 
 ENTRIES = (
     _fault("", "rank 0 alone has another sampler seed", seed_of_rank_0),
-    _fault("rank-2", "rank 2 alone has another sampler seed", seed_of_rank_2, ranks=(2,)),
-    _fault("set-epoch", "rank 0 alone never calls set_epoch", no_set_epoch, shows=shared_samples_from(8), step=8),
+    _fault("rank-2", "rank 2 alone has another sampler seed", seed_of_rank_2, ranks=(2,), variant_of="D3"),
+    _fault(
+        "set-epoch",
+        "rank 0 alone never calls set_epoch",
+        no_set_epoch,
+        shows=shared_samples_from(8),
+        step=8,
+        causes=("sampler-epochs-differ",),
+        variant_of="D2.epoch",
+    ),
 )

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
 from gallery.problems import CausalLM, Regression, Rows
 from gallery.training import BATCH_SIZE, epochs, fit, sgd, sharded_loader, wrapped
@@ -155,7 +155,15 @@ class _Strided(IterableDataset[Any]):
                 yield sample
 
 
-_fault = family("D4", ("shard-overlap",), fewer_samples, within=None)
+_fault = variants(
+    "D4",
+    ("shard-overlap",),
+    fewer_samples,
+    within=None,
+    family="data that is split twice",
+    causes=("data-split-twice",),
+    variant_of="D4",
+)
 
 ENTRIES = (
     _fault("", "Subset by rank under a DistributedSampler", subset),
@@ -165,7 +173,7 @@ ENTRIES = (
     _fault("tensors", "TensorDataset sliced by rank", tensors),
     _fault("declared", "lazy dataset sharded by rank, size declared", declared_size),
     _fault("short", "Subset by rank, a run within one epoch", short_run, shows=samples_differ),
-    _fault("batches", "batch sampler sharded over a DistributedSampler", batches_sharded_again),
+    _fault("batches", "batch sampler sharded over a DistributedSampler", batches_sharded_again, variant_of=""),
     _fault("four", "Subset by rank under a DistributedSampler, four ranks", subset, shows=samples_differ, world_size=4),
-    _fault("stream", "stream strided by rank twice, size declared", strided_stream),
+    _fault("stream", "stream strided by rank twice, size declared", strided_stream, variant_of=""),
 )

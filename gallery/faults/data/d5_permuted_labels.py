@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import DATA_OF_ONE_RANK
 from gallery.problems import CausalLM, Vision
 from gallery.sharding import sharded
 from gallery.training import adamw, batches_of, fit, mean_gradients
@@ -97,18 +98,45 @@ def _turned(batch: dict[str, torch.Tensor], draw: torch.Generator) -> dict[str, 
 
 ALSO = ("worker-grad-norm-outlier", "worker-direction-outlier")
 
-_of_four = family(
-    "D5", ("worker-loss-outlier",), trains_differently, may_find=ALSO, ranks=(BAD_RANK,), within=None, world_size=4
+_of_four = variants(
+    "D5",
+    ("worker-loss-outlier",),
+    trains_differently,
+    may_find=ALSO,
+    ranks=(BAD_RANK,),
+    within=None,
+    world_size=4,
+    family=DATA_OF_ONE_RANK,
+    causes=("labels-wrong-on-rank",),
 )
-_of_two = family("D5", ("worker-loss-outlier",), trains_differently, may_find=(*ALSO, "dispersion-high"), within=None)
+_of_two = variants(
+    "D5",
+    ("worker-loss-outlier",),
+    trains_differently,
+    may_find=(*ALSO, "dispersion-high"),
+    within=None,
+    family=DATA_OF_ONE_RANK,
+    causes=("labels-wrong-on-rank",),
+    variant_of="D5",
+)
 
 ENTRIES = (
     _of_four("", "labels of one rank of four permuted", images),
     _of_four("noisy", "a third of the labels of one rank of four random", partial(images, spoil=noisy, steps=28)),
     _of_four("map", "another label map on one rank of four", partial(images, spoil=remapped, steps=28)),
-    _of_four("harder", "harder data on one rank of four", partial(images, spoil=harder, steps=28)),
-    _of_four("by-hand", "labels of one rank of four permuted, hand-written all-reduce", text),
-    _of_four("fsdp", "labels of a causal LM permuted on one rank of four, FSDP2", partial(text, under_fsdp=True)),
+    _of_four(
+        "harder",
+        "harder data on one rank of four",
+        partial(images, spoil=harder, steps=28),
+        causes=("other-data-on-rank",),
+    ),
+    _of_four("by-hand", "labels of one rank of four permuted, hand-written all-reduce", text, variant_of="D5"),
+    _of_four(
+        "fsdp",
+        "labels of a causal LM permuted on one rank of four, FSDP2",
+        partial(text, under_fsdp=True),
+        variant_of="D5",
+    ),
     _of_two(
         "pair", "labels of one rank of two permuted: who is undecided", partial(images, bad=1, steps=36), ranks=(0, 1)
     ),

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
 from gallery.problems import IGNORED, CausalLM
 from gallery.sharding import sharded
@@ -78,7 +78,16 @@ def _masked(batches: Iterator[Any], masked: Any) -> Iterator[Any]:
         yield {**batch, "labels": labels_BL}
 
 
-_fault = family("D6", ("worker-silent",), silent_loss, ranks=(1,), step=TRIGGER)
+_fault = variants(
+    "D6",
+    ("worker-silent",),
+    silent_loss,
+    ranks=(1,),
+    step=TRIGGER,
+    family="labels that do not count",
+    causes=("labels-all-masked",),
+    variant_of="D6.zeros",
+)
 
 ENTRIES = (
     _fault(
@@ -88,6 +97,7 @@ ENTRIES = (
         must_find=("worker-nonfinite|worker-silent",),
         shows=nonfinite,
         may_find=("worker-nonfinite", "worker-silent"),
+        variant_of="",
     ),
     _fault("zeros", "one rank's labels all masked once, clamped count", zeros_once),
     _fault("always", "one rank's labels always masked, clamped count", zeros_for_good, step=0),

@@ -20,8 +20,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import WEIGHTS_OF_TOKENS
 from gallery.problems import IGNORED, CausalLM
 from gallery.training import batches_of, fit
 from gallery.witness import trains_differently
@@ -83,7 +84,18 @@ def _weighing_tokens(ctx: EntryContext, called: nn.Module, batch: Any) -> Tensor
 
 ALSO = ("worker-grad-norm-outlier", "worker-direction-outlier")
 
-_fault = family("D7", ("token-imbalance",), trains_differently, may_find=ALSO, ranks=(1,), within=None, world_size=4)
+_fault = variants(
+    "D7",
+    ("token-imbalance",),
+    trains_differently,
+    may_find=ALSO,
+    ranks=(1,),
+    within=None,
+    world_size=4,
+    family=WEIGHTS_OF_TOKENS,
+    causes=("tokens-weighted-unequally",),
+    variant_of="D7",
+)
 
 ENTRIES = (
     _fault("", "an eighth of the tokens on one rank of four, equal weights", partial(an_eighth, steps=24)),

@@ -14,8 +14,9 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import DATA_THAT_IS_NOT_SPLIT
 from gallery.problems import Regression
 from gallery.training import BATCH_SIZE, fit
 from gallery.witness import trains_differently
@@ -52,6 +53,13 @@ def unsplit(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, problem, batches=iter(loader), steps=STEPS)
 
 
-_fault = family("D8", ("sample-repeats",), trains_differently, ranks=(0, 1))
+_fault = variants(
+    "D8",
+    ("sample-repeats",),
+    trains_differently,
+    ranks=(0, 1),
+    family=DATA_THAT_IS_NOT_SPLIT,
+    causes=("stream-read-by-each-loader-worker",),
+)
 
 ENTRIES = (_fault("", "a stream that two loader workers both read whole", unsplit),)

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import DATA_OF_ONE_RANK
 from gallery.problems import Regression, Rows
 from gallery.training import BATCH_SIZE, fit
 from gallery.witness import samples_differ
@@ -39,8 +40,8 @@ def _drawn(rows: Rows, begin: int, end: int, *, seed: int) -> Iterator[Any]:
 
 
 ENTRIES = (
-    family("D9", ("shard-small",), samples_differ, ranks=(BAD_RANK,), within=None, world_size=4)(
-        "", "the last rank's shard is four samples", small_shard
+    variants("D9", ("shard-small",), samples_differ, ranks=(BAD_RANK,), within=None, world_size=4)(
+        "", "the last rank's shard is four samples", small_shard, family=DATA_OF_ONE_RANK, causes=("shard-too-small",)
     ),
 )
 """Which of the gallery."""

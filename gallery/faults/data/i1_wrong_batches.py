@@ -19,8 +19,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import DATA_OF_ONE_RANK, DATA_THAT_IS_NOT_SPLIT, ORDERS_OF_SAMPLERS, WEIGHTS_OF_TOKENS
 from gallery.problems import IGNORED, CausalLM, Problem, Regression
 from gallery.training import BATCH_SIZE, batches_of, epochs, fit, sharded_loader
 from gallery.witness import fewer_samples, same_batches, samples_differ, shared_samples, trains_differently
@@ -164,9 +165,11 @@ def other_ids(batch: Any) -> Any:
     return {**batch, "input_ids": ids, "labels": ids.clone()}
 
 
-_same = family("I1", ("duplicate-data",), same_batches, ranks=(0, 1))
+_same = variants(
+    "I1", ("duplicate-data",), same_batches, ranks=(0, 1), family=DATA_THAT_IS_NOT_SPLIT, causes=("sampler-rank-wrong",)
+)
 OUTLIERS = ("worker-loss-outlier", "worker-grad-norm-outlier", "worker-direction-outlier")
-_odd = family(
+_odd = variants(
     "I1",
     ("|".join(OUTLIERS),),
     trains_differently,
@@ -174,11 +177,13 @@ _odd = family(
     ranks=(BAD_RANK,),
     within=None,
     world_size=4,
+    family=DATA_OF_ONE_RANK,
+    causes=("other-data-on-rank",),
 )
 
 ENTRIES = (
     _same("", "every sampler is rank 0", rank_zero, may_find=("shard-overlap",)),
-    _same("broadcast", "rank 0 broadcasts its batch", broadcast),
+    _same("broadcast", "rank 0 broadcasts its batch", broadcast, causes=("sampler-not-used",)),
     _same(
         "overlap",
         "slices of ranks overlap",
@@ -186,6 +191,8 @@ ENTRIES = (
         must_find=("shard-overlap",),
         shows=shared_samples,
         within=None,
+        family=ORDERS_OF_SAMPLERS,
+        causes=("slices-overlap",),
     ),
     _same(
         "first",
@@ -194,6 +201,8 @@ ENTRIES = (
         must_find=("sample-repeats",),
         shows=fewer_samples,
         within=1,
+        family=ORDERS_OF_SAMPLERS,
+        causes=("batch-again",),
     ),
     _odd(
         "stuck",
@@ -201,6 +210,8 @@ ENTRIES = (
         stuck,
         must_find=("sample-repeats|" + "|".join(OUTLIERS),),
         shows=samples_differ,
+        family=ORDERS_OF_SAMPLERS,
+        causes=("batch-again", "other-data-on-rank"),
     ),
     _odd("raw", "one rank does not normalise its inputs", partial(preprocessed, problem=Regression(), change=raw)),
     _odd("blank", "the inputs of one rank are zeros", partial(preprocessed, problem=Regression(), change=blank)),
@@ -211,9 +222,15 @@ ENTRIES = (
         partial(preprocessed, problem=CausalLM(), change=shifted),
         must_find=("labels-misplaced",),
         may_find=OUTLIERS,
+        causes=("labels-shifted-wrongly",),
     ),
-    family("I1", ("labels-misplaced",), trains_differently, ranks=(0, 1), within=None)(
-        "shifted-everywhere", "labels are shifted twice, by the collator and by the model", shifted_twice
+    variants("I1", ("labels-misplaced",), trains_differently, ranks=(0, 1), within=None)(
+        "shifted-everywhere",
+        "labels are shifted twice, by the collator and by the model",
+        shifted_twice,
+        family=DATA_OF_ONE_RANK,
+        causes=("labels-shifted-wrongly",),
+        variant_of="I1.shifted",
     ),
     _odd(
         "short",
@@ -221,6 +238,8 @@ ENTRIES = (
         partial(preprocessed, problem=CausalLM(), change=short),
         must_find=("token-imbalance",),
         may_find=OUTLIERS,
+        family=WEIGHTS_OF_TOKENS,
+        causes=("tokens-weighted-unequally", "other-data-on-rank"),
     ),
     _odd("ids", "one rank has another tokenizer", partial(preprocessed, problem=CausalLM(), change=other_ids)),
 )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
 from gallery.problems import CausalLM, Regression, Rows, Vision
 from gallery.training import fit, nothing, wrapped
@@ -163,8 +163,24 @@ def _one_class(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, Vision(), Vision().model(), loss_of=loss_of)
 
 
-_constant = family("I2", ("input-constant",), trains_differently, world_size=1, ranks=(0,))
-_again = family("I3", ("rng-streams",), trains_differently, may_find=("input-constant",), ranks=(0, 1))
+_constant = variants(
+    "I2",
+    ("input-constant",),
+    trains_differently,
+    world_size=1,
+    ranks=(0,),
+    family="inputs that carry nothing",
+    causes=("input-carries-nothing",),
+)
+_again = variants(
+    "I3",
+    ("rng-streams",),
+    trains_differently,
+    may_find=("input-constant",),
+    ranks=(0, 1),
+    family="seeds in the loop",
+    causes=("seeds-in-the-loop", "seeded-again"),
+)
 
 ENTRIES = (
     _constant(
@@ -184,7 +200,13 @@ ENTRIES = (
         must_find=("input-constant",),
         may_find=("rng-streams",),
     ),
-    _again("own", "a VAE makes and seeds a generator in each forward pass", _autoencoding, may_find=()),
+    _again(
+        "own",
+        "a VAE makes and seeds a generator in each forward pass",
+        _autoencoding,
+        may_find=(),
+        variant_of="I3.noise",
+    ),
     _again(
         "evaluation",
         "an evaluation seeds, and does not put the state back",

@@ -19,8 +19,9 @@ from torch.amp import GradScaler
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import CLIPPING, DIVISORS, GRADIENT_SCALERS, GRADIENTS_THAT_ARE_KEPT, WEIGHTS_OF_TOKENS
 from gallery.problems import IGNORED, CausalLM, Regression
 from gallery.training import adamw, batches_of, fit, fit_accumulating, sgd, wrapped
 from gallery.witness import trains_differently
@@ -171,7 +172,15 @@ def _masked(batches: Iterator[Any]) -> Iterator[Any]:
         yield {**batch, "labels": labels_BL}
 
 
-_scale = family("A1", ("loss-scale-wrong",), trains_differently, ranks=(0,), world_size=1)
+_scale = variants(
+    "A1",
+    ("loss-scale-wrong",),
+    trains_differently,
+    ranks=(0,),
+    world_size=1,
+    family=GRADIENTS_THAT_ARE_KEPT,
+    causes=("gradients-changed-between",),
+)
 
 ENTRIES = (
     _scale(
@@ -182,8 +191,16 @@ ENTRIES = (
         may_find=("loss-scale-wrong", "token-weights-differ", "gradient-not-reduced"),
         world_size=2,
         ranks=(0, 1),
+        causes=("gradients-cleared-early",),
     ),
-    _scale("clipped", "gradients are clipped after each micro-batch", clipped_each, must_find=("clip-differs",)),
+    _scale(
+        "clipped",
+        "gradients are clipped after each micro-batch",
+        clipped_each,
+        must_find=("clip-differs",),
+        family=CLIPPING,
+        causes=("clipped-at-another-time",),
+    ),
     _scale("divided", "gradients are divided after each micro-batch", divided_each, must_find=("grad-accumulates",)),
     _scale(
         "unscaled",
@@ -191,6 +208,7 @@ ENTRIES = (
         unscaled_each,
         must_find=("grad-accumulates",),
         may_find=("loss-scale-wrong", "grad-explosion", "loss-spike", "grad-spike", "worker-nonfinite"),
+        family=GRADIENT_SCALERS,
     ),
     _scale(
         "left-over",
@@ -199,6 +217,7 @@ ENTRIES = (
         must_find=("grad-accumulates",),
         step=TRIGGER,
         within=1,
+        causes=("gradients-not-cleared",),
     ),
     _scale(
         "epoch-end",
@@ -206,6 +225,8 @@ ENTRIES = (
         epoch_end,
         must_find=("grad-accumulates",),
         step=2,
+        causes=("gradients-not-cleared",),
+        variant_of="A1.left-over",
     ),
     _scale(
         "short",
@@ -214,14 +235,30 @@ ENTRIES = (
         world_size=2,
         ranks=(0, 1),
         step=TRIGGER,
+        family=DIVISORS,
+        causes=("loss-divided-twice",),
     ),
-    _scale("sum", "the loss is summed over tokens and divided by rows", partial(mean_over, what="sum")),
-    _scale("padding", "the mean is over padding too", partial(mean_over, what="padding")),
+    _scale(
+        "sum",
+        "the loss is summed over tokens and divided by rows",
+        partial(mean_over, what="sum"),
+        family=DIVISORS,
+        causes=("loss-not-divided", "loss-scaled"),
+    ),
+    _scale(
+        "padding",
+        "the mean is over padding too",
+        partial(mean_over, what="padding"),
+        family=WEIGHTS_OF_TOKENS,
+        causes=("loss-scaled",),
+    ),
     _scale(
         "rows",
         "means of rows are averaged",
         partial(mean_over, what="rows"),
         must_find=("token-weights-differ",),
         may_find=("loss-scale-wrong",),
+        family=WEIGHTS_OF_TOKENS,
+        causes=("tokens-weighted-unequally",),
     ),
 )

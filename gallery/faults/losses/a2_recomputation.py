@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
 from gallery.problems import CausalLM
 from gallery.training import fit, wrapped
@@ -83,7 +83,15 @@ class _Calls(nn.Module):
         return self.call(x)
 
 
-_fault = family("A2", ("recompute-differs",), trains_differently, world_size=1, ranks=(0,))
+_fault = variants(
+    "A2",
+    ("recompute-differs",),
+    trains_differently,
+    world_size=1,
+    ranks=(0,),
+    family="recomputation",
+    causes=("recomputation-differs",),
+)
 
 ENTRIES = (
     _fault("", "a checkpoint computes again with other dropout masks", partial(checkpointed, plant=masks, dropout=0.1)),

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import MODES
 from gallery.problems import CausalLM
 from gallery.training import fit, wrapped
 from gallery.witness import trains_differently
@@ -76,7 +77,16 @@ def regularised(made_BLV: Tensor, taught_BLV: Tensor, ids_BL: Tensor) -> Tensor:
     return made + 0.1 * distilled(made_BLV, taught_BLV, ids_BL)
 
 
-_fault = family("T1", ("frozen-model-drops",), trains_differently, ranks=(0, 1), step=2)
+_fault = variants(
+    "T1",
+    ("frozen-model-drops",),
+    trains_differently,
+    ranks=(0, 1),
+    step=2,
+    family=MODES,
+    causes=("teacher-in-training-mode",),
+    variant_of="T1",
+)
 
 ENTRIES = (
     _fault("", "a teacher is called in training mode", taught(distilled, reference=False)),

@@ -14,8 +14,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import WEIGHTS_OF_TOKENS
 from gallery.problems import IGNORED, CausalLM
 from gallery.training import batches_of, fit_accumulating
 from gallery.witness import trains_differently
@@ -51,6 +52,13 @@ def _masked(batches: Iterator[Any]) -> Iterator[Any]:
         yield {**batch, "labels": labels_BL}
 
 
-_fault = family("W1", ("token-weights-differ",), trains_differently, ranks=(0, 1))
+_fault = variants(
+    "W1",
+    ("token-weights-differ",),
+    trains_differently,
+    ranks=(0, 1),
+    family=WEIGHTS_OF_TOKENS,
+    causes=("tokens-weighted-unequally",),
+)
 
 ENTRIES = (_fault("", "means over micro-batches of unequal numbers of tokens are averaged", accumulated),)

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import DIVISORS, GRADIENT_SCALERS, SCALE_OF_LOSSES
 from gallery.problems import CausalLM
 from gallery.training import fit, fit_accumulating
 from gallery.witness import trains_differently
@@ -60,11 +61,27 @@ def overflowing(ctx: EntryContext, faulty: bool, *, often: bool) -> nn.Module:
     return fit(ctx, problem, problem.model(), loss_of=loss_of, scaler=scaler)
 
 
-_fault = family("W2", ("loss-scale-wrong",), trains_differently, ranks=(0, 1))
+_fault = variants(
+    "W2", ("loss-scale-wrong",), trains_differently, ranks=(0, 1), family=GRADIENT_SCALERS, causes=("scale-never-fits",)
+)
 
 ENTRIES = (
-    _fault("", "the loss is not divided by the micro-batches of a step", undivided),
-    _fault("constant", "the loss is 1.1 times the mean", multiplied, ranks=(0,), world_size=1),
+    _fault(
+        "",
+        "the loss is not divided by the micro-batches of a step",
+        undivided,
+        family=DIVISORS,
+        causes=("loss-not-divided",),
+    ),
+    _fault(
+        "constant",
+        "the loss is 1.1 times the mean",
+        multiplied,
+        ranks=(0,),
+        world_size=1,
+        family=SCALE_OF_LOSSES,
+        causes=("loss-scaled",),
+    ),
     _fault(
         "left-out",
         "the scaler leaves out all updates",

@@ -12,8 +12,9 @@ from typing import Any
 
 from torch import nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import MASKS_OF_ATTENTION
 from gallery.problems import CausalLM
 from gallery.training import fit, wrapped
 from gallery.witness import trains_differently
@@ -28,7 +29,16 @@ def masked(ctx: EntryContext, faulty: bool, *, ahead: int) -> nn.Module:
     return fit(ctx, problem, model, plan={"influence": STEP})
 
 
-_fault = family("W3", ("influence-leak",), trains_differently, step=STEP, world_size=1, ranks=(0,))
+_fault = variants(
+    "W3",
+    ("influence-leak",),
+    trains_differently,
+    step=STEP,
+    world_size=1,
+    ranks=(0,),
+    family=MASKS_OF_ATTENTION,
+    causes=("mask-shows-what-is-predicted",),
+)
 
 ENTRIES = (
     _fault("", "attention has no causal mask", partial(masked, ahead=CausalLM.length)),

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import MASKS_OF_ATTENTION, SAMPLES_THAT_ARE_MIXED
 from gallery.problems import Rows
 from gallery.training import fit, wrapped
 from gallery.witness import trains_differently
@@ -90,7 +91,16 @@ def mixed(fault: str) -> Any:
     return train
 
 
-_fault = family("W4", ("batch-leak",), trains_differently, step=STEP, world_size=1, ranks=(0,))
+_fault = variants(
+    "W4",
+    ("batch-leak",),
+    trains_differently,
+    step=STEP,
+    world_size=1,
+    ranks=(0,),
+    family=SAMPLES_THAT_ARE_MIXED,
+    causes=("samples-mixed",),
+)
 
 ENTRIES = (
     _fault("", "`view` where `transpose` was meant mixes words of all sentences of a batch", mixed("view")),
@@ -102,5 +112,11 @@ ENTRIES = (
         ranks=(0, 1),
     ),
     _fault("softmax", "attention of a pooling is normalised over the batch", mixed("softmax")),
-    _fault("padding", "attention of a pooling sees padding", mixed("padding")),
+    _fault(
+        "padding",
+        "attention of a pooling sees padding",
+        mixed("padding"),
+        family=MASKS_OF_ATTENTION,
+        causes=("padding-is-seen",),
+    ),
 )

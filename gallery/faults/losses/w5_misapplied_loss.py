@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import WEIGHTS_OF_TOKENS
 from gallery.problems import CausalLM, Problem, Regression, Rows, Vision
 from gallery.training import fit
 from gallery.witness import trains_differently
@@ -101,7 +102,15 @@ class _Masked(nn.Module):
         return self.decoder(input_ids)
 
 
-_fault = family("W5", ("loss-misapplied",), trains_differently, world_size=1, ranks=(0,))
+_fault = variants(
+    "W5",
+    ("loss-misapplied",),
+    trains_differently,
+    world_size=1,
+    ranks=(0,),
+    family="losses that are given something else",
+    causes=("loss-misapplied",),
+)
 _classes, _labels = Vision(), Padded()
 _cross_entropy = _vision(functional.cross_entropy)
 
@@ -154,5 +163,7 @@ ENTRIES = (
         "labels are copies of padded ids",
         trained(_labels, _labels.loss_of_ids, _labels.loss),
         must_find=("padding-trained",),
+        family=WEIGHTS_OF_TOKENS,
+        causes=("padding-counted",),
     ),
 )

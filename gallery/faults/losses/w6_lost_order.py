@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
 from gallery.faults.losses.w3_wrong_mask import STEP
 from gallery.problems import CausalLM
@@ -74,7 +74,16 @@ def ordered(learned: bool) -> Any:
     return train
 
 
-_fault = family("W6", ("order-ignored",), trains_differently, step=STEP, world_size=1, ranks=(0,))
+_fault = variants(
+    "W6",
+    ("order-ignored",),
+    trains_differently,
+    step=STEP,
+    world_size=1,
+    ranks=(0,),
+    family="order that is lost",
+    causes=("positions-lost",),
+)
 
 ENTRIES = (
     _fault("", "rotary positions go along heads", ordered(learned=False)),

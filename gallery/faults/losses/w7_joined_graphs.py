@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import SAMPLES_THAT_ARE_MIXED
 from gallery.faults.losses.w3_wrong_mask import STEP
 from gallery.problems import Regression
 from gallery.training import fit
@@ -69,7 +70,16 @@ def graphs(*, sizes: tuple[int, ...], pooled: bool = False) -> Any:
     return train
 
 
-_fault = family("W7", ("batch-leak",), trains_differently, step=STEP, world_size=1, ranks=(0,))
+_fault = variants(
+    "W7",
+    ("batch-leak",),
+    trains_differently,
+    step=STEP,
+    world_size=1,
+    ranks=(0,),
+    family=SAMPLES_THAT_ARE_MIXED,
+    causes=("samples-mixed",),
+)
 
 ENTRIES = (
     _fault("", "edges of joined graphs have no offsets", graphs(sizes=(5, 9, 7, 8))),

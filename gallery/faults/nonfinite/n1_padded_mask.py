@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import MASKS_OF_ATTENTION
 from gallery.training import STEPS, fit, wrapped
 from gallery.witness import nonfinite
 
@@ -78,7 +79,14 @@ def padded_mask(ctx: EntryContext, faulty: bool, *, preset: str) -> nn.Module:
     return fit(ctx, problem, model, lr=0.0, batches=problem.batches(ctx), plan={"preset": preset})  # type: ignore[arg-type]
 
 
-_fault = family("N1", ("overflow-origin", "grad-explosion", "worker-nonfinite"), nonfinite, step=TRIGGER)
+_fault = variants(
+    "N1",
+    ("overflow-origin", "grad-explosion", "worker-nonfinite"),
+    nonfinite,
+    step=TRIGGER,
+    family=MASKS_OF_ATTENTION,
+    causes=("gradients-grow-with-depth",),
+)
 
 ENTRIES = (
     _fault(
@@ -87,5 +95,11 @@ ENTRIES = (
         partial(padded_mask, preset="mix"),
         site="/bwd/Averages.matmul#",
     ),
-    _fault("modules", "the same, modules recorded", partial(padded_mask, preset="modules"), site="/bwd/layers."),
+    _fault(
+        "modules",
+        "the same, modules recorded",
+        partial(padded_mask, preset="modules"),
+        site="/bwd/layers.",
+        variant_of="N1",
+    ),
 )

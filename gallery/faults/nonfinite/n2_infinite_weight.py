@@ -19,6 +19,7 @@ from torch import nn
 
 from gallery.entry import Fault
 from gallery.entry_context import EntryContext
+from gallery.families import CORRUPTED_MEMORY
 from gallery.problems import CausalLM
 from gallery.training import fit, wrapped
 from gallery.witness import nonfinite
@@ -58,7 +59,9 @@ def top_bit(value: float) -> float:
 SITE = f"/param/{WEIGHT}#"
 
 
-def _entry(variant: str, name: str, ranks: tuple[int, ...], *, site: str = SITE, **planted: Any) -> Fault:
+def _entry(
+    variant: str, name: str, ranks: tuple[int, ...], *, site: str = SITE, variant_of: str = "N2", **planted: Any
+) -> Fault:
     """Damage on ``ranks``; where only some are damaged the replicas come apart too."""
     return Fault(
         f"N2{variant}",
@@ -70,6 +73,9 @@ def _entry(variant: str, name: str, ranks: tuple[int, ...], *, site: str = SITE,
         ranks=ranks,
         step=TRIGGER,
         site=site,
+        family=CORRUPTED_MEMORY,
+        causes=("memory-corrupted", "weight-not-finite"),
+        variant_of=variant_of,
     )
 
 
@@ -83,5 +89,6 @@ ENTRIES = (
         (BAD_RANK,),
         change=top_bit,
         site="/fwd/norm.layer_norm#0:out0",
+        variant_of="",
     ),
 )

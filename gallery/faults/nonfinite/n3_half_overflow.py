@@ -12,8 +12,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import PRECISION
 from gallery.problems import CausalLM
 from gallery.training import fit, under_autocast, wrapped
 from gallery.witness import nonfinite
@@ -50,6 +51,15 @@ def half_overflow(ctx: EntryContext, faulty: bool) -> nn.Module:
 
 FOUND = ("overflow-origin", "range-saturation", "worker-nonfinite")
 
-_fault = family("N3", FOUND, nonfinite, step=TRIGGER, within=2, site=f"/fwd/{LINEAR}.linear#0:out0")
+_fault = variants(
+    "N3",
+    FOUND,
+    nonfinite,
+    step=TRIGGER,
+    within=2,
+    site=f"/fwd/{LINEAR}.linear#0:out0",
+    family=PRECISION,
+    causes=("float16-overflow",),
+)
 
 ENTRIES = (_fault("", "float16 overflow inside one linear", half_overflow),)

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import VALUES_THAT_ARE_NOT_FINITE
 from gallery.problems import CausalLM, Regression, Vision
 from gallery.sharding import sharded
 from gallery.training import batches_of, fit, mean_gradients, wrapped
@@ -119,16 +120,35 @@ def _spoiled(batches: Iterator[Any], here: bool, value: float) -> Iterator[Any]:
         yield batch
 
 
-_fault = family("N4", ("worker-nonfinite",), nonfinite, ranks=(BAD_RANK,), step=TRIGGER)
+_fault = variants(
+    "N4",
+    ("worker-nonfinite",),
+    nonfinite,
+    ranks=(BAD_RANK,),
+    step=TRIGGER,
+    family=VALUES_THAT_ARE_NOT_FINITE,
+    causes=("value-not-finite-in-data",),
+)
 
 ENTRIES = (
     _fault("", "NaN in a sample of one rank", nan_input),
-    _fault("inf", "infinity in a sample of one rank", inf_input),
+    _fault("inf", "infinity in a sample of one rank", inf_input, variant_of="N4"),
     _fault(
-        "by-hand", "NaN in a sample of one rank of four, hand-written all-reduce", by_hand, ranks=(2,), world_size=4
+        "by-hand",
+        "NaN in a sample of one rank of four, hand-written all-reduce",
+        by_hand,
+        ranks=(2,),
+        world_size=4,
+        variant_of="N4",
     ),
-    _fault("fsdp", "NaN loss on one rank, FSDP2", fsdp),
-    _fault("gradient", "gradient NaN, loss finite, on one rank", gradient_only),
-    _fault("buffer", "NaN in a buffer of one rank", buffer, may_find=("replica-drift",)),
-    _fault("loss", "infinite loss with a finite gradient on one rank", loss_only),
+    _fault("fsdp", "NaN loss on one rank, FSDP2", fsdp, causes=("operation-undefined",)),
+    _fault("gradient", "gradient NaN, loss finite, on one rank", gradient_only, causes=("backward-undefined",)),
+    _fault(
+        "buffer",
+        "NaN in a buffer of one rank",
+        buffer,
+        may_find=("replica-drift",),
+        causes=("weight-not-finite", "memory-corrupted"),
+    ),
+    _fault("loss", "infinite loss with a finite gradient on one rank", loss_only, causes=("operation-undefined",)),
 )

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import MASKS_OF_ATTENTION, VALUES_THAT_ARE_NOT_FINITE
 from gallery.problems import CausalLM, Regression
 from gallery.sharding import sharded
 from gallery.training import batches_of, fit, mean_gradients, wrapped
@@ -99,7 +100,16 @@ def _spoiled(ctx: EntryContext, problem: Regression, faulty: bool) -> Iterator[A
         yield batch
 
 
-_fault = family("N4", ("overflow-origin", "worker-nonfinite"), nonfinite, ranks=(BAD_RANK,), step=TRIGGER)
+_fault = variants(
+    "N4",
+    ("overflow-origin", "worker-nonfinite"),
+    nonfinite,
+    ranks=(BAD_RANK,),
+    step=TRIGGER,
+    family=VALUES_THAT_ARE_NOT_FINITE,
+    causes=("value-not-finite-in-data",),
+    variant_of="N4",
+)
 
 ENTRIES = (
     _fault("recorded", "NaN in a sample of one rank, recorded", ddp, site="#0:in0"),
@@ -109,11 +119,21 @@ ENTRIES = (
         by_hand,
         site="/fwd/Sequential#0:in0",
     ),
-    _fault("recorded-fsdp", "logarithm of zero in the loss of one rank, FSDP2, recorded", fsdp, site="/fwd/log#0:out0"),
+    _fault(
+        "recorded-fsdp",
+        "logarithm of zero in the loss of one rank, FSDP2, recorded",
+        fsdp,
+        site="/fwd/log#0:out0",
+        causes=("operation-undefined",),
+        variant_of="",
+    ),
     _fault(
         "masked-row",
         "a row of attention masked throughout on one rank, recorded",
         masked_row,
         site="/fwd/MaskedAttention.softmax#0:out0",
+        family=MASKS_OF_ATTENTION,
+        causes=("row-masked-throughout",),
+        variant_of="",
     ),
 )

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
 from gallery.problems import IGNORED, CausalLM
 from gallery.training import adamw, batches_of, fit, wrapped
@@ -55,6 +55,14 @@ def _late(batches: Iterator[Any]) -> Iterator[Any]:
         yield {"input_ids": ids_BL, "labels": labels_BL}
 
 
-_fault = family("N5", ("grad-spike",), trains_differently, step=TRIGGER, site="/grad/embed.0.weight#")
+_fault = variants(
+    "N5",
+    ("grad-spike",),
+    trains_differently,
+    step=TRIGGER,
+    site="/grad/embed.0.weight#",
+    family="unstable steps",
+    causes=("step-unstable",),
+)
 
 ENTRIES = (_fault("", "gradient of a bfloat16 embedding spikes late", embedding_spike),)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
 from gallery.problems import CausalLM
 from gallery.training import batches_of, fit, wrapped
@@ -35,13 +35,15 @@ def dropped_layer(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, problem, model, batches=batches, steps=STEPS, after_step=schedule)
 
 
-_fault = family(
+_fault = variants(
     "N6",
     ("grad-vanishes",),
     trains_differently,
     step=TRIGGER,
     site="/grad/blocks.0.mlp.2.weight#",
     may_find=("loss-spike",),
+    family="layers cut off",
+    causes=("layer-cut-off",),
 )
 
 ENTRIES = (_fault("", "a schedule drops a layer for good", dropped_layer),)

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import INITIAL_VALUES
 from gallery.training import adamw
 from gallery.witness import trains_differently
 
@@ -61,6 +62,8 @@ def drawn_alike(ctx: EntryContext, faulty: bool) -> nn.Module:
     return model
 
 
-_fault = family("P1", ("shards-equal",), trains_differently, ranks=(0, 1))
+_fault = variants(
+    "P1", ("shards-equal",), trains_differently, ranks=(0, 1), family=INITIAL_VALUES, causes=("shards-drawn-alike",)
+)
 
 ENTRIES = (_fault("", "shards are drawn from one seed", drawn_alike),)

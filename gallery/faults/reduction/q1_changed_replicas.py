@@ -15,8 +15,9 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import default_collate
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import COPIES_OF_WEIGHTS, GRADIENTS_OF_ONE_RANK, SCHEDULES, WHERE_RANKS_START
 from gallery.problems import Regression
 from gallery.training import fit, sgd, wrapped
 from gallery.witness import replicas_differ
@@ -106,10 +107,23 @@ def own_plateau(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, Regression(), model, optimizer=optimizer, after_step=advance)
 
 
-_fault = family("Q1", ("replica-drift",), replicas_differ, ranks=(0, 1))
+_fault = variants(
+    "Q1",
+    ("replica-drift",),
+    replicas_differ,
+    ranks=(0, 1),
+    family=COPIES_OF_WEIGHTS,
+    causes=("weights-replaced-on-rank",),
+)
 
 ENTRIES = (
-    _fault("", "weights are initialised after DDP has broadcast", drawn_after),
+    _fault(
+        "",
+        "weights are initialised after DDP has broadcast",
+        drawn_after,
+        family=WHERE_RANKS_START,
+        causes=("starts-differ",),
+    ),
     _fault("averaged", "averaged weights of an evaluation stay on rank 0", left_averaged, step=TRIGGER),
     _fault("noise", "noise is added to weights with a seed of each rank", noisy_weights, step=TRIGGER),
     _fault(
@@ -118,6 +132,8 @@ ENTRIES = (
         noisy_gradients,
         must_find=("reduction-mismatch",),
         may_find=("replica-drift", "gradient-not-reduced"),
+        family=GRADIENTS_OF_ONE_RANK,
+        causes=("gradient-noise-on-rank",),
     ),
     _fault(
         "probe",
@@ -126,6 +142,8 @@ ENTRIES = (
         must_find=("reduction-mismatch",),
         may_find=("replica-drift", "worker-grad-norm-outlier", "worker-direction-outlier"),
         ranks=(0,),
+        family=GRADIENTS_OF_ONE_RANK,
+        causes=("backward-on-some-ranks",),
     ),
     _fault(
         "plateau",
@@ -134,5 +152,7 @@ ENTRIES = (
         must_find=("rank-config-differs",),
         may_find=("replica-drift",),
         within=None,
+        family=SCHEDULES,
+        causes=("optimizer-settings-differ",),
     ),
 )

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
 from gallery.problems import CausalLM, Regression
 from gallery.sharding import hybrid_mesh, sharded
@@ -97,11 +97,20 @@ def _pair_of(ctx: EntryContext) -> dist.ProcessGroup:
 
 ALSO = ("replica-drift", "gradient-not-reduced")
 
-_fault = family("R10", ("reduction-mismatch",), replicas_differ, may_find=ALSO, ranks=(0, 1, 2, 3), world_size=4)
+_fault = variants(
+    "R10",
+    ("reduction-mismatch",),
+    replicas_differ,
+    may_find=ALSO,
+    ranks=(0, 1, 2, 3),
+    world_size=4,
+    family="process groups",
+    causes=("wrong-group",),
+)
 
 ENTRIES = (
     _fault("", "DDP hook reduces over pairs", in_hook),
-    _fault("by-hand", "hand-written all-reduce over pairs", by_hand),
+    _fault("by-hand", "hand-written all-reduce over pairs", by_hand, variant_of="R10"),
     _fault("left-out", "one rank of four left out of the group", one_left_out),
     _fault("one-parameter", "one parameter reduced over pairs", one_parameter, site=MISROUTED),
     _fault(
@@ -111,6 +120,7 @@ ENTRIES = (
         must_find=("reduction-mismatch|replica-drift",),
         may_find=(*ALSO, "reduction-mismatch"),
         within=1,
+        variant_of="R10",
     ),
     _fault(
         "mesh",
@@ -119,5 +129,6 @@ ENTRIES = (
         must_find=("reduction-mismatch|replica-drift",),
         may_find=(*ALSO, "reduction-mismatch"),
         within=1,
+        causes=("mesh-leaves-ranks-out",),
     ),
 )

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import REDUCTIONS_LEFT_OUT, WRAPPERS_THAT_ARE_BYPASSED
 from gallery.problems import CausalLM, Regression
 from gallery.training import fit, fit_accumulating, mean_gradients, wrapped
 from gallery.witness import replicas_differ
@@ -74,20 +75,40 @@ def never_reduced(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, problem, model, after_backward=lambda step: mean_gradients(reduced))
 
 
-_fault = family(
-    "R1", ("gradient-not-reduced", "replica-drift"), replicas_differ, may_find=("reduction-mismatch",), ranks=(0, 1)
+_fault = variants(
+    "R1",
+    ("gradient-not-reduced", "replica-drift"),
+    replicas_differ,
+    may_find=("reduction-mismatch",),
+    ranks=(0, 1),
+    family=REDUCTIONS_LEFT_OUT,
+    causes=("wrapper-bypassed",),
 )
 
 ENTRIES = (
-    _fault("", "forward through the raw module", raw_module),
-    _fault("later", "unwrapped for an evaluation and not wrapped again", unwrapped_later, step=TRIGGER),
-    _fault("no-sync", "every micro-step under no_sync", never_synced),
+    _fault("", "forward through the raw module", raw_module, family=WRAPPERS_THAT_ARE_BYPASSED),
+    _fault(
+        "later",
+        "unwrapped for an evaluation and not wrapped again",
+        unwrapped_later,
+        step=TRIGGER,
+        family=WRAPPERS_THAT_ARE_BYPASSED,
+    ),
+    _fault("no-sync", "every micro-step under no_sync", never_synced, causes=("no-sync-at-update",)),
     _fault(
         "one-parameter",
         "one parameter left out of a hand-written all-reduce",
         parameter_left_out,
         site="blocks.1.mlp.0.weight",
+        causes=("parameter-left-out",),
     ),
-    _fault("one-step", "hand-written all-reduce skipped at one step", step_left_out, step=TRIGGER),
-    _fault("never", "hand-written loop without all-reduce", never_reduced),
+    _fault(
+        "one-step",
+        "hand-written all-reduce skipped at one step",
+        step_left_out,
+        step=TRIGGER,
+        causes=("no-all-reduce",),
+        variant_of="R1.never",
+    ),
+    _fault("never", "hand-written loop without all-reduce", never_reduced, causes=("no-all-reduce",)),
 )

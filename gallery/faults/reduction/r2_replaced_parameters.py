@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
 from gallery.problems import CausalLM, Regression
 from gallery.training import fit, wrapped
@@ -101,13 +101,15 @@ def _replace_head(model: nn.Module) -> None:
     model.head = nn.Linear(model.head.in_features, model.head.out_features, bias=False)
 
 
-_fault = family(
+_fault = variants(
     "R2",
     ("replica-drift",),
     replicas_differ,
     may_find=("gradient-not-reduced", "reduction-mismatch"),
     ranks=(0, 1),
     within=1,
+    family="parameters that are replaced",
+    causes=("parameter-outside-wrapper",),
 )
 
 ENTRIES = (

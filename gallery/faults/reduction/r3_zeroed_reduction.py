@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import CORRUPTED_COLLECTIVES
 from gallery.problems import CausalLM, Regression
 from gallery.sharding import reduce_scatter_then, sharded
 from gallery.training import adamw, fit, mean_gradients, wrapped
@@ -133,13 +134,15 @@ def by_hand_four(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, problem, model, after_backward=reduce)
 
 
-_fault = family(
+_fault = variants(
     "R3",
     ("reduction-mismatch",),
     replicas_differ,
     may_find=("replica-drift", "gradient-not-reduced"),
     ranks=(UNLUCKY_RANK,),
     step=TRIGGER,
+    family=CORRUPTED_COLLECTIVES,
+    causes=("collective-corrupted",),
 )
 
 ENTRIES = (
@@ -151,8 +154,11 @@ ENTRIES = (
         "watched-first",
         "all-reduce zeroed on one rank, hook registered under watch",
         behind_hook(zeros, watched_first=True),
+        variant_of="R3",
     ),
-    _fault("by-hand", "hand-written all-reduce zeroed on one rank", by_hand),
+    _fault("by-hand", "hand-written all-reduce zeroed on one rank", by_hand, variant_of="R3"),
     _fault("stale", "stale all-reduce result on one rank of four", by_hand_four, ranks=(2,), world_size=4),
-    _fault("fsdp", "FSDP2 reduce-scatter zeroed on one rank", fsdp, shows=trains_differently, ranks=None),
+    _fault(
+        "fsdp", "FSDP2 reduce-scatter zeroed on one rank", fsdp, shows=trains_differently, ranks=None, variant_of="R3"
+    ),
 )

@@ -15,8 +15,9 @@ import copy
 import torch
 from torch import nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import CORRUPTED_MEMORY, WHERE_RANKS_START
 from gallery.problems import CausalLM, Regression
 from gallery.sharding import hybrid_mesh, sharded
 from gallery.training import fit, mean_each_gradient, mean_gradients, wrapped
@@ -91,15 +92,32 @@ def bit_flip_four(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, problem, model, after_step=flip)
 
 
-_fault = family("R4", ("replica-drift",), replicas_differ, ranks=(0, 1))
+_fault = variants(
+    "R4", ("replica-drift",), replicas_differ, ranks=(0, 1), family=WHERE_RANKS_START, causes=("starts-differ",)
+)
 
 ENTRIES = (
     _fault("", "different initial weights, hand-written all-reduce", by_hand),
-    _fault("init-sync", "different initial weights, DDP without broadcast", no_broadcast),
-    _fault("hybrid", "different initial weights between HSDP replicas", hybrid, ranks=(0, 1, 2, 3), world_size=4),
+    _fault("init-sync", "different initial weights, DDP without broadcast", no_broadcast, variant_of="R4"),
+    _fault(
+        "hybrid",
+        "different initial weights between HSDP replicas",
+        hybrid,
+        ranks=(0, 1, 2, 3),
+        world_size=4,
+        variant_of="R4",
+    ),
     _fault("checkpoint", "one rank resumed from an older checkpoint", older_checkpoint),
     _fault("frozen", "a frozen parameter differs between ranks", frozen_apart, site="embed.weight"),
-    _fault("bit-flip", "a bit of one weight flips on one rank", bit_flip, step=TRIGGER, site="blocks.0.qkv.weight"),
+    _fault(
+        "bit-flip",
+        "a bit of one weight flips on one rank",
+        bit_flip,
+        step=TRIGGER,
+        site="blocks.0.qkv.weight",
+        family=CORRUPTED_MEMORY,
+        causes=("memory-corrupted",),
+    ),
     _fault(
         "last-bit",
         "the last bit of one weight flips on one rank of four",
@@ -108,5 +126,8 @@ ENTRIES = (
         step=TRIGGER,
         site="2.weight",
         world_size=4,
+        family=CORRUPTED_MEMORY,
+        causes=("memory-corrupted",),
+        variant_of="R4.bit-flip",
     ),
 )

@@ -12,8 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import CLIPPING
 from gallery.problems import CausalLM, Regression
 from gallery.training import fit, mean_gradients, wrapped
 from gallery.witness import replicas_differ
@@ -62,17 +63,19 @@ def _norm(model: nn.Module) -> float:
     return float(torch.cat(grads).norm())
 
 
-_fault = family(
+_fault = variants(
     "R5",
     ("replica-drift",),
     replicas_differ,
     may_find=("clip-differs", "gradient-not-reduced", "reduction-mismatch"),
     ranks=(0, 1),
     within=1,
+    family=CLIPPING,
+    causes=("clipped-on-some-ranks",),
 )
 
 ENTRIES = (
     _fault("", "clipping on one rank only", on_rank_0),
-    _fault("local-norm", "reduced gradient clipped by the local norm", by_local_norm),
+    _fault("local-norm", "reduced gradient clipped by the local norm", by_local_norm, causes=("clipped-by-own-norm",)),
     _fault("threshold", "another clipping threshold on one rank of four", other_threshold, ranks=(3,), world_size=4),
 )

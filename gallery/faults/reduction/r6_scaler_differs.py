@@ -14,8 +14,9 @@ from itertools import islice
 from torch import nn
 from torch.amp import GradScaler
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import GRADIENT_SCALERS
 from gallery.problems import CausalLM, Regression
 from gallery.training import STEPS, adamw, batches_of, fit, mean_gradients, sgd, wrapped
 from gallery.witness import replicas_differ
@@ -76,13 +77,29 @@ def local_overflow(ctx: EntryContext, faulty: bool) -> nn.Module:
 
 ALSO = ("gradient-not-reduced", "reduction-mismatch")
 
-_fault = family("R6", ("replica-drift",), replicas_differ, step=TRIGGER)
+_fault = variants(
+    "R6", ("replica-drift",), replicas_differ, step=TRIGGER, family=GRADIENT_SCALERS, causes=("update-count-differs",)
+)
 
 ENTRIES = (
     _fault(
-        "", "gradient scaler resumed on one rank only", resumed_scaler, may_find=ALSO, ranks=(0, 1), step=0, within=1
+        "",
+        "gradient scaler resumed on one rank only",
+        resumed_scaler,
+        may_find=ALSO,
+        ranks=(0, 1),
+        step=0,
+        within=1,
+        causes=("loss-scales-differ",),
     ),
-    _fault("skipped", "one rank leaves out an update", skipped_update, must_find=("updates-apart",), ranks=(1,)),
+    _fault(
+        "skipped",
+        "one rank leaves out an update",
+        skipped_update,
+        must_find=("updates-apart",),
+        ranks=(1,),
+        family="numbers of updates",
+    ),
     _fault(
         "extra",
         "one rank of four takes an extra update",
@@ -90,6 +107,7 @@ ENTRIES = (
         must_find=("updates-apart",),
         ranks=(1,),
         world_size=4,
+        family="numbers of updates",
     ),
     _fault(
         "overflow",
@@ -98,5 +116,6 @@ ENTRIES = (
         may_find=(*ALSO, "worker-silent"),
         ranks=(0, 1),
         within=1,
+        causes=("gradient-dropped-on-rank",),
     ),
 )

@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import REDUCTIONS_LEFT_OUT, WRAPPERS_THAT_ARE_BYPASSED
 from gallery.problems import CausalLM, Regression
 from gallery.training import STEPS, adamw, batches_of, fit_accumulating, sgd, wrapped
 from gallery.witness import replicas_differ
@@ -101,12 +102,23 @@ def backward_outside(ctx: EntryContext, faulty: bool) -> nn.Module:
     return model
 
 
-_fault = family(
-    "R7", ("gradient-not-reduced",), replicas_differ, may_find=("replica-drift", "reduction-mismatch"), ranks=(0, 1)
+_fault = variants(
+    "R7",
+    ("gradient-not-reduced",),
+    replicas_differ,
+    may_find=("replica-drift", "reduction-mismatch"),
+    ranks=(0, 1),
+    family=REDUCTIONS_LEFT_OUT,
+    causes=("no-sync-at-update", "parameter-left-out"),
 )
 
 ENTRIES = (
     _fault("", "branch unused in the last micro-step", reduced_from_hooks, site="branch"),
     _fault("epoch-end", "step taken while under no_sync", step_at_the_end, step=TRIGGER),
-    _fault("backward-outside", "forward under no_sync, backward outside", backward_outside),
+    _fault(
+        "backward-outside",
+        "forward under no_sync, backward outside",
+        backward_outside,
+        family=WRAPPERS_THAT_ARE_BYPASSED,
+    ),
 )

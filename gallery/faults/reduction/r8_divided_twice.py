@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import DIVISORS
 from gallery.problems import CausalLM, Regression
 from gallery.sharding import reduce_scatter_then, sharded
 from gallery.training import fit, mean_gradients, wrapped
@@ -100,13 +101,15 @@ def _with_hook(ctx: EntryContext, reduce: Callable[..., torch.futures.Future[Ten
     return fit(ctx, problem, model)
 
 
-_fault = family("R8", ("reduction-mismatch",), trains_differently)
+_fault = variants(
+    "R8", ("reduction-mismatch",), trains_differently, family=DIVISORS, causes=("divided-twice",), variant_of="R8"
+)
 
 ENTRIES = (
     _fault("", "divided twice in a DDP hook", in_hook),
-    _fault("sum", "not divided in a DDP hook", not_divided),
+    _fault("sum", "not divided in a DDP hook", not_divided, causes=("not-divided",), variant_of=""),
     _fault("one-bucket", "one bucket divided twice in a DDP hook", in_one_bucket),
-    _fault("after-ddp", "divided again after DDP", after_ddp),
+    _fault("after-ddp", "divided again after DDP", after_ddp, variant_of=""),
     _fault("by-hand", "divided twice in a hand-written all-reduce", by_hand),
     _fault("fsdp", "divided twice in an FSDP2 reduce-scatter", in_reduce_scatter),
     _fault("four", "divided twice in a DDP hook, four ranks", in_hook, world_size=4),

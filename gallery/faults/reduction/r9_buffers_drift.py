@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
 from gallery.problems import Vision
 from gallery.training import fit, mean_gradients, wrapped
@@ -51,9 +51,17 @@ def _broadcast_buffers(model: nn.Module) -> None:
         dist.broadcast(buffer, 0)
 
 
-_fault = family("R9", ("replica-drift",), buffers_differ, within=1, site="running_")
+_fault = variants(
+    "R9",
+    ("replica-drift",),
+    buffers_differ,
+    within=1,
+    site="running_",
+    family="buffers",
+    causes=("buffers-not-synchronised",),
+)
 
 ENTRIES = (
     _fault("", "broadcast_buffers=False with BatchNorm", no_broadcast),
-    _fault("by-hand", "hand-written loop that forgets the buffers", by_hand),
+    _fault("by-hand", "hand-written loop that forgets the buffers", by_hand, variant_of="R9"),
 )

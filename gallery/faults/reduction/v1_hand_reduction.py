@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import CORRUPTED_COLLECTIVES, DIVISORS, REDUCTIONS_LEFT_OUT
 from gallery.problems import Regression
 from gallery.training import fit, fit_accumulating, mean_gradients, wrapped
 from gallery.witness import replicas_differ, trains_differently
@@ -90,23 +91,50 @@ def too_early(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit_accumulating(ctx, Regression(), syncs=lambda step, micro: micro == (0 if faulty else 1))
 
 
-_fault = family(
-    "V1", ("reduction-mismatch",), trains_differently, may_find=("replica-drift", "gradient-not-reduced"), ranks=(0, 1)
+_fault = variants(
+    "V1",
+    ("reduction-mismatch",),
+    trains_differently,
+    may_find=("replica-drift", "gradient-not-reduced"),
+    ranks=(0, 1),
+    family=CORRUPTED_COLLECTIVES,
+    causes=("other-operation-reduced",),
 )
-_apart = family("V1", ("gradient-not-reduced",), replicas_differ, may_find=("replica-drift",), ranks=(0, 1))
+_apart = variants(
+    "V1",
+    ("gradient-not-reduced",),
+    replicas_differ,
+    may_find=("replica-drift",),
+    ranks=(0, 1),
+    family=REDUCTIONS_LEFT_OUT,
+    causes=("no-all-reduce",),
+)
 
 ENTRIES = (
     _fault("", "the largest gradient is taken in place of the mean", partial(reduced, reduce=largest)),
     _fault("from-first", "rank 0 broadcasts its gradient", partial(reduced, reduce=from_first)),
-    _fault("elsewhere", "a flat gradient is split at other places", partial(reduced, reduce=split_elsewhere)),
+    _fault(
+        "elsewhere",
+        "a flat gradient is split at other places",
+        partial(reduced, reduce=split_elsewhere),
+        causes=("reduced-gradient-misplaced",),
+    ),
     _fault(
         "by-node",
         "a sum over four ranks is divided by two",
         partial(reduced, reduce=by_node),
         ranks=(0, 1, 2, 3),
         world_size=4,
+        family=DIVISORS,
+        causes=("not-divided", "reduction-scaled"),
     ),
-    _fault("again", "the mean of DDP is summed again", summed_again),
+    _fault(
+        "again",
+        "the mean of DDP is summed again",
+        summed_again,
+        family=DIVISORS,
+        causes=("not-divided", "reduction-scaled"),
+    ),
     _apart("not-copied", "a flat copy is reduced and not copied back", partial(reduced, reduce=not_copied)),
-    _apart("early", "the first micro-batch is reduced in place of the last", too_early),
+    _apart("early", "the first micro-batch is reduced in place of the last", too_early, causes=("no-sync-at-update",)),
 )

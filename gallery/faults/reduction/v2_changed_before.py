@@ -15,8 +15,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import GRADIENTS_OF_ONE_RANK
 from gallery.problems import Regression
 from gallery.training import fit, mean_each_gradient, mean_gradients
 from gallery.witness import trains_differently
@@ -62,7 +63,15 @@ def reduced(ctx: EntryContext, faulty: bool, *, change: Change, flat: bool = Fal
     return fit(ctx, Regression(), model, after_backward=after)
 
 
-_fault = family("V2", ("reduction-mismatch",), trains_differently, may_find=("clip-differs",), ranks=(RANK,))
+_fault = variants(
+    "V2",
+    ("reduction-mismatch",),
+    trains_differently,
+    may_find=("clip-differs",),
+    ranks=(RANK,),
+    family=GRADIENTS_OF_ONE_RANK,
+    causes=("gradient-changed-before-reduction",),
+)
 
 ENTRIES = (
     _fault("", "one rank's gradient is clipped before it is averaged by hand", partial(reduced, change=clipped)),
@@ -74,5 +83,6 @@ ENTRIES = (
         partial(reduced, change=zeroed, flat=True),
         step=AT,
         world_size=4,
+        variant_of="V2.zeroed",
     ),
 )

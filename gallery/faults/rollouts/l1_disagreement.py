@@ -13,7 +13,7 @@ from functools import partial
 
 from torch import nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
 from gallery.rollouts.loop import FAULTS, Loop
 from gallery.witness import samples_differ
@@ -29,27 +29,32 @@ def train(case: str, ctx: EntryContext, faulty: bool) -> nn.Module:
     return loop.policy
 
 
-_MUST: dict[str, tuple[str, ...]] = {
-    "temperature-raw": ("recorded-logprobs-wrong",),
-    "temperature-processed": ("sampling-mismatch",),
-    "top-p-raw": ("recorded-logprobs-wrong",),
-    "top-p-processed": ("sampling-mismatch",),
-    "lag": ("policy-lag",),
-    "tensor-stale": ("weights-not-synced",),
-    "cache-drift": ("decode-diverges",),
-    "template": ("prefill-diverges",),
-    "tokenised-again": ("tokens-differ",),
-    "shifted": ("tokens-differ",),
-    "dropout": ("logprob-gap",),
-    "dummy-weights": ("weights-not-synced",),
+_PLANTED: dict[str, tuple[str, str]] = {
+    "temperature-raw": ("recorded-logprobs-wrong", "temperature-not-recorded"),
+    "temperature-processed": ("sampling-mismatch", "temperature-not-in-trainer"),
+    "top-p-raw": ("recorded-logprobs-wrong", "cut-not-recorded"),
+    "top-p-processed": ("sampling-mismatch", "cut-not-in-trainer"),
+    "lag": ("policy-lag", "rollouts-lag"),
+    "tensor-stale": ("weights-not-synced", "weights-partly-synced"),
+    "cache-drift": ("decode-diverges", "decoding-differs"),
+    "template": ("prefill-diverges", "prompt-differs"),
+    "tokenised-again": ("tokens-differ", "response-tokenised-again"),
+    "shifted": ("tokens-differ", "logprobs-shifted"),
+    "dropout": ("logprob-gap", "trainer-passes-differ"),
+    "dummy-weights": ("weights-not-synced", "engine-weights-not-loaded"),
 }
-_fault = family(
+"""By case the code that must be found, and the cause."""
+_fault = variants(
     "L1",
     (),
     samples_differ,
     world_size=1,
     within=None,
+    family="rollouts",
     may_find=("logprob-gap", "decode-diverges", "recorded-logprobs-wrong", "sampling-mismatch", "logprob-gap-grows"),
 )
 
-ENTRIES = tuple(_fault(case, FAULTS[case], partial(train, case), must_find=must) for case, must in _MUST.items())
+ENTRIES = tuple(
+    _fault(case, FAULTS[case], partial(train, case), must_find=(code,), causes=(cause,))
+    for case, (code, cause) in _PLANTED.items()
+)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.distributed.nn.functional import all_reduce
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
 from gallery.problems import Vision
 from gallery.training import batches_of, fit, mean_gradients
@@ -84,7 +84,9 @@ def _with_infinity(ctx: EntryContext, faulty: bool) -> Iterator[Any]:
             yield batch
 
 
-_fault = family("B1", ("batch-norm-differs",), keeps_differently)
+_fault = variants(
+    "B1", ("batch-norm-differs",), keeps_differently, family="running statistics", causes=("running-statistics-wrong",)
+)
 
 ENTRIES = (
     _fault("", "the running variance of batch normalisation is the biased one", biased, ranks=(0,), world_size=1),
@@ -96,5 +98,6 @@ ENTRIES = (
         ranks=(0,),
         step=BAD_BATCH,
         world_size=1,
+        causes=("batch-not-finite-kept",),
     ),
 )

@@ -12,8 +12,9 @@ from typing import Any
 
 from torch import nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import MODES
 from gallery.problems import CausalLM, Problem, Vision
 from gallery.training import fit, wrapped
 from gallery.witness import trains_differently
@@ -56,7 +57,15 @@ def until_the_next_epoch(problem: Problem) -> Any:
     return train
 
 
-_fault = family("B2", ("evaluation-mode",), trains_differently, ranks=(0, 1), step=TRIGGER)
+_fault = variants(
+    "B2",
+    ("evaluation-mode",),
+    trains_differently,
+    ranks=(0, 1),
+    step=TRIGGER,
+    family=MODES,
+    causes=("evaluation-mode-stays",),
+)
 
 ENTRIES = (
     _fault("", "dropout stays off after an evaluation", staying(CausalLM(dropout=0.1))),
@@ -65,6 +74,7 @@ ENTRIES = (
         "dropout stays off after an evaluation, until the next epoch",
         until_the_next_epoch(CausalLM(dropout=0.1)),
         step=1,
+        variant_of="B2",
     ),
     _fault("norm", "batch normalisation uses running statistics after an evaluation", staying(Vision())),
 )

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
 from gallery.problems import CausalLM
 from gallery.training import fit, usual_optimizer, wrapped
@@ -88,12 +88,36 @@ def rounded_unseen(ctx: EntryContext, faulty: bool) -> nn.Module:
     return averaged(ctx, follow, dtype=torch.bfloat16 if faulty else torch.float32, declares=False)
 
 
-_fault = family("E1", ("average-differs",), trains_differently)
+_fault = variants(
+    "E1", ("average-differs",), trains_differently, family="averages of weights", causes=("average-lost-in-rounding",)
+)
 
 ENTRIES = (
-    _fault("", "the average of the weights follows another model than the one that is trained", stale),
-    _fault("swapped", "decay and complement of the average of the weights are swapped", swapped, within=2),
-    _fault("part", "the average of the weights leaves out the blocks of the model", without_blocks),
+    _fault(
+        "",
+        "the average of the weights follows another model than the one that is trained",
+        stale,
+        causes=("average-of-other-weights",),
+    ),
+    _fault(
+        "swapped",
+        "decay and complement of the average of the weights are swapped",
+        swapped,
+        within=2,
+        causes=("average-decay-wrong",),
+    ),
+    _fault(
+        "part",
+        "the average of the weights leaves out the blocks of the model",
+        without_blocks,
+        causes=("average-not-updated",),
+    ),
     _fault("bf16", "the average of the weights is kept in bfloat16 and loses what it is to follow", rounded, within=4),
-    _fault("found", "an average in bfloat16 that is not declared loses what it is to follow", rounded_unseen, within=8),
+    _fault(
+        "found",
+        "an average in bfloat16 that is not declared loses what it is to follow",
+        rounded_unseen,
+        within=8,
+        variant_of="E1.bf16",
+    ),
 )

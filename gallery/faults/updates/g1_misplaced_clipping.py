@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import CLIPPING, GRADIENT_SCALERS
 from gallery.problems import CausalLM, Regression
 from gallery.training import fit, sgd, wrapped
 from gallery.witness import trains_differently
@@ -104,11 +105,20 @@ def never_unscaled(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, problem, problem.model(), loss_of=loss_of)
 
 
-_fault = family("G1", ("clip-differs",), trains_differently, ranks=(0,), world_size=1, may_find=("norm-misreported",))
+_fault = variants(
+    "G1",
+    ("clip-differs",),
+    trains_differently,
+    ranks=(0,),
+    world_size=1,
+    may_find=("norm-misreported",),
+    family=CLIPPING,
+    causes=("clipped-at-another-time",),
+)
 
 ENTRIES = (
     _fault("", "gradients are clipped after the update", too_late),
-    _fault("early", "gradients are clipped before the backward pass", too_early),
+    _fault("early", "gradients are clipped before the backward pass", too_early, causes=("clipped-nothing",)),
     _fault("head", "only the head is clipped", head_alone),
     _fault(
         "multiplied",
@@ -118,6 +128,7 @@ ENTRIES = (
         must_find=("reduction-mismatch|clip-differs",),
         world_size=2,
         ranks=(0, 1),
+        causes=("clipped-at-another-time", "reduction-scaled", "not-divided"),
     ),
     _fault(
         "unscaled-twice",
@@ -126,6 +137,15 @@ ENTRIES = (
         must_find=("reduction-mismatch|loss-scale-wrong",),
         world_size=2,
         ranks=(0, 1),
+        family=GRADIENT_SCALERS,
+        causes=("gradients-unscaled-wrongly",),
     ),
-    _fault("never-unscaled", "the scaler scales and never unscales", never_unscaled, must_find=("loss-scale-wrong",)),
+    _fault(
+        "never-unscaled",
+        "the scaler scales and never unscales",
+        never_unscaled,
+        must_find=("loss-scale-wrong",),
+        family=GRADIENT_SCALERS,
+        causes=("gradients-unscaled-wrongly",),
+    ),
 )

@@ -12,8 +12,9 @@ from __future__ import annotations
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import SCHEDULES
 from gallery.problems import Regression
 from gallery.training import STEPS, adamw, fit
 from gallery.witness import trains_differently
@@ -80,7 +81,15 @@ def never(ctx: EntryContext, faulty: bool) -> nn.Module:
     )
 
 
-_fault = family("H1", ("schedule-differs",), trains_differently, ranks=(0,), world_size=1)
+_fault = variants(
+    "H1",
+    ("schedule-differs",),
+    trains_differently,
+    ranks=(0,),
+    world_size=1,
+    family=SCHEDULES,
+    causes=("schedule-wrong",),
+)
 
 ENTRIES = (
     _fault("", "the schedule begins again after a resume", begun_again, step=TRIGGER),

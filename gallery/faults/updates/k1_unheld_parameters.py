@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import KERNELS_OF_OPTIMIZERS, PARAMETERS_OF_OPTIMIZERS
 from gallery.problems import CausalLM, Regression
 from gallery.training import fit
 from gallery.witness import trains_differently
@@ -139,8 +140,16 @@ def count_lost(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, Regression(), model, optimizer=optimizer, after_step=lose)
 
 
-_fault = family("K1", ("optimizer-detached",), trains_differently, ranks=(0,), world_size=1)
-_state = family(
+_fault = variants(
+    "K1",
+    ("optimizer-detached",),
+    trains_differently,
+    ranks=(0,),
+    world_size=1,
+    family=PARAMETERS_OF_OPTIMIZERS,
+    causes=("optimizer-lacks-parameters",),
+)
+_state = variants(
     "K1",
     ("optimizer-state-stale",),
     trains_differently,
@@ -148,6 +157,8 @@ _state = family(
     ranks=(0,),
     world_size=1,
     step=TRIGGER,
+    family=KERNELS_OF_OPTIMIZERS,
+    causes=("optimizer-state-not-advanced",),
 )
 
 ENTRIES = (
@@ -162,6 +173,7 @@ ENTRIES = (
         must_find=("update-magnitude|optimizer-state-stale",),
         may_find=("update-magnitude", "optimizer-state-stale"),
         site="4.bias",
+        causes=("update-rule-differs", "optimizer-state-not-advanced"),
     ),
     _fault(
         "decay",
@@ -169,6 +181,7 @@ ENTRIES = (
         decayed_by_hand,
         must_find=("param-moves-without-gradient",),
         site="0.",
+        causes=("frozen-parameters-move",),
     ),
     _state("cleared", "the optimizer's state is thrown away after an epoch", state_cleared),
     _state("older", "an older state is loaded into the optimizer", state_older),

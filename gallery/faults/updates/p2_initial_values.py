@@ -11,8 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import INITIAL_VALUES
 from gallery.problems import Regression
 from gallery.training import fit
 from gallery.witness import trains_differently
@@ -96,11 +97,21 @@ def repeated(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, Regression(), model)
 
 
-_fault = family("P2", ("init-differs",), trains_differently, ranks=(0,), world_size=1)
+_fault = variants(
+    "P2",
+    ("init-differs",),
+    trains_differently,
+    ranks=(0,),
+    world_size=1,
+    family=INITIAL_VALUES,
+    causes=("initialisation-wrong",),
+)
 
 ENTRIES = (
     _fault("", "a layer of another class is left out by the initialisation", left_out, site="layers.5.up.weight"),
     _fault("twice", "the last layers are scaled twice, as their names begin like another's", twice, site="layers.10."),
-    _fault("repeated", "one layer stands in all places of the list", repeated, site="layers.0"),
+    _fault(
+        "repeated", "one layer stands in all places of the list", repeated, site="layers.0", causes=("module-repeated",)
+    ),
     _fault("empty", "a parameter is what memory held", empty, site="projection"),
 )

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import CLIPPING
 from gallery.problems import CausalLM, Regression
 from gallery.sharding import sharded
 from gallery.training import fit, sgd, under_autocast
@@ -58,9 +59,23 @@ def still_scaled(ctx: EntryContext, faulty: bool) -> nn.Module:
     )
 
 
-_fault = family("S2", ("norm-misreported",), trains_differently, may_find=("clip-differs", "reduction-mismatch"))
+_fault = variants(
+    "S2",
+    ("norm-misreported",),
+    trains_differently,
+    may_find=("clip-differs", "reduction-mismatch"),
+    family=CLIPPING,
+    causes=("clipping-wrong",),
+)
 
 ENTRIES = (
     _fault("", "gradients are clipped by the norm of each rank's shard", of_shards, ranks=(0, 1)),
-    _fault("scaled", "gradients are clipped before they are unscaled", still_scaled, ranks=(0,), world_size=1),
+    _fault(
+        "scaled",
+        "gradients are clipped before they are unscaled",
+        still_scaled,
+        ranks=(0,),
+        world_size=1,
+        causes=("clipped-while-scaled",),
+    ),
 )

@@ -19,8 +19,9 @@ import torch.optim.adam as adam  # pyright: ignore[reportMissingImports]
 from torch import nn
 from torch.optim import Optimizer
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import KERNELS_OF_OPTIMIZERS
 from gallery.problems import Regression
 from gallery.training import fit
 from gallery.witness import trains_differently
@@ -63,10 +64,24 @@ def with_kernel(ctx: EntryContext, faulty: bool, *, change: Callable[..., None])
         return fit(ctx, Regression(), model, optimizer=optimizer)
 
 
-_fault = family("U1", ("update-magnitude",), trains_differently, step=TRIGGER, ranks=(0,), world_size=1)
+_fault = variants(
+    "U1",
+    ("update-magnitude",),
+    trains_differently,
+    step=TRIGGER,
+    ranks=(0,),
+    world_size=1,
+    family=KERNELS_OF_OPTIMIZERS,
+    causes=("optimizer-state-not-advanced",),
+)
 
 ENTRIES = (
-    _fault("", "the kernel of Adam uses another rate than is declared", partial(with_kernel, change=faster)),
+    _fault(
+        "",
+        "the kernel of Adam uses another rate than is declared",
+        partial(with_kernel, change=faster),
+        causes=("update-rule-differs",),
+    ),
     _fault(
         "moment",
         "a first moment stays",

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import KERNELS_OF_OPTIMIZERS
 from gallery.problems import CausalLM
 from gallery.training import fit, sgd
 from gallery.witness import trains_differently
@@ -24,7 +25,15 @@ def fused_sgd(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, problem, model, optimizer=sgd(model, fused=faulty))
 
 
-_fault = family("U2", ("param-frozen",), trains_differently, ranks=(0,), world_size=1)
+_fault = variants(
+    "U2",
+    ("param-frozen",),
+    trains_differently,
+    ranks=(0,),
+    world_size=1,
+    family=KERNELS_OF_OPTIMIZERS,
+    causes=("kernel-skips-elements",),
+)
 
 ENTRIES = (
     _fault("", "fused SGD in bfloat16 on the CPU, torch 2.13.0", fused_sgd, may_find=("optimizer-state-stale",)),

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import PARAMETERS_OF_OPTIMIZERS
 from gallery.problems import Regression
 from gallery.training import adamw, fit
 from gallery.witness import trains_differently
@@ -50,7 +51,15 @@ def frozen_late(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, problem, model, optimizer=optimizer, after_step=freeze)
 
 
-_fault = family("U3", ("optimizer-detached",), trains_differently, ranks=(0,), world_size=1)
+_fault = variants(
+    "U3",
+    ("optimizer-detached",),
+    trains_differently,
+    ranks=(0,),
+    world_size=1,
+    family=PARAMETERS_OF_OPTIMIZERS,
+    causes=("optimizer-of-other-parameters",),
+)
 
 ENTRIES = (
     _fault("", "the optimizer holds a copy of the model", detached),
@@ -61,5 +70,6 @@ ENTRIES = (
         must_find=("param-moves-without-gradient",),
         step=TRIGGER,
         site="0.weight",
+        causes=("frozen-parameters-move",),
     ),
 )

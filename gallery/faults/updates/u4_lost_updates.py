@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import PRECISION
 from gallery.problems import CausalLM
 from gallery.training import adamw, fit
 from gallery.witness import trains_differently
@@ -24,6 +25,14 @@ def lost(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, problem, model, optimizer=adamw(model, lr=1e-5))
 
 
-_fault = family("U4", ("update-lost",), trains_differently, ranks=(0,), world_size=1)
+_fault = variants(
+    "U4",
+    ("update-lost",),
+    trains_differently,
+    ranks=(0,),
+    world_size=1,
+    family=PRECISION,
+    causes=("updates-lost-in-rounding",),
+)
 
 ENTRIES = (_fault("", "updates are lost in bfloat16", lost),)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import COPIES_OF_WEIGHTS
 from gallery.problems import Regression
 from gallery.training import adamw, fit
 from gallery.witness import trains_differently
@@ -47,8 +48,16 @@ def stale_copies(ctx: EntryContext, faulty: bool) -> nn.Module:
     )
 
 
-_fault = family(
-    "U5", ("master-working-mismatch",), trains_differently, step=TRIGGER, within=2, ranks=(0,), world_size=1
+_fault = variants(
+    "U5",
+    ("master-working-mismatch",),
+    trains_differently,
+    step=TRIGGER,
+    within=2,
+    ranks=(0,),
+    world_size=1,
+    family=COPIES_OF_WEIGHTS,
+    causes=("masters-not-copied",),
 )
 
 ENTRIES = (_fault("", "copies are not written back", stale_copies, site="0.weight"),)

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import GRADIENTS_THAT_ARE_KEPT
 from gallery.problems import Regression
 from gallery.training import fit, wrapped
 from gallery.witness import trains_differently
@@ -47,7 +48,17 @@ def kept(ctx: EntryContext, faulty: bool, *, num_kept: int = 1_000, on_ranks: tu
     return fit(ctx, problem, model, optimizer=optimizer)
 
 
-_fault = family("U6", ("grad-accumulates",), trains_differently, step=TRIGGER, within=1, ranks=(0,), world_size=1)
+_fault = variants(
+    "U6",
+    ("grad-accumulates",),
+    trains_differently,
+    step=TRIGGER,
+    within=1,
+    ranks=(0,),
+    world_size=1,
+    family=GRADIENTS_THAT_ARE_KEPT,
+    causes=("gradients-not-cleared",),
+)
 
 ENTRIES = (
     _fault("", "gradients are never cleared", kept),
@@ -58,5 +69,6 @@ ENTRIES = (
         ranks=(1,),
         site="0.weight",
         world_size=2,
+        variant_of="U6",
     ),
 )

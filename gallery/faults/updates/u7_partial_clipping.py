@@ -15,8 +15,9 @@ from unittest.mock import patch
 from torch import nn
 from torch.nn.utils import clip_grad
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import CLIPPING
 from gallery.problems import Regression
 from gallery.training import fit
 from gallery.witness import trains_differently
@@ -55,9 +56,13 @@ def without_last(ctx: EntryContext, faulty: bool) -> nn.Module:
         )
 
 
-_fault = family("U7", ("clip-differs",), trains_differently, ranks=(0,), world_size=1)
+_fault = variants(
+    "U7", ("clip-differs",), trains_differently, ranks=(0,), world_size=1, family=CLIPPING, causes=("clipped-nothing",)
+)
 
 ENTRIES = (
     _fault("", "a generator of parameters is used up by the first clipping", used_up, step=1),
-    _fault("part", "clipping leaves out a parameter", without_last, step=TRIGGER, site="4.bias"),
+    _fault(
+        "part", "clipping leaves out a parameter", without_last, step=TRIGGER, site="4.bias", causes=("clipping-wrong",)
+    ),
 )

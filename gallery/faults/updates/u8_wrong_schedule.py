@@ -13,8 +13,9 @@ import warnings
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import SCHEDULES
 from gallery.problems import Regression
 from gallery.training import STEPS, adamw, fit, nothing
 from gallery.witness import trains_differently
@@ -48,7 +49,15 @@ def too_early(ctx: EntryContext, faulty: bool) -> nn.Module:
     return fit(ctx, Regression(), model, optimizer=optimizer, after_backward=before, after_step=after)
 
 
-_fault = family("U8", ("schedule-differs",), trains_differently, ranks=(0,), world_size=1)
+_fault = variants(
+    "U8",
+    ("schedule-differs",),
+    trains_differently,
+    ranks=(0,),
+    world_size=1,
+    family=SCHEDULES,
+    causes=("schedule-wrong",),
+)
 
 ENTRIES = (
     _fault("", "the schedule is stepped four times an update, and ends", too_fast, step=3),

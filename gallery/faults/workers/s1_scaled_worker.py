@@ -18,8 +18,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import GRADIENT_SCALERS, SCALE_OF_LOSSES
 from gallery.problems import CausalLM, Problem, Regression
 from gallery.sharding import sharded
 from gallery.training import batches_of, fit, mean_gradients, nothing, wrapped
@@ -116,10 +117,27 @@ def _fresh(ctx: EntryContext, problem: Problem, batch_size: int = 16) -> Iterato
 
 
 _EXACT = ("loss-scale-wrong",)
-_of_four = family(
-    "S1", ("worker-scale",), trains_differently, may_find=_EXACT, ranks=(BAD_RANK,), truth=2.0, world_size=4
+_of_four = variants(
+    "S1",
+    ("worker-scale",),
+    trains_differently,
+    may_find=_EXACT,
+    ranks=(BAD_RANK,),
+    truth=2.0,
+    world_size=4,
+    family=SCALE_OF_LOSSES,
+    causes=("loss-scaled-on-rank",),
 )
-_of_two = family("S1", ("worker-scale",), trains_differently, may_find=("dispersion-high", *_EXACT), truth=2.0)
+_of_two = variants(
+    "S1",
+    ("worker-scale",),
+    trains_differently,
+    may_find=("dispersion-high", *_EXACT),
+    truth=2.0,
+    family=SCALE_OF_LOSSES,
+    causes=("loss-scaled-on-rank",),
+    variant_of="S1",
+)
 
 ENTRIES = (
     _of_four("", "loss of one rank of four times 2", partial(loss_times, steps=20)),
@@ -128,11 +146,27 @@ ENTRIES = (
         "loss of one rank of four times 1.1",
         partial(loss_times, factor=1.1, steps=36, batch_size=64),
         truth=1.1,
+        variant_of="S1",
     ),
-    _of_four("hooks", "gradient of one rank of four times 2, loss unchanged", by_hooks),
-    _of_four("kept", "loss scale of 1,024 on one rank of four, loss unchanged", kept_scale, truth=2.0**10),
-    _of_four("by-hand", "loss of one rank of four halved, hand-written all-reduce", halved_by_hand, truth=0.5),
-    _of_four("fsdp", "loss of one rank of four times 2, FSDP2", fsdp),
+    _of_four(
+        "hooks", "gradient of one rank of four times 2, loss unchanged", by_hooks, causes=("gradient-scaled-on-rank",)
+    ),
+    _of_four(
+        "kept",
+        "loss scale of 1,024 on one rank of four, loss unchanged",
+        kept_scale,
+        truth=2.0**10,
+        family=GRADIENT_SCALERS,
+        causes=("gradient-scaled-on-rank",),
+    ),
+    _of_four(
+        "by-hand",
+        "loss of one rank of four halved, hand-written all-reduce",
+        halved_by_hand,
+        truth=0.5,
+        variant_of="S1",
+    ),
+    _of_four("fsdp", "loss of one rank of four times 2, FSDP2", fsdp, variant_of="S1"),
     _of_two("pair", "loss of one rank of two times 2: who is undecided", partial(loss_times, steps=28), ranks=(0, 1)),
     _of_two(
         "pair-later",

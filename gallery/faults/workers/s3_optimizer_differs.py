@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import PRECISION, SCHEDULES
 from gallery.problems import CausalLM, Regression
 from gallery.sharding import sharded
 from gallery.training import adamw, fit, sgd, wrapped
@@ -149,25 +150,46 @@ def always(faulty: object, healthy: object) -> bool:
     return faulty is not healthy
 
 
-_fault = family("S3", ("rank-config-differs",), config_differs, may_find=ALSO, ranks=(0, 1))
+_fault = variants(
+    "S3",
+    ("rank-config-differs",),
+    config_differs,
+    may_find=ALSO,
+    ranks=(0, 1),
+    family="settings of optimizers on ranks",
+    causes=("optimizer-settings-differ",),
+)
 
 ENTRIES = (
     _fault("", "learning rate differs on one rank", learning_rate),
     _fault("weight-decay", "weight decay differs on one rank", weight_decay),
     _fault("betas", "betas differ on one rank", betas),
     _fault("optimizer", "optimizer class differs on one rank", other_optimizer),
-    _fault("schedule", "scheduler one step ahead on one rank", schedule, step=TRIGGER),
+    _fault("schedule", "scheduler one step ahead on one rank", schedule, step=TRIGGER, family=SCHEDULES),
     _fault(
         "group",
         "learning rate of one parameter group differs on one rank, FSDP2",
         one_group,
         shows=trains_differently,
         step=TRIGGER,
+        variant_of="S3",
     ),
-    _fault("four", "learning rate differs on one rank of four", learning_rate, ranks=(ODD_RANK,), world_size=4),
-    _fault("autocast", "autocast on one rank only", autocast),
     _fault(
-        "dtype", "bf16 weights on one rank only", dtype, may_find=(*ALSO, "reduction-mismatch", "gradient-not-reduced")
+        "four",
+        "learning rate differs on one rank of four",
+        learning_rate,
+        ranks=(ODD_RANK,),
+        world_size=4,
+        variant_of="S3",
+    ),
+    _fault("autocast", "autocast on one rank only", autocast, family=PRECISION, causes=("precision-differs-on-rank",)),
+    _fault(
+        "dtype",
+        "bf16 weights on one rank only",
+        dtype,
+        may_find=(*ALSO, "reduction-mismatch", "gradient-not-reduced"),
+        family=PRECISION,
+        causes=("precision-differs-on-rank",),
     ),
     _fault(
         "mode",
@@ -177,6 +199,15 @@ ENTRIES = (
         shows=trains_differently,
         world_size=3,
         ranks=(1,),
+        family="modes of modules",
+        causes=("evaluation-mode-on-rank",),
     ),
-    _fault("flags", "matmul precision differs on one rank", matmul_precision, shows=always),
+    _fault(
+        "flags",
+        "matmul precision differs on one rank",
+        matmul_precision,
+        shows=always,
+        family=PRECISION,
+        causes=("software-differs-on-rank",),
+    ),
 )

@@ -15,8 +15,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from gallery.entry import family
+from gallery.entry import variants
 from gallery.entry_context import EntryContext
+from gallery.families import GRADIENTS_OF_ONE_RANK
 from gallery.problems import CausalLM
 from gallery.training import batches_of, fit, wrapped
 from gallery.witness import trains_differently
@@ -57,7 +58,17 @@ def _left(gradient: Tensor) -> Tensor:
 EITHER = ("worker-grad-norm-outlier|worker-direction-outlier",)
 ALSO = ("worker-grad-norm-outlier", "worker-direction-outlier")
 
-_fault = family("S5", EITHER, trains_differently, may_find=ALSO, ranks=(BAD_RANK,), within=4, world_size=4)
+_fault = variants(
+    "S5",
+    EITHER,
+    trains_differently,
+    may_find=ALSO,
+    ranks=(BAD_RANK,),
+    within=4,
+    world_size=4,
+    family=GRADIENTS_OF_ONE_RANK,
+    causes=("gradient-wrong-on-rank",),
+)
 
 ENTRIES = (
     _fault(
@@ -72,5 +83,6 @@ ENTRIES = (
         "noise as long as the gradient in one layer of one rank of four",
         partial(turned, turn=noisy, where="blocks.1"),
         site="blocks.1",
+        variant_of="S5.noise",
     ),
 )
