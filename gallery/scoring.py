@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gallery.entry import Control, Entry, Fault, Variant, num_ranks, train_on_rank
 from gallery.independence import family_of, independent_fault
-from gallery.true_causes import true_causes
 from trueline.demo.ranks import Ranks
 from trueline.schema.errors import TruelineError
 from trueline.schema.finding import Finding
@@ -220,7 +219,7 @@ def cause_found(fault: Fault, answer: Verdict | None) -> CauseFound:
         return "none"
     if answer.standing not in ("suspected", "supported"):
         return "abstained"
-    return "named" if answer.cause in true_causes(fault.id) else "wrong"
+    return "named" if answer.cause in fault.causes else "wrong"
 
 
 def localises(fault: Fault, finding: Finding) -> bool:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gallery.entry import Fault, all_entries
-from gallery.independence import family_of, placed
+from gallery.independence import family_of, placed, true_causes
 from gallery.scoring import CauseFound, answer_on, cause_found
-from gallery.true_causes import true_causes
 
 from trueline.judge.causes.diagnosis import Diagnosis
 from trueline.judge.causes.library import known_causes

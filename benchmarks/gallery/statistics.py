@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gallery.independence import independent_fault
+from gallery.independence import independent_fault, true_causes
 from gallery.scoring import Score, upper_bound
-from gallery.true_causes import true_causes
 
 from trueline.judge.causes.posterior import UNKNOWN
 

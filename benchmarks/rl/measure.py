@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from gallery.true_causes import true_causes
+from gallery.independence import true_causes
 
 import trueline
 

@@ -7,9 +7,8 @@ from functools import partial
 
 import pytest
 from gallery.entry import Control, Entry, Fault, all_entries, chosen_entries, num_ranks
-from gallery.independence import family_of, independent_fault, placed
+from gallery.independence import independent_fault, placed
 from gallery.scoring import Score, Stage, answer_on, cause_found, judge, localises, summary, upper_bound
-from gallery.true_causes import true_causes
 from gallery.witness import replicas_differ
 
 from trueline.schema.errors import InputError
@@ -123,12 +122,6 @@ def test_every_fault_that_is_judged_so_far_is_there():
 def test_every_fault_has_its_family_and_no_other_is_listed():
     assert placed() == {entry.id for entry in FAULTS}
     assert {independent_fault(id) for id in placed()} <= placed()
-
-
-def test_faults_say_of_themselves_what_the_tables_say():
-    for fault in FAULTS:
-        told = fault.variant_of or fault.id, fault.family, fault.causes
-        assert told == (independent_fault(fault.id), family_of(fault.id), true_causes(fault.id))
 
 
 def test_variants_count_as_one_fault_that_is_as_good_as_its_worst():
