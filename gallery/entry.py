@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from gallery import controls, faults
+from gallery import comparison, controls, laws
 from gallery.entry_context import EntryContext
 from gallery.witness import Witness, testify
 from trueline.demo.ranks import seed_generators
@@ -120,8 +120,8 @@ def train_on_rank(
 
 
 def all_entries() -> tuple[Entry, ...]:
-    """Every fault, then every control, in the order of their ids; each module of both packages has ``ENTRIES``."""
-    return (*_entries_in(faults), *_entries_in(controls))
+    """Every fault, then every control, in the order of their ids; each module of these packages has ``ENTRIES``."""
+    return (*_entries_in(laws, comparison), *_entries_in(controls))
 
 
 def chosen_entries(only: Sequence[str]) -> tuple[Entry, ...]:
@@ -144,8 +144,8 @@ def _named(entry: Entry, name: str) -> bool:
     return entry.id == name or entry.id.startswith(name + ".")
 
 
-def _entries_in(package: ModuleType) -> list[Entry]:
-    found = pkgutil.walk_packages(package.__path__, package.__name__ + ".")
+def _entries_in(*packages: ModuleType) -> list[Entry]:
+    found = [each for package in packages for each in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
     modules = [importlib.import_module(module.name) for module in found if not module.ispkg]
     return sorted((entry for module in modules for entry in module.ENTRIES), key=lambda entry: _natural(entry.id))
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from gallery.comparison.s4_undivided_loss import accumulating
 from gallery.entry import Control, Reference
 from gallery.entry_context import EntryContext
-from gallery.faults.compared.s4_undivided_loss import accumulating
 from gallery.reference_training import STEPS, Unmasked, adamw, ddp, language_model, shares
 from gallery.sharding import sharded
 from gallery.training import fit

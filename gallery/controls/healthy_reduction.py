@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from gallery.entry import Control
 from gallery.entry_context import EntryContext
-from gallery.faults.reduction.r7_unused_branch import Branched
+from gallery.laws.reduction.r7_unused_branch import Branched
 from gallery.problems import CausalLM, Regression
 from gallery.sharding import hybrid_mesh, sharded
 from gallery.training import (

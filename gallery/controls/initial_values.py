@@ -7,7 +7,7 @@ from torch import nn
 
 from gallery.entry import Control
 from gallery.entry_context import EntryContext
-from gallery.faults.updates.p2_initial_values import LAYERS, Deep, drawn
+from gallery.laws.initial_values import LAYERS, Deep, drawn
 from gallery.problems import Regression
 from gallery.training import fit
 

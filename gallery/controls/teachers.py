@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gallery.entry import Control
 from gallery.entry_context import EntryContext
-from gallery.faults.losses.t1_noisy_teachers import PROBLEM, distilled
+from gallery.laws.modes.t1_noisy_teachers import PROBLEM, distilled
 from gallery.training import fit, wrapped
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gallery.faults.losses.w6_lost_order import Ordered
+from gallery.laws.influence.w6_lost_order import Ordered
 from gallery.problems import CausalLM
 from torch import nn
 from torch.nn import functional

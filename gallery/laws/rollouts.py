@@ -3,7 +3,7 @@
 Who had it: six frameworks recorded log-probabilities from before temperature (trl#4159, NeMo-RL#902, prime-rl#697,
 OpenRLHF#853, vime#64, ms-swift#8442); tool calls that the chat template clears (verl#3960); weights that do not all
 reach the engine (vime#64); a gap that grows at learning rate 0, so in decoding (open-instruct#1473). Planted: each of
-`testing/rollouts/loop.py` in a loop of rollouts and updates, six steps of 768 tokens. Twin: the same loop as it should
+`gallery/rollouts/loop.py` in a loop of rollouts and updates, six steps of 768 tokens. Twin: the same loop as it should
 be.
 """
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gallery.entry import variants
 from gallery.entry_context import EntryContext
 from gallery.families import SAMPLES_THAT_ARE_MIXED
-from gallery.faults.losses.w3_wrong_mask import STEP
+from gallery.laws.influence.w3_wrong_mask import STEP
 from gallery.problems import Regression
 from gallery.training import fit
 from gallery.witness import trains_differently

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from gallery.entry import variants
 from gallery.entry_context import EntryContext
-from gallery.faults.losses.w3_wrong_mask import STEP
+from gallery.laws.influence.w3_wrong_mask import STEP
 from gallery.problems import CausalLM
 from gallery.training import fit, wrapped
 from gallery.witness import trains_differently

@@ -1,1 +1,0 @@
-"""One planted fault and its healthy twin a file, in a folder for each kind."""

@@ -1,1 +1,0 @@
-"""Faults in what the ranks read."""

@@ -1,1 +1,0 @@
-"""Faults in how the loss weighs its tokens, which all ranks share."""

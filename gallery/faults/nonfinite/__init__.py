@@ -1,1 +1,0 @@
-"""NaN, infinities, and magnitudes on the way there."""

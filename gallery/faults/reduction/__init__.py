@@ -1,1 +1,0 @@
-"""Faults in what is made of the ranks' gradients, and replicas that come apart."""

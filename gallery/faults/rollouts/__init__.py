@@ -1,1 +1,0 @@
-"""Faults between a rollout engine and its trainer."""

@@ -1,1 +1,0 @@
-"""Faults of one worker's loss, gradient or configuration."""

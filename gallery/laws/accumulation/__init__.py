@@ -1,0 +1,1 @@
+"""Planted faults: gradients that are added up over passes, and cleared."""

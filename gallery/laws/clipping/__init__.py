@@ -1,0 +1,1 @@
+"""Planted faults: gradients clipped by their norm."""

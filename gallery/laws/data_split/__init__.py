@@ -1,0 +1,1 @@
+"""Planted faults: which samples a rank reads: the split, the order, repeats."""

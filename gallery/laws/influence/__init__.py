@@ -1,0 +1,1 @@
+"""Planted faults: influences that a loss must not have: other samples, later tokens, padding."""

@@ -1,0 +1,1 @@
+"""Planted faults: inputs that a model is fed with."""

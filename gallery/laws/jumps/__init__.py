@@ -1,0 +1,1 @@
+"""Planted faults: losses and gradients of all workers that jump or vanish."""

@@ -1,0 +1,1 @@
+"""Planted faults: training and evaluation mode."""

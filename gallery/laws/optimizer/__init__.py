@@ -1,0 +1,1 @@
+"""Planted faults: updates of an optimizer, from its gradients, states and settings."""

@@ -1,0 +1,1 @@
+"""Planted faults: values that are not finite, and ranges that are nearly full."""

@@ -1,0 +1,1 @@
+"""Planted faults: the mean of gradients over workers."""

@@ -1,0 +1,1 @@
+"""Planted faults: weights that ranks hold alike."""

@@ -1,0 +1,1 @@
+"""Planted faults: the learning rate over a training."""

@@ -1,0 +1,1 @@
+"""Planted faults: what a token weighs in a loss: counts, division, scale."""
