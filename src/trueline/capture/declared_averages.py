@@ -23,7 +23,6 @@ class Average:
 
     @property
     def name(self) -> str:
-        """What it is called."""
         average = self.average
         return type(average).__name__ if isinstance(average, nn.Module) else "the average"
 

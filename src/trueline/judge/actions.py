@@ -38,7 +38,6 @@ class Action:
     cost: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The document of the outside contract."""
         argv = None if self.argv is None else list(self.argv)
         return {"say": self.say, "argv": argv, "runs_job": self.runs_job, "cost": self.cost}
 

@@ -31,7 +31,6 @@ class Incident:
     title: str
 
     def to_json(self) -> dict[str, Any]:
-        """The document of the outside contract."""
         return {
             "ranks": list(self.ranks),
             "step_first": self.step_first,

@@ -101,7 +101,6 @@ class JobDiff(Shown):
         return groups
 
     def to_json(self) -> dict[str, Any]:
-        """Document of the outside contract."""
         return {
             "schema": SCHEMA,
             "run": self.run,

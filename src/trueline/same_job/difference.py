@@ -91,7 +91,6 @@ class Difference:
         return f"{self.line} {'compared with the reference' if self.ref == AS_IN_REF else ending}".strip()
 
     def to_json(self) -> dict[str, Any]:
-        """Document of the outside contract."""
         return {
             "code": self.code,
             "severity": self.severity,

@@ -61,7 +61,6 @@ class Where:
         return "" if self.file is None else f"{PurePath(self.file).name}:{self.line}"
 
     def to_json(self) -> dict[str, Any]:
-        """The document of the outside contract."""
         return {"file": self.file, "line": self.line, "host": self.host, "rank": self.rank, "device": self.device}
 
 

@@ -119,7 +119,6 @@ class NotRun:
         return self.reason not in _NO_LACK
 
     def to_json(self) -> dict[str, str]:
-        """The document of the outside contract."""
         return {"check": self.check, "why": self.why, "reason": self.reason}
 
 
@@ -140,7 +139,6 @@ class Asked:
         return "open" if lacking else "not-applicable"
 
     def to_json(self) -> dict[str, Any]:
-        """The document of the outside contract."""
         return {
             "question": self.question,
             "state": self.state,
@@ -208,7 +206,6 @@ class Judged:
         return is_looked_at and len(self.main) - len(settled) <= 1
 
     def to_json(self) -> dict[str, Any]:
-        """The document of the outside contract."""
         return {
             "enough": self.enough,
             "ranks": list(self.ranks),

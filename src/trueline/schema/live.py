@@ -21,7 +21,6 @@ class Numbers:
     values: Mapping[str, float]
 
     def to_json(self) -> dict[str, Any]:
-        """The document of the outside contract."""
         return {"schema": SCHEMA, "kind": "numbers", "step": self.step, "values": dict(self.values)}
 
 

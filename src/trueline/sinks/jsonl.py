@@ -27,11 +27,9 @@ class JsonLines:
         self._file = file
 
     def numbers(self, several: Sequence[Numbers]) -> None:
-        """A line a step."""
         self._write(*(step_numbers.to_json() for step_numbers in several))
 
     def finding(self, finding: Finding) -> None:
-        """One line."""
         self._write(finding_document(finding))
 
     def say(self, sentence: str) -> None:
@@ -39,7 +37,6 @@ class JsonLines:
         self._write({"kind": "say", "text": sentence})
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _write(self, *documents: Mapping[str, Any]) -> None:

@@ -34,7 +34,6 @@ class MLflow:
         self._client, self._id = client, run_id
 
     def numbers(self, several: Sequence[Numbers]) -> None:
-        """A value of each metric at each step."""
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
@@ -47,9 +46,7 @@ class MLflow:
             self._client.log_batch(self._id, metrics=metrics[begin : begin + MAX_METRICS])
 
     def finding(self, finding: Finding) -> None:
-        """A tag with the code as its name."""
         self._client.set_tag(self._id, f"trueline.{finding.code}", headline(finding)[:5000])
 
     def close(self) -> None:
-        """End the run."""
         self._client.set_terminated(self._id)

@@ -47,7 +47,6 @@ class Prometheus:
         self._save()
 
     def finding(self, finding: Finding) -> None:
-        """Count it."""
         self._findings_counter.labels(self._run, finding.code, finding.severity).inc()
         self._save()
 

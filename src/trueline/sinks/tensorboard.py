@@ -27,7 +27,6 @@ class TensorBoard:
         self._num_findings = 0
 
     def numbers(self, several: Sequence[Numbers]) -> None:
-        """A point of each series at each step."""
         for step_numbers in several:
             for name, value in step_numbers.values.items():
                 self._writer.add_scalar(f"trueline/{name}", value, step_numbers.step)
@@ -44,5 +43,4 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the event file."""
         self._writer.close()

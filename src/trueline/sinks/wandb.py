@@ -82,7 +82,6 @@ class WandB:
         self._run = run
 
     def numbers(self, several: Sequence[Numbers]) -> None:
-        """A row a step."""
         for step_numbers in several:
             self._run.log(
                 {"trueline/step": step_numbers.step}

@@ -36,7 +36,6 @@ class Webhook:
         """Nothing: a channel is for what went wrong."""
 
     def finding(self, finding: Finding) -> None:
-        """Post the finding in words. Raises ``OSError``."""
         if finding.severity == "info" and finding.code != WATCH_DEGRADED:
             return
         text = "\n".join((headline(finding), *finding.next, f"Run: {self._run}"))

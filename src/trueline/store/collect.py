@@ -50,7 +50,6 @@ class Collected:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
         copied = f"{counted(self.copied, 'file')} ({self.copied_bytes / 2**20:.1f} MiB) copied"
         if self.world_size is None:
             ranks_present = f"only {ranks_text(self.ranks)}" if self.ranks else "no rank"
@@ -67,7 +66,6 @@ class Collected:
         return 1 if self.world_size is None or self.missing or self.problems else 0
 
     def to_json(self) -> dict[str, Any]:
-        """The document of the outside contract."""
         return {
             "schema": SCHEMA,
             "run": self.run,

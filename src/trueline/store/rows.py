@@ -170,19 +170,15 @@ class GridOrder(MergeOrder):
         return self._num * len(self._ranks_N)
 
     def from_step(self, step: int) -> int:
-        """The first row of ``step`` or a later one."""
         return min(max(step - self._first_step, 0), self._num) * len(self._ranks_N)
 
     def distinct_steps(self) -> np.ndarray:
-        """[T] int64, ascending."""
         return np.arange(self._first_step, self._first_step + self._num)
 
     def last_of(self) -> dict[int, int]:
-        """The last step of each rank that has a row, by rank, ascending."""
         return dict.fromkeys(self._ranks_N.tolist(), self._first_step + self._num - 1)
 
     def counts(self, before: int) -> dict[int, int]:
-        """How many rows each rank has of steps before ``before``."""
         num = min(max(before - self._first_step, 0), self._num)
         return dict.fromkeys(self._ranks_N.tolist(), num) if num else {}
 
@@ -192,12 +188,10 @@ class GridOrder(MergeOrder):
 
     @cached_property
     def steps(self) -> np.ndarray:
-        """[R] int64, ascending."""
         return np.repeat(self.distinct_steps(), len(self._ranks_N))
 
     @cached_property
     def ranks(self) -> np.ndarray:
-        """[R] int32, ascending within a step."""
         return np.tile(self._ranks_N, self._num)
 
 

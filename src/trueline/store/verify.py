@@ -78,7 +78,6 @@ class Verification:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
         counts, total = self.counts, len(self.files)
         if self.exit_code:
             lacks = f"; missing: {len(self.missing)}" if self.missing else ""

@@ -114,7 +114,6 @@ class FloatLane:
         self._inf, self._least_normal = self._bits(math.inf), self._bits(info.smallest_normal)
 
     def stats(self, block: Tensor) -> Stats:
-        """The nine statistics of the block."""
         return self._of_few(block) if block.numel() <= SMALL else self._of_many(block)
 
     def _of_few(self, block: Tensor) -> Stats:
@@ -226,7 +225,6 @@ class ByteLane:
         self._weights = np.stack([*marks, self._values, self._values**2]).astype(np.float64)
 
     def stats(self, block: Tensor) -> Stats:
-        """The nine statistics of the block."""
         counts = torch.bincount(block.view(-1).view(torch.uint8), minlength=256).numpy()
         nan, pos_inf, neg_inf, zero, subnormal, total, square = (self._weights @ counts).tolist()
         present = self._values[self._finite & (counts > 0)]
@@ -238,7 +236,6 @@ class BoolLane:
     """Booleans, 0 and 1."""
 
     def stats(self, block: Tensor) -> Stats:
-        """The nine statistics of the block."""
         numel = block.numel()
         num_true = int(np.count_nonzero(block.numpy()))
         return (
@@ -261,7 +258,6 @@ class IntegerLane:
         self._scratch = scratch
 
     def stats(self, block: Tensor) -> Stats:
-        """The nine statistics of the block."""
         x = block.numpy().reshape(-1)
         low, high = int(_smallest(x)), int(_largest(x))
         zero = self._scratch.count(x, np.equal, 0) if low <= 0 <= high else 0

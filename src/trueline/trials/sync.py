@@ -106,7 +106,6 @@ class SyncTrial:
         self._random = random.Random(self.seed)
 
     def answer(self) -> TrialAnswer:
-        """Run the arms and judge. Raises ``OSError`` where the command cannot be started."""
         self.runs.begin()
         try:
             return self._answered(*self._judged())

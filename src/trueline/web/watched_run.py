@@ -229,7 +229,6 @@ class Watching:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread."""
         self._closing.set()
         self._thread.join(10)
 

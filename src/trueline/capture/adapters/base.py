@@ -119,7 +119,6 @@ class HookingAdapter(Adapter):
         return Reduction()
 
     def detach(self) -> None:
-        """Remove the hooks."""
         for handle in self.handles:
             handle.remove()
         self.handles = []

@@ -94,7 +94,6 @@ class DeepSpeedAdapter(HookingAdapter):
         )
 
     def detach(self) -> None:
-        """Remove the hooks."""
         patches.backward.remove(self._at_backward)
         super().detach()
 

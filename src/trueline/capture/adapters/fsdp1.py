@@ -73,7 +73,6 @@ class Fsdp1Adapter(HookingAdapter):
         return Reduction(dtype=self._dtype, roundings=len(self.mesh.workers) + 3, received=False)
 
     def detach(self) -> None:
-        """Remove the hooks."""
         if not self._unlike:
             for reduction in _reductions():
                 reduction.remove(self._see_own)

@@ -26,7 +26,6 @@ class SafeSink:
         self.step = 0
 
     def describe(self, manifest: Manifest | None, env: RankEnv) -> None:
-        """As ``Sink.describe``."""
         if self._sink is not None:
             try:
                 self._sink.describe(manifest, env)
@@ -34,7 +33,6 @@ class SafeSink:
                 self._lose(error)
 
     def write(self, record: Record) -> None:
-        """As ``Sink.write``."""
         if self._sink is not None:
             try:
                 self._sink.write(record)
@@ -58,7 +56,6 @@ class SafeSink:
         self.write(self._degraded(claim, "Look whether every rank trains the same models."))
 
     def close(self) -> None:
-        """As ``Sink.close``, once."""
         sink, self._sink = self._sink, None
         if sink is not None:
             try:

@@ -28,7 +28,6 @@ class BackwardProbe(ABC):
         return self._due
 
     def detach(self) -> None:
-        """Stop listening."""
         patches.backward.remove(self._at_backward)
         self._forget(due=False)
 

@@ -100,5 +100,4 @@ class FactProbe:
         return True
 
     def columns(self, host: Mapping[str, torch.Tensor], step: Step, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """None."""
         return {}

@@ -48,7 +48,6 @@ class Calls:
         self._num_loose = 0
 
     def begin(self) -> None:
-        """Begin a step, without calls."""
         self.micro = -1
         self._num_loose = 0
         self._counts.clear()
@@ -137,7 +136,6 @@ class StepRows:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a step, without rows."""
         self._rows: list[RowFacts] = []
         self._same_as: list[int | None] = []
         self._texts: dict[str, dict[int, str]] = {"args": {}, "tensor": {}}

@@ -87,7 +87,6 @@ class Collectives:
             self._wait.install()
 
     def detach(self) -> None:
-        """Stop observing."""
         dispatched.remove(self)
         if self._wait is not None:
             self._wait.remove()
@@ -122,7 +121,6 @@ class Collectives:
         return None
 
     def has_begun(self, token: _Pending | None, result: Any) -> None:
-        """See ``Listener``."""
         if token is None:
             return
         with Guard(self._session):
@@ -131,7 +129,6 @@ class Collectives:
             self._pending.append(token)
 
     def has_ended(self, x: Tensor) -> None:
-        """See ``Listener``."""
         if self._pending:
             with Guard(self._session):
                 memory = x.untyped_storage()._cdata

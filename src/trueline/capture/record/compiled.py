@@ -47,7 +47,6 @@ class CompiledCalls:
             self._compile.install()
 
     def detach(self) -> None:
-        """Put the original back."""
         self._compile.remove()
         if self._patch is not None:
             self._patch.remove()

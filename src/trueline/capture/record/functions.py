@@ -219,7 +219,6 @@ class BackwardCalls:
             self._patch.install()
 
     def detach(self) -> None:
-        """Put the original back."""
         self._patch.remove()
 
     @unseen

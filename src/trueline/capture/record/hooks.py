@@ -53,7 +53,6 @@ class ModuleCalls:
         return self._names.get(id(module), type(module).__name__)
 
     def detach(self) -> None:
-        """Take the hooks off."""
         self._names.clear()
         for handle in self._handles:
             handle.remove()

@@ -99,7 +99,6 @@ class FirstStep:
         self._facts |= {"weighted": False, "closure": False, "slopes": []}
 
     def wait(self) -> None:
-        """Seed all streams and listen."""
         seed_all(self._seed, dropout=False)
         fetch = patches.Patch(dataloader._BaseDataLoaderIter, "__next__", patches.calling(self._at_fetch))
         fetch.install()

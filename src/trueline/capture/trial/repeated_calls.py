@@ -76,7 +76,6 @@ class RepeatedCalls(TorchDispatchMode):
         self._step += 1
 
     def end(self) -> None:
-        """Stop, and write."""
         if not self._is_on:
             return
         self._is_on = False

@@ -94,7 +94,6 @@ class Verdict:
         return f"{capitalized(self.strength)}: {self.says}"
 
     def to_json(self) -> dict[str, Any]:
-        """The document of the outside contract."""
         return {
             "cause": self.cause,
             "standing": self.standing,

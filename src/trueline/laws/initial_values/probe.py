@@ -23,7 +23,6 @@ class InitialValueProbe:
     between = None
 
     def begin(self, step: Step) -> bool:
-        """In the first step alone."""
         return step.watched and step.age == 0
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
@@ -31,7 +30,6 @@ class InitialValueProbe:
         return {"initial_values": initial_values(step.layout)}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
-        """``initial_values`` as a flat list."""
         return {name: host[name].flatten().tolist() for name in ("initial_values",) if name in host}
 
 

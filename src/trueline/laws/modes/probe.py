@@ -119,11 +119,9 @@ class OtherModelProbe:
         return {"other_models": models_text(models)} | ({"other_weights": torch.stack(weights)} if weights else {})
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
-        """``other_weights``."""
         return {"other_weights": host["other_weights"].tolist()} if "other_weights" in host else {}
 
     def detach(self) -> None:
-        """Take all hooks off."""
         for handle in self._handles:
             handle.remove()
         self._handles, self._models = [], []

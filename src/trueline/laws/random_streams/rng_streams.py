@@ -146,7 +146,6 @@ class _FollowedStreams:
         return state
 
     def conclude(self, run: Run, carried: Mapping[str, NDArray[Any]]) -> list[Finding]:
-        """The findings of ``check``."""
         streams: list[_Stream] = []
         for name in STREAMS:
             steps, equal, is_drawn_from = (carried[f"{key} {name}"] for key in ("steps", "equal", "used"))

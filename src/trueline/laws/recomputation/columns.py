@@ -77,7 +77,6 @@ class Recomputed:
     iterating: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """One line."""
         return json.dumps(asdict(self))
 
     @classmethod

@@ -78,7 +78,6 @@ class Multiplied(Mismatch):
     unit: ClassVar = "times the mean of the workers' gradients"
 
     def details(self, reductions: Reductions, rows: Sequence[int], factor: float) -> Details:
-        """The factor, and its relation to the number of ranks."""
         num_ranks = len(reductions.ranks)
         sentence = (
             f" It is {factor:.4g} times the mean over {counted(num_ranks, 'rank')}, which is right only "

@@ -31,17 +31,14 @@ class ScheduleProbe(FactProbe):
             patched.add(self._at_step)
 
     def detach(self) -> None:
-        """Stop listening."""
         for patched in patches.schedules:
             patched.remove(self._at_step)
 
     def begin(self, step: Step) -> bool:
-        """True: calls come at any time."""
         self._has_forward = False
         return True
 
     def take(self, moment: Moment, step: Step) -> dict[str, list[int] | list[float]]:
-        """The columns, just before the update."""
         if moment == "forward":
             self._has_forward = True
             for calls in self._calls.values():

@@ -65,7 +65,6 @@ class Quiet:
 
     @property
     def name(self) -> str:
-        """The name that it is kept under."""
         return f"quiet in {self.quantity}"
 
     def advance(self, stretch: Stretch, carried: Arrays) -> Arrays | None:

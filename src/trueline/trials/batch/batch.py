@@ -84,7 +84,6 @@ class BatchTrial:
         return not self._lacks and any(law != "gradient" for law in self.laws)
 
     def answer(self) -> TrialAnswer:
-        """Run the arms and judge. Raises ``OSError`` where the command cannot be started."""
         # ranks that end late may still write while it is removed
         with tempfile.TemporaryDirectory(prefix="trueline-", ignore_cleanup_errors=True) as folder:
             self._folder = Path(folder)

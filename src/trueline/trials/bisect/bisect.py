@@ -49,7 +49,6 @@ class BisectTrial:
         self._random = random.Random(self.seed)
 
     def answer(self) -> TrialAnswer:
-        """Run and judge. Raises ``OSError`` where the command cannot be started."""
         self.runs.begin()
         try:
             self._endpoints()

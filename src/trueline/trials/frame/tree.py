@@ -55,7 +55,6 @@ class TreeTrial:
         self._says: list[str] = []
 
     def answer(self) -> TrialAnswer:
-        """Run the experiments and judge. Raises ``OSError`` where the command cannot be started."""
         self.runs.begin()
         try:
             self._base()

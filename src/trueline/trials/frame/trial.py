@@ -83,7 +83,6 @@ class TrialAnswer:
         return 3 if self.answer == "undecided" else 0
 
     def to_json(self) -> dict[str, Any]:
-        """The document of the outside contract."""
         return {
             "schema": SCHEMA,
             "trial": self.trial,

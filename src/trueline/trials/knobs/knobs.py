@@ -62,7 +62,6 @@ class KnobTrial:
         self._random = random.Random(self.seed)
 
     def answer(self) -> TrialAnswer:
-        """Run the arms and judge. Raises ``OSError`` where the command cannot be started."""
         self.runs.begin()
         try:
             self._endpoints()

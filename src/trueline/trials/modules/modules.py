@@ -89,7 +89,6 @@ class ModulesTrial:
     names: Sequence[str]
 
     def answer(self) -> TrialAnswer:
-        """Run and judge. Raises ``OSError`` where the command cannot be started."""
         self.runs.begin()
         try:
             outcomes = [self.runs.outcome(Way(ARM)) for _ in range(2)]

@@ -52,7 +52,6 @@ class RemedyTrial:
     seed: int = 0
 
     def answer(self) -> TrialAnswer:
-        """Run and judge. Raises ``OSError`` where the command cannot be started."""
         self.runs.begin()
         draw = random.Random(self.seed)
         try:

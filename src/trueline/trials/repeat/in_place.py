@@ -75,7 +75,6 @@ class InPlaceTrial:
     times: int
 
     def answer(self) -> TrialAnswer:
-        """Run and judge. Raises ``OSError`` where the command cannot be started."""
         self.runs.begin()
         try:
             if self.runs.outcome(Way(ARM)) is None:

@@ -92,7 +92,6 @@ class RepeatTrial:
     again: int
 
     def answer(self) -> TrialAnswer:
-        """Run and judge. Raises ``OSError`` where the command cannot be started."""
         self.runs.begin()
         try:
             if self.runs.outcome(Way(FIRST)) is None:

@@ -54,7 +54,6 @@ class ShrinkTrial:
     _runs_since_control: int = 0
 
     def answer(self) -> TrialAnswer:
-        """Run and judge. Raises ``OSError`` where the command cannot be started."""
         self.runs.begin()
         self._accepted = [{axis.name: axis.now for axis in self.axes}]
         try:

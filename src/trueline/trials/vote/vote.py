@@ -68,7 +68,6 @@ class VoteTrial:
         self._random = random.Random(self.seed)
 
     def answer(self) -> TrialAnswer:
-        """Run and judge. Raises ``OSError`` where the command cannot be started."""
         self.runs.begin()
         try:
             return self._judged()

@@ -84,7 +84,6 @@ class InfluenceProbe:
         return {}
 
     def detach(self) -> None:
-        """Stop listening."""
         patches.backward.remove(self._at_backward)
         self._forget(due=False)
 

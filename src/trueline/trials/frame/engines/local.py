@@ -21,7 +21,6 @@ class Process:
     process: subprocess.Popen[bytes]
 
     def wait(self, timeout_s: float) -> int | None:
-        """Its exit status, or None."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -41,7 +40,6 @@ class Local:
     """Starts the command as it was given."""
 
     def start(self, words: Sequence[str], environ: Mapping[str, str], *, printed: Path, folder: Path) -> Process:
-        """Raises ``OSError`` where it cannot be started."""
         with printed.open("wb") as file:
             return Process(
                 subprocess.Popen(

@@ -44,7 +44,6 @@ class Ray:
         return cls(address, resources)
 
     def start(self, words: Sequence[str], environ: Mapping[str, str], *, printed: Path, folder: Path) -> Task:
-        """Raises ``InputError`` where there is no such cluster."""
         ray = _ray()
         if not ray.is_initialized():
             try:
@@ -68,7 +67,6 @@ class Task:
     began: Path
 
     def wait(self, timeout_s: float) -> int | None:
-        """Its exit status, or None."""
         while not self.began.exists():  # it may have to wait for resources
             if self.ray.wait([self.reference], timeout=0.2)[0]:
                 break

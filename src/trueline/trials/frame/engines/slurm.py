@@ -41,7 +41,6 @@ class Slurm:
         return cls(tuple(options))
 
     def start(self, words: Sequence[str], environ: Mapping[str, str], *, printed: Path, folder: Path) -> BatchJob:
-        """Raises ``InputError`` where sbatch refuses."""
         run_folder = printed.absolute().parent
         script, began, ended = run_folder / "job.sh", run_folder / "began", run_folder / "ended"
         script.write_text(
@@ -80,7 +79,6 @@ class BatchJob:
     ended: Path
 
     def wait(self, timeout_s: float) -> int | None:
-        """Its exit status, or None."""
         began_at: float | None = None
         while not self.ended.exists():
             if self.waiting.poll() is not None:  # and a shared disk may show it late
