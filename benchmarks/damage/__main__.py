@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from benchmarks.damage.attempt import FAULTS, WAYS, Damaged, Outcome, checked
-from benchmarks.damage.readers import kinds
 from benchmarks.page import arguments, head, table, write
+from tests.damage.attempt import FAULTS, WAYS, Damaged, Outcome, checked
+from tests.damage.readers import kinds
 
 _OUTCOMES: tuple[Outcome, ...] = ("same", "told", "refused", "other", *FAULTS)
 _COLUMNS = ("read the same", "damage named", "refused in a sentence", "read as it says", "silently different")

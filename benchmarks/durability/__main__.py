@@ -16,9 +16,10 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks import page
-from benchmarks.durability import jobs, many_ranks, power
 from benchmarks.durability import long_run as long
-from benchmarks.durability.disk import Disk
+from benchmarks.durability import many_ranks
+from tests.durability import jobs, power
+from tests.durability.disk import Disk
 
 from trueline.store.file_names import WORKERS_DIR
 

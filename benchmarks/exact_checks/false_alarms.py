@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from benchmarks import page
-from benchmarks.exact_checks.simulate import HEALTHY, Size, declared_for, samples_of, with_copies
+from tests.simulated_epochs import HEALTHY, Size, declared_for, samples_of, with_copies
 
 from trueline.judge.stats.tails import ALARM_LEVEL, log_e_process
 from trueline.laws.data_split import shard_overlap

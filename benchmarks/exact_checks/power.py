@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 from benchmarks import page
-from benchmarks.exact_checks.simulate import Epoch, Size, one_seed_each, same_batches, samples_of, seeds_for
+from tests.simulated_epochs import Epoch, Size, one_seed_each, same_batches, samples_of, seeds_for
 
 from trueline.judge.series.declared_sampling import Declared
 from trueline.laws.data_split import shard_overlap

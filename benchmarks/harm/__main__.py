@@ -17,16 +17,16 @@ from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from benchmarks.harm.generator import PRESETS, draw
-from benchmarks.harm.running import Both, both, prepare
 from benchmarks.page import arguments, facts, table, write
+from tests.harm.generator import PRESETS, draw
+from tests.harm.running import Both, both, prepare
 
 ABOUT = """\
 A job is a script: one of many shapes of models, wrapped or not, trained with what people do around a training (hooks,
 modes, functions of torch replaced, threads, forks, exceptions caught, evaluation, copies). It runs by itself and
 watched, in ranks forked from one process; exit status and what it prints must be the same, among it the bits of losses,
 weights, gradients, buffers, states of the optimizer and of the generator. The job of a number:
-`benchmarks.harm.generator.draw(number)`."""
+`tests.harm.generator.draw(number)`."""
 
 
 def main() -> None:

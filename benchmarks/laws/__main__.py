@@ -8,8 +8,8 @@ About two minutes on one core.
 from __future__ import annotations
 
 from benchmarks.laws import cost, power, tolerance
-from benchmarks.laws.settings import MAX_NORM, NUMEL, SPIKE, SPIKE_AT, STEPS
 from benchmarks.page import arguments, head, write
+from tests.optimizer_settings import MAX_NORM, NUMEL, SPIKE, SPIKE_AT, STEPS
 
 from trueline.judge.series.update_rules import TOLERANCE
 

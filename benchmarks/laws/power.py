@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from benchmarks.laws.settings import Setting, train
 from benchmarks.page import table
+from tests.optimizer_settings import Setting, train
 
 from trueline.judge.series.update_rules import TOLERANCE
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.laws.settings import BROKEN, settings, train
 from benchmarks.page import table
+from tests.optimizer_settings import BROKEN, settings, train
 
 from trueline.judge.series.update_rules import PARAM
 

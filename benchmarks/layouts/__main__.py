@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.layouts import train
-from benchmarks.layouts.ranks import trained, watched
 from benchmarks.page import arguments, facts, table
+from tests.ranks.layouts import train
+from tests.ranks.layouts.ranks import trained, watched
 
 from trueline.demo.ranks import Ranks
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from benchmarks.exact_checks.simulate import Epoch, samples_of
 from benchmarks.paper.cells import PAPER, READINGS, SEED_APART, Size, job_of, setting_of
+from tests.simulated_epochs import Epoch, samples_of
 
 from trueline.capture.probes.batch import read_batch
 from trueline.capture.probes.dataloader import EpochProbe

@@ -19,8 +19,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.same_job.cases import HARMLESS, PLANTED, Case
-from benchmarks.same_job.configs import CONFIGS, SOURCES
+from tests.unit.same_job.cases import HARMLESS, PLANTED, Case
+from tests.unit.same_job.configs import CONFIGS, SOURCES
 
 from trueline.same_job.compare_settings import compare_settings, is_harmless_option
 from trueline.same_job.derived import derive

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks import page
-from benchmarks.trials.simulated import Needs, SimulatedJob, bayes, halving
+from tests.simulated_jobs import Needs, SimulatedJob, bayes, halving
 
 SIZES = (8, 16, 32)
 NEEDS: dict[Needs, str] = {"one": "one", "both": "two together", "either": "two, each by itself"}

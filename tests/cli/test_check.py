@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from benchmarks.exact_checks.simulate import Size, same_batches
 from tests.cli import in_process
+from tests.simulated_epochs import Size, same_batches
 from tests.unit.healthy_run import healthy_rows, sample_rows, write_run
 
 import trueline as public

@@ -4,8 +4,8 @@ import re
 
 import numpy as np
 import pytest
-from benchmarks.exact_checks.simulate import Size, same_batches
 from tests.cli import in_process
+from tests.simulated_epochs import Size, same_batches
 from tests.unit.healthy_run import healthy_rows, sample_rows, write_run
 
 

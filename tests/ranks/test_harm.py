@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from benchmarks.harm.generator import draw
-from benchmarks.harm.kinds import KINDS
-from benchmarks.harm.running import Both, Job, serve
+from tests.harm.generator import draw
+from tests.harm.kinds import KINDS
+from tests.harm.running import Both, Job, serve
 
 from trueline.demo import ranks
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.exact_checks.simulate import Epoch
+from tests.simulated_epochs import Epoch
 from tests.synthetic_runs import write_part
 
 from trueline.schema.files.run_manifest import Attempt, GroupSpec, Manifest, RankEnv

@@ -8,8 +8,8 @@ import shutil
 
 import pytest
 import torch.distributed as dist
-from benchmarks.layouts import train
-from benchmarks.layouts.ranks import trained, watched
+from tests.ranks.layouts import train
+from tests.ranks.layouts.ranks import trained, watched
 from torch.distributed.device_mesh import init_device_mesh
 
 import trueline

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from benchmarks.exact_checks.simulate import HEALTHY, Size, same_batches
+from tests.simulated_epochs import HEALTHY, Size, same_batches
 from tests.unit.healthy_run import healthy_rows, rank_env, sample_rows, write_run
 
 from trueline.judge import check_run, registry

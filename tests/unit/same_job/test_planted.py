@@ -1,8 +1,8 @@
 """Differences planted into public examples are named in one vocabulary; what cannot change numbers is silent."""
 
 import pytest
-from benchmarks.same_job.cases import ACROSS, HARMLESS, PLANTED
-from benchmarks.same_job.configs import CONFIGS
+from tests.unit.same_job.cases import ACROSS, HARMLESS, PLANTED
+from tests.unit.same_job.configs import CONFIGS
 
 from trueline.same_job.diff import diff
 from trueline.same_job.vocabulary import vocabulary

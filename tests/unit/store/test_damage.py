@@ -8,10 +8,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from benchmarks.damage.attempt import FAULTS, WAYS, Damaged, checked
-from benchmarks.damage.readers import Kind, kinds
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.damage.attempt import FAULTS, WAYS, Damaged, checked
+from tests.damage.readers import Kind, kinds
 
 NAMES = (
     *("manifest", "environment", "findings", "copy of the Plan", "workers part", "records part", "stored values"),

@@ -5,8 +5,8 @@ cut leave anything false. ``make bench ARGS=durability`` tries all of it, this a
 import shutil
 
 import pytest
-from benchmarks.durability import jobs, power
-from benchmarks.durability.disk import FAILURES, Disk
+from tests.durability import jobs, power
+from tests.durability.disk import FAILURES, Disk
 
 
 @pytest.mark.parametrize(("records", "stride"), [(False, 1), (True, 9)])

@@ -1,7 +1,7 @@
 """`trial knobs` on jobs that exist in numbers only: what it names, and when it says that it cannot tell."""
 
 import pytest
-from benchmarks.trials.simulated import SimulatedJob, bayes
+from tests.simulated_jobs import SimulatedJob, bayes
 
 from trueline.trials.frame.runs import Runs, Way
 from trueline.trials.frame.same_fault import Outcome

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from benchmarks.trials.votes import STEPS, bits, tried
+from tests.simulated_votes import STEPS, bits, tried
 
 from trueline.schema.errors import InputError
 from trueline.trials.frame.runs import Runs

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from benchmarks.rounding.shifts import sum_sq_std, sum_std
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.rounded_sums import sum_sq_std, sum_std
 
 from trueline.comparison.expect.ops import LAWS, op_rounding_rel
 from trueline.comparison.expect.rounding import (

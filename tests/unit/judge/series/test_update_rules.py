@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from benchmarks.laws.settings import Setting, settings, train
+from tests.optimizer_settings import Setting, settings, train
 
 from trueline.capture.probes.around_update.update_slices import PREDICTED_CLASSES
 from trueline.judge.series.update_rules import LAWS, PARAM, TOLERANCE

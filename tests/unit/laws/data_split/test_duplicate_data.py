@@ -4,7 +4,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from benchmarks.exact_checks.simulate import HEALTHY, Size, same_batches, samples_of, with_copies
+from tests.simulated_epochs import HEALTHY, Size, same_batches, samples_of, with_copies
 from tests.unit.healthy_run import rank_env, sample_rows, write_run
 
 from trueline.laws.data_split import duplicate_data

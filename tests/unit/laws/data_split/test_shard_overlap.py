@@ -4,7 +4,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from benchmarks.exact_checks.simulate import (
+from tests.simulated_epochs import (
     HEALTHY,
     Size,
     one_seed_each,

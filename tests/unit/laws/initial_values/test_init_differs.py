@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from benchmarks.laws.initial_values import begun
 from torch import nn
 from torch.nn import init
 
@@ -20,6 +19,13 @@ from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 
 LAYERS, WIDTH, SPREAD = 8, 32, 0.02
+
+
+def begun(model):
+    """What a Run would hold of ``model`` as it is."""
+    named = [(name, param.detach()) for name, param in model.named_parameters() if param.is_floating_point()]
+    values = [InitialValues(*numbers_of(param).tolist()) for _, param in named]
+    return InitialParams(0, [name for name, _ in named], [tuple(param.shape) for _, param in named], values)
 
 
 class Net(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from benchmarks.harm.running import Job
+from tests.harm.running import Job
 
 PRESETS = ("workers", "laws", "modules", "ops", "mix", "monitor")
 

@@ -223,7 +223,7 @@ def _others(folder: Path) -> list[Kind]:
     config = {"task": "tensor", "rank": [0, "2-4"], "level": "mix", "tensor": {"scope": [], "list": ["a"]}}
     (folder / "config.json").write_text(json.dumps(config))
     _tolerance().save(folder / "tolerance.json")
-    dump = Path(__file__).parents[2] / "tests" / "unit" / "fixtures" / "msprobe" / "mix"
+    dump = Path(__file__).parents[1] / "unit" / "fixtures" / "msprobe" / "mix"
     shutil.copytree(dump, folder / "msprobe")
     shutil.make_archive(str(folder / "run"), "zip", folder / "closed")
     return [

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.damage.mutate import Change, by_bytes, by_meaning, flipped
-from benchmarks.damage.readers import Kind
+from tests.damage.mutate import Change, by_bytes, by_meaning, flipped
+from tests.damage.readers import Kind
 
 from trueline.schema.errors import TruelineError
 

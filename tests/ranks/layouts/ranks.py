@@ -25,7 +25,7 @@ def watched(mode: str, run: Path, *, world: int, steps: int, fault: str = "", ba
 
 
 def _train(rank: int, world: int, mode: str, job: tuple[int, str, tuple[int, ...]]) -> str:
-    from benchmarks.layouts import train
+    from tests.ranks.layouts import train
 
     del rank, world
     warnings.simplefilter("ignore")  # of torch, about CPUs

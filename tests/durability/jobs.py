@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from benchmarks.durability.disk import FAILURES, Disk
+from tests.durability.disk import FAILURES, Disk
 from torch import nn
 
 import trueline
