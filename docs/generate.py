@@ -32,7 +32,8 @@ from trueline.schema.columns.table import worker_columns
 from trueline.schema.plan import LIVE, Plan
 
 ROOT = Path(__file__).parents[1]
-BENCHMARKS = ROOT / "benchmarks"
+MEASUREMENTS = (ROOT / "benchmarks", ROOT / "studies")
+"""Those that are run again, and those that are finished."""
 SOURCE = ROOT / "src" / "trueline"
 LAWS = SOURCE / "laws"
 JUDGEMENT = SOURCE / "comparison" / "judgement"
@@ -74,7 +75,7 @@ API = {
 """What the public functions return: the file of each class, and those of its members that may be relied on."""
 MARKER = re.compile(r"<!-- generated: (\w+) -->.*?<!-- end -->", re.DOTALL)
 CHECK_FILE = re.compile(r"\.\./src/trueline/laws/\w+/(\w+)\.py")
-FIGURE = re.compile(r"\.\./benchmarks/(\w+)/([\w-]+\.svg)")
+FIGURE = re.compile(r"\.\./(?:benchmarks|studies)/(\w+)/([\w-]+\.svg)")
 BASES = {"Run": {"RecordedSteps": "store/records/recorded_steps.py"}}
 """Of a class, those that it inherits members from, with the file of each."""
 
@@ -236,9 +237,10 @@ def law(module: str) -> str:
 
 def measured(benchmark: str) -> str:
     """What ``benchmark`` wrote last, without its title, as sections of the page that it is put on."""
-    page = BENCHMARKS / benchmark / "README.md"
-    if not page.exists():
+    pages = [page for folder in MEASUREMENTS if (page := folder / benchmark / "README.md").exists()]
+    if not pages:
         return "None is kept yet."
+    page = pages[0]
     text = page.read_text(encoding="utf-8")
     text = re.sub(r"(!\[[^\]]*\]\()([\w-]+\.svg\))", rf"\1img/{benchmark}-\2", text)
     return re.sub(r"\A# .*\n+|^(?=#)", lambda found: "" if found[0] else "#", text, flags=re.MULTILINE)
@@ -285,7 +287,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages of the checks, and the figures that benchmarks drew."""
     for manual in check_manuals():
         files.append(File.generated(config, f"checks/{manual.code}.md", content=check_page(manual)))
-    for figure in sorted(BENCHMARKS.glob("*/*.svg")):
+    for figure in sorted(path for folder in MEASUREMENTS for path in folder.glob("*/*.svg")):
         name = f"img/{figure.parent.name}-{figure.name}"
         files.append(File.generated(config, name, content=figure.read_text(encoding="utf-8")))
     return files

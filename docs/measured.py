@@ -80,13 +80,13 @@ def watching() -> str:
 
 def false_alarms() -> str:
     """Alarms in healthy trainings, on shuffled data and in order."""
-    page = "benchmarks/judgement/README.md"
+    page = "studies/judgement/README.md"
     shuffled = Table(page, "False alarms in healthy trainings").row("all")
     ordered = Table(page, "Autocorrelated ranks")
     early, late = ordered.row("250"), ordered.row("1000")
     return (
         f"In {shuffled[1]} healthy steps of small real trainings on shuffled data the checks that compare ranks raised "
-        f"{_alarms(shuffled[3].partition(':')[0])} ([measured](benchmarks/judgement/README.md); [how it decides]"
+        f"{_alarms(shuffled[3].partition(':')[0])} ([measured](studies/judgement/README.md); [how it decides]"
         "(docs/decides.md)). **Ranks that read documents in order** (contiguous shards, as in pre-training) have "
         "autocorrelated losses, and in the first few hundred steps healthy ranks are often reported: "
         f"{_alarms(early[1])} in {early[0]} such trainings when judged after 250 steps, {late[1]} after 1,000. "

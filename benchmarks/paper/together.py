@@ -7,13 +7,12 @@ Letters: T steps, N workers, P parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from benchmarks.judgement.workers import train_as_one
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -27,6 +26,7 @@ OWN_STREAM = 7_919
 """Between the dropout seeds of two ranks that have a stream of their own whatever the setting says."""
 
 Floats = NDArray[np.float64]
+OfStep = TypeVar("OfStep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,26 @@ class Curves:
     losses_TN: Floats
     norms_TN: Floats
     cosine_T: Floats
+
+
+def train_as_one(
+    params: Sequence[Tensor],
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    one_step: Callable[[int], tuple[OfStep, Iterable[Tensor]]],
+) -> list[OfStep]:
+    """What ``one_step`` measures at each step. It also returns the gradients [N, ...] of all workers, one for each of
+    ``params``, whose mean is applied: replicas that start equal stay equal, so one copy stands for all of them.
+    """
+    steps_done: list[OfStep] = []
+    for step in range(steps):
+        of_step, grads = one_step(step)
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad.mean(0)
+        optimizer.step()
+        optimizer.zero_grad()
+        steps_done.append(of_step)
+    return steps_done
 
 
 @dataclass(slots=True)

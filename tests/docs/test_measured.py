@@ -19,9 +19,9 @@ def fixture_pages(tmp_path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("measured", ROOT / "docs" / "measured.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for name in ("compare", "recording", "overhead", "judgement"):
-        (tmp_path / "benchmarks" / name).mkdir(parents=True)
-        shutil.copy(ROOT / "benchmarks" / name / "README.md", tmp_path / "benchmarks" / name)
+    for page in ("benchmarks/compare", "benchmarks/recording", "benchmarks/overhead", "studies/judgement"):
+        (tmp_path / page).mkdir(parents=True)
+        shutil.copy(ROOT / page / "README.md", tmp_path / page)
     module.ROOT = tmp_path
     return module
 
@@ -35,15 +35,15 @@ def test_the_numbers_of_the_readme_are_those_of_the_pages(pages: ModuleType) -> 
 @pytest.mark.parametrize(
     ("page", "row"),
     [
-        ("compare", "| true call named first |"),
-        ("recording", "| statistics, modules and ops |"),
-        ("recording", "| Trueline |"),
-        ("overhead", "| default plan |"),
-        ("judgement", "| 250 | 20 |"),
+        ("benchmarks/compare", "| true call named first |"),
+        ("benchmarks/recording", "| statistics, modules and ops |"),
+        ("benchmarks/recording", "| Trueline |"),
+        ("benchmarks/overhead", "| default plan |"),
+        ("studies/judgement", "| 250 | 20 |"),
     ],
 )
 def test_another_number_on_a_page_is_another_in_the_readme(pages: ModuleType, page: str, row: str) -> None:
-    path = pages.ROOT / "benchmarks" / page / "README.md"
+    path = pages.ROOT / page / "README.md"
     lines = path.read_text(encoding="utf-8").splitlines()
     changed = [row + re.sub(r"\d", "7", line.removeprefix(row)) if line.startswith(row) else line for line in lines]
     assert changed != lines

@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 
 TOLERANCE = 8.0
 """Units of u times the sum of the magnitudes of the terms that rounding may explain: twice the worst of the healthy
-settings of benchmarks/laws."""
+settings of studies/laws."""
 
 PARAM, GRAD = "param", "grad"
 """The names of the parameter and of its gradient among the values of a slice; the others are those of its states."""

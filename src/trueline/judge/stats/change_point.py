@@ -6,7 +6,7 @@ mean, so of all steps k that is taken which leaves least squares around 0 before
 interval holds every k of which the likelihood ratio to the best is too small to exclude it: for normal noise twice its
 log is, at the true k, below x with the probability (1 - exp(-x/2))^2 (Yao, Ann. Stat. 15, 1987, for shifts that are
 small against the noise; larger ones make it conservative, Siegmund, Int. Stat. Rev. 56, 1988).
-``benchmarks/judgement``, onsets, counts how often it holds the truth.
+``studies/judgement``, onsets, counts how often it holds the truth.
 
 Letters: T steps, R that say something, M workers.
 """

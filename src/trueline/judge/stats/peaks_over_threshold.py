@@ -21,7 +21,7 @@ Of many series the highest score of each step is judged, as one series is: their
 line for each would have to be as much further up.
 
 What is assumed and not proven is that scores are exchangeable, which a level and a spread that follow training make
-nearly so. ``benchmarks/spikes`` measures what comes of it.
+nearly so. ``studies/spikes`` measures what comes of it.
 
 T steps, P series.
 """

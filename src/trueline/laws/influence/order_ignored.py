@@ -70,7 +70,7 @@ FINE_EPS = 1e-6
 """Below it a dtype is as fine as float32."""
 FINE_LINE, COARSE_LINE = 8.0, 1 / 32
 """In units of eps: of 184 healthy models of transformers one is below, whose attention begins with a temperature of 0;
-the least of the others is 650 eps in float32 and 1/17 eps in bfloat16 (benchmarks/laws/order.md)."""
+the least of the others is 650 eps in float32 and 1/17 eps in bfloat16 (studies/laws/order.md)."""
 
 
 def check(run: Run) -> list[Finding]:

@@ -18,7 +18,7 @@ steps, the spread that of the last 64, and a step is reported that exceeds the l
 tail allows (`judge/stats/peaks_over_threshold.py`). The budget is `false_alarms` of the plan (default 0.1) in 10,000
 healthy steps for all checks of jumps together, a quarter of it for the whole gradient, an eighth split over the
 parameter groups and a sixteenth for all parameters, of which the highest score of each step is judged as one series.
-`benchmarks/spikes` measures how many alarms healthy trainings raise.
+`studies/spikes` measures how many alarms healthy trainings raise.
 
 Norms are of the mean gradient before clipping, or, where that was not measured, the root mean square of the workers';
 those of parameters are always that. Jumps of several series at the same time are one finding: it names the groups that

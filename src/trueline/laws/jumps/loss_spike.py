@@ -20,7 +20,7 @@ excesses of a logarithm are exponential (a power law of the loss, of any index, 
 the probability is exact for any number of steps (`judge/stats/peaks_over_threshold.py` has the law). The budget is
 `false_alarms` of the plan (default 0.1) in 10,000 healthy steps for the three checks of jumps together, half of it for
 this one; the checks that compare workers have another budget of the same size, and each exact check that counts adds at
-most 1e-6 a Run. Steps of a run are not quite exchangeable: `benchmarks/spikes` measures how many alarms healthy
+most 1e-6 a Run. Steps of a run are not quite exchangeable: `studies/spikes` measures how many alarms healthy
 trainings raise.
 
 The history restarts where the learning rate rises by more than a quarter at once, or the number of micro-batches

@@ -64,7 +64,7 @@ NEEDS: tuple[str, ...] = ("update_facts", "update_values")
 ACROSS_RANKS = False
 
 WORTH_TELLING = 0.2
-"""Share from which on it is told: benchmarks/laws has what pure bfloat16 loses at usual learning rates."""
+"""Share from which on it is told: studies/laws has what pure bfloat16 loses at usual learning rates."""
 
 _ROUNDINGS = 2.0
 """One of weight decay and one of the move: together they lose at most twice half a spacing."""

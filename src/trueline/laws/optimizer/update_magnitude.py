@@ -20,7 +20,7 @@ each rank) are copied just before and just after the update, with their gradient
 predicted in float64 from the hyper-parameters that the group of the parameter declares, from the parameter before, and
 from the states *after* the update, so that a wrong state is not counted here (`optimizer-state-stale`). A difference of
 more than 8 u times the sum of the magnitudes of the terms that the new value is made of cannot be rounding, where u is
-the unit roundoff of the coarsest number involved: the worst of 83 healthy settings is 4.2 (`benchmarks/laws`). There
+the unit roundoff of the coarsest number involved: the worst of 83 healthy settings is 4.2 (`studies/laws`). There
 are no statistics and so no false alarms.
 
 Adam, AdamW, AMSGrad, SGD, Adagrad, RMSprop, Adamax and NAdam of `torch.optim` are predicted, in all of their forms. A

@@ -27,7 +27,7 @@ are facts.
 
 Under float16 with a gradient scaler it is an info: a scaler looks for the largest scale that fits, and skips the step.
 
-Gradients of a healthy model can grow as much: growth alone is no fault, and is not reported. `benchmarks/spikes`
+Gradients of a healthy model can grow as much: growth alone is no fault, and is not reported. `studies/spikes`
 measures how far gradients of healthy models grow and how far they stay from the end of their range.
 
 What it may miss

@@ -35,7 +35,7 @@ their line. One that draws from one state at five steps or more, and at three qu
 begins again: it is made or seeded at every step. That is a warning where what it fills has the rows of the batch (noise
 of a VAE, of diffusion, of a mask), and for information elsewhere, as in a random projection that is drawn anew on
 purpose; a matrix that happens to have as many rows as the batch counts as noise. Of 75 healthy trainings none had an
-alarm about draws, at most 3.9 % (`benchmarks/laws/own_draws.md`). Where the rows of the batch are filled from states
+alarm about draws, at most 3.9 % (`studies/laws/own_draws.md`). Where the rows of the batch are filled from states
 that all ranks have alike at every step, and that go on, that is for information, too: their noise is the same.
 
 What it may miss

@@ -50,7 +50,7 @@ _MOST_ROOM = 0.2
 large, and half of ln 4 is room for anything (D5.harder of the gallery). A scale is the same factor everywhere."""
 
 _LIKELY_ROOM = 0.25
-"""The room of groups where the loss is undecided. Of 168 such cases in the trainings of benchmarks/judgement, harder
+"""The room of groups where the loss is undecided. Of 168 such cases in the trainings of studies/judgement, harder
 data, noisy labels and added noise left the loss more than two of its errors away from a scale's, or groups less similar
 than this, in 18 of 20; scaled workers left it within in most."""
 
@@ -61,7 +61,7 @@ it: losses have terms that are not scaled, and cosines that are not all equal ar
 
 _FEWEST_LIKELY = 30
 """Steps that the factor must rest on before a scale is called likely. With these, 9 of 240 runs with random labels,
-harder data or added noise are ever called a scale (benchmarks/judgement, power); 16 were when 8 steps were enough. A
+harder data or added noise are ever called a scale (studies/judgement, power); 16 were when 8 steps were enough. A
 factor of 1.1 is reported 5 to 17 steps later, in as many runs."""
 
 _RARE = 1e-3

@@ -73,7 +73,7 @@ _ENOUGH_AFTER = 8
 
 _SELECTED = 1.5
 """Factor by which an interval is wider where its steps were selected by the evidence they hold. Measured
-(benchmarks/judgement, intervals): in runs that end 60 steps after a shift of 1 spread began (N = 2, 4 and 8, t(3)
+(studies/judgement, intervals): in runs that end 60 steps after a shift of 1 spread began (N = 2, 4 and 8, t(3)
 noise) the plain 95 % interval over all steps of the evidence holds the truth in 83 of 109, the reported one in 107.
 Where runs go on, so that most intervals are of the steps after the alarm, the reported one holds it in 857 of 898."""
 

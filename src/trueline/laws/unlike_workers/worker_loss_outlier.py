@@ -21,7 +21,7 @@ at most `false_alarms` (plan, default 0.1) false alarms per 10,000 healthy steps
 of jumps over time have a second budget of the same size, and each exact check that counts adds at most 1e-6 a Run. The
 Finding bounds the probability that a healthy run looks like this. Since when: the step that best divides the
 differences to the others into some around 0 and some around another level, with a 95 % interval
-(`judge/stats/change_point.py`; benchmarks/judgement, onsets: 97 % of 2,778 intervals held the step at which a shift
+(`judge/stats/change_point.py`; studies/judgement, onsets: 97 % of 2,778 intervals held the step at which a shift
 began).
 
 The worker with the most evidence is named and removed, and the others are judged again without it. With two workers, or
@@ -33,7 +33,7 @@ fixed shards again and again, a persistent difference of the size that shards ha
 What it may miss
 ----------------
 Shifts that are small against the spread between workers: with 8 workers a shift of 1 spread takes about 34 steps, of 3
-about 9, with two workers 58 and 24 (benchmarks/judgement, curves). Fewer steps than ln(threshold) / ln N cannot raise
+about 9, with two workers 58 and 24 (studies/judgement, curves). Fewer steps than ln(threshold) / ln N cannot raise
 an alarm. A shift that all workers share. A loss that is only scaled, along with its gradient, is reported by
 `worker-scale` instead.
 

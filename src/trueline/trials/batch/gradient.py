@@ -27,7 +27,7 @@ from trueline.trials.batch.laws import COARSE, LIMIT, LawJudgement
 Direction = Literal["along", "across"]
 
 STEPS: Mapping[Direction, float] = {"along": 2.0**-8, "across": 2.0**-5}
-"""a at first, where in `benchmarks/laws/derivatives.md` rounding and bending explain about as much."""
+"""a at first, where in `studies/laws/derivatives.md` rounding and bending explain about as much."""
 FACTOR = 8.0
 """By so much a is changed once where they explain too much."""
 

@@ -23,7 +23,7 @@ from trueline.capture.probes.around_update.sampling import EARLY
 from trueline.schema.text.secrets import redacted
 
 NUM_SLICES, LENGTH = 32, 16
-"""Slices a sample, and elements of each (16 float32 are one AVX-512 register): benchmarks/laws measures their cost."""
+"""Slices a sample, and elements of each (16 float32 are one AVX-512 register): studies/laws measures their cost."""
 
 FIRST, FEWER = 4, 8
 """Of the steps that are sampled one after the other, so many have all slices, and each later one has fewer: what is

@@ -10,7 +10,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from benchmarks.judgement.simulated import first_outlier
+from studies.judgement.simulated import first_outlier
 
 from trueline.judge.stats.intervals import mean_difference
 from trueline.laws.unlike_workers.outliers import effect_of

@@ -1,7 +1,7 @@
 """Measure on models of transformers whether their order reaches the first attention, as `order-ignored` asks, and how
 much of it must be lost to be seen; writes order.md.
 
-    python -m benchmarks.laws.order
+    python -m studies.laws.order
 
 About twenty minutes on one core. Nothing is downloaded: models are made from configurations, smaller than published
 ones, and judged without dropout by the code of the probe, on rows of tokens of which each stands several times.
@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from benchmarks.laws.initial_values import of_transformers, within_patience
+from studies.laws.initial_values import of_transformers, within_patience
 from benchmarks.page import arguments, head, table, write
 from gallery.scoring import upper_bound
 from torch import Tensor, nn
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=10_000, help="at most so many")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    about = head("Whether order reaches a model", command="python -m benchmarks.laws.order")
+    about = head("Whether order reaches a model", command="python -m studies.laws.order")
     apart: defaultdict[str, list[float]] = defaultdict(list)
     doubts, seen, tried = Counter[str](), Counter[tuple[str, float]](), Counter[tuple[str, float]]()
     ignored: list[tuple[str, str, float, bool]] = []

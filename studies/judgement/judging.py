@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from benchmarks.judgement.workers import Recorded
+from studies.judgement.workers import Recorded
 
 from trueline.judge.registry import installed_checks
 from trueline.judge.stats.alarm_budget import AlarmBudget

@@ -1,7 +1,7 @@
 """Measure what `rng-streams` says of healthy trainings that draw from generators of their own, when it sees one that
 begins again, and what looking costs; writes own_draws.md.
 
-    python -m benchmarks.laws.own_draws
+    python -m studies.laws.own_draws
 
 About five minutes on one core.
 """
@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from benchmarks.laws.constants import Job, of_loops, watched
+from studies.laws.constants import Job, of_loops, watched
 from benchmarks.page import arguments, head, table, write
 from gallery.scoring import upper_bound
 from torch import Tensor, nn
@@ -159,7 +159,7 @@ def main() -> None:
     """Measure all and write the page."""
     arguments(__doc__).parse_args()
     torch.set_num_threads(1)
-    about = head("Generators that begin again", command="python -m benchmarks.laws.own_draws")
+    about = head("Generators that begin again", command="python -m studies.laws.own_draws")
     jobs = [(f"{name}, {rows} rows", job) for rows in SIZES for name, job in healthy(rows).items()]
     jobs += [(name, make()) for name, make in of_loops()]
     remarks: list[tuple[str, str, str]] = []

@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from benchmarks.judgement.faults import Fault
-from benchmarks.judgement.models import Drop
-from benchmarks.judgement.workloads import Rows, Workload
+from benchmarks.paper.together import train_as_one
+from studies.judgement.faults import Fault
+from studies.judgement.models import Drop
+from studies.judgement.workloads import Rows, Workload
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DistributedSampler
@@ -95,26 +96,6 @@ def train(
 
     kept = train_as_one(list(weights.values()), optimizer, steps, one_step)
     return _recorded(kept, workload, tuple(dict.fromkeys(name.split(".")[0] for name in weights)))
-
-
-def train_as_one(
-    params: Sequence[Tensor],
-    optimizer: torch.optim.Optimizer,
-    steps: int,
-    one_step: Callable[[int], tuple[Found, Iterable[Tensor]]],
-) -> list[Found]:
-    """What ``one_step`` finds at each step. It also returns the gradients [N, ...] of all workers, one for each of
-    ``params``, whose mean is applied: replicas that start equal stay equal, so one copy stands for all of them.
-    """
-    found: list[Found] = []
-    for step in range(steps):
-        of_step, grads = one_step(step)
-        for param, grad in zip(params, grads, strict=True):
-            param.grad = grad.mean(0)
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append(of_step)
-    return found
 
 
 def batch_of(rows: Rows, index_NB: Tensor, fault: Fault, draw: torch.Generator) -> dict[str, Tensor]:

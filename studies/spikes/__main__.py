@@ -1,17 +1,17 @@
 """Count the jumps that are reported in healthy runs, and how large one must be; rewrite README.md beside this.
 
-    python -m benchmarks.spikes [--cache DIR] [--runs 50] [--quick]
+    python -m studies.spikes [--cache DIR] [--runs 50] [--quick]
 
-Trainings are those of `benchmarks.judgement` and kept with them: without them it takes hours, with them some minutes.
+Trainings are those of `studies.judgement` and kept with them: without them it takes hours, with them some minutes.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.judgement.cache import DEFAULT
+from studies.judgement.cache import DEFAULT
 from benchmarks.page import arguments, head, write
-from benchmarks.spikes import false_alarms, laws, models, power
+from studies.spikes import false_alarms, laws, models, power
 
 TITLE = "Jumps along time: false alarms and power"
 
@@ -33,7 +33,7 @@ the budget allows: a batch that is far harder than all before is a jump until so
 a curriculum that is far above the last."""
 
 ABOUT_TRAININGS = """\
-The healthy trainings of `benchmarks/judgement`, each once with all its workers together and once with the first worker
+The healthy trainings of `studies/judgement`, each once with all its workers together and once with the first worker
 alone, as a run of one process would be. The two are not independent. Norms are the root mean square of the workers'.
 Two kinds do jump: a curriculum when a stage begins, and trainings that memorise their few rows, whose loss is nearly
 zero and now and then many times that."""
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=50, help="simulated runs of each law")
     parser.add_argument("--quick", action="store_true", help="a small piece of the trainings")
     chosen = parser.parse_args()
-    command = f"python -m benchmarks.spikes --runs {chosen.runs}" + (" --quick" if chosen.quick else "")
+    command = f"python -m studies.spikes --runs {chosen.runs}" + (" --quick" if chosen.quick else "")
     parts = [
         head(TITLE, command=command),
         ABOUT,

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.judgement.workers import NOTHING, Recorded, batch_of, batches_of, train
-from benchmarks.judgement.workloads import IMAGES, TEXT, Workload
+from studies.judgement.workers import NOTHING, Recorded, batch_of, batches_of, train
+from studies.judgement.workloads import IMAGES, TEXT, Workload
 from torch import Tensor, nn
 
 from trueline.demo.ranks import Ranks

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from benchmarks.judgement.models import VOCAB
-from benchmarks.judgement.workloads import Rows
+from studies.judgement.models import VOCAB
+from studies.judgement.workloads import Rows
 from torch import Tensor
 
 BAD = 1

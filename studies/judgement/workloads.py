@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from benchmarks.judgement.models import LENGTH, VOCAB, ConvNet, LanguageModel, Model, Perceptron
+from studies.judgement.models import LENGTH, VOCAB, ConvNet, LanguageModel, Model, Perceptron
 from torch import Tensor
 
 Dropout = Literal["none", "own", "same"]

@@ -1,6 +1,6 @@
 """Measure on fresh and trained models what init-differs says, and how wrong a spread must be; writes initial_values.md.
 
-    python -m benchmarks.laws.initial_values
+    python -m studies.laws.initial_values
 
 About five minutes on one core. Nothing is downloaded: models of transformers, and of timm where it is installed, are
 made from configurations, smaller than published ones.
@@ -274,7 +274,7 @@ def _smallest(elements: int, layers: int) -> tuple[float, float]:
 def main() -> None:
     """Measure all and write the page."""
     arguments(__doc__).parse_args()
-    command = "python -m benchmarks.laws.initial_values"
+    command = "python -m studies.laws.initial_values"
     top = head("Initial values of healthy models, and of one odd layer", command=command)
     models, loud = fresh()
     write(

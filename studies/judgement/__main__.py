@@ -1,6 +1,6 @@
-"""Measure how the judgement of workers performs, and rewrite benchmarks/judgement/README.md.
+"""Measure how the judgement of workers performs, and rewrite studies/judgement/README.md.
 
-    python -m benchmarks.judgement [PART …] [--quick] [--cache DIR]
+    python -m studies.judgement [PART …] [--quick] [--cache DIR]
 
 Each part leaves its numbers in a JSON file beside this one; the tables are written from all of them. Trainings are kept
 under the cache directory and are not repeated. ``--quick`` runs a small piece of every part and writes nothing.
@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from benchmarks import page
-from benchmarks.judgement import agreement, cache, curves, healthy, intervals, memory, onsets, power, simulated, tables
+from studies.judgement import agreement, cache, curves, healthy, intervals, memory, onsets, power, simulated, tables
 
 import trueline.judge
 
@@ -71,7 +71,7 @@ def _made(part: str) -> dict[str, Any]:
     """Where and when a part is measured, and whether the analysis differs from its commit."""
     analysis = ["git", "status", "--porcelain", str(Path(trueline.judge.__path__[0]))]
     changed = subprocess.run(analysis, capture_output=True, text=True, check=False).stdout.strip()
-    now = page.facts(f"python -m benchmarks.judgement {part}")
+    now = page.facts(f"python -m studies.judgement {part}")
     return now | {"commit": now["commit"] + (" with changes" if changed else "")}
 
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.judgement.faults import Fault
-from benchmarks.judgement.workers import NOTHING, Recorded, train
-from benchmarks.judgement.workloads import Workload
+from studies.judgement.faults import Fault
+from studies.judgement.workers import NOTHING, Recorded, train
+from studies.judgement.workloads import Workload
 
 import trueline.judge
 

@@ -1,8 +1,8 @@
 """Count what is reported of single parameters in healthy trainings, and what is planted; write parameters.md.
 
-    python -m benchmarks.spikes.parameters [--cache DIR] [--seeds 20] [--steps 2000]
+    python -m studies.spikes.parameters [--cache DIR] [--seeds 20] [--steps 2000]
 
-Trainings are those of `benchmarks.judgement` with two workers, and kept: without them it takes an hour or two.
+Trainings are those of `studies.judgement` with two workers, and kept: without them it takes an hour or two.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.judgement.cache import DEFAULT
-from benchmarks.judgement.tables import rate
-from benchmarks.judgement.workers import train
-from benchmarks.judgement.workloads import HEALTHY, Workload
+from studies.judgement.cache import DEFAULT
+from studies.judgement.tables import rate
+from studies.judgement.workers import train
+from studies.judgement.workloads import HEALTHY, Workload
 from benchmarks.page import arguments, head, records, write
 from numpy.typing import NDArray
 from torch import Tensor
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=DEFAULT, help="where trainings are kept")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    command = f"python -m benchmarks.spikes.parameters --seeds {chosen.seeds} --steps {chosen.steps}"
+    command = f"python -m studies.spikes.parameters --seeds {chosen.seeds} --steps {chosen.steps}"
     title = head("Jumps and falls of single parameters", command=command)
     runs = list(trainings(chosen.cache, chosen.seeds, chosen.steps))
     write(

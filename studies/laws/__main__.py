@@ -1,13 +1,13 @@
 """Measure the tolerance of the laws of optimizers, what they show, and what they cost; rewrite README.md beside this.
 
-    python -m benchmarks.laws
+    python -m studies.laws
 
 About two minutes on one core.
 """
 
 from __future__ import annotations
 
-from benchmarks.laws import cost, power, tolerance
+from studies.laws import cost, power, tolerance
 from benchmarks.page import arguments, head, write
 from tests.optimizer_settings import MAX_NORM, NUMEL, SPIKE, SPIKE_AT, STEPS
 
@@ -17,7 +17,7 @@ from trueline.judge.series.update_rules import TOLERANCE
 def main() -> None:
     """Measure all and write the page."""
     arguments(__doc__).parse_args()
-    top = head("Sampled updates against the laws of their optimizers", command="python -m benchmarks.laws")
+    top = head("Sampled updates against the laws of their optimizers", command="python -m studies.laws")
     errors, worst, num = tolerance.measure()
     write(
         __file__,

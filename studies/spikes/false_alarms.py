@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 from benchmarks import page
-from benchmarks.judgement.cache import Job, train_all
-from benchmarks.judgement.healthy import jobs
-from benchmarks.judgement.tables import rate
-from benchmarks.judgement.workers import Recorded
-from benchmarks.judgement.workloads import HEALTHY
-from benchmarks.spikes.laws import Law
+from studies.judgement.cache import Job, train_all
+from studies.judgement.healthy import jobs
+from studies.judgement.tables import rate
+from studies.judgement.workers import Recorded
+from studies.judgement.workloads import HEALTHY
+from studies.spikes.laws import Law
 
 from trueline.judge.stats.alarm_budget import AlarmBudget
 from trueline.laws.jumps import grad_spike, loss_spike

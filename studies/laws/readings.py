@@ -1,6 +1,6 @@
 """Measure what it costs to look at what a model is called on, and at random streams; writes readings.md.
 
-    python -m benchmarks.laws.readings
+    python -m studies.laws.readings
 
 About two minutes on one core. CPU times of this process, one thread: what else runs on the machine has little part in
 them.
@@ -162,7 +162,7 @@ def _counted(stack: ExitStack) -> dict[type[Any], float]:
 def main() -> None:
     """Measure and write the page."""
     arguments(__doc__).parse_args()
-    top = head("What a model is called on, and random streams: costs", command="python -m benchmarks.laws.readings")
+    top = head("What a model is called on, and random streams: costs", command="python -m studies.laws.readings")
     torch.set_num_threads(1)
     rows: list[list[str]] = []
     steps: list[str] = []

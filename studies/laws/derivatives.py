@@ -1,6 +1,6 @@
 """Measure the law that a gradient is the derivative of its loss, on models of transformers; writes derivatives.md.
 
-    python -m benchmarks.laws.derivatives
+    python -m studies.laws.derivatives
 
 About twenty minutes on one core. Nothing is downloaded: models are made from configurations, smaller than published
 ones, in float32, and judged by the code of ``trueline trial batch --law gradient`` without processes in between.
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.laws.initial_values import VOCABULARY, of_transformers, within_patience
+from studies.laws.initial_values import VOCABULARY, of_transformers, within_patience
 from benchmarks.page import arguments, head, table, write
 from gallery.scoring import upper_bound
 from torch import Tensor, nn
@@ -209,7 +209,7 @@ def _write(
         __file__,
         head(
             "Is a gradient the derivative of its loss?",
-            command=f"python -m benchmarks.laws.derivatives --models {models}",
+            command=f"python -m studies.laws.derivatives --models {models}",
         ),
         said,
         *why,

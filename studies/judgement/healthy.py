@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.judgement.cache import Job, said, train_all
-from benchmarks.judgement.judging import Told, judged, series_of
-from benchmarks.judgement.rivals import RULES, alarms
-from benchmarks.judgement.workloads import HEALTHY, Workload
+from studies.judgement.cache import Job, said, train_all
+from studies.judgement.judging import Told, judged, series_of
+from studies.judgement.rivals import RULES, alarms
+from studies.judgement.workloads import HEALTHY, Workload
 
 from trueline.schema.plan import FALSE_ALARMS
 

@@ -10,7 +10,7 @@ import itertools
 from typing import Any
 
 import numpy as np
-from benchmarks.judgement.simulated import first_outlier
+from studies.judgement.simulated import first_outlier
 
 RUNS = 40
 AFTER = 120

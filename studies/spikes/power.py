@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 from benchmarks import page
-from benchmarks.judgement.cache import Job, train_all
-from benchmarks.judgement.healthy import jobs
-from benchmarks.judgement.workloads import HEALTHY
-from benchmarks.spikes.false_alarms import as_run
+from studies.judgement.cache import Job, train_all
+from studies.judgement.healthy import jobs
+from studies.judgement.workloads import HEALTHY
+from studies.spikes.false_alarms import as_run
 
 from trueline.judge.stats.alarm_budget import AlarmBudget
 from trueline.judge.stats.peaks_over_threshold import find_spikes

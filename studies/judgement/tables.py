@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.judgement import figure
-from benchmarks.judgement.rivals import RULES
+from studies.judgement import figure
+from studies.judgement.rivals import RULES
 from benchmarks.page import records, table
 
 Found = dict[str, Any]
@@ -264,7 +264,7 @@ HEAD = """# The judgement of workers: false alarms and power
 The seven checks that compare workers (`worker-loss-outlier`, `worker-grad-norm-outlier`, `worker-direction-outlier`,
 `worker-scale`, `dispersion-high`, `dispersion-low`, `token-imbalance`) together have a budget of `Plan.false_alarms`
 expected alarms in 10,000 healthy steps, 0.1 by default. This page measures whether they keep it, and what they find.
-`python -m benchmarks.judgement` measures everything and writes this page; `--quick` shows a small piece in a minute
+`python -m studies.judgement` measures everything and writes this page; `--quick` shows a small piece in a minute
 or two."""
 
 AGREEMENT = """The trainings below compute N workers one after the other in one process: every worker has its own

@@ -1,7 +1,7 @@
 """Measure what `input-constant` and the repeats of `rng-streams` say of healthy trainings, and when they see a fault;
 writes constants.md.
 
-    python -m benchmarks.laws.constants
+    python -m studies.laws.constants
 
 About ten minutes on one core. Nothing is downloaded: models of transformers, and of diffusers where it is installed,
 are made from configurations, smaller than published ones; the loops are written as tutorials and examples write them.
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.laws.initial_values import VOCABULARY, of_transformers, within_patience
+from studies.laws.initial_values import VOCABULARY, of_transformers, within_patience
 from benchmarks.page import arguments, head, table, write
 from gallery.scoring import upper_bound
 from torch import Tensor, nn
@@ -499,7 +499,7 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=10_000, help="at most so many of transformers")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    about = head("What never changes, in healthy trainings", command="python -m benchmarks.laws.constants")
+    about = head("What never changes, in healthy trainings", command="python -m studies.laws.constants")
     counts: dict[str, Counter[str]] = {}
     remarks: list[tuple[str, str, str]] = []
     for kind, jobs in (("loops", of_loops), ("diffusers", of_diffusers), ("transformers", of_language)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from benchmarks.judgement.workers import Recorded
+from studies.judgement.workers import Recorded
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]

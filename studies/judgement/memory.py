@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.judgement import healthy
-from benchmarks.judgement.cache import Job, said, train_all
-from benchmarks.judgement.faults import FAULTS
-from benchmarks.judgement.judging import judged, series_of
-from benchmarks.judgement.simulated import Draw, Floats
-from benchmarks.judgement.workloads import OUTSIDE
+from studies.judgement import healthy
+from studies.judgement.cache import Job, said, train_all
+from studies.judgement.faults import FAULTS
+from studies.judgement.judging import judged, series_of
+from studies.judgement.simulated import Draw, Floats
+from studies.judgement.workloads import OUTSIDE
 
 from trueline.judge.stats.autocorrelation import dependence_of
 from trueline.judge.stats.exchangeability import log_heights, log_threshold, scores

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.judgement.cache import Job, said, train_all
-from benchmarks.judgement.faults import BAD, FAULTS
-from benchmarks.judgement.judging import Told, judged, series_of
-from benchmarks.judgement.rivals import RULES, alarms
-from benchmarks.judgement.workers import Recorded
-from benchmarks.judgement.workloads import CLASSES, TEXT, Workload
+from studies.judgement.cache import Job, said, train_all
+from studies.judgement.faults import BAD, FAULTS
+from studies.judgement.judging import Told, judged, series_of
+from studies.judgement.rivals import RULES, alarms
+from studies.judgement.workers import Recorded
+from studies.judgement.workloads import CLASSES, TEXT, Workload
 
 from trueline.judge.stats.alarm_budget import AlarmBudget
 from trueline.schema.plan import FALSE_ALARMS

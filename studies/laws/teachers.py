@@ -1,7 +1,7 @@
 """Measure what `frozen-model-drops` says of healthy trainings with a second model or a frozen part, and how often it
 sees a teacher in training mode; writes teachers.md.
 
-    python -m benchmarks.laws.teachers
+    python -m studies.laws.teachers
 
 About an hour on one core. Nothing is downloaded: models of transformers are made from configurations, smaller than
 published ones, with the probabilities of dropout that they come with.
@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from benchmarks.laws.constants import watched
-from benchmarks.laws.initial_values import VOCABULARY, of_transformers, within_patience
+from studies.laws.constants import watched
+from studies.laws.initial_values import VOCABULARY, of_transformers, within_patience
 from benchmarks.page import arguments, head, table, write
 from gallery.scoring import upper_bound
 from torch import Tensor, nn
@@ -264,7 +264,7 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     options = f"--every {chosen.every} --models {chosen.models}"
-    command = f"python -m benchmarks.laws.teachers {options}"
+    command = f"python -m studies.laws.teachers {options}"
     about = head("Models beside the trained one, or frozen inside it, that drop values", command=command)
     tried, told = Counter[str](), Counter[tuple[str, str]]()
     num_models, alarms = 0, list[str]()
