@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from trueline.cli.screen import Console
+    from trueline.judge.check_run import CheckReport
 
 ENDLESS = 1 << 15
 """Columns of what is no terminal: more than a line has."""
@@ -41,6 +42,16 @@ def screen(*, stderr: bool = False) -> Console:
         return on_terminal
     stream: Any = _Unpadded(sys.stderr if stderr else sys.stdout)
     return Console(file=stream, width=None if os.environ.get("COLUMNS", "").isdecimal() else ENDLESS)
+
+
+def print_verdict(console: Console, report: CheckReport) -> None:
+    """Print the verdict on a Run, and what to do where nothing was found."""
+    from rich.text import Text
+
+    console.print(report.verdict.line, style="bold", markup=False, highlight=False, soft_wrap=True)
+    for line in report.next:
+        print_advice(console, Text(line), indent=0)
+    console.print()
 
 
 def print_advice(console: Console, line: Text, *, indent: int = 2) -> None:

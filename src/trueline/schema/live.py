@@ -55,6 +55,15 @@ def finding_document(finding: Finding) -> dict[str, Any]:
 
 def headline(finding: Finding) -> str:
     """``error replica-drift, rank 2, since step 50: claim``."""
+    return f"{', '.join((f'{finding.severity} {finding.code}', *whose_and_since(finding)))}: {finding.claim}"
+
+
+def whose_and_since(finding: Finding) -> list[str]:
+    """``rank 2`` and ``since step 50``, as far as the finding names them."""
     onset = "" if finding.step_first is None else f"since step {finding.step_first}"
-    parts = (f"{finding.severity} {finding.code}", ranks_text(finding.ranks), onset)
-    return f"{', '.join(filter(None, parts))}: {finding.claim}"
+    return [text for text in (ranks_text(finding.ranks), onset) if text]
+
+
+def with_advice(line: str, finding: Finding) -> str:
+    """``line``, and below it what to do about the finding."""
+    return "\n".join((line, *finding.next))

@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Sequence
 
 from trueline.schema.finding import WATCH_DEGRADED, Finding
-from trueline.schema.live import Numbers, headline
+from trueline.schema.live import Numbers, headline, with_advice
 
 LIBRARY = ""
 
@@ -38,7 +38,7 @@ class Webhook:
     def finding(self, finding: Finding) -> None:
         if finding.severity == "info" and finding.code != WATCH_DEGRADED:
             return
-        text = "\n".join((headline(finding), *finding.next, f"Run: {self._run}"))
+        text = f"{with_advice(headline(finding), finding)}\nRun: {self._run}"
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self._url, json.dumps({"text": text}).encode(), headers)
         urllib.request.urlopen(request, timeout=TIMEOUT_S).close()

@@ -162,7 +162,7 @@ def test_clean_run_says_what_was_checked_and_what_was_not():
     )
     assert "None of them judges whether one rank’s loss" in said.what
     assert said.checked == "3 checks over steps 0–149 on 4 ranks: shard-overlap, worker-nonfinite and worker-silent."
-    assert said.unchecked_by_reason == [(["replica-drift"], "no digests")]
+    assert said.unchecked == [(["replica-drift"], "no digests")]
 
 
 def test_clean_run_with_judged_workers_does_not_disclaim():

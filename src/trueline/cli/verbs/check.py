@@ -69,13 +69,10 @@ def print_report(console: Console, report: CheckReport, *, every: bool = False) 
     from rich.padding import Padding
     from rich.text import Text
 
-    from trueline.cli.lines import print_advice
+    from trueline.cli.lines import print_verdict
     from trueline.judge.run_verdict import to_confirm
 
-    console.print(report.verdict.line, style="bold", markup=False, highlight=False, soft_wrap=True)
-    for line in report.next:
-        print_advice(console, Text(line), indent=0)
-    console.print()
+    print_verdict(console, report)
     for number, incident in enumerate(report.incidents, start=1):
         _print_incident(console, report, incident, f"{number}. " if len(report.incidents) > 1 else "")
     if any(report.findings[incident.findings[0]].sites for incident in report.incidents):

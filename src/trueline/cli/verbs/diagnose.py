@@ -46,15 +46,10 @@ def command(
 
 
 def _print(console: Console, diagnosis: Diagnosis) -> None:
-    from rich.text import Text
-
-    from trueline.cli.lines import print_advice
+    from trueline.cli.lines import print_verdict
 
     report = diagnosis.report
-    console.print(report.verdict.line, style="bold", markup=False, highlight=False, soft_wrap=True)
-    for line in report.next:
-        print_advice(console, Text(line), indent=0)
-    console.print()
+    print_verdict(console, report)
     for index, incident in enumerate(report.incidents):
         _print_incident(console, diagnosis, index, incident)
     for note in report.notes:

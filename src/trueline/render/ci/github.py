@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trueline.render.wording import visible
-from trueline.schema.text.words import ranks_text
+from trueline.schema.live import whose_and_since, with_advice
 
 if TYPE_CHECKING:
     from trueline.judge.check_run import CheckReport
@@ -28,9 +28,8 @@ def annotations(report: CheckReport) -> str:
 
 
 def _annotation(finding: Finding) -> str:
-    onset = "" if finding.step_first is None else f"since step {finding.step_first}"
-    title = " · ".join(filter(None, (finding.code, ranks_text(finding.ranks), onset)))
-    return _line(_COMMANDS[finding.severity], title, "\n".join((finding.claim, *finding.next)))
+    title = " · ".join((finding.code, *whose_and_since(finding)))
+    return _line(_COMMANDS[finding.severity], title, with_advice(finding.claim, finding))
 
 
 def _line(kind: str, title: str, text: str) -> str:

@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from trueline.schema.text.words import ranks_text
+from trueline.schema.live import whose_and_since, with_advice
 
 if TYPE_CHECKING:
     from trueline.judge.check_run import CheckReport
@@ -58,9 +58,8 @@ def _case(suite: ET.Element, name: str) -> ET.Element:
 
 
 def _text(finding: Finding) -> str:
-    onset = "" if finding.step_first is None else f"since step {finding.step_first}"
-    head = ", ".join(filter(None, (finding.severity, ranks_text(finding.ranks), onset)))
-    return "\n".join((f"{head}: {finding.claim}", *finding.next))
+    head = ", ".join((finding.severity, *whose_and_since(finding)))
+    return with_advice(f"{head}: {finding.claim}", finding)
 
 
 def _clean(text: str) -> str:

@@ -22,19 +22,14 @@ _LIMIT = " None of them judges whether one rank’s loss, gradient norm or direc
 @dataclass(frozen=True, slots=True)
 class Summary:
     """``what`` is said after the verdict in one or two sentences; ``next`` is empty where nothing was found.
-    ``unchecked`` are (check, why).
+    ``unchecked`` are the checks that did not run, by why.
     """
 
     verdict: Verdict
     what: str
     next: tuple[str, ...]
     checked: str
-    unchecked: tuple[tuple[str, str], ...]
-
-    @property
-    def unchecked_by_reason(self) -> list[tuple[list[str], str]]:
-        """``unchecked`` with the checks that did not run for the same reason together."""
-        return by_reason(self.unchecked)
+    unchecked: tuple[tuple[list[str], str], ...]
 
 
 def summary(report: CheckReport) -> Summary:
@@ -46,7 +41,7 @@ def summary(report: CheckReport) -> Summary:
         what=_outcome(report),
         next=tuple(advice[:_MAX_NEXT]),
         checked=_checked(report) if report.judged.num_steps else "",
-        unchecked=tuple((entry.check, entry.why) for entry in report.checks_not_run),
+        unchecked=tuple(by_reason((entry.check, entry.why) for entry in report.checks_not_run)),
     )
 
 

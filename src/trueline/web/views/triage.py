@@ -121,9 +121,7 @@ def triage_of(watched: WatchedRun) -> Triage:
             Notice(finding.code, finding.claim)
             for finding in (run.live_findings if report is None else report.worth_knowing)
         ),
-        unchecked=()
-        if words is None
-        else tuple(Unchecked(tuple(checks), why) for checks, why in words.unchecked_by_reason),
+        unchecked=() if words is None else tuple(Unchecked(tuple(checks), why) for checks, why in words.unchecked),
         questions=()
         if report is None
         else tuple(Question(QUESTIONS[question.question], question.state) for question in report.judged.questions),
