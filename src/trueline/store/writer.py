@@ -14,7 +14,6 @@ import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from trueline.schema.columns.records import StackRecord, StepRecords, TensorRecord
@@ -34,17 +33,15 @@ from trueline.store.log.background import MAX_BYTES
 from trueline.store.log.claim import alone_in, claim, claim_share, claimed_error
 from trueline.store.log.durable import make_folder, replace_file
 from trueline.store.log.earlier_start import (
-    encode_rows,
     end_last_line,
-    first_sequence,
-    journals_of,
     seal_leftover,
 )
 from trueline.store.log.journal import FrameCodec
+from trueline.store.log.sealed_tables import SealedTable, kept_table, tables_of, workers_table
 from trueline.store.log.table_writer import SEAL_S, SEAL_STEPS, SealAfter, TableWriter
 from trueline.store.records.record_writer import SEAL_BYTES, RecordWriter
 from trueline.store.rows import worker_schema
-from trueline.store.table_rows import TableEncoder, encode_table
+from trueline.store.table_rows import TableEncoder
 
 
 class RunWriter:
@@ -92,7 +89,7 @@ class RunWriter:
                 os.path.join(self.path, file_names.findings_name(rank)),
                 reserve_path=os.path.join(self.path, file_names.JOURNAL_DIR, file_names.reserve_name(rank)),
             )
-            self._rows = self._open_table()
+            self._rows = self._open_table(workers_table(rank), self._codec, self._seal_after)
         except OSError:
             self._hold.release()
             raise
@@ -113,24 +110,21 @@ class RunWriter:
         except FileExistsError:
             raise claimed_error(self.path) from None
 
-    def _open_table(self) -> TableWriter:
-        parts_path = os.path.join(self.path, file_names.WORKERS_DIR)
+    def _open_table(self, table: SealedTable, codec: FrameCodec, seal_after: SealAfter) -> TableWriter:
         return TableWriter(
-            journal_path=os.path.join(self.path, file_names.JOURNAL_DIR, file_names.journal_name(self._rank)),
-            parts_path=parts_path,
-            rank=self._rank,
-            codec=self._codec,
-            encode=encode_rows,
-            seal_after=self._seal_after,
-            sequence=first_sequence(parts_path, self._rank, self.start.attempt),
+            self.path,
+            table,
+            codec=codec,
+            seal_after=seal_after,
+            attempt=self.start.attempt,
             before_seal=self._hold.require,
-            merges=True,
+            merges=table.folder == file_names.WORKERS_DIR,
         )
 
     def _take_over(self) -> None:
         """Seal what an earlier start of the job left of this rank."""
-        for rank_journal in journals_of(self._rank):
-            seal_leftover(self.path, rank_journal, rank=self._rank)
+        for table in tables_of(self._rank):
+            seal_leftover(self.path, table)
         end_last_line(os.path.join(self.path, file_names.findings_name(self._rank)))
 
     def describe(self, manifest: Manifest | None, env: RankEnv) -> None:
@@ -226,42 +220,28 @@ class RunWriter:
 
     def _write_table(self, record: TableRows) -> None:
         if record.table not in self._tables:
-            self._tables[record.table] = self._open_kept(record.table)
+            make_folder(os.path.join(self.path, record.table))
+            encoder = TableEncoder(record.table, self._rank)
+            kept, seal_after = kept_table(self._rank, record.table), self._seal_after_bytes()
+            self._tables[record.table] = encoder, self._open_table(kept, encoder.codec, seal_after)
         encoder, table = self._tables[record.table]
         if record.num_rows:
             table.add(record.step, *encoder.encode(record))
 
-    def _open_kept(self, name: TableName) -> tuple[TableEncoder, TableWriter]:
-        """What takes the rows of a table that are kept as they came."""
-        encoder = TableEncoder(name, self._rank)
-        parts_path = os.path.join(self.path, name)
-        make_folder(parts_path)
-        table = TableWriter(
-            journal_path=os.path.join(
-                self.path, file_names.JOURNAL_DIR, file_names.table_journal_name(self._rank, name)
-            ),
-            parts_path=parts_path,
-            rank=self._rank,
-            codec=encoder.codec,
-            encode=partial(encode_table, name),
-            seal_after=dataclasses.replace(self._seal_after, size_bytes=SEAL_BYTES),
-            sequence=first_sequence(parts_path, self._rank, self.start.attempt),
-            before_seal=self._hold.require,
-        )
-        return encoder, table
-
     def _write_recorded(self, record: StepRecords | TensorRecord | StackRecord) -> None:
         if self._records is None:
-            seal_after = dataclasses.replace(self._seal_after, size_bytes=SEAL_BYTES)
             self._records = RecordWriter(
                 self.path,
                 rank=self._rank,
-                seal_after=seal_after,
+                seal_after=self._seal_after_bytes(),
                 attempt=self.start.attempt,
                 max_bytes=self._queue_bytes,
                 require=self._hold.require,
             )
         self._records.write(record)
+
+    def _seal_after_bytes(self) -> SealAfter:
+        return dataclasses.replace(self._seal_after, size_bytes=SEAL_BYTES)
 
     def _take_notices(self) -> None:
         """Raise what the thread met, and write the Findings that it left."""

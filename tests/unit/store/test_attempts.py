@@ -245,7 +245,7 @@ def test_a_torn_or_sealed_journal_is_taken_over_once(tmp_path):
 
 
 def test_a_start_that_was_killed_as_it_began_is_gone_on_with(tmp_path, monkeypatch):
-    def die(**_):
+    def die(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:

@@ -14,9 +14,10 @@ from trueline.store.collecting.belonging import require_no_conflict, require_one
 from trueline.store.collecting.copying import Work, copy_all, put_bytes, put_file
 from trueline.store.collecting.sides import Side, rank_of_journal
 from trueline.store.file_names import Problem
-from trueline.store.log.earlier_start import journals_of, sealed
+from trueline.store.log.earlier_start import sealed
 from trueline.store.log.journal import read_journal
 from trueline.store.log.listing import name_missing_parts
+from trueline.store.log.sealed_tables import tables_of
 from trueline.store.rows import worker_schema
 
 
@@ -41,7 +42,7 @@ def collect_run(sides: Sequence[Side], into: Side, work: Work) -> None:
                 put_file(side, name, into, work)
     _copy_manifest(sides, into, work)
     for rank, side in newest.items():
-        for name in (journal.name for journal in journals_of(rank)):
+        for name in (table.journal for table in tables_of(rank)):
             data, path = journals[side].get(name), posixpath.join(file_names.JOURNAL_DIR, name)
             if data is not None:
                 put_bytes(data, into, path, work)
@@ -50,12 +51,10 @@ def collect_run(sides: Sequence[Side], into: Side, work: Work) -> None:
     copied = into.fresh()
     _remove_merged(copied)
     for rank, side in newest.items():
-        for rank_journal in journals_of(rank):
-            data, missing = journals[side].get(rank_journal.name), list[Problem]()
-            journal = None if data is None else read_journal(data, rank_journal.schema)
-            name_missing_parts(
-                rank_journal.folder, rank, [*copied.parts.get((rank_journal.folder, rank), ())], journal, missing
-            )
+        for table in tables_of(rank):
+            data, missing = journals[side].get(table.journal), list[Problem]()
+            journal = None if data is None else read_journal(data, table.schema)
+            name_missing_parts(table.folder, rank, [*copied.parts.get((table.folder, rank), ())], journal, missing)
             work.problems += missing
 
 
@@ -88,26 +87,19 @@ def _seal_others(rank: int, newest: Side, into: Side, journals: Mapping[Side, Ma
     """Make parts of journals of an earlier start of the rank, on another machine or collected before, whose rows are in
     no part: the journal of this start takes their place.
     """
-    for rank_journal in journals_of(rank):
+    for table in tables_of(rank):
         present = {
-            number
-            for side in journals
-            for part in side.parts.get((rank_journal.folder, rank), ())
-            for number in part.numbers
+            number for side in journals for part in side.parts.get((table.folder, rank), ()) for number in part.numbers
         }
-        now = _sequence(journals[newest].get(rank_journal.name), rank_journal.schema)
+        now = _sequence(journals[newest].get(table.journal), table.schema)
         for side, data_by_name in journals.items():
-            if side is newest or rank_journal.name not in data_by_name:
+            if side is newest or table.journal not in data_by_name:
                 continue
-            part = sealed(
-                read_journal(data_by_name[rank_journal.name], rank_journal.schema),
-                rank_journal,
-                rank,
-                present | ({now} - {None}),
-            )
+            content = read_journal(data_by_name[table.journal], table.schema)
+            part = sealed(content, table, present | ({now} - {None}))
             if part is not None:
                 present.add(part[0].sequence)
-                put_bytes(part[1], into, posixpath.join(rank_journal.folder, str(part[0])), work)
+                put_bytes(part[1], into, posixpath.join(table.folder, str(part[0])), work)
 
 
 def _copy_share(rank: int, side: Side, rest: Sequence[Side], into: Side, work: Work) -> None:

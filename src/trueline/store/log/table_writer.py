@@ -13,12 +13,12 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from trueline.store.file_names import PartName
 from trueline.store.log.durable import put_file, sync
 from trueline.store.log.journal import FrameCodec, JournalWriter, raw_bytes
 from trueline.store.log.merge import PartMerger
+from trueline.store.log.sealed_tables import SealedTable
 from trueline.store.log.short_rows import Row
 
 SEAL_STEPS = 100
@@ -37,36 +37,33 @@ class SealAfter:
 class TableWriter:
     """Takes frames and the rows in them. Every failure is an ``OSError``, and what was taken before it stays.
 
-    ``sequence`` is the number of the first part. ``before_seal`` makes durable what the rows refer to. With ``merges``
-    small parts are merged (see ``merge``).
+    ``attempt`` is the start of the job that writes. ``before_seal`` makes durable what the rows refer to. With
+    ``merges`` small parts are merged (see ``merge``).
     """
 
     def __init__(
         self,
+        run: str,
+        table: SealedTable,
         *,
-        journal_path: str,
-        parts_path: str,
-        rank: int,
         codec: FrameCodec,
-        encode: Callable[[list[Any]], bytes],
         seal_after: SealAfter,
-        sequence: int = 0,
+        attempt: int,
         before_seal: Callable[[], None] = lambda: None,
         merges: bool = False,
     ) -> None:
-        self._journal_path = journal_path
-        self._parts_path = parts_path
-        self._rank = rank
+        self._table = table
+        self._journal_path = table.journal_path(run)
+        self._parts_path = os.path.join(run, table.folder)
         self._codec = codec
-        self._encode = encode
         self._seal_after = seal_after
         self._before_seal = before_seal
-        self._sequence = sequence
-        self._merger = PartMerger(parts_path) if merges else None
+        self._sequence = table.first_sequence(run, attempt)
+        self._merger = PartMerger(self._parts_path) if merges else None
         self._journal: JournalWriter | None = None
         self._forget_rows()
         self._restart_journal()
-        sync(os.path.dirname(journal_path))  # a Run whose journals are gone looks as if its job had ended
+        sync(os.path.dirname(self._journal_path))  # a Run whose journals are gone looks as if its job had ended
 
     def add(self, step: int, batch: Row, frame: bytes) -> None:
         """Take rows of ``step``: once this returns, a SIGKILL does not lose them; where it raises, they may be lost."""
@@ -109,8 +106,8 @@ class TableWriter:
         if not self._batches:
             return
         self._before_seal()
-        data = self._encode(self._batches)
-        part = PartName(self._rank, self._sequence, zlib.crc32(data))
+        data = self._table.encode(self._batches)
+        part = PartName(self._table.rank, self._sequence, zlib.crc32(data))
         put_file(os.path.join(self._parts_path, str(part)), data)
         self._sequence += 1
         self._forget_rows()

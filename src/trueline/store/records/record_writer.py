@@ -14,10 +14,10 @@ from trueline.schema.text.reading import why
 from trueline.store import file_names
 from trueline.store.log.background import MAX_BYTES, Background
 from trueline.store.log.durable import make_folder, sync
-from trueline.store.log.earlier_start import first_sequence
+from trueline.store.log.sealed_tables import records_table
 from trueline.store.log.table_writer import SealAfter, TableWriter
 from trueline.store.records.stack_files import StackFile
-from trueline.store.records.step_parts import StepEncoder, check_records, encode_records, size_in_memory
+from trueline.store.records.step_parts import StepEncoder, check_records, size_in_memory
 from trueline.store.records.tensor_files import RESERVE_BYTES, TensorFile, check_tensor
 
 _log = SafeLogger()
@@ -124,23 +124,16 @@ class RecordWriter:
         self._stacks.save()
         batch, frame = self._encoder.encode(_renumbered(records, self._stacks.base))
         if self._table is None:
-            self._table = self._open_table()
+            self._table = TableWriter(
+                self._path,
+                records_table(self._rank),
+                codec=self._encoder.codec,
+                seal_after=self._seal_after,
+                attempt=self._attempt,
+                before_seal=self._sync_tensors,
+            )
         if batch.num_rows:
             self._table.add(records.step, batch, frame)
-
-    def _open_table(self) -> TableWriter:
-        journal = os.path.join(self._path, file_names.JOURNAL_DIR, file_names.records_journal_name(self._rank))
-        parts_path = os.path.join(self._path, file_names.RECORDS_DIR, file_names.rank_folder(self._rank))
-        return TableWriter(
-            journal_path=journal,
-            parts_path=parts_path,
-            rank=self._rank,
-            codec=self._encoder.codec,
-            encode=encode_records,
-            seal_after=self._seal_after,
-            sequence=first_sequence(parts_path, self._rank, self._attempt),
-            before_seal=self._sync_tensors,
-        )
 
     def _add_tensor(self, record: TensorRecord) -> None:
         if not self._stores_tensors:
