@@ -29,7 +29,7 @@ class Summary:
     what: str
     next: tuple[str, ...]
     checked: str
-    unchecked: tuple[tuple[list[str], str], ...]
+    unchecked: list[tuple[list[str], str]]
 
 
 def summary(report: CheckReport) -> Summary:
@@ -41,7 +41,7 @@ def summary(report: CheckReport) -> Summary:
         what=_outcome(report),
         next=tuple(advice[:_MAX_NEXT]),
         checked=_checked(report) if report.judged.num_steps else "",
-        unchecked=tuple(by_reason((entry.check, entry.why) for entry in report.checks_not_run)),
+        unchecked=by_reason((entry.check, entry.why) for entry in report.checks_not_run),
     )
 
 
