@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trueline.trials.frame.chance import Counts, SequentialTest, decided
+from trueline.trials.frame.chance import Counts, decided
 from trueline.trials.frame.runs import OutOfRuns, Runs, Way
 from trueline.trials.frame.same_fault import Outcome
 from trueline.trials.frame.trial import TrialAnswer
@@ -17,6 +17,21 @@ from trueline.trials.knobs.catalogue import Switch
 from trueline.trials.knobs.knobs import KnobTrial
 
 Needs = Literal["one", "both", "either"]
+
+
+@dataclass(frozen=True)
+class SequentialTest:
+    """Wald's test where r and f are given: ``log_odds`` after runs that ended so."""
+
+    rate: float
+    false_rate: float
+
+    def log_odds(self, counts: Counts) -> float:
+        """ln(r / f) for each run that showed it, ln((1 - r) / (1 - f)) for each that did not."""
+        # away from 0 and 1, where one run would decide with infinite odds
+        rate, false_rate = (min(max(share, 1e-9), 1 - 1e-9) for share in (self.rate, self.false_rate))
+        clean = counts.runs - counts.showed
+        return counts.showed * math.log(rate / false_rate) + clean * math.log((1 - rate) / (1 - false_rate))
 
 
 @dataclass

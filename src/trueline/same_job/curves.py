@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -83,17 +82,13 @@ def _mean_losses(run: Run) -> dict[int, float]:
 
 def _first_rate_part(run: Run, ref: Run) -> CurvePart | None:
     """First step at which the rates of a parameter group differ, and the rates of the first such group."""
-    rates = [_group_rates(side) for side in (run, ref)]
+    first_ranks = (side.lists("lr", ranks=side.ranks[:1]) for side in (run, ref))
+    rates = [{step: values for (step, _), values in lists.items()} for lists in first_ranks]
     for step in sorted(rates[0].keys() & rates[1].keys()):
         for run_rate, ref_rate in zip(rates[0][step], rates[1][step], strict=False):
             if (part := _first_part([(step, float(run_rate), float(ref_rate))], _RATE_RTOL)) is not None:
                 return part
     return None
-
-
-def _group_rates(run: Run) -> Mapping[int, Any]:
-    """Rates of the parameter groups on the first rank, by step."""
-    return {step: rates for (step, _), rates in run.lists("lr", ranks=run.ranks[:1]).items()}
 
 
 def _first_part(pairs: list[tuple[int, float, float]], rtol: float) -> CurvePart | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -15,10 +16,9 @@ from fastapi.responses import StreamingResponse
 
 from trueline.schema.errors import InputError, TruelineError
 from trueline.store.plan_change import change_plan
-from trueline.web.answers import Arrays, as_json
+from trueline.web.answers import ARRAYS, Arrays, as_json
 from trueline.web.entries import Runs, asset, runs_of
 from trueline.web.html_document import version
-from trueline.web.http_answer import answer
 from trueline.web.views.calls import CallDetails, Calls, Outlines, RecordedSteps, Statistic, calls_of, recorded_steps
 from trueline.web.views.compared import ComparisonView, RowsView, comparison_of, rows_of, table_of
 from trueline.web.views.cosines import Cosines, cosines_of
@@ -74,7 +74,7 @@ def application(runs: Sequence[WatchedRun]) -> FastAPI:
 
     @app.get("/api/runs", response_model=Runs)
     def all_runs(request: Request) -> Response:
-        return answer(request, " ".join(watched.stamp for watched in runs), lambda: runs_of(runs, served=True))
+        return _answer(request, " ".join(watched.stamp for watched in runs), lambda: runs_of(runs, served=True))
 
     for path, (name, model, view) in _views(runs).items():
         _add_view(app, runs, path, name, model, view)
@@ -190,7 +190,7 @@ def _add_view(
         watched, other = _run(runs, number), query.get("other")
         stamps = (watched.stamp, watched.is_judging, other is not None and _run(runs, other).stamp)
         with watched.reading():
-            return answer(request, " ".join(map(str, stamps)), lambda: view(watched, **query))
+            return _answer(request, " ".join(map(str, stamps)), lambda: view(watched, **query))
 
     # FastAPI reads what may be asked from the signature: that of the view, with the number of the Run for the Run.
     _, *asked = inspect.signature(view, eval_str=True).parameters.values()
@@ -206,6 +206,20 @@ def _run(runs: Sequence[WatchedRun], number: int) -> WatchedRun:
     if number >= len(runs):
         raise InputError(f"There is no Run {number}. The page shows {len(runs)}, from 0 on.")
     return runs[number]
+
+
+def _answer(request: Request, stamp: str, make: Callable[[], Any]) -> Response:
+    """What ``make`` gives, unless the browser has it already: ``stamp`` is another one whenever that may differ."""
+    wants_json = "application/json" in request.headers.get("accept", "")
+    state = f"{request.url.path}?{request.url.query} {stamp} {wants_json}"
+    tag = f'"{hashlib.blake2b(state.encode(), digest_size=12).hexdigest()}"'
+    headers = {"etag": tag, "cache-control": "no-cache", "vary": "accept"}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    facts = make()
+    if isinstance(facts, Arrays) and not wants_json:
+        return Response(facts.packed(), media_type=ARRAYS, headers=headers)
+    return Response(as_json(facts), media_type="application/json", headers=headers)
 
 
 async def _error_answer(request: Request, error: Exception) -> Response:

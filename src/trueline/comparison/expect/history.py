@@ -51,7 +51,7 @@ class History:
             (
                 value.stats.norm
                 for value in side.values
-                if value.kind == "param" and _is_backward(value) and value.stats
+                if value.kind == "param" and value.site.phase == "bwd" and value.stats
             ),
             default=0.0,
         )
@@ -199,7 +199,9 @@ class History:
         """Operands of roots; with ``explained`` as if they differed by no more than rounding explains."""
         if not explained:
             return [self._values[root].operand for root in roots]
-        return [replace(seen_value.operand, rel=seen_value.explained) for seen_value in self._seen_values(roots)]
+        return [
+            replace(seen_value.operand, rel=seen_value.explained) for seen_value in map(self._values.__getitem__, roots)
+        ]
 
     def _is_gradient(self, value: Value) -> bool:
         """Tell whether a row of the backward pass is a gradient; calls that run in backward have arguments."""
@@ -236,9 +238,6 @@ class History:
     def _is_leaf(self, value: Value) -> bool:
         return value.site.name in self._leaves
 
-    def _seen_values(self, roots: Sequence[int]) -> list[SeenValue]:
-        return [self._values[root] for root in roots]
-
     def _params_in(self, module: str) -> Iterator[tuple[str, int]]:
         """Names and roots of the parameters of a module and of modules in it."""
         return ((name, root) for name, root in self._by_param.items() if name.startswith(f"{module}."))
@@ -246,7 +245,3 @@ class History:
     def _largest_received(self, call: SeenCall, *, explained: bool = False) -> Operand:
         """Largest gradient that a backward received."""
         return max(self._operands(call.inputs, explained=explained), key=lambda operand: operand.numel)
-
-
-def _is_backward(value: Value) -> bool:
-    return value.site.phase == "bwd"

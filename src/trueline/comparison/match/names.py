@@ -208,7 +208,7 @@ class _SideNames:
         self._roots = {name for name, *traits in sightings if _is_root(name, *traits)}
         self._raw_names = {name for name, kind, *_ in sightings if kind in ("module", "param")} - self._roots
         self._raw_names |= {module for _, kind, module, _, phase in sightings if kind == "op" and phase == "fwd"}
-        self.shared = self._shared_raw_names()
+        self.shared = {self.plain(name) for name in self._raw_names} - {"", ROOT}
 
     def plain(self, name: str) -> str:
         """Return the shared name of ``name``."""
@@ -228,9 +228,6 @@ class _SideNames:
                 self._front, self._shared_by_name, self.shared = front, {}, shortened_names
                 return True
         return False
-
-    def _shared_raw_names(self) -> set[str]:
-        return {self.plain(name) for name in self._raw_names} - {"", ROOT}
 
     def _translated(self, name: str) -> str:
         head, _, tail = name.partition(".")

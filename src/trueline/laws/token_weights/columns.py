@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
 
 from trueline.schema.column import Column
 
@@ -65,10 +64,6 @@ DOUBTS: tuple[str, ...] = (
     "hooks keep what the cross-entropy saved for its backward pass, such as those of checkpointing",
 )
 """Why nothing is said of a backward pass, by its number in the row; 0: something is."""
-
-Reduction = Literal["none", "mean", "sum"]
-REDUCTIONS: tuple[Reduction, ...] = ("none", "mean", "sum")
-"""Of torch (``at::Reduction``), by their number."""
 
 
 @dataclass(frozen=True, slots=True)

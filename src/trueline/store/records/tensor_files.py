@@ -193,15 +193,6 @@ class TensorContents:
         return TensorValue(dtype, shape, data)
 
 
-def read_tensor(path: str | os.PathLike[str], key: str) -> TensorValue:
-    """The value ``key`` of a local file, in memory mapped from it.
-
-    Raises ``RunError`` where there is no such file or key, or the file is damaged.
-    """
-    with explained(os.fspath(path), key):
-        return TensorContents.of_file(path).value(key)
-
-
 @contextlib.contextmanager
 def explained(name: str, key: str) -> Iterator[None]:
     """Turn what reading the value ``key`` of the file ``name`` raises into ``RunError``."""

@@ -99,21 +99,6 @@ def decided(log_odds: float, *, error: float) -> bool | None:
     return None if abs(log_odds) < line else log_odds > 0
 
 
-@dataclass(frozen=True)
-class SequentialTest:
-    """Wald's test where r and f are given: ``log_odds`` after runs that ended so."""
-
-    rate: float
-    false_rate: float
-
-    def log_odds(self, counts: Counts) -> float:
-        """ln(r / f) for each run that showed it, ln((1 - r) / (1 - f)) for each that did not."""
-        # away from 0 and 1, where one run would decide with infinite odds
-        rate, false_rate = (min(max(share, 1e-9), 1 - 1e-9) for share in (self.rate, self.false_rate))
-        clean = counts.runs - counts.showed
-        return counts.showed * math.log(rate / false_rate) + clean * math.log((1 - rate) / (1 - false_rate))
-
-
 def _log_beta_binomial(counts: Counts, alpha: float, beta: float) -> float:
     clean = counts.runs - counts.showed
     return _log_beta(alpha + counts.showed, beta + clean) - _log_beta(alpha, beta)

@@ -18,10 +18,16 @@ from trueline.schema.columns.records import TensorRecord
 from trueline.schema.errors import InputError, RunError
 from trueline.store.reader import Run
 from trueline.store.records import tensor_files
-from trueline.store.records.tensor_files import NUMPY_TYPES, TensorFile, check_tensor, read_tensor
+from trueline.store.records.tensor_files import NUMPY_TYPES, TensorContents, TensorFile, check_tensor, explained
 from trueline.store.writer import RunWriter
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+
+
+def read_tensor(path, key):
+    """The value ``key`` of a local file."""
+    with explained(str(path), key):
+        return TensorContents.of_file(path).value(key)
 
 
 def raw_record(key, dtype, shape, rng, *, step=0):

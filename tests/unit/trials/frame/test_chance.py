@@ -5,10 +5,10 @@ import random
 
 import numpy as np
 import pytest
+from tests.simulated_jobs import SequentialTest
 
 from trueline.trials.frame.chance import (
     Counts,
-    SequentialTest,
     clean_runs_needed,
     decided,
     least_rate,
