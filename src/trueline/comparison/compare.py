@@ -257,7 +257,6 @@ def _with_details(row: ComparedRow, compared: Compared, max_bytes: int) -> Compa
 def _summaries(
     arrangements: Sequence[Arrangement], judged: Iterable[tuple[Step, Sequence[ComparedRow]]]
 ) -> list[StepSummary]:
-    """Summary of each arrangement, in their order."""
     by_key = {(step.step, step.rank): _summary_of(step, rows) for step, rows in judged}
     return [
         by_key.get((arrangement.step, arrangement.rank))
@@ -344,7 +343,6 @@ def _make_row(step: Step, compared: Compared) -> ComparedRow:
 
 
 def _summary_of(step: Step, rows: Sequence[ComparedRow]) -> StepSummary:
-    """Summary of ``step``, which has these ``rows``."""
     counts = Counter([row.judgement for row in rows])
     first = step.first
     return StepSummary(

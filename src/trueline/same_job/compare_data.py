@@ -218,7 +218,6 @@ def _stream_differences(run: Run, ref: Run) -> Iterator[Difference | None]:
 
 
 def _first_rank_values(run: Run, values_TN: Any, measured_TN: Any) -> dict[int, int]:
-    """Values of the first rank by step."""
     rows = np.flatnonzero(measured_TN[:, 0]) if measured_TN.size else ()
     return {int(run.steps[t]): int(values_TN[t, 0]) for t in rows}
 

@@ -391,7 +391,6 @@ def _added(function: str, ins: Sequence[Operand]) -> Operand:
 
 
 def _share(added: Operand, result: Operand) -> float:
-    """Numbers that are added for operand result."""
     return added.numel / max(result.numel, 1)
 
 

@@ -88,7 +88,6 @@ def _first_lost(step: Step) -> Compared | None:
 
 
 def _is_of(value: Value, gradient: Value) -> bool:
-    """True where ``gradient`` is that of ``value``."""
     site, ref_site = value.site, gradient.site
     return (site.micro, site.name, site.call, site.slot) == (
         ref_site.micro,

@@ -148,7 +148,6 @@ def updated_params(values: Sequence[Value], plain: Callable[[str], str]) -> dict
 
 
 def _calls_of(values: Sequence[Value]) -> list[list[Value]]:
-    """Values of each call of the optimizer."""
     calls: dict[tuple[object, ...], list[Value]] = defaultdict(list)
     for value in values:
         if value.site.phase == "opt":

@@ -315,7 +315,6 @@ def _merge_replicas(entry: Gathered, wholes: Sequence[_Whole]) -> _Whole:
 
 
 def _first_parts(entry: Gathered) -> list[Part]:
-    """First part of each share."""
     return [share[0] for share in _shares(entry)]
 
 

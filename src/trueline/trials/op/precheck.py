@@ -261,6 +261,5 @@ def _not_repeating(checked: Sequence[CheckedOp], device: str) -> list[Finding]:
 
 
 def _step_and_rank(site: str) -> tuple[int, int]:
-    """Step and rank of a site."""
     step, _, rest = site.partition(".")
     return int(step), int(rest.split("/")[1].removeprefix("r"))
