@@ -186,7 +186,7 @@ class Attachment:
             leaves_alone.reset(leaves)
         if watch is not None:
             tell_watched()
-            watch.know_passes(self._before.of(model))
+            watch.know_passes(self._before.passes_of(model))
             before = self.watches
             watch.epoch.follow(before[-1].epoch if before else self._loader)
             self._watches.append(weakref.ref(watch))

@@ -95,7 +95,7 @@ def test_a_loss_probe_that_failed_collects_nothing_more(tmp_path, monkeypatch):
         model(torch.ones(1, 2)).sum().backward()
         watch.loss(1.0)
         optimizer.step()
-    assert [*probe._given, *probe._backward] == [], "for ever, as nobody forgets them any more"
+    assert [*probe._given_losses, *probe._backward] == [], "for ever, as nobody forgets them any more"
     watch.close()
     (finding,) = trueline.open_run(tmp_path / "run").live_findings
     assert finding.claim.startswith("Watching of loss stopped on rank 0 at step 0: ZeroDivisionError")

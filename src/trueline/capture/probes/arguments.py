@@ -1,4 +1,4 @@
-"""What a forward pass is called on, by the names of its arguments, and features of all that it reads."""
+"""Name the tensors that a forward pass is called on by its arguments, and take features of all of them."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def named_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
     try:
         return inspect.signature(unwrap(module).forward).bind_partial(*args, **kwargs).arguments
     except (TypeError, ValueError):
-        return {**{str(place): value for place, value in enumerate(args)}, **kwargs}
+        return {**{str(position): value for position, value in enumerate(args)}, **kwargs}
 
 
 def named_tensors(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
     """The tensors among the arguments of a call, each with a name of its own: ``x``, ``x[1]``."""
-    found: list[tuple[str, Tensor]] = []
+    tensors: list[tuple[str, Tensor]] = []
     times = Counter[str]()
     for argument, value in named_arguments(module, args, kwargs).items():
         for name, x in tensors_inside(argument, value):
-            found.append((f"{name}[{times[name]}]" if times[name] else name, x))
+            tensors.append((f"{name}[{times[name]}]" if times[name] else name, x))
             times[name] += 1
-    return found
+    return tensors
 
 
 class ArgumentProbe:
@@ -56,7 +56,7 @@ class ArgumentProbe:
 
     def __init__(self, passes: Contributions) -> None:
         self._passes = passes
-        self._known: list[list[str]] = []
+        self._name_lists: list[list[str]] = []
         self._rows: list[tuple[Pass, Tensor]] = []
         self._names: list[str] = []
         self._batch: BatchParts | None = None
@@ -89,19 +89,20 @@ class ArgumentProbe:
         tensors = [(name, local(x)) for name, x in named_tensors(module, step.args, step.kwargs)]
         if self._batch is None or not tensors:
             return
-        read = self._batch.content[0][1]
-        main = [next((name for name, x in tensors if x is one), "") for one in (read, *self._batch.targets[:1])]
-        others = [(name, x) for name, x in tensors if name not in main and _is_data(x)][:MAX_TENSORS]
-        names = [*main, *[""] * (2 - len(main)), *(name for name, _ in others)]
-        if names not in self._known:
-            if len(self._known) == MAX_NAMES:
+        first_input = self._batch.content[0][1]
+        main_tensors = (first_input, *self._batch.targets[:1])
+        main = [next((name for name, x in tensors if x is main_tensor), "") for main_tensor in main_tensors]
+        more_tensors = [(name, x) for name, x in tensors if name not in main and _is_data(x)][:MAX_TENSORS]
+        names = [*main, *[""] * (2 - len(main)), *(name for name, _ in more_tensors)]
+        if names not in self._name_lists:
+            if len(self._name_lists) == MAX_NAMES:
                 return
-            self._known.append(names)
-            step.facts["arguments"] = list(self._known)
+            self._name_lists.append(names)
+            step.facts["arguments"] = list(self._name_lists)
         if not self._rows or names == self._names:
             self._names = names
-            which = read.new_full((1,), names_id(names), dtype=torch.float64)
-            row = torch.cat([which, *(features_of(x, read) for _, x in others)])
+            id_ = first_input.new_full((1,), names_id(names), dtype=torch.float64)
+            row = torch.cat([id_, *(features_of(x, first_input) for _, x in more_tensors)])
             self._rows.append((self._passes.now(), row[None]))
 
 

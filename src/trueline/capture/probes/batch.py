@@ -1,4 +1,4 @@
-"""Which samples a worker consumed: one digest per sample, in order, and how many tokens the loss averages over.
+"""Digest the samples that a worker consumes, one digest each, in order, and count the tokens that the loss averages over.
 
 Letters: B samples, T positions.
 """
@@ -38,15 +38,15 @@ IGNORE_INDEX = -100
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """int64 [B] digests on the batch's device; ``tokens`` float64 [1]. ``samples`` is None where the model is called on
-    what autograd has computed, which is no data, ``targets`` where no labels were seen. ``read`` is what the digests of
-    samples are of, where that is one tensor and no mask leaves any of it out.
+    what autograd has computed, which is no data, ``targets`` where no labels were seen. ``single_input`` is the tensor that
+    digests of samples are of, where that is one and no mask leaves any of it out.
     """
 
     samples: Tensor | None
     targets: Tensor | None
     tokens: Tensor | None
     token_source: str
-    read: Tensor | None = None
+    single_input: Tensor | None = None
 
 
 _ROWS = ("sample_digests", "target_digests", "tokens")
@@ -78,24 +78,24 @@ class BatchProbe:
         """
         if moment == "gradients":
             rows: dict[str, list[tuple[Pass, Tensor]]] = {}
-            for one, batch in self._batches:
+            for forward_pass, batch in self._batches:
                 for name, values in zip(_ROWS, (batch.samples, batch.targets, batch.tokens), strict=True):
                     if values is not None:
-                        rows.setdefault(name, []).append((one, values))
+                        rows.setdefault(name, []).append((forward_pass, values))
             if self._features:
                 rows["batch_features"] = self._features
-            taken: dict[str, Tensor] = {}
+            columns: dict[str, Tensor] = {}
             for name in rows:
-                taken |= step.counted.take(name, rows[name])
-            return taken
+                columns |= step.counted.take(name, rows[name])
+            return columns
         if moment == "update" and self._batches:
             step.facts["token_source"] = self._batches[0][1].token_source or step.facts.get("token_source", "")
         elif moment == "batch" and not self._passes.is_over:
             batch = read_batch(*step.args, **step.kwargs)
             if batch is not None:
                 self._batches.append((self._passes.now(), batch))
-                if batch.read is not None:
-                    self._know_zeros(batch.read, step)
+                if batch.single_input is not None:
+                    self._know_zeros(batch.single_input, step)
             if step.sampled and (features := read_features(*step.args, **step.kwargs)) is not None:
                 self._features.append((self._passes.now(), features[None]))
         return {}
@@ -109,15 +109,15 @@ class BatchProbe:
             columns["batch_features"] = host["batch_features"].mean(0).tolist()
         return columns
 
-    def _know_zeros(self, read: Tensor, step: Step) -> None:
-        kind = (read.shape[1:], read.dtype, read.device.type)
-        if kind in self._zeros or len(self._zeros) >= MAX_SHAPES or read.shape[1:].numel() < LEAST_ELEMENTS:
+    def _know_zeros(self, samples: Tensor, step: Step) -> None:
+        kind = (samples.shape[1:], samples.dtype, samples.device.type)
+        if kind in self._zeros or len(self._zeros) >= MAX_SHAPES or samples.shape[1:].numel() < LEAST_ELEMENTS:
             return
-        self._zeros[kind] = unsigned(digest_of_zeros(read))
+        self._zeros[kind] = unsigned(digest_of_zeros(samples))
         step.facts["zero_samples"] = sorted({*step.facts.get("zero_samples", ()), self._zeros[kind]})
 
 
-def read_batch(*inputs: Any, **named: Any) -> Batch | None:
+def read_batch(*inputs: Any, **kwargs: Any) -> Batch | None:
     """The Batch in whatever a training step was fed (tensors, tuples, mappings, dataclasses), or None without tensors.
 
     The first dimension of the first tensor is the sample dimension. Labels, masks and positions are not part of a
@@ -125,7 +125,7 @@ def read_batch(*inputs: Any, **named: Any) -> Batch | None:
     attention mask takes padding out. Of a DTensor it is this rank's own part. A pair of positional tensors is read as
     (inputs, targets).
     """
-    parts = batch_parts(inputs, named)
+    parts = batch_parts(inputs, kwargs)
     if parts is None:
         return None
     content, targets, mask = parts
@@ -134,25 +134,25 @@ def read_batch(*inputs: Any, **named: Any) -> Batch | None:
     tokens, source = _tokens(content[0][1], targets, mask)
     target_digests = _digest([("", x) for x in targets], mask) if targets else None
     plain = len(data) == 1 and (mask is None or mask.shape != data[0][1].shape)
-    read = data[0][1] if plain else None
-    return Batch(samples=samples, targets=target_digests, tokens=tokens, token_source=source, read=read)
+    single_input = data[0][1] if plain else None
+    return Batch(samples=samples, targets=target_digests, tokens=tokens, token_source=source, single_input=single_input)
 
 
-def read_features(*inputs: Any, **named: Any) -> Tensor | None:
+def read_features(*inputs: Any, **kwargs: Any) -> Tensor | None:
     """float64 [``NUM_FEATURES``] of what ``read_batch`` reads first, and of its targets, on the device of the first."""
-    parts = batch_parts(inputs, named)
+    parts = batch_parts(inputs, kwargs)
     if parts is None:
         return None
-    (_, read), targets = parts.content[0], parts.targets
-    return torch.cat([features_of(read, read), features_of(targets[0] if targets else None, read)])
+    (_, first_input), targets = parts.content[0], parts.targets
+    return torch.cat([features_of(first_input, first_input), features_of(targets[0] if targets else None, first_input)])
 
 
-def features_of(x: Tensor | None, read: Tensor) -> Tensor:
-    """float64 [features] of a tensor (``FEATURES``), on the device of ``read``: NaN where there is none there, and of
+def features_of(x: Tensor | None, reference: Tensor) -> Tensor:
+    """float64 [features] of a tensor (``FEATURES``), on the device of ``reference``: NaN where there is none there, and of
     its elements that stand for no label, or of a kind that has no such feature.
     """
-    if x is None or x.is_complex() or x.device != read.device:
-        return read.new_full((len(FEATURES),), torch.nan, dtype=torch.float64)
+    if x is None or x.is_complex() or x.device != reference.device:
+        return reference.new_full((len(FEATURES),), torch.nan, dtype=torch.float64)
     flat = x.detach().flatten()
     few = flat[:: max(1, -(-flat.numel() // LOOKED_AT))]
     counts = (few != IGNORE_INDEX) if not few.is_floating_point() else torch.ones_like(few, dtype=torch.bool)
@@ -162,36 +162,36 @@ def features_of(x: Tensor | None, read: Tensor) -> Tensor:
         sums += [torch.full_like(sums[0], torch.nan)] * len(HASHES)
     else:
         sums += [((few.to(torch.int64) * factor >> 31 & 1) * counts).sum() for factor in HASHES]
-    shares = torch.stack([each.to(torch.float64) for each in sums]) / number
+    shares = torch.stack([column_sum.to(torch.float64) for column_sum in sums]) / number
     shares[1] = shares[1].sqrt()
     finite = flat.sum(dtype=torch.float64).isfinite() if flat.is_floating_point() else torch.ones_like(number)
     return torch.cat([shares, 1.0 - finite.to(torch.float64)[None]])
 
 
-def token_ids(*inputs: Any, **named: Any) -> Tensor | None:
+def token_ids(*inputs: Any, **kwargs: Any) -> Tensor | None:
     """The first whole numbers [B, T] among the inputs of a model that are no label, mask or position; None without."""
-    for name, x in _tensors(inputs, named):
+    for name, x in _tensors(inputs, kwargs):
         if x.dim() == 2 and x.dtype in (torch.int64, torch.int32) and name not in (*MASKS, *TARGETS, *POSITIONS):
             return x
     return None
 
 
-def attention_mask(*inputs: Any, **named: Any) -> Tensor | None:
+def attention_mask(*inputs: Any, **kwargs: Any) -> Tensor | None:
     """The input [B, T] of that name, which is 0 at padding wherever it is used; None without."""
-    return next((x for name, x in _tensors(inputs, named) if name == "attention_mask" and x.dim() == 2), None)
+    return next((x for name, x in _tensors(inputs, kwargs) if name == "attention_mask" and x.dim() == 2), None)
 
 
 class BatchParts(NamedTuple):
-    """What a sample is made of, with names, what is to be predicted of it, and the mask of padding."""
+    """Tensors that a sample is made of, with names, its targets, and the mask of padding."""
 
     content: list[tuple[str, Tensor]]
     targets: list[Tensor]
     mask: Tensor | None
 
 
-def batch_parts(inputs: tuple[Any, ...], named: Mapping[str, Any]) -> BatchParts | None:
-    """What ``read_batch`` makes of what a step was fed; None without tensors."""
-    items = list(_tensors(inputs, named))
+def batch_parts(inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BatchParts | None:
+    """Content, targets and mask among what a step was fed; None without tensors."""
+    items = list(_tensors(inputs, kwargs))
     items = [(name, local(x)) for name, x in items if x.dim() > 0 and x.layout == torch.strided]
     if not items:
         return None
@@ -223,15 +223,15 @@ def _tokens(first: Tensor, targets: list[Tensor], mask: Tensor | None) -> tuple[
     return torch.tensor([first.shape[0]], dtype=torch.float64), "samples"
 
 
-def _tensors(inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+def _tensors(inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     pair = inputs if len(inputs) != 1 else tuple(itertools.islice(elements(inputs[0]), 3))
-    if len(pair) == 2 and not named and all(map(is_tensor, pair)):
+    if len(pair) == 2 and not kwargs and all(map(is_tensor, pair)):
         yield "", pair[0]
         yield "targets", pair[1]
         return
     for value in inputs:
         yield from tensors_inside("", value)
-    for name, value in named.items():
+    for name, value in kwargs.items():
         yield from tensors_inside(name, value)
 
 

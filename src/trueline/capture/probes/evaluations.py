@@ -1,5 +1,5 @@
-"""Forward passes that nothing is trained on: whether they draw random numbers, what they change, and which spectral
-norms they find.
+"""Look at forward passes that nothing is trained on: random numbers that they draw, tensors that they change, and
+spectral norms that they find.
 
 Letters: a weight is [M, N] as its spectral norm reads it.
 """
@@ -50,59 +50,61 @@ _OBSERVERS = ("torch.ao.", "torch.quantization", "torchao.")
 
 
 @dataclass(eq=False)
-class _Before:
-    """What was there as a pass began."""
+class _PassStart:
+    """State of the model and of random streams as a pass began."""
 
     step: int | None
     device: torch.device
     states: list[int]
     tensors: list[tuple[str, nn.Module, str, Tensor, int]]
-    """Of each buffer or parameter its name, where it is, itself and its version."""
+    """Of each buffer or parameter its full name, module, name there, itself and its version."""
 
 
 class UntrainedPasses:
     """Looks at passes of one model: the ``FIRST`` of each mode, then the first in each step that has one, later now and
-    then. ``seen`` are those that were looked at, each with its numbers [2 norms] float32 on the device of the model.
+    then. ``passes`` are those that were looked at, each with its numbers [2 norms] float32 on the device of the model.
     """
 
     def __init__(self) -> None:
-        self.seen: list[tuple[UntrainedPass, Tensor | None]] = []
+        self.passes: list[tuple[UntrainedPass, Tensor | None]] = []
         self._num = {True: 0, False: 0}
         self._next_step = {True: 0, False: 0}
         self._draws_at_all = False
-        self._before: _Before | None = None
+        self._before: _PassStart | None = None
         self._drawn: dict[tuple[str, str], None] = {}
         self._drops = False
 
     def begins(self, module: nn.Module, *, step: int | None) -> bool:
-        """Whether the pass of ``module`` that begins is looked at."""
+        """A pass of ``module`` begins; True if it is looked at."""
         self.drop()
-        num = self._num[module.training]
-        is_due = num < FIRST or (step is not None and step >= self._next_step[module.training])
+        num_passes = self._num[module.training]
+        is_due = num_passes < FIRST or (step is not None and step >= self._next_step[module.training])
         if not is_due or in_backward() or _is_capturing():
             return False
         device = next((param.device for param in module.parameters()), torch.device("cpu"))
         self._num[module.training] += 1
-        self._next_step[module.training] = 0 if step is None else step + (1 if num < EARLY else gap(step))
-        self._before = _Before(step, device, torch_states(device), [*_tensors(module, with_params=step is None)])
-        if num == 0 or self._draws_at_all:
+        self._next_step[module.training] = 0 if step is None else step + (1 if num_passes < EARLY else gap(step))
+        self._before = _PassStart(
+            step, device, torch_states(device), [*_versioned_tensors(module, with_params=step is None)]
+        )
+        if num_passes == 0 or self._draws_at_all:
             draws.add(self)
         return True
 
     def ended(self, module: nn.Module) -> None:
         """It has returned."""
-        before = self._before
+        start = self._before
         drawn, drops = tuple(self._drawn), self._drops
         self.drop()
-        if before is None:
+        if start is None:
             return
-        moved = torch_states(before.device) != before.states
+        moved = torch_states(start.device) != start.states
         self._draws_at_all = self._draws_at_all or moved
         norms = [*_spectral_norms(module)][:MAX_NAMED] if self._num[module.training] <= FIRST else []
-        own = {name for _, names, _ in norms for name in names}
-        changed = [name for name, *where in before.tensors if name not in own and _is_changed(*where)]
-        done = UntrainedPass(
-            step=before.step,
+        norm_tensors = {name for _, names, _ in norms for name in names}
+        changed = [name for name, *where in start.tensors if name not in norm_tensors and _is_changed(*where)]
+        untrained_pass = UntrainedPass(
+            step=start.step,
             training=module.training,
             drawn=moved,
             draws=drawn if moved else (),
@@ -111,9 +113,9 @@ class UntrainedPasses:
             changed=tuple(dict.fromkeys(changed))[:MAX_NAMED],
             norms=tuple(weight for weight, _, _ in norms),
         )
-        if len(self.seen) < MAX_PENDING:
-            numbers = [values().to(before.device) for _, _, values in norms]
-            self.seen.append((done, torch.cat(numbers) if numbers else None))
+        if len(self.passes) < MAX_PENDING:
+            numbers = [values().to(start.device) for _, _, values in norms]
+            self.passes.append((untrained_pass, torch.cat(numbers) if numbers else None))
 
     def drop(self) -> None:
         """Forget a pass that has not returned."""
@@ -146,23 +148,23 @@ class EvaluationProbe:
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._passes = UntrainedPasses()
+        self._recorder = UntrainedPasses()
         self._waiting = Waiting[str]()
         self._looks = True
 
     def begin(self, step: Step) -> bool:
         """At sampled steps."""
-        self._passes.drop()
+        self._recorder.drop()
         self._looks = step.watched
         return step.sampled
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
         """``evaluation_values``, float64."""
-        seen, self._passes.seen = self._passes.seen, []
-        if not seen:
+        passes, self._recorder.passes = self._recorder.passes, []
+        if not passes:
             return {}
-        self._waiting.put(step.number, evaluations_text([done for done, _ in seen]))
-        numbers = [values.to(step.layout.device) for _, values in seen if values is not None]
+        self._waiting.put(step.number, evaluations_text([untrained_pass for untrained_pass, _ in passes]))
+        numbers = [values.to(step.layout.device) for _, values in passes if values is not None]
         return {"evaluation_values": torch.cat(numbers) if numbers else torch.zeros(0)}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,25 +174,25 @@ class EvaluationProbe:
             return {}
         return {"evaluations": text, "evaluation_values": host["evaluation_values"].tolist()}
 
-    def know(self, seen: Sequence[tuple[UntrainedPass, Tensor | None]]) -> None:
+    def know(self, passes: Sequence[tuple[UntrainedPass, Tensor | None]]) -> None:
         """Take what was seen before watching began."""
-        self._passes.seen = [*seen, *self._passes.seen][:MAX_PENDING]
+        self._recorder.passes = [*passes, *self._recorder.passes][:MAX_PENDING]
 
     def begins(self, module: nn.Module, *, step: int) -> None:
         """A pass of ``module`` begins."""
         if self._looks:
             with self._guard(self.name):
-                self._passes.begins(module, step=step)
+                self._recorder.begins(module, step=step)
 
     def ended(self, module: nn.Module) -> None:
         """It has returned."""
         if self._looks:
             with self._guard(self.name):
-                self._passes.ended(module)
+                self._recorder.ended(module)
 
     def detach(self) -> None:
         """Look no more."""
-        self._passes.drop()
+        self._recorder.drop()
 
 
 class PassesBeforeTraining:
@@ -199,7 +201,7 @@ class PassesBeforeTraining:
     """
 
     def __init__(self) -> None:
-        self._of = ObjectTable[nn.Module, UntrainedPasses]()
+        self._recorders = ObjectTable[nn.Module, UntrainedPasses]()
         self._open: tuple[nn.Module, UntrainedPasses] | None = None
         self._inner: set[int] = set()
         self._failed = False
@@ -222,27 +224,27 @@ class PassesBeforeTraining:
         if self._open is not None and self._open[0] is not module:
             self._inner.add(at)
             return
-        passes = self._of.get(module)
+        passes = self._recorders.get(module)
         if passes is None:
             passes = UntrainedPasses()
-            self._of.set(module, passes)
+            self._recorders.set(module, passes)
         self._end()
         if passes.begins(module, step=None):
             self._open = module, passes
             patches.module_call.add(self._at_return, after=True)
 
-    def of(self, model: nn.Module) -> list[tuple[UntrainedPass, Tensor | None]]:
-        """What was seen of ``model``, and of its parts by the names that they have there; the rest is forgotten."""
+    def passes_of(self, model: nn.Module) -> list[tuple[UntrainedPass, Tensor | None]]:
+        """Passes of ``model``, and of its parts by the names that they have there; the rest is forgotten."""
         self._end()
         names = {id(module): name for name, module in model.named_modules()}
-        found = [
-            (_within(names[id(module)], done), values)
-            for module, passes in self._of.items()
+        passes_of_model = [
+            (_rename_in_model(names[id(module)], untrained_pass), values)
+            for module, recorder in self._recorders.items()
             if id(module) in names
-            for done, values in passes.seen
+            for untrained_pass, values in recorder.passes
         ]
-        self._of.clear()
-        return found
+        self._recorders.clear()
+        return passes_of_model
 
     def _at_return(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         if self._open is not None and self._open[0] is module:
@@ -258,30 +260,30 @@ class PassesBeforeTraining:
             patches.module_call.remove(self._at_return)
 
 
-def _within(name: str, done: UntrainedPass) -> UntrainedPass:
-    """``done`` with names as they are in the whole model, of which it saw the part ``name``."""
+def _rename_in_model(name: str, untrained_pass: UntrainedPass) -> UntrainedPass:
+    """``untrained_pass`` with names as they are in the whole model, of which it saw the part ``name``."""
     whole = name.removeprefix("module.") if name != "module" else ""
     if not whole:
-        return done
-    named = {
-        field: tuple(f"{whole}.{one}" for one in getattr(done, field)) for field in ("dropouts", "changed", "norms")
-    }
-    return replace(done, **named)
+        return untrained_pass
+    fields = ("dropouts", "changed", "norms")
+    full_names = {field: tuple(f"{whole}.{fqn}" for fqn in getattr(untrained_pass, field)) for field in fields}
+    return replace(untrained_pass, **full_names)
 
 
-def _tensors(root: nn.Module, *, with_params: bool) -> Iterator[tuple[str, nn.Module, str, Tensor, int]]:
+def _versioned_tensors(root: nn.Module, *, with_params: bool) -> Iterator[tuple[str, nn.Module, str, Tensor, int]]:
     """Buffers of ``root`` that are saved with it, and parameters that no framework moves about."""
     for prefix, module in root.named_modules():
         if type(module).__module__.startswith(_OBSERVERS):
             continue
-        held = {name: each for name, each in module._buffers.items() if name not in module._non_persistent_buffers_set}
-        for name, tensor in (held | module._parameters if with_params else held).items():
+        transient = module._non_persistent_buffers_set
+        tensors = {name: buffer for name, buffer in module._buffers.items() if name not in transient}
+        for name, tensor in (tensors | module._parameters if with_params else tensors).items():
             if tensor is None or type(tensor) not in _PLAIN or is_lazy(tensor) or tensor.is_inference():
                 continue
             counts = isinstance(module, _NormBase) and name == "num_batches_tracked"
             if tensor.is_floating_point() or counts:
-                shown = "running_mean" if counts else name  # kernels that update it count no version of it
-                yield f"{prefix}.{shown}" if prefix else shown, module, name, tensor, tensor._version
+                shown_name = "running_mean" if counts else name  # kernels that update it count no version of it
+                yield f"{prefix}.{shown_name}" if prefix else shown_name, module, name, tensor, tensor._version
 
 
 def _is_changed(module: nn.Module, name: str, tensor: Tensor, version: int) -> bool:
@@ -303,15 +305,15 @@ def _spectral_norms(root: nn.Module) -> Iterator[tuple[str, tuple[str, ...], Cal
         for hook in tuple(module._forward_pre_hooks.values()):
             if isinstance(hook, SpectralNorm):
                 weight, u, v = (getattr(module, f"{hook.name}_{part}", None) for part in ("orig", "u", "v"))
-                if all(type(one) in _PLAIN for one in (weight, u, v)):
+                if all(type(x) in _PLAIN for x in (weight, u, v)):
                     vectors = tuple(f"{at}{hook.name}_{part}" for part in ("u", "v"))
                     matrix = hook.reshape_weight_to_matrix(weight)  # type: ignore[arg-type]
                     yield f"{at}{hook.name}", vectors, _later(matrix, u, v)
-        for name, made in getattr(module, "parametrizations", {}).items():
-            for place, part in enumerate(made):
-                weight = getattr(made, "original", None)
+        for name, parametrizations in getattr(module, "parametrizations", {}).items():
+            for number, part in enumerate(parametrizations):
+                weight = getattr(parametrizations, "original", None)
                 if isinstance(part, _SpectralNorm) and type(weight) in _PLAIN and weight.ndim > 1:  # type: ignore[union-attr]
-                    vectors = tuple(f"{at}parametrizations.{name}.{place}.{one}" for one in ("_u", "_v"))
+                    vectors = tuple(f"{at}parametrizations.{name}.{number}.{vector}" for vector in ("_u", "_v"))
                     matrix = part._reshape_weight_to_matrix(weight)  # type: ignore[arg-type]
                     yield f"{at}{name}", vectors, _later(matrix, part._u, part._v)
 

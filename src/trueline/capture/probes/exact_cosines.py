@@ -56,12 +56,12 @@ def exact_cosines(copies: Mapping[int, Tensor], layout: Layout, *, team: Team, s
 
     Products are formed in float64. A worker without a gradient has cosine 0 to every other.
     """
-    said = _gathered(torch.tensor([float(step), float(layout.digest)], dtype=torch.float64), team)
-    if len(set(map(tuple, said.tolist()))) > 1:
-        raise RuntimeError(f"workers were at the steps {said[:, 0].long().tolist()}, or have other parameters")
+    states = _gather_rows(torch.tensor([float(step), float(layout.digest)], dtype=torch.float64), team)
+    if len(set(map(tuple, states.tolist()))) > 1:
+        raise RuntimeError(f"workers were at the steps {states[:, 0].long().tolist()}, or have other parameters")
     gram_NN = torch.zeros(team.size, team.size, dtype=torch.float64)
     for piece in _pieces(copies, layout):
-        rows = _gathered(piece, team).double()
+        rows = _gather_rows(piece, team).double()
         gram_NN += rows @ rows.T
     norms = gram_NN.diagonal().sqrt()
     row = gram_NN[team.index] / (norms * norms[team.index]).clamp_min(torch.finfo(torch.float64).tiny)
@@ -70,25 +70,25 @@ def exact_cosines(copies: Mapping[int, Tensor], layout: Layout, *, team: Team, s
 
 def _pieces(copies: Mapping[int, Tensor], layout: Layout) -> Iterator[Tensor]:
     """Float32 [PIECE] on the host: all gradients behind each other, zeros where there is none."""
-    piece, taken = torch.zeros(PIECE), 0
+    piece, num_filled = torch.zeros(PIECE), 0
     for position, width in enumerate(layout.widths):
-        mine = copies.get(position)
-        flat = torch.zeros(width) if mine is None else mine.reshape(-1).cpu()
+        copy = copies.get(position)
+        flat = torch.zeros(width) if copy is None else copy.reshape(-1).cpu()
         while len(flat):
-            part, flat = flat[: PIECE - taken], flat[PIECE - taken :]
-            piece[taken : taken + len(part)] = part
-            taken += len(part)
-            if taken == PIECE:
+            part, flat = flat[: PIECE - num_filled], flat[PIECE - num_filled :]
+            piece[num_filled : num_filled + len(part)] = part
+            num_filled += len(part)
+            if num_filled == PIECE:
                 yield piece
-                piece, taken = torch.zeros(PIECE), 0
-    if taken:
+                piece, num_filled = torch.zeros(PIECE), 0
+    if num_filled:
         yield piece
 
 
-def _gathered(mine: Tensor, team: Team) -> Tensor:
+def _gather_rows(row: Tensor, team: Team) -> Tensor:
     """[N, ...] what every worker brings."""
     if team.side is None:
         raise RuntimeError("workers are no longer connected")
-    all_N = [torch.empty_like(mine) for _ in range(team.size)]
-    team.side.allgather([all_N], [mine]).wait(datetime.timedelta(seconds=PATIENCE_S))
+    all_N = [torch.empty_like(row) for _ in range(team.size)]
+    team.side.allgather([all_N], [row]).wait(datetime.timedelta(seconds=PATIENCE_S))
     return torch.stack(all_N)

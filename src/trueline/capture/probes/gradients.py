@@ -1,4 +1,4 @@
-"""What the gradient hooks see: a squared norm and a sketch per parameter, in four phases of one step.
+"""Measure what gradient hooks see: a squared norm and a sketch per parameter, in four phases of one step.
 
 ``local`` is the worker's own gradient before any reduction, ``entered`` what the user's own code gives into one,
 ``reduced`` what the reduction returned, ``used`` what the optimizer is about to receive. Hooks call ``see``; nothing
@@ -27,7 +27,7 @@ Phase = Literal["local", "entered", "reduced", "used"]
 PHASES: tuple[Phase, ...] = ("local", "entered", "reduced", "used")
 
 SAME_ORDER = 1 - 1e-3
-"""The least squared cosine of a flat buffer and the gradients in the same order: a buffer in bfloat16 has 1 - 4e-6."""
+"""The least squared cosine of a flat buffer and the gradients in its order: a buffer in bfloat16 has 1 - 4e-6."""
 
 
 @dataclass
@@ -47,8 +47,8 @@ class _PhaseCalls:
 
 
 @dataclass(frozen=True)
-class _Left:
-    """What reductions have left in ``.grad``: None where nothing is there. ``copies`` as those of the probe."""
+class _Remainder:
+    """Gradients that reductions have left in ``.grad``: None where nothing is there. ``copies`` as those of the probe."""
 
     measured: Measured | None
     copies: dict[int, Tensor]
@@ -100,16 +100,16 @@ class GradientProbe:
         """Norms, as this worker knows them by itself."""
         if "flat_orders" in host:
             likeness = host["flat_orders"].tolist()
-            order, most = max(zip(self._orders, likeness, strict=True), key=lambda pair: pair[1])
-            self.flat_order = order if most >= SAME_ORDER else self.flat_order
+            order, likeliest = max(zip(self._orders, likeness, strict=True), key=lambda pair: pair[1])
+            self.flat_order = order if likeliest >= SAME_ORDER else self.flat_order
         return gradient_columns(host, step.layout)
 
     def _attach(self) -> None:
         self.blind = False
-        """Whether only parameters that ranks hold whole can be measured: other ``.grad`` are pieces of unknown layout.
+        """True if only parameters that ranks hold whole can be measured: other ``.grad`` are pieces of unknown layout.
         """
         self.alone = False
-        """Whether nothing reduces, so that what the optimizer receives is the worker's own gradient."""
+        """True if nothing reduces, so that what the optimizer receives is the worker's own gradient."""
         self.waiting = None
         """The parameters for which the framework holds a gradient that is not reduced yet; None where it keeps none."""
         self.received: Callable[[], None] | None = None
@@ -128,23 +128,23 @@ class GradientProbe:
         self._likeness: Tensor | None = None
         self.copies: dict[int, Tensor] = {}
         """Of the local gradients, float32, by position, where they are compared exactly."""
-        self._left: _Left | None = None
-        self._seen: dict[Phase, _PhaseCalls] = {phase: _PhaseCalls() for phase in PHASES}
+        self._remainder: _Remainder | None = None
+        self._phases: dict[Phase, _PhaseCalls] = {phase: _PhaseCalls() for phase in PHASES}
 
     @property
     def has_local(self) -> bool:
-        """Whether gradients were seen before their reduction in this step."""
-        return bool(self._seen["local"].calls)
+        """True if gradients were seen before their reduction in this step."""
+        return bool(self._phases["local"].calls)
 
     def before_backward(self, gradients: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Measure (parameter, ``.grad``) pairs as a backward pass of the model begins, the first since a reduction of
         the same step: ``local`` gradients seen next have what that left in them, not what this worker gave.
         """
-        if self._left is not None or not self.has_local:
+        if self._remainder is not None or not self.has_local:
             return
-        pairs = self._known(gradients)
+        pairs = self._watched(gradients)
         copies = {index: gradient.to(torch.float32, copy=True) for index, gradient in pairs} if self.exact else {}
-        self._left = _Left(self.layout.sketcher.measure(pairs) if pairs else None, copies)
+        self._remainder = _Remainder(self.layout.sketcher.measure(pairs) if pairs else None, copies)
 
     def see(
         self,
@@ -165,27 +165,27 @@ class GradientProbe:
         have no gradient and are reduced as if it were zero. Of a parameter that ranks hold whole, while others are in
         shards, only the norm is measured.
         """
-        index_of, pairs = self.layout.index_of, self._known(gradients)
+        index_of, pairs = self.layout.index_of, self._watched(gradients)
         if phase == "local":
             self._take_off()
-        seen = self._seen[phase]
+        phase_calls = self._phases[phase]
         if self.layout.whole:
             whole = {index: gradient for index, gradient in pairs if index in self.layout.whole}
-            seen.whole |= {index: _norm2(gradient) for index, gradient in whole.items()}
+            phase_calls.whole |= {index: _norm2(gradient) for index, gradient in whole.items()}
             pairs = [(index, gradient) for index, gradient in pairs if index not in whole]
         if self.blind or not pairs:
             return
         measured = self.layout.sketcher.measure(pairs, shard=shard)
-        seen.zero = tuple(index_of[id(param)] for param in zero if id(param) in index_of)
+        phase_calls.zero = tuple(index_of[id(param)] for param in zero if id(param) in index_of)
         key = measured.indices
-        if add and key in seen.calls:
-            seen.times[key] = seen.times.get(key, 1) + 1
-            measured = _sum(seen.calls[key], measured)
-        elif key not in seen.calls and any(not set(key).isdisjoint(other) for other in seen.calls):
-            seen.calls.clear()  # DDP has cut its buckets anew since the micro-batch before
-        seen.calls[key] = measured
+        if add and key in phase_calls.calls:
+            phase_calls.times[key] = phase_calls.times.get(key, 1) + 1
+            measured = _sum(phase_calls.calls[key], measured)
+        elif key not in phase_calls.calls and any(not set(key).isdisjoint(indices) for indices in phase_calls.calls):
+            phase_calls.calls.clear()  # DDP has cut its buckets anew since the micro-batch before
+        phase_calls.calls[key] = measured
         if self.exact and phase == "local":
-            self._keep(pairs, add=add or seen.earlier is not None)
+            self._keep(pairs, add=add or phase_calls.earlier is not None)
 
     def see_used(self) -> None:
         """Measure what the optimizer is about to receive: ``.grad`` of every parameter that has one, or this rank's
@@ -194,13 +194,13 @@ class GradientProbe:
         if self.received is not None:
             self.received()
             return
-        there = [(param, local(param.grad)) for param in self.layout.params if param.grad is not None]
+        gradients = [(param, local(param.grad)) for param in self.layout.params if param.grad is not None]
         if self.layout.mesh.shards == 1:
-            self.see("local" if self.alone else "used", there)
+            self.see("local" if self.alone else "used", gradients)
             return
         widths, index_of = self.layout.sketcher.widths, self.layout.index_of
-        there = [(param, _padded(gradient, widths[index_of[id(param)]])) for param, gradient in there]
-        self.see("used", there, shard=self.layout.mesh.shard)
+        gradients = [(param, _padded(gradient, widths[index_of[id(param)]])) for param, gradient in gradients]
+        self.see("used", gradients, shard=self.layout.mesh.shard)
 
     def unreduced(self) -> dict[str, list[int]]:
         """The column ``unreduced_params``, where the framework keeps gradients that it has not reduced."""
@@ -215,31 +215,31 @@ class GradientProbe:
         ``<phase>_times``, how many there were at most; ``<phase>_whole_norm2`` of ``Layout.whole``.
         """
         like = {"dtype": torch.float64, "device": self.layout.device}
-        out: dict[str, Tensor] = {} if self._likeness is None else {"flat_orders": self._likeness}
-        for phase, seen in self._seen.items():
-            if seen.whole:
-                none = torch.full((), MISSING, **like)
-                norms2 = [seen.whole.get(index, none).to(none.device) for index in self.layout.whole]
-                out[f"{phase}_whole_norm2"] = torch.stack(norms2)
-            if not seen.calls:
+        payload: dict[str, Tensor] = {} if self._likeness is None else {"flat_orders": self._likeness}
+        for phase, phase_calls in self._phases.items():
+            if phase_calls.whole:
+                missing = torch.full((), MISSING, **like)
+                norms2 = [phase_calls.whole.get(index, missing).to(missing.device) for index in self.layout.whole]
+                payload[f"{phase}_whole_norm2"] = torch.stack(norms2)
+            if not phase_calls.calls:
                 continue
             norm2 = torch.full((len(self.layout.names),), MISSING, **like)
-            for index in seen.zero:  # one by one: a list of them would have to be copied to the device
+            for index in phase_calls.zero:  # one by one: a list of them would have to be copied to the device
                 norm2[index].zero_()
-            for measured in seen.calls.values():
+            for measured in phase_calls.calls.values():
                 norm2.index_copy_(0, measured.positions, measured.norm2)
-            sketch = self._sketch(seen)
-            out[f"{phase}_norm2"] = norm2
-            out[f"{phase}_sketch"] = sketch.view(-1)
-            if seen.times:
-                out[f"{phase}_group_norm2"] = sketch.square().sum(dim=1)
-                out[f"{phase}_times"] = torch.full((), max(seen.times.values()), **like)
-            elif seen.adds is not None:
-                out[f"{phase}_group_norm2"] = sketch.square().sum(dim=1)
-                out[f"{phase}_times"] = seen.adds + 1
-        return out
+            sketch = self._sketch(phase_calls)
+            payload[f"{phase}_norm2"] = norm2
+            payload[f"{phase}_sketch"] = sketch.view(-1)
+            if phase_calls.times:
+                payload[f"{phase}_group_norm2"] = sketch.square().sum(dim=1)
+                payload[f"{phase}_times"] = torch.full((), max(phase_calls.times.values()), **like)
+            elif phase_calls.adds is not None:
+                payload[f"{phase}_group_norm2"] = sketch.square().sum(dim=1)
+                payload[f"{phase}_times"] = phase_calls.adds + 1
+        return payload
 
-    def _known(self, gradients: Iterable[tuple[Tensor, Tensor]]) -> list[tuple[int, Tensor]]:
+    def _watched(self, gradients: Iterable[tuple[Tensor, Tensor]]) -> list[tuple[int, Tensor]]:
         """The gradients of watched parameters by position."""
         index_of, strided = self.layout.index_of.get, torch.strided
         return [
@@ -248,31 +248,33 @@ class GradientProbe:
             if (index := index_of(id(param))) is not None and gradient.layout is strided
         ]
 
-    def _sketch(self, seen: _PhaseCalls) -> Tensor:
+    def _sketch(self, phase_calls: _PhaseCalls) -> Tensor:
         """Float64 [G, k] of all that was seen in one phase."""
         shape = (len(self.layout.groups), self.layout.k)
         sketch = torch.zeros(shape, dtype=torch.float64, device=self.layout.device)
-        for measured in seen.calls.values():
+        for measured in phase_calls.calls.values():
             sketch.index_add_(0, measured.groups, measured.sketch)
-        return sketch if seen.earlier is None else sketch.add_(seen.earlier)
+        return sketch if phase_calls.earlier is None else sketch.add_(phase_calls.earlier)
 
     def _take_off(self) -> None:
         """Keep of the local gradients of earlier backward passes what is not in ``.grad`` any more, now that the worker
         has added to what the reduction left there. Where that is nothing, or zero, the user has cleared it: the earlier
         passes are no part of this step then.
         """
-        left, self._left = self._left, None
-        if left is None:
+        remainder, self._remainder = self._remainder, None
+        if remainder is None:
             return
-        seen, self._seen["local"] = self._seen["local"], _PhaseCalls()
-        if left.measured is None:
+        phase_calls, self._phases["local"] = self._phases["local"], _PhaseCalls()
+        if remainder.measured is None:
             self.copies = {}
             return
-        adds = left.measured.norm2.sum() > 0
-        earlier = self._sketch(seen).index_add_(0, left.measured.groups, left.measured.sketch, alpha=-1)
-        self._seen["local"].earlier, self._seen["local"].adds = torch.where(adds, earlier, 0.0), adds
+        adds = remainder.measured.norm2.sum() > 0
+        earlier = self._sketch(phase_calls).index_add_(
+            0, remainder.measured.groups, remainder.measured.sketch, alpha=-1
+        )
+        self._phases["local"].earlier, self._phases["local"].adds = torch.where(adds, earlier, 0.0), adds
         for index, copy in self.copies.items():
-            self.copies[index] = torch.where(adds, copy - left.copies.get(index, 0.0), 0.0)
+            self.copies[index] = torch.where(adds, copy - remainder.copies.get(index, 0.0), 0.0)
 
     def _keep(self, pairs: list[tuple[int, Tensor]], *, add: bool) -> None:
         for index, gradient in pairs:

@@ -37,7 +37,7 @@ _CHOOSES = re.compile("Index|IndexSelect|MaskedSelect|Gather|Select|Cat|Stack|Ro
 
 _SCALINGS = ("Mul", "Div")
 _MEAN = 1
-_NONE = 0
+_UNREDUCED = 0
 
 
 @dataclass(frozen=True)
@@ -61,36 +61,36 @@ def find(roots: Iterable[Tensor]) -> CrossEntropy | int:
 
     Everything that needs a gradient must lead to it: a path that ends elsewhere is another term of the loss.
     """
-    ahead = deque((root.grad_fn, root.output_nr) for root in roots if root.grad_fn is not None)
-    seen: set[Any] = set()
-    found: list[Any] = []
+    pending = deque((root.grad_fn, root.output_nr) for root in roots if root.grad_fn is not None)
+    visited: set[Any] = set()
+    nodes: list[Any] = []
     strange = False
     scalings = 0
-    while ahead and len(seen) < MAX_NODES:
-        node, output = ahead.popleft()
-        if node in seen:
+    while pending and len(visited) < MAX_NODES:
+        node, output = pending.popleft()
+        if node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         operation = operation_of(node)
         if operation.startswith("NllLoss"):
-            found.append(node)
+            nodes.append(node)
             continue
         strange |= LINEAR.fullmatch(operation) is None
         scalings += operation in _SCALINGS
-        below = node.next_functions
-        below = below[output : output + 1] if operation == SINK else below
-        ahead.extend(edge for edge in below if edge[0] is not None)
-    if not found:
+        edges = node.next_functions
+        edges = edges[output : output + 1] if operation == SINK else edges
+        pending.extend(edge for edge in edges if edge[0] is not None)
+    if not nodes:
         return 1
-    if ahead or any(not node.next_functions for node in seen):
+    if pending or any(not node.next_functions for node in visited):
         return 2
-    if len(found) > 1:
+    if len(nodes) > 1:
         return 3
-    if is_hooked(found[0]._raw_saved_total_weight):
+    if is_hooked(nodes[0]._raw_saved_total_weight):
         return 8
-    if found[0]._saved_weight is not None:
+    if nodes[0]._saved_weight is not None:
         return 4
-    return 5 if strange else CrossEntropy(found[0], len(seen), scalings)
+    return 5 if strange else CrossEntropy(nodes[0], len(visited), scalings)
 
 
 def listen(to: CrossEntropy, take: Callable[[Tensor, Tensor, Tensor, torch.dtype], None]) -> None:
@@ -100,7 +100,7 @@ def listen(to: CrossEntropy, take: Callable[[Tensor, Tensor, Tensor, torch.dtype
     """
     node, reduction = to.node, to.reduction
     ignored = ignored_index(node)
-    kept = (node._saved_target if reduction == _NONE else node._saved_total_weight).detach()
+    saved = (node._saved_target if reduction == _UNREDUCED else node._saved_total_weight).detach()
 
     awaited = [True]
 
@@ -110,12 +110,12 @@ def listen(to: CrossEntropy, take: Callable[[Tensor, Tensor, Tensor, torch.dtype
             return
         awaited.clear()
         g = gradient.detach().to(torch.float64)
-        if reduction == _NONE:
-            counts_N = (kept != ignored) & (g != 0)
+        if reduction == _UNREDUCED:
+            counts_N = (saved != ignored) & (g != 0)
             least, greatest = (torch.where(counts_N, g, end) for end in (torch.inf, -torch.inf))
             take(counts_N.sum().double(), least.min(), greatest.max(), gradient.dtype)
             return
-        total = kept.to(torch.float64)
+        total = saved.to(torch.float64)
         weight = g / total if reduction == _MEAN else g
         take(total, weight, weight, gradient.dtype)
 
@@ -126,19 +126,19 @@ def targets(roots: Iterable[Tensor]) -> list[tuple[Tensor, int, int | None]]:
     """The targets of the cross-entropies below ``roots``, [N], the number that stands for none, and the
     ``first_position`` that they are of; those that hooks keep are left out.
     """
-    ahead = deque(root.grad_fn for root in roots)
-    seen: set[Any] = set()
-    found: list[tuple[Tensor, int, int | None]] = []
-    while ahead and len(seen) < MAX_NODES:
-        node: Any = ahead.popleft()
-        if node is None or node in seen:
+    pending = deque(root.grad_fn for root in roots)
+    visited: set[Any] = set()
+    targets_below: list[tuple[Tensor, int, int | None]] = []
+    while pending and len(visited) < MAX_NODES:
+        node: Any = pending.popleft()
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         if not node.name().startswith("NllLoss"):
-            ahead.extend(below for below, _ in node.next_functions)
+            pending.extend(parent for parent, _ in node.next_functions)
         elif not is_hooked(node._raw_saved_target):
-            found.append((node._saved_target.detach().flatten(), ignored_index(node), first_position(node)))
-    return found
+            targets_below.append((node._saved_target.detach().flatten(), ignored_index(node), first_position(node)))
+    return targets_below
 
 
 def first_position(node: Any) -> int | None:
@@ -147,8 +147,8 @@ def first_position(node: Any) -> int | None:
     """
     first = 0
     for _ in range(MAX_NODES):
-        below = [each for each, _ in node.next_functions if each is not None]
-        node = below[0] if len(below) == 1 else None
+        parents = [parent for parent, _ in node.next_functions if parent is not None]
+        node = parents[0] if len(parents) == 1 else None
         operation = "" if node is None else operation_of(node)
         if _CHOOSES.fullmatch(operation):
             return None

@@ -1,4 +1,4 @@
-"""What ``backward`` is called on, and the sum over tokens that it is a multiple of, where its graph shows one.
+"""Read losses that ``backward`` is called on, and sums over tokens that they are multiples of, from their graphs.
 
 The graph is read before it is used, and only where nothing has to be computed: from the loss down through products
 with, and quotients by, what needs no gradient. Nothing of it is kept.
@@ -22,7 +22,7 @@ MAX_OPERATIONS = 24
 MAX_NODES = 16
 """Scalings of a loss that are looked through: there are two or three (a count of tokens, micro-batches, ranks)."""
 
-_SAME = ("ToCopy", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Clone", "Alias", "Expand")
+_VIEWS = ("ToCopy", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Clone", "Alias", "Expand")
 """Operations whose one element is that of their input."""
 
 _SUM = 2
@@ -31,30 +31,30 @@ _SUM = 2
 
 def roots_of(tensors: Any) -> list[Tensor]:
     """Of what ``torch.autograd.backward`` was called with, floating-point tensors that have a graph and elements."""
-    several = tensors if isinstance(tensors, Sequence) else (tensors,)
-    found = [each for each in several if isinstance(each, Tensor) and each.grad_fn is not None]
-    return [each for each in found if each.is_floating_point() and each.numel() > 0]
+    candidates = tensors if isinstance(tensors, Sequence) else (tensors,)
+    differentiable = [tensor for tensor in candidates if isinstance(tensor, Tensor) and tensor.grad_fn is not None]
+    return [tensor for tensor in differentiable if tensor.is_floating_point() and tensor.numel() > 0]
 
 
 def operations_below(roots: Sequence[Tensor]) -> int:
     """A digest of the first ``MAX_OPERATIONS`` operations below ``roots``, breadth first, by their names: 32 bits."""
-    ahead = deque(root.grad_fn for root in roots)
-    seen: list[Any] = []
-    while ahead and len(seen) < MAX_OPERATIONS:
-        node = ahead.popleft()
-        if node is not None and node not in seen:
-            seen.append(node)
-            ahead.extend(below for below, _ in node.next_functions)
-    return zlib.crc32(" ".join(node.name() for node in seen).encode())
+    pending = deque(root.grad_fn for root in roots)
+    visited: list[Any] = []
+    while pending and len(visited) < MAX_OPERATIONS:
+        node = pending.popleft()
+        if node is not None and node not in visited:
+            visited.append(node)
+            pending.extend(parent for parent, _ in node.next_functions)
+    return zlib.crc32(" ".join(node.name() for node in visited).encode())
 
 
 def losses_in(tensors: Any, gradients: Any) -> list[Tensor]:
     """The scalars among what ``torch.autograd.backward`` was called with, times the gradients that were passed."""
-    several = tensors if isinstance(tensors, Sequence) else (tensors,)
-    weights = gradients if isinstance(gradients, Sequence) else (gradients,) * len(several)
+    losses = tensors if isinstance(tensors, Sequence) else (tensors,)
+    weights = gradients if isinstance(gradients, Sequence) else (gradients,) * len(losses)
     return [
         loss if weight is None else loss * weight.detach()
-        for loss, weight in zip(several, weights, strict=False)
+        for loss, weight in zip(losses, weights, strict=False)
         if isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point()
     ]
 
@@ -82,25 +82,25 @@ def _base(node: Any) -> tuple[float | Tensor, Any]:
     factor: float | Tensor = 1.0
     for _ in range(MAX_NODES):
         kind = type(node).__name__.removesuffix("Backward0")
-        below = [one for one, _ in getattr(node, "next_functions", ()) if one is not None]
-        if len(below) != 1:
+        parents = [parent for parent, _ in getattr(node, "next_functions", ()) if parent is not None]
+        if len(parents) != 1:
             break
         if kind in ("Mul", "Div"):
-            other = node._saved_other if node.next_functions[0][0] is not None else node._saved_self
-            if other is None or other.numel() != 1 or (kind == "Div" and node.next_functions[0][0] is None):
+            operand = node._saved_other if node.next_functions[0][0] is not None else node._saved_self
+            if operand is None or operand.numel() != 1 or (kind == "Div" and node.next_functions[0][0] is None):
                 break
-            scale = other.detach().to(torch.float64).reshape(())
+            scale = operand.detach().to(torch.float64).reshape(())
             factor = factor * scale if kind == "Mul" else factor / scale
         elif kind == "Neg":
             factor = -factor
-        elif not (kind in _SAME or _of_one_element(kind, node)):
+        elif not (kind in _VIEWS or _of_one_element(kind, node)):
             break
-        node = below[0]
+        node = parents[0]
     return factor, node
 
 
 def _of_one_element(kind: str, node: Any) -> bool:
-    """Whether it is a mean or sum of one element: of what is one number already."""
+    """True for a mean or sum of one element: of what is one number already."""
     if kind == "Mean":
         return int(node._saved_self_sym_numel) == 1
     return kind == "Sum" and math.prod(node._saved_self_sym_sizes) == 1

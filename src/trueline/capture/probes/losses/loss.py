@@ -27,7 +27,7 @@ NO_ROWS = np.zeros((0, 3))
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenLoss:
     """A loss given by hand: float64 [], the tokens that it averages over (float64 [], None untold), and float64 [B]
     losses of its samples, None where only their mean was given.
     """
@@ -62,7 +62,7 @@ class LossProbe:
         self.source = ""
         self.is_models = True
         self.shifted = True
-        """Whether a label is that of the next position, as far as is known."""
+        """True where a label is that of the next position, as far as is known."""
         self._guard = guard
         self._contributions = passes or Contributions()
         self._notes = [] if notes is None else notes
@@ -71,7 +71,7 @@ class LossProbe:
         self._rel = 1e-5
         self._window = 0
         self._collects = True
-        self._given: list[tuple[Pass, Given]] = []
+        self._given_losses: list[tuple[Pass, GivenLoss]] = []
         self._output: list[tuple[Pass, Tensor]] = []
         self._backward: list[tuple[Pass, Tensor]] = []
         self._unscaled: Tensor | None = None
@@ -81,7 +81,7 @@ class LossProbe:
 
     def begin(self, step: Step) -> bool:
         """Forget the step before. What listens to ``backward`` collects nothing in a step that is not watched."""
-        self._given, self._output, self._backward = [], [], []
+        self._given_losses, self._output, self._backward = [], [], []
         self._collects = step.watched
         return step.watched
 
@@ -106,10 +106,13 @@ class LossProbe:
             if isinstance(loss, Tensor)
             else torch.tensor(float(loss)).double()
         )
-        is_one = x.dim() == 0 or x.numel() == 0
-        given = Given(x.mean(), _on(x.device, tokens), None) if is_one else _several(x.reshape(len(x), -1), tokens)
+        is_scalar = x.dim() == 0 or x.numel() == 0
+        if is_scalar:
+            given_loss = GivenLoss(x.mean(), _count_on(x.device, tokens), None)
+        else:
+            given_loss = _sample_losses(x.reshape(len(x), -1), tokens)
         if self._collects and not self._contributions.is_over:
-            self._given.append((self._contributions.now(), given))
+            self._given_losses.append((self._contributions.now(), given_loss))
 
     def from_output(self, output: Any, kwargs: Mapping[str, Any], *, shifted: bool) -> None:
         """Take what a model returned for ``kwargs``; ``shifted``: labels there are of the next position."""
@@ -127,10 +130,10 @@ class LossProbe:
         """What ``columns`` needs of the step, to be copied to the host: given losses as ``loss`` and ``tokens``,
         float64 [], and ``part_losses``, float64 [B], or rows of M passes that count, float64 [M, 3] (``loss_choice``).
         """
-        if given := [one for of, one in self._given if of.at >= counted.first]:
+        if given_losses := [loss for at_pass, loss in self._given_losses if at_pass.at >= counted.first]:
             self.source = "given"
-            parts = torch.cat([part.reshape(-1) for part in _parts(given)])
-            return _weighted(given) | ({"part_losses": parts} if len(parts) > 1 else {})
+            parts = torch.cat([part.reshape(-1) for part in _parts(given_losses)])
+            return _weighted(given_losses) | ({"part_losses": parts} if len(parts) > 1 else {})
         trained = counted.take("loss_trained", self._backward, backward=True)
         return trained | counted.take("loss_returned", self._output)
 
@@ -141,24 +144,24 @@ class LossProbe:
         Two losses of one batch are terms, not parts.
         """
         self.is_models, micros = True, row.get("num_micro") or 0
-        out: dict[str, Any] = {name: float(host[name].sum()) for name in ("loss", "tokens") if name in host}
+        columns: dict[str, Any] = {name: float(host[name].sum()) for name in ("loss", "tokens") if name in host}
         if "loss" in host:
-            return out | ({"part_losses": host["part_losses"].tolist()} if "part_losses" in host else {})
+            return columns | ({"part_losses": host["part_losses"].tolist()} if "part_losses" in host else {})
         rows = [host[name].numpy() if name in host else NO_ROWS for name in ("loss_trained", "loss_returned")]
         choice = choose(*rows, workers=self._workers, rel=self._rel, step=step.number, window=self._window)
         self._window = max(self._window, len(rows[0]) or micros)
         if choice is None:
-            return out
+            return columns
         if not (self.source == PER_TOKEN and choice.tokens is not None):
             self.source = choice.source
         if choice.doubt is not None and choice.doubt not in self._noted:
             self._noted.add(choice.doubt)
             self._notes.append(choice.note)
-        out["loss"] = choice.loss
+        columns["loss"] = choice.loss
         if choice.tokens is not None:
-            out["tokens"] = choice.tokens
+            columns["tokens"] = choice.tokens
         self.is_models = choice.is_models
-        return out | ({"part_losses": choice.parts} if len(choice.parts) == micros and micros > 1 else {})
+        return columns | ({"part_losses": choice.parts} if len(choice.parts) == micros and micros > 1 else {})
 
     def _at_scale(self, scaler: Any, outputs: Any) -> None:
         with self._guard("loss"):
@@ -168,14 +171,14 @@ class LossProbe:
     def _at_backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         with self._guard("loss"):
             unscaled, self._unscaled = self._unscaled, None
-            one = self._contributions.begun
-            if one is None or not self._collects:
+            backward_pass = self._contributions.begun
+            if backward_pass is None or not self._collects:
                 return
             if unscaled is not None:
-                self._backward.append((one, unscaled[None]))
+                self._backward.append((backward_pass, unscaled[None]))
                 return
             for loss in losses_in(tensors, grad_tensors):
-                self._backward.append((one, self._row(loss)[None]))
+                self._backward.append((backward_pass, self._row(loss)[None]))
 
     def _row(self, loss: Tensor) -> Tensor:
         self._rel = max(self._rel, 8 * torch.finfo(loss.dtype).eps)
@@ -197,8 +200,8 @@ def _returned(output: Any, kwargs: Mapping[str, Any], *, shifted: bool) -> Tenso
     sums = _token_sum(output, kwargs, value, shifted=shifted)
     if value is None and sums is None:
         return None
-    known = value if sums is None else sums[0]
-    unknown = torch.full_like(known, math.nan)
+    number = value if sums is None else sums[0]
+    unknown = torch.full_like(number, math.nan)
     return torch.stack([unknown if value is None else value, *(sums or (unknown, unknown))])
 
 
@@ -217,11 +220,11 @@ def _token_sum(
     return loss * items, ((labels[..., 1:] if follow else labels) != IGNORE_INDEX).sum().to(loss)
 
 
-def _several(losses_BE: Tensor, tokens: float | Tensor | None) -> Given:
+def _sample_losses(losses_BE: Tensor, tokens: float | Tensor | None) -> GivenLoss:
     """Losses of B samples, E elements each; what counts no token is left out, and has no loss (NaN) as a whole."""
     samples = len(losses_BE)
     if not isinstance(tokens, Tensor) or (tokens.numel() == 1 < losses_BE.numel()):
-        return Given(losses_BE.mean(), _on(losses_BE.device, tokens), losses_BE.mean(dim=1))
+        return GivenLoss(losses_BE.mean(), _count_on(losses_BE.device, tokens), losses_BE.mean(dim=1))
     if tokens.numel() not in (samples, losses_BE.numel()):
         raise ValueError(
             f"watch.loss() was given {losses_BE.numel()} losses of {samples} samples and {tokens.numel()} counts of "
@@ -232,16 +235,16 @@ def _several(losses_BE: Tensor, tokens: float | Tensor | None) -> Given:
     sums_B = torch.where(counts_BE > 0, losses_BE * counts_BE, 0.0).sum(dim=1)
     counts_B = counts_BE.sum(dim=1)
     mean = torch.where(counts_B.sum() > 0, sums_B.sum() / counts_B.sum(), losses_BE.mean())
-    return Given(mean, counts_B.sum(), torch.where(counts_B > 0, sums_B / counts_B, torch.nan))
+    return GivenLoss(mean, counts_B.sum(), torch.where(counts_B > 0, sums_B / counts_B, torch.nan))
 
 
-def _parts(given: list[Given]) -> list[Tensor]:
+def _parts(given_losses: list[GivenLoss]) -> list[Tensor]:
     """The losses of all samples, or, where some came as a mean only, of each micro-batch."""
-    samples = [one.parts for one in given if one.parts is not None]
-    return samples if len(samples) == len(given) else [one.loss for one in given]
+    samples = [loss.parts for loss in given_losses if loss.parts is not None]
+    return samples if len(samples) == len(given_losses) else [loss.loss for loss in given_losses]
 
 
-def _on(device: torch.device, count: float | Tensor | None) -> Tensor | None:
+def _count_on(device: torch.device, count: float | Tensor | None) -> Tensor | None:
     """The count as float64 [] on ``device``; a number is filled in there, since copying it from the host would wait."""
     if count is None:
         return None
@@ -250,12 +253,12 @@ def _on(device: torch.device, count: float | Tensor | None) -> Tensor | None:
     return torch.full((), float(count), dtype=torch.float64, device=device)
 
 
-def _weighted(given: list[Given]) -> dict[str, Tensor]:
-    losses = torch.stack([one.loss for one in given])
-    known = [one.tokens for one in given if one.tokens is not None]
-    if len(known) < len(given):
+def _weighted(given_losses: list[GivenLoss]) -> dict[str, Tensor]:
+    losses = torch.stack([loss.loss for loss in given_losses])
+    token_counts = [loss.tokens for loss in given_losses if loss.tokens is not None]
+    if len(token_counts) < len(given_losses):
         return {"loss": losses.mean()}
-    counts = torch.stack(known)
+    counts = torch.stack(token_counts)
     total = counts.sum()
     # Without a token the loss is still the number that was given, such as the 0.0 of a clamped count.
     mean = torch.where(total > 0, (losses * counts).sum() / total, losses.mean())

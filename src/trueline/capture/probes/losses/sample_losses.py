@@ -26,7 +26,7 @@ CHUNK = 2**24
 """Logits looked at at a time. With a float32 copy of them and its logarithms of softmax that is 128 MiB at most."""
 
 READINGS = ("next", "same")
-"""Which label a position is to predict: that of the next position (causal language models), or its own."""
+"""The label that a position is to predict: that of the next position (causal language models), or its own."""
 
 _U32 = 2.0**-24
 
@@ -58,12 +58,12 @@ class SampleLossProbe:
         self._contributions = passes or Contributions()
         self._readings = list(READINGS)
         self._active = False
-        self._seen: list[tuple[Pass, _PassLosses | None]] = []
+        self._passes: list[tuple[Pass, _PassLosses | None]] = []
 
     def begin(self, step: Step) -> bool:
         """Forget the step before; look at this one if it is one of the first, or its sketch is kept."""
         self._active = (step.keeps_sketch or 0 <= step.age < STEPS_AT_START) and bool(self._readings)
-        self._seen = []
+        self._passes = []
         return step.watched and self._active
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
@@ -78,21 +78,21 @@ class SampleLossProbe:
         """Take the output of a training forward pass that was called with these arguments."""
         if not self._active or torch.compiler.is_compiling():
             return
-        one = self._contributions.now()
-        self._seen.append((one, None))
-        given = kwargs if "labels" in kwargs else next((x for x in args if stored(x, "labels") is not None), kwargs)
-        logits, loss, labels = stored(output, "logits"), stored(output, "loss"), stored(given, "labels")
-        if not _fit(logits, labels, loss):
+        forward_pass = self._contributions.now()
+        self._passes.append((forward_pass, None))
+        labelled = kwargs if "labels" in kwargs else next((x for x in args if stored(x, "labels") is not None), kwargs)
+        logits, loss, labels = stored(output, "logits"), stored(output, "loss"), stored(labelled, "labels")
+        if not _are_readable(logits, labels, loss):
             return
         if labels.dim() == 1 and "next" in self._readings:
             self._drop("next")
         if not self._readings:
             return
         try:
-            found = _look(
-                logits, labels, loss, next_=self._readings[0] == "next", items=stored(given, "num_items_in_batch")
+            losses = _look(
+                logits, labels, loss, next_=self._readings[0] == "next", items=stored(labelled, "num_items_in_batch")
             )
-            self._seen[-1] = (one, found)
+            self._passes[-1] = (forward_pass, losses)
         except Exception:
             self._readings = []
             raise
@@ -101,13 +101,13 @@ class SampleLossProbe:
         """``sample_losses`` float64 [B over all passes that count] and what ``columns`` needs to judge them; empty
         unless each of those could be looked at.
         """
-        mine = [(one, seen) for one, seen in self._seen if counted.counts(one)]
-        known = [(one, seen) for one, seen in mine if seen is not None]
-        if not mine or len(known) < len(mine):
+        passes = [(at, losses) for at, losses in self._passes if counted.counts(at)]
+        readable = [(at, losses) for at, losses in passes if losses is not None]
+        if not passes or len(readable) < len(passes):
             return {}
         return {
-            **counted.take("sample_losses", [(one, seen.losses) for one, seen in known]),
-            **counted.take("sample_excess", [(one, seen.excess.reshape(1)) for one, seen in known]),
+            **counted.take("sample_losses", [(at, losses.losses) for at, losses in readable]),
+            **counted.take("sample_excess", [(at, losses.excess.reshape(1)) for at, losses in readable]),
             "sample_reading": torch.tensor(READINGS.index(self._readings[0])),
         }
 
@@ -142,29 +142,29 @@ class SampleLossProbe:
 
 
 def loss_rounding(total: Tensor, count: Tensor, *, classes: int, unit: float) -> Tensor:
-    """How far two sums of ``count`` cross entropies over ``classes``, float64 [] near ``total``, may be apart by
-    rounding alone.
+    """Largest distance by which two sums of ``count`` cross entropies over ``classes``, float64 [] near
+    ``total``, may differ by rounding alone.
 
     With u of float32: logarithms of softmax lie within u·(4ℓ + 2·ln V + λ√V + 4) of the exact loss ℓ (the difference
     to the maximum, rounded, moves the sum of exponentials by at most its mean, ln V, and summing V of them by λ√V; the
     other roundings are single), and a sum of n of them within λ√n·u·Σℓ (Higham & Mary, SISC 41(5), 2019, theorem 2.4);
     both sides lose that. ``unit`` is u of the model's loss: it may have rounded each term, and the result.
     """
-    each = 4 + 2 * math.log(classes) + LAMBDA * math.sqrt(classes)
-    return 2 * _U32 * (total * (4 + LAMBDA * count.sqrt()) + count * each) + 2 * unit * total
+    per_term = 4 + 2 * math.log(classes) + LAMBDA * math.sqrt(classes)
+    return 2 * _U32 * (total * (4 + LAMBDA * count.sqrt()) + count * per_term) + 2 * unit * total
 
 
-def _fit(logits: Any, labels: Any, loss: Any) -> bool:
-    """Whether these can be the logits [B, V] or [B, T, V], integer labels [B] or [B, T], and loss [] of at least two
+def _are_readable(logits: Any, labels: Any, loss: Any) -> bool:
+    """True where these can be the logits [B, V] or [B, T, V], integer labels [B] or [B, T], and loss [] of at least two
     samples, all of them whole tensors in one place.
     """
-    found = (logits, labels, loss)
-    if not all(isinstance(x, Tensor) and x.layout == torch.strided and not hasattr(x, "to_local") for x in found):
+    tensors = (logits, labels, loss)
+    if not all(isinstance(x, Tensor) and x.layout == torch.strided and not hasattr(x, "to_local") for x in tensors):
         return False
-    alike = logits.shape[:-1] == labels.shape and logits.device == labels.device == loss.device
+    shapes_match = logits.shape[:-1] == labels.shape and logits.device == labels.device == loss.device
     countable = not labels.is_floating_point() and labels.dtype != torch.bool
     return (
-        alike
+        shapes_match
         and countable
         and labels.dim() in (1, 2)
         and labels.shape[0] >= 2
