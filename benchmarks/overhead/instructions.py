@@ -120,7 +120,7 @@ def _plans(share: dict[str, float]) -> list[list[str]]:
     usual = Plan()
     always = share["every step"] + share["the sketch is kept"] / usual.matrix_every
     always += share["parameters are digested"] / usual.params_every + share["a part is sealed"] / SEAL_STEPS
-    always += share["laws of the update"] / sampling.EVERY
+    always += share["laws of the update"] / sampling.LEAST_GAP
     room = usual.budget - share["every step"]
     asked = min(max(math.ceil(sampled / room), 1), schedule.MAX_INTERVAL) if room > 0 else schedule.MAX_INTERVAL
     plans = {"every step": 1, f"default, at the interval of its budget ({asked})": asked}

@@ -32,8 +32,8 @@ INTRODUCTION = (
     "norm, a schedule and an average of the weights; medians of CPU times of three trainings, in which laws look at "
     "every step with all that they have, at every step but for the norms of all gradients, and at none. The share is "
     "that of an optimizer step at "
-    f"the default schedule after the first {sampling.EARLY} steps: every {sampling.EVERY}th step is looked at, and the "
-    f"norms are taken at every {sampling.RAREST}th."
+    f"the default schedule after the first {sampling.EARLY} steps: every {sampling.LEAST_GAP}th step is looked at, and "
+    f"the norms are taken at every {sampling.RAREST}th."
 )
 
 
@@ -46,7 +46,7 @@ def measure(*, ranks: int, rounds: int, folder: Path) -> str:
     rows, total = [], 0.0
     for law in LAWS:
         rarely = max(whole[law] - looked[law], 0) if law == "clipping" else 0
-        spent = (looked[law] + (sampling.EVERY - 1) * idle[law]) / sampling.EVERY + rarely / sampling.RAREST
+        spent = (looked[law] + (sampling.LEAST_GAP - 1) * idle[law]) / sampling.LEAST_GAP + rarely / sampling.RAREST
         total += spent
         times = (f"{1000 * each[law]:.3f} ms" for each in (whole, looked, idle))
         rows.append([law, *times, f"{spent / step_s:.2%}"])

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from benchmarks.page import table
 
-from trueline.capture.probes.around_update.sampling import EVERY
+from trueline.capture.probes.around_update.sampling import LEAST_GAP
 from trueline.capture.probes.around_update.update_slices import UpdateSample, sample_slices
 
 SIZES = {"150 tensors, 9.8M parameters": (150, 65_536), "600 tensors, 39M parameters": (600, 65_536)}
@@ -24,7 +24,7 @@ def measure() -> str:
     """A table of CPU times of one optimizer step (AdamW, foreach, float32, one thread) and of one sample, by turns."""
     torch.set_num_threads(1)
     rows = [[name, *_row(*size)] for name, size in SIZES.items()]
-    heads = ["model", "optimizer step, ms", "one sample, ms", f"share at every {EVERY}th step", "at every step"]
+    heads = ["model", "optimizer step, ms", "one sample, ms", f"share at every {LEAST_GAP}th step", "at every step"]
     return table(heads, rows, right=range(1, 5))
 
 
@@ -53,7 +53,7 @@ def _row(tensors: int, numel: int) -> list[str]:
         json.dumps(sample.facts)
         samples.append(between - begin + time.process_time() - after)
     step, one = statistics.median(steps), statistics.median(samples)
-    return [f"{step * 1e3:.1f}", f"{one * 1e3:.2f}", f"{one / step / EVERY:.2%}", f"{one / step:.1%}"]
+    return [f"{step * 1e3:.1f}", f"{one * 1e3:.2f}", f"{one / step / LEAST_GAP:.2%}", f"{one / step:.1%}"]
 
 
 def _cpu(call: Callable[[], object]) -> float:

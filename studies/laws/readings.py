@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import trueline
 from trueline.capture.probes.arguments import ArgumentProbe
-from trueline.capture.probes.around_update.sampling import EARLY, EVERY, RAREST
+from trueline.capture.probes.around_update.sampling import EARLY, LEAST_GAP, RAREST
 from trueline.capture.probes.batch import BatchProbe
 from trueline.capture.probes.surroundings import StreamProbe
 from trueline.laws.inputs.probe import InputProbe
@@ -34,7 +34,7 @@ STEPS = EARLY
 """In each of the first steps all of these probes look."""
 TURNS = 3
 ALWAYS = "every sampled step"
-NOW_AND_THEN = f"the first {EARLY}, then every {EVERY}th to {RAREST}th step"
+NOW_AND_THEN = f"the first {EARLY}, then every {LEAST_GAP}th to {RAREST}th step"
 PROBES: dict[type[Any], tuple[str, str]] = {
     BatchProbe: ("digests of samples, features of the first input and labels", ALWAYS),
     ArgumentProbe: ("features of the other arguments", ALWAYS),

@@ -100,7 +100,7 @@ def begin(
     watching = Watching(model, adapter, team, plan, start, safe_sink, parts)
     probes = StandardProbes(watching, averages)
     try:
-        recorder = Recorder(watching, probes=probes.each, contributions=probes.contributions)
+        recorder = Recorder(watching, probes=probes.probes, contributions=probes.contributions)
     except BaseException:
         for leave in (parts.close, adapter.detach, probes.detach, safe_sink.close, team.give_back):
             leave()

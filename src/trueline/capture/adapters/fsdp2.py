@@ -77,9 +77,9 @@ class Fsdp2Adapter(HookingAdapter):
         super().detach()
 
     def _note_whole(self, names: list[str]) -> None:
-        shown = ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])])
+        examples = ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])])
         note = (
-            f"{len(names)} of the parameters are not sharded ({shown}): their values and gradients are compared "
+            f"{len(names)} of the parameters are not sharded ({examples}): their values and gradients are compared "
             "between ranks, and are no part of the gradient norm."
         )
         if note not in self.notes:

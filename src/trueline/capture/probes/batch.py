@@ -1,4 +1,4 @@
-"""Digest the samples that a worker consumes, one digest each, in order, and count the tokens that the loss averages over.
+"""Digest the samples that a worker consumes, in order, and count the tokens that the loss averages over.
 
 Letters: B samples, T positions.
 """
@@ -38,8 +38,8 @@ IGNORE_INDEX = -100
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """int64 [B] digests on the batch's device; ``tokens`` float64 [1]. ``samples`` is None where the model is called on
-    what autograd has computed, which is no data, ``targets`` where no labels were seen. ``single_input`` is the tensor that
-    digests of samples are of, where that is one and no mask leaves any of it out.
+    what autograd has computed, which is no data, ``targets`` where no labels were seen. ``single_input`` is the tensor
+    that digests of samples are of, where that is one and no mask leaves any of it out.
     """
 
     samples: Tensor | None
@@ -148,8 +148,8 @@ def read_features(*inputs: Any, **kwargs: Any) -> Tensor | None:
 
 
 def features_of(x: Tensor | None, reference: Tensor) -> Tensor:
-    """float64 [features] of a tensor (``FEATURES``), on the device of ``reference``: NaN where there is none there, and of
-    its elements that stand for no label, or of a kind that has no such feature.
+    """float64 [features] of a tensor (``FEATURES``), on the device of ``reference``: NaN where there is none there, and
+    of its elements that stand for no label, or of a kind that has no such feature.
     """
     if x is None or x.is_complex() or x.device != reference.device:
         return reference.new_full((len(FEATURES),), torch.nan, dtype=torch.float64)

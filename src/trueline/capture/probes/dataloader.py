@@ -115,12 +115,12 @@ def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
     keys = {"num_replicas": "num_replicas", "rank": "sampler_rank", "seed": "seed", "shuffle": "shuffle"}
     if _splits_processes(sampler):
         keys = {"num_processes": "num_replicas", "process_index": "sampler_rank"}
-    known = {key: getattr(sampler, name, None) for name, key in keys.items()}
-    return facts | {key: value for key, value in known.items() if isinstance(value, (bool, int))}
+    settings = {key: getattr(sampler, name, None) for name, key in keys.items()}
+    return facts | {key: value for key, value in settings.items() if isinstance(value, (bool, int))}
 
 
 def _are_drawn(part: Subset[Any]) -> bool:
-    """Whether the first rows of the part are neither in a row nor evenly spaced: somebody drew them."""
+    """True if the first rows of the part are neither in a row nor evenly spaced: somebody drew them."""
     indices = np.asarray(list(itertools.islice(part.indices, ROWS_LOOKED_AT)))
     return indices.dtype.kind in "iu" and len(indices) > 2 and bool(np.any(np.diff(indices, n=2)))
 
@@ -130,14 +130,14 @@ def rows_digest(dataset: Any) -> str:
     if isinstance(dataset, Subset):
         indices = _content(np.asarray(list(dataset.indices)))
         return xxhash.xxh3_64_hexdigest((indices or b"") + rows_digest(dataset.dataset).encode())
-    found = _rows(dataset)
-    if found is None:
+    rows = _rows(dataset)
+    if rows is None:
         return ""
-    length = len(found)
+    length = len(rows)
     picked = sorted(
         {round(index * (length - 1) / max(ROWS_LOOKED_AT - 1, 1)) for index in range(min(ROWS_LOOKED_AT, length))}
     )
-    contents = [_content(found[index]) for index in picked]
+    contents = [_content(rows[index]) for index in picked]
     if any(content is None for content in contents):
         return ""
     return xxhash.xxh3_64_hexdigest(b"|".join([str(length).encode(), *(content or b"" for content in contents)]))
@@ -155,14 +155,14 @@ def _sampler(loader: DataLoader[Any]) -> Any:
         if holder is None:
             break
         chain.append(holder)
-    splitting = [each for each in chain if hasattr(each, "num_replicas") or _splits_processes(each)]
+    splitting = [sampler for sampler in chain if hasattr(sampler, "num_replicas") or _splits_processes(sampler)]
     return next(iter(splitting or reversed(chain)), None)
 
 
 def _splits_processes(sampler: Any) -> bool:
-    """Whether it is one like Accelerate's ``BatchSamplerShard``, which splits batches between processes."""
-    held = getattr(sampler, "__dict__", {})
-    return isinstance(held.get("num_processes"), int) and isinstance(held.get("process_index"), int)
+    """True for one like Accelerate's ``BatchSamplerShard``, which splits batches between processes."""
+    attributes = getattr(sampler, "__dict__", {})
+    return isinstance(attributes.get("num_processes"), int) and isinstance(attributes.get("process_index"), int)
 
 
 def _rows(dataset: Any) -> Any:
@@ -173,8 +173,8 @@ def _rows(dataset: Any) -> Any:
     if not hasattr(dataset, "__len__"):
         return None
     length = len(dataset)
-    held = getattr(dataset, "__dict__", {})
-    for value in held.values():
+    attributes = getattr(dataset, "__dict__", {})
+    for value in attributes.values():
         if type(value) in (list, tuple, np.ndarray, torch.Tensor) and len(value) == length > 0:
             return value
     return None

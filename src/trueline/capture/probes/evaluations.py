@@ -163,7 +163,7 @@ class EvaluationProbe:
         passes, self._recorder.passes = self._recorder.passes, []
         if not passes:
             return {}
-        self._waiting.put(step.number, evaluations_text([untrained_pass for untrained_pass, _ in passes]))
+        self._waiting.add(step.number, evaluations_text([untrained_pass for untrained_pass, _ in passes]))
         numbers = [values.to(step.layout.device) for _, values in passes if values is not None]
         return {"evaluation_values": torch.cat(numbers) if numbers else torch.zeros(0)}
 

@@ -48,7 +48,7 @@ class _PhaseCalls:
 
 @dataclass(frozen=True)
 class _Remainder:
-    """Gradients that reductions have left in ``.grad``: None where nothing is there. ``copies`` as those of the probe."""
+    """Gradients that reductions have left in ``.grad``: None where nothing is. ``copies`` as those of the probe."""
 
     measured: Measured | None
     copies: dict[int, Tensor]

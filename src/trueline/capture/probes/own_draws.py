@@ -35,15 +35,15 @@ _KEY = "BackendSelect"
 directly before the backend (as in ``record/dispatched.py``)."""
 
 
-class Listener(Protocol):
+class DrawListener(Protocol):
     """Is told of draws."""
 
     def listens_to(self, generator: torch.Generator | None) -> bool:
-        """Whether draws from this one are meant; None is torch's own of the device."""
+        """True if draws from this one are meant; None is torch's own of the device."""
         ...
 
     def state_of(self, generator: torch.Generator | None) -> int | None:
-        """What ``drawn`` is to know of it as it is before."""
+        """State that ``drawn`` is told of, as it is before the draw."""
         ...
 
     def drawn(self, operation: str, shape: tuple[int, ...], state: int | None) -> None:
@@ -55,11 +55,11 @@ class _Draws:
     """Lets torch pass draws through kernels of ours as long as somebody listens: once, however many there are."""
 
     def __init__(self) -> None:
-        self._refs: list[weakref.ref[Listener]] = []  # what belongs to a model ends with it
+        self._refs: list[weakref.ref[DrawListener]] = []  # what belongs to a model ends with it
         self._library: torch.library.Library | None = None
         self._under_way: list[None] = []
 
-    def add(self, listener: Listener) -> None:
+    def add(self, listener: DrawListener) -> None:
         """Call ``listener`` from now on."""
         if listener not in self._listeners():
             self._refs.append(weakref.ref(listener))
@@ -68,14 +68,14 @@ class _Draws:
             for name in OPERATIONS:
                 self._library.impl(name, self._kernel(name), _KEY, with_keyset=True)
 
-    def remove(self, listener: Listener) -> None:
+    def remove(self, listener: DrawListener) -> None:
         """Stop calling it. The kernels go with the last one, unless a thread is inside of one just now."""
         self._refs = [ref for ref in self._refs if ref() not in (None, listener)]
         if self._library is not None and not self._refs and not self._under_way:
             self._library._destroy()
             self._library = None
 
-    def _listeners(self) -> list[Listener]:
+    def _listeners(self) -> list[DrawListener]:
         return [listener for ref in self._refs if (listener := ref()) is not None]
 
     def _kernel(self, name: str) -> Callable[..., Any]:
@@ -90,10 +90,10 @@ class _Draws:
                 return op.redispatch(keyset & below, *args, **kwargs)
             self._under_way.append(None)
             try:
-                begun = [(listener, listener.state_of(generator)) for listener in listeners]
+                states = [(listener, listener.state_of(generator)) for listener in listeners]
                 result = op.redispatch(keyset & below, *args, **kwargs)
                 shape = tuple(result.shape) if isinstance(result, torch.Tensor) else ()
-                for listener, state in begun:
+                for listener, state in states:
                     listener.drawn(base, shape, state)
                 return result
             finally:
@@ -134,12 +134,12 @@ class OwnDrawProbe(FactProbe):
             first = next((x for _, x in tensors_inside("", (*step.args, dict(step.kwargs))) if x.dim() > 0), None)
             self._rows |= set() if first is None else {first.shape[0]}
             return {}
-        found = [
-            OwnDraw(operation, shape, at, state, len(shape) > 0 and shape[0] > 1 and shape[0] in self._rows)
-            for operation, shape, at, state in self._found
+        own_draws = [
+            OwnDraw(operation, shape, line, state, len(shape) > 0 and shape[0] > 1 and shape[0] in self._rows)
+            for operation, shape, line, state in self._draws
         ]
         self._forget()
-        return {"own_draws": draws_text(found)}
+        return {"own_draws": draws_text(own_draws)}
 
     def detach(self) -> None:
         """Look no more."""
@@ -164,11 +164,11 @@ class OwnDrawProbe(FactProbe):
     def drawn(self, operation: str, shape: tuple[int, ...], state: int | None) -> None:
         """Numbers were drawn from a generator that was in ``state``."""
         with self._guard(self.name):
-            if state is not None and len(self._found) < MAX_DRAWS and (at := script_line()):
-                self._found.append((operation, shape, at, state))
+            if state is not None and len(self._draws) < MAX_DRAWS and (at := script_line()):
+                self._draws.append((operation, shape, at, state))
 
     def _forget(self) -> None:
-        self._found: list[tuple[str, tuple[int, ...], str, int]] = []
+        self._draws: list[tuple[str, tuple[int, ...], str, int]] = []
         self._rows: set[int] = set()
 
 

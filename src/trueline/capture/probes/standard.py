@@ -47,7 +47,7 @@ class StandardProbes:
         self.scaler = LossScalerProbe()
         self.evaluations = EvaluationProbe(guard)
         gradients = GradientProbe(adapter, guard)
-        self.each: list[Probe] = [
+        self.probes: list[Probe] = [
             self.epoch,
             SurroundingsProbe(by_hand=adapter.reduces_by_hand, goes_round=adapter.goes_round),
             ModeProbe(adapter.notes, contributions),
@@ -67,12 +67,12 @@ class StandardProbes:
         parts = ProbeParts(watching, contributions, averages)
         for part, make in probe_makers().items():
             probe = watching.parts.attempt(part, make, parts)
-            self.each += [] if probe is None else [probe]
+            self.probes += [] if probe is None else [probe]
 
     def detach(self) -> None:
         """Stop listening to what torch is called with."""
         self.contributions.detach()
-        for probe in self.each:
+        for probe in self.probes:
             detach = getattr(probe, "detach", None)
             if detach is not None:
                 detach()

@@ -1,5 +1,5 @@
-"""What surrounds a step of a rank: autocast, collectives and modes in the forward pass, model averagers of torch, the
-random streams of the process, and the optimizer's hyper-parameters.
+"""Record what surrounds a step of a rank: autocast, collectives and modes in the forward pass, model averagers of
+torch, the random streams of the process, and the optimizer's hyper-parameters.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SurroundingsProbe(FactProbe):
 
     @property
     def between(self) -> tuple[Moment, ...]:
-        """What one call may show in any step: that it goes around the wrapper; the rest is known of sampled steps."""
+        """Moments that may show in any step that a call goes around the wrapper; the rest is known of sampled steps."""
         return self.moments if self._looks_left > 0 else () if self._goes_round is None else ("forward",)
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class SurroundingsProbe(FactProbe):
         if moment == "forward":
             step.facts["autocast"] = autocast_state()
             if step.module is not None and "repeated" not in step.facts:
-                step.facts["repeated"] = repeated_places(step.module)
+                step.facts["repeated"] = repeated_layers(step.module)
             outside = None if self._goes_round is None else self._goes_round()
             if outside is not None:
                 step.facts["forward_outside"] = outside or step.facts.get("forward_outside", False)
@@ -67,29 +67,29 @@ class SurroundingsProbe(FactProbe):
         return {}
 
 
-def repeated_places(model: nn.Module) -> list[list[str]]:
-    """Names of the places of each Sequential or ModuleList of ``model`` that hold one module of several weights.
+def repeated_layers(model: nn.Module) -> list[list[str]]:
+    """Names in each Sequential or ModuleList of ``model`` that stand for one module of several weights.
 
     A head that stands in the list once for each layer, as detectors have, is left out: the first weight of a module
     that is applied to its own output takes as many features as the last one gives.
     """
-    found: list[list[str]] = []
+    repeated: list[list[str]] = []
     for name, container in model.named_modules():
         if not isinstance(container, (nn.Sequential, nn.ModuleList)):
             continue
-        places: dict[int, list[str]] = {}
+        names_by_module: dict[int, list[str]] = {}
         for key, module in container._modules.items():
             params = [] if module is None else list(module.parameters())
             if sum(param.dim() > 1 for param in params) > 1:
                 first = next(param for param in params if param.dim() > 1)
                 if first.shape[1] == params[-1].shape[0]:
-                    places.setdefault(id(module), []).append(f"{name}.{key}" if name else key)
-        found += [names for names in places.values() if len(names) > 1]
-    return found
+                    names_by_module.setdefault(id(module), []).append(f"{name}.{key}" if name else key)
+        repeated += [names for names in names_by_module.values() if len(names) > 1]
+    return repeated
 
 
-_OTHERWISE = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
-"""What computes otherwise in evaluation mode."""
+_MODE_DEPENDENT = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
+"""Modules that compute something else in evaluation mode."""
 _EVALUATES = (
     "the model trains in evaluation mode (model.eval()): its dropout is off, and its batch normalisation uses running "
     "statistics. If that is not meant, call model.train() before training."
@@ -110,9 +110,9 @@ class ModeProbe(FactProbe):
         self._notes = notes
         self._passes = passes
         self._counts: list[tuple[Pass, int]] = []
-        self._seen = False
+        self._has_noted = False
         self._modules: tuple[nn.Module, ...] = ()
-        self._of: Layout | None = None
+        self._layout: Layout | None = None
 
     def begin(self, step: Step) -> bool:
         """Forget the step before."""
@@ -122,18 +122,18 @@ class ModeProbe(FactProbe):
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
         """The columns, when gradients are there; absent where no forward pass was seen."""
         if moment == "forward" and step.module is not None:
-            if step.layout is not self._of:
-                self._modules, self._of = tuple(step.module.modules()), step.layout
+            if step.layout is not self._layout:
+                self._modules, self._layout = tuple(step.module.modules()), step.layout
             self._counts.append((self._passes.now(), sum(not module.training for module in self._modules)))
         if moment == "forward":
             return {}
-        descended = [count for one, count in self._counts if step.counted.counts(one)]
+        descended = [count for forward_pass, count in self._counts if step.counted.counts(forward_pass)]
         if not descended:
             return {}
-        whole = descended[-1] == len(self._modules) and any(isinstance(each, _OTHERWISE) for each in self._modules)
-        if whole and not self._seen:
+        whole = descended[-1] == len(self._modules) and any(isinstance(part, _MODE_DEPENDENT) for part in self._modules)
+        if whole and not self._has_noted:
             self._notes.append(_EVALUATES)
-        self._seen = True
+        self._has_noted = True
         return {"eval_modules": descended[-1], "evaluates": int(whole)}
 
 
@@ -190,7 +190,7 @@ class StreamProbe(FactProbe):
     between = ("update",)
 
     def __init__(self) -> None:
-        self._begun: list[int] = []
+        self._first_states: list[int] = []
         self._seeded: list[int] = [0, 0]
         self._looks = False
         self._device = torch.device("cpu")
@@ -199,19 +199,19 @@ class StreamProbe(FactProbe):
 
     def begin(self, step: Step) -> bool:
         """In every step that is watched."""
-        self._begun, self._seeded = [], [0, 0]
+        self._first_states, self._seeded = [], [0, 0]
         self._looks, self._device = step.sampled, step.layout.device
         return step.watched
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
         """The columns, just before the update; states of the begin are those of the first forward pass."""
         if moment != "update":
-            self._begun = self._begun or (self._states() if self._looks else [])
+            self._first_states = self._first_states or (self._states() if self._looks else [])
             return {}
         columns: dict[str, Any] = rng_digests(step.layout.device) if step.digests else {}
-        if self._begun or any(self._seeded):
+        if self._first_states or any(self._seeded):
             ended = self._states() * 2
-            from_ = zip((*(self._begun or (0, 0)), *self._seeded), ended, strict=True)
+            from_ = zip((*(self._first_states or (0, 0)), *self._seeded), ended, strict=True)
             columns["rng_drawn"] = [state if state != end else 0 for state, end in from_]
         return columns
 
@@ -231,7 +231,7 @@ class StreamProbe(FactProbe):
         checkpoints do so in the backward pass, they put back what it was.
         """
         if not in_backward():
-            self._begun, self._seeded = [], [0, 0]
+            self._first_states, self._seeded = [], [0, 0]
 
 
 def torch_states(device: torch.device) -> list[int]:
@@ -255,18 +255,23 @@ def rng_digests(device: torch.device) -> dict[str, int | None]:
     """
     numpy: Any = sys.modules.get("numpy")
     python, host, on_device = random.getstate(), torch.get_rng_state().numpy().tobytes(), _device_state(device)
-    digest, used = None, False
+    digest, numpy_used = None, False
     if numpy is not None:
         name, keys, position, has_gauss, cached = numpy.random.get_state()
         digest = _hash(keys.tobytes() + repr((name, position, has_gauss, cached)).encode())
-        used = position < _WORDS - 1 or bool(has_gauss)
-    touched = (python[1][-1] != _WORDS, used, any(host[_NEXT]), on_device is not None and any(on_device[_OFFSET]))
+        numpy_used = position < _WORDS - 1 or bool(has_gauss)
+    used_streams = (
+        python[1][-1] != _WORDS,
+        numpy_used,
+        any(host[_NEXT]),
+        on_device is not None and any(on_device[_OFFSET]),
+    )
     return {
         "rng_python": _hash(repr(python).encode()),
         "rng_numpy": digest,
         "rng_torch": _hash(host),
         "rng_device": None if on_device is None else _hash(on_device),
-        "rng_used": sum(1 << place for place, one in enumerate(touched) if one),
+        "rng_used": sum(1 << bit for bit, is_used in enumerate(used_streams) if is_used),
     }
 
 
@@ -310,7 +315,7 @@ class Settings:
     def __init__(self) -> None:
         self._odd: dict[tuple[Any, ...], dict[str, tuple[Any, Any]]] = {}
 
-    def of(self, group: dict[str, Any]) -> dict[str, Any]:
+    def of_group(self, group: dict[str, Any]) -> dict[str, Any]:
         """All of a group but its parameters."""
         kinds = (*group, *map(type, group.values()))
         odd = self._odd.get(kinds)
@@ -318,10 +323,10 @@ class Settings:
             return self._learn(kinds, group)
         plain = dict(group)
         del plain["params"]
-        for key, (value, shown) in odd.items():
+        for key, (value, plain_setting) in odd.items():
             if plain[key] is not value:
                 return self._learn(kinds, group)
-            plain[key] = shown
+            plain[key] = plain_setting
         return plain
 
     def _learn(self, kinds: tuple[Any, ...], group: dict[str, Any]) -> dict[str, Any]:
@@ -331,7 +336,7 @@ class Settings:
             self._odd[kinds] = odd
         else:
             self._odd.pop(kinds, None)
-        return values | {key: shown for key, (_, shown) in odd.items()}
+        return values | {key: plain_setting for key, (_, plain_setting) in odd.items()}
 
 
 def _is_fixed(value: Any) -> bool:
@@ -339,7 +344,7 @@ def _is_fixed(value: Any) -> bool:
 
 
 def hyper_parameters(
-    optimizer: torch.optim.Optimizer, held: Container[int], settings: Settings | None = None
+    optimizer: torch.optim.Optimizer, param_ids: Container[int], settings: Settings | None = None
 ) -> dict[str, Any]:
     """Columns ``lr`` (one float a parameter group) and ``optimizer_digest`` (uint64). Tensor values on a device count
     as not measured: reading them would synchronise.
@@ -348,10 +353,10 @@ def hyper_parameters(
     rates: list[float] = []
     facts: list[object] = [type(optimizer).__name__]
     for group in optimizer.param_groups:
-        plain = settings.of(group)
+        plain = settings.of_group(group)
         rate = plain.get("lr")
         rates.append(float(rate) if isinstance(rate, (int, float)) else float("nan"))
-        facts.append((num_params(group, held), sorted(plain.items(), key=_key)))
+        facts.append((num_params(group, param_ids), sorted(plain.items(), key=_key)))
     return {"lr": rates, "optimizer_digest": xxhash.xxh3_64_intdigest(repr(facts).encode())}
 
 
@@ -365,17 +370,17 @@ _COUNTING = (
 
 
 def updates_made(optimizers: Iterable[torch.optim.Optimizer | None]) -> int | None:
-    """How many updates the state of the optimizers counts, with that of a checkpoint if it was loaded; None where none
-    of them counts. Reads a number from the device.
+    """Number of updates that the state of the optimizers counts, with that of a checkpoint if it was loaded; None where
+    none of them counts. Reads a number from the device.
     """
     counts: list[int] = []
     for optimizer in optimizers:
         if optimizer is None:
             continue
         steps = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
-        known = [int(step) for step in steps if isinstance(step, (int, float)) or _is_scalar(step)]
-        if known:
-            counts.append(max(known))
+        numbers = [int(step) for step in steps if isinstance(step, (int, float)) or _is_scalar(step)]
+        if numbers:
+            counts.append(max(numbers))
         elif not optimizer.state and isinstance(optimizer, _COUNTING):
             counts.append(0)
     return max(counts, default=None)

@@ -102,7 +102,7 @@ class Collectives:
     # -- while a collective runs -----------------------------------------------------------------------------------
 
     def begins(self, op: Any, args: tuple[Any, ...], frame: FrameType | None) -> _Pending | None:
-        """See ``Listener``. What another thread does, such as saving a checkpoint, is not part of the step."""
+        """See ``OperationListener``. What another thread does, such as saving a checkpoint, is not part of the step."""
         if threading.get_ident() != self._thread and not in_backward():
             return None
         with Guard(self._session):

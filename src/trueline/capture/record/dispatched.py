@@ -23,7 +23,7 @@ _SILENT = frozenset({"barrier", "monitored_barrier_", "check_for_nan"})
 """Operators that send no tensor."""
 
 
-class Listener(Protocol):
+class OperationListener(Protocol):
     """Is called at collectives; must not raise."""
 
     def begins(self, op: Any, args: tuple[Any, ...], frame: FrameType | None) -> Any:
@@ -45,17 +45,17 @@ class Dispatched:
     """Calls listeners for the collectives of all threads."""
 
     def __init__(self) -> None:
-        self._refs: list[weakref.ref[Listener]] = []  # what belongs to a model ends with it
+        self._refs: list[weakref.ref[OperationListener]] = []  # what belongs to a model ends with it
         self._libraries: list[torch.library.Library] = []
         self._under_way: list[None] = []
 
-    def add(self, listener: Listener) -> None:
+    def add(self, listener: OperationListener) -> None:
         """Call ``listener`` from now on."""
         self._refs.append(weakref.ref(listener))
         if not self._libraries:
             self._register()
 
-    def remove(self, listener: Listener) -> None:
+    def remove(self, listener: OperationListener) -> None:
         """Stop calling ``listener``. Kernels are removed with the last one, unless a thread is inside one just now."""
         self._refs = [ref for ref in self._refs if ref() is not None and ref() is not listener]
         if not self._refs and not self._under_way:
@@ -63,7 +63,7 @@ class Dispatched:
                 library._destroy()
             self._libraries.clear()
 
-    def _listeners(self) -> list[Listener]:
+    def _listeners(self) -> list[OperationListener]:
         return [listener for ref in self._refs if (listener := ref()) is not None]
 
     def _register(self) -> None:

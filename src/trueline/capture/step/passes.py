@@ -103,13 +103,13 @@ class CountedPasses:
 
 
 class Contributions:
-    """Follows the passes of one model. ``latest`` is its last forward pass in this step, None without; ``begun`` is the
-    backward pass that ``torch.autograd.backward`` was called for last, None where that cannot count; ``num_reached``
-    is how many of this step have come through the model.
+    """Follows the passes of one model. ``latest`` is its last forward pass in this step, None without;
+    ``backward_pass`` is the backward pass that ``torch.autograd.backward`` was called for last, None where that cannot
+    count; ``num_reached`` is how many of this step have come through the model.
     """
 
     def __init__(self) -> None:
-        self.begun: Pass | None = None
+        self.backward_pass: Pass | None = None
         self._guard: Guard = contextlib.nullcontext
         self._trained = ObjectTable[Optimizer, tuple[Tensor, ...]]()
         self._params: Sequence[Tensor] = ()
@@ -170,9 +170,11 @@ class Contributions:
 
     def _at_backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         with self._guard("passes"):
-            self.begun = None
+            self.backward_pass = None
             if not in_backward():
-                self._under_way = self.begun = self._begin_backward(args[3] if len(args) > 3 else kwargs.get("inputs"))
+                self._under_way = self.backward_pass = self._begin_backward(
+                    args[3] if len(args) > 3 else kwargs.get("inputs")
+                )
 
     def _begin_backward(self, inputs: Any) -> Pass | None:
         """The backward pass that begins, into ``inputs`` only if given; None where it cannot count."""

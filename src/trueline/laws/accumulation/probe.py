@@ -102,7 +102,7 @@ class BetweenPassesProbe:
             for param_slice in slices
         ]
         judged = held_slices or frozenset(range(len(slices)))
-        self._waiting.put(
+        self._waiting.add(
             step.number, _GapSample(positions, slices, units, after_passes, before_passes, at_update, judged)
         )
         tensors = at_update.hand_over("between_used")

@@ -162,7 +162,7 @@ class AverageProbe:
             self._begin_windows(step)
         if not samples:
             return {}
-        self._waiting.put(step.number, samples)
+        self._waiting.add(step.number, samples)
         return {
             name: copy
             for number, sample in enumerate(samples)

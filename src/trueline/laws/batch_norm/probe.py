@@ -104,7 +104,7 @@ class BatchNormProbe:
         facts = [_of_module(name, module) for name, module in sample.modules]
         for module, counted, num_again in zip(facts, sample.counts, sample.num_again, strict=True):
             module |= {"counted": counted, "again": num_again}
-        self._waiting.put(step.number, [{"modules": facts, "passes": [norm_pass.facts for norm_pass in passes]}])
+        self._waiting.add(step.number, [{"modules": facts, "passes": [norm_pass.facts for norm_pass in passes]}])
         numbers = [part for norm_pass in passes for part in (norm_pass.numbers, norm_pass.after) if part is not None]
         return {"norm_values": torch.cat([*ends, *(part.to(step.layout.device) for part in numbers)])}
 

@@ -128,7 +128,7 @@ class ClippingProbe:
             tensors |= call.before.hand_over(f"clip_{number}_before") | call.after.hand_over(f"clip_{number}_after")
             if call.facts["then"]:
                 tensors |= call.then.hand_over(f"clip_{number}_then")
-        self._waiting.put(step.number, calls)
+        self._waiting.add(step.number, calls)
         return tensors | {"clip_numbers": torch.stack([call.numbers for call in calls])}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:

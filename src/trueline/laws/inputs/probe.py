@@ -78,7 +78,7 @@ class InputProbe(BackwardProbe):
         self._target_rows: list[Row] = []
 
     def _at_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
-        forward_pass = self._passes.begun
+        forward_pass = self._passes.backward_pass
         if not self._due or forward_pass is None or len(self._target_rows) >= MAX_PASSES:
             return
         with self._guard(self.name), torch.no_grad():

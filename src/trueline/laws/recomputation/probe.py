@@ -139,7 +139,7 @@ class RecomputationProbe:
         complete = frozenset(module for module in range(num_modules) if counts[module, True] <= counts[module, False])
         forward = threads.pop(0)
         sample = _RecomputedSample(names, gathered, forward, list(threads.values()), complete, self._iterating)
-        self._waiting.put(step.number, sample)
+        self._waiting.add(step.number, sample)
         return gathered.hand_over("recomputed")
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class TargetPlaceProbe(BackwardProbe):
         self._operations: list[tuple[Pass, Tensor]] = []
 
     def _at_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
-        backward_pass, ids = self._passes.begun, self._ids
+        backward_pass, ids = self._passes.backward_pass, self._ids
         if not self._due or backward_pass is None:
             return
         with self._guard(self.name), torch.no_grad():

@@ -121,7 +121,7 @@ class TokenWeightProbe:
             self._by_torch = isinstance(scaler, torch.amp.GradScaler)
 
     def _at_backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-        current_pass = self._passes.begun
+        current_pass = self._passes.backward_pass
         scaler, self._scaler = self._scaler, None
         if not self._due or current_pass is None:
             return

@@ -30,7 +30,7 @@ from trueline.capture.probes.losses.loss import LossProbe
 from trueline.capture.probes.surroundings import (
     Settings,
     hyper_parameters,
-    repeated_places,
+    repeated_layers,
     rng_digests,
     updates_made,
 )
@@ -407,8 +407,8 @@ def test_places_that_hold_one_module_are_told_and_no_shared_heads():
             "plain": nn.Sequential(act, nn.Linear(4, 4), act),
         }
     )
-    assert repeated_places(model) == [["stack.0", "stack.2", "stack.3"]]
-    assert repeated_places(nn.Sequential(one, one)) == [["0", "1"]]
+    assert repeated_layers(model) == [["stack.0", "stack.2", "stack.3"]]
+    assert repeated_layers(nn.Sequential(one, one)) == [["0", "1"]]
 
 
 def test_settings_that_change_in_any_way_are_seen_as_if_they_were_looked_at_for_the_first_time():

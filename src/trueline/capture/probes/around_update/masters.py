@@ -19,7 +19,7 @@ from trueline.capture.model.world import own_rank, ranks_of
 
 @dataclass(frozen=True)
 class Copy:
-    """The same elements [n] of the model's parameter ``name`` (``working``) and of the copy that is updated. Not
+    """Elements [n] of the model's parameter ``name`` (``working``) and of the copy that is updated. Not
     ``certain`` where it is found by its order and shape.
     """
 
@@ -31,8 +31,8 @@ class Copy:
 
 def copies_of(optimizer: torch.optim.Optimizer, layout: Layout) -> list[Copy]:
     """As far as this rank holds both, in flat memory; none where the optimizer updates the model's own."""
-    found = list(_of_frameworks(layout))
-    return found or list(_in_order(optimizer, layout))
+    copies = list(_of_frameworks(layout))
+    return copies or list(_in_order(optimizer, layout))
 
 
 def _of_frameworks(layout: Layout) -> Iterator[Copy]:
@@ -46,30 +46,30 @@ def _of_frameworks(layout: Layout) -> Iterator[Copy]:
 
 
 def _is_in_place(param: Tensor, fragments: Any) -> bool:
-    """Whether DeepSpeed's map from a parameter to its copy follows the flat memory that is cut among ranks: with
+    """True if DeepSpeed's map from a parameter to its copy follows the flat memory that is cut among ranks: with
     ``round_robin_gradients`` it leads to the copy of another one (0.19.8).
     """
     ranks = ranks_of(getattr(param, "_dp_group", None))
-    held = param.untyped_storage().nbytes() // param.element_size() // len(ranks)
-    begins = ranks.index(own_rank()) * held + fragments.hp_fragment_address.start
+    shard_size = param.untyped_storage().nbytes() // param.element_size() // len(ranks)
+    begins = ranks.index(own_rank()) * shard_size + fragments.hp_fragment_address.start
     return param.storage_offset() + fragments.lp_fragment_address.start == begins
 
 
 def _in_order(optimizer: torch.optim.Optimizer, layout: Layout) -> Iterator[Copy]:
     """Float32 copies that a script makes by hand: as many parameters of the same shapes, none of them the model's."""
-    held = [param for group in optimizer.param_groups for param in group["params"]]
-    if len(held) != len(layout.params) or any(id(param) in layout.index_of for param in held):
+    copies = [param for group in optimizer.param_groups for param in group["params"]]
+    if len(copies) != len(layout.params) or any(id(copy) in layout.index_of for copy in copies):
         return
-    pairs = list(zip(layout.names, layout.params, held, strict=True))
-    if all(
-        own.shape == copy.shape and _is_finer(copy, own) and _is_flat(own) and _is_flat(copy) for _, own, copy in pairs
-    ):
-        yield from (Copy(name, own.view(-1), copy.view(-1), certain=False) for name, own, copy in pairs)
+    pairs = list(zip(layout.params, copies, strict=True))
+    shapes_match = all(param.shape == copy.shape and _is_finer(copy, param) for param, copy in pairs)
+    if shapes_match and all(_is_flat(param) and _is_flat(copy) for param, copy in pairs):
+        for name, (param, copy) in zip(layout.names, pairs, strict=True):
+            yield Copy(name, param.view(-1), copy.view(-1), certain=False)
 
 
 def _is_flat(tensor: Tensor) -> bool:
     return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.is_contiguous() and tensor.is_floating_point()
 
 
-def _is_finer(copy: Tensor, own: Tensor) -> bool:
-    return own.is_floating_point() and copy.is_floating_point() and copy.element_size() > own.element_size()
+def _is_finer(copy: Tensor, param: Tensor) -> bool:
+    return param.is_floating_point() and copy.is_floating_point() and copy.element_size() > param.element_size()

@@ -1,4 +1,4 @@
-"""At which steps probes look at sampled elements, and which samples are on their way to the host."""
+"""Choose the steps at which probes look at sampled elements, and keep samples until their values are on the host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from trueline.capture.probes.base import Step
 
-EARLY, EVERY, RAREST = 16, 20, 100
+EARLY, LEAST_GAP, RAREST = 16, 20, 100
 """Samples are taken in each of the first steps, as most faults of optimizers show at once, and then at gaps of a
 fiftieth of the steps gone by, at least and at most so many: a Run of a million steps has 11,000 samples of some
 kilobytes."""
@@ -51,7 +51,7 @@ class Waiting(Generic[Sample]):
     def __init__(self) -> None:
         self._by_step: dict[int, Sample] = {}
 
-    def put(self, step: int, sample: Sample) -> None:
+    def add(self, step: int, sample: Sample) -> None:
         """Keep the sample of a step, and give up the oldest of too many."""
         self._by_step[step] = sample
         if len(self._by_step) > MAX_WAITING:
@@ -64,4 +64,4 @@ class Waiting(Generic[Sample]):
 
 def gap(age: int) -> int:
     """Steps until the next sample, ``age`` steps after the first."""
-    return max(EVERY, min(age // 50, RAREST))
+    return max(LEAST_GAP, min(age // 50, RAREST))

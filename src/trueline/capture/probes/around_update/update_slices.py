@@ -339,8 +339,8 @@ class UpdateSample:
         """True if the elements of some parameter are as they were, though their gradient is not zero."""
         return any(
             values[offset : offset + num] == values[offset_after : offset_after + num]
-            and any(values[offset + num : offset + num + grads])
-            for (offset, num, grads), offset_after in zip(self._offsets, self._offsets_after, strict=False)
+            and any(values[offset + num : offset + num + num_grads])
+            for (offset, num, num_grads), offset_after in zip(self._offsets, self._offsets_after, strict=False)
         )
 
     def _add(

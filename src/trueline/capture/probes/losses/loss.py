@@ -171,7 +171,7 @@ class LossProbe:
     def _at_backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         with self._guard("loss"):
             unscaled, self._unscaled = self._unscaled, None
-            backward_pass = self._contributions.begun
+            backward_pass = self._contributions.backward_pass
             if backward_pass is None or not self._collects:
                 return
             if unscaled is not None:

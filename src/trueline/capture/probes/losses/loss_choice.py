@@ -127,9 +127,9 @@ def _multiplied(trained_M3: Array, returned_M3: Array, *, workers: int, rel: flo
     times_M = trained_M3[:, 0] / np.where(losses == 0, math.nan, losses)
     if count <= 0 or not (times_M > 0).all() or not np.allclose(times_M, times_M[0], rtol=rel, atol=0):
         return None
-    own = float(returned_M3[:, 1].sum()) / count
+    own_mean = float(returned_M3[:, 1].sum()) / count
     factor = min((float(times_M[0]) / unit for unit in (1 / len(losses), 1, workers)), key=_distance)
-    if factor >= LOSS_SCALE or _distance(float(trained_M3[:, 0].sum()) / own) < _distance(factor):
+    if factor >= LOSS_SCALE or _distance(float(trained_M3[:, 0].sum()) / own_mean) < _distance(factor):
         return None
     return returned_M3[:, 1:] * (factor, 1.0)
 
@@ -139,19 +139,19 @@ def _distance(factor: float) -> float:
 
 
 def _same_sums(trained_M3: Array, returned_M3: Array, *, rel: float) -> bool:
-    """Whether each backward pass began at a multiple of the token sum that the model returned, up to the sign."""
-    alike = len(trained_M3) == len(returned_M3)
-    return alike and bool(np.allclose(abs(trained_M3[:, 1]), abs(returned_M3[:, 1]), rtol=rel, atol=0))
+    """True if each backward pass began at a multiple of the token sum that the model returned, up to the sign."""
+    same_length = len(trained_M3) == len(returned_M3)
+    return same_length and bool(np.allclose(abs(trained_M3[:, 1]), abs(returned_M3[:, 1]), rtol=rel, atol=0))
 
 
 def _per_token(trained: float, sums_M2: Array, *, rel: float, step: int, is_models: bool) -> Choice:
     parts = _quotients(sums_M2)
     count = float(sums_M2[:, 1].sum())
-    own = float(np.nanmean(parts))
-    if math.isclose(trained, own, rel_tol=rel):
+    own_mean = float(np.nanmean(parts))
+    if math.isclose(trained, own_mean, rel_tol=rel):
         return Choice(trained, count, parts, is_models=is_models)
-    if scale := _scale(trained, own, rel):
-        return Choice(own, count, parts, "backward", True, Doubt.SCALED, _scaled(scale, step))
+    if scale := _scale(trained, own_mean, rel):
+        return Choice(own_mean, count, parts, "backward", True, Doubt.SCALED, _scaled(scale, step))
     return Choice(
         float(sums_M2[:, 0].sum() / count),
         count,

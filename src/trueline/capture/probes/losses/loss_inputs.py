@@ -1,5 +1,5 @@
-"""What the functions of a loss are given, as its graph shows it before backward uses it: probabilities where logits
-belong, rows that are compared with rows, targets outside of their range, targets of padding.
+"""Read what functions of a loss are given from its graph before backward uses it: probabilities where logits belong,
+rows that are compared with rows, targets outside of their range, targets of padding.
 
 Letters: B samples, T positions of the input, L of the target.
 """
@@ -37,7 +37,7 @@ from trueline.schema.columns.loss_inputs import (
 
 _ABOVE = re.compile(f"{LINEAR.pattern}|NllLoss.*|Pow|Abs|Sqrt|Log|Log1P|Cosh|Clamp|ClampMin|Relu|Maximum|Max")
 """Operations between a loss and the functions that it is made of, or the difference that it is of."""
-_SAME = re.compile(
+_LOOKED_THROUGH = re.compile(
     "ToCopy|View|UnsafeView|ReshapeAlias|Clone|Squeeze|Unsqueeze|Alias|Transpose|T|Permute|Slice|Select|Index|"
     f"IndexSelect|{SINK}"
 )
@@ -60,7 +60,7 @@ _NUMBERS = 7
 _AVERAGES = (1, 2)
 """Of torch's reductions: mean and sum. Of the other a script may leave out what it likes afterwards."""
 
-_MAX_SAME = 16
+_MAX_LOOKED_THROUGH = 16
 
 
 def row_of(roots: Iterable[Tensor], ids: Tensor | None, mask: Tensor | None, device: torch.device) -> Tensor:
@@ -79,7 +79,7 @@ def row_of(roots: Iterable[Tensor], ids: Tensor | None, mask: Tensor | None, dev
         if not (is_binary or (operation.startswith("NllLoss") and has_mask)) or is_hooked(node._raw_saved_target):
             continue
         if is_binary:
-            counts.append(_beyond(node._saved_target, device))
+            counts.append(_out_of_range(node._saved_target, device))
         elif ids is not None and mask is not None:
             counts.append(_padded(node, ids, mask, device))
     total = torch.stack(counts).sum(0)
@@ -89,7 +89,7 @@ def row_of(roots: Iterable[Tensor], ids: Tensor | None, mask: Tensor | None, dev
 def targets_of(roots: Iterable[Tensor]) -> Iterator[tuple[InputFact, Tensor]]:
     """The targets that functions of the loss keep, in a cross-entropy another in place of those that stand for none."""
     for node, operation, below in _functions(roots):
-        name = next((named for kind, named in _COMPARES.items() if operation.startswith(kind)), "")
+        name = next((function for kind, function in _COMPARES.items() if operation.startswith(kind)), "")
         if not name or is_hooked(node._raw_saved_target):
             continue
         target, classes = node._saved_target.detach(), 0
@@ -111,33 +111,33 @@ def _classes(below: list[Any]) -> int:
 
 def _functions(roots: Iterable[Tensor]) -> Iterator[tuple[Any, str, list[Any]]]:
     """The nodes between loss and model, with their operation and what needs a gradient below them."""
-    ahead = deque((root.grad_fn, root.output_nr) for root in roots)
-    seen: set[Any] = set()
-    while ahead and len(seen) < MAX_NODES:
-        node, output = ahead.popleft()
-        if node is None or node in seen:
+    pending = deque((root.grad_fn, root.output_nr) for root in roots)
+    visited: set[Any] = set()
+    while pending and len(visited) < MAX_NODES:
+        node, output = pending.popleft()
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         operation, edges = operation_of(node), node.next_functions
         edges = edges[output : output + 1] if operation == SINK else edges
         below = [edge for edge in edges if edge[0] is not None]
         yield node, operation, below
         if _ABOVE.fullmatch(operation):
-            ahead.extend(below)
+            pending.extend(below)
 
 
 def _source(edge: Any) -> Any:
     """The node that made the elements that pass along ``edge``: views, casts and choices of them are looked through."""
     node, output = edge
-    for _ in range(_MAX_SAME):
-        if node is None or _SAME.fullmatch(operation_of(node)) is None:
+    for _ in range(_MAX_LOOKED_THROUGH):
+        if node is None or _LOOKED_THROUGH.fullmatch(operation_of(node)) is None:
             break
         at = output if operation_of(node) == SINK else 0
         node, output = node.next_functions[at] if len(node.next_functions) > at else (None, 0)
     return node
 
 
-def _made_by(edge: Any) -> str:
+def _source_operation(edge: Any) -> str:
     node = _source(edge)
     return "" if node is None else operation_of(node)
 
@@ -146,11 +146,11 @@ def _misused(node: Any, operation: str, below: list[Any]) -> Iterator[str]:
     if len(below) != 1:
         return
     (edge,) = below
-    if operation == "LogSoftmax" and _made_by(edge) in _PROBABILITIES:
+    if operation == "LogSoftmax" and _source_operation(edge) in _PROBABILITIES:
         yield SOFTMAX_TWICE
-    elif operation == "BinaryCrossEntropyWithLogits" and _made_by(edge) in _PROBABILITIES:
+    elif operation == "BinaryCrossEntropyWithLogits" and _source_operation(edge) in _PROBABILITIES:
         yield SIGMOID_TWICE
-    elif operation.startswith("NllLoss") and _made_by(edge) in (*_PROBABILITIES, *_LAYERS):
+    elif operation.startswith("NllLoss") and _source_operation(edge) in (*_PROBABILITIES, *_LAYERS):
         yield LOG_MISSING
     elif operation == "Mean" and operation_of(edge[0]) == "Sub" and _divergence_of(edge[0]) == "LogSoftmax":
         yield DIVERGENCE_BY_CLASS
@@ -168,11 +168,11 @@ def _divergence_of(sub: Any) -> str:
     if len(edges) != 2 or edges[0][0] is not None or edges[1][0] is None or operation_of(edges[1][0]) != "Mul":
         return ""
     factors = [edge for edge in edges[1][0].next_functions if edge[0] is not None]
-    return _made_by(factors[0]) if len(factors) == 1 else ""
+    return _source_operation(factors[0]) if len(factors) == 1 else ""
 
 
 def _rows_with_rows(node: Any, edge: Any) -> bool:
-    """Whether one number a sample, [B] or [B, 1], becomes [B, B] on the way into a distance to constants, although
+    """True where one number a sample, [B] or [B, 1], becomes [B, B] on the way into a distance to constants, although
     nobody asked for a dimension more: each prediction then meets the target of every sample.
     """
     shape, source = _shape(node), edge
@@ -187,15 +187,17 @@ def _rows_with_rows(node: Any, edge: Any) -> bool:
 
 
 def _shape(node: Any, output: int = 0) -> tuple[int, ...]:
-    """Of what a node returns; () where torch does not say."""
-    known = getattr(node, "_input_metadata", ())
-    return tuple(known[output].shape) if output < len(known) else ()
+    """Shape of what a node returns; () where torch does not say."""
+    metadata = getattr(node, "_input_metadata", ())
+    return tuple(metadata[output].shape) if output < len(metadata) else ()
 
 
-def _beyond(target: Tensor, device: torch.device) -> Tensor:
-    kept = target.detach()
-    beyond = ((kept < 0) | (kept > 1)).sum().to(device)
-    return torch.cat([torch.full_like(beyond, kept.numel())[None], beyond[None], beyond.new_zeros(_NUMBERS - 2)])
+def _out_of_range(target: Tensor, device: torch.device) -> Tensor:
+    values = target.detach()
+    num_outside = ((values < 0) | (values > 1)).sum().to(device)
+    return torch.cat(
+        [torch.full_like(num_outside, values.numel())[None], num_outside[None], num_outside.new_zeros(_NUMBERS - 2)]
+    )
 
 
 def _blanks(node: Any, device: torch.device) -> Tensor:

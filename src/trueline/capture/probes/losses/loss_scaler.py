@@ -54,38 +54,38 @@ class LossScalerProbe(FactProbe):
         return True
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
-        """The loss scale, a copy, and what a fused optimizer is told; at the end where an update was left out since the
-        last one.
+        """A copy of the loss scale, and ``found_inf`` of a fused optimizer; at the end where an update was left out
+        since the last one.
         """
         if self._scaler is None or (moment == "closed" and not self.num_left_out):
             return {}
         scaler, (num, self.num_left_out) = self._scaler, (self.num_left_out, 0)
         scale = loss_scaling.scale_of(scaler)
         factors = (getattr(scaler, name, math.nan) for name in ("_growth_factor", "_backoff_factor"))
-        self._waiting.put(step.number, (num, *map(float, factors)))
+        self._waiting.add(step.number, (num, *map(float, factors)))
         copied = scale.detach().clone() if isinstance(scale, Tensor) else torch.full((), scale)
         if moment == "closed":
             return {"closing_loss_scaler": copied}
-        told = getattr(step.optimizer, "found_inf", None)
-        left_out = {"update_left_out": told.detach().clone()} if isinstance(told, Tensor) else {}
+        found_inf = getattr(step.optimizer, "found_inf", None)
+        left_out = {"update_left_out": found_inf.detach().clone()} if isinstance(found_inf, Tensor) else {}
         return {"loss_scaler": copied, **left_out}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, list[float] | float]:
-        """The same: updates left out since the one before, loss scale, growth and backoff factors; and whether the
-        kernel left this one out.
+        """Columns: updates left out since the one before, loss scale, growth and backoff factors, and 1 if the kernel
+        left this one out.
         """
         name = next((name for name in ("loss_scaler", "closing_loss_scaler") if name in host), "")
         numbers = self._waiting.take(step.number)
         if not name or numbers is None:
             return {}
         num, *factors = numbers
-        told = {"update_left_out": float(host["update_left_out"] != 0)} if "update_left_out" in host else {}
-        return {name: [float(num), float(host[name]), *factors], **told}
+        left_out = {"update_left_out": float(host["update_left_out"] != 0)} if "update_left_out" in host else {}
+        return {name: [float(num), float(host[name]), *factors], **left_out}
 
     def _before_step(self, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        held = self._step.layout.index_of if self._step is not None else {}
+        index_of = self._step.layout.index_of if self._step is not None else {}
         params = (param for group in getattr(optimizer, "param_groups", ()) for param in group["params"])
-        if loss_scaling.is_on(scaler) and any(id(param) in held for param in params):
+        if loss_scaling.is_on(scaler) and any(id(param) in index_of for param in params):
             self._scaler, self._steps = scaler, optimizer
             self._switch.set(True)
 

@@ -150,7 +150,7 @@ class KeptGradientProbe:
             and gradient.added_to
             and (not trained_ids or id(gradient.param_slice.param) in trained_ids)
         ]
-        self._waiting.put(step.number, sample)
+        self._waiting.add(step.number, sample)
         if not sample.alive:
             return {}
         copies = sample.copies.hand_over("kept")

@@ -60,7 +60,7 @@ class UpdateProbe:
         self._forget()
         if sample is None or not is_done:
             return {}
-        self._waiting.put(step.number, sample)
+        self._waiting.add(step.number, sample)
         return sample.hand_over()
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
