@@ -60,14 +60,14 @@ def _table(kind: str, folder: Path) -> str:
 
 def _record(fault: Fault, kind: str, folder: Path, number: int) -> None:
     from trueline.cli.verbs.import_ import measure
-    from trueline.store.importers.msprobe.dumps import Options, import_msprobe
+    from trueline.store.importers.msprobe.dumps import DumpOptions, import_msprobe
 
     dump, log = folder / f"{number}-msprobe", folder / "log"
     in_child(_one, fault, "trueline", kind, folder / f"{number}-run", log=log)
     in_child(_one, fault, "msprobe", kind, dump, log=log)
     in_child(compare_dumps, dump, folder / "0-msprobe", folder / f"{number}-table", log=log)
     in_child(analyze_dumps, dump, folder / "0-msprobe", folder / f"{number}-analysis", log=log)
-    options = Options(measure=measure(), model="_Decoder", optimizer="SGD", tensors=True)
+    options = DumpOptions(measure=measure(), model="_Decoder", optimizer="SGD", tensors=True)
     import_msprobe(str(dump), str(folder / f"{number}-imported"), options)
     for bulky in dump.glob("step0/*/dump_tensor_data"):
         if number:

@@ -101,9 +101,9 @@ def _record(size: Size, folder: Path) -> None:
 
 def _import(dump: Path, out: Path) -> None:
     from trueline.cli.verbs.import_ import measure
-    from trueline.store.importers.msprobe.dumps import Options, import_msprobe
+    from trueline.store.importers.msprobe.dumps import DumpOptions, import_msprobe
 
-    options = Options(measure=measure(), model="LlamaForCausalLM", optimizer="SGD", tensors=True)
+    options = DumpOptions(measure=measure(), model="LlamaForCausalLM", optimizer="SGD", tensors=True)
     import_msprobe(str(dump), str(out), options)
 
 

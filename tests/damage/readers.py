@@ -28,9 +28,9 @@ from trueline.schema.files.tolerance import Tolerance
 from trueline.schema.finding import Finding
 from trueline.schema.plan import Plan
 from trueline.store.importers.checkpoint import import_checkpoint
-from trueline.store.importers.checkpoint_weights import Options
+from trueline.store.importers.checkpoint_weights import WeightOptions
 from trueline.store.importers.hf import import_hf
-from trueline.store.importers.msprobe.dumps import Options as MsprobeOptions
+from trueline.store.importers.msprobe.dumps import DumpOptions as MsprobeOptions
 from trueline.store.importers.msprobe.dumps import import_msprobe
 from trueline.store.reader import Run
 from trueline.store.summary import summarize
@@ -231,7 +231,7 @@ def _others(folder: Path) -> list[Kind]:
         Kind("torch.save", folder, ("new.pt",), _imports("new.pt")),
         Kind("torch.save before 1.6", folder, ("old.pt",), _imports("old.pt")),
         Kind("distributed checkpoint", folder / "dcp", _files(folder / "dcp"), _imports("")),
-        Kind("model directory", hf, _files(hf), lambda path: _imported(import_hf, path, Options(measure()))),
+        Kind("model directory", hf, _files(hf), lambda path: _imported(import_hf, path, WeightOptions(measure()))),
         Kind("dump of msProbe", folder / "msprobe", _files(folder / "msprobe"), _msprobe),
         Kind("plan", folder, ("plan.json", "plan.toml"), _each(("plan.json", "plan.toml"), Plan.load)),
         Kind("map of names", folder, ("map.json", "map.toml"), _each(("map.json", "map.toml"), NameMap.load)),
@@ -260,7 +260,7 @@ def _archived(folder: Path) -> Read:
 
 
 def _imports(name: str) -> Callable[[Path], Read]:
-    return lambda folder: _imported(import_checkpoint, folder / name if name else folder, Options(measure()))
+    return lambda folder: _imported(import_checkpoint, folder / name if name else folder, WeightOptions(measure()))
 
 
 def _msprobe(path: Path) -> Read:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from trueline.cli.verbs.import_ import measure
-from trueline.store.importers.checkpoint_weights import Options
+from trueline.store.importers.checkpoint_weights import WeightOptions
 from trueline.store.reader import Run
 
 
 def options(**settings):
-    return Options(measure(), **settings)
+    return WeightOptions(measure(), **settings)
 
 
 def rows_by_site(run, **chosen):

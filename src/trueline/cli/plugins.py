@@ -37,10 +37,10 @@ def _entries(group: str) -> list[dict[str, str]]:
 
 
 def _checks_of_laws() -> list[dict[str, str]]:
-    other = {entry.value: entry.dist for entry in importlib.metadata.entry_points(group=GROUP)}
-    own = importlib.metadata.distribution("trueline")
+    dist_by_module = {entry.value: entry.dist for entry in importlib.metadata.entry_points(group=GROUP)}
+    trueline = importlib.metadata.distribution("trueline")
     return [
-        _row("checks", code, law.module_of(code), other.get(f"{law.package}.{DECLARED}", own))
+        _row("checks", code, law.module_of(code), dist_by_module.get(f"{law.package}.{DECLARED}", trueline))
         for law in installed_laws()
         for code in law.checks
     ]

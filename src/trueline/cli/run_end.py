@@ -31,10 +31,10 @@ _AS_BEFORE = (
 )
 
 
-def stamps(out: str) -> Stamps:
-    """By place, what identifies a manifest: of the Run at ``out``, and of those that restarts left next to it."""
+def stamps(run_path: str) -> Stamps:
+    """By place, what identifies a manifest: of the Run at ``run_path``, and of those that restarts left next to it."""
     stamp_by_path: Stamps = {}
-    for path in (out, *sorted(glob.glob(path_of_restart(glob.escape(out), "*")))):
+    for path in (run_path, *sorted(glob.glob(path_of_restart(glob.escape(run_path), "*")))):
         try:
             manifest = os.stat(Path(path) / "manifest.json")
         except OSError:
@@ -43,12 +43,12 @@ def stamps(out: str) -> Stamps:
     return stamp_by_path
 
 
-def written(out: str, *, before: Stamps) -> list[str]:
-    """The Runs that the command wrote: ``out``, and what restarts left next to it; ``before`` is what was there."""
-    return [path for path, now in stamps(out).items() if before.get(path) != now]
+def written(run_path: str, *, before: Stamps) -> list[str]:
+    """The Runs that the command wrote: ``run_path``, and those of restarts next to it; ``before`` is what was there."""
+    return [path for path, now in stamps(run_path).items() if before.get(path) != now]
 
 
-def keep_end(out: str, ended: Ended, *, before: Stamps) -> None:
+def keep_end(run_path: str, ended: Ended, *, before: Stamps) -> None:
     """Write how a command ended that did not end well into the Runs that it left and none of whose ranks closed: they
     cannot know. What cannot be written is left out.
     """
@@ -62,7 +62,7 @@ def keep_end(out: str, ended: Ended, *, before: Stamps) -> None:
         return
     end = CommandEnd(status=os.waitstatus_to_exitcode(ended.status), passed_on=ended.passed_on)
     with contextlib.suppress(OSError, TruelineError):
-        runs = [Run(path) for path in written(out, before=before)]
+        runs = [Run(path) for path in written(run_path, before=before)]
         for run in [
             run_of_job for first in runs for run_of_job in (first, *map(Run, (*first.groups, *first.models.values())))
         ]:
@@ -70,30 +70,30 @@ def keep_end(out: str, ended: Ended, *, before: Stamps) -> None:
                 manifest.keep_end(run.path, end)
 
 
-def watched(out: str, *, before: Stamps, unseen: str = "", status: int = 0, began: bool = False) -> str:
-    """What the command left at ``out``, in one line, and the next command; ``before`` is what was there already,
+def watched(run_path: str, *, before: Stamps, unseen: str = "", status: int = 0, began: bool = False) -> str:
+    """What the command left at ``run_path``, in one line, and the next command; ``before`` is what was there already,
     ``unseen`` why a process of the command was not watched, ``status`` what ``os.waitpid`` gave at the command's end,
     ``began`` whether one of its processes was.
     """
     refused = bool(unseen) and not began
-    paths = [] if refused else written(out, before=before)  # what changed is then another job's
+    paths = [] if refused else written(run_path, before=before)  # what changed is then another job's
     if paths:
         return " ".join(_run(path, unseen) for path in paths)
     if unseen:
         return f"NOTHING WAS WATCHED: {unseen}{_early_end(status)}"
-    if began and not Path(out).is_dir():
+    if began and not Path(run_path).is_dir():
         return (
-            f"THE RUN IS GONE from '{out}': it was written there, and moved or removed since. Next, with the place "
-            f"where it is now: trueline check RUN{_early_end(status)}"
+            f"THE RUN IS GONE from '{run_path}': it was written there, and moved or removed since. Next, with the "
+            f"place where it is now: trueline check RUN{_early_end(status)}"
         )
-    if out in before:
-        return f"{_AS_BEFORE.format(out=out)}{_early_end(status)}"
-    if (Path(out) / "env").is_dir():
+    if run_path in before:
+        return f"{_AS_BEFORE.format(out=run_path)}{_early_end(status)}"
+    if (Path(run_path) / "env").is_dir():
         return (
-            f"the ranks of this machine wrote to '{out}', and rank 0 elsewhere. Next, where all machines' disks can be "
-            f"read: trueline collect {shlex.quote(out)} … DST"
+            f"the ranks of this machine wrote to '{run_path}', and rank 0 elsewhere. Next, where all machines' disks "
+            f"can be read: trueline collect {shlex.quote(run_path)} … DST"
         )
-    return f"{_NO_RUN.format(out=out)}{_early_end(status)}"
+    return f"{_NO_RUN.format(out=run_path)}{_early_end(status)}"
 
 
 def _early_end(status: int) -> str:

@@ -28,11 +28,11 @@ def command_of(verb: Verb) -> Callable[..., None]:
         from trueline.trials.start import prepared
 
         shared = {name: values.pop(name) for name in SHARED if name in values}
-        asked = Asked(verb.name, tuple(words or ()), run, **shared)
-        own = {option.name: values[option.name] for option in verb.options}
+        request = Asked(verb.name, tuple(words or ()), run, **shared)
+        option_values = {option.name: values[option.name] for option in verb.options}
         # typer has None for a list that was not given, Python an empty one
-        own |= {option.name: own[option.name] or () for option in verb.options if option.repeated}
-        run_and_print(asked, prepared(asked, **own), dry_run=dry_run, json=json)
+        option_values |= {option.name: option_values[option.name] or () for option in verb.options if option.repeated}
+        run_and_print(request, prepared(request, **option_values), dry_run=dry_run, json=json)
 
     parameters = [
         *([_parameter("run", _RUN, inspect.Parameter.empty)] if verb.about_run else []),
@@ -58,7 +58,9 @@ def _annotation(option: Option) -> Any:
     """Its type, with what typer is told of it."""
     # without a name of its own, typer gives a flag a second one, --no-…
     names = (f"--{option.name.replace('_', '-')}",) if option.kind is bool else ()
-    shown = True if option.default_text is None else option.default_text
-    of_typer = typer.Option(*names, help=option.help, metavar=option.metavar, show_default=shown, min=option.least)
+    show_default = True if option.default_text is None else option.default_text
+    of_typer = typer.Option(
+        *names, help=option.help, metavar=option.metavar, show_default=show_default, min=option.least
+    )
     kind: Any = list[option.kind] if option.repeated else option.kind
     return Annotated[kind if option.required or option.default is not None else kind | None, of_typer]

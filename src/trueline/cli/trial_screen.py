@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from trueline.trials.frame.trial import TrialAnswer
 
 
-def run_and_print(asked: Asked, prepared: Prepared, *, dry_run: bool, json: bool) -> NoReturn:
+def run_and_print(request: Asked, prepared: Prepared, *, dry_run: bool, json: bool) -> NoReturn:
     """Run a trial, print its answer, and leave with its exit code; or print what it would do."""
     from trueline.cli.json_document import print_document
 
     if dry_run:
         _print_plan(prepared)
         raise typer.Exit
-    with _running(prepared.runs, asked.words):
+    with _running(prepared.runs, request.words):
         answer = prepared.trial.answer()
     if json:
         print_document(answer.to_json())
     else:
-        verb = VERBS[asked.verb]
+        verb = VERBS[request.verb]
         _print_answer(answer, verb.means)
         if "out" not in verb.lacks:
-            print(f"Trial: {asked.folder}")
+            print(f"Trial: {request.folder}")
     raise typer.Exit(answer.exit_code)
 
 
@@ -67,10 +67,10 @@ def _running(source: ProgressSource, words: Sequence[str]) -> Iterator[None]:
         with status or nullcontext():
             yield
     except KeyboardInterrupt:
-        kept = (
+        progress_text = (
             f" after {counted(len(runs.log), 'run')}, kept in {runs.folder}; the same command goes on" if runs else ""
         )
-        print(f"trueline: stopped{kept}.", file=sys.stderr)
+        print(f"trueline: stopped{progress_text}.", file=sys.stderr)
         raise typer.Exit(130) from None
     except OSError as error:
         if runs and (error.errno == errno.ENOSPC or str(error.filename or "").startswith(str(runs.folder))):
@@ -103,14 +103,14 @@ def _print_answer(answer: TrialAnswer, means: Mapping[str, str]) -> None:
         rate = answer.rate
         often = f"{rate.showed} of {rate.runs} runs, so in at least {rate.at_least:.0%} (95 % confidence)"
         clean = "1 run" if rate.clean_runs == 1 else f"{rate.clean_runs} runs in a row"
-        gone = f"To see by yourself that a change cures it, with an error of 1 %: {clean} without it."
-        lines.append(Text(f"The job as it is shows it in {often}. {gone}"))
+        cure = f"To see by yourself that a change cures it, with an error of 1 %: {clean} without it."
+        lines.append(Text(f"The job as it is shows it in {often}. {cure}"))
     for line in lines:
         console.print(Padding(line, (0, 0, 0, 2)))
     arms = "; ".join(f"{arm.name} ({arm.showed} of {arm.runs})" for arm in answer.arms[:6])
     more = f"; {len(answer.arms) - 6} more arms" if len(answer.arms) > 6 else ""
-    asked = "" if answer.error_asked is None else f", error asked {answer.error_asked:g}"
-    console.print(f"Runs: {answer.runs}{asked}. Showed it: {arms}{more}", style="dim", highlight=False)
+    error_text = "" if answer.error_asked is None else f", error asked {answer.error_asked:g}"
+    console.print(f"Runs: {answer.runs}{error_text}. Showed it: {arms}{more}", style="dim", highlight=False)
 
 
 def _print_plan(prepared: Prepared) -> None:

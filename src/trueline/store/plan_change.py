@@ -18,14 +18,14 @@ def plan_in_force(run: Run) -> Plan:
     return Plan.load(_current_keys(plans[-1].plan if plans else run.manifest.plan))
 
 
-def change_plan(run: Run, changes: Mapping[str, Any], *, by: str) -> None:
-    """Ask the job of ``run`` for other values of some keys, next to those that its plan file asks for already; ``by``
-    names who asks, for messages. Raises ``InputError`` where no job follows it, ``PlanError``, ``OSError``.
+def change_plan(run: Run, changes: Mapping[str, Any], *, asker: str) -> None:
+    """Ask the job of ``run`` for other values of some keys, next to those that its plan file asks for already;
+    ``asker`` names who asks, for messages. Raises ``InputError`` where no job follows it, ``PlanError``, ``OSError``.
     """
     _require_running(run)
     path = plan_path(os.fspath(run.path))
     changed = (read_changes(path) if os.path.isfile(path) else {}) | dict(changes)
-    write_plan(path, plan_in_force(run).revised(changed, f"{by} and plan.json"))
+    write_plan(path, plan_in_force(run).revised(changed, f"{asker} and plan.json"))
 
 
 def _require_running(run: Run) -> None:

@@ -84,7 +84,7 @@ class Run(RecordedSteps, Shown):
         self._fs, self._root = filesystem_of(self._address)
         self.manifest = open_manifest(self._fs, self._root, self.path)
         first_steps = [attempt.step for attempt in self.manifest.attempts]
-        self._take(read_pieces(self._fs, self._root, first_steps, known=parts))
+        self._take(read_pieces(self._fs, self._root, first_steps, known_parts=parts))
         self.problems = self._pieces.problems
         self.unclosed = self._pieces.unclosed
         self.problems += name_unknown("manifest.json", unknown_keys(self.manifest))

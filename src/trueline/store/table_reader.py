@@ -20,7 +20,7 @@ from trueline.store.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _TablePiece:
     """A part, or (``rows``) what is in a journal; ``attempt`` is the start of the job that wrote it."""
 
     rank: int
@@ -38,7 +38,7 @@ class TableReader:
         self._timeline = timeline
         self._schema = TABLE_SCHEMAS[table]
         self._files = PartFiles(fs, root, lambda part: table, self._schema)
-        self._pieces: list[_Piece] = []
+        self._pieces: list[_TablePiece] = []
         journals = read_journals(fs, root, problems, rank_of=lambda name: _rank_of(name, table), schema=self._schema)
         parts = list_parts(fs, root, table, problems)
         for rank in sorted({*journals, *parts}):
@@ -48,11 +48,11 @@ class TableReader:
                 for part, rows in zip(rank_parts, self._files.first(rank_parts, ["step"]), strict=True)
                 if not _skipped(rows, problems)
             ]
-            self._pieces += [_Piece(rank, part.attempt, part) for part in readable]
+            self._pieces += [_TablePiece(rank, part.attempt, part) for part in readable]
             name_missing_parts(table, rank, rank_parts, journal, problems)
             if journal is not None and journal.batches and journal.sequence not in file_names.numbers_of(rank_parts):
                 rows = whole_table(table, journal.batches)
-                self._pieces.append(_Piece(rank, journal.attempt(rank_parts), rows=rows))
+                self._pieces.append(_TablePiece(rank, journal.attempt(rank_parts), rows=rows))
 
     def __bool__(self) -> bool:
         return bool(self._pieces)

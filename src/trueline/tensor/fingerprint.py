@@ -111,7 +111,7 @@ class HostFingerprint:
     def _sum(self, words_N: NDArray[Any], start: int) -> int:
         """Σ word · weight over words that follow each other, not yet mod 2⁶⁴."""
         weights, wide_N = host_weights(), self._wide
-        place_N = weights.place.view(np.uint64)
+        place_N = weights.word.view(np.uint64)
         total, num_read, size = 0, 0, words_N.size
         while num_read < size:
             page, offset = divmod(start + num_read, PAGE)
@@ -152,14 +152,14 @@ def _in_pages(x: Tensor, start: int) -> Tensor:
     for first, last in ((0, ahead), (ahead + whole, words_N.numel())):
         if last > first:
             page, offset = divmod(start + first, PAGE)
-            product_N = words_N[first:last] * weights.place[offset : offset + last - first]
+            product_N = words_N[first:last] * weights.word[offset : offset + last - first]
             # a page of one dim, as indexing with a number on the device waits for it
             parts.append(product_N.sum() * _of_pages(torch.arange(page, page + 1, device=x.device), weights))
     for slab_N in torch.split(words_N[ahead : ahead + whole], _SLAB) if whole else ():
         slab_CP = slab_N.view(-1, PAGE)
         page = (start + ahead) // PAGE
         page_C = torch.arange(page, page + slab_CP.shape[0], device=x.device)
-        parts.append(((slab_CP * weights.place).sum(dim=1) * _of_pages(page_C, weights)).sum(dim=0, keepdim=True))
+        parts.append(((slab_CP * weights.word).sum(dim=1) * _of_pages(page_C, weights)).sum(dim=0, keepdim=True))
         ahead += slab_N.numel()
     return torch.cat(parts).sum()
 
@@ -174,7 +174,7 @@ def _scattered(x: Tensor, shard: ShardRuns, limit: int) -> Tensor:
     height = max(limit // words_RL.shape[1], 1)
     for some_RL, first_R in zip(torch.split(words_RL, height), torch.split(start_R, height), strict=True):
         index_RL = first_R[:, None] + step_L
-        product_RL = weights.place[index_RL & MASK] * _of_pages(index_RL >> PAGE_BITS, weights)
+        product_RL = weights.word[index_RL & MASK] * _of_pages(index_RL >> PAGE_BITS, weights)
         parts.append((product_RL * some_RL).sum())
     return torch.stack(parts).sum()
 

@@ -122,9 +122,9 @@ def packed_weights() -> bytes:
     A place is low + 2³² · high, where low is signed, so that a product with it fits one instruction.
     """
     weights = host_weights()
-    place = weights.place.view(np.uint64)
-    low = place.astype(np.uint32)
-    high = ((place >> np.uint64(32)) + (low >> np.uint32(31))).astype(np.uint32)
+    word = weights.word.view(np.uint64)
+    low = word.astype(np.uint32)
+    high = ((word >> np.uint64(32)) + (low >> np.uint32(31))).astype(np.uint32)
     return b"".join(table.tobytes() for table in (low, high, weights.page, weights.book))
 
 

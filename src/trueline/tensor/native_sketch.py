@@ -45,14 +45,14 @@ class Measured:
 @dataclass(frozen=True)
 class Rows:
     """How P parameters are cut: C elements of one shard (``widths``), their rows of k, and the tail that is left; where
-    the tail of the first shard starts among those of its group (``places``); the signs of the rows of a parameter
+    the tail of the first shard starts among those of its group (``tail_starts``); the signs of the rows of a parameter
     (``signs``) and of those of its group's tails (``tail_signs``), float32, which are kept alive here.
     """
 
     widths: Sequence[int]
     rows: Sequence[int]
     tails: Sequence[int]
-    places: Sequence[int]
+    tail_starts: Sequence[int]
     signs: Sequence[Tensor]
     tail_signs: Sequence[Tensor]
 
@@ -81,7 +81,7 @@ class NativeSketch:
         self._group_of = tuple(group_of)
         self._k = k
         addresses = ([signs.data_ptr() for signs in tensors] for tensors in (cut.signs, cut.tail_signs))
-        self._table_PT = np.array([cut.widths, cut.rows, cut.tails, cut.places, *addresses], np.int64).T.copy()
+        self._table_PT = np.array([cut.widths, cut.rows, cut.tails, cut.tail_starts, *addresses], np.int64).T.copy()
         self._prepared: dict[tuple[int, ...], _Prepared] = {}
 
     def measure(self, gradients: Sequence[tuple[int, Tensor]], *, first_shard: int, num_shards: int) -> Measured | None:

@@ -49,7 +49,7 @@ _SLAB = 1 << 22
 def signs_of_places() -> NDArray[np.float64]:
     """float64 [P, K] the sign of each place of a page."""
     place_P = np.arange(PAGE)
-    draw_P = host_weights().place.view(np.uint64)[place_P // (ROWS * LANES) * LANES + place_P % LANES]
+    draw_P = host_weights().word.view(np.uint64)[place_P // (ROWS * LANES) * LANES + place_P % LANES]
     row_P = place_P // LANES % ROWS
     columns = [
         np.where(draw_P >> np.uint64(31 - k) & np.uint64(1), -1.0, 1.0) * np.where(row_P == k, -1.0, 1.0)

@@ -90,7 +90,7 @@ class _Part:
     them at once), and the elements of these blocks and of the tail, if any, in one shard.
     """
 
-    seen: int
+    num_shards: int
     sizes: tuple[int, ...]
     blocks: tuple[tuple[_Block, ...], ...]
 
@@ -198,7 +198,11 @@ class Sketcher:
         squares: list[Tensor] = []
         tails: list[Tensor] = []
         for part, (_, x) in zip(call.parts, gradients, strict=True):
-            shards = (x if x.dim() == 1 else x.reshape(-1),) if part.seen == 1 else x.reshape(part.seen, -1).unbind(0)
+            shards = (
+                (x if x.dim() == 1 else x.reshape(-1),)
+                if part.num_shards == 1
+                else x.reshape(part.num_shards, -1).unbind(0)
+            )
             if not part.blocks[0]:  # all tail, as most parameters are, or empty
                 tails.extend(shards if part.sizes else ())
                 continue
@@ -224,9 +228,9 @@ class Sketcher:
         squares: list[Tensor] = []
         tails: list[Tensor] = []
         for part, (_, x) in zip(call.parts, gradients, strict=True):
-            pieces = torch.split_with_sizes(x.reshape(part.seen, -1), part.sizes, dim=1)
+            pieces = torch.split_with_sizes(x.reshape(part.num_shards, -1), part.sizes, dim=1)
             for piece, block in zip(pieces, part.blocks[0], strict=False):
-                block_WRk = piece.reshape(part.seen, -1, self.k)
+                block_WRk = piece.reshape(part.num_shards, -1, self.k)
                 sums.append(torch.bmm(block.signs, block_WRk.to(wide)).squeeze(1))
                 norm = cast(Tensor, torch.linalg.vector_norm(block_WRk, dtype=wide))  # pyright: ignore[reportUnknownMemberType]
                 squares.append(norm.square())

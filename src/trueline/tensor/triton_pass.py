@@ -61,7 +61,7 @@ def measured(x: Tensor, start: int, weights: DeviceWeights) -> tuple[Tensor, Ten
     prints = torch.empty(num_programs + 1, dtype=torch.int64, device=x.device)
     _tiles[(tiles, slices)](
         *(x.detach().view(-1).view(bits), num, lead, first_page, num_pages),
-        *(weights.place, weights.page, weights.book, stats, prints),
+        *(weights.word, weights.page, weights.book, stats, prints),
         MANTISSA=mantissa,
         WIDTH=8 * x.element_size(),
         PAGE_MASK=PAGE - 1,
@@ -129,8 +129,8 @@ def _tiles(
     index = slice_.to(tl.int64) * PAGE_SIZE + lane - lead
     page = first_page + slice_.to(tl.int64)
     for _ in range(slice_, num_pages, tl.num_programs(1)):
-        there = (index >= 0) & (index < num)
-        bits = tl.load(bits_ptr + index, mask=there, other=0)
+        in_range = (index >= 0) & (index < num)
+        bits = tl.load(bits_ptr + index, mask=in_range, other=0)
         weight = tl.load(page_ptr + (page & PAGE_MASK)) * tl.load(book_ptr + page // (PAGE_MASK + 1))
         if WIDTH == 64:
             value = bits.to(tl.float64, bitcast=True)
@@ -138,8 +138,8 @@ def _tiles(
             # Projections count numbers, of which a page of words has half as many.
             half = page // 2
             weight = tl.load(page_ptr + (half & PAGE_MASK)) * tl.load(book_ptr + half // (PAGE_MASK + 1))
-            place = page % 2 * PAGE_SIZE + lane
-            draw = tl.load(place_ptr + place // (LANES * ROWS) * LANES + place % LANES)
+            position = page % 2 * PAGE_SIZE + lane
+            draw = tl.load(place_ptr + position // (LANES * ROWS) * LANES + position % LANES)
         else:
             if WIDTH == 32:
                 value = bits.to(tl.float32, bitcast=True)
@@ -149,37 +149,37 @@ def _tiles(
                 value = bits.to(tl.float16, bitcast=True).to(tl.float32)
             print_ += bits.to(tl.int64) * (low_place * weight)
         size = bits.to(tl.int64) & ((1 << (WIDTH - 1)) - 1)
-        finite = (size < INF) & there
+        finite = (size < INF) & in_range
         nan += (size > INF).to(tl.int32)
         positive += ((size == INF) & (bits > 0)).to(tl.int32)
         negative += ((size == INF) & (bits < 0)).to(tl.int32)
-        zero += ((size == 0) & there).to(tl.int32)
+        zero += ((size == 0) & in_range).to(tl.int32)
         subnormal += ((size > 0) & (size < (1 << MANTISSA))).to(tl.int32)
         low = tl.minimum(low, tl.where(finite, value, float("inf")))
         high = tl.maximum(high, tl.where(finite, value, -float("inf")))
-        kept = tl.where(finite, value, 0.0).to(tl.float64)
-        total += kept
-        square += kept * kept
-        kept = tl.where(tl.abs(kept) < MASK, kept, 0.0)
-        first += tl.where((((draw >> 31) ^ (weight >> 63)) & 1) == (row != 0), -kept, kept)
-        second += tl.where((((draw >> 30) ^ (weight >> 62)) & 1) == (row != 1), -kept, kept)
-        third += tl.where((((draw >> 29) ^ (weight >> 61)) & 1) == (row != 2), -kept, kept)
+        number = tl.where(finite, value, 0.0).to(tl.float64)
+        total += number
+        square += number * number
+        number = tl.where(tl.abs(number) < MASK, number, 0.0)
+        first += tl.where((((draw >> 31) ^ (weight >> 63)) & 1) == (row != 0), -number, number)
+        second += tl.where((((draw >> 30) ^ (weight >> 62)) & 1) == (row != 1), -number, number)
+        third += tl.where((((draw >> 29) ^ (weight >> 61)) & 1) == (row != 2), -number, number)
         index += tl.num_programs(1) * PAGE_SIZE
         page += tl.num_programs(1)
     program = tile + slice_ * tl.num_programs(0)
-    out = stats_ptr + program * S
-    tl.store(out, tl.sum(nan.to(tl.float64)))
-    tl.store(out + 1, tl.sum(positive.to(tl.float64)))
-    tl.store(out + 2, tl.sum(negative.to(tl.float64)))
-    tl.store(out + 3, tl.sum(zero.to(tl.float64)))
-    tl.store(out + 4, tl.sum(subnormal.to(tl.float64)))
-    tl.store(out + 5, tl.min(low).to(tl.float64))
-    tl.store(out + 6, tl.max(high).to(tl.float64))
-    tl.store(out + 7, tl.sum(total))
-    tl.store(out + 8, tl.sum(square))
-    tl.store(out + 9, tl.sum(first))
-    tl.store(out + 10, tl.sum(second))
-    tl.store(out + 11, tl.sum(third))
+    out_ptr = stats_ptr + program * S
+    tl.store(out_ptr, tl.sum(nan.to(tl.float64)))
+    tl.store(out_ptr + 1, tl.sum(positive.to(tl.float64)))
+    tl.store(out_ptr + 2, tl.sum(negative.to(tl.float64)))
+    tl.store(out_ptr + 3, tl.sum(zero.to(tl.float64)))
+    tl.store(out_ptr + 4, tl.sum(subnormal.to(tl.float64)))
+    tl.store(out_ptr + 5, tl.min(low).to(tl.float64))
+    tl.store(out_ptr + 6, tl.max(high).to(tl.float64))
+    tl.store(out_ptr + 7, tl.sum(total))
+    tl.store(out_ptr + 8, tl.sum(square))
+    tl.store(out_ptr + 9, tl.sum(first))
+    tl.store(out_ptr + 10, tl.sum(second))
+    tl.store(out_ptr + 11, tl.sum(third))
     tl.store(prints_ptr + program, tl.sum(print_))
 
 
@@ -187,15 +187,15 @@ def _tiles(
 def _fold(stats_ptr, prints_ptr, num, S: tl.constexpr, G: tl.constexpr):
     """All programs together, to the row after theirs: sums, and the extremes, NaN where nothing is finite."""
     program = tl.arange(0, G)
-    there = program < num
+    in_range = program < num
     for stat in tl.static_range(S):
-        some = tl.load(stats_ptr + program * S + stat, mask=there, other=0.0)
+        values = tl.load(stats_ptr + program * S + stat, mask=in_range, other=0.0)
         if stat == 5:
-            least = tl.min(tl.where(there, some, float("inf")))
+            least = tl.min(tl.where(in_range, values, float("inf")))
             tl.store(stats_ptr + num * S + stat, tl.where(least == float("inf"), float("nan"), least))
         elif stat == 6:
-            most = tl.max(tl.where(there, some, -float("inf")))
-            tl.store(stats_ptr + num * S + stat, tl.where(most == -float("inf"), float("nan"), most))
+            greatest = tl.max(tl.where(in_range, values, -float("inf")))
+            tl.store(stats_ptr + num * S + stat, tl.where(greatest == -float("inf"), float("nan"), greatest))
         else:
-            tl.store(stats_ptr + num * S + stat, tl.sum(some))
-    tl.store(prints_ptr + num, tl.sum(tl.load(prints_ptr + program, mask=there, other=0)))
+            tl.store(stats_ptr + num * S + stat, tl.sum(values))
+    tl.store(prints_ptr + num, tl.sum(tl.load(prints_ptr + program, mask=in_range, other=0)))

@@ -32,9 +32,11 @@ MASK = PAGE - 1
 
 @dataclass(frozen=True)
 class Weights:
-    """``place`` and ``page`` int64 [P], ``book`` int64 [B]; the weight of a word is the product of its three."""
+    """``word`` int64 [P] by the place in a page, ``page`` int64 [P], ``book`` int64 [B]; the weight of a word is the
+    product of its three.
+    """
 
-    place: NDArray[np.int64]
+    word: NDArray[np.int64]
     page: NDArray[np.int64]
     book: NDArray[np.int64]
 
@@ -45,9 +47,9 @@ class Weights:
 
 @dataclass(frozen=True)
 class DeviceWeights:
-    """The same, on a device."""
+    """``Weights`` on a device."""
 
-    place: Tensor
+    word: Tensor
     page: Tensor
     book: Tensor
 
@@ -59,21 +61,21 @@ def host_weights() -> Weights:
     Mod 2²¹ a place is 1 + 2·(4 random bits) + 2⁵·(a permutation of 0…P-1), a page 1 and a book 1. Mod 2³³ a page is
     1 + 2²¹·(a permutation of 0…4,095, over and over) and a book 1. All bits above are random.
     """
-    place = (
+    word = (
         (_random(0, PAGE) << _bits(21)) | (_order(1, PAGE) << _bits(5)) | ((_random(2, PAGE) >> _bits(60)) << _bits(1))
     )
     turn = np.tile(_order(3, NEAR_PAGES), PAGE // NEAR_PAGES)
     page = (_random(4, PAGE) << _bits(33)) | (turn << _bits(21))
     book = _random(5, BOOKS) << _bits(33)
-    return Weights(*((table | _bits(1)).view(np.int64) for table in (place, page, book)))
+    return Weights(*((table | _bits(1)).view(np.int64) for table in (word, page, book)))
 
 
 @cache
 def device_weights(device: torch.device) -> DeviceWeights:
     """The weights, copied to the device once."""
     weights = host_weights()
-    place, page, book = (torch.as_tensor(table).to(device) for table in (weights.place, weights.page, weights.book))
-    return DeviceWeights(place, page, book)
+    word, page, book = (torch.as_tensor(table).to(device) for table in (weights.word, weights.page, weights.book))
+    return DeviceWeights(word, page, book)
 
 
 def _random(stream: int, count: int) -> NDArray[np.uint64]:

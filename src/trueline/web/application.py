@@ -193,10 +193,10 @@ def _add_view(
             return _answer(request, " ".join(map(str, stamps)), lambda: view(watched, **query))
 
     # FastAPI reads what may be asked from the signature: that of the view, with the number of the Run for the Run.
-    _, *asked = inspect.signature(view, eval_str=True).parameters.values()
+    _, *query_parameters = inspect.signature(view, eval_str=True).parameters.values()
     leading = (("request", Request), ("number", AnyRun))
     parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind) for name, kind in leading]
-    parameters += [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in asked]
+    parameters += [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in query_parameters]
     endpoint.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     endpoint.__name__ = name
     app.get(f"/api/runs/{{number}}/{path}", response_model=model)(endpoint)
@@ -267,10 +267,10 @@ def _add_orders(app: FastAPI, runs: Sequence[WatchedRun]) -> None:
     @app.post("/api/runs/{number}/record", response_model=Recording)
     def record(number: AnyRun) -> Response:
         watched = _run(runs, number)
-        if watched.gone:
-            raise InputError(watched.gone)
+        if watched.read_failure:
+            raise InputError(watched.read_failure)
         steps = recording(watched)
-        change_plan(watched.run, steps.keys, by="the page")
+        change_plan(watched.run, steps.keys, asker="the page")
         return Response(as_json(Recording(steps.first, steps.end)), media_type="application/json")
 
 

@@ -59,7 +59,7 @@ class WatchedRun:
     run: Run = field(init=False)
     judgement: Judgement = field(default_factory=Judgement, init=False)
     versions: dict[str, int] = field(default_factory=lambda: {"workers": 1, "records": 1, "run": 1}, init=False)
-    gone: str = field(default="", init=False)
+    read_failure: str = field(default="", init=False)
     """Why the Run cannot be read any more; what is shown is what was read last."""
     compared: Compared | None = field(default=None, init=False)
     compare_failed: str = field(default="", init=False)
@@ -88,7 +88,7 @@ class WatchedRun:
     @property
     def live(self) -> bool:
         """Whether the job may still write: ranks have not closed the Run."""
-        return bool(self.run.unclosed) and not self.gone
+        return bool(self.run.unclosed) and not self.read_failure
 
     @property
     def is_judging(self) -> bool:
@@ -98,7 +98,7 @@ class WatchedRun:
     @property
     def stamp(self) -> str:
         """A text that is another one whenever any answer may be."""
-        return "-".join(map(str, self.versions.values())) + (" gone" if self.gone else "")
+        return "-".join(map(str, self.versions.values())) + (" gone" if self.read_failure else "")
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -109,7 +109,7 @@ class WatchedRun:
             yield
         except RunError as error:
             self._leave(error)
-            raise RunError(self.gone) from None
+            raise RunError(self.read_failure) from None
 
     def pivot(self, column: str) -> tuple[np.ndarray, np.ndarray]:
         """``Run.pivot`` of what is shown, kept as long as that is shown."""
@@ -160,29 +160,29 @@ class WatchedRun:
         try:
             sizes = sizes_of(self.path)
             tables = grown_tables(self._sizes, sizes)
-            if not tables and not self.gone:
+            if not tables and not self.read_failure:
                 return
             run = Run(self.path)
         except (TruelineError, OSError) as error:
             self._leave(error)
             return
         with self._lock:
-            self.run, self._sizes, self.gone = run, sizes, ""
+            self.run, self._sizes, self.read_failure = run, sizes, ""
             self._pivots = {}
         self._took_s = time.monotonic() - begin
         for table in tables or ["run"]:
             self.versions[table] += 1
 
     def _leave(self, error: Exception) -> None:
-        if not self.gone:
+        if not self.read_failure:
             reason = why(error).removesuffix(". Open the Run again")
-            self.gone = f"The Run can no longer be read: {reason}. What is shown was read before."
+            self.read_failure = f"The Run can no longer be read: {reason}. What is shown was read before."
             self.versions["run"] += 1
 
     def _begin_judging(self) -> None:
         # A judge that is busy all the time would take a core from the training that it may share a machine with.
         rests = time.monotonic() - self._judged_at < _REST * self._judge_took_s
-        if self._judging is not None or self.gone or rests or self._judged_all:
+        if self._judging is not None or self.read_failure or rests or self._judged_all:
             return
         self._judged_at, self._seen_step = time.monotonic(), self.last_step
         self._judged_of = dict(self.versions)

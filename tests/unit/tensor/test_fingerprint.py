@@ -147,7 +147,7 @@ def test_two_different_numbers_that_change_places_change_it(first, second, word,
 def test_weights_are_odd_and_tell_all_near_places_apart_mod_two_to_the_33():
     """What the proof in the docstring needs."""
     weights = host_weights()
-    place, page, book = (some.view(np.uint64) for some in (weights.place, weights.page, weights.book))
+    place, page, book = (some.view(np.uint64) for some in (weights.word, weights.page, weights.book))
     assert (place.size, page.size, book.size) == (PAGE, PAGE, BOOKS)
     assert np.unique(place % 2**21).size == PAGE
     assert (place % 2 == 1).all()
@@ -169,7 +169,7 @@ def test_weights_are_those_of_splitmix64_for_ever():
             yield z ^ (z >> 31)
 
     assert next(splitmix(0, 1)) == 0xE220A8397B1DCDAF  # the published first output
-    assert [int(w) % MOD >> 21 for w in host_weights().place[:5]] == [z % 2**43 for z in splitmix(0, 5)]
+    assert [int(w) % MOD >> 21 for w in host_weights().word[:5]] == [z % 2**43 for z in splitmix(0, 5)]
     assert on_host(torch.arange(100)) == 4290888920346462326
 
 

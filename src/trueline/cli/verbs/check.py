@@ -58,13 +58,13 @@ def command(
     elif format == "junit":
         print(junit(report))
     else:
-        print_report(screen(), report, every=every)
+        print_report(screen(), report, all_reasons=every)
     raise typer.Exit(report.exit_code)
 
 
-def print_report(console: Console, report: CheckReport, *, every: bool = False) -> None:
+def print_report(console: Console, report: CheckReport, *, all_reasons: bool = False) -> None:
     """Print the verdict, each incident with its telling finding first, and what is to know about the Run; with
-    ``every`` also why checks that do not apply were left out.
+    ``all_reasons`` also why checks that do not apply were left out.
     """
     from rich.padding import Padding
     from rich.text import Text
@@ -84,7 +84,7 @@ def print_report(console: Console, report: CheckReport, *, every: bool = False) 
         ("To confirm", sections[0]),
         ("About this Run", report.notes),
         ("Worth knowing", sections[1]),
-        ("Not checked", _not_checked(report, every=every)),
+        ("Not checked", _not_checked(report, all_reasons=all_reasons)),
     ):
         if lines:
             console.print(f"{title}:", style="bold")
@@ -141,15 +141,15 @@ def _numbers(finding: Finding) -> list[str]:
     return lines
 
 
-def _not_checked(report: CheckReport, *, every: bool) -> list[str]:
-    """A line for each reason, with all checks that did not run for it; unless ``every`` is asked for, one for all that
-    do not apply.
+def _not_checked(report: CheckReport, *, all_reasons: bool) -> list[str]:
+    """A line for each reason, with all checks that did not run for it; unless ``all_reasons`` are asked for, one for
+    all that do not apply.
     """
     from trueline.schema.finding import NO_UPDATE
     from trueline.schema.text.words import by_reason, counted
 
     untrained = any(finding.code == NO_UPDATE for finding in report.findings)
-    listed = [entry for entry in report.checks_not_run if every or (entry.lacks and not untrained)]
+    listed = [entry for entry in report.checks_not_run if all_reasons or (entry.lacks and not untrained)]
     lines = [f"{', '.join(checks)}: {why}" for checks, why in by_reason((entry.check, entry.why) for entry in listed)]
     if more := len(report.checks_not_run) - len(listed):
         verb = "does not apply here, or looks" if more == 1 else "do not apply here, or look"

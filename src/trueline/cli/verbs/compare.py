@@ -75,9 +75,9 @@ def _targets(csv: str | None, xlsx: str | None, html: str | None, *, overwrite: 
         ("html", html, "page", "compare.html"),
     )
     targets = {
-        option: writable_target(out, overwrite=overwrite, kind=kind, example=example)
-        for option, out, kind, example in files
-        if out is not None
+        option: writable_target(path, overwrite=overwrite, kind=kind, example=example)
+        for option, path, kind, example in files
+        if path is not None
     }
     if len({target.resolve() for target in targets.values()}) < len(targets):
         raise InputError("--csv, --xlsx and --html name one file twice. Pass a file of its own for each.")
@@ -118,8 +118,8 @@ def _compared(run: Run, ref: Run, options: dict[str, Any]) -> Comparison:
     with Progress(console=console, transient=True, disable=not on_terminal()) as progress:
         task = progress.add_task("Comparing steps", total=None)
 
-        def advance(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
+        def advance(num_done: int, total: int) -> None:
+            progress.update(task, completed=num_done, total=total)
 
         return compare(run, ref, progress=advance, **options_set)
 

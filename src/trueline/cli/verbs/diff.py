@@ -46,12 +46,12 @@ def command(
     from trueline.same_job.diff import diff
 
     targets = {
-        write: writable_target(out, overwrite=overwrite, kind=kind, example=example)
-        for write, out, kind, example in (
+        write: writable_target(path, overwrite=overwrite, kind=kind, example=example)
+        for write, path, kind, example in (
             (write_xlsx, xlsx, "workbook", "diff.xlsx"),
             (write_html, html, "page", "diff.html"),
         )
-        if out is not None
+        if path is not None
     }
     job_diff = diff(run, ref)
     for write, target in targets.items():
@@ -60,18 +60,18 @@ def command(
     if json:
         print_document({**job_diff.to_json(), "written": written})
     else:
-        _print(screen(), job_diff, written, every=all)
+        _print(screen(), job_diff, written, all_lines=all)
     raise typer.Exit(job_diff.exit_code)
 
 
-def _print(console: Console, job_diff: JobDiff, written: list[str], *, every: bool) -> None:
+def _print(console: Console, job_diff: JobDiff, written: list[str], *, all_lines: bool) -> None:
     from rich.text import Text
 
     from trueline.render.wording import one_line
 
     style = "bold yellow" if job_diff.telling else "bold green"
     lines = [Text(one_line(job_diff.headline), style=style), Text("")]
-    differences = job_diff.differences if every else job_diff.differences[:_MAX_LINES]
+    differences = job_diff.differences if all_lines else job_diff.differences[:_MAX_LINES]
     width = max((len(difference.says) for difference in differences), default=0)
     lines += [_line(difference, min(width, 58)) for difference in differences]
     if len(differences) < len(job_diff.differences):

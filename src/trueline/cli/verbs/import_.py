@@ -41,9 +41,9 @@ def msprobe(
 
     Example: trueline import msprobe dump_path runs/npu --model Llama --optimizer AdamW
     """
-    from trueline.store.importers.msprobe.dumps import Options, import_msprobe
+    from trueline.store.importers.msprobe.dumps import DumpOptions, import_msprobe
 
-    options = Options(measure=measure(), model=model, optimizer=optimizer, tensors=not no_tensors)
+    options = DumpOptions(measure=measure(), model=model, optimizer=optimizer, tensors=not no_tensors)
     with _reading(source):
         import_msprobe(source, run, options, version=_version())
     _tell(run, json=json)
@@ -68,10 +68,10 @@ def checkpoint(
     Example: trueline import checkpoint step-1000.pt runs/weights --step 1000
     """
     from trueline.store.importers.checkpoint import import_checkpoint
-    from trueline.store.importers.checkpoint_weights import Options
+    from trueline.store.importers.checkpoint_weights import WeightOptions
 
     with _reading(source):
-        import_checkpoint(source, run, Options(measure(), step, tensors=not no_tensors, version=_version()))
+        import_checkpoint(source, run, WeightOptions(measure(), step, tensors=not no_tensors, version=_version()))
     _tell(run, json=json)
 
 
@@ -87,11 +87,11 @@ def hf(
 
     Example: trueline import hf models/Qwen2.5-0.5B runs/weights
     """
-    from trueline.store.importers.checkpoint_weights import Options
+    from trueline.store.importers.checkpoint_weights import WeightOptions
     from trueline.store.importers.hf import import_hf
 
     with _reading(source):
-        import_hf(source, run, Options(measure(), step, tensors=not no_tensors, version=_version()))
+        import_hf(source, run, WeightOptions(measure(), step, tensors=not no_tensors, version=_version()))
     _tell(run, json=json)
 
 

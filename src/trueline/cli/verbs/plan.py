@@ -42,7 +42,7 @@ def command(
     opened = Run(run)
     path = plan_path(os.fspath(opened.path))
     if changes:
-        change_plan(opened, dict(map(key_and_value, changes)), by="--set")
+        change_plan(opened, dict(map(key_and_value, changes)), asker="--set")
     document = _document(opened, path)
     print_document(document) if json else _print(document)
 

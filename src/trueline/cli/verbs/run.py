@@ -98,7 +98,7 @@ def command(
     if sys.stderr.isatty():
         print(f"trueline: watching; afterwards: trueline check {out}", file=sys.stderr, flush=True)
     try:
-        _run_and_tell(program, words, watched_environ, out=out, ref=ref, destination=collect)
+        _run_and_tell(program, words, watched_environ, run_path=out, ref=ref, destination=collect)
     except OSError as error:
         raise InputError(f"'{program}' cannot be started: {error}. Try it without trueline.") from None
 
@@ -124,7 +124,7 @@ def _with_sinks(plan: Plan, sinks: list[str] | None, on_finding: str | None) -> 
 
 
 def _run_and_tell(
-    program: str, words: list[str], environ: dict[str, str], *, out: str, ref: str | None, destination: str | None
+    program: str, words: list[str], environ: dict[str, str], *, run_path: str, ref: str | None, destination: str | None
 ) -> None:
     """Run the command, print what was watched and, with ``ref``, what the checks find, and end as the command did."""
     from trueline.capture.child_env import UNSEEN, WATCHED
@@ -132,8 +132,8 @@ def _run_and_tell(
     from trueline.cli.foreground import end_as, run_in_foreground
     from trueline.cli.run_end import keep_end, stamps, watched
 
-    before = stamps(out)
-    collecting = None if destination is None else Collecting(out, destination)
+    before = stamps(run_path)
+    collecting = None if destination is None else Collecting(run_path, destination)
     with tempfile.TemporaryDirectory(prefix="trueline-", ignore_cleanup_errors=True) as folder:
         unseen_file, begun_file = Path(folder) / "unseen", Path(folder) / f"unseen{WATCHED}"
         unseen_file.touch()
@@ -142,29 +142,32 @@ def _run_and_tell(
         status = ended.status
         why, began = (file.read_text(encoding="utf-8") if file.exists() else "" for file in (unseen_file, begun_file))
     try:
-        keep_end(out, ended, before=before)
-        print(f"trueline: {watched(out, before=before, unseen=why, status=status, began=bool(began))}", file=sys.stderr)
+        keep_end(run_path, ended, before=before)
+        print(
+            f"trueline: {watched(run_path, before=before, unseen=why, status=status, began=bool(began))}",
+            file=sys.stderr,
+        )
         if collecting is not None:
             print(f"trueline: {collecting.end()}", file=sys.stderr)
         if ref is not None:
-            _judge(out, ref, before=before)
+            _judge(run_path, ref, before=before)
     except KeyboardInterrupt:
-        print(f"trueline: not checked to the end; again: trueline check {out}", file=sys.stderr)
+        print(f"trueline: not checked to the end; again: trueline check {run_path}", file=sys.stderr)
     except Exception as error:  # the exit status of the command is reported whatever a check raises
         print(f"trueline: what was watched could not be read: {type(error).__name__}: {error}", file=sys.stderr)
     end_as(status)
 
 
-def _judge(out: str, ref: str, *, before: Stamps) -> None:
+def _judge(run_path: str, ref: str, *, before: Stamps) -> None:
     from trueline.cli.lines import screen
     from trueline.cli.run_end import written
     from trueline.cli.verbs.check import print_report
     from trueline.judge.check_run import check
     from trueline.schema.errors import TruelineError
 
-    paths = written(out, before=before)
+    paths = written(run_path, before=before)
     if not paths:
-        print(f"trueline: the command wrote no Run at '{out}', so nothing was checked.", file=sys.stderr)
+        print(f"trueline: the command wrote no Run at '{run_path}', so nothing was checked.", file=sys.stderr)
         return
     try:
         print_report(screen(stderr=True), check(paths[-1], ref=ref))
@@ -172,29 +175,31 @@ def _judge(out: str, ref: str, *, before: Stamps) -> None:
         print(f"trueline: {error}", file=sys.stderr)
 
 
-def _require_reference(ref: str, out: str) -> None:
+def _require_reference(ref: str, run_path: str) -> None:
     """Raise ``RunError`` where there is no Run at ``ref``, ``InputError`` where the new Run would take its place."""
     from trueline.schema.errors import InputError
     from trueline.store.reader import Run
 
     Run(ref)
-    if Path(ref).resolve() == Path(out).resolve():
-        raise InputError(f"--ref and --out are both '{out}'. Pass another --out: a Run is not compared with itself.")
+    if Path(ref).resolve() == Path(run_path).resolve():
+        raise InputError(
+            f"--ref and --out are both '{run_path}'. Pass another --out: a Run is not compared with itself."
+        )
 
 
-def _require_free_path(out: str, *, overwrite: bool, resume: bool) -> None:
-    """Raise InputError where the Run cannot go to ``out``: there is something already, or nothing can be written."""
+def _require_free_path(run_path: str, *, overwrite: bool, resume: bool) -> None:
+    """Raise InputError where the Run cannot go to ``run_path``: something is there, or nothing can be written."""
     from trueline.schema.errors import InputError, RunExistsError
     from trueline.store.filesystem import local_path
 
-    path = Path(local_path(out))
+    path = Path(local_path(run_path))
     if overwrite and resume:
         raise InputError("--overwrite and --resume contradict each other. Pass one of them.")
     nearest = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if nearest != path and not nearest.is_dir():
-        raise InputError(f"'{out}' cannot be a Run: '{nearest}' is a file. Pass another --out.")
+        raise InputError(f"'{run_path}' cannot be a Run: '{nearest}' is a file. Pass another --out.")
     if nearest.is_dir() and not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError(f"A Run cannot be written to '{out}': '{nearest}' does not allow it. Pass another --out.")
+        raise InputError(f"A Run cannot be written to '{run_path}': '{nearest}' does not allow it. Pass another --out.")
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     from trueline.schema.files.run_lock import require_ended
@@ -203,22 +208,22 @@ def _require_free_path(out: str, *, overwrite: bool, resume: bool) -> None:
     if resume:
         from trueline.store.reader import Run
 
-        Run(out)
-        require_ended(out, proven=True)
+        Run(run_path)
+        require_ended(run_path, proven=True)
     else:
-        require_free(out, overwrite=True)
+        require_free(run_path, overwrite=True)
         if not overwrite:
             raise RunExistsError(
-                f"'{out}' already holds a Run. Pass another --out, --resume to go on with it, or --overwrite to "
+                f"'{run_path}' already holds a Run. Pass another --out, --resume to go on with it, or --overwrite to "
                 "replace it."
             )
 
 
-def _require_destination(destination: str, out: str) -> None:
+def _require_destination(destination: str, run_path: str) -> None:
     """Raise ``InputError`` where nothing can be collected into ``destination``."""
     from trueline.store.collect import open_target
 
-    open_target(destination, [out])
+    open_target(destination, [run_path])
 
 
 def _require_script(words: list[str]) -> None:

@@ -7,7 +7,7 @@ import os
 from trueline.schema.errors import InputError
 from trueline.schema.text.reading import reading, shortened
 from trueline.store.importers import dcp, safetensors, torch_files
-from trueline.store.importers.checkpoint_weights import Checkpoint, Options, write_checkpoint
+from trueline.store.importers.checkpoint_weights import Checkpoint, WeightOptions, write_checkpoint
 from trueline.store.importers.target import require_free
 
 _EXPECTED = (
@@ -16,7 +16,7 @@ _EXPECTED = (
 )
 
 
-def import_checkpoint(source: str, target: str, options: Options) -> None:
+def import_checkpoint(source: str, target: str, options: WeightOptions) -> None:
     """Write the tensors at ``source`` as a Run at ``target``.
 
     Raises ``InputError`` where ``source`` is no checkpoint or damaged, or ``target`` cannot be written, and then leaves

@@ -37,7 +37,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Options:
+class WeightOptions:
     """How a checkpoint is imported: as ``step``; its values are left out of the Run where not ``tensors``."""
 
     measure: Measure
@@ -46,7 +46,7 @@ class Options:
     version: str = ""
 
 
-def write_checkpoint(checkpoint: Checkpoint, target: str, options: Options) -> None:
+def write_checkpoint(checkpoint: Checkpoint, target: str, options: WeightOptions) -> None:
     """Write a Run of one step at ``target``. Raises ``InputError`` where there are no tensors, or it cannot be
     written.
     """
@@ -67,7 +67,7 @@ def write_checkpoint(checkpoint: Checkpoint, target: str, options: Options) -> N
 
 
 def _add(
-    weight: Weight, rows: StepRows, row_by_memory: dict[Hashable, int], writer: RunWriter, options: Options
+    weight: Weight, rows: StepRows, row_by_memory: dict[Hashable, int], writer: RunWriter, options: WeightOptions
 ) -> None:
     x = weight.load()
     owner = ValueOwner(weight.phase, weight.name, kind="param" if weight.phase == "param" else "value")

@@ -7,7 +7,7 @@ import os
 from trueline.schema.errors import InputError
 from trueline.schema.text.reading import reading, shortened
 from trueline.store.importers import safetensors, torch_files
-from trueline.store.importers.checkpoint_weights import Checkpoint, Options, Weight, write_checkpoint
+from trueline.store.importers.checkpoint_weights import Checkpoint, Weight, WeightOptions, write_checkpoint
 from trueline.store.importers.json_files import read_object
 from trueline.store.importers.target import require_free
 
@@ -16,7 +16,7 @@ _BIN = "pytorch_model.bin"
 _WEIGHTS = "model.safetensors"
 
 
-def import_hf(source: str, target: str, options: Options) -> None:
+def import_hf(source: str, target: str, options: WeightOptions) -> None:
     """Write the weights of the model directory ``source`` as a Run at ``target``.
 
     Raises ``InputError`` where it is none or damaged, or ``target`` cannot be written, and then leaves nothing there.

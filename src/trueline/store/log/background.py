@@ -16,7 +16,7 @@ class Background(Generic[Item]):
     """Calls ``handle`` for each item. At most ``max_bytes`` of items wait or are in work, or one item of any size.
 
     An exception of ``handle`` costs its item and comes out of the next call here, once; later ones until then are
-    dropped. The lock is reentrant: a signal handler may ``drain`` while the same thread is in ``put``.
+    dropped. The lock is reentrant: a signal handler may ``drain`` while the same thread is in ``enqueue``.
     """
 
     def __init__(self, handle: Callable[[Item], None], *, max_bytes: int = MAX_BYTES) -> None:
@@ -31,7 +31,7 @@ class Background(Generic[Item]):
         self._thread = threading.Thread(target=self._work, name="trueline-store", daemon=True)
         self._thread.start()
 
-    def put(self, item: Item, size_bytes: int) -> None:
+    def enqueue(self, item: Item, size_bytes: int) -> None:
         """Queue an item; wait while there is no room for it. Raises the exception of an earlier item, and then queues
         none.
         """

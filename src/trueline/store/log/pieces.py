@@ -32,7 +32,7 @@ MAX_VALUES = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _RowPiece:
     """Rows of a part, of which only ``KEYS`` are held, or (``part`` None) all there is of a journal; of a part
     ``own_T`` [T] bool says which of its rows these are, None: all.
     """
@@ -44,12 +44,12 @@ class _Piece:
     """The first and the last of them."""
 
     @classmethod
-    def from_rows(cls, rows: Keys, part: PartName | None = None, own_T: pa.Array | None = None) -> _Piece:
+    def from_rows(cls, rows: Keys, part: PartName | None = None, own_T: pa.Array | None = None) -> _RowPiece:
         """A piece of which there is a row."""
         step_T = _steps_of(rows)
         return cls(rows, part, own_T, (int(step_T.min()), int(step_T.max())))
 
-    def cut(self, end: int, first: int | None) -> _Piece | None:
+    def cut(self, end: int, first: int | None) -> _RowPiece | None:
         """What of it is in steps from ``first`` (None: the first) to before ``end``; None where nothing is."""
         if self.steps[0] >= end or (first is not None and self.steps[1] < first):
             return None
@@ -59,7 +59,9 @@ class _Piece:
         mask_T = step_T < end if first is None else (step_T < end) & (step_T >= first)
         own_T = np.ones(len(step_T), dtype=bool) if self.own_T is None else to_numpy(self.own_T).copy()
         own_T[own_T] = mask_T
-        return _Piece.from_rows(_select_rows(self.rows, mask_T), self.part, from_numpy(own_T)) if mask_T.any() else None
+        return (
+            _RowPiece.from_rows(_select_rows(self.rows, mask_T), self.part, from_numpy(own_T)) if mask_T.any() else None
+        )
 
 
 @dataclass(slots=True)
@@ -73,7 +75,7 @@ class Pieces:
     timeline: Timeline = field(default_factory=Timeline)
     problems: list[Problem] = field(default_factory=list[Problem])
     unclosed: list[int] = field(default_factory=list)
-    _pieces: list[_Piece] = field(default_factory=list)
+    _pieces: list[_RowPiece] = field(default_factory=list)
 
     def columns(self, names: Sequence[str], steps: Collection[int] | None = None) -> pa.Table:
         """[T] values of columns; with ``steps``, rows of others in parts give null instead of what they hold.
@@ -112,7 +114,7 @@ class Pieces:
         columns = (self._rows(piece, [name], None)[name] for piece in self._pieces)
         return any(column.null_count < len(column) for column in columns)
 
-    def _rows(self, piece: _Piece, names: Sequence[str], wanted_steps: np.ndarray | None) -> pa.Table:
+    def _rows(self, piece: _RowPiece, names: Sequence[str], wanted_steps: np.ndarray | None) -> pa.Table:
         if piece.part is None or set(names) <= set(KEYS):
             return _table(piece.rows).select(list(names))
         if self._present(piece).isdisjoint(names):
@@ -125,7 +127,7 @@ class Pieces:
         rows = rows if row_range is None else rows.filter(piece.own_T.slice(row_range.start, len(row_range)))
         return rows if wanted_T is None else rows.take(from_numpy(np.arange(len(wanted_T)), absent_N=~wanted_T))
 
-    def _present(self, piece: _Piece) -> frozenset[str]:
+    def _present(self, piece: _RowPiece) -> frozenset[str]:
         names = None if piece.part is None else self.files.present(piece.part)
         return frozenset(worker_schema().names) if names is None else names
 
@@ -182,22 +184,22 @@ class Pieces:
     def _take(self, rows: Keys, attempt: int, part: PartName | None = None) -> None:
         own_T = self.timeline.owns(attempt, _steps_of(rows))
         if own_T.all():
-            self._pieces += [_Piece.from_rows(rows, part)] if len(rows) else []
+            self._pieces += [_RowPiece.from_rows(rows, part)] if len(rows) else []
         elif own_T.any():
             mask = from_numpy(own_T)
-            self._pieces.append(_Piece.from_rows(_select_rows(rows, own_T), part, mask))
+            self._pieces.append(_RowPiece.from_rows(_select_rows(rows, own_T), part, mask))
 
 
 def read_pieces(
-    fs: AbstractFileSystem, root: str, first_steps: Sequence[int] = (), *, known: PartFiles | None = None
+    fs: AbstractFileSystem, root: str, first_steps: Sequence[int] = (), *, known_parts: PartFiles | None = None
 ) -> Pieces:
     """Every readable row piece of the Run at ``root`` whose job began with ``first_steps``, one a start. Parts that are
-    ``known`` are not read again.
+    ``known_parts`` are not read again.
 
     Journals are read before parts are listed: a row that is sealed in between is then seen twice, which merging undoes;
     the other way round it would not be seen at all.
     """
-    pieces = Pieces(known or PartFiles(fs, root, lambda part: file_names.WORKERS_DIR, worker_schema()))
+    pieces = Pieces(known_parts or PartFiles(fs, root, lambda part: file_names.WORKERS_DIR, worker_schema()))
     journals = read_journals(fs, root, pieces.problems, rank_of=file_names.journal_rank, schema=worker_schema())
     pieces.unclosed = sorted(journals)
     parts = list_parts(fs, root, file_names.WORKERS_DIR, pieces.problems)

@@ -36,7 +36,7 @@ _SITE_NAMES = ["step", "micro", "rank", "phase", "name", "call", "slot"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _RecordPiece:
     """The steps [S] int64, ascending, of one rank that a part or (``rows``) a journal has and no later piece has."""
 
     rank: int
@@ -58,21 +58,23 @@ class RecordReader:
         # Journals go first: a step that is sealed meanwhile is then seen twice, not missed.
         journals = read_journals(fs, root, problems, rank_of=file_names.records_journal_rank, schema=RECORD_SCHEMA)
         folders = {file_names.folder_rank(name) for name in names_in(fs, posixpath.join(root, file_names.RECORDS_DIR))}
-        self._pieces: list[_Piece] = []
+        self._pieces: list[_RecordPiece] = []
         for rank in sorted({rank for rank in folders if rank is not None} | set(journals)):
             folder = _folder(rank)
             parts = sorted(list_parts(fs, root, folder, problems).get(rank, []))
-            pieces: list[_Piece] = []
+            pieces: list[_RecordPiece] = []
             for part, rows in zip(parts, self._files.first(parts, ["step"]), strict=True):
                 if isinstance(rows, Problem):
                     problems.append(rows)
                 else:
-                    pieces.append(_Piece(rank, _owned_steps(_steps(rows), part.attempt, timeline), part))
+                    pieces.append(_RecordPiece(rank, _owned_steps(_steps(rows), part.attempt, timeline), part))
             journal = journals.get(rank)
             name_missing_parts(folder, rank, parts, journal, problems)
             if journal is not None and journal.batches:
                 rows = _journal_rows(journal.batches)
-                pieces.append(_Piece(rank, _owned_steps(_steps(rows), journal.attempt(parts), timeline), rows=rows))
+                pieces.append(
+                    _RecordPiece(rank, _owned_steps(_steps(rows), journal.attempt(parts), timeline), rows=rows)
+                )
             self._pieces += _without_overwritten(pieces)
 
     @property
@@ -118,7 +120,7 @@ class RecordReader:
 
     def _select(
         self,
-        piece: _Piece,
+        piece: _RecordPiece,
         steps: np.ndarray,
         names: Sequence[str] | None,
         phases: Collection[str] | None,
@@ -143,7 +145,7 @@ class RecordReader:
                 selected = selected.set_column(loaded.index(name), RECORD_SCHEMA.field(name), values)
         return selected.cast(_schema(loaded))
 
-    def _load(self, piece: _Piece, names: list[str]) -> pa.Table:
+    def _load(self, piece: _RecordPiece, names: list[str]) -> pa.Table:
         return piece.rows.select(names) if piece.part is None else self._files.again(piece.part, names)
 
 
@@ -183,12 +185,12 @@ def _folder(rank: int) -> str:
     return posixpath.join(file_names.RECORDS_DIR, file_names.rank_folder(rank))
 
 
-def _without_overwritten(pieces: list[_Piece]) -> list[_Piece]:
+def _without_overwritten(pieces: list[_RecordPiece]) -> list[_RecordPiece]:
     """Pieces of one rank, oldest first, without steps that were recorded again later."""
-    pieces_left: list[_Piece] = []
+    pieces_left: list[_RecordPiece] = []
     later = np.empty(0, dtype=np.int64)
     for piece in reversed(pieces):
-        pieces_left.append(_Piece(piece.rank, np.setdiff1d(piece.steps, later), piece.part, piece.rows))
+        pieces_left.append(_RecordPiece(piece.rank, np.setdiff1d(piece.steps, later), piece.part, piece.rows))
         later = np.union1d(later, piece.steps)
     return pieces_left[::-1]
 

@@ -72,12 +72,12 @@ class RecordWriter:
         """
         if isinstance(record, StepRecords):
             check_records(record)
-            self._background.put(record, size_in_memory(record))
+            self._background.enqueue(record, size_in_memory(record))
         elif isinstance(record, TensorRecord):
             check_tensor(record)
-            self._background.put(record, record.data.nbytes)
+            self._background.enqueue(record, record.data.nbytes)
         else:
-            self._background.put(record, sum(map(len, record.frames)))
+            self._background.enqueue(record, sum(map(len, record.frames)))
 
     def raise_error(self) -> None:
         """Raise the exception of the thread since the last call, if there was one."""

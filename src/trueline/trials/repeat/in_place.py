@@ -38,7 +38,7 @@ _UNWATCHED = {"preset": "workers", "steps": [10**9, 10**9 + 1]}
 
 
 @dataclass(frozen=True)
-class RepeatedJob:
+class InPlaceJob:
     """Runs ``job`` for ``steps`` steps, each operation ``times`` times. ``codes`` of its outcome are the pools of calls
     in which one differed, as JSON, after the number of operations, of calls, and of those of the least called.
     """

@@ -26,8 +26,7 @@ from trueline.trials.frame.chance import most_rate
 from trueline.trials.frame.runs import JobFails, Runs, Way
 from trueline.trials.frame.same_fault import Outcome
 from trueline.trials.frame.trial import Answer, Job, TrialAnswer, how_it_ended
-from trueline.trials.repeat.in_place import InPlaceTrial
-from trueline.trials.repeat.in_place import RepeatedJob as RepeatedInPlace
+from trueline.trials.repeat.in_place import InPlaceJob, InPlaceTrial
 
 FIRST, AGAIN = "first", "again"
 QUESTION = "Do the first steps repeat themselves bit for bit, and which operation does not?"
@@ -141,7 +140,7 @@ def prepare(asked: Asked, *, again: int = 3, in_place: bool = False) -> Prepared
     steps, words = asked.num_steps, " ".join(asked.command)
     if in_place:
         asked = asked if asked.out else replace(asked, out="trials/repeat-in-place")
-        in_place_job = RepeatedInPlace(asked.plain_job, steps, asked.seed, again + 1)
+        in_place_job = InPlaceJob(asked.plain_job, steps, asked.seed, again + 1)
         runs = asked.runs_of(in_place_job, 1, steps=steps, times=again + 1)
         line = f"The run: {words}, each operation of steps 0 to {steps - 1} called {again + 1} times."
         return Prepared(InPlaceTrial(runs, again + 1), [line], "1", runs)

@@ -203,7 +203,7 @@ def _record_command(watched: WatchedRun) -> str:
 
 
 def _record_refused(watched: WatchedRun, report: CheckReport, incident: Incident) -> str:
-    if watched.gone:
+    if watched.read_failure:
         return "The Run can no longer be read."
     if not watched.run.unclosed:
         again = report.commands.filled(record_step(incident.step_first or 0))

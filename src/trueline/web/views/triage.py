@@ -114,7 +114,7 @@ def triage_of(watched: WatchedRun) -> Triage:
         judged_to=judgement.last_step,
         last_step=watched.last_step,
         live=watched.live,
-        gone=watched.gone,
+        gone=watched.read_failure,
         failed=judgement.failed,
         incidents=incidents,
         notices=tuple(
@@ -137,7 +137,7 @@ def _headline(watched: WatchedRun) -> str:
         return report.verdict.line
     if watched.judgement.failed:
         return "Cannot tell: judging failed."
-    if watched.gone:
+    if watched.read_failure:
         return "Cannot tell: the Run is gone."
     return "Not judged yet."
 

@@ -24,7 +24,7 @@ from trueline.schema.plan import Plan
 from trueline.schema.text.reading import reading
 from trueline.store.filesystem import filesystem_of
 from trueline.store.importers.checkpoint import import_checkpoint
-from trueline.store.importers.checkpoint_weights import Options
+from trueline.store.importers.checkpoint_weights import WeightOptions
 from trueline.store.importers.msprobe.files import RankDump, read_value
 from trueline.store.log import journal as journals
 from trueline.store.reader import Run
@@ -39,7 +39,7 @@ DIGITS = "9" * 5_000
 def refused(source: Path, target: Path) -> str:
     """What importing a checkpoint says, which must be one sentence or two, and leave nothing."""
     with pytest.raises(InputError) as caught:
-        import_checkpoint(str(source), str(target), Options(measure()))
+        import_checkpoint(str(source), str(target), WeightOptions(measure()))
     told = str(caught.value)
     assert "\n" not in told
     assert len(told) < 600

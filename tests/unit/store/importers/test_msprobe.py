@@ -14,7 +14,7 @@ from torch import nn
 
 from trueline.cli.verbs.import_ import measure
 from trueline.schema.errors import InputError, RunError, RunExistsError
-from trueline.store.importers.msprobe.dumps import Options, import_msprobe
+from trueline.store.importers.msprobe.dumps import DumpOptions, import_msprobe
 from trueline.store.reader import Run
 
 DUMP = Path(__file__).parents[2] / "fixtures" / "msprobe" / "mix"
@@ -62,7 +62,7 @@ def recorded():
 
 
 def imported(source, target, **settings):
-    options = Options(measure(), **({"model": "Net", "optimizer": "SGD"} | settings))
+    options = DumpOptions(measure(), **({"model": "Net", "optimizer": "SGD"} | settings))
     import_msprobe(str(source), str(target), options)
     return Run(target)
 

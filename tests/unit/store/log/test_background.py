@@ -29,7 +29,7 @@ def test_items_are_handled_in_order():
     gate.open.set()
     background = Background(gate)
     for item in range(200):
-        background.put(item, 1)
+        background.enqueue(item, 1)
     background.drain()
     assert gate.done == list(range(200))
     background.close()
@@ -39,9 +39,9 @@ def test_items_are_handled_in_order():
 def test_put_waits_while_more_than_the_bound_is_held():
     gate = Gate()
     background = Background(gate, max_bytes=100)
-    background.put("a", 60)
-    background.put("b", 40)
-    late = threading.Thread(target=background.put, args=("c", 1))
+    background.enqueue("a", 60)
+    background.enqueue("b", 40)
+    late = threading.Thread(target=background.enqueue, args=("c", 1))
     late.start()
     assert gate.entered.wait(60)
     time.sleep(0.05)
@@ -58,7 +58,7 @@ def test_an_item_above_the_bound_goes_alone():
     gate.open.set()
     background = Background(gate, max_bytes=10)
     for item in ("a", "b"):
-        background.put(item, 1000)
+        background.enqueue(item, 1000)
     background.close()
     assert gate.done == ["a", "b"]
 
@@ -67,12 +67,12 @@ def test_an_error_comes_out_once_and_costs_its_item_alone():
     gate = Gate()
     gate.open.set()
     background = Background(gate)
-    background.put("a", 1)
-    background.put(OSError("full"), 1)
+    background.enqueue("a", 1)
+    background.enqueue(OSError("full"), 1)
     background.drain()
     with pytest.raises(OSError, match="full"):
-        background.put("c", 1)
-    background.put("d", 1)
+        background.enqueue("c", 1)
+    background.enqueue("d", 1)
     background.close()
     assert gate.done == ["a", "d"]
 
@@ -80,7 +80,7 @@ def test_an_error_comes_out_once_and_costs_its_item_alone():
 def test_an_error_of_the_last_item_comes_out_of_close():
     gate = Gate()
     background = Background(gate)
-    background.put(OSError("full"), 1)
+    background.enqueue(OSError("full"), 1)
     gate.open.set()
     with pytest.raises(OSError, match="full"):
         background.close()
@@ -90,12 +90,12 @@ def test_an_error_of_the_last_item_comes_out_of_close():
 def test_an_error_wakes_who_waits_for_room():
     gate = Gate()
     background = Background(gate, max_bytes=1)
-    background.put(OSError("full"), 1)
+    background.enqueue(OSError("full"), 1)
     met = []
 
     def wait():
         try:
-            background.put("a", 1)
+            background.enqueue("a", 1)
         except OSError as error:
             met.append(str(error))
 

@@ -41,16 +41,16 @@ def command(
     from trueline.trials.op.precheck import read_benchmark
 
     import_all(modules or ())
-    known = benchmark is not None and benchmark.exists()
-    other = read_benchmark(benchmark) if known and benchmark is not None else {}
-    found = _checked(
-        Run(run), device=require_device(device), step=step, rank=rank, benchmark=other, modules=modules or ()
+    has_benchmark = benchmark is not None and benchmark.exists()
+    recorded = read_benchmark(benchmark) if has_benchmark and benchmark is not None else {}
+    result = _checked(
+        Run(run), device=require_device(device), step=step, rank=rank, benchmark=recorded, modules=modules or ()
     )
     written: list[str] = []
-    if benchmark is not None and not known:
-        _write(found, benchmark)
+    if benchmark is not None and not has_benchmark:
+        _write(result, benchmark)
         written = [f"{benchmark}, which --with reads on another machine"]
-    end(found, _MEANS, json=json, written=written)
+    end(result, _MEANS, json=json, written=written)
 
 
 _MEANS = {
@@ -60,7 +60,7 @@ _MEANS = {
 }
 
 
-def _checked(run: Run, **asked: object) -> Precheck:
+def _checked(run: Run, **options: object) -> Precheck:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from trueline.cli.screen import Console
@@ -68,21 +68,21 @@ def _checked(run: Run, **asked: object) -> Precheck:
     from trueline.trials.op.precheck import precheck
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not on_terminal()) as shown:
-        task = shown.add_task("Calling operations")
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not on_terminal()) as progress:
+        task = progress.add_task("Calling operations")
         return precheck(
             run,
-            progress=lambda api, done, num: shown.update(task, description=api, completed=done, total=num),
-            **asked,  # type: ignore[arg-type]
+            progress=lambda api, num_done, num: progress.update(task, description=api, completed=num_done, total=num),
+            **options,  # type: ignore[arg-type]
         )
 
 
-def _write(found: Precheck, path: Path) -> None:
+def _write(result: Precheck, path: Path) -> None:
     import json
 
     from trueline.schema.errors import InputError
 
     try:
-        path.write_text(json.dumps(found.to_json(), indent=1) + "\n")
+        path.write_text(json.dumps(result.to_json(), indent=1) + "\n")
     except OSError as error:
         raise InputError(f"'{path}' cannot be written to: {error}. Pass another path to --with.") from None

@@ -35,7 +35,7 @@ NOT_DUMPED = "from msProbe, which has the calls of modules inside the model and 
 
 
 @dataclass(frozen=True)
-class Options:
+class DumpOptions:
     """``model`` and ``optimizer`` are names of classes, which no dump holds, see ``Calls``; ``measure`` measures stored
     values, which are left out of the Run where not ``tensors``.
     """
@@ -46,7 +46,7 @@ class Options:
     tensors: bool = True
 
 
-def import_msprobe(source: str, target: str, options: Options, *, version: str = "") -> None:
+def import_msprobe(source: str, target: str, options: DumpOptions, *, version: str = "") -> None:
     """Write the dump at ``source`` (the directory of a whole dump, of a step or of a rank) as a Run at ``target``.
 
     Raises ``InputError`` where there is no PyTorch dump, it is damaged, or ``target`` cannot be written, and then
@@ -57,7 +57,7 @@ def import_msprobe(source: str, target: str, options: Options, *, version: str =
         _import(source, target, options, version)
 
 
-def _import(source: str, target: str, options: Options, version: str) -> None:
+def _import(source: str, target: str, options: DumpOptions, version: str) -> None:
     dumps = find_dumps(source)
     first = read_dump(dumps[0])
     prints = _Fingerprints()
@@ -112,7 +112,7 @@ class _StepImport:
         self,
         dump: RankDump,
         writer: RunWriter,
-        options: Options,
+        options: DumpOptions,
         prints: _Fingerprints,
         stacks: dict[tuple[str, ...], int],
     ) -> None:
