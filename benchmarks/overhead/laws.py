@@ -68,7 +68,7 @@ def train(out: str, rounds: int, *, early: int = 0, every: int = 10**9) -> tuple
     steps: list[float] = []
     with (
         patch.object(sampling, "EARLY", early),
-        patch.object(sampling, "EVERY", every),
+        patch.object(sampling, "LEAST_GAP", every),
         timed() as now,
         trueline.watch(model, optimizer, out=out, plan={"every": 1}, averages=[average]),
     ):

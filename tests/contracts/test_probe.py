@@ -71,7 +71,7 @@ def train(rank, world, out, failing, probed=True):
     class More(original):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
-            self.each.append(probe)
+            self.probes.append(probe)
 
     beginning.StandardProbes = More if probed else original
     torch.manual_seed(0)
