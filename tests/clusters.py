@@ -48,3 +48,14 @@ def engine(request, monkeypatch):
     monkeypatch.setenv("PATH", f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}")  # of torchrun
     needs = {"slurm": "slurm", "ray": "ray_cluster"}.get(request.param)
     return request.getfixturevalue(needs) if needs else request.param
+
+
+@pytest.fixture
+def warm_torchrun(engine, request, tmp_path, monkeypatch):
+    """Where the engine is torchrun, that of an interpreter that has imported torch."""
+    if engine == "torchrun":
+        program = tmp_path / "warm" / "torchrun"
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\nexec {request.getfixturevalue("python")} -m torch.distributed.run "$@"\n')
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")

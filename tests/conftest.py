@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.warm_engine import WarmEngine
 from tests.warm_python import warm_python
 
 from trueline.demo import ranks
 from trueline.demo.ranks import Ranks
+from trueline.trials.frame.engines.local import Local
 
 settings.register_profile(
     "trueline",
@@ -28,7 +30,13 @@ settings.register_profile(
 )
 settings.load_profile("trueline")
 
-ranks.PRELOADED += ("transformers.models.llama.modeling_llama",)  # seconds in each rank of the demo
+ranks.PRELOADED += (
+    "transformers.models.llama.modeling_llama",  # seconds in each rank of the demo
+    # what a process imports as it is attached, and its adapters as a model is watched
+    *("trueline.capture.launch", "trueline.rl.trl", "trueline.sinks.registry", "trueline.capture.trial.changes"),
+    *(f"trueline.capture.adapters.{name}" for name in ("ddp", "deepspeed", "fsdp2", "megatron", "single")),
+    "trueline.capture.trial.first_step",
+)
 
 MAY_SKIP = ("no CUDA device", "a tmpfs cannot be mounted here")
 """Reasons that count in continuous integration: what a machine without a GPU or without root cannot show."""
@@ -132,3 +140,24 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An interpreter for scripts that train, which has imported torch already."""
     with warm_python(tmp_path_factory.mktemp("warm")) as path:
         yield path
+
+
+@pytest.fixture(scope="session")
+def _warm_engine(python: str, tmp_path_factory: pytest.TempPathFactory) -> WarmEngine:
+    return WarmEngine(python, tmp_path_factory.mktemp("kept"))
+
+
+@pytest.fixture
+def forks(_warm_engine: WarmEngine, monkeypatch: pytest.MonkeyPatch) -> WarmEngine:
+    """The engine ``local`` for one test: jobs whose command begins with ``python`` run as forks of it."""
+    monkeypatch.setattr(Local, "start", lambda local, *args, **more: _warm_engine.start(*args, **more))
+    for name, usual in (("remembers", False), ("as_processes", False), ("world_size", 1)):
+        monkeypatch.setattr(_warm_engine, name, usual)  # and what the test makes of it ends with it
+    return _warm_engine
+
+
+@pytest.fixture
+def alike(forks: WarmEngine, monkeypatch: pytest.MonkeyPatch) -> WarmEngine:
+    """The same, for jobs that repeat themselves: of runs alike, in all tests, one is run."""
+    monkeypatch.setattr(forks, "remembers", True)
+    return forks

@@ -27,7 +27,9 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,43 +81,114 @@ def warm_python(folder: Path) -> Iterator[str]:
     server.join()
 
 
+class Program:
+    """A start of the warm ``python``, which listens in ``folder``, without a process for the client; in a session of
+    its own.
+    """
+
+    def __init__(self, python: str, words: Sequence[str], environ: Mapping[str, str], *, printed: Path, folder: Path):
+        start = {"argv": [python, *words], "environ": dict(environ), "cwd": str(folder), "files": [0, 1, 2]}
+        text = json.dumps(start | {"session": True}).encode()
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.connect(str(Path(python).parent / "socket"))
+        with open(os.devnull, "rb") as nothing, printed.open("ab") as file:
+            files = array.array("i", [nothing.fileno(), file.fileno(), file.fileno()])
+            self._server.sendmsg([struct.pack("!Q", len(text))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
+            self._server.sendall(text)
+        self._status: int | None = None
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The exit status, or None: it has not ended ``timeout_s`` later."""
+        if self._status is None and select.select([self._server], [], [], timeout_s)[0]:
+            self._status = struct.unpack("!i", self._server.recv(4))[0]
+        return self._status
+
+    def end(self) -> None:
+        """End what is left of its session."""
+        if self._status is None:
+            self._server.send(bytes([signal.SIGKILL]))
+            self.wait(60.0)
+        self._server.close()
+
+
+@dataclass(frozen=True)
+class _Started:
+    """A fork that is the program of ``client``, ``is_session`` with all that it starts."""
+
+    client: socket.socket
+    pid: int
+    ended: int
+    is_session: bool
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            (os.killpg if self.is_session else os.kill)(self.pid, number)
+
+    def close(self) -> None:
+        self.client.close()
+        os.close(self.ended)
+
+
 def _serve(listener: socket.socket) -> None:
-    """Fork, for every start, a process that starts the program and waits for it."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how those ended
+    """Fork the program of every start, hand on the signals of its client, and tell that how it ended."""
+    _forget_exits()
     gc.collect()
     gc.freeze()  # else each start would copy what was imported, to see whether it is garbage or a model
+    started: dict[int, _Started] = {}  # by the file that can be read: the client's, and that of the end
     while True:
-        client, _ = listener.accept()
-        if os.fork() == 0:
-            listener.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            with contextlib.suppress(OSError):
-                _start(client)
-            os._exit(0)
-        client.close()
+        ready, _, _ = select.select([listener, *started], [], [])
+        for file in ready:
+            if file is listener:
+                client, _ = listener.accept()
+                if (program := _start(client, {listener, *started.values()})) is not None:
+                    started |= {client.fileno(): program, program.ended: program}
+            elif (program := started.get(file)) is None:
+                continue  # it ended just now
+            elif file == program.ended:
+                status = os.waitstatus_to_exitcode(os.waitpid(program.pid, 0)[1])
+                if program.is_session:  # whatever it started ends with it
+                    program.signal(signal.SIGKILL)
+                with contextlib.suppress(OSError):
+                    program.client.sendall(struct.pack("!i", status))
+                del started[program.client.fileno()], started[program.ended]
+                program.close()
+            else:
+                number = program.client.recv(1)
+                program.signal(number[0] if number else signal.SIGKILL)
 
 
-def _start(client: socket.socket) -> None:
-    """Fork the program, hand on the client's signals, and tell the client how it ended."""
-    head, ancillary, *_ = client.recvmsg(8, socket.CMSG_SPACE(4 * MAX_FILES))
-    files = array.array("i", ancillary[0][2])
-    size, words = struct.unpack("!Q", head)[0], b""
-    while len(words) < size:
-        words += client.recv(size - len(words))
-    program = os.fork()
-    if program == 0:
+def _start(client: socket.socket, others: set[socket.socket | _Started]) -> _Started | None:
+    """Fork the program, which closes what is of ``others``; None where nobody waits for it any more."""
+    try:
+        head, ancillary, *_ = client.recvmsg(8, socket.CMSG_SPACE(4 * MAX_FILES))
+        files = array.array("i", ancillary[0][2])
+        size, words = struct.unpack("!Q", head)[0], b""
+        while len(words) < size:
+            words += client.recv(size - len(words))
+    except (OSError, IndexError):
         client.close()
-        _become(json.loads(words), list(files))
+        return None
+    start = json.loads(words)
+    is_session = start.get("session", False)
+    pid = os.fork()
+    if pid == 0:
+        if is_session:
+            os.setsid()
+        client.close()
+        for other in others:
+            other.close()
+        _become(start, list(files))
     for file in files:
         os.close(file)
-    ended = os.pidfd_open(program)
-    while True:
-        ready, _, _ = select.select([client, ended], [], [])
-        if ended in ready:
-            break
-        number = client.recv(1)
-        os.kill(program, number[0] if number else signal.SIGKILL)
-    client.sendall(struct.pack("!i", os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])))
+    return _Started(client, pid, os.pidfd_open(pid), is_session)
+
+
+def _forget_exits() -> None:
+    """Let no program do at its end what the server would at its own: to take down what torch registered takes as long
+    as some steps of training.
+    """
+    for finalizer in list(weakref.finalize._registry):
+        finalizer.atexit = False
 
 
 def _become(start: dict[str, Any], files: list[int]) -> None:

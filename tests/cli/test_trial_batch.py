@@ -13,13 +13,13 @@ TWO = 'export STORE=$(mktemp -u) WORLD_SIZE=2; RANK=1 "$0" "$@" & RANK=0 "$0" "$
 
 
 @pytest.fixture
-def trial(python, tmp_path, monkeypatch, capsys):
-    """The command in this process, with the job's processes beside it."""
+def trial(python, alike, tmp_path, monkeypatch, capsys):
+    """The command in this process, whose engine starts the ranks, or else what the command has in front."""
     monkeypatch.chdir(tmp_path)
 
-    def call(*words, ranks=1, laws="permute,halves,padding"):
+    def call(*words, ranks=1, laws="permute,halves,padding", launcher=()):
         monkeypatch.setattr(gradient, "STEPS", {"along": gradient.STEPS["along"]})  # half of the runs
-        launcher = () if ranks == 1 else ("sh", "-c", TWO)
+        monkeypatch.setattr(alike, "world_size", ranks)
         command = (*launcher, python, str(JOB), *words)
         asked = ("trial", "batch", "--json", "--law", laws, "--", *command)
         code, out, err = in_process.trueline(monkeypatch, capsys, *asked)
@@ -65,6 +65,12 @@ def test_a_backward_that_lacks_a_term_is_confirmed_with_what_is_in_front_of_it(t
     assert "over_time" not in found["says"][0], "which is behind it"
     assert {"name": "base", "runs": 2, "showed": 0} in found["arms"]
     assert any(arm["name"] == "moved" and arm["showed"] for arm in found["arms"])
+
+
+def test_ranks_that_the_command_starts_by_itself_obey_as_one(trial, monkeypatch):
+    """As processes, by the engine that users have."""
+    code, found, _ = trial("pooled", "faulty", laws="padding", launcher=("sh", "-c", TWO))
+    assert (code, found["answer"]) == (0, "confirmed"), found
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """`trueline trial bisect` where a job has a fault since one of its commits, or since a release of what it uses."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -11,14 +10,13 @@ from pathlib import Path
 import pytest
 from tests.cli import in_process
 
-from trueline.capture.child_env import environment
 from trueline.trials.bisect.commits import Commits
 
 JOB = Path(__file__).parents[1] / "faulty_job.py"
 
 
 @pytest.fixture
-def repository(tmp_path, monkeypatch, python):
+def repository(tmp_path, monkeypatch, alike):
     """Nine commits: the fault is in the sixth, whose predecessor does not run; the Run of the last is `../first`."""
     root = tmp_path / "repository"
     (root / "job").mkdir(parents=True)
@@ -40,9 +38,8 @@ def repository(tmp_path, monkeypatch, python):
         git("add", ".")
         git("commit", "-qm", f"Change {number}")
     monkeypatch.chdir(root / "job")
-    environ = environment(out=str(tmp_path / "first"), plan={}, overwrite=True, base=dict(os.environ))
-    subprocess.run([python, "train.py", "none"], env=environ, check=True)
-    (root / "job" / "ended").unlink()
+    alike.record(str(tmp_path / "first"), Path("train.py"), "none")
+    (root / "job" / "ended").unlink(missing_ok=True)
     return git
 
 
@@ -101,7 +98,7 @@ def test_bad_input_is_one_sentence(repository, python, monkeypatch, capsys, tmp_
 
 
 @pytest.fixture
-def releases(tmp_path, monkeypatch, python):
+def releases(tmp_path, monkeypatch, alike):
     """Eight releases of a package, of which the sixth and later have a fault, and the fourth cannot be imported; a job
     that uses it, and its Run with the last one as `first`.
     """
@@ -121,8 +118,8 @@ def releases(tmp_path, monkeypatch, python):
     text = JOB.read_text().replace('"none": True', '"none": scaled_loss.factor() != 1')
     (tmp_path / "train.py").write_text(f"import scaled_loss\n{text}")
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", "now", "scaled-loss==1.8"], check=True)
-    environ = environment(out="first", plan={}, overwrite=True, base={**os.environ, "PYTHONPATH": "now"})
-    subprocess.run([python, "train.py", "none"], env=environ, check=True)
+    alike.record("first", Path("train.py"), "none", PYTHONPATH="now")
+    alike.as_processes = True  # as users have them
 
 
 def test_the_release_of_a_package_is_named_and_one_that_cannot_be_imported_is_left_out(

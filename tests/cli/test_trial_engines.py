@@ -25,16 +25,10 @@ def test_a_trial_has_the_same_answer_wherever_its_runs_take_place(engine, python
     assert asked.get("engine") == (engine if engine.startswith(("ray", "slurm")) else None)
 
 
-def test_ctrl_c_ends_the_batch_job(slurm, tmp_path):
+def test_ctrl_c_ends_the_batch_job(slurm, python, tmp_path):
     (tmp_path / "sleeper.py").write_text("import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(600)\n")
     words = ["trial", "repeat", "--engine", slurm, "--", sys.executable, "sleeper.py"]
-    trial = subprocess.Popen(
-        [sys.executable, "-m", "trueline", *words],
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background have it ignored
-    )
+    trial = subprocess.Popen([python, "-m", "trueline", *words], stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
         assert trial.poll() is None
         time.sleep(0.05)

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,7 +16,7 @@ OWN = ("--knob", "FUSE_A=0", "--knob", "FUSE_B=0")
 
 
 @pytest.fixture
-def trueline(python, tmp_path, monkeypatch, capsys):
+def trueline(python, alike, tmp_path, monkeypatch, capsys):
     """The command line, and a Run of the job that shows its fault as `first`."""
     monkeypatch.chdir(tmp_path)
 
@@ -26,10 +25,7 @@ def trueline(python, tmp_path, monkeypatch, capsys):
         return code, json.loads(out) if out.startswith("{") else out, err
 
     def first(*words):
-        import trueline.capture.child_env as child_env
-
-        environ = child_env.environment(out="first", plan={}, overwrite=True, base=dict(os.environ))
-        subprocess.run([python, str(JOB), *words], env=environ, check=True)
+        alike.record("first", JOB, *words)
         return call
 
     return first
@@ -63,7 +59,9 @@ def test_settings_of_the_script_are_told_as_together_or_as_two_faults(trueline, 
     assert (code, found["credible"]) == (0, [credible]), found
 
 
-def test_a_flag_of_the_command_is_named_and_the_screen_says_it(trueline, python):
+def test_a_flag_of_the_command_is_named_and_the_screen_says_it(trueline, alike, python):
+    """All runs are processes, as users have them."""
+    alike.as_processes = True
     call = trueline("flag", "--fast")
     words = ("trial", "knobs", "first", "--knob=--fast", "--only=--fast", "--", python, JOB, "flag", "--fast")
     code, said, _ = call(*words)
@@ -118,7 +116,7 @@ def test_a_signal_keeps_what_was_run_and_ends_the_job(trueline, python, tmp_path
     sleeper = tmp_path / "sleeper.py"
     sleeper.write_text("import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(60)\n")
     words = ["trial", "knobs", "first", "--", python, str(sleeper)]
-    trial = subprocess.Popen([sys.executable, "-m", "trueline", *words], stderr=subprocess.PIPE, text=True)
+    trial = subprocess.Popen([python, "-m", "trueline", *words], stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
         assert trial.poll() is None
         time.sleep(0.05)

@@ -1,32 +1,26 @@
 """`trueline trial modules` on a script that knows nothing of it."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 from tests.cli import in_process
 
-from trueline.capture.child_env import environment
-
 JOB = Path(__file__).parents[1] / "modules_job.py"
 
 
-def recorded(python, out, preset="mix", depth="tensor"):
-    plan = {"preset": preset, "depth": depth, "steps": [2, 3]}
-    environ = environment(out=out, plan=plan, overwrite=True, base=dict(os.environ))
-    subprocess.run([python, str(JOB), "none"], env=environ, check=True)
+def recorded(alike, out, preset="mix", depth="tensor"):
+    alike.record(out, JOB, "none", plan={"preset": preset, "depth": depth, "steps": [2, 3]})
 
 
 @pytest.fixture
-def modules(python, tmp_path, monkeypatch, capsys):
+def modules(python, alike, tmp_path, monkeypatch, capsys):
     """The command line, with a Run of the job as it should be."""
     monkeypatch.chdir(tmp_path)
 
     def call(kind, *words, ref="good", preset="mix"):
         if not Path(ref).exists():
-            recorded(python, ref, preset)
+            recorded(alike, ref, preset)
         words = ("trial", "modules", "--ref", ref, "--out", kind, *words, "--json", "--", python, JOB, kind)
         code, out, err = in_process.trueline(monkeypatch, capsys, *words)
         return code, json.loads(out) if out.startswith("{") else out, err
@@ -62,7 +56,8 @@ def test_where_modules_alone_were_stored_they_are_named_too(modules):
     assert found["credible"] == ["blocks.1.norm", "blocks.3"], found
 
 
-def test_other_weights_are_no_modules_fault_and_a_job_as_it_should_be_has_none(modules):
+def test_other_weights_are_no_modules_fault_and_a_job_as_it_should_be_has_none(modules, alike):
+    alike.as_processes = True  # as users have them
     code, found, _ = modules("weights")
     assert (code, found["answer"], found["credible"]) == (0, "excluded", []), found
     assert "blocks.1.up.weight the most, by 0.01." in found["says"][-1]
@@ -70,8 +65,8 @@ def test_other_weights_are_no_modules_fault_and_a_job_as_it_should_be_has_none(m
     assert (code, found["answer"]) == (0, "excluded"), found
 
 
-def test_what_was_not_stored_is_said(modules, python):
-    recorded(python, "shallow", depth="fingerprint")
+def test_what_was_not_stored_is_said(modules, alike):
+    recorded(alike, "shallow", depth="fingerprint")
     code, _, err = modules("none", ref="shallow")
     assert (code, "stored no values of modules. Record a step" in " ".join(err.split())) == (3, True), err
     code, _, err = modules("none", "--step", "4")

@@ -1,14 +1,10 @@
 """`trueline trial phases` on a script that knows nothing of it."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 from tests.cli import in_process
-
-from trueline.capture.child_env import environment
 
 JOB = Path(__file__).parents[1] / "phases_job.py"
 
@@ -20,10 +16,12 @@ JOB = Path(__file__).parents[1] / "phases_job.py"
         ("update", "update, second half"),
     ],
 )
-def test_the_phase_and_the_half_that_a_finding_needs_are_named(python, tmp_path, monkeypatch, capsys, kind, cause):
+def test_the_phase_and_the_half_that_a_finding_needs_are_named(
+    python, alike, tmp_path, monkeypatch, capsys, kind, cause
+):
     monkeypatch.chdir(tmp_path)
-    environ = environment(out="bad", plan={}, overwrite=True, base=dict(os.environ))
-    subprocess.run([python, str(JOB), kind], env=environ, check=True)
+    alike.record("bad", JOB, kind)
+    alike.as_processes = kind == "update"  # as users have them
     words = ("trial", "phases", "bad", "--json", "--", python, JOB, kind)
     code, out, err = in_process.trueline(monkeypatch, capsys, *words)
     found = json.loads(out)

@@ -1,28 +1,23 @@
 """`trueline trial remedy` on a script that knows nothing of it."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 from tests.cli import in_process
 
-from trueline.capture.child_env import environment
-
 JOB = Path(__file__).parents[1] / "remedies_job.py"
 
 
 @pytest.fixture
-def remedy(python, tmp_path, monkeypatch, capsys):
+def remedy(python, alike, tmp_path, monkeypatch, capsys):
     """The command line, on Runs of kinds of the job."""
     monkeypatch.chdir(tmp_path)
 
     def call(kind, *words, ref=None, job=(python, str(JOB))):
         for each in filter(None, (kind, ref)):
             if not Path(each).exists():
-                environ = environment(out=each, plan={"every": 1}, overwrite=True, base=dict(os.environ))
-                subprocess.run([python, str(JOB), each], env=environ, check=True)
+                alike.record(each, JOB, each, plan={"every": 1})
         given = ("--ref", ref) if ref else ()
         words = ("trial", "remedy", kind, *given, *words, "--pairs", "6", "--", *job, kind)
         code, out, err = in_process.trueline(monkeypatch, capsys, *words)
@@ -52,7 +47,8 @@ def test_a_job_with_nothing_wrong_has_no_effect_of_any_remedy(remedy):
     assert said.startswith("Excluded: the remedy has no effect.")
 
 
-def test_what_is_not_there_and_what_cannot_be(remedy, python):
+def test_what_is_not_there_and_what_cannot_be(remedy, alike):
+    alike.as_processes = True  # as users have them
     code, said, _ = remedy("overflow", "--remedy", "fp32:blocks.9")
     assert (code, "no module of the model is called 'blocks.9'" in said) == (3, True), said
     code, said, _ = remedy("overflow", "--remedy", "fused-optimizer", "--out", "o")

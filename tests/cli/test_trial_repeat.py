@@ -32,7 +32,7 @@ for _ in range(3):
 
 
 def test_a_call_is_named_what_comes_from_between_is_not_and_dropout_is_no_difference(
-    python, tmp_path, monkeypatch, capsys
+    python, forks, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.py").write_text(SCRIPT)
@@ -59,7 +59,7 @@ def test_a_call_is_named_what_comes_from_between_is_not_and_dropout_is_no_differ
 
 
 def test_in_place_every_operation_that_does_not_repeat_itself_is_named_with_its_rate(
-    python, tmp_path, monkeypatch, capsys
+    python, forks, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
 

@@ -1,22 +1,19 @@
 """`trueline trial rl` on a job whose engine loses precision in its cache, and ways that are none."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 from tests.cli import in_process
 
-from trueline.capture.child_env import environment
-
 JOB = Path(__file__).parents[1] / "rollouts_job.py"
 
 
-def test_a_gap_that_goes_with_the_cache_is_of_it(python, tmp_path, monkeypatch, capsys):
+def test_a_gap_that_goes_with_the_cache_is_of_it(python, alike, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = [python, str(JOB), "cache", "--lr", "0.05", "--max-new-tokens", "16", "--use-cache=true"]
-    subprocess.run(words, env=environment(out="first", plan={}, overwrite=True, base=dict(os.environ)), check=True)
+    alike.record("first", JOB, *words[2:])
+    alike.as_processes = True  # as users have them
     code, out, err = in_process.trueline(
         monkeypatch, capsys, "trial", "rl", "first", "--error", "0.2", "--json", "--", *words
     )
@@ -34,9 +31,9 @@ def test_a_gap_that_goes_with_the_cache_is_of_it(python, tmp_path, monkeypatch, 
         ("one-prompt=--nowhere=1", "the command has no option '--nowhere'"),
     ],
 )
-def test_a_way_that_is_none_is_refused(python, tmp_path, monkeypatch, capsys, way, says):
+def test_a_way_that_is_none_is_refused(python, alike, tmp_path, monkeypatch, capsys, way, says):
     monkeypatch.chdir(tmp_path)
     words = [python, str(JOB), "stale", "--lr", "0.05"]
-    subprocess.run(words, env=environment(out="first", plan={}, overwrite=True, base=dict(os.environ)), check=True)
+    alike.record("first", JOB, *words[2:])
     code, _, err = in_process.trueline(monkeypatch, capsys, "trial", "rl", "first", "--way", way, "--", *words)
     assert (code, says in " ".join(err.split())) == (2, True), err

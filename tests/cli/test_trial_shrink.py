@@ -1,23 +1,19 @@
 """`trueline trial shrink` on a job that knows nothing of it."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 from tests.cli import in_process
 
-from trueline.capture.child_env import environment
-
 JOB = Path(__file__).parents[1] / "faulty_job.py"
 
 
-def test_the_fewest_steps_that_show_it_are_found_and_told_as_a_command(python, tmp_path, monkeypatch, capsys):
+def test_the_fewest_steps_that_show_it_are_found_and_told_as_a_command(python, alike, tmp_path, monkeypatch, capsys):
     """The loss becomes NaN at step 5 of 24."""
     monkeypatch.chdir(tmp_path)
     command = (python, str(JOB), "flag", "--fast", "--steps", "24")
-    environ = environment(out="first", plan={}, overwrite=True, base=dict(os.environ))
-    subprocess.run(command, env=environ, check=True)
+    alike.record("first", *map(Path, command[1:2]), *command[2:])
+    alike.as_processes = True  # as users have them
     words = ("trial", "shrink", "first", "--cured-by=--fast", "--json", "--", *command)
     code, out, err = in_process.trueline(monkeypatch, capsys, *words)
     assert out, err

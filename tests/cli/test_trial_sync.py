@@ -1,14 +1,11 @@
 """`trueline trial sync` on jobs whose faults are in time and in memory."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 from tests.cli import in_process
 
-from trueline.capture.child_env import environment
 from trueline.store.reader import Run
 from trueline.trials.frame.runs import Runs
 from trueline.trials.frame.trial import Job
@@ -26,10 +23,12 @@ JOB = Path(__file__).parents[1] / "racy_job.py"
         ("kernel", "excluded", ["neither"], "is the same with memory filled by either of two patterns"),
     ],
 )
-def test_a_race_timing_and_neither_are_told_apart(python, tmp_path, monkeypatch, capsys, kind, answer, credible, told):
+def test_a_race_timing_and_neither_are_told_apart(
+    python, alike, tmp_path, monkeypatch, capsys, kind, answer, credible, told
+):
     monkeypatch.chdir(tmp_path)
-    environ = environment(out="first", plan={}, overwrite=True, base=dict(os.environ))
-    subprocess.run([python, str(JOB), kind], env=environ, check=True)
+    alike.record("first", JOB, kind)
+    alike.as_processes = kind == "kernel"  # as users have them
     words = ("trial", "sync", "first", "--json", "--", python, JOB, kind)
     code, out, err = in_process.trueline(monkeypatch, capsys, *words)
     assert out, err
@@ -46,11 +45,11 @@ def test_a_race_timing_and_neither_are_told_apart(python, tmp_path, monkeypatch,
         ("shared", "", {"base": True, "poison": True, "poison 2 + blocking": True}),
     ],
 )
-def test_what_is_read_too_early_or_too_late_follows_what_memory_is_filled_with(python, tmp_path, kind, first, shown):
+def test_what_is_read_too_early_or_too_late_follows_what_memory_is_filled_with(
+    python, forks, tmp_path, kind, first, shown
+):
     """What another tensor writes into the same memory does not."""
-    base = {**os.environ, **POISONS.get(first, {})}
-    environ = environment(out=str(tmp_path / "first"), plan={}, overwrite=True, base=base)
-    subprocess.run([python, str(JOB), kind], env=environ, check=True)
+    forks.record(str(tmp_path / "first"), JOB, kind, **POISONS.get(first, {}))
     job = WatchedJob.like(Run(tmp_path / "first"), Job((python, str(JOB), kind), 600.0))
     trial = SyncTrial(Runs("sync", tmp_path / "t", job, {}), "?")
     assert {arm: trial.runs.outcome(trial.way(arm)) for arm in shown} == shown

@@ -26,7 +26,7 @@ def test_all_nine_are_there():
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", [name for name in CASES if name != "3.1.3" and name != "3.2.1.2"])
-def test_the_commands_of_a_case_say_what_the_page_says(case, python, tmp_path, monkeypatch, capsys):
+def test_the_commands_of_a_case_say_what_the_page_says(case, python, forks, tmp_path, monkeypatch, capsys):
     """3.1.3 and 3.2.1.2 take the Run of 3.1.2, and come with it."""
     together = [CASES[case], *((CASES["3.1.3"], CASES["3.2.1.2"]) if case == "3.1.2" else ())]
     shutil.copytree(ROOT / "examples/cases", tmp_path / "cases")

@@ -11,14 +11,14 @@ import threading
 import time
 
 import pytest
-from tests.clusters import engine, ray_cluster, slurm
+from tests.clusters import engine, ray_cluster, slurm, warm_torchrun
 
 from trueline.schema.errors import InputError
 from trueline.trials.frame.engines.engine import engine_named, launched
 from trueline.trials.frame.engines.local import Local
 from trueline.trials.frame.trial import Job
 
-__all__ = ["engine", "ray_cluster", "slurm"]  # fixtures
+__all__ = ["engine", "ray_cluster", "slurm", "warm_torchrun"]  # fixtures
 
 
 def job_of(engine, *words, timeout_s=60.0):
@@ -32,6 +32,7 @@ def run(job, folder, **environ):
     return job.run({**os.environ, **environ}, printed=place / "printed.txt", folder=folder)
 
 
+@pytest.mark.usefixtures("warm_torchrun")
 def test_a_run_ends_with_its_status_what_it_printed_its_environment_and_folder(engine, tmp_path):
     says = "import os; print(os.environ['OURS'], os.getcwd()); raise SystemExit(3 if 'X' in os.environ else 0)"
     ended = run(job_of(engine, sys.executable, "-c", says), tmp_path, OURS="given")
@@ -60,8 +61,9 @@ def is_running(number):
 SLEEPS = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(600)"
 
 
+@pytest.mark.usefixtures("warm_torchrun")
 def test_a_run_that_does_not_end_in_time_is_ended(engine, tmp_path):
-    timeout_s = 8.0 if engine == "torchrun" else 2.0
+    timeout_s = 4.0 if engine == "torchrun" else 1.0
     ended = run(job_of(engine, sys.executable, "-c", SLEEPS, timeout_s=timeout_s), tmp_path)
     assert ended.status is None
     if not (tmp_path / "pid").exists():  # a busy machine had not started it yet
@@ -72,6 +74,7 @@ def test_a_run_that_does_not_end_in_time_is_ended(engine, tmp_path):
         time.sleep(0.1)
 
 
+@pytest.mark.usefixtures("warm_torchrun")
 def test_runs_are_ended_from_outside_as_by_ctrl_c(engine, tmp_path):
     """As a trial does it whose threads wait for runs."""
     job = job_of(engine, sys.executable, "-c", SLEEPS)
