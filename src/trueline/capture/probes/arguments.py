@@ -62,7 +62,6 @@ class ArgumentProbe:
         self._batch: BatchParts | None = None
 
     def begin(self, step: Step) -> bool:
-        """Forget the step before."""
         self._rows, self._batch = [], None
         return step.sampled
 

@@ -23,7 +23,6 @@ class BackwardProbe(ABC):
         patches.backward.add(self._at_backward, switch=self._switch)
 
     def begin(self, step: Step) -> bool:
-        """In the first steps, then now and then."""
         self._forget(due=step.sampled and self._times.due(step))
         return self._due
 

@@ -68,7 +68,6 @@ class BatchProbe:
         self._zeros: dict[tuple[Any, ...], int] = {}
 
     def begin(self, step: Step) -> bool:
-        """Forget the step before."""
         self._batches, self._features = [], []
         return step.watched
 

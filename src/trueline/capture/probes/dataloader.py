@@ -52,7 +52,6 @@ class EpochProbe(FactProbe):
         return self.moments if self._dataset is None else self.moments[-1:]
 
     def detach(self) -> None:
-        """Stop listening."""
         patches.loader_iter.remove(self._at_iter)
         patches.loader_iterator.remove(self._at_iterator)
 
@@ -61,7 +60,6 @@ class EpochProbe(FactProbe):
         vars(self).update(vars(earlier) | {"_count": dict(earlier._count), "_open": list(earlier._open)})
 
     def take(self, moment: Moment, step: Step) -> dict[str, int | None]:
-        """The column, as the step ends."""
         if moment == "updated":
             return {} if self.epoch is None else {"epoch": self.epoch}
         self.at_training_step()

@@ -133,7 +133,6 @@ class UntrainedPasses:
         return None
 
     def drawn(self, operation: str, shape: tuple[int, ...], state: int | None) -> None:
-        """Numbers were drawn from torch's own generator."""
         self._drops = self._drops or operation in _MASKS
         if len(self._drawn) < MAX_NAMED:
             self._drawn[_function_of_torch() or operation, script_line()] = None
@@ -153,13 +152,11 @@ class EvaluationProbe:
         self._looks = True
 
     def begin(self, step: Step) -> bool:
-        """At sampled steps."""
         self._recorder.drop()
         self._looks = step.watched
         return step.sampled
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
-        """``evaluation_values``, float64."""
         passes, self._recorder.passes = self._recorder.passes, []
         if not passes:
             return {}
@@ -168,7 +165,6 @@ class EvaluationProbe:
         return {"evaluation_values": torch.cat(numbers) if numbers else torch.zeros(0)}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The columns."""
         text = self._waiting.take(step.number)
         if text is None or "evaluation_values" not in host:
             return {}
@@ -179,7 +175,6 @@ class EvaluationProbe:
         self._recorder.passes = [*passes, *self._recorder.passes][:MAX_PENDING]
 
     def begins(self, module: nn.Module, *, step: int) -> None:
-        """A pass of ``module`` begins."""
         if self._looks:
             with self._guard(self.name):
                 self._recorder.begins(module, step=step)
@@ -191,7 +186,6 @@ class EvaluationProbe:
                 self._recorder.ended(module)
 
     def detach(self) -> None:
-        """Look no more."""
         self._recorder.drop()
 
 

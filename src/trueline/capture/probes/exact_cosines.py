@@ -39,11 +39,9 @@ class ExactCosineProbe(FactProbe):
         self._team = team
 
     def begin(self, step: Step) -> bool:
-        """In steps whose sketches are kept."""
         return step.keeps_sketch and step.plan.exact
 
     def take(self, moment: Moment, step: Step) -> dict[str, list[float]]:
-        """The column: asks all workers."""
         if self._team.side is None:
             return {}
         cosines = exact_cosines(self._gradients.copies, step.layout, team=self._team, step=step.number)

@@ -122,14 +122,12 @@ class OwnDrawProbe(FactProbe):
         self._forget()
 
     def begin(self, step: Step) -> bool:
-        """In the first steps, then now and then."""
         self._forget()
         due = step.watched and step.sampled and not self._failed and self._times.due(step)
         (draws.add if due else draws.remove)(self)
         return due
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
-        """``own_draws``, just before the update."""
         if moment == "output":
             first = next((x for _, x in tensors_inside("", (*step.args, dict(step.kwargs))) if x.dim() > 0), None)
             self._rows |= set() if first is None else {first.shape[0]}
@@ -142,7 +140,6 @@ class OwnDrawProbe(FactProbe):
         return {"own_draws": draws_text(own_draws)}
 
     def detach(self) -> None:
-        """Look no more."""
         draws.remove(self)
 
     def listens_to(self, generator: torch.Generator | None) -> bool:
@@ -162,7 +159,6 @@ class OwnDrawProbe(FactProbe):
         return None
 
     def drawn(self, operation: str, shape: tuple[int, ...], state: int | None) -> None:
-        """Numbers were drawn from a generator that was in ``state``."""
         with self._guard(self.name):
             if state is not None and len(self._draws) < MAX_DRAWS and (at := script_line()):
                 self._draws.append((operation, shape, at, state))

@@ -49,7 +49,6 @@ class SurroundingsProbe(FactProbe):
         return self.moments if self._looks_left > 0 else () if self._goes_round is None else ("forward",)
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
-        """No columns."""
         if moment == "forward":
             step.facts["autocast"] = autocast_state()
             if step.module is not None and "repeated" not in step.facts:
@@ -115,7 +114,6 @@ class ModeProbe(FactProbe):
         self._layout: Layout | None = None
 
     def begin(self, step: Step) -> bool:
-        """Forget the step before."""
         self._counts = []
         return step.sampled
 
@@ -167,12 +165,10 @@ class AveragingProbe(FactProbe):
         return self.moments if any(module in sys.modules for module, _ in _AVERAGERS) else ()
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
-        """No columns."""
         step.facts["local_updates"] = self._averager or ("the plan" if step.plan.local_updates else "")
         return {}
 
     def detach(self) -> None:
-        """Stop listening."""
         for patched in _patched.values():
             patched.remove(self._at_average)
 
@@ -198,7 +194,6 @@ class StreamProbe(FactProbe):
         patches.rng_set.add(self._at_set, after=True)
 
     def begin(self, step: Step) -> bool:
-        """In every step that is watched."""
         self._first_states, self._seeded = [], [0, 0]
         self._looks, self._device = step.sampled, step.layout.device
         return step.watched
@@ -216,7 +211,6 @@ class StreamProbe(FactProbe):
         return columns
 
     def detach(self) -> None:
-        """Stop listening."""
         patches.seed.remove(self._at_seed)
         patches.rng_set.remove(self._at_set)
 
@@ -302,7 +296,6 @@ class OptimizerProbe(FactProbe):
         self._settings = Settings()
 
     def take(self, moment: Moment, step: Step) -> dict[str, Any]:
-        """``hyper_parameters``."""
         optimizer = step.optimizer
         return {} if optimizer is None else hyper_parameters(optimizer, step.layout.index_of, self._settings)
 

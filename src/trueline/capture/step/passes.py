@@ -69,7 +69,6 @@ class CountedPasses:
         return model_pass.at >= self.first and (model_pass.reached or not (self.hooked if backward else self.reached))
 
     def take(self, name: str, rows: Sequence[tuple[Pass, Tensor]], *, backward: bool = False) -> dict[str, Tensor]:
-        """``name`` with the rows of all passes that count; empty without one."""
         if not rows:
             return {}
         counting = [
@@ -149,7 +148,6 @@ class Contributions:
         patches.backward.add(self._after_backward, after=True)
 
     def detach(self) -> None:
-        """Stop listening."""
         patches.backward.remove(self._at_backward)
         patches.backward.remove(self._after_backward)
 

@@ -69,13 +69,11 @@ class BetweenPassesProbe:
         patches.backward.add(self._after_backward, after=True, switch=self._switch)
 
     def detach(self) -> None:
-        """Stop listening."""
         self._forget(None)
         patches.backward.remove(self._before_backward)
         patches.backward.remove(self._after_backward)
 
     def begin(self, step: Step) -> bool:
-        """In the first steps, then now and then."""
         due = step.sampled and self._times.due(step)
         if self._num_passes:
             self._has_several = self._num_passes > 1
@@ -113,7 +111,6 @@ class BetweenPassesProbe:
         return tensors
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
-        """``changed_between``."""
         sample = self._waiting.take(step.number)
         if sample is None:
             return {}

@@ -133,7 +133,6 @@ class AverageProbe:
         patches.average.add(self._after_call, after=True)
 
     def detach(self) -> None:
-        """Stop listening."""
         self._forget()
         patches.average.remove(self._before_call)
         patches.average.remove(self._after_call)
@@ -170,7 +169,6 @@ class AverageProbe:
         }
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
-        """``average_facts`` and ``average_values``."""
         samples = self._waiting.take(step.number)
         if samples is None:
             return {}

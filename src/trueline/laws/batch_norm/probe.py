@@ -80,11 +80,9 @@ class BatchNormProbe:
         self._forget()
 
     def detach(self) -> None:
-        """Take the hooks off."""
         self._forget()
 
     def begin(self, step: Step) -> bool:
-        """In the first steps, then now and then."""
         self._forget()
         self._due = step.sampled and self._times.due(step)
         return self._due
@@ -109,7 +107,6 @@ class BatchNormProbe:
         return {"norm_values": torch.cat([*ends, *(part.to(step.layout.device) for part in numbers)])}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
-        """``norm_facts`` and ``norm_values``."""
         facts = self._waiting.take(step.number)
         if facts is None or "norm_values" not in host:
             return {}

@@ -84,7 +84,6 @@ class ClippingProbe:
         patches.backward.add(self._after_backward, after=True, switch=switch)
 
     def detach(self) -> None:
-        """Stop listening."""
         self._forget()
         for patched in patches.clips:
             patched.remove(self._before_clip)
@@ -132,7 +131,6 @@ class ClippingProbe:
         return tensors | {"clip_numbers": torch.stack([call.numbers for call in calls])}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
-        """``clip_facts`` and ``clip_values``."""
         calls = self._waiting.take(step.number)
         if not calls:
             return {}

@@ -26,7 +26,6 @@ class InitialValueProbe:
         return step.watched and step.age == 0
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
-        """``initial_values``, float64 [P, fields]."""
         return {"initial_values": initial_values(step.layout)}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,6 @@ class Steady:
 
     @property
     def name(self) -> str:
-        """The name that it is kept under."""
         return f"steady {self.quantity}"
 
     def advance(self, stretch: Stretch, carried: Arrays) -> Arrays | None:

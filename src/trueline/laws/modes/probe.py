@@ -84,7 +84,6 @@ class OtherModelProbe:
         self._forget(due=False)
 
     def begin(self, step: Step) -> bool:
-        """In the first steps, then now and then."""
         is_sampled = step.watched and step.sampled
         self._forget(due=is_sampled and self._models is not None and self._times.due(step))
         return self._due or (is_sampled and self._models is None and step.age >= SEARCH_AGE)

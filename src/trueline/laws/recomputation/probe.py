@@ -100,7 +100,6 @@ class RecomputationProbe:
         self._forget()
 
     def detach(self) -> None:
-        """Take the hooks off."""
         self._forget()
 
     def begin(self, step: Step) -> bool:
@@ -143,7 +142,6 @@ class RecomputationProbe:
         return gathered.hand_over("recomputed")
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
-        """``recomputed``."""
         sample = self._waiting.take(step.number)
         if sample is None or not any(name.startswith("recomputed_") for name in host):
             return {}

@@ -32,7 +32,6 @@ class ReplicaProbe:
         self._has_buffers = False
 
     def begin(self, step: Step) -> bool:
-        """Not in every step."""
         self._has_buffers = False
         return step.digests
 

@@ -85,7 +85,6 @@ class TokenWeightProbe:
         return columns | {"grads_left": grads_left, "grads_used": grads_used}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
-        """``token_weights``, ``grads_factor`` and ``loss_scale``."""
         if "token_weights" not in host:
             return {}
         rows_MF = host["token_weights"].numpy().copy()
@@ -99,7 +98,6 @@ class TokenWeightProbe:
         return columns
 
     def detach(self) -> None:
-        """Stop listening."""
         patches.backward.remove(self._at_backward)
         patches.backward.remove(self._after_backward)
         for scale in patches.scales():

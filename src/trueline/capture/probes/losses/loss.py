@@ -121,7 +121,6 @@ class LossProbe:
             self._output.append((self._contributions.now(), row[None]))
 
     def detach(self) -> None:
-        """Stop listening."""
         patches.backward.remove(self._at_backward)
         for scale in patches.scales():
             scale.remove(self._at_scale)

@@ -42,14 +42,12 @@ class LossScalerProbe(FactProbe):
         return () if self._scaler is None else self.moments
 
     def detach(self) -> None:
-        """Stop listening."""
         patches.update_begins.remove(self._at_update)
         self._scaler = self._steps = self._step = None
         patches.scaler_step.remove(self._before_step)
         patches.scaler_step.remove(self._after_step)
 
     def begin(self, step: Step) -> bool:
-        """True: calls come at any time."""
         self._step = step
         return True
 

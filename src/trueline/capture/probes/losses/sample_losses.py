@@ -67,7 +67,6 @@ class SampleLossProbe:
         return step.watched and self._active
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
-        """What ``columns`` needs of the step (see ``result``)."""
         if moment == "gradients":
             return self.result(step.counted)
         if not self._contributions.is_over:

@@ -80,7 +80,6 @@ class InfluenceProbe:
         return {}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
-        """None: they are known at once."""
         return {}
 
     def detach(self) -> None:

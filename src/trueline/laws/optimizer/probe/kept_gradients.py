@@ -108,7 +108,6 @@ class KeptGradientProbe:
         patches.backward.add(self._after_backward, after=True, switch=self._switch)
 
     def detach(self) -> None:
-        """Stop listening."""
         self._sample = self._marks = self._step = self._marked_of = self._marked_by = None
         self._marked_slices = []
         patches.backward.remove(self._before_backward)
@@ -159,7 +158,6 @@ class KeptGradientProbe:
         return copies
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
-        """``kept_gradients``."""
         sample = self._waiting.take(step.number)
         if sample is None:
             return {}

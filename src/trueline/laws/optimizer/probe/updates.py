@@ -52,7 +52,6 @@ class UpdateProbe:
         return step.sampled and self._times.due(step)
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
-        """Copies of the elements, once the update is done."""
         if moment == "update":
             self._listen(step)
             return {}
@@ -64,7 +63,6 @@ class UpdateProbe:
         return sample.hand_over()
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, Any]:
-        """``update_facts`` and ``update_values``."""
         sample = self._waiting.take(step.number)
         if sample is None:
             return {}

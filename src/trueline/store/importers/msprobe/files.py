@@ -36,7 +36,6 @@ class RankDump:
 
     @property
     def name(self) -> str:
-        """Step and rank as in the path."""
         return os.path.join(*os.path.abspath(self.path).split(os.sep)[-2:])
 
 
