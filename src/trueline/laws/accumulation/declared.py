@@ -1,7 +1,19 @@
 """Gradients that are added up over passes, and cleared."""
 
-from trueline.laws.accumulation.columns import COLUMNS
+from trueline.schema.column import Column
 from trueline.schema.law import Code, Law
+
+COLUMNS: tuple[Column, ...] = (
+    Column(
+        "changed_between",
+        "list<float64>",
+        "",
+        "On sampled steps of several backward passes: how many gaps between these were looked at; then of each "
+        "gradient that was changed in one its position in `RankEnv.params`, the pass before, the factor (NaN: not one) "
+        "and whether no element grew or changed its sign.",
+        after="kept_gradients",
+    ),
+)
 
 LAW = Law(
     columns=COLUMNS,

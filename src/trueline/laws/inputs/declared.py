@@ -1,7 +1,25 @@
 """Inputs that a model is fed with."""
 
-from trueline.laws.inputs.columns import COLUMNS
+from trueline.schema.column import Column
 from trueline.schema.law import Code, Law
+
+COLUMNS: tuple[Column, ...] = (
+    Column(
+        "input_facts",
+        "string",
+        "",
+        "On some sampled steps, JSON of the tensors that `input_values` are of: name, whether it is a target of the "
+        "loss, dtype, shape, classes.",
+        after="argument_features",
+    ),
+    Column(
+        "input_values",
+        "list<int64>",
+        "",
+        "Of each of these a digest in all passes of the step, whether all its elements are one number, the bits of "
+        "that as float64, and whether they look like standard normal noise.",
+    ),
+)
 
 LAW = Law(
     columns=COLUMNS,

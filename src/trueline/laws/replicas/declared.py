@@ -1,7 +1,24 @@
 """Weights that ranks hold alike."""
 
-from trueline.laws.replicas.columns import COLUMNS
+from trueline.schema.column import Column
 from trueline.schema.law import Code, Law
+
+COLUMNS: tuple[Column, ...] = (
+    Column(
+        "eval_modules",
+        "int32",
+        "modules",
+        "Modules of the model in evaluation mode in the forward pass, on sampled steps.",
+        after="num_micro",
+    ),
+    Column(
+        "buffer_digests",
+        "list<uint64>",
+        "",
+        "[B] digest of each buffer before the first forward pass of this step in training mode.",
+        after="closing_digests",
+    ),
+)
 
 LAW = Law(
     columns=COLUMNS,

@@ -1,7 +1,30 @@
 """The learning rate over a training."""
 
-from trueline.laws.schedule.columns import COLUMNS
+from trueline.schema.column import Column
 from trueline.schema.law import Code, Law
+
+COLUMNS: tuple[Column, ...] = (
+    Column(
+        "schedule_calls",
+        "list<int64>",
+        "calls",
+        "Of each scheduler of this optimizer that was seen, how often it was stepped between the last forward pass and "
+        "this update; 0 of one that does not count its steps.",
+        after="lr",
+    ),
+    Column(
+        "schedule_epochs",
+        "list<int64>",
+        "",
+        "Of each of these, its `last_epoch` at this update; empty where one was made that has not been stepped yet.",
+    ),
+    Column(
+        "schedule_rates",
+        "list<float64>",
+        "",
+        "Where it is one scheduler, the learning rate of each parameter group as that has set it last.",
+    ),
+)
 
 LAW = Law(
     columns=COLUMNS,

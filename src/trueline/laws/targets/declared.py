@@ -1,7 +1,32 @@
 """Labels and targets of a loss."""
 
-from trueline.laws.targets.columns import COLUMNS
+from trueline.schema.column import Column
 from trueline.schema.law import Code, Law
+
+COLUMNS: tuple[Column, ...] = (
+    Column(
+        "loss_operations",
+        "int64",
+        "",
+        "On some sampled steps, a digest of the operations that the loss of the first backward pass is computed by.",
+        after="other_weights",
+    ),
+    Column(
+        "loss_inputs",
+        "list<int64>",
+        "",
+        "On some sampled steps `LossInputs`: what the functions of the loss are given that is not for them, as bits; "
+        "targets of binary cross-entropies and how many are outside of 0 to 1; targets beside a mask of padding, how "
+        "many of them it leaves out, in how many rows.",
+    ),
+    Column(
+        "target_places",
+        "list<int64>",
+        "tokens",
+        "On some sampled steps, for each of `PLACES` how many targets of the cross-entropy have an input token so many "
+        "places on, then how many of these equal it.",
+    ),
+)
 
 LAW = Law(
     columns=COLUMNS,
