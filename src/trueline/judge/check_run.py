@@ -29,6 +29,7 @@ from trueline.laws.rollouts import rows, sync_rows
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.finding import JOB_DIED, Finding, by_weight, columns_of
 from trueline.schema.judged import EXIT_CODES, Asked, Judged, NotRun, Question, Verdict, asked_of, judged_together
+from trueline.schema.law import facts_of
 from trueline.schema.text.shown import Shown
 from trueline.schema.text.words import counted, named_or_ends, whose_text
 from trueline.store.log.part_files import known_parts
@@ -223,8 +224,10 @@ class CheckReport(Shown):
 
 def _learns_alone(finding: Finding, ranks: tuple[int, ...]) -> bool:
     """Whether the loss of one rank is below those of all others: it may be the only one that is right."""
-    lower = finding.code == "worker-loss-outlier" and "below" in finding.evidence.get("kind", ())
-    return lower and len(finding.ranks) == 1 and finding.ranks == ranks
+    kind = facts_of(finding.code).right_alone
+    return (
+        bool(kind) and kind in finding.evidence.get("kind", ()) and len(finding.ranks) == 1 and finding.ranks == ranks
+    )
 
 
 COMPARE_CODES: Mapping[str, str] = {

@@ -9,13 +9,6 @@ from typing import Any
 from trueline.schema.finding import SEVERITIES, Finding, Severity, by_weight
 from trueline.schema.law import facts_of
 
-_FORERUN = {"range-saturation", "overflow-origin"}
-"""A warning that a range is nearly full, and the error when it is exceeded: one fault, led by the error."""
-
-
-_SHARED = {"duplicate-data", "shard-overlap"}
-"""Samples that two ranks read in one step, and in one epoch."""
-
 
 @dataclass(frozen=True, slots=True)
 class Incident:
@@ -71,10 +64,15 @@ def explains(cause: Finding, effect: Finding) -> bool:
 
 
 def _belong_together(one: Finding, other: Finding) -> bool:
-    codes = {one.code, other.code}
-    if codes == _FORERUN or (codes == _SHARED and one.ranks == other.ranks):
+    if _is_same_fault(one, other) or _is_same_fault(other, one):
         return True
     return explains(one, other) or explains(other, one) or (one.ranks == other.ranks and _since_the_same(one, other))
+
+
+def _is_same_fault(finding: Finding, other: Finding) -> bool:
+    """True if the law of ``finding`` says that both tell of one fault."""
+    facts = facts_of(finding.code)
+    return other.code in facts.same_fault or (finding.ranks == other.ranks and other.code in facts.same_fault_on_ranks)
 
 
 def _since_the_same(one: Finding, other: Finding) -> bool:

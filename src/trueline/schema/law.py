@@ -31,7 +31,11 @@ class Code:
     one sign of a cause. ``signal`` is the column of the workers table that the page draws beside it. ``dated`` findings
     are seen exactly: the first step of the evidence is the first step of the fault. Of ``names_both`` a job of two
     ranks has both named, as neither is the right one. ``of_jobs`` are differences between two jobs, which are no fault
-    by themselves, so that what they explain may be graver.
+    by themselves, so that what they explain may be graver. Findings tell of one fault with those of ``same_fault``, and
+    with those of ``same_fault_on_ranks`` where they name the same ranks. ``judge_workers`` is true of checks that judge
+    whether the loss, norm or direction of one worker is unusual; one rank of which the evidence has the kind
+    ``right_alone`` may be the only one that is right. All ranks know of what starts a recording ``sums_late`` sums
+    after the first.
     """
 
     explains: tuple[str, ...] = ()
@@ -41,6 +45,11 @@ class Code:
     dated: bool = False
     names_both: bool = False
     of_jobs: bool = False
+    same_fault: tuple[str, ...] = ()
+    same_fault_on_ranks: tuple[str, ...] = ()
+    judge_workers: bool = False
+    right_alone: str = ""
+    sums_late: int = 0
 
 
 @dataclass(frozen=True, slots=True)

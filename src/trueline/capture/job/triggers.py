@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from trueline.schema.law import facts_of
 from trueline.schema.plan import TRIGGERS
 
 MAX_RECORDINGS = 3
@@ -80,7 +81,7 @@ class Triggers:
         at = {code: _workers(bits_N, bit) for bit, code in enumerate(TRIGGERS)}
         now = {code for code, workers in at.items() if workers}
         for code in (code for code in TRIGGERS if code in now - self._before):
-            back = 1 if code in ("worker-nonfinite", "grad-spike") else 2  # a reduction is judged one sum later
+            back = 1 + facts_of(code).sums_late
             clean = self._clean[-back] if len(self._clean) >= back else None
             self._detections.append(Detection(code, step, at[code], from_step, clean))
         self._clean = self._clean if now else [*self._clean[-1:], step]

@@ -11,7 +11,9 @@ LAW = Law(
         ),
         "overflow-origin": Code(explains=("worker-nonfinite", "*unlike-worker", "*jump"), root="not-finite"),
         "range-saturation": Code(
-            explains=("overflow-origin", "grad-explosion", "worker-nonfinite", "*unlike-worker", "*jump"), root="range"
+            explains=("overflow-origin", "grad-explosion", "worker-nonfinite", "*unlike-worker", "*jump"),
+            root="range",
+            same_fault=("overflow-origin",),  # the warning before the range is exceeded: the error leads
         ),
         "worker-nonfinite": Code(
             explains=("replica-drift", "reduction-mismatch", "worker-silent", "*unlike-worker", "*jump"),

@@ -11,7 +11,10 @@ LAW = Law(
             root="reduction",
             dated=True,
             names_both=True,
+            sums_late=1,  # what a reduction gave is judged one sum later
         ),
-        "reduction-mismatch": Code(explains=("replica-drift", "*unlike-worker"), root="reduction", dated=True),
+        "reduction-mismatch": Code(
+            explains=("replica-drift", "*unlike-worker"), root="reduction", dated=True, sums_late=1
+        ),
     },
 )

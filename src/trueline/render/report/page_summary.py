@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from trueline.render.wording import steps_words
 from trueline.schema.judged import WORDS, Verdict
+from trueline.schema.law import facts_of
 from trueline.schema.text.words import by_reason, counted, listed
 
 if TYPE_CHECKING:
     from trueline.judge.check_run import CheckReport
 
-_JUDGES_WORKERS = ("worker-loss-outlier", "worker-grad-norm-outlier", "worker-direction-outlier", "worker-scale")
-"""Checks that judge whether one worker's loss, norm or direction is unusual; without them that is only drawn."""
 _MAX_NEXT = 3
 _LIMIT = " None of them judges whether one rank’s loss, gradient norm or direction is unusual: look at the charts."
 
@@ -47,7 +46,7 @@ def summary(report: CheckReport) -> Summary:
 
 def judges_workers(checks_run: Sequence[str]) -> bool:
     """Whether any check that ran judges single workers' losses, norms or directions."""
-    return bool(set(_JUDGES_WORKERS) & set(checks_run))
+    return any(facts_of(code).judge_workers for code in checks_run)
 
 
 def headline(verdicts: Sequence[tuple[str, Verdict]]) -> str:
