@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from trueline.judge.actions import Action, Commands, actions_of
+from trueline.judge.answers import left_out_notes, reference_findings
 from trueline.judge.asking import ask_checks, not_run_of
 from trueline.judge.causes.signs import context_of
 from trueline.judge.causes.trial_signs import TrialSign
@@ -25,7 +26,6 @@ from trueline.judge.series.influence import unlooked
 from trueline.judge.series.iterations import may_part, parting_of
 from trueline.judge.watching_cost import watching_cost
 from trueline.judge.where import Machines, machine_text, machines_of, where_of
-from trueline.laws.rollouts import rows, sync_rows
 from trueline.schema.errors import AlignmentError, CannotTell, RunError
 from trueline.schema.finding import JOB_DIED, Finding, by_weight, columns_of
 from trueline.schema.judged import EXIT_CODES, Asked, Judged, NotRun, Question, Verdict, asked_of, judged_together
@@ -296,13 +296,18 @@ def check(
         else:
             findings += outcome
             codes.append(law_check.code)
-    notes = [*ends_of(opened, part=parting is not None), *opened.problems, *opened.manifest.notes, *_left_out(opened)]
+    notes = [
+        *ends_of(opened, part=parting is not None),
+        *opened.problems,
+        *opened.manifest.notes,
+        *left_out_notes(opened),
+    ]
     if (cost := watching_cost(opened)) is not None and cost.is_over:
         notes.append(f"watching took {cost.words}.")
     if reference is not None:
         outcome, judged, lacking = _compare_with_reference(opened, reference)
         findings, codes, not_run = [*findings, *outcome], [*codes, *judged], [*not_run, *lacking]
-        outcome, remarks = _rollouts_beside(opened, reference)
+        outcome, remarks = reference_findings(opened, reference)
         findings, notes = [*findings, *outcome], [*notes, *remarks]
     for name, path in opened.models.items():
         try:
@@ -365,26 +370,6 @@ def _compare_with_reference(run: Run, ref: Run) -> tuple[list[Finding], list[str
         except (CannotTell, AlignmentError, RunError) as error:
             lacking += [not_run_of(code, error) for code in codes]
     return findings, judged, lacking
-
-
-def _left_out(run: Run) -> list[str]:
-    """What of rollouts, and of the weights that sampled them, could not be judged."""
-    return [*rows.unjudged_text(run), *sync_rows.left_out(run)]
-
-
-def _rollouts_beside(run: Run, ref: Run) -> tuple[list[Finding], list[str]]:
-    """What the first tokens of greedy responses say of two Runs with rollouts, and what else is to be said."""
-    if not run.kept("rollouts") or not ref.kept("rollouts"):
-        return [], []
-    from trueline.laws.rollouts.greedy import first_tokens
-    from trueline.same_job.alignment import unaligned_switches
-    from trueline.store.job_files.job import open_job
-
-    remarks = unaligned_switches(open_job(run).configs, open_job(ref).configs, rollouts=True)
-    try:
-        return first_tokens(run, ref), remarks
-    except CannotTell as error:
-        return [], [f"Rollouts and those of the reference were not compared: {error}.", *remarks]
 
 
 def _with_groups(report: CheckReport, of_groups: Sequence[CheckReport]) -> CheckReport:

@@ -69,10 +69,12 @@ def _belong_together(one: Finding, other: Finding) -> bool:
     return explains(one, other) or explains(other, one) or (one.ranks == other.ranks and _since_the_same(one, other))
 
 
-def _is_same_fault(finding: Finding, other: Finding) -> bool:
+def _is_same_fault(finding: Finding, second: Finding) -> bool:
     """True if the law of ``finding`` says that both tell of one fault."""
     facts = facts_of(finding.code)
-    return other.code in facts.same_fault or (finding.ranks == other.ranks and other.code in facts.same_fault_on_ranks)
+    return second.code in facts.same_fault or (
+        finding.ranks == second.ranks and second.code in facts.same_fault_on_ranks
+    )
 
 
 def _since_the_same(one: Finding, other: Finding) -> bool:

@@ -62,7 +62,10 @@ class Law:
     of the folder, each with a function ``make_probe(parts)``: they alone may import torch, and are imported in the
     training process alone. ``causes.toml`` of the folder, where there is one, has what may be behind a finding.
     Findings ``of_updates`` are about the update itself: holding it still, as trials of phases do, would make them.
-    ``package`` is the folder, as Python imports it.
+    ``answers`` are functions of the folder (``module.function``) by what they are asked: ``left_out`` of a Run, in
+    sentences what of it the law could not judge; ``reference`` of a Run and its reference, the findings and sentences
+    that the comparison of values does not have; ``fault_path`` of a recorded step, the values on the way of a fault and
+    in words from where to where, or None. ``package`` is the folder, as Python imports it.
     """
 
     checks: Mapping[str, Code] = field(default_factory=dict[str, Code])
@@ -70,6 +73,7 @@ class Law:
     columns: Sequence[Column] = ()
     probes: tuple[str, ...] = ()
     of_updates: bool = False
+    answers: Mapping[str, str] = field(default_factory=dict[str, str])
     package: str = ""
 
     @property

@@ -2,6 +2,7 @@
 
 import sys
 import types
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -12,9 +13,11 @@ from torch import nn
 import trueline
 from trueline.capture.probes.standard import probe_makers
 from trueline.judge.causes import library
+from trueline.judge.incidents import incidents_of
 from trueline.schema import law as laws
 from trueline.schema.columns import table
 from trueline.schema.errors import RunError
+from trueline.schema.finding import Finding
 from trueline.schema.law import Code, Law, broken_laws, codes, facts_of, installed_laws
 from trueline.store import rows
 from trueline.store.verify import verify
@@ -224,6 +227,36 @@ def test_a_law_of_another_package_brings_columns_of_its_own(folder, tmp_path):
     assert run.column("ink_left").to_pylist() == [3.0, 2.0, 1.0]
     (finding,) = [finding for finding in trueline.check(run).findings if finding.code == "ink-dries"]
     assert (finding.claim, finding.step_first) == ("The blue ink ends after 6 drops.", 2)
+
+
+ANSWERS = """
+def left_out(run):
+    return [f"Ink was not looked at in {len(run.steps)} steps."]
+
+
+def reference_findings(run, ref):
+    raise ZeroDivisionError("no ink")
+"""
+
+
+def test_a_law_of_another_package_answers_what_is_asked_beside_its_checks(folder, tmp_path):
+    answers = 'LAW = Law(answers={"left_out": "answers.left_out", "reference": "answers.reference_findings"}, '
+    folder(declared__py=DECLARED.replace("LAW = Law(", answers), loss_inked__py=CHECK, answers__py=ANSWERS)
+    run = healthy_run(tmp_path / "run")
+    assert "Ink was not looked at in 16 steps." in trueline.check(run).notes
+    says = "ink.answers.reference_findings failed (ZeroDivisionError: no ink), and says nothing here."
+    assert says in trueline.check(run, ref=run).notes
+
+
+def test_a_law_of_another_package_says_what_is_one_fault_with_its_own(folder):
+    declared = DECLARED.replace("dated=True", 'same_fault=("logprob-gap",), same_fault_on_ranks=("tokens-differ",)')
+    folder(declared__py=declared, loss_inked__py=CHECK)
+    inked, gap, tokens = (
+        Finding(code, "warning", "", ranks, step)
+        for code, ranks, step in (("loss-inked", (1,), 3), ("logprob-gap", (2,), 9), ("tokens-differ", (3,), 12))
+    )
+    assert len(incidents_of([inked, gap, tokens])) == 2
+    assert len(incidents_of([inked, gap, replace(tokens, ranks=(1,))])) == 1
 
 
 @pytest.mark.parametrize("sealed", [True, False], ids=["parts", "journal"])

@@ -3,6 +3,7 @@
 from trueline.schema.law import Code, Law
 
 LAW = Law(
+    answers={"fault_path": "nonfinite_reach.fault_path"},
     checks={
         "grad-explosion": Code(
             explains=("overflow-origin", "worker-nonfinite", "*unlike-worker", "*jump"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trueline.judge.recorded.step_values import Value, key_of
+from trueline.judge.recorded.step_values import StepValues, Value, key_of
 from trueline.laws.overflow.nonfinite_origin import NonfiniteFlow, Origin
 
 End = Literal["loss", "output", "gradient", "parameter"]
@@ -23,6 +23,24 @@ class ReachedEnd:
     origin: Origin
     end: End
     path: tuple[Value, ...]
+
+
+_ENDS_IN_WORDS: dict[End, str] = {
+    "loss": "the loss",
+    "output": "what the step returns",
+    "gradient": "a gradient",
+    "parameter": "a parameter",
+}
+
+
+def fault_path(step: StepValues) -> tuple[tuple[Value, ...], str] | None:
+    """The values on the way from the first call that makes NaN or infinities that matter, and in words from where to
+    where; None without one.
+    """
+    flows = reached_ends(NonfiniteFlow(step))
+    if not flows:
+        return None
+    return flows[0].path, f"From {flows[0].origin.value.site} to {_ENDS_IN_WORDS[flows[0].end]}"
 
 
 def reached_ends(flow: NonfiniteFlow) -> list[ReachedEnd]:

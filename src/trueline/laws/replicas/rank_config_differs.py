@@ -59,7 +59,6 @@ from typing import Any, cast
 import numpy as np
 
 from trueline.judge.compared_ranks import (
-    Floats,
     columns_of,
     data_parallel_ranks,
     differs,
@@ -68,8 +67,8 @@ from trueline.judge.compared_ranks import (
     several_workers,
 )
 from trueline.judge.follows import ByStep
+from trueline.judge.series.learning_rates import unequal_rates
 from trueline.laws.replicas.held_parameters import ABSENT, FROZEN, TRAINS, Parting, find_partings
-from trueline.schema.errors import RunError
 from trueline.schema.files.run_manifest import RankEnv
 from trueline.schema.finding import Finding, Severity
 from trueline.schema.site import Site
@@ -183,7 +182,10 @@ def _optimizer_finding(run: Run, ranks: Sequence[int], env: Mapping[int, RankEnv
     replicas = [rank for rank in ranks if rank in env]
     if len(replicas) < 2:
         return None
-    rates = _rates_by_step(run, replicas)
+    rates = {
+        step: {rank: _text(values.tolist()) for rank, values in rates_of.items()}
+        for step, rates_of in unequal_rates(run, replicas).items()
+    }
     digests, measured = run.digests("optimizer_digest")
     columns = columns_of(run, replicas)
     differ_T = differs(digests[:, columns], measured[:, columns])
@@ -202,31 +204,6 @@ def _optimizer_finding(run: Run, ranks: Sequence[int], env: Mapping[int, RankEnv
     entries = list({entry.name: entry for entry in reversed(entries)}.values())[::-1]
     odd = odd_ranks(rates[first]) if first in rates else odd_ranks(digest_of)
     return _finding("error", "optimizer", entries, odd, among=replicas, step_first=first, step_last=steps[-1])
-
-
-def first_step_of_unequal_rates(run: Run) -> int | None:
-    """First step at which learning rates differ between ranks; None where they do at none."""
-    return min(_rates_by_step(run, data_parallel_ranks(run)), default=None)
-
-
-def _rates_by_step(run: Run, ranks: Sequence[int]) -> dict[int, dict[int, str]]:
-    """Learning rates by rank, as text, at the steps at which they differ."""
-    try:
-        rates_TNK, measured_TN = run.stack("lr", ranks=ranks)
-    except RunError:  # ranks have different numbers of groups
-        steps = None
-    else:
-        bits_TNK = rates_TNK.view(np.uint64)  # by bits NaN equals itself, and 0.0 is not -0.0
-        changed_T = np.any([differs(bits_TN, measured_TN) for bits_TN in np.moveaxis(bits_TNK, 2, 0)], axis=0)
-        steps = run.steps[changed_T].tolist()
-    by_step: defaultdict[int, dict[int, Floats]] = defaultdict(dict)
-    for (step, rank), rates in run.lists("lr", steps=steps, ranks=ranks).items():
-        by_step[step][rank] = rates
-    return {
-        step: {rank: _text(rates.tolist()) for rank, rates in rates_of.items()}
-        for step, rates_of in by_step.items()
-        if len({rates.tobytes() for rates in rates_of.values()}) > 1
-    }
 
 
 def _mode_finding(run: Run) -> Finding | None:

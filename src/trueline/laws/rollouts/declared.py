@@ -3,6 +3,7 @@
 from trueline.schema.law import Code, Law
 
 LAW = Law(
+    answers={"left_out": "answers.left_out_notes", "reference": "answers.reference_findings"},
     checks={
         "decode-diverges": Code(explains=("*rollout-gap",)),
         "logprob-gap": Code(explains=("logprob-gap-grows",), group="rollout-gap"),

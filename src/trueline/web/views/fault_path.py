@@ -9,9 +9,8 @@ from typing import Literal
 
 import numpy as np
 
+from trueline.judge.answers import fault_path
 from trueline.judge.recorded.step_values import CallKey, key_of, read_step
-from trueline.laws.overflow.nonfinite_origin import NonfiniteFlow
-from trueline.laws.overflow.nonfinite_reach import reached_ends
 from trueline.schema.site import Site
 from trueline.schema.text.words import counted
 from trueline.web.views.calls import Outline
@@ -45,19 +44,17 @@ def fault_path_of(watched: WatchedRun, outline: Outline, operands: Operands, fau
 
 def _not_finite(outline: Outline, operands: Operands) -> FaultPath:
     """From the first call that makes NaN or infinities that matter to what they reach, as ``check`` follows them."""
-    flows = reached_ends(NonfiniteFlow(read_step(outline.run, outline.step, outline.rank)))
-    if not flows:
+    path = fault_path(read_step(outline.run, outline.step, outline.rank))
+    if path is None:
         return FaultPath(
             "not-finite", (), "Nothing that is not finite reaches a loss, a gradient, a parameter or an output."
         )
-    first = flows[0]
+    values, words = path
     place_of = outline.place_of
-    values = sorted(first.path, key=lambda value: value.index)
+    values = sorted(values, key=lambda value: value.index)
     on_path = list(dict.fromkeys(place_of[key] for value in values if (key := key_of(value)) in place_of))
     indices = _joined(outline, operands, on_path)
-    ends = {"loss": "the loss", "output": "what the step returns", "gradient": "a gradient", "parameter": "a parameter"}
-    text = f"From {first.origin.value.site} to {ends[first.end]}: {counted(len(indices), 'call')}."
-    return FaultPath("not-finite", indices, text)
+    return FaultPath("not-finite", indices, f"{words}: {counted(len(indices), 'call')}.")
 
 
 def _difference(outline: Outline, operands: Operands, first: str) -> FaultPath:

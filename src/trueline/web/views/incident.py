@@ -14,7 +14,7 @@ import numpy as np
 from trueline.judge.actions import record_step
 from trueline.judge.compared_ranks import differs
 from trueline.judge.registry import installed_checks
-from trueline.laws.replicas.rank_config_differs import first_step_of_unequal_rates
+from trueline.judge.series.learning_rates import first_step_of_unequal_rates
 from trueline.render.cause_words import excluded_because, speaking_against, speaking_for
 from trueline.render.report.environment_table import Differing, Environment, environment, holders
 from trueline.render.report.finding_row import FindingRow, finding_row
