@@ -237,18 +237,20 @@ def test_of_the_first_samples_most_are_small_and_the_rotation_goes_on():
     optimizer, first, seen = torch.optim.SGD(params, lr=1.0), 0, []
     assert [num_slices(age) for age in (FIRST - 1, EARLY)] == [NUM_SLICES, NUM_SLICES]
     for age in range(FIRST, EARLY):
-        places, first = sample_slices(optimizer, layout, first=first, num=num_slices(age), random=random.Random(age))
-        seen += [place.position for place in places]
+        slices, first = sample_slices(optimizer, layout, first=first, num=num_slices(age), random=random.Random(age))
+        seen += [param_slice.position for param_slice in slices]
     assert seen == list(range((EARLY - FIRST) * FEWER))
 
 
 def test_a_slice_of_what_is_not_contiguous_is_of_one_row():
     param = nn.Parameter(torch.arange(64.0).view(4, 16).t())
     param.grad = param.detach().contiguous() * 2
-    (place, *_), _ = sample_slices(torch.optim.SGD([param], lr=1.0), layout_of(param), first=0, random=random.Random(3))
-    assert place.num == 4
-    assert torch.equal(place.of(param), param.detach().flatten()[place.start : place.start + 4])
-    assert torch.equal(place.of(param.grad), 2 * place.of(param))
+    (param_slice, *_), _ = sample_slices(
+        torch.optim.SGD([param], lr=1.0), layout_of(param), first=0, random=random.Random(3)
+    )
+    assert param_slice.num == 4
+    assert torch.equal(param_slice.view(param), param.detach().flatten()[param_slice.start : param_slice.start + 4])
+    assert torch.equal(param_slice.view(param.grad), 2 * param_slice.view(param))
 
 
 def test_memory_that_other_processes_write_to_is_left_out():
