@@ -12,7 +12,7 @@ from trueline.tensor.weights import host_weights
 def signs(numel, start=0):
     """float64 [numel, 3] of the places from ``start`` on."""
     weights = host_weights()
-    place, page = (some.view(np.uint64) for some in (weights.place, weights.page))
+    place, page = (some.view(np.uint64) for some in (weights.word, weights.page))
     index = start + np.arange(numel)
     in_page = index % 65_536
     draw = place[in_page // 64 * 16 + in_page % 16]

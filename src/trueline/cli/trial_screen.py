@@ -62,6 +62,7 @@ def _running(source: ProgressSource, words: Sequence[str]) -> Iterator[None]:
             print(f"trueline: {says}", file=sys.stderr, flush=True)
 
     source.progress = progress
+    # batch systems end a job by SIGTERM: it is to leave what Ctrl-C leaves
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         with status or nullcontext():

@@ -85,6 +85,7 @@ class StepsInARow:
     def from_rows(cls, rows: pa.Table) -> StepsInARow | None:
         """Of rows with ``step`` and ``rank``, if they are such."""
         step_T, rank_T = to_numpy(rows["step"]), to_numpy(rows["rank"], -1)
+        # the ends tell most others at no cost, before all steps are compared
         if not len(step_T) or rank_T[0] < 0 or step_T[-1] - step_T[0] != len(step_T) - 1:
             return None
         span = cls(int(rank_T[0]), int(step_T[0]), len(step_T))
@@ -136,6 +137,7 @@ class MergeOrder:
 
     def last_of(self) -> dict[int, int]:
         """The last step of each rank that has a row, by rank, ascending."""
+        # np.unique gives the first of each, which is the last of the reversed order
         ranks, at = np.unique(self.ranks[::-1], return_index=True)
         return dict(zip(ranks.tolist(), self.steps[::-1][at].tolist(), strict=True))
 
@@ -148,9 +150,11 @@ class MergeOrder:
         """[R] merged values of a column of [T] pieces."""
         if not len(pieces):
             return empty(pieces.type)
+        # nothing to merge: as it is in nearly every Run
         if self._whole:
             return take_rows(contiguous(pieces), self._order)
         valid_T = to_numpy(pieces.is_valid())[self._order]
+        # the last piece with a value is the greatest position; -1 where no piece has one
         position_T = np.where(valid_T, np.arange(len(valid_T)), -1)
         last_R = np.maximum.reduceat(position_T, self._first)
         chosen_R = from_numpy(self._order[np.maximum(last_R, 0)], absent_N=last_R < 0)

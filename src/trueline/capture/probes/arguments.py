@@ -98,6 +98,7 @@ class ArgumentProbe:
                 return
             self._name_lists.append(names)
             step.facts["arguments"] = list(self._name_lists)
+        # passes of a step that are called with other arguments cannot be averaged with the first
         if not self._rows or names == self._names:
             self._names = names
             id_ = first_input.new_full((1,), names_id(names), dtype=torch.float64)

@@ -153,6 +153,7 @@ def features_of(x: Tensor | None, reference: Tensor) -> Tensor:
     if x is None or x.is_complex() or x.device != reference.device:
         return reference.new_full((len(FEATURES),), torch.nan, dtype=torch.float64)
     flat = x.detach().flatten()
+    # rounded up, so that there are never more than LOOKED_AT
     few = flat[:: max(1, -(-flat.numel() // LOOKED_AT))]
     counts = (few != IGNORE_INDEX) if not few.is_floating_point() else torch.ones_like(few, dtype=torch.bool)
     number, real = counts.sum(), few.to(torch.float64) * counts
@@ -195,6 +196,7 @@ def batch_parts(inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BatchPart
     if not items:
         return None
     rows = items[0][1].shape[0]
+    # scalars and tables that all samples share are no part of a sample
     items = [(name, x) for name, x in items if x.shape[0] == rows]
     mask = next((x for name, x in items if name in MASKS and x.dim() == 2), None)
     targets = [x for name, x in items if name in TARGETS]
@@ -224,6 +226,7 @@ def _tokens(first: Tensor, targets: list[Tensor], mask: Tensor | None) -> tuple[
 
 def _tensors(inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     pair = inputs if len(inputs) != 1 else tuple(itertools.islice(elements(inputs[0]), 3))
+    # the pair of a loader, (inputs, targets), which gives its parts no names
     if len(pair) == 2 and not kwargs and all(map(is_tensor, pair)):
         yield "", pair[0]
         yield "targets", pair[1]

@@ -105,6 +105,7 @@ def describe_loader(loader: DataLoader[Any]) -> dict[str, Any]:
     }
     if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__"):
         facts["dataset_len"] = len(dataset)  # type: ignore[arg-type]
+    # without automatic batching the sampler itself may yield batches
     together = getattr(loader.batch_sampler, "batch_size", None) if loader.batch_size is None else loader.batch_size
     if isinstance(together, int):
         facts["batch_rows"] = together
@@ -132,6 +133,7 @@ def rows_digest(dataset: Any) -> str:
     if rows is None:
         return ""
     length = len(rows)
+    # all over the data, both ends among them: data sets that share a beginning differ
     picked = sorted(
         {round(index * (length - 1) / max(ROWS_LOOKED_AT - 1, 1)) for index in range(min(ROWS_LOOKED_AT, length))}
     )

@@ -83,6 +83,7 @@ class UntrainedPasses:
             return False
         device = next((param.device for param in module.parameters()), torch.device("cpu"))
         self._num[module.training] += 1
+        # before training there are no steps: the next pass is looked at whenever it comes
         self._next_step[module.training] = 0 if step is None else step + (1 if num_passes < EARLY else gap(step))
         self._before = _PassStart(
             step, device, torch_states(device), [*_versioned_tensors(module, with_params=step is None)]

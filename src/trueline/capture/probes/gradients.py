@@ -172,6 +172,7 @@ class GradientProbe:
         if self.layout.whole:
             whole = {index: gradient for index, gradient in pairs if index in self.layout.whole}
             phase_calls.whole |= {index: _norm2(gradient) for index, gradient in whole.items()}
+            # others are in shards, and a sketch of both would be no sum over ranks
             pairs = [(index, gradient) for index, gradient in pairs if index not in whole]
         if self.blind or not pairs:
             return

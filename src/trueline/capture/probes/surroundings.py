@@ -81,6 +81,7 @@ def repeated_layers(model: nn.Module) -> list[list[str]]:
             params = [] if module is None else list(module.parameters())
             if sum(param.dim() > 1 for param in params) > 1:
                 first = next(param for param in params if param.dim() > 1)
+                # a layer that is applied to its own output; a shared head takes other features than it gives
                 if first.shape[1] == params[-1].shape[0]:
                     names_by_module.setdefault(id(module), []).append(f"{name}.{key}" if name else key)
         repeated += [names for names in names_by_module.values() if len(names) > 1]
@@ -128,6 +129,7 @@ class ModeProbe(FactProbe):
         descended = [count for forward_pass, count in self._counts if step.counted.counts(forward_pass)]
         if not descended:
             return {}
+        # frozen parts in evaluation mode are meant so; a whole model hardly is
         whole = descended[-1] == len(self._modules) and any(isinstance(part, _MODE_DEPENDENT) for part in self._modules)
         if whole and not self._has_noted:
             self._notes.append(_EVALUATES)
@@ -205,8 +207,10 @@ class StreamProbe(FactProbe):
             return {}
         columns: dict[str, Any] = rng_digests(step.layout.device) if step.digests else {}
         if self._first_states or any(self._seeded):
+            # once for the states at the first forward pass, once for those as somebody seeded
             ended = self._states() * 2
             from_ = zip((*(self._first_states or (0, 0)), *self._seeded), ended, strict=True)
+            # 0 where nothing was drawn: the state at the update would be that of the begin
             columns["rng_drawn"] = [state if state != end else 0 for state, end in from_]
         return columns
 
@@ -310,6 +314,7 @@ class Settings:
 
     def of_group(self, group: dict[str, Any]) -> dict[str, Any]:
         """All of a group but its parameters."""
+        # a group that gets another key, or a tensor for a number, is learnt anew
         kinds = (*group, *map(type, group.values()))
         odd = self._odd.get(kinds)
         if odd is None:

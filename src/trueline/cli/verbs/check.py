@@ -148,6 +148,7 @@ def _not_checked(report: CheckReport, *, all_reasons: bool) -> list[str]:
     from trueline.schema.finding import NO_UPDATE
     from trueline.schema.text.words import by_reason, counted
 
+    # without training nearly every check lacks something, and the finding says all there is to say
     untrained = any(finding.code == NO_UPDATE for finding in report.findings)
     listed = [entry for entry in report.checks_not_run if all_reasons or (entry.lacks and not untrained)]
     lines = [f"{', '.join(checks)}: {why}" for checks, why in by_reason((entry.check, entry.why) for entry in listed)]

@@ -195,6 +195,7 @@ def _require_free_path(run_path: str, *, overwrite: bool, resume: bool) -> None:
     path = Path(local_path(run_path))
     if overwrite and resume:
         raise InputError("--overwrite and --resume contradict each other. Pass one of them.")
+    # the folder in which those that are missing would be made
     nearest = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if nearest != path and not nearest.is_dir():
         raise InputError(f"'{run_path}' cannot be a Run: '{nearest}' is a file. Pass another --out.")
@@ -230,6 +231,7 @@ def _require_script(words: list[str]) -> None:
     """Raise InputError where the first Python file of the command is not there."""
     from trueline.schema.errors import InputError
 
+    # of other programs nobody knows which of their words is a script
     runners = ("python", "torchrun", "accelerate", "deepspeed")
     if not Path(words[0]).name.startswith(runners):
         return

@@ -93,6 +93,7 @@ def _sum_setup(run: str | None, options: dict[str, Any], **settings: Any) -> Sum
         from trueline.store.reader import Run
 
         from_run = {name: options[name] for name in ("workers", "cosine", "dtype")}
+        # what was given by hand wins over the Run: setup_of passes it through
         options = options | dict(zip(from_run, setup_of(Run(run), **from_run), strict=True))
     options = {name: value for name, value in options.items() if value is not None}
     workers = options.get("workers", SumSetup.workers)

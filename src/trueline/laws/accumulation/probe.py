@@ -75,6 +75,7 @@ class BetweenPassesProbe:
 
     def begin(self, step: Step) -> bool:
         due = step.sampled and self._times.due(step)
+        # a step without any backward pass says nothing about how many there are
         if self._num_passes:
             self._has_several = self._num_passes > 1
         self._num_passes = 0
@@ -147,6 +148,7 @@ class BetweenPassesProbe:
                     for param in chosen_params
                     if (param_slice := slice_in(param, step.layout, chance)) is not None
                 ]
+            # a pass that was not seen to begin leaves no pair
             if self._slices and len(self._after_passes) == len(self._before_passes):
                 self._after_passes.append(self._look())
 

@@ -62,6 +62,7 @@ class _AverageSample:
         self, facts: dict[str, Any], pairs: Sequence[_AveragedPair], step: Step, trained_ids: frozenset[int]
     ) -> None:
         chance = random.Random(step.number)
+        # by the step and not by a counter, so that all ranks look at equal tensors
         first = step.number * NUM_SLICES % max(len(pairs), 1)
         self._slices: list[tuple[ParamSlice, _AveragedPair]] = []
         slices: list[list[Any]] = []
@@ -99,6 +100,7 @@ class _AverageSample:
 
     def hand_over(self, name: str) -> dict[str, Tensor]:
         """The copies by names that begin with ``name``, to be brought to the host."""
+        # the parameters must not be kept alive until the values are on the host
         self._slices = []
         copies: dict[str, Tensor] = {}
         for number, stamp in enumerate(self._stamps):

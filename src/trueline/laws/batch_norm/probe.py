@@ -128,6 +128,7 @@ class BatchNormProbe:
         if len(self._norms) > NUM_MODULES:
             rest, num = len(self._norms) - 1, NUM_MODULES - 1
             first = step.number * num
+            # the first one always: it is the nearest to the data
             norms = [self._norms[0], *(self._norms[1 + (first + number) % rest] for number in range(num))]
         self._sample = _NormSample(norms, [0] * len(norms), [0] * len(norms), [])
         chance = random.Random(step.number)
@@ -144,6 +145,7 @@ class BatchNormProbe:
         if sample is None or vars(module).get("_is_replica", False):  # a thread of nn.DataParallel
             return
         with self._guard(self.name), torch.no_grad():
+            # a pass that raised never returned
             self._open.pop(index, None)
             tracks = bool(module.training and module.track_running_stats)
             sample.counts[index] += tracks

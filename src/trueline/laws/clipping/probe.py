@@ -164,12 +164,14 @@ class ClippingProbe:
         params: Sequence[Any] = [parameters] if isinstance(parameters, Tensor) else parameters
         if isinstance(params, (list, tuple)) and isinstance(max_norm, (int, float)):
             with self._guard(self.name), torch.no_grad():
+                # after an update, calls may be about other parameters, as those of a second model
                 if self._updated is not None and self._updated[1].isdisjoint(map(id, params)):
                     return
                 self._open = self._look(step, params, total_norm)
                 if self._open is not None:
                     self._open.facts |= {"max_norm": float(max_norm), "norm_type": norm_type}
                     for call in self._calls[-1:]:
+                        # an earlier call of the step is done with once the next one begins
                         call.passed = True
 
     def _after_clip(self, *args: Any, **kwargs: Any) -> None:
@@ -213,6 +215,7 @@ class ClippingProbe:
             return
         call.passed = True
         live_views = [view for view in views if view is not None]
+        # a gradient that was dropped since leaves nothing to compare
         if len(live_views) == len(views):
             for view in live_views:
                 call.then.add(view)
@@ -272,6 +275,7 @@ def _squares_of(layout: Layout, params: Sequence[Tensor]) -> list[Tensor]:
     sharded, whole = list[Tensor](), list[Tensor]()
     for param in params:
         grad: Any = param.grad
+        # squares of shards are added up over ranks when they are judged, those of whole ones are not
         (sharded if _in_shards(layout, param) else whole).append(getattr(grad, "_local_tensor", grad).detach())
     return [_squares(layout, sharded), _squares(layout, whole)]
 

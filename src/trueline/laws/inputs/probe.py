@@ -109,6 +109,7 @@ def _row(forward_pass: Pass, tensors: list[tuple[InputFact, Tensor]]) -> list[Ro
 def _numbers(x: Tensor) -> Tensor:
     """int64 [F]: digest, 1 if all elements are one number, the bits of it as float64, 1 if they are noise."""
     flat = x.flatten()
+    # aminmax has no kernel for bool
     flat = flat.to(torch.uint8) if flat.dtype == torch.bool else flat
     smallest, largest = flat.aminmax()
     return torch.stack(
@@ -142,6 +143,7 @@ def _merge_passes(values_MF: Tensor) -> list[int]:
     numbers: list[int] = []
     for passes in values_MF.view(len(values_MF), -1, NUM_FIELDS).transpose(0, 1).tolist():
         digest, single, bits, _ = passes[0]
+        # passes that read one content keep its digest, so that it can be compared with steps of one pass
         if any(fields[0] != digest for fields in passes):
             mixed = xxhash.xxh3_64_intdigest(repr([fields[0] for fields in passes]).encode())
             digest = mixed - (1 << 63)

@@ -139,6 +139,7 @@ class OtherModelProbe:
         models = [(type(model).__name__, model) for model in models_beside(self._model)]
         self._parts = set(range(len(models), len(models) + len(frozen)))
         self._models = []
+        # the key is the place in the list of all, so that names stay valid where a model has gone
         for key, (name, model) in enumerate([*models, *frozen]):
             self._models.append((name, weakref.ref(model)))
             for part in called_parts(model, DEPTH):
@@ -168,6 +169,7 @@ class OtherModelProbe:
         (_, states, inputs), self._open = self._open, None
         if next(differentiable(output), None) is not None:
             if key in self._parts:
+                # for good: what returns a gradient once is trained, whatever it does at other steps
                 self._learns.add(key)
                 self._calls_by_key.pop(key, None)
             return

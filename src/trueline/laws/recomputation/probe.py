@@ -133,6 +133,7 @@ class RecomputationProbe:
                     gathered.add(elements)
         gathered.copy()
         latest = self._passes.latest
+        # the backward pass of this forward pass has not come: what was recomputed may belong to one of an earlier step
         is_late = latest is not None and step.counted.hooked and not latest.reached
         num_modules = 0 if is_late else len(names)
         complete = frozenset(module for module in range(num_modules) if counts[module, True] <= counts[module, False])
@@ -158,6 +159,7 @@ class RecomputationProbe:
 
     def _listen(self, step: Step, root: nn.Module) -> None:
         """Hook the modules of this step."""
+        # other modules, or wrapped ones: which of them are recomputed has to be learnt anew
         if step.layout is not self._layout:
             self._layout, self._again = step.layout, {}
         self._learns = not self._again
@@ -294,6 +296,7 @@ def _difference(sample: _RecomputedSample, position: int, key: _ValueKey, value:
         length = max(float(value.norm()), float(value_again.norm()))
         distance = float((value - value_again).norm())
         relative = distance / length if distance < float("inf") and 0 < length < float("inf") else 2.0
+        # other zeros and equal values elsewhere are the mark of dropout with another mask
         masked = (value == 0) != (value_again == 0)
         zeros = int(masked.sum()) if bool((masked | (value == value_again)).all()) else 0
     return Apart(

@@ -120,6 +120,7 @@ class PartFiles:
         document = encode({"version": VERSION, "held": [sorted(columns) for columns in column_sets], "parts": entries})
         path = posixpath.join(self.root, file_names.KNOWN_PARTS)
         with open(path, "rb") if os.path.exists(path) else contextlib.nullcontext() as file:
+            # a Run that has ended is looked at again and again: its files are not touched for nothing
             if file is not None and file.read() == document:
                 return
         open_replacement(path, document).close()
@@ -151,6 +152,7 @@ class PartFiles:
         try:
             rows = decode_columns(part, names)
         except FileNotFoundError:
+            # a rank of a job that goes on merges small parts into larger ones while somebody reads
             whole = self._merged_since(part)
             if whole is None:
                 raise
@@ -166,6 +168,7 @@ class PartFiles:
         return rows
 
     def _columns(self, row_range: range | None, part: PartName, names: Sequence[str]) -> pa.Table:
+        # columns alone are read only where the checksum of the whole was right once, and of local files
         if part not in self._footers or not isinstance(self.fs, LocalFileSystem):
             rows = self._decoded(part, names)
             return rows if row_range is None else rows.slice(row_range.start, len(row_range))
@@ -194,6 +197,7 @@ def known_parts(path: str | os.PathLike[str]) -> PartFiles | None:
     try:
         with open(posixpath.join(root, file_names.KNOWN_PARTS), "rb") as file:
             document, sealed = decode(file.read())
+        # nothing here is needed: what does not fit is worked out anew from the parts
         if not sealed or document["version"] != VERSION:
             return None
         column_sets = [frozenset(map(str, columns)) for columns in document["held"]]

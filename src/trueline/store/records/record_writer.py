@@ -71,6 +71,7 @@ class RecordWriter:
         Raises ``InputError`` for one that does not fit, ``OSError`` for what became of an earlier one.
         """
         if isinstance(record, StepRecords):
+            # checked here and not in the thread, so that who made the mistake hears of it
             check_records(record)
             self._background.enqueue(record, size_in_memory(record))
         elif isinstance(record, TensorRecord):
@@ -119,6 +120,7 @@ class RecordWriter:
             self._end_step(record)
 
     def _end_step(self, records: StepRecords) -> None:
+        # values before rows: a row that names values is only written once these have their name
         if records.step in self._tensors:
             self._finish_tensors(records.step)
         self._stacks.save()

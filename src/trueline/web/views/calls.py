@@ -286,10 +286,12 @@ class Outlines:
             if key not in self._outlines:
                 outline = Outline(watched.run, step, rank)  # may raise, and then the others stay
                 while len(self._outlines) >= _MAX_OUTLINES:
+                    # the oldest one: insertion order
                     self._outlines.pop(next(iter(self._outlines)))
                 self._outlines[key] = outline
             outline = self._outlines[key]
             if watched.compared is not None and outline.judged_by is not watched.compared:
+                # the comparison may have been made anew since this outline was
                 outline.judged_by = watched.compared
                 outline.judgements = judgements_of(watched.compared.comparison.rows, step, rank, outline.place_of)
             return outline

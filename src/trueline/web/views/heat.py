@@ -127,6 +127,7 @@ def _packed(
 ) -> Arrays:
     names, ranks, cells_HB, flags_HB = arranged
     finite = cells_HB[np.isfinite(cells_HB)]
+    # a single outlier would leave all other cells one colour
     low, high = np.quantile(finite, _CLIPPED).tolist() if finite.size else (None, None)
     first_B, steps = columns.first_B, watched.run.steps
     width = int(np.searchsorted(steps, first_B[1]) - np.searchsorted(steps, first_B[0])) if first_B.size > 1 else 1
@@ -186,6 +187,7 @@ def _relative(watched: WatchedRun, other_run: WatchedRun, signal: str) -> tuple[
     relative_TN, both_TN = np.full(values_TN.shape, np.nan), np.zeros(values_TN.shape, dtype=bool)
     with np.errstate(divide="ignore", invalid="ignore"):
         difference = values_TN[run_cells] - other_values_TN[other_cells]
+        # equal zeros are no 0 / 0
         relative_TN[run_cells] = np.where(difference == 0, 0.0, difference / np.abs(other_values_TN[other_cells]))
     both_TN[run_cells] = measured_TN[run_cells] & other_measured_TN[other_cells]
     return relative_TN, both_TN
@@ -211,6 +213,7 @@ def _arranged(
     if rows == "rank" or not ranks:
         return names, list(ranks), cells_NB, flags_NB
     if rows == "worst":
+        # stable, so that ranks that are alike stay in the order of their numbers
         order = np.argsort(-farthest(distance_TN), kind="stable").tolist()
         return [names[at] for at in order], [ranks[at] for at in order], cells_NB[order], flags_NB[order]
     machines = list(dict.fromkeys(hosts))

@@ -123,11 +123,13 @@ def groups_of(watched: WatchedRun, column: str) -> tuple[list[str], np.ndarray, 
     if column not in _list_names() or not names:
         raise InputError(f"'{_OF_GROUPS}{column}' cannot be drawn. Ask for one of those that `signals` lists.")
     steps_R, _, lengths_R, flat = run.flat(column)
+    # a row of another Layout has other groups
     whole_R = lengths_R == len(names)
     begins_R = (np.cumsum(lengths_R) - lengths_R)[whole_R]
     low = worst_end(column) == "low"
     values_TK = np.full((len(run.steps), len(names)), np.inf if low else -np.inf)
     at_R = np.searchsorted(run.steps, steps_R[whole_R])
+    # unbuffered: several ranks write to the cell of one step, and the worst of them stays
     (np.minimum if low else np.maximum).at(values_TK, at_R, flat[begins_R[:, None] + np.arange(len(names))])
     measured_TK = np.zeros(values_TK.shape, dtype=bool)
     measured_TK[at_R] = True

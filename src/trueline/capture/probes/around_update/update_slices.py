@@ -75,8 +75,10 @@ def law_of(optimizer: torch.optim.Optimizer) -> str:
             _plain(optimizer_class, method) is _plain(torch_class, method) for method in methods
         ):
             return name
+    # by its full name: other packages have classes of these names that follow other rules
     bounded = BOUNDED.get(f"{optimizer_class.__module__}.{optimizer_class.__qualname__}", "")
     step = _plain(optimizer_class, "step")
+    # a step that somebody replaced or inherited may be another rule
     is_own = step.__qualname__ == f"{optimizer_class.__qualname__}.step" and step.__module__.startswith(
         optimizer_class.__module__
     )
@@ -126,6 +128,7 @@ class ParamSlice:
         memory = _memory(tensor)
         if not _is_readable(memory) or memory.shape != self.shape:
             return None
+        # drawn by coordinates, as a gradient may have other strides than its parameter
         if self.index is not None:
             first = sum(coordinate * stride for coordinate, stride in zip(self.index, memory.stride(), strict=True))
             return torch.as_strided(memory, (self.num,), (memory.stride(-1),), memory.storage_offset() + first)
@@ -165,11 +168,13 @@ def sample_slices(
     params = [(group, param) for group, settings in enumerate(optimizer.param_groups) for param in settings["params"]]
     names = {id(param): name for name, param in layout.frozen} if layout.frozen else {}
     slices: list[ParamSlice] = []
+    # small models are gone through several times, at other random places
     for count in range(num if params else 0):
         position = (first + count) % len(params)
         group, param = params[position]
         memory = _memory(param)
         numel = memory.numel()
+        # a second look at few elements would copy the same ones
         if not _is_readable(memory) or not numel or (count >= len(params) and numel <= LENGTH) or _is_shared(memory):
             continue
         index = layout.index_of.get(id(param))
@@ -234,6 +239,7 @@ class Gathered:
 
     def copy(self) -> None:
         """Copy what was added, on the device, and let go of it."""
+        # one kernel for each device and dtype, whatever the number of views
         self._copies = {key: torch.cat(views) for key, views in self._views.items()}
         self._views = {}
 
@@ -253,6 +259,7 @@ class Gathered:
 
     def flat(self, host: Mapping[str, Tensor]) -> list[Tensor]:
         """Values in the order of ``values``, in few pieces: one where all are of one device and dtype."""
+        # one copy has everything in its order already; several have to be taken apart and interleaved
         (name, *more_names) = self._names.values() or ("",)
         return self.values(host) if more_names or not name else [host[name].to(torch.float64)]
 
@@ -444,6 +451,7 @@ def _aside_slices(optimizer: torch.optim.Optimizer, layout: Layout) -> list[Para
     """Slices of parameters that the optimizer does not hold, equal ones in each sample."""
     slices: list[ParamSlice] = []
     params = list(_not_held(_held_ids(optimizer), layout))
+    # so many of each, as models may have far more of one kind
     for trains in (False, True):
         candidates = [pair for pair in params if pair[1].requires_grad is trains]
         for name, param in random.Random(0).sample(candidates, min(NUM_ASIDE, len(candidates))):

@@ -78,10 +78,12 @@ def find(roots: Iterable[Tensor]) -> CrossEntropy | int:
         strange |= LINEAR.fullmatch(operation) is None
         scalings += operation in _SCALINGS
         edges = node.next_functions
+        # DDP's sink has an edge for each output of the model, of which this loss uses one
         edges = edges[output : output + 1] if operation == SINK else edges
         pending.extend(edge for edge in edges if edge[0] is not None)
     if not nodes:
         return 1
+    # what ends at a leaf is another term of the loss; what is left in the queue may be one
     if pending or any(not node.next_functions for node in visited):
         return 2
     if len(nodes) > 1:

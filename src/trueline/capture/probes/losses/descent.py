@@ -87,6 +87,7 @@ def _base(node: Any) -> tuple[float | Tensor, Any]:
             break
         if kind in ("Mul", "Div"):
             operand = node._saved_other if node.next_functions[0][0] is not None else node._saved_self
+            # a constant divided by the loss is no multiple of it
             if operand is None or operand.numel() != 1 or (kind == "Div" and node.next_functions[0][0] is None):
                 break
             scale = operand.detach().to(torch.float64).reshape(())

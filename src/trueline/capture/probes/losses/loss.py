@@ -77,6 +77,7 @@ class LossProbe:
         self._unscaled: Tensor | None = None
         patches.backward.add(self._at_backward)
         for scale in patches.scales():
+            # a scaler multiplies the loss just before backward: its argument is the loss as the script has it
             scale.add(self._at_scale)
 
     def begin(self, step: Step) -> bool:
@@ -215,6 +216,7 @@ def _token_sum(
     items, labels = kwargs.get("num_items_in_batch"), kwargs.get("shift_labels", kwargs.get("labels"))
     if loss is None or items is None or not isinstance(labels, Tensor) or stored(output, "aux_loss") is not None:
         return None
+    # labels that were shifted by the caller already have a target at each position
     follow = shifted and "shift_labels" not in kwargs
     return loss * items, ((labels[..., 1:] if follow else labels) != IGNORE_INDEX).sum().to(loss)
 
@@ -230,6 +232,7 @@ def _sample_losses(losses_BE: Tensor, tokens: float | Tensor | None) -> GivenLos
             "tokens; pass one count in all, one per sample or one per loss"
         )
     counts_BE = tokens.detach().to(losses_BE.device, torch.float64).reshape(samples, -1)
+    # a count of a whole sample is shared out evenly among its losses
     counts_BE = counts_BE.expand_as(losses_BE) * (counts_BE.shape[1] / losses_BE.shape[1])
     sums_B = torch.where(counts_BE > 0, losses_BE * counts_BE, 0.0).sum(dim=1)
     counts_B = counts_BE.sum(dim=1)

@@ -88,6 +88,7 @@ class LossScalerProbe(FactProbe):
             self._switch.set(True)
 
     def _at_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # the update did begin, so the scaler did not leave it out
         if optimizer is self._steps:
             self._steps = None
 

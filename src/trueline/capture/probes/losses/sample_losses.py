@@ -78,11 +78,13 @@ class SampleLossProbe:
         if not self._active or torch.compiler.is_compiling():
             return
         forward_pass = self._contributions.now()
+        # kept without losses until they are computed: a pass that could not be read must not go unnoticed
         self._passes.append((forward_pass, None))
         labelled = kwargs if "labels" in kwargs else next((x for x in args if stored(x, "labels") is not None), kwargs)
         logits, loss, labels = stored(output, "logits"), stored(output, "loss"), stored(labelled, "labels")
         if not _are_readable(logits, labels, loss):
             return
+        # a label for each sample has no next position
         if labels.dim() == 1 and "next" in self._readings:
             self._drop("next")
         if not self._readings:
@@ -180,6 +182,7 @@ def _look(logits: Tensor, labels: Tensor, loss: Tensor, *, next_: bool, items: A
         if labels.dim() == 1:
             logits, labels = logits[:, None], labels[:, None]
         if next_:
+            # the last position has no next label; -1 is no class, so that it is left out
             labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-1)
         sums_B, counts_B = _sums(logits, labels)
         total, count = sums_B.sum(), counts_B.sum()

@@ -180,6 +180,7 @@ def _doubt_of(module: nn.Module) -> int:
     if any(compiled_inside(part) is not None or compiled_in_place(part) for part in parts):
         return COMPILED
     wrapped = any(kind.__name__ == "FullyShardedDataParallel" for part in parts for kind in type(part).__mro__)
+    # of DTensors (FSDP2, tensor parallelism) and of DeepSpeed's ZeRO 3
     sharded = any(hasattr(param, "to_local") or hasattr(param, "ds_id") for param in module.parameters())
     return SHARDED if wrapped or sharded else 0
 
@@ -205,9 +206,11 @@ def _measured(logits: Tensor, embedded: Tensor, counts_BT: Tensor, positions: An
     position_T = torch.arange(counts_BT.shape[1], device=counts_BT.device)
     nth_BT = counts_BT.cumsum(1)
     early_BT = counts_BT & (nth_BT <= (nth_BT[:, -1:] + 1) // 2)
+    # half of the targets that count, so that embeddings on both sides of the cut have logits
     cut_B1 = torch.where(early_BT, position_T + 1, 0).amax(1, keepdim=True)
     behind_BT = (position_T >= cut_B1) & (cut_B1 > 0)
     gradient_BT = _gradient(logits, embedded, early_BT)
+    # the embedding of a position may influence the logits there, which predict the token behind it
     later = gradient_BT[behind_BT]
     allowed = float(gradient_BT[~behind_BT].amax())
     if not (math.isfinite(allowed) and allowed > 0 and bool(later.isfinite().all())):

@@ -106,10 +106,12 @@ class OrderReader:
 
 def _pairs(ids_BT: Tensor) -> Tensor | None:
     """int64 [3, P]: row and two positions, of equal tokens in front of the last position; None without any."""
+    # the last positions, as the gradient is that of the last one: it may not reach far back
     few_BT = ids_BT[:MAX_ROWS, -MAX_LENGTH:]
     end = few_BT.shape[1] - 1
     if end < 2:
         return None
+    # without the last position itself, whose gradient also comes from what it returns at its own place
     same_BTT = (few_BT[:, :end, None] == few_BT[:, None, :end]).triu(1)
     pairs = same_BTT.nonzero()
     if not len(pairs):
@@ -127,6 +129,7 @@ def _first_mixed(outputs: Sequence[Tensor], embedded_BTD: Tensor) -> Tensor | No
         weights = torch.zeros_like(output)
         weights[:, -1] = torch.arange(output.shape[-1], device=output.device).cos().to(output.dtype)
         (gradient,) = gradients_of([output], [embedded_BTD], [weights])
+        # a layer that mixes no positions has a gradient at the last one alone
         if gradient is not None and bool((gradient[:, :-1] != 0).any()):
             return gradient.detach()
     return None

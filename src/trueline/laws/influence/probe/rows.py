@@ -72,6 +72,7 @@ class RowReader:
         inputs = [tensor for tensor in (*args, *kwargs.values()) if is_tensor(tensor)]
         if not inputs or any(tensor.grad_fn is not None for tensor in inputs):
             return
+        # recurrent modules and attention return what they computed first, and states or weights behind it
         first = output[0] if isinstance(output, tuple) and output else output
         if isinstance(first, Tensor) and first.requires_grad and len(self._entries) < MAX_ENTRIES:
             self._entries.append((inputs[0], first))
@@ -87,6 +88,7 @@ class RowReader:
         self._num_rows = _num_rows(self._inputs) if self._sample_of is None else len(self._sample_of)
         tensors = {id(tensor): tensor for tensor in differentiable(output) if tensor.is_floating_point()}.values()
         self.outputs = [tensor for tensor in tensors if self._has_rows(tensor, self._num_rows)]
+        # the first dimension may be of positions; not where the loader puts as many samples into a batch
         if not self.outputs and self._sample_of is None and self._samples != self._num_rows:
             behind = _rows_behind(self._inputs)
             self.outputs = [tensor for tensor in tensors if tensor.dim() > 1 and self._has_rows(tensor, behind)]
@@ -99,6 +101,7 @@ class RowReader:
         """
         doubt = 0 if usable else OWN_BACKWARD
         entries = [_Entry(*pair, rows) for pair in self._entries if (rows := self._rows_of(*pair)) is not None]
+        # each line overrules those above it: what is missing entirely is said before what is doubtful
         doubt = RECURRENT if any(self._varies(entry_input, dim) for entry_input, dim in self._recurrent) else doubt
         doubt = doubt if entries else NO_ENTRY
         doubt = doubt if self.outputs else NO_OUTPUT
@@ -188,6 +191,7 @@ class RowReader:
             for output in self.outputs
             if output.dim() < 3 or (output.dim() == 3 and output.shape[1] == ids.shape[1])
         ]
+        # convolutions and shifts join neighbours on purpose, so that only padding further away than one position counts
         is_far_BT = nn.functional.max_pool1d(keeps_BT.float(), 3, 1, 1).cpu() == 0
         if not entries or not outputs or not bool(is_far_BT.any()):
             return unknown
@@ -197,6 +201,7 @@ class RowReader:
         kept_gradient, padding_gradient = float(reached_BT[keeps_BT.cpu()].amax()), float(reached_BT[is_far_BT].amax())
         if not 0 < max(kept_gradient, padding_gradient) < math.inf:
             return unknown
+        # a further backward pass, which is needed only to tell an inverted mask from a missing one
         among = _among(outputs, keeps_BT, entries) if padding_gradient > 0 else math.nan
         return {"kept": kept_gradient, "padding": padding_gradient, "among": among, "by_index": float(by_index)}
 
@@ -288,6 +293,7 @@ def _is_as_wide_as_a_parameter(output: Tensor) -> bool:
         if any(features.intersection(leaf.shape) for leaf in parameters):
             continue
         data = [parent for parent in parents if _leaf_of(parent) is None]
+        # concatenation keeps the width of a parameter as part of its own; a product of two data tensors does not
         if not data or (len(data) > 1 and "Cat" not in node.name() and len({*map(_shape_of, (node, *data))}) > 1):
             return False
         pending += data
@@ -380,6 +386,7 @@ def _flat_indices(source: Tensor, output: Tensor, x: Tensor, dims: int) -> Tenso
     ``output`` is taken to keep as many leading dimensions of ``source`` as are needed to tell them apart.
     """
     is_view = source.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() and source.dtype == x.dtype
+    # memory between two indices; what a module reads within one unit belongs to one index
     unit = x.stride(dims - 1)
     row_extent = sum((size - 1) * stride for size, stride in zip(x.shape[dims:], x.stride()[dims:], strict=True))
     is_dense = all(x.stride(dim) == x.shape[dim + 1] * x.stride(dim + 1) for dim in range(dims - 1))
@@ -406,6 +413,7 @@ def _reached(outputs: list[Tensor], masks: list[Tensor], entries: list[_Entry], 
     """
     weights: list[Tensor] = []
     for output, is_of in zip(outputs, masks, strict=True):
+        # cosines of whole numbers never repeat: an equal weight for all elements could cancel, as below a softmax
         row = torch.arange(math.prod(output.shape[1:]), device=output.device).cos().to(output.dtype)
         shape = (*is_of.shape, *[1] * (output.dim() - is_of.dim()))
         weights.append(row.view(output.shape[1:]) * is_of.to(output.device).view(shape))

@@ -134,6 +134,7 @@ class KeptGradientProbe:
             self._sample = self._of_update(step) if self._keeps else None
             return {}
         marks, self._marks = self._marks, None
+        # the marked gradients were those of another optimizer, as where two of them take turns
         if marks is not None and marks.optimizer is not step.optimizer:
             self._sample = None
         sample, self._sample = self._sample, None
@@ -161,6 +162,7 @@ class KeptGradientProbe:
         sample = self._waiting.take(step.number)
         if sample is None:
             return {}
+        # without values on the host nobody can say whether they were cleared
         alive = set(sample.alive) if any(name.startswith("kept") for name in host) else set[_KeptGradient]()
         if alive:
             values_left = dict(zip(sample.gradients, sample.copies.values(host), strict=True))

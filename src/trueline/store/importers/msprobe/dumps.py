@@ -148,12 +148,14 @@ class _StepImport:
             if key is not None and key.way == "parameters_grad":
                 self._keep_gradients(key, self._entries.get(name, {}))
             elif key is None or owner is None:
+                # entries of msProbe's own bookkeeping, which are no calls
                 unread += name not in ("optimizer", "clip_grad", "megatron_micro_step_number")
             else:
                 if owner.phase == "opt" and not updated:
                     updated = True
                     self._add_parameters()
                 self._add_call(name, key, owner)
+        # a dump of a step that never reached its update
         if not updated:
             self._add_parameters()
         if unread:
@@ -170,6 +172,7 @@ class _StepImport:
         elif owner.kind == "collective":
             self._add(owner, values.collective_values(entry))
         else:
+            # the dump has a module behind all that ran inside it; its inputs come before them
             for parent in (*self._calls.parents(name), name):
                 self._enter(parent)
             self._add(owner, values.forward_outputs(entry))
@@ -244,6 +247,7 @@ class _StepImport:
     def _measure(self, x: Any, dumped: Measured) -> Measured:
         """Our own numbers of a value; its fingerprint only where msProbe took no checksums in the step."""
         measured = self._options.measure(x)
+        # two kinds of fingerprints in one step could not be compared
         if self._checksums:
             return replace(measured, fingerprint=dumped.fingerprint)
         self._prints.meet("trueline", self._dump)
