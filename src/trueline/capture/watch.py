@@ -93,6 +93,7 @@ class Watch:
         patches.serialising.install()
         _note_living(self)
         if (optimizer_running := self.updates.running()) is not None:
+            # watching began in a closure: the update that called it began before there was a hook
             self._recorder.before_update(optimizer_running, gradients_ready=False)
 
     @contextlib.contextmanager
@@ -166,6 +167,7 @@ class Watch:
         """
         param_ids = {id(param) for param in model.parameters()}
         same_run = (watch for watch in _living if watch.run_path == run_path)
+        # no further model then, but the watched one once more, or a part of it
         if run_path not in _paths_ended and all(watch.param_ids >= param_ids for watch in same_run):
             return None
         paths_taken = {watch.run_path for watch in _living} | _paths_ended
@@ -255,6 +257,7 @@ class Watch:
         what no gradient comes back from is not counted.
         """
         trains, step = torch.is_grad_enabled(), self._recorder.now
+        # passes of a model in training mode without gradients count as untrained only until it trains
         if not module.training or not (trains or self.updates.ended_any):
             self._probes.evaluations.begins(module, step=step)
         if not trains:
@@ -271,6 +274,7 @@ class Watch:
             self._probes.evaluations.ended(module)
         if trains:
             self._recorder.at_output(args, kwargs, output)
+            # a hook on each output costs every step: only where gradients alone tell whether the pass was trained on
             if self.updates.asks_for_backward or not module.training:
                 for tensor in differentiable(output):
                     tensor.register_hook(Hook(self._after_backward))
@@ -316,6 +320,7 @@ class Watch:
         self.updates.ended_any = True
 
     def _before_destroy(self, group: dist.ProcessGroup | None = None) -> None:
+        # connections between ranks end with the world they were made from, not with one of its groups
         if group is None or group is dist.group.WORLD:
             self._recorder.stop_exchange()
             self._recorder.team.give_back()

@@ -80,6 +80,7 @@ class RunWriter:
         self._close_asked = False
         self._closed = False
         creates = rank == 0 if creates is None else creates
+        # two jobs that begin at once must not both find the place free
         with alone_in(self.path) if creates else contextlib.nullcontext():
             self._hold = self._take_place(creates=creates, overwrite=overwrite)
         try:
@@ -143,10 +144,12 @@ class RunWriter:
         that was not measured). Raises ``InputError`` for a column that does not exist or a value that does not fit,
         ``OSError`` where it, or something recorded before it, cannot be written.
         """
+        # a fork has the file handles too, and would write each row once more
         if os.getpid() != self._pid:
             return
         if self._closed:
             raise OSError(errno.EBADF, "The Run is closed and takes no more rows", self.path)
+        # a signal handler may call ``close`` in the middle of a write
         self._busy = True
         try:
             self._hold.beat()
@@ -211,6 +214,7 @@ class RunWriter:
 
     def _write_row(self, record: Mapping[str, Any]) -> None:
         row = dict(record)
+        # in C: this is asked of every row, and nearly none has None
         if any(map(operator.is_, row.values(), itertools.repeat(None))):
             row = {name: value for name, value in row.items() if value is not None}
         if "step" not in row:

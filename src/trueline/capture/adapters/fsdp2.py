@@ -44,6 +44,7 @@ class Fsdp2Adapter(HookingAdapter):
         self._probe: GradientProbe | None = None
         self._guard: Guard | None = None
         groups = list(fsdp2_groups(model))
+        # the largest mesh is that of data parallelism; experts are sharded among fewer ranks
         size = max((group.mesh_info.mesh.size() for group in groups), default=0)
         self._groups = [group for group in groups if group.mesh_info.mesh.size() == size]
         if len(groups) > len(self._groups):
@@ -134,7 +135,9 @@ class Fsdp2Adapter(HookingAdapter):
 
     def _take_over(self, group: Any) -> None:
         original_comm = group._reduce_scatter_comm
+        # an object of the group itself, so that other groups and a comm of the user's own stay as they are
         group._reduce_scatter_comm = _watched_comm(original_comm, self, group)
+        # HSDP: the reduce-scatter's result is only of one replica, and the all-reduce comes after it
         if len(self.mesh.replicas) > 1:
             original_hook = group._all_reduce_hook
 
@@ -160,6 +163,7 @@ class Fsdp2Adapter(HookingAdapter):
         with guard("gradients"):
             self._dtype = str(flat.dtype)
             size, shards = len(self.mesh.workers), self.mesh.shards
+            # FSDP divides before the reduction where the sum could overflow
             predivided = _predivide(flat.dtype, size)
             group._trueline_scale = predivided / size if op == dist.ReduceOp.SUM else 1.0
             x_WS = flat.view(shards, -1)

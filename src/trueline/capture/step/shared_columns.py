@@ -78,6 +78,7 @@ def scalars(measured: Measurement, **facts: float) -> list[float]:
     facts["finite"] = all(np.isfinite(part).all() for part in parts)
     facts |= {"norm2": norm2, "sketch_norm": float(np.linalg.norm(measured.local))}
     values = [float(facts.get(name, 0.0)) for name in SCALARS]
+    # one NaN would make the sum of all workers NaN; that it was there is the scalar ``finite``
     return [value if math.isfinite(value) else 0.0 for value in values]
 
 
@@ -91,6 +92,7 @@ def pack(measured: Measurement, *, reduced_norm2: Array | None, sharded: bool, r
     norm = float(np.linalg.norm(flat))
     unit = flat / norm if norm > 0 and math.isfinite(norm) else np.zeros_like(flat)
     second = measured.reduced if sharded else measured.used
+    # replicas of a shard would count it several times
     extra = np.zeros_like(flat) if second is None else second.ravel() / replicas
     used_norm = np.zeros(len(measured.local_norm)) if measured.used is None else np.linalg.norm(measured.used, axis=1)
     shards = np.zeros(len(measured.local_norm)) if reduced_norm2 is None else reduced_norm2 / replicas
@@ -171,6 +173,7 @@ def columns(
     norm2 = sums.reduced_norm2 if sharded else reduced_norm2
     if norm2 is None or not np.any(norm2 > 0):
         return row | cosines(measured, sums, reduced_norm=None)
+    # what the optimizer received stands for the reduced gradient, which the user may have clipped since
     if not sharded and measured.reduced is None and measured.used is not None:
         norm2 = norm2 / _common_factor(measured.used, sums) ** 2
     row |= {"reduced_norm": math.sqrt(float(np.sum(norm2))), "group_reduced_norms": np.sqrt(norm2).tolist()}
@@ -239,6 +242,7 @@ def reduction(
     if it is the mean; if it is not, only the residual without a common factor is recorded, as the user may have
     clipped it.
     """
+    # zeros stand for what was not finite, so that the sum is no sum of gradients
     if np.any(sums.scalars[:, SCALARS.index("finite")] < 1):
         return {}
     workers = sums.scalars.shape[0]
@@ -318,9 +322,11 @@ def _with_own_scaled(
     residuals: list[float | None] = []
     for target, whole, part, norm in zip(reduced, mean, share, mean_norm, strict=True):
         base = np.stack([whole, part], axis=1) if scaled else part[:, None]
+        # without a common factor the mean counts once, and only the share's own factor is sought
         goal = target if scaled else target - whole
         solved, _, rank, _ = np.linalg.lstsq(base, goal, rcond=1e-6)
         unit = float(solved[0]) if scaled else 1.0
+        # the share is parallel to the mean: either explains the other
         if rank < base.shape[1] or unit == 0 or norm == 0:
             factors.append(None)
             residuals.append(None)

@@ -60,6 +60,7 @@ def _find_checkout() -> None:
             "The gallery is part of Trueline's sources and is not installed with it. Clone the repository, "
             "`pip install -e .` there, and run `trueline gallery` again."
         )
+    # at the end: nothing of the checkout may stand in for an installed module
     if str(root) not in sys.path:
         sys.path.append(str(root))
 

@@ -109,7 +109,6 @@ def _row(forward_pass: Pass, tensors: list[tuple[InputFact, Tensor]]) -> list[Ro
 def _numbers(x: Tensor) -> Tensor:
     """int64 [F]: digest, 1 if all elements are one number, the bits of it as float64, 1 if they are noise."""
     flat = x.flatten()
-    # aminmax has no kernel for bool
     flat = flat.to(torch.uint8) if flat.dtype == torch.bool else flat
     smallest, largest = flat.aminmax()
     return torch.stack(

@@ -159,6 +159,7 @@ def _growth(steps: Sequence[StepSummary]) -> tuple[Growth, ...]:
 
 
 def _drawable(value: float | None) -> float | None:
+    # JSON has no infinity, and an axis needs an end
     return None if value is None else min(value, MAX_TIMES)
 
 
@@ -177,6 +178,7 @@ def table_of(watched: WatchedRun, kind: Literal["csv", "xlsx"], judgement: str, 
     if watched.compared is None:
         raise InputError("There are no rows yet: the Runs are not compared.")
     rows = [row for _, row in _filtered_rows(watched.compared, judgement, search, step)]
+    # the writers of files take a path
     with TemporaryDirectory(prefix="trueline-view-") as folder:
         target = Path(folder, f"rows.{kind}")
         if kind == "csv":
@@ -190,6 +192,7 @@ def judgements_of(rows: Sequence[ComparedRow], step: int, rank: int, place_of: M
     """[C] of each call of a recorded step on a rank the gravest judgement of its values, "" where none was compared."""
     judgements = [""] * len(place_of)
     for row in rows:
+        # a row without a rank is of all of them
         if row.step != step or row.rank not in (None, rank) or row.site is None:
             continue
         site = Site.parse(row.site)
