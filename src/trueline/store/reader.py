@@ -138,6 +138,7 @@ class Run(RecordedSteps, Shown):
         root = posixpath.join(self._root, file_names.MODELS_DIR)
         names = names_in(self._fs, root)
         names = [name for name in names if self._fs.exists(posixpath.join(root, name, file_names.MANIFEST))]
+        # groups of ranks of a further model are listed by its own Run
         names = [name for name in names if name.partition(file_names.OF_GROUP)[0] == name]
         return {name: posixpath.join(self.path, file_names.MODELS_DIR, name) for name in names}
 
@@ -153,6 +154,7 @@ class Run(RecordedSteps, Shown):
         """Paths of the Runs of all other groups of ranks of the same start of the job, the first group's first."""
         start = self.manifest.attempts[-1].id if self.manifest.attempts else ""
         base, separator, lead = self.path.rstrip("/").rpartition(file_names.OF_GROUP)
+        # a Run may be called so by its user: only a number behind the mark names a group
         first = base if separator and lead.isdecimal() else self.path.rstrip("/")
         if not start or len(self.ranks) == self.world_size:
             return []
@@ -224,6 +226,7 @@ class Run(RecordedSteps, Shown):
         first = int(self.steps[0])
         starts = [part._rows.from_step(first) for part in parts]
         for name in set[str].intersection(*(set(part._columns) for part in parts)):
+            # popped, as both copies of all columns need not fit into memory
             pieces = [part._columns.pop(name).slice(start) for part, start in zip(parts, starts, strict=True)]
             self._columns[name] = pa.concat_arrays(pieces)
 
@@ -289,6 +292,7 @@ class Run(RecordedSteps, Shown):
         if in_order and len(rows) == len(at_T) * len(at_N):  # each of the ranks at each of the steps, as rows are
             values_TNK = _flat(lists).astype(dtype).reshape(len(at_T), len(at_N), longest)
             return values_TNK, np.ones(values_TNK.shape[:2], dtype=bool)
+        # the steps that are asked for may be in any order, and searchsorted needs an ascending one
         order_T = np.argsort(at_T)
         values_TNK = np.full((len(at_T), len(at_N), longest), absent, dtype=dtype)
         measured_TN = np.zeros(values_TNK.shape[:2], dtype=bool)

@@ -187,8 +187,8 @@ def _add_view(
     app: FastAPI, runs: Sequence[WatchedRun], path: str, name: str, model: type, view: Callable[..., Any]
 ) -> None:
     def endpoint(request: Request, number: int, **query: Any) -> Response:
-        watched, other = _run(runs, number), query.get("other")
-        stamps = (watched.stamp, watched.is_judging, other is not None and _run(runs, other).stamp)
+        watched, other_number = _run(runs, number), query.get("other")
+        stamps = (watched.stamp, watched.is_judging, other_number is not None and _run(runs, other_number).stamp)
         with watched.reading():
             return _answer(request, " ".join(map(str, stamps)), lambda: view(watched, **query))
 

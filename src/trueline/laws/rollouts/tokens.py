@@ -101,9 +101,11 @@ class Tokens:
         judged = counts & np.isfinite(self.columns["entropy"])
         rollout, train = self.columns["logp_rollout"], self.columns["logp_train"]
         present = self.sampled & np.isfinite(self.length[self.sequence])
+        # a sequence of which the trainer has nothing was not lost by it: it was never asked
         has_train = self.total(np.isfinite(train).astype(np.float64))[self.sequence] > 0
         with np.errstate(over="ignore", invalid="ignore"):
             x = np.exp(np.minimum(-d, 50.0))
+            # above 0 by more than rounding, or a token that the engine says it cannot have sampled
             impossible = present & ~np.isnan(rollout) & ((rollout > 1e-3) | np.isneginf(rollout))
             wide = np.maximum(CLEARLY * _rounding(self), 1e-4)
             columns: dict[str, Any] = {
@@ -142,6 +144,7 @@ class Tokens:
             np.where(judged | alone, values, 0.0)
             for values in (-self.columns["logp_train"], self.columns["entropy"], self.varentropy())
         )
+        # a logit that is off by so much moves the surprise by that times the spread of the others
         moved, zero = self.rounding[self.sequence] * np.sqrt(varentropy), np.zeros_like(d)
         logs = {
             "above": np.where(counts[:, None], e_values.mean_above_one(x, slack), 0.0),
@@ -156,6 +159,7 @@ class Tokens:
 
     def profile(self) -> tuple[Floats, Floats]:
         """[R, len(PROFILE)] sums of what |d| is ``beyond``, and of 1 - p, by position."""
+        # short sequences have no late tokens
         late = self.position >= np.maximum(self.length[self.sequence] / 2, 6)
         where = np.select([self.position == 0, self.position <= 5, ~late], [0, 1, 2], 3)
         counts, d = self.counts, self.beyond()
@@ -266,6 +270,7 @@ def _values(table: Any, name: str, length_R: Ints, absent: float) -> Floats:
     """[N] a column of lists, ``absent`` where a sequence has none or one of another length."""
     lengths, column = _lengths(table, name), table[name].combine_chunks()
     flat = floats(column.flatten())
+    # as in nearly every log: no copy of all tokens
     if np.array_equal(lengths, length_R):
         return flat
     fits = lengths == length_R
