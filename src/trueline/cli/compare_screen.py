@@ -60,6 +60,7 @@ def print_screen(
     """Print at most ``MAX_LINES`` lines on a terminal, else whole ones, or with ``every_row`` every row as well;
     ``written`` are files to name.
     """
+    # a file has no width: lines are as long as on the widest terminal at least
     width = min(console.width, MAX_WIDTH) if console.is_terminal else max(console.width, MAX_WIDTH)
     blocks = _blocks(console, comparison, story, written, width)
     if every_row:
@@ -133,6 +134,7 @@ def _fit(blocks: Sequence[_Block], room: int) -> None:
     """Shorten the blocks, each time the one with the most lines to spare, until all fit into ``room`` lines."""
     while _height(blocks) > room:
         longest = max(blocks, key=lambda block: len(block.lines) - block.least)
+        # all are as short as they may be: the screen is exceeded rather than a verdict lost
         if len(longest.lines) <= longest.least:
             return
         longest.shorten()
@@ -179,6 +181,7 @@ def _line(relevant: RelevantRow, width: int | None) -> Text:
     site_text = place_text(row)
     if width is not None:
         site_text = _middle_cut(site_text, width - len(head) - len(more))
+        # the site is worth more than the note, which takes what is left
         note = note[: width - len(head) - len(more) - len(site_text)]
     line = _as_text(f"{head}{site_text}{more}{note}")
     line.stylize(_JUDGEMENT[row.judgement], 0, len(JUDGEMENT_WORDS[row.judgement]))
@@ -203,6 +206,7 @@ def _all_rows(rows: Sequence[ComparedRow]) -> Iterable[Text]:
 def _short(value: float | None) -> str:
     from trueline.render.wording import number
 
+    # terminals without UTF-8 show no minus sign
     return "-" if value is None else number(value, 3).replace("−", "-")
 
 

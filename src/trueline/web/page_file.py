@@ -74,6 +74,7 @@ def comparison_file(comparison: Comparison, story: Story) -> str:
     rows = comparison.rows
     rows_kept = list(rows)
     if len(rows) > _MAX_ROWS:
+        # the gravest are kept, in the order of the run
         indices = sorted(range(len(rows)), key=lambda at: _gravity(rows[at], comparison.first))[:_MAX_ROWS]
         rows_kept = [rows[at] for at in sorted(indices)]
     compared = Compared(replace(comparison, rows=rows_kept), story)
@@ -191,6 +192,7 @@ def _document(answers: dict[str, Any], words: tuple[str, list[str]]) -> str:
         for key, facts in answers.items()
     }
     data = gzip.compress(json.dumps(packed, separators=(",", ":")).encode(), mtime=0)  # the same bytes at any time
+    # a script element ends at the first such tag, be it in a text
     css, js = asset("page.css").decode(), asset("page.js").decode().replace("</script", "<\\/script")
     title, lines = words
     items = "".join(f"<li>{_escaped(line)}</li>" for line in islice(_non_empty(lines), _MAX_WORDS))

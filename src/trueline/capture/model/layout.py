@@ -89,6 +89,7 @@ class Layout:
         order: to compare these, in no loop of Python's, takes a hundredth of the time of walking through
         ``model.parameters()``, and is done at every step.
         """
+        # first, as a shorter table would end the comparison of entries early
         if tuple(map(len, self.tables)) != self.lengths:
             return False
         return all(map(operator.is_, _entries_of(self.tables), self.entries)) and self._facts() == self.facts
@@ -252,6 +253,7 @@ def make_layout(
     """
     mesh = workers_in() if mesh is None else mesh
     shards = mesh.shards
+    # sums over ranks need one order of equal shapes on all of them
     left_out = unlike.shape | unlike.frozen
     watched = [(name, param) for name, param in watched_parameters(model, patterns=patterns) if name not in left_out]
     if not watched:
@@ -267,6 +269,7 @@ def make_layout(
         for name, param in named_parameters(model)
         if name in unlike.frozen or (not param.requires_grad and name not in unlike.shape)
     )
+    # all that decides what a number in the summed vector stands for
     identity = repr((names, shapes, group_of, k, shards, [name for name, _ in frozen]))
     layout = Layout(
         names=names,

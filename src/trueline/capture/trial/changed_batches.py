@@ -47,6 +47,7 @@ def rows_of(batch: Any, batch_size: int | None) -> Rows:
         raise Unchangeable("the batch has 0 rows")
     for x in tensors:
         _row_dim(x, count)
+    # a tensor with two dimensions of that size does not say which of them is of rows
     one_place = any(tuple(x.shape).count(count) == 1 for x in tensors)
     return Rows(count, sure=batch_size == count and one_place)
 
@@ -97,6 +98,7 @@ def _weights(x: Tensor) -> Iterator[tuple[str, Tensor]]:
     if x.dim() == 1:
         yield "the sum of", x
     elif x.dim() == 2:
+        # what most rows end with is taken for the padding token
         last = x[:, -1].mode().values
         yield "what is not the last value of", x != last
 
@@ -128,16 +130,19 @@ def _rebuilt(value: Any, change: Callable[[str, Any], Any], rows: int, name: str
     inside = _inside(value, name)
     if depth >= 4 or not inside:
         return value
+    # a list of texts, one a sample, has to be reordered with the tensors
     plain = not any(isinstance(x, Tensor) or _inside(x, "") for _, x in inside)
     if plain and isinstance(value, list | tuple) and len(value) == rows:
         return change(name, value)
     parts = [_rebuilt(inner, change, rows, inner_name, depth + 1) for inner_name, inner in inside]
     if isinstance(value, Mapping):
+        # a copy keeps the class of the mapping, as BatchEncoding, of which nobody knows how it is made
         new: Any = copy.copy(value)
         for key, inner in zip(value, parts, strict=True):
             new[key] = inner
         return new
     if isinstance(value, tuple):
+        # a named tuple takes its fields one by one
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, list):
         return type(value)(parts)
@@ -167,6 +172,7 @@ def _padded(batch: Any, rows: int) -> Any:
             raise Unchangeable(f"a tensor of shape {list(x.shape)} has more than one dimension of {length} positions")
     at_end = not bool(kept_BT[:, -1].all())
     from_edge_BT = kept_BT.flip(1) if at_end else kept_BT
+    # positions at the edge that are padding in all rows
     spare = int((from_edge_BT.cumsum(1) == 0).sum(1).amin())
     edge = length - 1 if at_end else 0
     row = int((~kept_BT[:, edge]).int().argmax())
@@ -195,6 +201,7 @@ def _not_padding(batch: Any, rows: int) -> Tensor:
             raise Unchangeable("no row of its mask ends or begins with padding")
     for name, x in named_tensors:
         if name in TARGETS and x.dtype == torch.int64:
+            # labels may also be left out within a text: only what follows the last one that counts is padding
             kept_BT = (x != IGNORE_INDEX).flip(1).cummax(1).values.flip(1)
             ids = next((y for other_name, y in named_tensors if other_name not in TARGETS and y.shape == x.shape), None)
             pads = ids[~kept_BT] if ids is not None else x[~kept_BT]

@@ -56,6 +56,7 @@ class Side:
     def all_files(self) -> Mapping[str, int]:
         """Bytes of each file below, by its path within; none where there is nothing."""
         with contextlib.suppress(AttributeError):
+            # object stores list from a cache, which does not know what ranks wrote meanwhile
             self.fs.invalidate_cache(self.root)
         try:
             entries: Mapping[str, Any] = self.fs.find(self.root, detail=True)
@@ -179,6 +180,7 @@ def sides_of(sources: Sequence[str | os.PathLike[str]]) -> list[Side]:
                 f"'{without_credentials(path)}' {problem}. Pass the directory that was --out on that machine."
             )
         for side in candidates:
+            # one place may be given by several paths
             sides.setdefault(os.path.realpath(side.root) if side.is_local else side.root, side)
     if not sides:
         raise InputError("Nothing to collect from was given. Pass the directories that the ranks wrote to.")
@@ -193,12 +195,14 @@ def open_target(dst: str, local_sources: Iterable[str]) -> Side:
         raise InputError("The place to collect into is empty. Pass a directory, or a URL such as s3://bucket/run.")
     into = Side(dst)
     present = into.all_files
+    # object stores may have a file and files below its name at once
     is_file = bool(into.fs.exists(into.root) and not into.fs.isdir(into.root))
     if is_file:
         raise InputError(f"'{into.label}' is a file, and a Run is a directory. Pass another place.")
     for source in local_sources if into.is_local else ():
         if os.path.realpath(source) == os.path.realpath(into.root):
             raise InputError(f"'{into.label}' is both collected from and collected into. Pass another place.")
+    # what was collected replaces files: nothing else may be lost by a wrong path
     foreign_names = sorted(name for name in present if not file_names.belongs_to_run(name.partition("/")[0]))
     if foreign_names:
         raise InputError(

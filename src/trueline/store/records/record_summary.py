@@ -92,6 +92,7 @@ def _rows(run: Run, pattern: str, step: int | None, rank: int | None) -> list[di
     except SiteError:
         steps, ranks = None if step is None else [step], None if rank is None else [rank]
         matches = _matcher(pattern)
+        # a pattern of names alone is matched while rows are read, which leaves most parts unread
         names = None if any(mark in pattern for mark in "/#:") else [pattern]
         rows = run.records(steps=steps, ranks=ranks, names=names).to_pylist()
         return [row for row in rows if names or matches(row)]
@@ -101,6 +102,7 @@ def _rows(run: Run, pattern: str, step: int | None, rank: int | None) -> list[di
 def _matcher(pattern: str) -> Callable[[Mapping[str, Any]], bool]:
     def matches(row: Mapping[str, Any]) -> bool:
         site_text = _site_text(row).partition("/")[2]
+        # with the phase in front, or without it
         return fnmatchcase(site_text, pattern) or fnmatchcase(site_text.partition("/")[2], pattern)
 
     return matches
@@ -147,6 +149,7 @@ def _describe_row(run: Run, row: Mapping[str, Any], *, stacks: bool) -> dict[str
     )
     measured = ("dtype", "shape", "mesh", "same_as", "numel", "min", "max")
     counts = ("nan", "pos_inf", "neg_inf", "zero", "subnormal")
+    # sums are over finite elements only
     finite = (row["numel"] or 0) - sum(row[name] or 0 for name in counts[:3])
     described: dict[str, Any] = {"site": str(site_of(row))} | {name: row[name] for name in (*identity, *measured)}
     described["mean"] = row["sum"] / finite if finite > 0 and row["sum"] is not None else None

@@ -237,6 +237,7 @@ class _Opened:
             if to < 0:
                 continue
             unit = self._unit_C[source] if source >= 0 else -1
+            # made outside of the opened module: it came in by one of its inputs
             unit = self._ends.get(("input", root), -1) if unit < 0 else unit
             if unit >= 0 and of_unit[unit] != of_unit[to]:
                 pair = int(of_unit[unit]), int(of_unit[to])
@@ -246,6 +247,7 @@ class _Opened:
         rows = self._outline.rows
         for row in np.flatnonzero(self._unit_C[rows.of_R] >= 0).tolist():
             if rows.returned_R[row]:
+                # an operation in place writes the memory once more: the last one made what is returned
                 last[int(rows.root_R[row])] = int(self._unit_C[rows.of_R[row]])
         for (kind, root), unit in self._ends.items():
             if kind == "output" and root in last:
@@ -319,6 +321,7 @@ def _opened(nodes: Sequence[Node], begin: int) -> list[int]:
         worst = [judged]
     else:
         worst = [int(np.argmax(values))] if max(values) > min(values) else []
+    # where all are asked for, none stands out
     return sorted({*(wanted_nodes if len(wanted_nodes) < len(nodes) else []), *(begin + at for at in worst)})
 
 

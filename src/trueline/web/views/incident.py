@@ -282,6 +282,7 @@ def _drawn(watched: WatchedRun, incident: Incident, report: CheckReport) -> tupl
     first, last = report.judged.steps
     ends = [report.findings[index].step_last for index in incident.findings]
     end = max((step for step in ends if step is not None), default=incident.step_first)
+    # so that a short incident is seen between healthy steps
     margin = max(int((end - incident.step_first) * _MARGIN), 20)
     return max(first, incident.step_first - margin), min(last, end + margin)
 
