@@ -1,5 +1,6 @@
 """Laws enter by their folder; one that is broken is said in a sentence, and the others are used."""
 
+import shutil
 import sys
 import types
 from dataclasses import replace
@@ -20,6 +21,8 @@ from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding
 from trueline.schema.law import Code, Law, broken_laws, codes, facts_of, installed_laws
 from trueline.store import rows
+from trueline.store.log.earlier_start import seal_leftover
+from trueline.store.log.sealed_tables import tables_of
 from trueline.store.verify import verify
 
 CHECK = '''"""Losses are written in ink.
@@ -276,6 +279,20 @@ def test_columns_of_a_law_that_is_not_installed_are_read_past(folder, entry, tmp
         run.column("ink_left")
     assert "ink-dries" not in trueline.check(run).checks_run
     watch.close()
+
+
+def test_columns_stay_in_a_run_that_a_start_without_their_law_takes_over(folder, entry, tmp_path):
+    folder(declared__py=COLUMNS, ink_dries__py=READS, probe__py=MEASURES)
+    watch, step = training(tmp_path / "run")
+    step()
+    killed = shutil.copytree(tmp_path / "run", tmp_path / "killed")
+    watch.close()
+    entry.remove()
+    for table_of_rank in tables_of(0):
+        seal_leftover(str(killed), table_of_rank)
+    assert not trueline.open_run(killed).unclosed
+    entry("ink", "ink.declared")
+    assert trueline.open_run(killed).column("ink_colour").to_pylist() == ["blue"]
 
 
 @pytest.mark.parametrize(
