@@ -199,9 +199,7 @@ class History:
         """Operands of roots; with ``explained`` as if they differed by no more than rounding explains."""
         if not explained:
             return [self._values[root].operand for root in roots]
-        return [
-            replace(seen_value.operand, rel=seen_value.explained) for seen_value in map(self._values.__getitem__, roots)
-        ]
+        return [replace(seen_value.operand, rel=seen_value.explained) for seen_value in self._seen_values(roots)]
 
     def _is_gradient(self, value: Value) -> bool:
         """Tell whether a row of the backward pass is a gradient; calls that run in backward have arguments."""
@@ -237,6 +235,9 @@ class History:
 
     def _is_leaf(self, value: Value) -> bool:
         return value.site.name in self._leaves
+
+    def _seen_values(self, roots: Sequence[int]) -> list[SeenValue]:
+        return [self._values[root] for root in roots]
 
     def _params_in(self, module: str) -> Iterator[tuple[str, int]]:
         """Names and roots of the parameters of a module and of modules in it."""
