@@ -135,6 +135,7 @@ class Attachment:
             return
         if id(module) in self._fruitless:
             return
+        # the first call since the last update is that of the whole model, not of a part
         if self._outermost is None and module.training:
             self._outermost = weakref.ref(module)
         if not module.training:
@@ -145,6 +146,7 @@ class Attachment:
         if model is None:
             self._look(module)
             if self._run_path or not module.training:
+                # asked once until the next update: a part of a model is called thousands of times
                 self._fruitless.add(id(module))
             return
         if not module.training:

@@ -97,11 +97,13 @@ def collect(
     sides = sides_of(sources)
     into = open_target(dst, [side.root for side in sides if side.is_local])
     work = Work(Budget(max_bytes_per_s), reads_again)
+    # the Run of the first group has no suffix and comes first
     for suffix in sorted({side.suffix for side in sides}):
         alike = [side for side in sides if side.suffix == suffix]
         target = Side(f"{os.fspath(dst).rstrip('/')}{suffix}") if suffix else into
         for folder in sorted({folder for side in alike for folder in side.folders}):
             collect_run([side.at(folder) for side in alike if folder in side.folders], target.at(folder), work)
+    # as it was listed before anything was copied
     into = into.fresh()
     ranks, unclosed = into.ranks, into.unclosed
     for suffix in sorted({side.suffix for side in sides if side.suffix}):

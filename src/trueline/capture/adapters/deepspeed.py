@@ -114,6 +114,7 @@ class DeepSpeedAdapter(HookingAdapter):
         with self._guard("gradients"):
             gradient = self._unscaled(param.grad)
             pair = (param, in_shards(gradient, self.mesh.shards) if self.mesh.shards > 1 else gradient)
+            # where ``.grad`` holds the earlier micro-batches already, it is their sum and replaces them
             probe.see("local", [pair], add=id(param) not in self._accumulated)
 
     def _unscaled(self, gradient: Tensor) -> Tensor:
@@ -162,6 +163,7 @@ class _Updates:
 
     def remove(self) -> None:
         """Put the original back."""
+        # somebody may have put another in its place since, which calls this one
         if self._engine.__dict__.get("_take_model_step") is self._replacement:
             del self._engine._take_model_step
 
@@ -172,6 +174,7 @@ def _engine_of(model: nn.Module) -> Any:
     if kind is None or is_engine(model):
         return model if kind is not None else None
     inside = unwrap(model)
+    # by the type and not by isinstance, which a proxy could answer
     engines = (engine for engine in gc.get_objects() if issubclass(type(engine), kind))
     return next((engine for engine in engines if engine.__dict__.get("optimizer") and unwrap(engine) is inside), None)
 

@@ -72,6 +72,7 @@ def _print_tolerance(console: Console, tolerance: Tolerance, target: str) -> Non
         if floors:
             largest, site = max(floors)
             middle = sorted(floor for floor, _ in floors)[len(floors) // 2]
+            # Runs that are equal differ nowhere in particular
             where = f" at {site}" if largest else ""
             say(f"Step {step}: they differ by {middle:.2g} in the median, by {largest:.2g} at most{where}.")
     _print_kinds(console, tolerance)

@@ -124,6 +124,7 @@ def _story(document: dict[str, Any]) -> list[str]:
 
 def _text(value: Any, key: str = "") -> str:
     """A value as it may stand behind ``--set KEY=``."""
+    # as --set takes it, so that it can be copied from here
     if key == "steps":
         return ":".join("" if step is None else str(step) for step in value)
     if value is None:

@@ -203,6 +203,7 @@ def _with_gradients(shared: HeldAlike, finding: Finding) -> Finding:
         if (gradient := find_scaled_gradient(shared.runs, ranks)) is not None
     ]
     scaled = min(gradients, key=lambda gradient: gradient.step, default=None)
+    # gradients of a step after the last difference explain none
     if scaled is None or scaled.step > (finding.step_last or 0):
         return finding
     claim = (
@@ -231,6 +232,7 @@ def _findings_of_replicas(run: Run) -> list[Finding]:
         kind: _drifts(run.env, kind, replicas[kind], _digests_by_step(run, _COLUMN[kind])) for kind in measured
     }
     findings = [_with_states(run, _finding(kind, drifts)) for kind, drifts in drifts_of.items() if drifts]
+    # replicas that differed in training also differ at the end: one finding says both
     if not drifts_of.get("parameter"):
         findings += _findings_at_the_end(run, replicas["parameter"])
     return findings + own_params
@@ -261,6 +263,7 @@ def _replica_sets(run: Run, kind: TensorKind) -> list[_Replicas]:
     for rank in run.ranks:
         if rank in run.env:
             env = run.env[rank]
+            # buffers may be shared by other ranks than parameters, as where only these are cut
             by_key[env.buffer_key or env.replica_key if kind == "buffer" else env.replica_key].append(rank)
             by_whole[tuple(env.whole)].append(rank)
     sets = [_Replicas(tuple(ranks)) for ranks in by_key.values()]
@@ -359,6 +362,7 @@ def _differ(digests: list[NDArray[Any]]) -> bool:
 def _differing(digests_NP: NDArray[Any]) -> NDArray[np.bool_]:
     """[P] parameters of which any two ranks that hold them hold different values."""
     held_NP = digests_NP != NOT_HELD
+    # what a rank does not hold takes part in neither extreme
     low = np.where(held_NP, digests_NP, np.iinfo(np.uint64).max).min(axis=0)
     return np.asarray(np.where(held_NP, digests_NP, 0).max(axis=0) > low, dtype=np.bool_)
 
@@ -374,6 +378,7 @@ def _odd_ranks_and_names(
     first_env = env[next(iter(digests_of))]
     names = param_names(first_env) if kind == "parameter" else first_env.buffers
     first_digests = {rank: int(digests[different[0]]) for rank, digests in digests_of.items()}
+    # the first parameter that differs: later ones follow from it
     odd = odd_ranks({rank: digest for rank, digest in first_digests.items() if digest != NOT_HELD})
     return odd, tuple(names[index] if index < len(names) else f"#{index}" for index in different)
 
@@ -385,6 +390,7 @@ def _finding(kind: TensorKind, drifts: list[_Drift], *, at_end: bool = False) ->
     ranks = tuple(sorted({rank for drift in earliest for rank in drift.ranks}))
     names = tuple(dict.fromkeys(name for drift in earliest for name in drift.names))
     equal_steps = [drift.equal_at for drift in earliest if drift.equal_at is not None]
+    # the interval has to hold for all groups that differ
     equal_at = min(equal_steps) if len(equal_steps) == len(earliest) else None
     moment = f"before the update of step {step}" if equal_at is None else f"before that of step {step}"
     if at_end:

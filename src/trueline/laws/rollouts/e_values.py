@@ -59,6 +59,7 @@ FLAT_BETS: tuple[float, ...] = (0.03, 0.1, 0.25)
 
 def mean_above_one(x_N: Floats, slack_N: Floats) -> Floats:
     """[N, B] logs of bets that X is above 1 on average."""
+    # a bet may lose all but never more, or the log would not exist
     return np.log1p(np.multiply.outer(x_N - 1 - LEAST - slack_N, HIGH_BETS).clip(-0.999))
 
 
@@ -78,6 +79,7 @@ def sharper(d_N: Floats, surprise_N: Floats, entropy_N: Floats, varentropy_N: Fl
     """[N, B] logs of bets that tokens are likelier under p than their recorded distribution lets them be."""
     bets = np.asarray(SHARP_BETS)
     reach_NB = np.multiply.outer(np.maximum(entropy_N, 1e-6), bets)
+    # what the bet gains on average in healthy sampling, bounded by Bennett's inequality
     charge_NB = varentropy_N[:, None] * bets**2 * _bennett(reach_NB)
     return (entropy_N - surprise_N)[:, None] * bets - charge_NB - d_N[:, None]
 
@@ -101,6 +103,7 @@ def most_varentropy(words: Any) -> float:
 
 def _bennett(x: Floats) -> Floats:
     """(e^x - 1 - x) / x², which is 1/2 at 0."""
+    # the difference of nearly equal numbers would lose all digits
     small = np.abs(x) < 1e-3
     safe = np.where(small, 1.0, x)
     return np.where(small, 0.5 + x / 6, (np.expm1(safe) - safe) / safe**2)

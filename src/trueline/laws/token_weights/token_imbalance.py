@@ -183,6 +183,7 @@ def judge(
         if imbalance is None:
             continue
         weighting = _weighting_since(series, imbalance, loss_is_local=loss_is_local)
+        # each token counts alike then, whatever the counts are
         if weighting.averaging == "by tokens":
             continue
         if weighting.averaging is None or not reduction_known:
@@ -212,6 +213,7 @@ def _persistent_imbalance(series: WorkerSeries, budget: AlarmBudget, members: tu
         for m, alarm in enumerate(alarms)
         if alarm is not None
     ]
+    # a small imbalance that lasts is certain to be found, and worth nothing
     large = [imbalance for imbalance in imbalances if imbalance.large]
     return max(large, key=lambda imbalance: imbalance.alarm.log_height) if large else None
 
@@ -220,6 +222,7 @@ def _wild_imbalance(series: WorkerSeries, budget: AlarmBudget, members: tuple[in
     """Counts that are so unequal at each step that the update is noisier than it need be."""
     factors_T = noise_factors(counts_among(series, members))
     rows = np.flatnonzero(np.isfinite(factors_T)).astype(np.int64)
+    # the level is shared with the persistent kind, which is asked of each group too
     among = 2 * len(comparable_groups(series))
     log_e_RB = log_noise_e_values(factors_T[rows]) / dependence_among(series, "tokens", members).ratio
     alarm = alarm_of(log_e_RB, threshold=budget.log_threshold("tokens", among=among))
@@ -276,6 +279,7 @@ def _finding(
     distances = np.abs(np.log(imbalance.weights))
     worst = int(np.argmax(distances))
     ranks = tuple(rank for rank, distance in zip(compared, distances, strict=True) if distance >= math.log(LARGE))
+    # wild counts are nobody's in particular
     ranks = ranks if imbalance.persistent else compared
     first = int(imbalance.steps[0])
     return Finding(

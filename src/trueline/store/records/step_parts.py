@@ -127,12 +127,14 @@ def encode_records(batches: list[pa.RecordBatch]) -> bytes:
     keys = [to_numpy(table["step"]), to_numpy(table["row"])]
     if names_T is not None:
         keys.append(_ranks(names_T if pa.types.is_dictionary(names_T.type) else names_T.dictionary_encode()))
+    # the last key is the first to sort by
     order = np.lexsort(keys)
     return encode_part(table.take(from_numpy(order)), dictionary=_DICTIONARY_LEAVES)
 
 
 def latest(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     """Of batches of one step each, oldest first, the last of every step."""
+    # a step that was recorded again after a restart replaces the first
     return list({batch["step"][0].as_py(): batch for batch in batches}.values())
 
 
@@ -142,10 +144,12 @@ def _batch(columns: dict[str, pa.Array]) -> pa.RecordBatch:
 
 
 def _equal(before: Sequence[Any], now: Sequence[Any]) -> bool:
+    # the recorder hands over the very lists of the step before where nothing changed
     if before is now:
         return True
     if isinstance(before, np.ndarray) or isinstance(now, np.ndarray):
         return np.array_equal(before, now)
+    # an equal list of another type may be another type in Arrow
     return type(before) is type(now) and bool(before == now)
 
 
@@ -161,6 +165,7 @@ def _measured(records: StepRecords, num_rows: int) -> dict[str, pa.Array]:
         for name, values_R, missing_R in zip(STAT_NAMES, values_SR, missing_SR, strict=True):
             kind = RECORD_SCHEMA.field(name).type
             if pa.types.is_integer(kind):
+                # counts are whole numbers: NaN stands for one that was not taken
                 absent_R = unmeasured_R | ~np.isfinite(values_R)
                 columns[name] = from_numpy(np.where(absent_R, 0, values_R).astype(np.int64), absent_N=absent_R)
             else:

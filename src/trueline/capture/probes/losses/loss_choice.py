@@ -67,6 +67,7 @@ def choose(
     sums_M2 = _token_sums(trained_M3, returned_M3, agrees=agrees)
     if sums_M2 is None:
         sums_M2 = _multiplied(trained_M3, returned_M3, workers=workers, rel=rel)
+    # a loss per token is the only one that ranks with other numbers of tokens can be compared by
     if sums_M2 is not None and sums_M2[:, 1].sum() > 0:
         return _per_token(trained, sums_M2, rel=rel, step=step, is_models=agrees)
     parts = (trained_M3[:, 0] * len(trained_M3)).tolist()
@@ -128,7 +129,9 @@ def _multiplied(trained_M3: Array, returned_M3: Array, *, workers: int, rel: flo
     if count <= 0 or not (times_M > 0).all() or not np.allclose(times_M, times_M[0], rtol=rel, atol=0):
         return None
     own_mean = float(returned_M3[:, 1].sum()) / count
+    # divided by micro-batches, as it is, or times the workers: whichever explains most of it
     factor = min((float(times_M[0]) / unit for unit in (1 / len(losses), 1, workers)), key=_distance)
+    # a scale of float16 is no weight of the tokens
     if factor >= LOSS_SCALE or _distance(float(trained_M3[:, 0].sum()) / own_mean) < _distance(factor):
         return None
     return returned_M3[:, 1:] * (factor, 1.0)
@@ -173,6 +176,7 @@ def _scale(trained: float, loss: float, rel: float) -> float | None:
     ratio = trained / loss if loss else math.nan
     if not math.isfinite(ratio) or ratio < LOSS_SCALE * (1 - rel):
         return None
+    # loss scales are powers of two, so that nothing is rounded by them
     nearest = 2.0 ** round(math.log2(ratio))
     return nearest if math.isclose(ratio, nearest, rel_tol=rel) else None
 

@@ -110,6 +110,7 @@ def backward_arguments(num_gradients: int) -> str:
 def measured(leaf: Leaf) -> Measured:
     """The numbers that msProbe took of a tensor, and its checksum as fingerprint."""
     dtype = str(leaf["dtype"])
+    # real and imaginary parts are numbers of their own
     count = math.prod(leaf["shape"]) * (2 if "complex" in dtype else 1)
     fingerprint = _checksum(leaf.get("md5"))
     low, high = _number(leaf.get("Min")), _number(leaf.get("Max"))
@@ -117,6 +118,7 @@ def measured(leaf: Leaf) -> Measured:
         return Measured(count, None, fingerprint, None if fingerprint is not None else NO_NUMBERS)
     if "complex" in dtype:
         return Measured(count, None, fingerprint, MAGNITUDES)
+    # msProbe's mean and norm are then over all elements, and say nothing of the finite ones
     if not (math.isfinite(low) and math.isfinite(high)):
         return Measured(count, UNKNOWN, fingerprint, NOT_FINITE.format(Max=high, Min=low))
     mean, norm = _number(leaf.get("Mean")), _number(leaf.get("Norm"))
