@@ -25,7 +25,7 @@ _LEAST_RELEVANT = 4
 _MAX_ONE_SIDED = 4
 """Calls of one run only that are named on a terminal."""
 _MAX_IN_FILE = 24
-"""The same in a file, which names their modules where there are more."""
+"""Most of them in a file, which names their modules where there are more."""
 
 _STATUS = {"out": "bold red", "suspect": "bold yellow", "clear": "bold green", "unknown": "bold"}
 _JUDGEMENT = {"beyond": "red", "propagated": "yellow", "within": "blue", "equal": "green", "not-comparable": "dim"}

@@ -18,7 +18,7 @@ _PASSED_ON = (
 )
 
 _ENDING = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
-"""What is sent to a job that is to end."""
+"""Signals that are sent to a job that is to end."""
 
 _PR_SET_PDEATHSIG = 1
 """prctl(2)."""
@@ -86,7 +86,7 @@ def _spawn(program: str, words: Sequence[str], environ: Mapping[str, str], befor
 
 
 def _ender() -> Callable[[], object]:
-    """What makes the kernel send SIGKILL to the process that calls it when the parent of that is gone."""
+    """A function that makes the kernel send SIGKILL to the process that calls it when the parent of that is gone."""
     if sys.platform != "linux":
         return lambda: None
     prctl = ctypes.CDLL(None).prctl

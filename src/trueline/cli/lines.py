@@ -1,4 +1,4 @@
-"""Where verbs print: wrapped to a terminal, and neither wrapped nor padded where a program or a file reads."""
+"""Consoles of verbs: wrapped to a terminal, and neither wrapped nor padded where a program or a file reads."""
 
 from __future__ import annotations
 

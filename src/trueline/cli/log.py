@@ -1,4 +1,4 @@
-"""What is printed to a log, where no terminal is: no line of it is a command to what reads the log."""
+"""Print to a log, where no terminal is, so that no line is a command to what reads the log."""
 
 from __future__ import annotations
 

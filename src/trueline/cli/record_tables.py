@@ -59,14 +59,14 @@ def print_sites(rows: list[dict[str, Any]]) -> None:
 
 
 def _facts(row: dict[str, Any]) -> list[str]:
-    """What the value is: dtype, shape and why it has no numbers of its own."""
+    """Facts of the value: dtype, shape and why it has no numbers of its own."""
     shape = "" if row["shape"] is None else "x".join(map(str, row["shape"])) or "scalar"
     reference = "" if row["same_as"] is None else f"same as row {row['same_as']}"
     return [fact for fact in (row["dtype"], shape, row["flags"], reference, row["note"]) if fact]
 
 
 def _numbers(row: dict[str, Any]) -> list[str]:
-    """What was measured of it."""
+    """Numbers that were measured of the value."""
     numbers = [f"{name} {row[name]:.6g}" for name in ("min", "max", "mean", "rms") if row[name] is not None]
     if row["nan"] is not None:
         infinite = row["pos_inf"] + row["neg_inf"]

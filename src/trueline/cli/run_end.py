@@ -71,7 +71,7 @@ def keep_end(run_path: str, ended: Ended, *, before: Stamps) -> None:
 
 
 def watched(run_path: str, *, before: Stamps, unseen: str = "", status: int = 0, began: bool = False) -> str:
-    """What the command left at ``run_path``, in one line, and the next command; ``before`` is what was there already,
+    """A line on what the command left at ``run_path``, and the next command; ``before`` is what was there already,
     ``unseen`` why a process of the command was not watched, ``status`` what ``os.waitpid`` gave at the command's end,
     ``began`` whether one of its processes was.
     """
@@ -97,7 +97,7 @@ def watched(run_path: str, *, before: Stamps, unseen: str = "", status: int = 0,
 
 
 def _early_end(status: int) -> str:
-    """How a command ended that did not end well."""
+    """A sentence on a command that did not end well; '' for one that did."""
     code = os.waitstatus_to_exitcode(status)
     by_signal = -code if code < 0 else code - 128  # as shells, `timeout` and torchrun tell of it
     if by_signal in {*signal.Signals}:

@@ -1,4 +1,4 @@
-"""What the verbs of `trueline trial` that run a job again have in common: progress, and the screen."""
+"""Progress and screen of the verbs of `trueline trial` that run a job again."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _interrupt(number: int, frame: Any) -> None:
 
 
 def _print_answer(answer: TrialAnswer, means: Mapping[str, str]) -> None:
-    """What it says, what to do, and the runs behind it."""
+    """Print the answer, what to do next, and the runs behind it."""
     from rich.padding import Padding
     from rich.text import Text
 

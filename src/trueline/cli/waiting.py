@@ -41,5 +41,5 @@ def waiting(activity: str) -> Iterator[Callable[[str], None]]:
 
 
 def on_terminal() -> bool:
-    """Whether standard error is a terminal, whatever colours a log is asked to have."""
+    """True if standard error is a terminal, whatever colours a log is asked to have."""
     return sys.stderr.isatty()

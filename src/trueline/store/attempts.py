@@ -1,4 +1,4 @@
-"""How a restarted job continues the Run of its earlier start; ``store/timeline.py`` says which steps are whose."""
+"""Let a restarted job continue the Run of its earlier start; ``store/timeline.py`` says which steps are whose."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What is at ``run`` now: of ``world_size`` ranks (None: rank 0's files, which say so, are not there yet) these,
+    """State of ``run`` now: of ``world_size`` ranks (None: rank 0's files, which say so, are not there yet) these,
     and of which ``unclosed`` were still being written, or killed. ``copied`` files of ``copied_bytes`` were not there
     before, or not as they are now. ``problems`` has a line for each thing that is not as it should be.
     """
@@ -151,7 +151,7 @@ def follow_until(
 
 
 def ended(sources: Sequence[str]) -> bool:
-    """Whether ranks wrote to all of ``sources``, and none writes there any more."""
+    """True if ranks wrote to all of ``sources``, and none writes there any more."""
     try:
         sides = sides_of(sources)
     except RunError:

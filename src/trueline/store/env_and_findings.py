@@ -24,7 +24,9 @@ _FINDING_KEYS = frozenset(field.name for field in fields(Finding))
 
 
 def read_env(fs: AbstractFileSystem, root: str, problems: list[Problem]) -> dict[int, RankEnv]:
-    """What each rank said about itself; ``problems`` names files that are damaged and keys that are unknown."""
+    """Environments by rank, as each rank left its own; ``problems`` names files that are damaged and keys that are
+    unknown.
+    """
     env: dict[int, RankEnv] = {}
     for name in names_in(fs, posixpath.join(root, file_names.ENV_DIR)):
         rank = file_names.env_rank(name)
@@ -41,7 +43,7 @@ def read_env(fs: AbstractFileSystem, root: str, problems: list[Problem]) -> dict
 
 
 def env_of(data: bytes) -> RankEnv:
-    """What a file under ``env/`` says. Raises ``ValueError``."""
+    """The environment in a file under ``env/``. Raises ``ValueError``."""
     try:
         return RankEnv.model_validate(decode(data)[0])
     except ValidationError as error:
@@ -50,7 +52,7 @@ def env_of(data: bytes) -> RankEnv:
 
 
 def read_findings(fs: AbstractFileSystem, root: str, problems: list[Problem]) -> list[Finding]:
-    """What live checks said, in order per rank; lines that are damaged are named in ``problems``."""
+    """Findings of live checks, in order per rank; lines that are damaged are named in ``problems``."""
     findings: list[Finding] = []
     for name in filter(lambda name: file_names.findings_rank(name) is not None, names_in(fs, root)):
         try:

@@ -33,7 +33,7 @@ _NAME = re.compile(r"[0-9a-f]{8}-[0-9]+\.bin")
 
 
 def read_judged(path: str) -> dict[str, Any] | None:
-    """What is kept in the Run at ``path``; None where there is nothing, or not what was written."""
+    """Results that are kept in the Run at ``path``; None where there is nothing, or not what was written."""
     if "://" in path:
         return None
     try:
@@ -87,5 +87,5 @@ def restored(path: str, dtype: str, shape: Sequence[int], content: str) -> NDArr
 
 
 def is_whole(name: str, data: Any) -> bool:
-    """Whether the file of an array holds what its ``name`` says."""
+    """True if the file of an array holds what its ``name`` says."""
     return name == f"{zlib.crc32(data):08x}-{memoryview(data).nbytes}.bin"

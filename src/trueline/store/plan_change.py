@@ -40,5 +40,5 @@ def _require_running(run: Run) -> None:
 
 
 def _current_keys(plan: dict[str, Any]) -> dict[str, Any]:
-    """What of a Plan that another version wrote has a meaning here."""
+    """Keys of a Plan of another version that have a meaning here."""
     return {key: value for key, value in plan.items() if key in Plan.model_fields}

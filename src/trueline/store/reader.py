@@ -124,7 +124,7 @@ class Run(RecordedSteps, Shown):
 
     @property
     def parts(self) -> PartFiles:
-        """What was read of sealed parts, for the next Run that is opened at this path."""
+        """Sealed parts as they were read, for the next Run that is opened at this path."""
         return self._pieces.files
 
     @property
@@ -237,7 +237,7 @@ class Run(RecordedSteps, Shown):
         return self._pieces.ends(self.ranks[0]) if self.ranks else np.zeros(0, dtype=np.int64)
 
     def has(self, column: str) -> bool:
-        """Whether a column was measured at any step, which no more is read for than the first that tells."""
+        """True if a column was measured at any step, which no more is read for than the first that tells."""
         require_column(column, worker_schema().names)
         if column in self._columns:
             return self._columns[column].null_count < len(self._columns[column])
@@ -309,7 +309,7 @@ class Run(RecordedSteps, Shown):
         return lengths[lengths >= 0].tolist()
 
     def num_rows(self, *, before: int) -> dict[int, int]:
-        """How many rows each rank has of steps before ``before``."""
+        """Number of rows of each rank at steps before ``before``."""
         return self._rows.counts(before)
 
     def texts(self, column: str) -> dict[tuple[int, int], str]:

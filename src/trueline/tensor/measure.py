@@ -65,7 +65,7 @@ def unmeasurable(x: Tensor) -> str | None:
 
 
 def _wraps(x: Tensor) -> bool:
-    """Whether the subclass intercepts operators: then its own memory says nothing."""
+    """True if the subclass intercepts operators: then its own memory says nothing."""
     dispatch: Any = getattr(type(x), "__torch_dispatch__", None)
     return dispatch is not None and dispatch is not getattr(Tensor, "__torch_dispatch__", None)
 

@@ -32,7 +32,7 @@ class _Memory:
 
 
 def is_held(x: Tensor) -> bool:
-    """Whether memory holds all elements of a strided ``x``: not where its storage was resized (FSDP frees parameters
+    """True if memory holds all elements of a strided ``x``: not where its storage was resized (FSDP frees parameters
     that it had gathered), nor for a zero that torch makes without any.
     """
     num = x.numel()
@@ -45,7 +45,7 @@ def is_held(x: Tensor) -> bool:
 
 
 def is_readable(x: Tensor) -> bool:
-    """Whether ``x`` has bits of its own in memory, at strides: not a sparse, nested, meta or functional tensor, one
+    """True if ``x`` has bits of its own in memory, at strides: not a sparse, nested, meta or functional tensor, one
     that wraps others, or one whose memory was freed.
     """
     dispatch: Any = getattr(type(x), "__torch_dispatch__", None)
@@ -62,12 +62,12 @@ def is_readable(x: Tensor) -> bool:
 
 
 def is_of_functorch(x: Tensor) -> bool:
-    """Whether it is a tensor of torch.func, which has its values in others."""
+    """True if it is a tensor of torch.func, which has its values in others."""
     return bool(_torch._C._functorch.is_functorch_wrapped_tensor(x))
 
 
 def is_functional(x: Tensor) -> bool:
-    """Whether it is a tensor of functionalization, which has no values that can be read."""
+    """True if it is a tensor of functionalization, which has no values that can be read."""
     return bool(_torch._is_functional_tensor(x))
 
 

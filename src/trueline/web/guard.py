@@ -78,7 +78,7 @@ class Guard:
         return HTTPStatus.FORBIDDEN, "The token is missing or wrong. Use the address that `trueline view` printed."
 
     def is_own(self, host: str) -> bool:
-        """Whether a header ``Host`` (name or address, and maybe a port) may mean this server."""
+        """True if a header ``Host`` (name or address, and maybe a port) may mean this server."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
@@ -93,7 +93,7 @@ class Guard:
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine can reach a server at ``host``."""
+    """True if only this machine can reach a server at ``host``."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -87,12 +87,12 @@ class WatchedRun:
 
     @property
     def live(self) -> bool:
-        """Whether the job may still write: ranks have not closed the Run."""
+        """True if the job may still write: ranks have not closed the Run."""
         return bool(self.run.unclosed) and not self.read_failure
 
     @property
     def is_judging(self) -> bool:
-        """Whether a judgement is under way."""
+        """True if a judgement is under way."""
         return self._judging is not None
 
     @property

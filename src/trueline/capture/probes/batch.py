@@ -32,7 +32,7 @@ MAX_SHAPES = 8
 LEAST_ELEMENTS = 8
 """Elements of a sample from which on all of them are zero by more than chance."""
 IGNORE_INDEX = -100
-"""What torch's cross entropy and Hugging Face leave out of the loss by default."""
+"""The label that torch's cross entropy and Hugging Face leave out of the loss by default."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -342,5 +342,5 @@ def _function_of_torch() -> str:
 
 
 def _is_capturing() -> bool:
-    """Whether a CUDA graph is captured, when states of generators cannot be read."""
+    """True if a CUDA graph is captured, when states of generators cannot be read."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

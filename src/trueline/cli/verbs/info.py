@@ -117,7 +117,7 @@ def _width(name: str, values: list[Any]) -> int:
 
 
 def _fitting(widths: list[int], room: int) -> int:
-    """How many columns, from the first on and at least one, fit into so many characters with their frames."""
+    """Number of columns, from the first on and at least one, that fit into so many characters with their frames."""
     ends = [sum(widths[: count + 1]) + 3 * (count + 1) + 1 for count in range(len(widths))]
     return max(sum(end <= room for end in ends), 1)
 

@@ -48,7 +48,7 @@ def command(
 
 
 def _document(run: Run, path: str) -> dict[str, Any]:
-    """What `--json` prints; ``asked`` are the keys of plan.json that have another value than the Plan in force, and
+    """The document of `--json`; ``asked`` are the keys of plan.json that have another value than the Plan in force, and
     ``refused`` says why they cannot be taken up.
     """
     from trueline.schema.files.run_manifest import SCHEMA_VERSION
@@ -70,7 +70,7 @@ def _document(run: Run, path: str) -> dict[str, Any]:
 
 
 def _changes_asked(in_force: Plan, path: str) -> tuple[dict[str, Any], str | None]:
-    """What the plan file asks for beyond what is in force, and why that cannot be; nothing where there is no file."""
+    """Keys that plan.json asks for beyond what is in force, and why that cannot be; none where there is no file."""
     from trueline.schema.errors import PlanError
     from trueline.schema.files.plan_files import read_changes
 

@@ -122,7 +122,7 @@ def _document(
     difference: float | None,
     answer: OrderJudgement | None,
 ) -> dict[str, Any]:
-    """What `--json` prints; ``answer`` is null without ``--difference``, ``explained`` where it cannot be decided."""
+    """Document of `--json`; ``answer`` is null without ``--difference``, ``explained`` where it cannot be decided."""
     from dataclasses import asdict
 
     from trueline.schema.files.run_manifest import SCHEMA_VERSION

@@ -145,7 +145,7 @@ def check(run: Run) -> list[Finding]:
 
 
 def _follows_params(averaging: Averaging) -> bool:
-    """Whether it follows parameters that stay from the update on."""
+    """True if it follows parameters that stay from the update on."""
     return averaging.gap != "update" and not all(piece.is_buffer for piece in averaging.pieces)
 
 
@@ -162,7 +162,7 @@ def _findings(history: Sequence[Averaging]) -> list[Finding]:
 
 
 def _behaves_as_average(history: Sequence[Averaging]) -> bool:
-    """Whether a module that nobody declared is an average by what it does: it moves between updates, in several
+    """True if a module that nobody declared is an average by what it does: it moves between updates, in several
     samples, each time to the model, and no optimizer holds it.
     """
     moving = [averaging for averaging in history if averaging.moves]
@@ -355,7 +355,7 @@ def _rank_findings(history: Sequence[Averaging]) -> list[Finding]:
 
 
 def _differs_from(piece: Piece, first: Piece) -> bool:
-    """Whether averages of the same weights differ."""
+    """True if averages of the same weights differ."""
     if piece.after.shape != first.after.shape or not (piece.model == first.model).all():
         return False
     return bool((piece.after != first.after).any())

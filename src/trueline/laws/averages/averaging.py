@@ -52,12 +52,12 @@ class Piece:
 
     @property
     def moves(self) -> bool:
-        """Whether an element of the average is another one."""
+        """True if an element of the average is another one."""
         return bool((self.before != self.after).any())
 
     @property
     def is_finite(self) -> bool:
-        """Whether all elements are."""
+        """True if all elements are."""
         arrays = (self.before, self.after, self.model, self.earlier_model)
         return all(bool(np.isfinite(array).all()) for array in arrays)
 
@@ -131,7 +131,7 @@ class Averaging:
 
     @property
     def moves(self) -> bool:
-        """Whether a parameter of the average moves."""
+        """True if a parameter of the average moves."""
         return any(piece.moves for piece in self.params)
 
 

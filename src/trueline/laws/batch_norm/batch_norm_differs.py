@@ -127,7 +127,7 @@ def check(run: Run) -> list[Finding]:
 
 
 def _is_poisoned(norm_pass: NormPass) -> bool:
-    """Whether statistics have no finite number, and the batch has."""
+    """True if statistics have no finite number, and the batch has."""
     # NaN and infinity stay in a running average: batches that are finite do not mend it.
     old, new = np.concatenate(norm_pass.before[1:]), np.concatenate(norm_pass.after[1:])
     finite = bool(np.isfinite(norm_pass.sums).all() and np.isfinite(norm_pass.squares).all())

@@ -178,7 +178,7 @@ def _multiplied_calls(calls: Sequence[ClipCall]) -> list[ClipCall]:
 
 
 def _gradients_stay(call: ClipCall) -> bool:
-    """Whether gradients, not all of them zero, are still as the call had left them."""
+    """True if gradients, not all of them zero, are still as the call had left them."""
     stay = all(np.array_equal(after, at_next) for after, at_next in zip(call.after, call.used, strict=True))
     return stay and any(np.any(values) for values in call.after)
 
@@ -236,7 +236,7 @@ def _disagreements(run: Run, calls: Sequence[ClipCall]) -> Iterator[list[ClipCal
 
 
 def _on_one_gradient(calls: Sequence[ClipCall]) -> bool:
-    """Whether these calls of several ranks were given the same gradient, or shards of one."""
+    """True if these calls of several ranks were given the same gradient, or shards of one."""
     first = calls[0]
     if any((call.names, call.num_grads) != (first.names, first.num_grads) for call in calls):
         return False

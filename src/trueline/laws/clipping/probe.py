@@ -262,7 +262,7 @@ class ClippingProbe:
 
 
 def _versions(call: _Call) -> list[int]:
-    """How often each gradient was written to."""
+    """Number of times that each gradient was written to."""
     return [
         getattr(g, "_local_tensor", g)._version
         for param_slice in call.slices

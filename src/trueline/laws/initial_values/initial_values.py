@@ -114,12 +114,12 @@ def _params_of_rank(run: Run, rank: int, row: Array) -> InitialParams:
 
 
 def is_drawn(value: InitialValues) -> bool:
-    """Whether there are different values, beyond the rounding of their mean."""
+    """True if there are different values, beyond the rounding of their mean."""
     return value.looked > 1 and value.spread > 1e-12 * value.largest
 
 
 def look_fresh(params: InitialParams) -> bool:
-    """Whether the matrices look drawn at random and not yet trained: a mean of zero and a kurtosis between those of a
+    """True if the matrices look drawn at random and not yet trained: a mean of zero and a kurtosis between those of a
     uniform and a normal distribution, within the sampling error. Training gives most of them longer tails.
     """
     fresh = [
@@ -137,7 +137,7 @@ def _is_fresh(value: InitialValues) -> bool:
 
 
 def is_garbage(value: InitialValues, params: InitialParams) -> bool:
-    """Whether nothing has filled it: no weight is as large, and none that was drawn as small. Weights that were trained
+    """True if nothing has filled it: no weight is as large, and none that was drawn as small. Weights that were trained
     and decayed may be.
     """
     return value.largest > HUGE or (_has_odd_numbers(value) and look_fresh(params))

@@ -1,4 +1,4 @@
-"""What the parameters are before the first update, in a few numbers each."""
+"""Summarise the parameters before the first update, in a few numbers each."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def _tensors_by_rank(run: Run) -> dict[int, Tensors]:
 
 
 def _changes(fact: InputFact, values: Mapping[int, InputValue]) -> bool:
-    """Whether it is an input with another content at most steps."""
+    """True if it is an input with another content at most steps."""
     digests = {value.digest for value in values.values()}
     return not fact.is_target and len(values) >= MIN_STEPS and len(digests) >= CHANGING * len(values)
 
@@ -268,7 +268,7 @@ def _constants(tensors: Tensors, changing: Sequence[InputFact]) -> Iterator[tupl
 
 
 def _is_condition(fact: InputFact) -> bool:
-    """Whether it is one number for each of several samples."""
+    """True if it is one number for each of several samples."""
     name = fact.name.lower()
     return (
         bool(name)

@@ -83,6 +83,6 @@ def _zero_flags(run: Run, shares: Mapping[tuple[int, int], float]) -> dict[tuple
 
 
 def _is_inside(zero_B: NDArray[np.bool_]) -> bool:
-    """Whether a sample that is not zero comes after one that is."""
+    """True if a sample that is not zero comes after one that is."""
     positions = np.flatnonzero(zero_B)
     return bool(len(positions)) and bool(np.any(~zero_B[positions[0] :]))

@@ -37,7 +37,7 @@ of which inputs and outputs are known."""
 NUM_WEIGHTS, NUM_ELEMENTS = 4, 4096
 """Parameters of a model, and first elements of each, that show whether it moves."""
 _UNHOOKED = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
-"""What computes by another kernel in evaluation mode if one of its parts has a hook."""
+"""Modules that compute by another kernel in evaluation mode if one of its parts has a hook."""
 
 Inputs = list["weakref.ref[Tensor]"]
 

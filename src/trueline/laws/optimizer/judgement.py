@@ -43,7 +43,7 @@ class JudgedUpdate:
 
     @property
     def is_still(self) -> bool:
-        """Whether no element moved, though rounding would have let one."""
+        """True if no element moved, though rounding would have let one."""
         unmoved = bool((self.sample.after[PARAM] == self.sample.before[PARAM]).all())
         return unmoved and bool(np.any(self.excess[PARAM] > 1))
 

@@ -47,7 +47,7 @@ class _Succession:
         return self.later[0].rank, self.later[0].step
 
     def contains(self, step: int) -> bool:
-        """Whether ``step`` is after the earlier update and no later than the other."""
+        """True if ``step`` is after the earlier update and no later than the other."""
         return self.earlier[0].step < step <= self.later[0].step
 
     def common_elements(self, name: str) -> Iterator[tuple[Array, Array]]:
@@ -128,7 +128,7 @@ def _schedule_order(epochs: Mapping[tuple[int, int], np.ndarray]) -> Callable[[S
 
 
 def _is_replaced(old: Array, new: Array) -> bool:
-    """Whether elements were changed, other than all by one factor, as momentum is where the learning rate changes."""
+    """True if elements were changed, other than all by one factor, as momentum is where the learning rate changes."""
     if np.array_equal(old, new) or not (np.isfinite(old).all() and np.isfinite(new).all()):
         return False
     top = int(np.argmax(np.abs(old)))

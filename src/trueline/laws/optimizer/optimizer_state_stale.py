@@ -190,7 +190,7 @@ def _lost_finding(states: Sequence[LostState], steps: Sequence[int]) -> Finding:
 
 
 def _is_unmeant(state: LostState, states: Sequence[LostState]) -> bool:
-    """Whether the state was lost while the job went on, other than by one new optimizer."""
+    """True if the state was lost while the job went on, other than by one new optimizer."""
     if not state.job_went_on or not state.is_new_optimizer:
         return state.job_went_on
     # One new optimizer may be meant, as at another stage of training; several of the same settings are not.

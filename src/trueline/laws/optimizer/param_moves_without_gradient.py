@@ -84,7 +84,7 @@ def check(run: Run) -> list[Finding]:
 
 
 def _moves_by_zeros(sample: Slice) -> bool:
-    """Whether the parameter moves, to finite values, without a gradient or with one of zeros."""
+    """True if the parameter moves, to finite values, without a gradient or with one of zeros."""
     after = sample.after.get(PARAM)
     if after is None or not np.any(after != sample.before[PARAM]) or not np.isfinite(after).all():
         return False
@@ -92,7 +92,7 @@ def _moves_by_zeros(sample: Slice) -> bool:
 
 
 def _breaks_law(sample: Slice) -> bool:
-    """Whether an update that was to pass the parameter by changed it or a state of it."""
+    """True if an update that was to pass the parameter by changed it or a state of it."""
     update = judge_update(sample)
     return update is not None and any((excess > 1).any() for excess in update.excess.values())
 

@@ -113,7 +113,7 @@ class _UnheldParam:
     start: int
 
     def stays(self) -> bool:
-        """Whether it was the same at every look since then, of which there were several.
+        """True if it was the same at every look since then, of which there were several.
 
         Looks are its digests, or where it was trained later than most, the elements that each sample has.
         """

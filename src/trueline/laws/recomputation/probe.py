@@ -46,7 +46,7 @@ MAX_ITERATING = 100
 """Modules with a power iteration that a row names."""
 
 RARELY = 8
-"""Where nothing was recomputed, one in so many samples looks whether something is by now."""
+"""One in so many samples looks again where nothing was recomputed."""
 
 _FORMATS = frozenset(getattr(torch, name) for name in UNITS)
 

@@ -49,7 +49,7 @@ class ReplicaProbe:
         return {} if digests is None else {"buffer_digests": digests}
 
     def columns(self, host: Mapping[str, Tensor], step: Step, row: Mapping[str, Any]) -> dict[str, list[int]]:
-        """The same, as uint64."""
+        """Digests as uint64."""
         return digest_columns(host, "param_digests", "buffer_digests", "closing_digests")
 
 

@@ -116,7 +116,7 @@ def check(run: Run) -> list[Finding]:
 
 
 def _is_gradual(rows: Rows, usual: float) -> bool:
-    """Whether several steps are on the way from what was usual to the largest gap."""
+    """True if several steps are on the way from what was usual to the largest gap."""
     _, beyond_T = by_step(rows, rows.sums["beyond"])
     _, room_T = by_step(rows, rows.sums["room"])
     gap_T = beyond_T / np.maximum(room_T, 1e-9)

@@ -244,7 +244,7 @@ def _unlike(run: Run, rows: Rows) -> list[Finding]:
 
 
 def _is_same_part(rows: Rows) -> bool:
-    """Whether the two sides agree but for rounding, so that what was recorded is without the sampler's settings."""
+    """True if the two sides agree but for rounding, so that what was recorded is without the sampler's settings."""
     return ratio_of_sums(rows.sums["beyond"], rows.sums["room"]) < max(ceiling_of(rows), CEILING_OTHERWISE)
 
 

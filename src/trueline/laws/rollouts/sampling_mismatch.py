@@ -188,7 +188,7 @@ def _cut(run: Run, rows: Rows, *, tempered: bool) -> list[Finding]:
 
 
 def _is_cut(rows: Rows) -> bool:
-    """Whether hardly any token is less likely to the engine, which keeps half of the mass or more, and not all."""
+    """True if hardly any token is less likely to the engine, which keeps half of the mass or more, and not all."""
     low = ratio_of_sums(rows.sums["low"], rows.sums["low"] + rows.sums["high"])
     return low < 0.05 and 0.5 < ratio_of_sums(rows.sums["x"], rows.sums["tokens"]) < 1
 

@@ -29,7 +29,7 @@ def rows_of(run: Run) -> list[Row]:
 
 
 def is_compared(row: Row) -> bool:
-    """Whether values of both sides met, or one side has nothing of this name."""
+    """True if values of both sides met, or one side has nothing of this name."""
     return row["digest_rollout"] is not None if row["digest_train"] is not None else row["digest_adapter"] is None
 
 

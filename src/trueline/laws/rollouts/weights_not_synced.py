@@ -130,7 +130,7 @@ def _kind(row: Row, earlier: Sequence[Row], names: Mapping[int, str], *, adds: b
 
 
 def _stands_still(row: Row, earlier: Sequence[Row]) -> bool:
-    """Whether the engine's values are those of the two syncs before, and each had another adapter: rounding may hide a
+    """True if the engine's values are those of the two syncs before, and each had another adapter: rounding may hide a
     small change once.
     """
     last = [row, *earlier[-2:]]

@@ -123,7 +123,7 @@ class _Schedule:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a schedule."""
+        """True if there is a schedule."""
         return bool(self.declared or self.epochs or self.waiting)
 
     @property
@@ -200,7 +200,7 @@ class _Schedule:
                 yield begin, after[num - 1]
 
     def _goes_back(self, previous: int, step: int) -> bool:
-        """Whether a scheduler is at an earlier epoch than at the step before, or another one was made that is."""
+        """True if a scheduler is at an earlier epoch than at the step before, or another one was made that is."""
         old, new = self.epochs[previous], self.epochs[step]
         if len(new) > len(old):
             return bool(new[-1] < np.max(old))

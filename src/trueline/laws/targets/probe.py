@@ -1,5 +1,5 @@
-"""Where in its inputs the target of each token stands: one place on for a language model, counted at other places too;
-by which operations the loss is computed, and what these are given.
+"""Find where in its inputs the target of each token stands: one place on for a language model, counted at other places
+too; by which operations the loss is computed, and what these are given.
 
 Letters: B samples, T positions of the input, L of the target.
 """

@@ -1,4 +1,4 @@
-"""How often each token counts in what a step descends, from the gradient that reaches the cross-entropy."""
+"""Measure how often each token counts in what a step descends, from the gradient that reaches the cross-entropy."""
 
 from __future__ import annotations
 

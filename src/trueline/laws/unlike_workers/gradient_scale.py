@@ -109,11 +109,11 @@ class Scale:
 
     @property
     def is_loss_scaled(self) -> bool:
-        """Whether the recorded loss is scaled too, rather than unchanged."""
+        """True if the recorded loss is scaled too, rather than unchanged."""
         return abs(self.log_loss.value - self.log_factor.value) < abs(self.log_loss.value)
 
     def explains(self, outlier: Outlier) -> bool:
-        """Whether this scale, if it is one, is all there is to an outlier in another quantity of the same worker."""
+        """True if this scale, if it is one, is all there is to an outlier in another quantity of the same worker."""
         overlaps = set(outlier.workers) <= set(self.outlier.concerned) and outlier.meets(self.outlier)
         return overlaps and self.answer == "yes" and (outlier.quantity != "loss" or self.is_loss_scaled)
 
@@ -239,7 +239,7 @@ class _ScaleTest:
         return None, ""
 
     def _groups_agree(self) -> bool | None:
-        """Whether all groups are shifted equally: none differs beyond chance, nor all by much; None without two."""
+        """True if all groups are shifted equally: none differs beyond chance, nor all by much; None without two."""
         shifts = self.group_shifts
         if len(shifts) < 2:
             return None
@@ -251,7 +251,7 @@ class _ScaleTest:
         return True if largest_deviation(shifts) <= self.room else None
 
     def _loss_agrees(self) -> bool | None:
-        """Whether the loss is scaled by c or not at all."""
+        """True if the loss is scaled by c or not at all."""
         log_loss, log_c = self.log_loss, self.log_factor
         if not math.isfinite(log_loss.value):
             return None
@@ -264,14 +264,14 @@ class _ScaleTest:
         return False if is_scaled is False and is_unchanged is False else None
 
     def _is_loss_near(self) -> bool:
-        """Whether the loss is where a scale would leave it, known to ``room``: its 95 % interval holds ln c or 0."""
+        """True if the loss is where a scale would leave it, known to ``room``: its 95 % interval holds ln c or 0."""
         if not math.isfinite(self.log_loss.value) or self.log_loss.error > self.room:
             return False
         low, high = self.log_loss.interval()
         return low <= self.log_factor.value <= high or low <= 0 <= high
 
     def _direction_agrees(self) -> bool:
-        """Whether the cosine to the others is what the scale leaves it; true where none was measured.
+        """True if the cosine to the others is what the scale leaves it; true where none was measured.
 
         With two workers there is one cosine, which scaling does not change.
         """

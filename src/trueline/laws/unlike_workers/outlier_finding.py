@@ -76,12 +76,12 @@ class NamedOutlier:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the peers may as well be the faulty ones."""
+        """True if the peers may as well be the faulty ones."""
         return self.outlier.undecided
 
     @property
     def is_in_halves(self) -> bool:
-        """Whether several workers stand beside as many others or more, so that neither is one odd rank."""
+        """True if several workers stand beside as many others or more, so that neither is one odd rank."""
         return min(len(self.outlier.workers), len(self.outlier.peers)) > 1 and self.is_undecided
 
     @property

@@ -106,7 +106,7 @@ def _agreeing_ranks(run: Run, finding: Finding) -> set[int]:
 
 
 def _is_of_copies(outlier: NamedOutlier, budget: AlarmBudget) -> bool:
-    """Whether it is only that some workers are copies of each other, which gives them larger cosines than others.
+    """True if it is only that some workers are copies of each other, which gives them larger cosines than others.
 
     Where half of the workers or more stand out, these are copies, or all that are none.
     """

@@ -62,5 +62,5 @@ def world_size(side: Side, manifest: Mapping[str, Any]) -> int:
 
 
 def _is_provisional(document: Mapping[str, Any]) -> bool:
-    """Whether it is the manifest of a job that has not come to say what it is."""
+    """True if it is the manifest of a job that has not come to say what it is."""
     return "attempts" in document and not any(document.get(name) for name in ("job", "started_at", "source"))

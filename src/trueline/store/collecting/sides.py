@@ -49,7 +49,7 @@ class Side:
 
     @property
     def is_local(self) -> bool:
-        """Whether files can be replaced and synced."""
+        """True if files can be replaced and synced."""
         return isinstance(self.fs, LocalFileSystem)
 
     @cached_property

@@ -34,7 +34,7 @@ _UNREAD = object()
 
 
 def is_dcp(folder: str) -> bool:
-    """Whether a directory is a checkpoint of DCP."""
+    """True if a directory is a checkpoint of DCP."""
     return os.path.isfile(os.path.join(folder, METADATA))
 
 

@@ -56,7 +56,7 @@ def read_folder(folder: str) -> list[Weight]:
 
 
 def has_shards(folder: str) -> bool:
-    """Whether there are safetensors files in a directory."""
+    """True if there are safetensors files in a directory."""
     return any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in os.listdir(folder))
 
 

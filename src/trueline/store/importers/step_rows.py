@@ -19,7 +19,7 @@ UNKNOWN: tuple[float, ...] = (math.nan,) * len(STAT_NAMES)
 
 @dataclass(frozen=True)
 class Measured:
-    """What is known of one value. ``numel`` counts two for each complex element, as the column does. ``stats_S`` in
+    """Numbers of one value. ``numel`` counts two for each complex element, as the column does. ``stats_S`` in
     the order of ``STAT_NAMES``, NaN for what is not known and for the extremes where nothing is finite; None: nothing
     is. ``note`` says why it was not measured, or in part.
     """

@@ -1,4 +1,4 @@
-"""What torch.save wrote, and the state dicts in it as named tensors. Nothing that a file holds is executed."""
+"""Read what torch.save wrote, and the state dicts in it as named tensors. Nothing that a file holds is executed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
 def read_file(path: str) -> Any:
-    """What a file of torch.save holds, its tensors in host memory. Raises ``InputError``."""
+    """The object in a file of torch.save, its tensors in host memory. Raises ``InputError``."""
     _require_kind(path)
     try:
         return load(path)

@@ -31,7 +31,7 @@ _MAX_FILES = 60
 
 @dataclass(frozen=True)
 class Job:
-    """What is known of a job. ``env`` is that of its first rank, ``configs`` are options by where they stand, the most
+    """Facts of a job. ``env`` is that of its first rank, ``configs`` are options by where they stand, the most
     telling first, ``tokenizer`` what its files say; ``run`` is None where it is no Run.
     """
 
@@ -46,7 +46,7 @@ class Job:
 
 
 def open_job(path: str | os.PathLike[str] | Run) -> Job:
-    """What ``path`` says of a job. Raises ``InputError`` for what is none."""
+    """The job that ``path`` tells of. Raises ``InputError`` for what is none."""
     if isinstance(path, Run):
         return job_of_run(path)
     address = os.fspath(path)
@@ -79,7 +79,7 @@ def job_of_options(name: str, options: Mapping[str, Any]) -> Job:
 
 
 def job_of_run(run: Run) -> Job:
-    """What a Run says of its job."""
+    """The job of a Run."""
     env = run.env[min(run.env)] if run.env else None
     job = _of_env(run.path, env) if env is not None else Job(run.path)
     configs = dict(job.configs)

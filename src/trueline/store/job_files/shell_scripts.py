@@ -1,4 +1,5 @@
-"""What a shell script that starts a training sets: its variables are put in, and simple conditions followed.
+"""Read the options that a shell script sets which starts a training: its variables are put in, and simple conditions
+followed.
 
 No shell runs. What only a shell can tell (arguments of the script, output of commands) stays as it is written.
 """
@@ -27,7 +28,7 @@ _PROGRAMS = frozenset(
     {"python", "python3", "torchrun", "deepspeed", "accelerate", "srun", "msrun", "mpirun", "mpiexec", "bash"}
 )
 _ENVIRONMENTS = frozenset({"uv", "poetry", "pixi", "pdm", "hatch", "conda", "mamba", "env", "nohup", "exec"})
-"""What starts a program in an environment, with options of its own in front."""
+"""Programs that start another one in an environment, with options of its own in front."""
 _AHEAD = 8
 """Words of a command in which its program stands."""
 _PROGRAM = re.compile(r"python[\d.]*|.*-cli|.*\.py")
@@ -46,7 +47,7 @@ class Script:
 
 
 def read_script(text: str) -> Script:
-    """What a shell script sets and starts."""
+    """Variables and commands of a shell script."""
     script = Script()
     skipping: list[bool] = []
     for line in _statements(text):
@@ -106,7 +107,7 @@ def _without_comment(line: str) -> str:
 
 
 def _is_open(text: str) -> bool:
-    """Whether quotes or the parentheses of an array go on in the next line."""
+    """True if quotes or the parentheses of an array go on in the next line."""
     plain = re.sub(r"'[^']*'|\"(?:\\.|[^\"\\])*\"", "", text)
     if plain.count('"') % 2 or plain.count("'") % 2:
         return True
@@ -146,7 +147,7 @@ def _is_program(word: str) -> bool:
 
 
 def _starts_program(line: str, variables: Mapping[str, str]) -> bool:
-    """Whether variables are set for one command only: ``A=1 torchrun …``."""
+    """True if variables are set for one command only: ``A=1 torchrun …``."""
     words = _words(_filled(line, variables))
     rest = [word for word in words if not re.fullmatch(r"[A-Za-z_]\w*=\S*", word)]
     return "=(" not in line and bool(rest) and (rest[0] in _ENVIRONMENTS or _is_program(rest[0]))
@@ -231,7 +232,7 @@ def _factor(words: list[str]) -> int | None:
 
 
 def _holds(condition: str) -> bool | None:
-    """Whether a condition of ``[`` or ``[[`` holds; None where that takes a shell."""
+    """True if a condition of ``[`` or ``[[`` holds; None where that takes a shell."""
     text = condition.strip().removesuffix(";").strip()
     parts = re.split(r"\]\]?\s*(\|\||&&)\s*\[\[?", text)
     results = [_holds_one(part) for part in parts[::2]]

@@ -1,4 +1,4 @@
-"""What lies in the folders of a Run: journals and sealed parts of each rank, and which are missing."""
+"""List the folders of a Run: journals and sealed parts of each rank, and which are missing."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 
 
 def at_once(work: Callable[[Part], Result], parts: Sequence[Part]) -> Iterator[Result]:
-    """What ``work`` gives for each of the parts, in order, of several at once where they are many."""
+    """Results of ``work`` for each of the parts, in order, of several at once where they are many."""
     if len(parts) < _MANY:
         yield from map(work, parts)
         return
@@ -187,7 +187,7 @@ class PartFiles:
 
 
 def known_parts(path: str | os.PathLike[str]) -> PartFiles | None:
-    """What ``PartFiles.keep`` has kept of the parts of ``workers`` rows of the Run at ``path``, less those whose files
+    """Parts as ``PartFiles.keep`` has kept them of ``workers`` rows of the Run at ``path``, less those whose files
     were touched since; None where there is nothing, or not what was written.
     """
     fs, root = filesystem_of(os.fspath(path))

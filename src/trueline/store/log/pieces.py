@@ -50,7 +50,7 @@ class _RowPiece:
         return cls(rows, part, own_T, (int(step_T.min()), int(step_T.max())))
 
     def cut(self, end: int, first: int | None) -> _RowPiece | None:
-        """What of it is in steps from ``first`` (None: the first) to before ``end``; None where nothing is."""
+        """The part of it in steps from ``first`` (None: the first) to before ``end``; None where nothing is."""
         if self.steps[0] >= end or (first is not None and self.steps[1] < first):
             return None
         if self.steps[1] < end and (first is None or self.steps[0] >= first):
@@ -110,7 +110,7 @@ class Pieces:
         )
 
     def has(self, name: str) -> bool:
-        """Whether any row has a value of a column. Raises ``RunError`` where a part is gone meanwhile."""
+        """True if any row has a value of a column. Raises ``RunError`` where a part is gone meanwhile."""
         columns = (self._rows(piece, [name], None)[name] for piece in self._pieces)
         return any(column.null_count < len(column) for column in columns)
 
@@ -143,7 +143,7 @@ class Pieces:
         return cut
 
     def order(self) -> MergeOrder:
-        """How the pieces amount to rows."""
+        """The order in which pieces are merged to rows."""
         spans: list[StepsInARow] = []
         for piece in self._pieces:
             if not isinstance(rows := piece.rows, StepsInARow):

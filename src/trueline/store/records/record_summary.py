@@ -1,4 +1,4 @@
-"""What is recorded in a Run, and the rows of chosen sites, as plain values: `trueline info`."""
+"""Summaries of what is recorded in a Run, and the rows of chosen sites, as plain values: `trueline info`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OUTLINE_LEVELS = 3
 """Parts of a module's name down to which it is in the outline."""
 
 COPY_AGAIN = "Copy the Run again, or record again."
-"""What to do where damage hides what was recorded."""
+"""Advice where damage hides what was recorded."""
 
 _MAX_DAMAGED = 2
 """Files that a message names."""
@@ -27,7 +27,7 @@ _SITE_COLUMNS = ["step", "rank", "micro", "phase", "name", "call", "slot", "kind
 
 
 def summarize_records(run: Run) -> dict[str, Any] | None:
-    """What is recorded, sites and modules as in the last recorded step; None where nothing is.
+    """Recorded steps, sites and modules as in the last recorded step; None where nothing is.
 
     ``modules`` is the outline of the module tree by order of first call: ``calls`` of the module in that step's forward
     pass (None where modules were not recorded), ``ops`` called in it and below.

@@ -1,4 +1,4 @@
-"""What one rank records, written by a thread of its own: training only waits where more than a bound is in memory."""
+"""Write what one rank records in a thread of its own: training only waits where more than a bound is in memory."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class RecordWriter:
 
 
 def _renumbered(records: StepRecords, base: int) -> StepRecords:
-    """The same rows, which refer to call stacks by numbers that are ``base`` higher."""
+    """``records``, whose rows refer to call stacks by numbers that are ``base`` higher."""
     if not base or "stack" not in records.columns:
         return records
     stacks = [None if number is None else base + number for number in records.columns["stack"]]

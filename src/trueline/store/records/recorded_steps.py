@@ -38,7 +38,7 @@ class RecordedSteps:
 
     @property
     def has_records(self) -> bool:
-        """Whether any step was recorded."""
+        """True if any step was recorded."""
         return len(self.record_steps) > 0
 
     @property
@@ -125,7 +125,7 @@ class RecordedSteps:
         return frames
 
     def has_stack(self, rank: int, number: int) -> bool:
-        """Whether there is a call stack to which column ``stack`` of a row refers."""
+        """True if there is a call stack to which column ``stack`` of a row refers."""
         return number in self._stacks.get(rank, {})
 
     @cached_property

@@ -92,7 +92,7 @@ def decode_stacks(data: bytes) -> dict[int, tuple[str, ...]]:
 
 
 def has_checksum(data: bytes) -> bool:
-    """Whether a file says what its call stacks were; those of older versions do not."""
+    """True if a file says what its call stacks were; those of older versions do not."""
     return _CHECKSUM in (pq.read_schema(pa.BufferReader(data)).metadata or {})
 
 

@@ -174,7 +174,7 @@ class TensorContents:
 
     @property
     def sealed(self) -> bool:
-        """Whether each value, and the header, has a checksum."""
+        """True if each value, and the header, has a checksum."""
         return _SEAL in self._header.get("__metadata__", {}) and set(self.keys) <= set(self._hashes)
 
     def value(self, key: str) -> TensorValue:

@@ -50,7 +50,7 @@ class TensorReader:
         return set(self._opened(name, local=isinstance(self._fs, LocalFileSystem)).keys)
 
     def opens(self, rank: int, step: int, problems: list[Problem]) -> bool:
-        """Whether values of a step can be read, but for damage within one; else ``problems`` gets a line, once."""
+        """True if values of a step can be read, but for damage within one; else ``problems`` gets a line, once."""
         name = posixpath.join(file_names.TENSORS_DIR, file_names.rank_folder(rank), file_names.tensors_name(step))
         try:
             self._opened(posixpath.join(self._root, name), local=isinstance(self._fs, LocalFileSystem))

@@ -34,7 +34,7 @@ class ShardPlace:
 
     @property
     def pending_sum(self) -> bool:
-        """Whether the parts are terms of a sum that has not been computed."""
+        """True if the parts are terms of a sum that has not been computed."""
         return any(placement.startswith("P") for placement in self.placements)
 
 

@@ -1,1 +1,1 @@
-"""What an update uses and leaves, at sampled elements."""
+"""Measure what an update uses and leaves, at sampled elements."""

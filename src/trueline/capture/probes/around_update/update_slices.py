@@ -250,7 +250,7 @@ class Gathered:
         return {self._names[key]: copy for key, copy in copies.items()}
 
     def values(self, host: Mapping[str, Tensor]) -> list[Tensor]:
-        """What was added, in its order, from the copies that were handed over."""
+        """Values that were added, in their order, from the copies that were handed over."""
         nums: dict[_BufferKey, list[int]] = {}
         for key, num in self._order:
             nums.setdefault(key, []).append(num)
@@ -338,7 +338,7 @@ class UpdateSample:
         return self._before.hand_over("update_before") | self._after.hand_over("update_after")
 
     def values(self, host: Mapping[str, Tensor]) -> list[float]:
-        """What was copied, in the order in which it was added: before the update, then after it."""
+        """Values in the order in which they were added: before the update, then after it."""
         pieces = [*self._before.flat(host), *self._after.flat(host)]
         return torch.cat(pieces).tolist() if pieces else []
 
@@ -408,7 +408,7 @@ class UpdateSample:
 
 
 def _plain_numbers(states: Sequence[tuple[str, Any]], when: str) -> dict[str, float]:
-    """Those that are plain numbers (``step`` in older checkpoints)."""
+    """States that are plain numbers (``step`` in older checkpoints)."""
     return {f"{when}_{name}": float(value) for name, value in states if isinstance(value, (int, float))}
 
 

@@ -27,7 +27,7 @@ LINEAR = re.compile(
 """Operations whose result is a multiple of, or a sum over, what needs a gradient."""
 
 SINK = "_DDPSink"
-"""What DDP passes all outputs of a model through, each to the one in its place."""
+"""The operation that DDP passes all outputs of a model through, each to the one in its place."""
 
 _LEAVES = re.compile(
     "LogSoftmax|ToCopy|View|UnsafeView|ReshapeAlias|Clone|Squeeze|Unsqueeze|Alias|Permute|Transpose|T|Slice"
@@ -144,7 +144,7 @@ def targets(roots: Iterable[Tensor]) -> list[tuple[Tensor, int, int | None]]:
 
 
 def first_position(node: Any) -> int | None:
-    """How many positions of what a model returned, [B, T, V], a cross-entropy does not see in front of the first that
+    """Number of positions of a model's output, [B, T, V], that a cross-entropy does not see in front of the first that
     it does; None where positions are chosen by other means than slices.
     """
     first = 0

@@ -87,7 +87,7 @@ class LossProbe:
         return step.watched
 
     def take(self, moment: Moment, step: Step) -> dict[str, Tensor]:
-        """What ``columns`` needs of the step (see ``result``); the fact ``loss_source``."""
+        """Tensors that ``columns`` needs of the step (see ``result``); the fact ``loss_source``."""
         if moment == "output":
             self.from_output(step.output, step.kwargs, shifted=self.shifted)
         elif moment == "gradients":
@@ -127,8 +127,9 @@ class LossProbe:
             scale.remove(self._at_scale)
 
     def result(self, counted: CountedPasses) -> dict[str, Tensor]:
-        """What ``columns`` needs of the step, to be copied to the host: given losses as ``loss`` and ``tokens``,
-        float64 [], and ``part_losses``, float64 [B], or rows of M passes that count, float64 [M, 3] (``loss_choice``).
+        """Tensors that ``columns`` needs of the step, to be copied to the host: given losses as ``loss`` and
+        ``tokens``, float64 [], and ``part_losses``, float64 [B], or rows of M passes that count, float64 [M, 3]
+        (``loss_choice``).
         """
         if given_losses := [loss for at_pass, loss in self._given_losses if at_pass.at >= counted.first]:
             self.source = "given"

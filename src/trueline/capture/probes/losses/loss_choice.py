@@ -98,7 +98,7 @@ def _returned_alone(returned_M3: Array) -> Choice | None:
 
 
 def _agrees(trained: float, returned: Array, *, workers: int, rel: float) -> bool:
-    """Whether what was trained is the model's losses: their mean, or sum (of shares), or that times the workers, as
+    """True if what was trained is the model's losses: their mean, or sum (of shares), or that times the workers, as
     where the average over them is undone.
     """
     if not len(returned):

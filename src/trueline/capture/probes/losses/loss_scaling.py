@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def is_on(scaler: Any) -> bool:
-    """Whether ``scaler`` multiplies at all: one of torch may be made with ``enabled=False``."""
+    """True if ``scaler`` multiplies at all: one of torch may be made with ``enabled=False``."""
     return bool(getattr(scaler, "_enabled", True))
 
 
@@ -31,11 +31,11 @@ def unscaled(scaler: Any) -> frozenset[int]:
 
 
 def inside(optimizer: Any) -> bool:
-    """Whether ``optimizer``, a fused one that is about to update, divides by the scale itself."""
+    """True if ``optimizer``, a fused one that is about to update, divides by the scale itself."""
     return getattr(optimizer, "grad_scale", None) is not None
 
 
 def unscales(scaler: Any, optimizer: Any) -> bool:
-    """Whether ``scaler`` has divided the gradients of ``optimizer``, which is about to update, or lets it do so."""
+    """True if ``scaler`` has divided the gradients of ``optimizer``, which is about to update, or lets it do so."""
     states = getattr(scaler, "_per_optimizer_states", None) or {}
     return id(optimizer) in states and (inside(optimizer) or id(optimizer) in unscaled(scaler))

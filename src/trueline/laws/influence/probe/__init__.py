@@ -1,1 +1,1 @@
-"""What is measured for this law, in the training process."""
+"""Probes of this law, which measure in the training process."""

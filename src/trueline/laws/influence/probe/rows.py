@@ -51,7 +51,7 @@ class _Entry(NamedTuple):
 
 
 class RowReader:
-    """What one forward pass of ``module`` reads, what reads it first, and what it returns.
+    """Inputs of one forward pass of ``module``, the modules that read them first, and outputs.
 
     ``samples`` are those that the loader of the data puts into one batch, where that is known.
     """

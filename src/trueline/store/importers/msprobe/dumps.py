@@ -84,7 +84,7 @@ def _manifest(source: str, dumps: Sequence[RankDump], first: Mapping[str, Any], 
 
 @dataclass
 class _Fingerprints:
-    """What the fingerprints of the Run are: one kind throughout, as two kinds cannot be compared."""
+    """The kind of the fingerprints of the Run: one kind throughout, as two kinds cannot be compared."""
 
     kind: str = "trueline"
     notes: list[str] = field(default_factory=list)
@@ -106,7 +106,7 @@ class _Fingerprints:
 
 
 class _StepImport:
-    """One step on one rank."""
+    """Imports one step of one rank."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class _StepImport:
             args = None
 
     def _enter(self, name: str) -> None:
-        """What a forward call was given; a module has its entry in the dump when it returns, after all inside it."""
+        """Add the inputs of a forward call; a module has its entry in the dump when it returns, after all inside it."""
         key, entry, owner = parse(name), self._entries.get(name), self._calls.owner(name)
         if name in self._entered or key is None or owner is None or entry is None:
             return

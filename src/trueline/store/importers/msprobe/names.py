@@ -88,7 +88,7 @@ class DumpKey:
 
     @property
     def is_module(self) -> bool:
-        """Whether this is a module's forward or backward pass."""
+        """True if this is a module's forward or backward pass."""
         return self.prefix == "Module" and self.way != "parameters_grad"
 
     @property

@@ -1,4 +1,4 @@
-"""What msProbe wrote of the values of a call: slots, statistics and arguments, as the recorder has them. Pure.
+"""Read what msProbe wrote of the values of a call: slots, statistics and arguments, as the recorder has them. Pure.
 
 msProbe takes ``Max``, ``Min``, ``Mean`` and ``Norm`` over all elements and in the dtype of the tensor
 (``PytorchDataProcessor.get_stat_info`` of mindstudio-probe 26.2.0): no mean and norm of float64, integers and bools;
@@ -30,11 +30,11 @@ _FRAME = re.compile(r"File (?P<file>.+), line (?P<line>\d+), in (?P<function>[^,
 _LIBRARY_FILE = re.compile(r"/(site|dist)-packages/(torch|torch_npu|msprobe)/")
 
 Leaf = Mapping[str, Any]
-"""What dump.json has of one tensor."""
+"""The entry of one tensor in dump.json."""
 
 
 def is_leaf(node: object) -> bool:
-    """Whether a node of dump.json is a tensor."""
+    """True if a node of dump.json is a tensor."""
     if not isinstance(node, dict) or not isinstance(node.get("shape"), list):
         return False
     return str(node.get("dtype", "")).startswith("torch.")
@@ -144,7 +144,7 @@ def stack_frames(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_xor(leaf: Leaf) -> bool:
-    """Whether its checksum is msProbe's XOR (16 hexadecimal digits) and not its CRC-32 (8)."""
+    """True if its checksum is msProbe's XOR (16 hexadecimal digits) and not its CRC-32 (8)."""
     return str(leaf.get("md5")).startswith("0x")
 
 
