@@ -10,16 +10,16 @@ from pathlib import Path
 from unittest import mock
 
 from trueline.judge import check_run, following
-from trueline.judge.follows import AROUND
+from trueline.judge.follows import MARGIN_STEPS
 from trueline.judge.registry import installed_checks
 from trueline.store.judged import read_judged
 from trueline.store.reader import Run
 
 
 @contextmanager
-def in_stretches(steps: int, *, still_open: int = AROUND) -> Iterator[None]:
+def in_stretches(steps: int, *, still_open: int = MARGIN_STEPS) -> Iterator[None]:
     """Within it, checks follow in stretches of so few steps; elsewhere short Runs are judged whole."""
-    with mock.patch.multiple(following, STRETCH=steps, OPEN=still_open, TOGETHER=2 * steps):
+    with mock.patch.multiple(following, STRETCH_STEPS=steps, OPEN_STEPS=still_open, STEPS_AT_ONCE=2 * steps):
         yield
 
 

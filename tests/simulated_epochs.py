@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.judge.series.declared_sampling import Declared
+from trueline.judge.series.declared_sampling import DeclaredSampling
 from trueline.laws.data_split.consumed import Samples
 
 Ids = NDArray[np.int64]
@@ -169,10 +169,10 @@ def same_batches(size: Size, rng: np.random.Generator) -> list[Epoch]:
     return [[order] * size.workers for order in (rng.permutation(size.rows) for _ in range(size.epochs))]
 
 
-def declared_for(kind: str, size: Size, *, known: bool) -> Declared:
+def declared_for(kind: str, size: Size, *, known: bool) -> DeclaredSampling:
     """What the workers of a healthy run of ``kind`` declare: all that a sampler shows, or nothing."""
     if not known:
-        return Declared({rank: {} for rank in range(size.workers)})
+        return DeclaredSampling({rank: {} for rank in range(size.workers)})
     sampler = "DistributedSampler" if "distributed" in kind or kind == "no set_epoch" else "Sampler"
     split = sampler == "DistributedSampler"
     shard = "fixed shards" in kind
@@ -184,7 +184,7 @@ def declared_for(kind: str, size: Size, *, known: bool) -> Declared:
         "num_replicas": size.workers if split else None,
         "seed": 0 if split else None,
     }
-    return Declared(
+    return DeclaredSampling(
         {
             rank: {**facts, "sampler_rank": rank if split else None, "rows_digest": f"shard {rank}" if shard else ""}
             for rank in range(size.workers)
@@ -192,7 +192,7 @@ def declared_for(kind: str, size: Size, *, known: bool) -> Declared:
     )
 
 
-def seeds_for(size: Size, odd: Sequence[int]) -> Declared:
+def seeds_for(size: Size, odd: Sequence[int]) -> DeclaredSampling:
     """What the workers of ``one_seed_each`` declare."""
     facts = {
         "sampler": "DistributedSampler",
@@ -201,7 +201,7 @@ def seeds_for(size: Size, odd: Sequence[int]) -> Declared:
         "shuffle": True,
         "num_replicas": size.workers,
     }
-    return Declared(
+    return DeclaredSampling(
         {rank: {**facts, "sampler_rank": rank, "seed": 1 + rank if rank in odd else 0} for rank in range(size.workers)}
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks import page
 from tests.simulated_epochs import Epoch, Size, one_seed_each, same_batches, samples_of, seeds_for
 
-from trueline.judge.series.declared_sampling import Declared
+from trueline.judge.series.declared_sampling import DeclaredSampling
 from trueline.laws.data_split import shard_overlap
 from trueline.laws.data_split.consumed import Samples
 from trueline.laws.data_split.repeats_in_step import find_duplicates
@@ -54,7 +54,7 @@ def first_alarm(setting: Setting, seed: int) -> tuple[int | None, bool]:
     right ranks.
     """
     epochs = setting.make(setting.size, np.random.default_rng(seed))
-    declared = seeds_for(setting.size, setting.odd) if setting.seeds_recorded else Declared({})
+    declared = seeds_for(setting.size, setting.odd) if setting.seeds_recorded else DeclaredSampling({})
     low, high = 0, MAX_STEPS
     named = _named(setting, samples_of(epochs, setting.size.batch, num_steps=high), declared)
     if named is None:
@@ -66,7 +66,7 @@ def first_alarm(setting: Setting, seed: int) -> tuple[int | None, bool]:
     return high, named == setting.odd
 
 
-def _named(setting: Setting, samples: Samples, declared: Declared) -> tuple[int, ...] | None:
+def _named(setting: Setting, samples: Samples, declared: DeclaredSampling) -> tuple[int, ...] | None:
     if setting.make is same_batches:
         found = find_duplicates(samples)
         return None if found is None else tuple(sorted(worker for group in found.groups for worker in group))

@@ -20,12 +20,12 @@ from trueline.capture.probes.batch import read_batch
 from trueline.capture.probes.dataloader import EpochProbe
 from trueline.demo.fine_tune import Material
 from trueline.demo.worker_training import Job, endless_batches
-from trueline.judge.series.declared_sampling import Declared
+from trueline.judge.series.declared_sampling import DeclaredSampling
 from trueline.laws.data_split import shard_overlap
 from trueline.laws.data_split.consumed import Samples
 from trueline.laws.data_split.repeats_in_step import find_duplicates
 
-UNDECLARED = Declared({})
+UNDECLARED = DeclaredSampling({})
 
 
 def caught(material: Material, text: str, size: Size, *, seeds: int, steps: int) -> list[dict[str, Any]]:
@@ -44,7 +44,7 @@ def caught(material: Material, text: str, size: Size, *, seeds: int, steps: int)
     return rows
 
 
-def consumed(job: Job, num_workers: int) -> tuple[list[Epoch], Declared]:
+def consumed(job: Job, num_workers: int) -> tuple[list[Epoch], DeclaredSampling]:
     """The digests that each worker consumes, by epoch, and what its loader declares."""
     by_epoch: defaultdict[int, list[list[np.ndarray]]] = defaultdict(lambda: [[] for _ in range(num_workers)])
     facts: dict[int, dict[str, Any]] = {}
@@ -61,10 +61,12 @@ def consumed(job: Job, num_workers: int) -> tuple[list[Epoch], Declared]:
         finally:
             probe.detach()
         facts[rank] = probe.facts
-    return [[np.concatenate(parts) for parts in by_epoch[epoch]] for epoch in sorted(by_epoch)], Declared(facts)
+    return [[np.concatenate(parts) for parts in by_epoch[epoch]] for epoch in sorted(by_epoch)], DeclaredSampling(facts)
 
 
-def _first_steps(epochs: list[Epoch], declared: Declared, *, batch_size: int, steps: int) -> dict[str, int | None]:
+def _first_steps(
+    epochs: list[Epoch], declared: DeclaredSampling, *, batch_size: int, steps: int
+) -> dict[str, int | None]:
     def until(num_steps: int) -> Samples:
         return samples_of(epochs, batch_size, num_steps=num_steps)
 
@@ -81,7 +83,7 @@ def _first_steps(epochs: list[Epoch], declared: Declared, *, batch_size: int, st
     return found
 
 
-def _is_error(samples: Samples, declared: Declared) -> bool:
+def _is_error(samples: Samples, declared: DeclaredSampling) -> bool:
     return any(finding.severity == "error" for finding in shard_overlap.judge(samples, declared))
 
 

@@ -31,7 +31,7 @@ def judge(path: str, *, follows: bool = True, without: int = 0) -> dict[str, flo
         report = check_run.check(run)
         took = {"open": opened - begin, "check": time.process_time() - begin_check}
         clock = time.perf_counter() - clock
-    assert not report.found, report.verdict.line
+    assert not report.has_incidents, report.verdict.line
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {**took, "both": took["open"] + took["check"], "clock": clock, "MiB": peak}
 

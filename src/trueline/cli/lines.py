@@ -7,7 +7,7 @@ import re
 import sys
 from typing import IO, TYPE_CHECKING, Any
 
-from trueline.judge.actions import in_pieces
+from trueline.judge.actions import split_at_command
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -59,7 +59,7 @@ def print_advice(console: Console, line: Text, *, indent: int = 2) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    before, command, behind = in_pieces(line.plain)
+    before, command, behind = split_at_command(line.plain)
     if not command:
         console.print(Padding(line, (0, 0, 0, indent), expand=False))
         return

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trueline.capture.child_env import path_of_restart
-from trueline.judge.no_update import together
+from trueline.judge.no_update import merge_no_update
 from trueline.schema.finding import NO_UPDATE, WATCH_DEGRADED
 from trueline.schema.text.words import counted, named_or_ends
 
@@ -120,7 +120,7 @@ def _run(run_path: str, unseen: str = "") -> str:
         stopped = next((finding.claim for finding in run.live_findings if finding.code == WATCH_DEGRADED), "")
         if stopped or unseen:
             return f"NOTHING WAS RECORDED: {stopped or unseen} {next_}"
-        untrained = [finding for finding in together(run.live_findings) if finding.code == NO_UPDATE]
+        untrained = [finding for finding in merge_no_update(run.live_findings) if finding.code == NO_UPDATE]
         if untrained:
             how = ", ".join([counted(run.world_size, "rank"), *filter(None, [run.manifest.adapter])])
             return f"NO OPTIMIZER STEP SEEN: {untrained[0].claim.rstrip('.')} ({how}). {next_}"

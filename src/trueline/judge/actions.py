@@ -51,7 +51,7 @@ class Commands:
 
     def filled(self, line: str) -> str:
         """``line`` with the commands between its backticks as they can be run."""
-        return _COMMAND.sub(lambda found: f"`{self._command(found[1])}`", line)
+        return _COMMAND.sub(lambda match: f"`{self._command(match[1])}`", line)
 
     def _command(self, text: str) -> str:
         words = [shlex.quote(self.run) if word == "RUN" else word for word in text.split(" ")]
@@ -59,18 +59,18 @@ class Commands:
             return " ".join(words)
         options = words[2:-2]  # trueline run OPTIONS -- COMMAND
         if words[1] == "run" and "--out" not in options:
-            options += ["--out", shlex.quote(self._beside(options))]
+            options += ["--out", shlex.quote(self._next_run_path(options))]
         return " ".join([*words[:2], *options, "--", shlex.join(self.job)])
 
-    def _beside(self, options: Sequence[str]) -> str:
+    def _next_run_path(self, options: Sequence[str]) -> str:
         """A place for the next Run next to this one: ``runs/latest-mix-19``."""
         plan = [after for before, after in itertools.pairwise(options) if before == "--plan"]
         steps = [word.removeprefix("steps=").partition(":")[0] for word in options if word.startswith("steps=")]
-        place = self.run.rstrip("/") if "://" not in self.run else f"runs/{self.run.rstrip('/').rpartition('/')[2]}"
-        what = "-".join(["", *plan, *steps])
-        name = place if place.endswith(what) else place + what
-        taken = (str(number) for number in range(2, 100) if not os.path.exists(f"{name}-{number}"))
-        return f"{name}-{next(taken, 'next')}" if os.path.exists(name) else name
+        path = self.run.rstrip("/") if "://" not in self.run else f"runs/{self.run.rstrip('/').rpartition('/')[2]}"
+        suffix = "-".join(["", *plan, *steps])
+        name = path if path.endswith(suffix) else path + suffix
+        free_numbers = (str(number) for number in range(2, 100) if not os.path.exists(f"{name}-{number}"))
+        return f"{name}-{next(free_numbers, 'next')}" if os.path.exists(name) else name
 
 
 def actions_of(lines: Iterable[str]) -> tuple[Action, ...]:
@@ -79,11 +79,11 @@ def actions_of(lines: Iterable[str]) -> tuple[Action, ...]:
 
 
 def _action(line: str) -> Action:
-    found = _COMMAND.search(line)
-    if found is None:
+    match = _COMMAND.search(line)
+    if match is None:
         return Action(line)
     try:
-        argv = tuple(shlex.split(found[1]))
+        argv = tuple(shlex.split(match[1]))
     except ValueError:
         return Action(line)
     if any(_TO_FILL_IN.fullmatch(word) or HIDDEN in word for word in argv):
@@ -101,12 +101,12 @@ def _cost(argv: Sequence[str]) -> str:
     return f"about {usual} times the job" if usual else "the job several times"
 
 
-def in_pieces(line: str) -> tuple[str, str, str]:
+def split_at_command(line: str) -> tuple[str, str, str]:
     """What of ``line`` is before a command that starts a job, that command, and what is behind it; the line, "" and ""
     where it has none. Such a command is long, and is copied: it stands on a line of its own.
     """
-    found = _COMMAND.search(line)
-    if found is None or " -- " not in found[1]:
+    match = _COMMAND.search(line)
+    if match is None or " -- " not in match[1]:
         return line, "", ""
-    behind = line[found.end() :].lstrip(".:, ")
-    return line[: found.start()].rstrip(), found[1], behind
+    behind = line[match.end() :].lstrip(".:, ")
+    return line[: match.start()].rstrip(), match[1], behind

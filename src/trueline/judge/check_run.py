@@ -17,12 +17,12 @@ from trueline.judge.causes.verdicts import Verdict as CauseVerdict
 from trueline.judge.causes.verdicts import verdicts_of
 from trueline.judge.compared_ranks import data_parallel_ranks
 from trueline.judge.following import earlier_judgements, unjudged_steps, write_judgements
-from trueline.judge.incidents import Incident, advice_of, began, between, incidents_of, is_explained
-from trueline.judge.no_update import together
+from trueline.judge.incidents import Incident, advice_of, began, incidents_of, is_explained, onset_interval
+from trueline.judge.no_update import merge_no_update
 from trueline.judge.rank_endings import all_killed, death_of, ends_of
 from trueline.judge.registry import Check, installed_checks
 from trueline.judge.run_verdict import verdict_of
-from trueline.judge.series.influence import unlooked
+from trueline.judge.series.influence import unlooked_influences
 from trueline.judge.series.iterations import may_part, parting_of
 from trueline.judge.watching_cost import watching_cost
 from trueline.judge.where import Machines, machine_text, machines_of, where_of
@@ -102,21 +102,21 @@ class CheckReport(Shown):
         if first is findings[0]:  # then nobody need look for the cause, which takes longer
             return first
         cause = self.cause(incident)
-        because = cause.because if cause.known else ()
+        because = cause.because if cause.is_known else ()
         return began([findings[0], *(finding for finding in findings[1:] if finding.code in because)])
 
     def where(self, incident: int) -> str:
         """``rank 2, since step 32`` of the incident at a place in ``incidents``."""
         first, ranks = self.began(incident), self.accused(incident)
-        who = "the others" if any(_learns_alone(finding, ranks) for finding in self.findings) else ""
+        others_text = "the others" if any(_learns_alone(finding, ranks) for finding in self.findings) else ""
         against = tuple(rank for rank in self.incidents[incident].ranks if rank not in ranks)
         return whose_text(
             ranks,
             first.step_first,
             self.judged.world_size,
-            or_who=who,
+            or_who=others_text,
             against=against,
-            interval=between(first),
+            interval=onset_interval(first),
             machine=machine_text(ranks, self.machines),
         )
 
@@ -180,7 +180,7 @@ class CheckReport(Shown):
         return is_explained(self.findings[finding], [self.findings[index] for index in incident.findings])
 
     @property
-    def found(self) -> bool:
+    def has_incidents(self) -> bool:
         """Whether anything is more than an info."""
         return bool(self.incidents)
 
@@ -271,7 +271,7 @@ def check(
     """
     opened = run if isinstance(run, Run) else Run(run, parts=known_parts(run))
     reference = ref if ref is None or isinstance(ref, Run) else Run(ref)
-    findings = [*together(opened.live_findings), *death_of(opened)]
+    findings = [*merge_no_update(opened.live_findings), *death_of(opened)]
     codes: list[str] = []
     not_run: list[NotRun] = []
     question_of: dict[str, Question] = dict.fromkeys({**COMPARE_CODES, **JOB_CODES}, "reference")
@@ -337,7 +337,7 @@ def check(
         judged=_judged(opened, asked_of(codes, not_run, question_of)),
         notes=tuple(notes),
         context=context_of(opened) if any(law_check.severity != "info" for law_check in findings) else frozenset(),
-        unlooked=tuple(map(commands.filled, unlooked(opened, not_run))),
+        unlooked=tuple(map(commands.filled, unlooked_influences(opened, not_run))),
         job=commands.job,
         machines=machines_of(opened),
     )
@@ -393,7 +393,7 @@ def _with_groups(report: CheckReport, of_groups: Sequence[CheckReport]) -> Check
 def _checks_that_apply(run: Run) -> list[Check]:
     """All checks; of a Run that holds rollouts and nothing else, those of rollouts."""
     alone = not run.steps.size and not run.has_records and (bool(run.kept("rollouts")) or bool(run.kept("syncs")))
-    return [each for each in installed_checks() if not alone or each.question == "rollouts"]
+    return [installed for installed in installed_checks() if not alone or installed.question == "rollouts"]
 
 
 def _judged(run: Run, questions: tuple[Asked, ...]) -> Judged:

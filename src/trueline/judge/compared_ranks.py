@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueline.judge.series.parts_alike import other_parts_beside
+from trueline.judge.series.parts_alike import groups_share_one_model
 from trueline.judge.series.whole_parameters import parts_of_one_model
 from trueline.schema.errors import CannotTell
 from trueline.schema.files.run_manifest import RankEnv
@@ -38,8 +38,8 @@ def data_parallel_ranks(run: Run) -> list[int]:
     if not run.manifest.adapter:
         return list(run.ranks)
     parts = {rank for ranks in parts_of_one_model(run) for rank in ranks[1:]}
-    wanted = set(run.manifest.data_parallel_ranks) - parts
-    return [rank for rank in run.ranks if rank in wanted]
+    members = set(run.manifest.data_parallel_ranks) - parts
+    return [rank for rank in run.ranks if rank in members]
 
 
 def several_workers(run: Run) -> list[int]:
@@ -57,7 +57,7 @@ def several_workers(run: Run) -> list[int]:
             "its own: tensor parallelism, or equal batches under a sharding that no adapter knows",
             reason="by-design",
         )
-    if other_parts_beside(run):
+    if groups_share_one_model(run):
         raise CannotTell(
             "it compares ranks that average their gradients with each other, and no two of this job do: each group has "
             f"one rank, and its {counted(len(run.beside) + 1, 'rank')} hold one model together",
@@ -79,8 +79,8 @@ def columns_of(run: Run, ranks: Sequence[int]) -> Ints:
 def numbers(run: Run, column: str, ranks: Sequence[int]) -> tuple[Floats, Bools]:
     """Values [T, N] of a scalar column for ``ranks`` and where they were measured [T, N]."""
     values, measured = run.pivot(column)
-    chosen = columns_of(run, ranks)
-    return values[:, chosen], measured[:, chosen]
+    columns = columns_of(run, ranks)
+    return values[:, columns], measured[:, columns]
 
 
 def envs_of(run: Run, ranks: Sequence[int]) -> dict[int, RankEnv]:

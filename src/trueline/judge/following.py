@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from trueline import laws
 from trueline.judge.compared_ranks import data_parallel_ranks
-from trueline.judge.follows import AROUND, ByStep, Stretch
+from trueline.judge.follows import MARGIN_STEPS, ByStep, Stretch
 from trueline.judge.registry import Check
 from trueline.judge.series.local_updates import digests_alike
 from trueline.judge.stats.memoize import memoized
@@ -42,19 +42,19 @@ from trueline.store.reader import Run
 
 _log = logging.getLogger(__name__)
 
-STRETCH = 250
-"""Steps after which is kept how far checks came: a further look judges fewer than these, and ``OPEN`` more, again."""
+STRETCH_STEPS = 250
+"""Steps after which is kept how far checks came: a further look judges fewer than these, and ``OPEN_STEPS`` more,
+again."""
 
-OPEN = 50
+OPEN_STEPS = 50
 """Last steps of a Run that are never taken for judged: a rank may still add to them."""
 
-TOGETHER = 2000
+STEPS_AT_ONCE = 2000
 """Most steps that are shown to checks at once."""
 
-TOGETHER_BYTES = 3 << 29
-"""Most that the columns of the rows take that are shown at once, unless ``STRETCH`` steps take more: that much again is
-read ahead.
-"""
+BYTES_AT_ONCE = 3 << 29
+"""Most that the columns of the rows take that are shown at once, unless ``STRETCH_STEPS`` steps take more: that much
+again is read ahead."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _first_needed(live: Mapping[str, Silent]) -> list[int]:
 
 def _low(run: Run, begin: int, last: Sequence[int]) -> int:
     """The first step that is read for a stretch from the ``begin``-th on."""
-    return min([int(run.steps[max(begin - AROUND, 0)]), *last])
+    return min([int(run.steps[max(begin - MARGIN_STEPS, 0)]), *last])
 
 
 def _load_stretches(
@@ -180,8 +180,8 @@ def _load_stretches(
     needs: Collection[str],
 ) -> Iterator[tuple[tuple[int, int], Run]]:
     """Each stretch with the steps that are read for it and were not for one before it, with what they ``needs``, which
-    is read while the stretch before is judged: to at least ``AROUND`` steps after it, and where a part ends. Those of
-    the first begin with the first of ``last``.
+    is read while the stretch before is judged: to at least ``MARGIN_STEPS`` steps after it, and where a part ends.
+    Those of the first begin with the first of ``last``.
     """
     steps = run.steps
 
@@ -194,8 +194,8 @@ def _load_stretches(
         ahead: list[tuple[tuple[int, int], Future[Run]]] = []
         low = _low(run, stretches[0][0], last) if stretches else 0
         for begin, end in stretches:
-            high = int(steps[min(end + AROUND, len(steps)) - 1])
-            ends = part_ends[(part_ends >= high) & (part_ends < high + STRETCH)]
+            high = int(steps[min(end + MARGIN_STEPS, len(steps)) - 1])
+            ends = part_ends[(part_ends >= high) & (part_ends < high + STRETCH_STEPS)]
             high = int(ends[0]) if len(ends) else high
             ahead.append(((begin, end), reader.submit(load, low, high)))
             low = high + 1
@@ -207,7 +207,9 @@ def _load_stretches(
 
 
 def _window(run: Run, begin: int, last: Sequence[int], loaded: Sequence[Run]) -> Run:
-    """The steps from the first of ``last`` and ``AROUND`` before the ``begin``-th on, of which all is ``loaded``."""
+    """The steps from the first of ``last`` and ``MARGIN_STEPS`` before the ``begin``-th on, of which all is
+    ``loaded``.
+    """
     parts = [part for part in loaded if len(part.steps)]
     window = run.between(_low(run, begin, last), int(parts[-1].steps[-1]) + 1)
     window.take_loaded(parts)
@@ -219,7 +221,7 @@ def _stretch(run: Run, window: Run, begin: int, end: int, last: Sequence[int]) -
     of what was ``window`` of them.
     """
     steps = run.steps
-    low, high = max(begin - AROUND, 0), min(end + AROUND, len(steps)) - 1
+    low, high = max(begin - MARGIN_STEPS, 0), min(end + MARGIN_STEPS, len(steps)) - 1
     part, neighbours = (
         window.between(int(steps[first]), int(steps[at_last]) + 1) for first, at_last in ((begin, end - 1), (low, high))
     )
@@ -230,7 +232,7 @@ def _stretch(run: Run, window: Run, begin: int, end: int, last: Sequence[int]) -
 
 def _num_settled(run: Run) -> int:
     """How many of the first steps are taken for judged once they were."""
-    return max(len(run.steps) - OPEN, 0) // STRETCH * STRETCH
+    return max(len(run.steps) - OPEN_STEPS, 0) // STRETCH_STEPS * STRETCH_STEPS
 
 
 def _num_shown_at_once(run: Run) -> int:
@@ -238,7 +240,10 @@ def _num_shown_at_once(run: Run) -> int:
     beside these has some ninety.
     """
     row_bytes = 8 * (90 + max((2 * len(env.params) + 12 * len(env.groups) for env in run.env.values()), default=0))
-    return max(min(TOGETHER, TOGETHER_BYTES // row_bytes // max(len(run.ranks), 1)) // STRETCH * STRETCH, STRETCH)
+    return max(
+        min(STEPS_AT_ONCE, BYTES_AT_ONCE // row_bytes // max(len(run.ranks), 1)) // STRETCH_STEPS * STRETCH_STEPS,
+        STRETCH_STEPS,
+    )
 
 
 def _followers(checks: Sequence[Check]) -> dict[str, Check]:
@@ -263,8 +268,8 @@ def _stretches(
     """From the first step that is not judged to the last of ``num_steps``, in pieces that end where something is
     kept, and if they can where what is around them ends with a part.
     """
-    in_front = np.searchsorted(run.steps, part_ends, side="right") - AROUND
-    good_ends = np.unique(in_front // STRETCH * STRETCH)
+    in_front = np.searchsorted(run.steps, part_ends, side="right") - MARGIN_STEPS
+    good_ends = np.unique(in_front // STRETCH_STEPS * STRETCH_STEPS)
     begin, together = first, _num_shown_at_once(run)
     while begin < num_steps:
         end = min(begin + together, kept_to) if begin < kept_to else num_steps
@@ -329,7 +334,7 @@ def _lengths_in(part: Run, column: str) -> list[int]:
 
 def _is_plain(run: Run) -> bool:
     """Whether a stretch of the Run is judged as the whole is, and there is enough of it to judge in stretches."""
-    if len(run.steps) < STRETCH + OPEN or not run.manifest.adapter or run.manifest.pieces or run.groups:
+    if len(run.steps) < STRETCH_STEPS + OPEN_STEPS or not run.manifest.adapter or run.manifest.pieces or run.groups:
         return False
     return not any(
         env.talks_in_forward or env.whole or env.alike or env.local_updates or len(env.lists) > 1
@@ -372,7 +377,7 @@ def _silent(path: str, entry: Mapping[str, Any]) -> Silent:
         lengths={str(column): tuple(map(int, values)) for column, values in entry["lengths"].items()},
         carried={str(name): restored(path, *values) for name, values in entry["carried"].items()},
     )
-    if silent.num_steps < 0 or silent.num_steps % STRETCH:
+    if silent.num_steps < 0 or silent.num_steps % STRETCH_STEPS:
         raise ValueError(silent.num_steps)
     return silent
 

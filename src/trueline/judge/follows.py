@@ -23,14 +23,14 @@ class ByStep:
     alone: Callable[[Run], bool] | None = None
 
 
-AROUND = 9
+MARGIN_STEPS = 9
 """Steps on either side of a stretch that say what is usual there."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Some steps of ``run``: ``part`` has these alone, ``around`` also the ``AROUND`` steps on either side of them,
-    where there are so many.
+    """Some steps of ``run``: ``part`` has these alone, ``around`` also the ``MARGIN_STEPS`` steps on either side of
+    them, where there are so many.
     """
 
     run: Run

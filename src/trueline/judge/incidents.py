@@ -38,16 +38,19 @@ def incidents_of(findings: Sequence[Finding]) -> tuple[Incident, ...]:
 
     Those of severity info are in none.
     """
-    members = {place: {place} for place, finding in enumerate(findings) if finding.severity != "info"}
+    members = {index: {index} for index, finding in enumerate(findings) if finding.severity != "info"}
     for member in members:
-        for other in members:
-            if members[member] is not members[other] and _belong_together(findings[member], findings[other]):
-                joined = members[member] | members[other]
+        for peer in members:
+            if members[member] is not members[peer] and _belong_together(findings[member], findings[peer]):
+                joined = members[member] | members[peer]
                 members |= dict.fromkeys(joined, joined)
     groups = {min(group): group for group in members.values()}
-    made = [_incident(findings, group) for group in groups.values()]
+    incidents = [_incident(findings, group) for group in groups.values()]
     return tuple(
-        sorted(made, key=lambda each: (SEVERITIES.index(each.severity), by_weight(findings[each.findings[0]])))
+        sorted(
+            incidents,
+            key=lambda incident: (SEVERITIES.index(incident.severity), by_weight(findings[incident.findings[0]])),
+        )
     )
 
 
@@ -63,10 +66,14 @@ def explains(cause: Finding, effect: Finding) -> bool:
     )
 
 
-def _belong_together(one: Finding, other: Finding) -> bool:
-    if _is_same_fault(one, other) or _is_same_fault(other, one):
+def _belong_together(first: Finding, second: Finding) -> bool:
+    if _is_same_fault(first, second) or _is_same_fault(second, first):
         return True
-    return explains(one, other) or explains(other, one) or (one.ranks == other.ranks and _since_the_same(one, other))
+    return (
+        explains(first, second)
+        or explains(second, first)
+        or (first.ranks == second.ranks and _share_onset(first, second))
+    )
 
 
 def _is_same_fault(finding: Finding, second: Finding) -> bool:
@@ -77,10 +84,10 @@ def _is_same_fault(finding: Finding, second: Finding) -> bool:
     )
 
 
-def _since_the_same(one: Finding, other: Finding) -> bool:
+def _share_onset(first: Finding, second: Finding) -> bool:
     """Whether both may have begun at one step."""
-    (low, high), (other_low, other_high) = _onset(one), _onset(other)
-    return one.step_first is not None and other.step_first is not None and low <= other_high and other_low <= high
+    (low, high), (other_low, other_high) = _onset(first), _onset(second)
+    return first.step_first is not None and second.step_first is not None and low <= other_high and other_low <= high
 
 
 def _onset(finding: Finding) -> tuple[float, float]:
@@ -106,8 +113,8 @@ def is_explained(effect: Finding, group: Sequence[Finding]) -> bool:
 
 def _incident(findings: Sequence[Finding], group: set[int]) -> Incident:
     """The telling one is what no other of them explains."""
-    members = [findings[place] for place in group]
-    ordered = sorted(group, key=lambda place: (is_explained(findings[place], members), by_weight(findings[place])))
+    members = [findings[index] for index in group]
+    ordered = sorted(group, key=lambda index: (is_explained(findings[index], members), by_weight(findings[index])))
     telling = findings[ordered[0]]
     return Incident(
         ranks=telling.ranks,
@@ -120,11 +127,11 @@ def _incident(findings: Sequence[Finding], group: set[int]) -> Incident:
 
 def began(findings: Sequence[Finding]) -> Finding:
     """The one of ``findings`` of a fault that shows when it began: the first, unless another surely began earlier."""
-    first, *others = findings
-    dated = [each for each in others if each.step_first is not None]
+    first, *later = findings
+    dated = [finding for finding in later if finding.step_first is not None]
     if first.step_first is None or not dated:
         return first
-    early = min(dated, key=lambda each: _begins(each)[1])
+    early = min(dated, key=lambda finding: _begins(finding)[1])
     return early if _begins(early)[1] < _begins(first)[0] else first
 
 
@@ -136,7 +143,7 @@ def _begins(finding: Finding) -> tuple[int, int]:
             return (step, step) if step is not None else (0, 0)
 
 
-def between(finding: Finding) -> tuple[int, int] | None:
+def onset_interval(finding: Finding) -> tuple[int, int] | None:
     """The first and last step at which it may have begun, where its first step is only the last of them."""
     match finding.evidence.get("onset_interval"):
         case [int(low), int(high)] if low < high == finding.step_first:

@@ -98,36 +98,36 @@ def _live_line() -> dict[str, Any]:
     return parts | {"oneOf": [numbers, finding], "title": "LiveLine", "description": "A line of the sink `jsonl`."}
 
 
-def _with_ids(made: dict[str, Any]) -> dict[str, Any]:
+def _with_ids(schema: dict[str, Any]) -> dict[str, Any]:
     """Findings of a whole Run have a name each."""
-    finding = made["$defs"]["Finding"]
+    finding = schema["$defs"]["Finding"]
     finding["properties"] = {"id": {"type": "string"}} | finding["properties"]
     finding["required"] = ["id", *finding["required"]]
-    return made
+    return schema
 
 
-_MADE: dict[str, Callable[[], dict[str, Any]]] = {
+_MAKE_SCHEMA: dict[str, Callable[[], dict[str, Any]]] = {
     "check": lambda: _with_ids(TypeAdapter(CheckDocument).json_schema(mode="serialization")),
     "diagnose": lambda: TypeAdapter(DiagnoseDocument).json_schema(mode="serialization"),
     "live": _live_line,
     "plan": Plan.model_json_schema,
 }
 
-NAMES: tuple[str, ...] = tuple(_MADE)
+NAMES: tuple[str, ...] = tuple(_MAKE_SCHEMA)
 
 
 def json_schema(name: str) -> dict[str, Any]:
     """The JSON Schema of the document ``name``: one of ``NAMES``. Further keys may come. Raises ``InputError``."""
-    if name not in _MADE:
+    if name not in _MAKE_SCHEMA:
         raise InputError(f"There is no JSON Schema of '{name}'. There are those of {', '.join(NAMES)}.")
-    made = _MADE[name]()
-    return {"$schema": DIALECT} | (made if name == "plan" else cast(dict[str, Any], _with_not_finite(made)))
+    schema = _MAKE_SCHEMA[name]()
+    return {"$schema": DIALECT} | (schema if name == "plan" else cast(dict[str, Any], _with_not_finite(schema)))
 
 
 def _with_not_finite(part: Any) -> Any:
     """``part`` of a schema, in which every number may also be one of ``_NOT_FINITE``."""
     if isinstance(part, list):
-        return [_with_not_finite(one) for one in cast(list[Any], part)]
+        return [_with_not_finite(item) for item in cast(list[Any], part)]
     if not isinstance(part, dict):
         return part
     items = cast(dict[str, Any], part)

@@ -19,8 +19,8 @@ def over_since(run: Run, findings: Sequence[Finding]) -> int | None:
     """
     needs = {check.code: check.needs for check in installed_checks()}
     ends = [_over_since(run, finding, needs.get(finding.code, ())) for finding in findings]
-    known = [end for end in ends if end is not None]
-    return max(known) if known and len(known) == len(ends) else None
+    over_steps = [end for end in ends if end is not None]
+    return max(over_steps) if over_steps and len(over_steps) == len(ends) else None
 
 
 def _over_since(run: Run, finding: Finding, needs: Sequence[str]) -> int | None:
@@ -42,8 +42,8 @@ def _looks(run: Run, needs: Sequence[str]) -> Any:
     measured_R = np.ones(len(steps_R), dtype=bool)
     for column in columns:
         measured_R &= np.asarray(column.is_valid())
-    looked = _of_every_rank(steps_R[measured_R], ranks_R[measured_R], len(run.ranks))
-    return looked if looked.size else _of_every_rank(steps_R, ranks_R, len(run.ranks))
+    common_steps = _of_every_rank(steps_R[measured_R], ranks_R[measured_R], len(run.ranks))
+    return common_steps if common_steps.size else _of_every_rank(steps_R, ranks_R, len(run.ranks))
 
 
 def _of_every_rank(steps_R: Any, ranks_R: Any, num_ranks: int) -> Any:

@@ -143,8 +143,8 @@ def _last_common_ns(run: Run) -> dict[int, int]:
         return {}
     time_N, known_N = (values[run.steps.searchsorted(common)] for values in run.pivot("time_ns"))
     columns = {rank: run.ranks.index(rank) for rank in raised}
-    known = all(known_N[column] for column in columns.values())
-    return {rank: int(time_N[column]) for rank, column in columns.items()} if known else {}
+    are_known = all(known_N[column] for column in columns.values())
+    return {rank: int(time_N[column]) for rank, column in columns.items()} if are_known else {}
 
 
 def _not_closed(ranks: Sequence[int], last: Sequence[int | None], how: str) -> str:

@@ -43,8 +43,8 @@ def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judge
     if incidents:
         first = incidents[0]
         num_grave = sum(finding.severity != "info" for finding in findings)
-        several = f" in {len(incidents)} incidents" if len(incidents) > 1 else ""
-        rest = f"{'; ' if where else ': '}{counted(num_grave, 'finding')}{several}"
+        in_incidents = f" in {len(incidents)} incidents" if len(incidents) > 1 else ""
+        rest = f"{'; ' if where else ': '}{counted(num_grave, 'finding')}{in_incidents}"
         return Verdict("out" if first.severity == "error" else "suspect", where, rest)
     if not judged.enough:
         return Verdict("unknown", "", _lack(judged))
@@ -64,7 +64,8 @@ def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judge
 def _confirm(findings: Sequence[Finding]) -> str:
     """``; 1 thing to confirm: a token in …``: of each what it claims, without its reason."""
     claims = [
-        re.sub(r"^(Model \S+: )?(.*?)(: .*|\.)?$", r"\1\2", each.claim, flags=re.S) for each in to_confirm(findings)
+        re.sub(r"^(Model \S+: )?(.*?)(: .*|\.)?$", r"\1\2", finding.claim, flags=re.S)
+        for finding in to_confirm(findings)
     ]
     texts = list(dict.fromkeys(f"{claim[:1].lower()}{claim[1:]}" for claim in claims))
     return f"; {counted(len(texts), 'thing')} to confirm: {'; '.join(texts)}" if texts else ""
@@ -100,13 +101,13 @@ def _left_open(judged: Judged) -> str:
 
 def _topics(questions: Sequence[Asked]) -> str:
     """What was asked, and in brackets why there is no answer; what has one reason together."""
-    pairs = [(TOPICS[asked.question], _why(asked)) for asked in questions]
+    pairs = [(TOPICS[answered.question], _why(answered)) for answered in questions]
     return "; ".join(f"{', '.join(topics)} ({why})" if why else ", ".join(topics) for topics, why in by_reason(pairs))
 
 
-def _why(asked: Asked) -> str:
+def _why(answered: Asked) -> str:
     """Why most checks of the question have no answer, up to where the reason begins to list examples."""
-    whys = [entry.why for entry in asked.checks_not_run if entry.lacks]
+    whys = [entry.why for entry in answered.checks_not_run if entry.lacks]
     return max(whys, key=whys.count).split(": ")[0] if whys else ""
 
 
@@ -121,8 +122,8 @@ def _lack(judged: Judged) -> str:
     if judged.of("open", among=("reference",)):
         return ": it could not be compared with the reference"
     if not judged.num_steps:
-        for asked in judged.of("partly", among=("rollouts",)):
-            ran, all_of = len(asked.checks_run), len(asked.checks_run) + len(asked.checks_not_run)
+        for rollouts in judged.of("partly", among=("rollouts",)):
+            ran, all_of = len(rollouts.checks_run), len(rollouts.checks_run) + len(rollouts.checks_not_run)
             return f": {ran} of {all_of} checks of rollouts had what they need; these found nothing"
         return ": no step was recorded"
     if judged.world_size == 1 and judged.num_steps < FEWEST_STEPS_OF_ONE:

@@ -72,5 +72,5 @@ def watching_cost(run: Run) -> WatchingCost | None:
 
 
 def _budget(plan: dict[str, Any]) -> float | None:
-    given = Plan().kept() | plan
-    return given["budget"] if given["every"] is None and given["preset"] in WATCH_ONLY else None
+    settings = Plan().kept() | plan
+    return settings["budget"] if settings["every"] is None and settings["preset"] in WATCH_ONLY else None

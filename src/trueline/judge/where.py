@@ -45,11 +45,11 @@ def machines_of(run: Run) -> Machines:
 
 def machine_text(ranks: Sequence[int], machines: Machines) -> str:
     """``on gpu-node-09, device 5`` of ranks of one machine among several; '' otherwise."""
-    named = [machines[rank] for rank in ranks if rank in machines]
-    hosts = {host for host, _ in named}
+    known_machines = [machines[rank] for rank in ranks if rank in machines]
+    hosts = {host for host, _ in known_machines}
     if len(hosts) != 1 or len({host for host, _ in machines.values()}) < 2:
         return ""
-    device = named[0][1] if len(named) == 1 else ""
+    device = known_machines[0][1] if len(known_machines) == 1 else ""
     number = device.partition(":")[2] or ("" if device == "cpu" else device)
     return f"on {hosts.pop()}" + (f", device {number}" if number else "")
 

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from trueline.judge.actions import Commands, actions_of, in_pieces, record_step
+from trueline.judge.actions import Commands, actions_of, record_step, split_at_command
 
 JOB = ("torchrun", "--nproc-per-node", "2", "train.py", "--name", "a b")
 
@@ -47,7 +47,7 @@ def test_what_only_reads_the_run_is_told_from_what_runs_the_job():
 
 def test_a_command_of_a_job_is_cut_out_of_its_line_and_others_stay():
     line = Commands("runs/a", JOB).filled(f"Record it: {record_step(1)}. Then look.")
-    before, command, behind = in_pieces(line)
+    before, command, behind = split_at_command(line)
     assert (before, behind) == ("Record it:", "Then look.")
     assert shlex.split(command)[-2:] == ["--name", "a b"]
-    assert in_pieces("More: `trueline explain x`") == ("More: `trueline explain x`", "", "")
+    assert split_at_command("More: `trueline explain x`") == ("More: `trueline explain x`", "", "")

@@ -143,7 +143,7 @@ def test_every_check_runs_on_a_healthy_run_and_finds_nothing(tmp_path):
     assert all(entry.why.startswith(lacking) for entry in report.checks_not_run)
     assert report.notes == ()
     assert report.findings == ()
-    assert (report.found, report.exit_code) == (False, 0)
+    assert (report.has_incidents, report.exit_code) == (False, 0)
     assert report.next == (
         "Not looked at: what all ranks share (mask, order, batch, padding). "
         "To look: `trueline run --plan laws -- COMMAND`",

@@ -104,7 +104,7 @@ def gather(run: Run, step: int, steps: Mapping[int, RankStep], *, micros_apart: 
             key, micro = _gather_key(value, sightings, micros_apart=micros_apart, pieces=pieces)
             if micro is None:
                 continue
-            order.add(key, value, Part(Owner(team, micro, member), value, rank_step.places.get(value.index)))
+            order.add(key, value, Part(Owner(team, micro, member), value, rank_step.shard_places.get(value.index)))
     team_ids = {team for team, _ in teams.values()}
     data_parallel_ranks = set(run.manifest.data_parallel_ranks)
     # Teams that did not record have their share of the batch, too.
@@ -154,7 +154,7 @@ def teams_of(run: Run, steps: Mapping[int, RankStep]) -> dict[int, tuple[int, in
 def _coordinates(rank_step: RankStep) -> tuple[tuple[object, int], ...]:
     """Coordinate of a rank on each axis of the meshes of its activations, as (axis, coordinate), sorted."""
     coordinates: dict[object, int] = {}
-    for index, place in rank_step.places.items():
+    for index, place in rank_step.shard_places.items():
         if rank_step.values[index].site.phase in OF_BATCH:
             names = place.names or tuple(f"axis {axis} of {place.sizes}" for axis in range(len(place.sizes)))
             coordinates |= dict(zip(names, place.coordinate, strict=True))

@@ -32,7 +32,7 @@ class Diagnosis:
         """That of ``check``: 0 nothing found and enough was judged, 1 found, 3 cannot tell."""
         return self.report.exit_code
 
-    def of(self, incident: int) -> tuple[Verdict, ...]:
+    def verdicts_on(self, incident: int) -> tuple[Verdict, ...]:
         """The Verdicts on one incident, the answer first."""
         return tuple(verdict for verdict in self.verdicts if verdict.incident == incident)
 
@@ -63,7 +63,7 @@ def diagnose(
     """
     answers = [(os.fspath(folder), read_trial(folder)) for folder in trials]
     report = check(run, ref=ref)
-    codes = {report.findings[place].code for incident in report.incidents for place in incident.findings}
+    codes = {report.findings[index].code for incident in report.incidents for index in incident.findings}
     notes = [
         f"The trial in {folder} counts for nothing here: "
         + ("it has no answer that tells causes apart." if sign is None else f"it is about {sign.code}, not found here.")

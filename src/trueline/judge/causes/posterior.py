@@ -59,7 +59,7 @@ def score(cause: Cause, signs: Signs) -> float:
     weak = hints(cause, signs) - signs.fired
     for code in weak:
         votes[_root(code)].append(math.log(cause.chance(code) / BY_UNKNOWN) * HINT)
-    for sign in {*(each for each in signs.fired if _is_code(each)), *cause.shows}:
+    for sign in {*filter(_is_code, signs.fired), *cause.shows}:
         if sign not in weak and signs.looked_at(sign):
             votes[_root(sign)].append(_log_ratio(cause, sign, signs))
     return math.fsum(max(0.0, *ratios) + min(0.0, *ratios) for ratios in votes.values())
@@ -100,8 +100,8 @@ def _kinds_of(code: str, signs: Iterable[str]) -> list[str]:
 def explained_by(cause: Cause, sign: str, signs: Signs) -> bool:
     """Whether what ``cause`` brings brings the finding ``sign`` with it."""
     weak = hints(cause, signs)
-    found = [code for code in cause.codes if code in weak or (code in signs.fired and _brings(cause, code, signs))]
-    return any(sign in facts_of(code).explains for code in found)
+    codes = [code for code in cause.codes if code in weak or (code in signs.fired and _brings(cause, code, signs))]
+    return any(sign in facts_of(code).explains for code in codes)
 
 
 def _log_ratio(cause: Cause, sign: str, signs: Signs) -> float:
@@ -123,7 +123,7 @@ def _root(sign: str) -> str:
     return (facts_of(sign).root or sign) if _is_code(sign) else sign.partition(":")[0]
 
 
-def leading(chances: Mapping[str, float], within: float) -> list[str]:
-    """The most probable slug, and those not ``within`` times less so, best first."""
+def leading(chances: Mapping[str, float], factor: float) -> list[str]:
+    """The most probable slug, and those not ``factor`` times less so, best first."""
     ordered = sorted(chances, key=lambda slug: (-chances[slug], slug))
-    return [slug for slug in ordered if chances[slug] * within >= chances[ordered[0]] > 0]
+    return [slug for slug in ordered if chances[slug] * factor >= chances[ordered[0]] > 0]

@@ -23,7 +23,7 @@ import numpy as np
 
 from trueline.judge.compared_ranks import data_parallel_ranks, numbers
 from trueline.judge.incidents import Incident
-from trueline.judge.series.declared_sampling import Declared, declared_sampling
+from trueline.judge.series.declared_sampling import DeclaredSampling, declared_sampling
 from trueline.judge.series.target_places import NEXT, target_places
 from trueline.schema.errors import RunError
 from trueline.schema.finding import Finding
@@ -57,35 +57,44 @@ class Signs:
         return Signs(self.fired | {code}, self.silent - {code}, self.hinted)
 
 
-def signs_of(report: CheckReport, incident: Incident, known: Collection[str]) -> Signs:
-    """What ``incident`` shows of the ``known`` signs: kinds only of findings that some cause tells apart by them."""
-    findings = [report.findings[place] for place in incident.findings]
+def signs_of(report: CheckReport, incident: Incident, known_signs: Collection[str]) -> Signs:
+    """What ``incident`` shows of the ``known_signs`` signs: kinds only of findings that some cause tells apart by
+    them.
+    """
+    findings = [report.findings[index] for index in incident.findings]
     codes = {finding.code for finding in findings}
     elsewhere = {finding.code for finding in report.findings if finding.severity != "info"} - codes
-    by_kind = {sign.partition("/")[0] for sign in known if "/" in sign}
-    fired = codes | {f"{each.code}/{kind}" for each in findings if each.code in by_kind for kind in _kinds(each)}
-    fired |= {f"{part}:{state}" for finding in findings for part, state in _fed(finding).items()}
-    fired |= _who(findings, report.judged.world_size) | _since(findings, report) | _steps(findings) | report.context
+    by_kind = {sign.partition("/")[0] for sign in known_signs if "/" in sign}
+    fired = codes | {
+        _kind_sign(finding, kind) for finding in findings if finding.code in by_kind for kind in _kinds(finding)
+    }
+    fired |= {f"{part}:{state}" for finding in findings for part, state in _feed_states(finding).items()}
+    fired |= (
+        _rank_signs(findings, report.judged.world_size)
+        | _onset_signs(findings, report)
+        | _duration_signs(findings)
+        | report.context
+    )
     fired |= {trial.sign for trial in report.trials if not trial.code or trial.code in codes}
     fired.add("ranks:one" if report.judged.world_size == 1 else "ranks:several")
     fired.add("reduction:judged" if "reduction-mismatch" in report.checks_run else "reduction:open")
-    beside = [each for each in report.findings if each.severity == "info" and _is_beside(each, findings)]
-    hinted = {each.code for each in beside} | {f"{each.code}/{kind}" for each in beside for kind in _kinds(each)}
+    infos = [info for info in report.findings if info.severity == "info" and _is_beside(info, findings)]
+    hinted = {info.code for info in infos} | {_kind_sign(info, kind) for info in infos for kind in _kinds(info)}
     silent: set[str] = set()
-    for sign in known:
+    for sign in known_signs:
         topic, mark, rest = sign.partition("/") if "/" in sign else sign.partition(":")
         if sign in fired:
             continue
-        every = {f"{topic}{mark}{kind}" for kind in rest.split("|")}
-        if not hinted.isdisjoint(every):
+        alternatives = {f"{topic}{mark}{kind}" for kind in rest.split("|")}
+        if not hinted.isdisjoint(alternatives):
             hinted.add(sign)
-        if rest and not fired.isdisjoint(every):
+        if rest and not fired.isdisjoint(alternatives):
             fired.add(sign)
             continue
         if "/" in sign:
-            judged = topic in codes and any(_kinds(each) for each in findings if each.code == topic)
+            judged = topic in codes and any(_kinds(finding) for finding in findings if finding.code == topic)
         elif ":" in sign:
-            judged = any(each.startswith(f"{topic}:") for each in fired)
+            judged = any(other_sign.startswith(f"{topic}:") for other_sign in fired)
         else:
             judged = sign in report.checks_run and sign not in elsewhere
         if judged:
@@ -102,34 +111,38 @@ def _is_beside(info: Finding, findings: Sequence[Finding]) -> bool:
     )
 
 
+def _kind_sign(finding: Finding, kind: str) -> str:
+    return f"{finding.code}/{kind}"
+
+
 def _kinds(finding: Finding) -> tuple[str, ...]:
     """Those that the check states; a check of another package may keep something else under this name."""
     kind = finding.evidence.get("kind")
     if isinstance(kind, str):
         return (kind,)
     kinds = cast(Sequence[Any], kind) if isinstance(kind, list | tuple) else ()
-    return tuple(each for each in kinds if isinstance(each, str))
+    return tuple(name for name in kinds if isinstance(name, str))
 
 
-def _fed(finding: Finding) -> Mapping[str, str]:
+def _feed_states(finding: Finding) -> Mapping[str, str]:
     """Whether inputs and labels of the ranks are other than those of the others, or alike."""
-    found = finding.evidence.get("fed")
-    return cast(Mapping[str, str], found) if isinstance(found, Mapping) else {}
+    states = finding.evidence.get("fed")
+    return cast(Mapping[str, str], states) if isinstance(states, Mapping) else {}
 
 
-def _who(findings: Sequence[Finding], world_size: int) -> set[str]:
+def _rank_signs(findings: Sequence[Finding], world_size: int) -> set[str]:
     """Whether fewer than half of the ranks are named, or all of them; of two ranks only where one is named."""
-    named = [finding for finding in findings if finding.ranks and not finding.evidence.get("undecided")]
-    if world_size < 2 or not named:
+    naming = [finding for finding in findings if finding.ranks and not finding.evidence.get("undecided")]
+    if world_size < 2 or not naming:
         return set()
-    sizes = {len(finding.ranks) for finding in named}
+    sizes = {len(finding.ranks) for finding in naming}
     if 2 * min(sizes) < world_size or (world_size == 2 and 1 in sizes):
         return {"who:some"}
-    open_pair = world_size == 2 and all(facts_of(finding.code).names_both for finding in named)
+    open_pair = world_size == 2 and all(facts_of(finding.code).names_both for finding in naming)
     return {"who:all"} if world_size in sizes and not open_pair else set()
 
 
-def _since(findings: Sequence[Finding], report: CheckReport) -> set[str]:
+def _onset_signs(findings: Sequence[Finding], report: CheckReport) -> set[str]:
     """Whether it is there from the first step of the Run on, or began within it."""
     if report.judged.steps is None:
         return set()
@@ -144,7 +157,7 @@ def _since(findings: Sequence[Finding], report: CheckReport) -> set[str]:
     return {"since:start"} if min(begins) <= report.judged.steps[0] else {"since:later"}
 
 
-def _steps(findings: Sequence[Finding]) -> set[str]:
+def _duration_signs(findings: Sequence[Finding]) -> set[str]:
     """Whether the telling finding is of a single step, or of several."""
     first = findings[0]
     if first.step_first is None or first.step_last is None:
@@ -155,16 +168,16 @@ def _steps(findings: Sequence[Finding]) -> set[str]:
 def context_of(run: Run) -> frozenset[str]:
     """How the job was run: framework, sampler, micro-batches, precision; without what a damaged Run does not say."""
     envs = list(run.env.values())
-    found = {f"adapter:{adapter}"} if (adapter := _adapter(run)) else set[str]()
+    context = {f"adapter:{adapter}"} if (adapter := _adapter(run)) else set[str]()
     samplers = {_sampler(env.data) for env in envs} - {""}
-    found |= {f"sampler:{sampler}" for sampler in samplers} if len(samplers) == 1 else set()
-    found |= _shared(declared_sampling(run.env, data_parallel_ranks(run)))
+    context |= {f"sampler:{sampler}" for sampler in samplers} if len(samplers) == 1 else set()
+    context |= _sampling_signs(declared_sampling(run.env, data_parallel_ranks(run)))
     if envs:
-        found.add("precision:float16" if any(env.in_float16 for env in envs) else "precision:other")
-    for signs in (_micro, _synced, _labels):
+        context.add("precision:float16" if any(env.in_float16 for env in envs) else "precision:other")
+    for read_signs in (_accumulation_signs, _wrapper_signs, _label_signs):
         with contextlib.suppress(RunError):
-            found |= signs(run)
-    return frozenset(found)
+            context |= read_signs(run)
+    return frozenset(context)
 
 
 def _adapter(run: Run) -> str:
@@ -185,23 +198,23 @@ def _sampler(data: Mapping[str, object]) -> str:
     return "whole" if data.get("num_replicas") == 1 or data.get("sampler") in _SPLITTING_NOTHING else "own"
 
 
-def _shared(declared: Declared) -> set[str]:
+def _sampling_signs(declared: DeclaredSampling) -> set[str]:
     """Whether each rank's sampler declares a rank, and its data set holds rows, that no other's does; and in which
     order samplers that split nothing go through it. A split is ``drawn`` where ranks hold other rows of one data set,
     in no even order.
     """
-    found: set[str] = set()
+    signs: set[str] = set()
     for topic, key in (("parts", "sampler_rank"), ("rows", "rows_digest")):
         values = declared.of_each(key) or {}
         if len(values) > 1:
-            found.add(f"{topic}:{'own' if len(set(values.values())) == len(values) else 'shared'}")
+            signs.add(f"{topic}:{'own' if len(set(values.values())) == len(values) else 'shared'}")
     if declared.draws_splits:
-        found.add("split:drawn")
+        signs.add("split:drawn")
     order = {"SequentialSampler": "file", "RandomSampler": "random"}.get(declared.all_equal("sampler"))
-    return found | {f"order:{order}"} if order else found
+    return signs | {f"order:{order}"} if order else signs
 
 
-def _synced(run: Run) -> set[str]:
+def _wrapper_signs(run: Run) -> set[str]:
     """Of DDP, whether it was called, and whether every step had a backward pass that it was to reduce: none is under
     ``no_sync``.
     """
@@ -211,19 +224,19 @@ def _synced(run: Run) -> set[str]:
     outside = {env.forward_outside for env in run.env.values()}
     if True in outside:  # what went around DDP is no pass of its
         return {"wrapper:bypassed"}
-    called = {"wrapper:called"} if outside - {None} else set[str]()
-    made = np.diff(passes, axis=0, prepend=0.0)
-    synced = "sync:on" if measured.all() and (made > 0).all() else "sync:off"
-    return called | {synced}
+    wrapper = {"wrapper:called"} if outside - {None} else set[str]()
+    new_passes = np.diff(passes, axis=0, prepend=0.0)
+    synced = "sync:on" if measured.all() and (new_passes > 0).all() else "sync:off"
+    return wrapper | {synced}
 
 
-def _labels(run: Run) -> set[str]:
+def _label_signs(run: Run) -> set[str]:
     """Whether each rank's targets are the next tokens of its own inputs, so that they belong to these."""
-    places = target_places(run).values()
-    return {"labels:of-inputs"} if places and all(place == NEXT for place in places) else set()
+    offsets = target_places(run).values()
+    return {"labels:of-inputs"} if offsets and all(offset == NEXT for offset in offsets) else set()
 
 
-def _micro(run: Run) -> set[str]:
+def _accumulation_signs(run: Run) -> set[str]:
     counts, measured = numbers(run, "num_micro", run.ranks)
-    known = counts[measured]
-    return {"micro:several" if known.max() > 1 else "micro:one"} if known.size else set()
+    num_micro = counts[measured]
+    return {"micro:several" if num_micro.max() > 1 else "micro:one"} if num_micro.size else set()

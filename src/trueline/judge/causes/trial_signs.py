@@ -53,7 +53,7 @@ class TrialSign:
 
 
 @dataclass(frozen=True)
-class Proposed:
+class TrialProposal:
     """A trial that would tell: the ``verb``, by how many ``nats`` the entropy over causes is expected to fall, and how
     many ``runs`` of the job it usually takes.
     """
@@ -68,7 +68,7 @@ def read_trial(folder: str | os.PathLike[str]) -> TrialSign | None:
     path = Path(folder, "trial.json")
     try:
         document = cast(Mapping[str, Any], json.loads(path.read_text(encoding="utf-8")))
-        verb, asked = str(document["trial"]), cast(Mapping[str, Any], document["asked"])
+        verb, request = str(document["trial"]), cast(Mapping[str, Any], document["asked"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"'{path}' cannot be read as a trial: {error}. Give the --out of a trial.") from None
     if document.get("answer") not in ("confirmed", "excluded"):
@@ -77,14 +77,14 @@ def read_trial(folder: str | os.PathLike[str]) -> TrialSign | None:
         [str(line) for line in cast(Sequence[Any], document.get(key) or [])] for key in ("credible", "says", "next")
     )
     sign = f"{verb}:{credible[0]}" if len(credible) == 1 else None
-    if "code" not in asked:
-        sign = _of_job(verb, credible, asked)
+    if "code" not in request:
+        sign = _of_job(verb, credible, request)
     if sign is None:
         return None
-    return TrialSign(str(asked.get("code", "")), PREFIX + sign, says[0] if says else "", tuple(following))
+    return TrialSign(str(request.get("code", "")), PREFIX + sign, says[0] if says else "", tuple(following))
 
 
-def _of_job(verb: str, credible: Sequence[str], asked: Mapping[str, Any]) -> str | None:
+def _of_job(verb: str, credible: Sequence[str], request: Mapping[str, Any]) -> str | None:
     """The kind of answer of a trial about the whole job; None of one that tells no causes apart."""
     first = credible[0] if credible else ""
     if verb == "vote":
@@ -92,16 +92,18 @@ def _of_job(verb: str, credible: Sequence[str], asked: Mapping[str, Any]) -> str
     if verb == "repeat":
         return f"repeat:{'none' if not first else 'between' if first.startswith('before ') else 'call'}"
     if verb == "remedy":
-        return f"remedy-{str(asked.get('remedy')).partition(':')[0]}:{first}"
+        return f"remedy-{str(request.get('remedy')).partition(':')[0]}:{first}"
     return None
 
 
-def proposed(causes: Sequence[Cause], chances: Mapping[str, float]) -> Proposed | None:
+def propose_trial(causes: Sequence[Cause], chances: Mapping[str, float]) -> TrialProposal | None:
     """The trial with the largest expected drop of entropy over causes for the runs that it takes."""
     likely = [(cause, chances[cause.slug]) for cause in causes if chances.get(cause.slug, 0.0) > 0.01]
     rest = max(0.0, 1 - sum(chance for _, chance in likely))
-    every = [Proposed(verb, _drop(verb, likely, rest), each.usual) for verb, each in VERBS.items() if each.answers]
-    best = max(every, key=lambda each: each.nats / each.runs)
+    proposals = [
+        TrialProposal(name, _drop(name, likely, rest), verb.usual) for name, verb in VERBS.items() if verb.answers
+    ]
+    best = max(proposals, key=lambda proposal: proposal.nats / proposal.runs)
     return best if best.nats >= LEAST_NATS else None
 
 
@@ -114,7 +116,7 @@ def _drop(verb: str, likely: Sequence[tuple[Cause, float]], rest: float) -> floa
     rows = [(_answers(cause, answers, VERBS[verb].answers), chance) for cause, chance in likely]
     rows.append((_unstated(answers, VERBS[verb].answers), rest))
     total = sum(chance for _, chance in rows)
-    mean = [sum(row[place] * chance for row, chance in rows) / total for place in range(len(answers) + 1)]
+    mean = [sum(row[column] * chance for row, chance in rows) / total for column in range(len(answers) + 1)]
     return _entropy(mean) - sum(_entropy(row) * chance for row, chance in rows) / total
 
 
@@ -124,8 +126,8 @@ def _answers(cause: Cause, answers: Sequence[str], num: int) -> list[float]:
     if not stated:
         return _unstated(answers, num)
     sure = cause.chance(stated[0]) / len(stated)
-    others = (1 - sure * len(stated)) / (len(answers) + 1 - len(stated))
-    return [sure if sign in stated else others for sign in answers] + [others]
+    rest = (1 - sure * len(stated)) / (len(answers) + 1 - len(stated))
+    return [sure if sign in stated else rest for sign in answers] + [rest]
 
 
 def _unstated(answers: Sequence[str], num: int) -> list[float]:

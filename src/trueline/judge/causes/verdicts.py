@@ -13,7 +13,7 @@ from trueline.judge.causes.cause import Cause
 from trueline.judge.causes.library import known_causes
 from trueline.judge.causes.posterior import UNKNOWN, exclusions, explained_by, hints, leading, posterior
 from trueline.judge.causes.signs import Signs, signs_of
-from trueline.judge.causes.trial_signs import DECISIVE, PREFIX, Proposed, TrialSign, proposed
+from trueline.judge.causes.trial_signs import DECISIVE, PREFIX, TrialProposal, TrialSign, propose_trial
 from trueline.judge.incidents import Incident
 from trueline.schema.judged import NotRun
 from trueline.schema.law import facts_of
@@ -27,7 +27,7 @@ Standing = Literal["suspected", "supported", "confirmed", "excluded", "undecided
 
 SUPPORTED = 0.85
 """Least probability of a cause that is called supported."""
-APART = 3.0
+TIED_FACTOR = 3.0
 """Causes less than this many times less probable than the first are named together with it."""
 _RECORD, _UNRECORDED = "trueline run --plan mix", "o step was recorded, as"
 """Words of advice that records a step, and of a reason that no step was."""
@@ -63,19 +63,19 @@ class Verdict:
     trials: tuple[str, ...] = ()
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """Whether a cause is named, and not that none is known."""
         return self.cause != UNKNOWN
 
     @property
     def is_likely(self) -> bool:
         """Whether it is one of few causes."""
-        return self.known and len(self.among) <= _MAX_LIKELY
+        return self.is_known and len(self.among) <= _MAX_LIKELY
 
     @property
     def headline(self) -> str:
         """The answer in a line: the cause, and how surely."""
-        if not self.known:
+        if not self.is_known:
             near = f"; nearest: {', '.join(self.among)}" if self.among else ""
             says = self.says.replace("No known cause", "none of the known ones")
             return f"Cause unknown: {says}{near}"
@@ -114,35 +114,35 @@ def verdicts_of(report: CheckReport, causes: Sequence[Cause] | None = None) -> t
     are given.
     """
     among = known_causes() if causes is None else causes
-    known = {sign for cause in among for sign in (*cause.shows, *cause.needs, *cause.excludes)}
+    signs = {sign for cause in among for sign in (*cause.shows, *cause.needs, *cause.excludes)}
     verdicts: list[Verdict] = []
-    for place, incident in enumerate(report.incidents):
-        verdicts += _verdicts(report, place, incident, signs_of(report, incident, known), among)
+    for position, incident in enumerate(report.incidents):
+        verdicts += _verdicts(report, position, incident, signs_of(report, incident, signs), among)
     return tuple(verdicts)
 
 
 def _verdicts(
-    report: CheckReport, place: int, incident: Incident, signs: Signs, causes: Sequence[Cause]
+    report: CheckReport, position: int, incident: Incident, signs: Signs, causes: Sequence[Cause]
 ) -> list[Verdict]:
     """The answer, then causes that are as likely or nearly, then such as were near but for an exact contradiction."""
     by_slug = {cause.slug: cause for cause in causes}
     telling = [report.findings[index].code for index in incident.findings if not report.explained(index, incident)]
     chances = posterior(causes, signs, telling)
-    first = leading(chances, APART)
+    first = leading(chances, TIED_FACTOR)
     answer = by_slug.get(first[0])
     lacking = [entry for entry in report.checks_not_run if entry.lacks]
-    untold, others = ([], []) if answer is None else _would_be_told(lacking, causes, signs, telling, answer)
-    among = [slug for slug in (*first, *others) if slug != UNKNOWN]
+    untold, rivals = ([], []) if answer is None else _untested_rivals(lacking, causes, signs, telling, answer)
+    among = [slug for slug in (*first, *rivals) if slug != UNKNOWN]
     answers = _answers_about(report, incident)
     if answer is not None and any(trial.sign in DECISIVE and trial.sign not in answer.shows for trial in answers):
         return [
-            _unknown(report, place, incident, among, chances, untold, answers),
-            *_excluded(place, incident, signs, causes, report),
+            _unknown(report, position, incident, among, chances, untold, answers),
+            *_excluded(position, incident, signs, causes, report),
         ]
     if answer is None or _is_not_shown(answer, signs, telling, lacking) or (untold and len(among) < 2):
         return [
-            _unknown(report, place, incident, among, chances, untold, answers),
-            *_excluded(place, incident, signs, causes, report),
+            _unknown(report, position, incident, among, chances, untold, answers),
+            *_excluded(position, incident, signs, causes, report),
         ]
     tied = [by_slug[slug] for slug in among]
     standing: Standing = "suspected"
@@ -152,11 +152,11 @@ def _verdicts(
         standing = "supported"
     if standing == "supported" and any(sign.startswith(PREFIX) and sign in signs.fired for sign in answer.shows):
         standing = "confirmed"
-    trial = None if standing == "confirmed" else proposed(causes, chances)
-    made = [
+    trial = None if standing == "confirmed" else propose_trial(causes, chances)
+    verdicts = [
         _verdict(
             report,
-            place,
+            position,
             incident,
             cause,
             signs,
@@ -169,10 +169,10 @@ def _verdicts(
         )
         for cause in tied
     ]
-    return [*made, *_excluded(place, incident, signs, causes, report)]
+    return [*verdicts, *_excluded(position, incident, signs, causes, report)]
 
 
-def _would_be_told(
+def _untested_rivals(
     lacking: Sequence[NotRun], causes: Sequence[Cause], signs: Signs, telling: Sequence[str], answer: Cause
 ) -> tuple[list[NotRun], list[str]]:
     """The checks ``lacking`` data that would contradict ``answer`` had they found something, and the causes that would
@@ -180,17 +180,17 @@ def _would_be_told(
     """
     against = {sign.partition("/")[0] for sign in answer.excludes}
     untold: list[NotRun] = []
-    others: list[str] = []
+    rivals: list[str] = []
     for entry in lacking:
         if entry.check not in against:
             continue
-        left = [code for code in telling if code not in facts_of(entry.check).explains]
-        found = telling if len(left) == len(telling) else [entry.check, *left]
-        then = leading(posterior(causes, signs.with_found(entry.check), found), 1.0)[0]
-        if then != answer.slug:
+        unexplained = [code for code in telling if code not in facts_of(entry.check).explains]
+        codes = telling if len(unexplained) == len(telling) else [entry.check, *unexplained]
+        first = leading(posterior(causes, signs.with_found(entry.check), codes), 1.0)[0]
+        if first != answer.slug:
             untold.append(entry)
-            others += [] if then in (UNKNOWN, *others) else [then]
-    return untold, others
+            rivals += [] if first in (UNKNOWN, *rivals) else [first]
+    return untold, rivals
 
 
 def _is_not_shown(cause: Cause, signs: Signs, telling: Sequence[str], lacking: Sequence[NotRun]) -> bool:
@@ -210,7 +210,7 @@ def _is_not_shown(cause: Cause, signs: Signs, telling: Sequence[str], lacking: S
 
 def _verdict(
     report: CheckReport,
-    place: int,
+    position: int,
     incident: Incident,
     cause: Cause,
     signs: Signs,
@@ -218,26 +218,27 @@ def _verdict(
     standing: Standing,
     tied: Sequence[Cause],
     untold: Sequence[NotRun],
-    trial: Proposed | None,
+    trial: TrialProposal | None,
     answers: Sequence[TrialSign],
 ) -> Verdict:
-    found = [report.findings[index].code for index in incident.findings]
-    because = [code for code in found if code in cause.shows or explained_by(cause, code, signs)]
+    codes = [report.findings[index].code for index in incident.findings]
+    because = [code for code in codes if code in cause.shows or explained_by(cause, code, signs)]
     weak = sorted(hints(cause, signs) - signs.fired)
-    unlike = [code for code in found if code not in because]
+    unlike = [code for code in codes if code not in because]
     missing = [
         (entry.check, entry.why) for entry in report.checks_not_run if entry.check in cause.codes or entry in untold
     ]
     lacking = [code for code in cause.codes if code in signs.silent.difference(weak) and cause.shows[code] != "often"]
     lacking_data = [f"{capitalized(why)}." for _, why in missing] if tied else []
-    settles = [each.settles for each in (cause, *(each for each in tied if each is not cause))][:_MAX_SETTLED]
+    rivals = [rival for rival in tied if rival is not cause]
+    settles = [candidate.settles for candidate in (cause, *rivals)][:_MAX_SETTLED]
     return Verdict(
         cause=cause.slug,
         standing=standing,
-        incident=place,
+        incident=position,
         says=cause.says,
         probability=chance,
-        among=tuple(each.slug for each in tied),
+        among=tuple(rival.slug for rival in tied),
         because=tuple(dict.fromkeys([*because, *weak])),
         against=tuple(dict.fromkeys([*unlike, *lacking])),
         missing=tuple(f"{code}: {why}" for code, why in missing),
@@ -248,7 +249,7 @@ def _verdict(
 
 def _answers_about(report: CheckReport, incident: Incident) -> list[TrialSign]:
     """What trials answered about ``incident`` or about the whole job."""
-    codes = {report.findings[place].code for place in incident.findings}
+    codes = {report.findings[index].code for index in incident.findings}
     return [trial for trial in report.trials if not trial.code or trial.code in codes]
 
 
@@ -263,13 +264,13 @@ def _next(report: CheckReport, incident: Incident, lines: Sequence[str]) -> tupl
     recorded, the command that records the first one of the incident.
     """
     advice = report.advice(incident)
-    kept = [line for line in lines if _UNRECORDED not in line]
-    if len(kept) < len(lines) and not any(_RECORD in line for line in advice):
-        kept.insert(0, f"Record a step: {record_step(incident.step_first or 0)}")
-    return tuple(dict.fromkeys([*map(report.commands.filled, kept), *advice]))
+    runnable = [line for line in lines if _UNRECORDED not in line]
+    if len(runnable) < len(lines) and not any(_RECORD in line for line in advice):
+        runnable.insert(0, f"Record a step: {record_step(incident.step_first or 0)}")
+    return tuple(dict.fromkeys([*map(report.commands.filled, runnable), *advice]))
 
 
-def _trying(trial: Proposed | None) -> list[str]:
+def _trying(trial: TrialProposal | None) -> list[str]:
     """The command of the trial that would tell most."""
     if trial is None:
         return []
@@ -278,7 +279,7 @@ def _trying(trial: Proposed | None) -> list[str]:
 
 def _unknown(
     report: CheckReport,
-    place: int,
+    position: int,
     incident: Incident,
     near: Sequence[str],
     chances: Mapping[str, float],
@@ -289,15 +290,15 @@ def _unknown(
     says = "No known cause explains these findings together"
     if decisive:
         says = f"{decisive[0].text.rstrip('.')}; no known cause explains that with these findings"
-    found = tuple(dict.fromkeys(report.findings[index].code for index in incident.findings))
+    codes = tuple(dict.fromkeys(report.findings[index].code for index in incident.findings))
     return Verdict(
         cause=UNKNOWN,
         standing="undecided",
-        incident=place,
+        incident=position,
         says=says,
         probability=chances[UNKNOWN],
         among=tuple(near),
-        because=found,
+        because=codes,
         missing=tuple(f"{entry.check}: {entry.why}" for entry in untold),
         next=_next(
             report,
@@ -309,13 +310,13 @@ def _unknown(
 
 
 def _excluded(
-    place: int, incident: Incident, signs: Signs, causes: Sequence[Cause], report: CheckReport
+    position: int, incident: Incident, signs: Signs, causes: Sequence[Cause], report: CheckReport
 ) -> list[Verdict]:
     """Causes that bring the telling finding and are contradicted all the same."""
     telling = report.findings[incident.findings[0]].code
     near = [(cause, exclusions(cause, signs)) for cause in causes if telling in cause.codes]
     return [
-        Verdict(cause.slug, "excluded", place, cause.says, 0.0, against=against)
+        Verdict(cause.slug, "excluded", position, cause.says, 0.0, against=against)
         for cause, against in near
         if against and not any(":" in sign for sign in against)
     ][:_MAX_EXCLUDED]

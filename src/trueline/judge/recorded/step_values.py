@@ -227,7 +227,7 @@ class RankStep:
     """
 
     values: list[Value]
-    places: dict[int, ShardPlace]
+    shard_places: dict[int, ShardPlace]
     whole: bool
 
 
@@ -247,8 +247,8 @@ def read_rank_step(run: Run, step: int, rank: int) -> RankStep:
     """
     columns = _read_columns(run, step, rank)
     values = _values(step, rank, columns, _loaders(run, step, rank, columns))
-    places = {index: shard_place(mesh) for index, mesh in enumerate(columns["mesh"]) if mesh is not None}
-    return RankStep(values, places, run.manifest.plan_at(step).get("first_rows") is None)
+    shard_places = {index: shard_place(mesh) for index, mesh in enumerate(columns["mesh"]) if mesh is not None}
+    return RankStep(values, shard_places, run.manifest.plan_at(step).get("first_rows") is None)
 
 
 def _read_columns(run: Run, step: int, rank: int) -> dict[str, list[Any]]:
@@ -262,14 +262,14 @@ def _read_columns(run: Run, step: int, rank: int) -> dict[str, list[Any]]:
             columns[name] = [text or "" for text in columns[name]]
     columns["shape"] = [shape or () for shape in columns["shape"]]
     index_of = {row: index for index, row in enumerate(columns["row"])}
-    columns["root"] = [index_of.get(same, index) for index, same in enumerate(columns["same_as"])]
+    columns["root"] = [index_of.get(source, index) for index, source in enumerate(columns["same_as"])]
     return columns
 
 
 def _values(step: int, rank: int, columns: dict[str, list[Any]], loaders: Iterable[Loader | None]) -> list[Value]:
     micros, calls = ([number or 0 for number in columns[name]] for name in ("micro", "call"))
     sites = zip(micros, repeat(rank), columns["phase"], columns["name"], calls, columns["slot"], strict=False)
-    made = zip(
+    fields = zip(
         range(len(columns["root"])),
         columns["root"],
         repeat((rank,)),
@@ -282,7 +282,7 @@ def _values(step: int, rank: int, columns: dict[str, list[Any]], loaders: Iterab
         columns["note"],
         strict=False,
     )
-    return list(starmap(Value, made))
+    return list(starmap(Value, fields))
 
 
 _MEASURED = ("dtype", "shape", "numel", *STAT_NAMES, "fingerprint", "exponents")
@@ -290,18 +290,18 @@ _MEASURED = ("dtype", "shape", "numel", *STAT_NAMES, "fingerprint", "exponents")
 
 def _measured(columns: dict[str, list[Any]]) -> list[TensorStats | None]:
     """The statistics of each row: those of its root, in its own shape."""
-    is_own = [same is None for same in columns["same_as"]]
+    is_own = [source is None for source in columns["same_as"]]
     rows = zip(*(compress(columns[name], is_own) for name in ("note", *_MEASURED)), strict=True)
-    own = dict(zip(compress(range(len(is_own)), is_own), starmap(_of_row, rows), strict=True))
+    stats_of_root = dict(zip(compress(range(len(is_own)), is_own), starmap(_of_row, rows), strict=True))
     views: dict[tuple[int, Any], TensorStats] = {}
-    found: list[TensorStats | None] = []
+    stats_of_rows: list[TensorStats | None] = []
     for root, shape in zip(columns["root"], columns["shape"], strict=True):
-        stats = own.get(root)
+        stats = stats_of_root.get(root)
         if stats is not None and stats.shape != shape:
-            known = views.get((root, shape))
-            stats = views[root, shape] = known if known is not None else replace(stats, shape=shape)
-        found.append(stats)
-    return found
+            view = views.get((root, shape))
+            stats = views[root, shape] = view if view is not None else replace(stats, shape=shape)
+        stats_of_rows.append(stats)
+    return stats_of_rows
 
 
 def _of_row(
@@ -359,8 +359,8 @@ def _flags(text: str) -> frozenset[str]:
 
 
 def _loader(run: Run, step: int, rank: int, key: str, shape: tuple[int, ...]) -> Loader:
-    place = {"micro": 0, "phase": "", "name": "", "call": 0, "slot": ""}
-    row = {**place, "step": step, "rank": rank, "tensor": key, "shape": shape}
+    site = {"micro": 0, "phase": "", "name": "", "call": 0, "slot": ""}
+    row = {**site, "step": step, "rank": rank, "tensor": key, "shape": shape}
 
     def load() -> Stored:
         try:

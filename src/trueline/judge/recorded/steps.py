@@ -54,7 +54,7 @@ def nonfinite_steps(run: Run) -> list[int]:
     Raises ``CannotTell`` where nothing was recorded, or no statistics were.
     """
     require_statistics(run)
-    found: list[int] = []
+    nonfinite: list[int] = []
     for steps in chunks(run.record_steps.tolist()):
         columns = ["step", "phase", "name", "numel", "nan", "pos_inf", "neg_inf"]
         table = cast(Any, run).records(steps=steps, columns=columns, resolve=False)
@@ -70,8 +70,8 @@ def nonfinite_steps(run: Run) -> list[int]:
         for row in np.flatnonzero(bad_R & ~telling_R & (numel_R == 1)).tolist():
             telling_R[row] = name_R[row] in with_gradient
         telling_R |= bad_R & ~np.isin(step_R, np.unique(step_R[backward_R]))
-        found += [int(step) for step in np.unique(step_R[telling_R])]
-    return found
+        nonfinite += [int(step) for step in np.unique(step_R[telling_R])]
+    return nonfinite
 
 
 def is_scaled(run: Run, step: StepValues) -> bool:

@@ -37,27 +37,27 @@ class Stored(ABC):
         """Elements."""
         return math.prod(self.shape)
 
-    def read(self, begin: int, end: int) -> NDArray[Any]:
+    def read_range(self, begin: int, end: int) -> NDArray[Any]:
         """[end - begin] the elements from ``begin`` on, of ``dtype``."""
-        return self._read(begin, end)
+        return self._read_range(begin, end)
 
     @abstractmethod
-    def _read(self, begin: int, end: int) -> NDArray[Any]: ...
+    def _read_range(self, begin: int, end: int) -> NDArray[Any]: ...
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         """The whole value in memory."""
-        whole = self.read(0, self.size).reshape(self.shape)
+        whole = self.read_range(0, self.size).reshape(self.shape)
         return np.array(whole, dtype or self.dtype) if copy else np.asarray(whole, dtype)
 
 
-class Held(Stored):
+class ArrayValue(Stored):
     """An array in memory, or mapped from a file."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         super().__init__(array.shape, array.dtype)
         self._flat: Any = array.reshape(-1) if array.flags.c_contiguous else array.flat
 
-    def _read(self, begin: int, end: int) -> NDArray[Any]:
+    def _read_range(self, begin: int, end: int) -> NDArray[Any]:
         return self._flat[begin:end]
 
 
@@ -66,9 +66,9 @@ class Encoded(Stored):
 
     def __init__(self, value: TensorValue) -> None:
         self._dtype, self._bits = value.dtype, value.data.reshape(-1)
-        super().__init__(value.data.shape, self.read(0, 0).dtype)
+        super().__init__(value.data.shape, self.read_range(0, 0).dtype)
 
-    def _read(self, begin: int, end: int) -> NDArray[Any]:
+    def _read_range(self, begin: int, end: int) -> NDArray[Any]:
         bits = self._bits[begin:end]
         return numbers(TensorValue(self._dtype, bits.shape, bits))
 
@@ -86,14 +86,14 @@ class SideBySide(Stored):
         self._widths = [math.prod(part.shape[dim:]) for part in parts]
         self._ends = list(accumulate(self._widths))
 
-    def _read(self, begin: int, end: int) -> NDArray[Any]:
+    def _read_range(self, begin: int, end: int) -> NDArray[Any]:
         width = self._ends[-1]
         if width >= _SHORT or not width:
             return self._one_by_one(begin, end)
         first, last = begin // width, -(-end // width)
         rows = (
-            part.read(first * own, last * own).reshape(last - first, own)
-            for part, own in zip(self._parts, self._widths, strict=True)
+            part.read_range(first * part_width, last * part_width).reshape(last - first, part_width)
+            for part, part_width in zip(self._parts, self._widths, strict=True)
         )
         return np.concatenate(list(rows), axis=1).reshape(-1)[begin - first * width : end - first * width]
 
@@ -101,11 +101,11 @@ class SideBySide(Stored):
         pieces = [np.empty(0, self.dtype)]
         while begin < end:
             row, column = divmod(begin, self._ends[-1])
-            which = bisect_right(self._ends, column)
-            own = self._widths[which]
-            start = row * own + column - (self._ends[which] - own)
-            size = min(end - begin, self._ends[which] - column)
-            pieces.append(self._parts[which].read(start, start + size))
+            index = bisect_right(self._ends, column)
+            part_width = self._widths[index]
+            start = row * part_width + column - (self._ends[index] - part_width)
+            size = min(end - begin, self._ends[index] - column)
+            pieces.append(self._parts[index].read_range(start, start + size))
             begin += size
         return np.concatenate(pieces)
 
@@ -114,11 +114,11 @@ class Scaled(Stored):
     """A value times a number."""
 
     def __init__(self, value: Stored, scale: float) -> None:
-        super().__init__(value.shape, np.multiply(value.read(0, 0), scale).dtype)
+        super().__init__(value.shape, np.multiply(value.read_range(0, 0), scale).dtype)
         self._value, self._scale = value, scale
 
-    def _read(self, begin: int, end: int) -> NDArray[Any]:
-        return np.multiply(self._value.read(begin, end), self._scale)
+    def _read_range(self, begin: int, end: int) -> NDArray[Any]:
+        return np.multiply(self._value.read_range(begin, end), self._scale)
 
 
 class Sum(Stored):
@@ -128,10 +128,10 @@ class Sum(Stored):
         super().__init__(values[0].shape, np.dtype(np.float64))
         self._values = values
 
-    def _read(self, begin: int, end: int) -> NDArray[Any]:
-        total = np.array(self._values[0].read(begin, end), np.float64)
+    def _read_range(self, begin: int, end: int) -> NDArray[Any]:
+        total = np.array(self._values[0].read_range(begin, end), np.float64)
         for value in self._values[1:]:
-            np.add(total, value.read(begin, end), out=total)
+            np.add(total, value.read_range(begin, end), out=total)
         return total
 
 
@@ -146,19 +146,19 @@ class InOrder(Stored):
         self._width = math.prod(value.shape[dim:])
         self._unit = self._width // len(order_N)
 
-    def _read(self, begin: int, end: int) -> NDArray[Any]:
+    def _read_range(self, begin: int, end: int) -> NDArray[Any]:
         if self._unit < _SHORT and self._width < 8 * _SHORT:
             first, last = begin // self._width, -(-end // self._width)
-            rows = self._value.read(first * self._width, last * self._width)
+            rows = self._value.read_range(first * self._width, last * self._width)
             turned = rows.reshape(last - first, len(self._order_N), -1)[:, self._order_N].reshape(-1)
             return turned[begin - first * self._width : end - first * self._width]
         pieces = [np.empty(0, self.dtype)]
         while begin < end:
             row, inside = divmod(begin, self._width)
-            place, rest = divmod(inside, self._unit)
-            start = row * self._width + int(self._order_N[place]) * self._unit + rest
+            position, rest = divmod(inside, self._unit)
+            start = row * self._width + int(self._order_N[position]) * self._unit + rest
             size = min(end - begin, self._unit - rest)
-            pieces.append(self._value.read(start, start + size))
+            pieces.append(self._value.read_range(start, start + size))
             begin += size
         return np.concatenate(pieces)
 
@@ -170,8 +170,8 @@ class Reshaped(Stored):
         super().__init__(shape, value.dtype)
         self._value = value
 
-    def _read(self, begin: int, end: int) -> NDArray[Any]:
-        return self._value.read(begin, end)
+    def _read_range(self, begin: int, end: int) -> NDArray[Any]:
+        return self._value.read_range(begin, end)
 
 
 class Permuted(Stored):
@@ -179,42 +179,42 @@ class Permuted(Stored):
 
     def __init__(self, value: Stored, axes: Shape) -> None:
         super().__init__(tuple(value.shape[axis] for axis in axes), value.dtype)
-        moved = max((place + 1 for place, axis in enumerate(axes) if place != axis), default=0)
+        moved = max((position + 1 for position, axis in enumerate(axes) if position != axis), default=0)
         self._value, self._axes, self._outer = value, axes, self.shape[:moved]
         self._unit = math.prod(self.shape[moved:])
         self._strides = [math.prod(value.shape[axis + 1 : moved]) for axis in axes[:moved]]
 
-    def _read(self, begin: int, end: int) -> NDArray[Any]:
+    def _read_range(self, begin: int, end: int) -> NDArray[Any]:
         if self.size <= 8 * _SHORT:
-            whole = self._value.read(0, self.size).reshape(self._value.shape)
+            whole = self._value.read_range(0, self.size).reshape(self._value.shape)
             return whole.transpose(self._axes).reshape(-1)[begin:end]
         first, last = begin // self._unit, -(-end // self._unit)
-        places = np.unravel_index(np.arange(first, last), self._outer) if self._outer else ()
+        indices = np.unravel_index(np.arange(first, last), self._outer) if self._outer else ()
         source = np.zeros(last - first, np.int64)
-        for at, stride in zip(places, self._strides, strict=True):
+        for at, stride in zip(indices, self._strides, strict=True):
             source += at * stride * self._unit
         pieces = [np.empty(0, self.dtype)]
         for unit, start in enumerate(source.tolist(), start=first):
             low, high = max(begin - unit * self._unit, 0), min(end - unit * self._unit, self._unit)
-            pieces.append(self._value.read(start + low, start + high))
+            pieces.append(self._value.read_range(start + low, start + high))
         return np.concatenate(pieces)
 
 
 _MOST_LAYOUTS = 6
 
 
-def layouts(theirs: Stored, shape: Shape) -> list[Stored]:
-    """Every way in which the elements of ``theirs`` may correspond to those of a value of ``shape``: as they are, where
+def layouts(value: Stored, shape: Shape) -> list[Stored]:
+    """Every way in which the elements of ``value`` may correspond to those of a value of ``shape``: as they are, where
     one shape is that of the other with dims taken together; else with its dims in another order, as Megatron has the
     sequence before the batch. None where the two are laid out otherwise.
     """
-    one, other = ({math.prod(each[:end]) for end in range(1, len(each) + 1)} for each in (shape, theirs.shape))
-    if one <= other or other <= one:
-        return [theirs]
-    if len(shape) != len(theirs.shape) or sorted(shape) != sorted(theirs.shape):
+    ends, value_ends = ({math.prod(dims[:end]) for end in range(1, len(dims) + 1)} for dims in (shape, value.shape))
+    if ends <= value_ends or value_ends <= ends:
+        return [value]
+    if len(shape) != len(value.shape) or sorted(shape) != sorted(value.shape):
         return []
-    orders = (axes for axes in permutations(range(len(shape))) if tuple(theirs.shape[ax] for ax in axes) == shape)
-    return [Permuted(theirs, axes) for axes in islice(orders, _MOST_LAYOUTS)]
+    orders = (axes for axes in permutations(range(len(shape))) if tuple(value.shape[ax] for ax in axes) == shape)
+    return [Permuted(value, axes) for axes in islice(orders, _MOST_LAYOUTS)]
 
 
 def in_groups(parts: Sequence[Stored], dim: int, num_groups: int) -> Stored:
@@ -231,22 +231,22 @@ def in_groups(parts: Sequence[Stored], dim: int, num_groups: int) -> Stored:
 
 def stored(value: TensorValue) -> Stored:
     """What was stored, as numbers. Raises ``RunError`` for a dtype that is not known."""
-    return Held(numbers(value)) if value.data.dtype.kind != "u" or value.dtype.startswith("U") else Encoded(value)
+    return ArrayValue(numbers(value)) if value.data.dtype.kind != "u" or value.dtype.startswith("U") else Encoded(value)
 
 
 def placed(parts: Sequence[tuple[Shape, Stored]], shape: Shape) -> Stored:
     """The value of ``shape`` whose parts begin at these offsets; those at one place are the same."""
-    found = {offsets: part for offsets, part in parts if part.size} or dict(parts[:1])
+    part_at = {offsets: part for offsets, part in parts if part.size} or dict(parts[:1])
     try:
-        whole = _grid(found, 0)
+        whole = _grid(part_at, 0)
     except ValueError:
         whole = None
     if whole is not None and whole.shape == shape:
         return whole
     array = np.zeros(shape, parts[0][1].dtype)
-    for offsets, part in found.items():
+    for offsets, part in part_at.items():
         array[tuple(slice(start, start + size) for start, size in zip(offsets, part.shape, strict=True))] = part
-    return Held(array)
+    return ArrayValue(array)
 
 
 def _grid(parts: dict[Shape, Stored], dim: int) -> Stored:
@@ -258,10 +258,10 @@ def _grid(parts: dict[Shape, Stored], dim: int) -> Stored:
         if dim == len(offsets):
             raise ValueError(f"two parts are at {offsets}")
         at.setdefault(offsets[dim], {})[offsets] = part
-    found = [(start, _grid(at[start], dim + 1)) for start in sorted(at)]
-    if len(found) == 1:
-        return found[0][1]
-    for (start, part), (following, _) in pairwise(found):
+    slabs = [(start, _grid(at[start], dim + 1)) for start in sorted(at)]
+    if len(slabs) == 1:
+        return slabs[0][1]
+    for (start, part), (following, _) in pairwise(slabs):
         if start + part.shape[dim] != following:
             raise ValueError(f"the part at {start} along dim {dim} does not reach {following}")
-    return SideBySide([part for _, part in found], dim)
+    return SideBySide([part for _, part in slabs], dim)

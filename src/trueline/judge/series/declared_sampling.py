@@ -1,4 +1,4 @@
-"""What the training DataLoaders of all workers declared about how they sample, taken together."""
+"""Declarations of all workers' training DataLoaders about how they sample, taken together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trueline.schema.files.run_manifest import RankEnv
 
 
 @dataclass(frozen=True)
-class Declared:
+class DeclaredSampling:
     """``RankEnv.data`` of every worker, by rank; an empty dict where a rank left none."""
 
     by_rank: dict[int, dict[str, Any]]
@@ -30,12 +30,12 @@ class Declared:
     @property
     def num_replicas(self) -> int | None:
         """Into how many parts every worker's sampler splits its data set, where all say the same."""
-        found = self.all_equal("num_replicas")
-        return found if isinstance(found, int) else None
+        num_parts = self.all_equal("num_replicas")
+        return num_parts if isinstance(num_parts, int) else None
 
     @property
     def splits_one_data_set(self) -> bool:
-        """Whether the samplers split one data set between all workers without replacement, by what they declare.
+        """True if the samplers declare that they split one data set between all workers without replacement.
 
         A ``DistributedSampler`` does: same class, same length, as many parts as workers, each taking another one.
         """
@@ -50,19 +50,20 @@ class Declared:
 
     @property
     def draws_splits(self) -> bool:
-        """Whether ranks hold other rows of one data set, in no even order: each drew a split of its own."""
+        """True if ranks hold other rows of one data set, in no even order: each drew a split of its own."""
         rows = self.of_each("rows_digest")
         drawn = self.all_equal("drawn") is True and bool(self.all_equal("part_of"))
         return drawn and rows is not None and len(rows) == len(set(rows.values())) > 1
 
     @property
     def is_stream(self) -> bool:
-        """Whether all workers read an ``IterableDataset``, for which a DataLoader refuses a sampler."""
+        """True if all workers read an ``IterableDataset``, for which a DataLoader refuses a sampler."""
+        # torch gives a DataLoader of an IterableDataset this sampler, whose name old Runs have instead of ``stream``.
         return self.all_equal("stream") is True or self.all_equal("sampler") == "_InfiniteConstantSampler"
 
     @property
     def in_file_order(self) -> bool:
-        """Whether all workers declared that they do not shuffle: then who reads what is not left to chance."""
+        """True if all workers declared that they do not shuffle: then who reads what is not left to chance."""
         return self.all_equal("shuffle") is False
 
     def odd_seeds(self) -> tuple[int, ...]:
@@ -84,10 +85,10 @@ class Declared:
         if parts is None or num_parts is None or num_parts < 2:
             return None
         rows = self.of_each("rows_digest") or dict.fromkeys(self.by_rank, "")
-        taken: defaultdict[Any, set[Any]] = defaultdict(set)
+        parts_by_rows: defaultdict[Any, set[Any]] = defaultdict(set)
         for rank, part in parts.items():
-            taken[rows[rank]].add(part)
-        fewest = min(len(found) for found in taken.values())
+            parts_by_rows[rows[rank]].add(part)
+        fewest = min(map(len, parts_by_rows.values()))
         return (fewest, num_parts) if fewest < num_parts else None
 
 
@@ -95,16 +96,16 @@ ONE_SPLIT = (
     "Give the split a generator of its own with one seed, whatever seed the rank has: random_split(dataset, lengths, "
     "generator=torch.Generator().manual_seed(0)); shuffle before splitting with one seed as well."
 )
-"""What to do where each rank draws its own split."""
+"""Advice where each rank draws its own split."""
 
 SPLIT_STREAM = (
     "Split the stream in __iter__: with info = torch.utils.data.get_worker_info(), each loader worker of each rank "
     "takes items number rank * info.num_workers + info.id, then every (world_size * info.num_workers)-th; or "
     "datasets.distributed.split_dataset_by_node. A DataLoader takes no sampler for a stream."
 )
-"""What to do about a stream that is not split between ranks, or between the workers of a loader."""
+"""Advice about a stream that is not split between ranks, or between the workers of a loader."""
 
 
-def declared_sampling(env: dict[int, RankEnv], ranks: Sequence[int]) -> Declared:
-    """What ``ranks`` declared."""
-    return Declared({rank: dict(env[rank].data) if rank in env else {} for rank in ranks})
+def declared_sampling(env: dict[int, RankEnv], ranks: Sequence[int]) -> DeclaredSampling:
+    """Declarations of ``ranks``; empty ones of ranks that left no environment."""
+    return DeclaredSampling({rank: dict(env[rank].data) if rank in env else {} for rank in ranks})

@@ -20,7 +20,7 @@ from trueline.judge.stats.tails import chi_square_quantile
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 
-Rows = Mapping[tuple[int, int], NDArray[Any]]
+RowsByStepRank = Mapping[tuple[int, int], NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class Dispersion:
 
 @dataclass(frozen=True)
 class ChanceBand:
-    """Where the standard deviation over workers lies with probability ``level`` if all workers have one spread.
+    """Band that holds the standard deviation over workers with probability ``level`` if all have one spread.
+    --
 
     ``low`` and ``high`` are in the unit of what was measured. It is what chance alone gives workers with equal
     spread, not a judgement: real spread may change as training goes on.
@@ -143,12 +144,12 @@ def cosine_matrices(run: Run, steps: Sequence[int]) -> list[CosineMatrix]:
     return [_cosine_matrix(run, step, exact, sketches) for step in steps]
 
 
-def _cosine_matrix(run: Run, step: int, exact_of: Rows, sketch_of: Rows) -> CosineMatrix:
+def _cosine_matrix(run: Run, step: int, exact_of: RowsByStepRank, sketch_of: RowsByStepRank) -> CosineMatrix:
     ranks = data_parallel_ranks(run)
-    exact = _at(step, ranks, exact_of)
+    exact = _values_at_step(step, ranks, exact_of)
     if exact is not None and exact.shape == (len(ranks), len(ranks)):
         return CosineMatrix(step, tuple(ranks), exact, np.zeros_like(exact), exact=True)
-    sketches = _at(step, ranks, sketch_of)
+    sketches = _values_at_step(step, ranks, sketch_of)
     length = run.env[ranks[0]].sketch_length if ranks and ranks[0] in run.env else 0
     if sketches is None or length < 1 or sketches.shape[1] % length:
         raise CannotTell(f"step {step} has no sketches of all workers; steps_with_cosines lists those that have")
@@ -215,10 +216,10 @@ def _any_worker(values_TN: Floats) -> Floats:
     return _over_measured(np.fmax, values_TN)
 
 
-def _at(step: int, ranks: list[int], rows: Rows) -> Floats | None:
+def _values_at_step(step: int, ranks: list[int], rows: RowsByStepRank) -> Floats | None:
     """[N, K] the values of a list column at one step, or None where a worker has none or of another length."""
-    found = [rows.get((step, rank)) for rank in ranks]
-    present = [row.astype(np.float64) for row in found if row is not None]
+    values_of_ranks = [rows.get((step, rank)) for rank in ranks]
+    present = [row.astype(np.float64) for row in values_of_ranks if row is not None]
     if len(present) < len(ranks) or len({len(row) for row in present}) != 1:
         return None
     return np.stack(present)

@@ -1,4 +1,4 @@
-"""What was looked at of influences that must not be (``schema/columns/influence.py``), and the finding of some."""
+"""Influences that must not be (``schema/columns/influence.py``): the rows a Run has of them, and their findings."""
 
 from __future__ import annotations
 
@@ -30,46 +30,48 @@ _OF_GRADIENT = (
     "`trueline trial batch --law gradient -- COMMAND`"
 )
 
-_OTHERS = (NO_LOGITS, NOT_NEXT, NO_TOKENS, NOT_MIXED)
+_NOT_APPLICABLE = (NO_LOGITS, NOT_NEXT, NO_TOKENS, NOT_MIXED)
 """Doubts of models of another kind, of which nothing is left open."""
 
-Kind = TypeVar("Kind", Influence, RowInfluence, OrderInfluence)
+InfluenceRow = TypeVar("InfluenceRow", Influence, RowInfluence, OrderInfluence)
 
-Key = tuple[int, int]
+StepRank = tuple[int, int]
 """Step and rank."""
 
 
-def known_influences(run: Run, column: str, of: Callable[..., Kind]) -> Mapping[Key, Kind]:
-    """Each row of ``column`` that nothing makes doubtful, as ``of`` holds it; raises ``CannotTell`` where there is
+def known_influences(run: Run, column: str, row_type: Callable[..., InfluenceRow]) -> Mapping[StepRank, InfluenceRow]:
+    """Rows of ``column`` that nothing makes doubtful, each as a ``row_type``. Raises ``CannotTell`` where there is
     none.
     """
-    looked = {key: of(*map(float, values)) for key, values in run.lists(column).items() if len(values)}
-    if not looked:
+    rows = {key: row_type(*map(float, values)) for key, values in run.lists(column).items() if len(values)}
+    if not rows:
         raise CannotTell(
             "the plan names no step at which to look (preset `laws`, or `influence`), or no backward pass was seen "
             "there",
             reason="not-recorded",
         )
-    known = {key: one for key, one in looked.items() if one.doubt == 0}
-    if not known:
-        doubt = int(next(iter(looked.values())).doubt)
-        raise CannotTell(DOUBTS[doubt], reason="by-design" if doubt in _OTHERS else "undecidable")
-    return known
+    certain = {key: row for key, row in rows.items() if row.doubt == 0}
+    if not certain:
+        doubt = int(next(iter(rows.values())).doubt)
+        raise CannotTell(DOUBTS[doubt], reason="by-design" if doubt in _NOT_APPLICABLE else "undecidable")
+    return certain
 
 
-def unlooked(run: Run, not_run: Sequence[NotRun]) -> tuple[str, ...]:
-    """That nobody looked at ``SHARED``, and the command that looks; where somebody did, what looks further."""
+def unlooked_influences(run: Run, not_run: Sequence[NotRun]) -> tuple[str, ...]:
+    """Advice to look at ``SHARED`` with the command that does; where somebody looked already, advice to look
+    further.
+    """
     left_out = [entry for entry in not_run if entry.check in ("influence-leak", "batch-leak")]
     if not run.steps.size or any(entry.reason == "no-data" for entry in left_out):
         return ()
     has_loader = any(env.data for env in run.env.values())
     if len(left_out) < 2:
-        further = f"how it goes by the batch: {_TRIAL}" if has_loader else _OF_GRADIENT
-        return (f"If the loss is worse than it should be all the same, look {further}",)
+        advice = f"how it goes by the batch: {_TRIAL}" if has_loader else _OF_GRADIENT
+        return (f"If the loss is worse than it should be all the same, look {advice}",)
     if any(entry.reason != "not-recorded" for entry in left_out):
         why = next(entry.why for entry in left_out if entry.reason != "not-recorded")
-        further = f"at batch and padding: {_TRIAL}" if has_loader else _OF_GRADIENT
-        return (f"Not looked at: {SHARED}: {why}. Look {further}",)
+        advice = f"at batch and padding: {_TRIAL}" if has_loader else _OF_GRADIENT
+        return (f"Not looked at: {SHARED}: {why}. Look {advice}",)
     plans = [run.manifest.plan, *(revision.plan for revision in run.manifest.plans)]
     if any(plan.get("preset") == "laws" or plan.get("influence") is not None for plan in plans):
         return (f"Not looked at: {SHARED}: no backward pass was seen at the step that the plan names.",)
@@ -80,14 +82,14 @@ def leak_finding(
     code: str,
     severity: Severity,
     claim: str,
-    at: Collection[Key],
+    at: Collection[StepRank],
     share: float,
     *,
     unit: str,
     advice: tuple[str, ...],
     kind: str = "",
 ) -> Finding:
-    """Of gradients that must be 0 and are up to ``share`` of the largest."""
+    """Finding of gradients that must be 0 and are up to ``share`` of the largest."""
     steps, ranks = sorted({step for step, _ in at}), tuple(sorted({rank for _, rank in at}))
     return Finding(
         code=code,

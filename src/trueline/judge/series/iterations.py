@@ -16,7 +16,7 @@ from trueline.judge.series.local_updates import updates_locally
 from trueline.judge.stats.memoize import memoized
 from trueline.store.reader import Run
 
-LEAST = 2
+MIN_WORKERS = 2
 """Workers whose counts are known at a step, for it to say that they differ or not."""
 
 
@@ -33,28 +33,28 @@ class Parting:
     passes: dict[int, int]
 
 
-AT_ONCE = 4_000_000
+ROWS_AT_ONCE = 4_000_000
 """Rows of which passes are held at once to see whether workers may part."""
 
 
 def may_part(run: Run) -> bool:
-    """Whether workers had made other numbers of passes at any step: else they do not part."""
+    """True if workers had made different numbers of passes at any step: else they cannot part."""
     ranks = data_parallel_ranks(run)
-    together = max(AT_ONCE // max(len(run.ranks), 1), 1)
+    num_steps = max(ROWS_AT_ONCE // max(len(run.ranks), 1), 1)
     return len(ranks) > 1 and any(
         _may_part(run if len(steps) == len(run.steps) else run.between(int(steps[0]), int(steps[-1]) + 1), ranks)
-        for steps in (run.steps[begin : begin + together] for begin in range(0, len(run.steps), together))
+        for steps in (run.steps[begin : begin + num_steps] for begin in range(0, len(run.steps), num_steps))
     )
 
 
 def _may_part(part: Run, ranks: Sequence[int]) -> bool:
-    part.load(["passes"])  # and not all other numbers with it
+    part.load(["passes"])  # this column alone: reading it on demand would read all numbers with it
     return bool(differs(*numbers(part, "passes", ranks)).any())
 
 
 @memoized
 def parting_of(run: Run) -> Parting | None:
-    """Where workers part, or None."""
+    """First step at which workers part; None where they do not."""
     ranks = data_parallel_ranks(run)
     passes_TN, measured_TN = numbers(run, "passes", ranks)
     apart_T = differs(passes_TN, measured_TN) if len(ranks) > 1 and len(passes_TN) else np.zeros(0, dtype=np.bool_)
@@ -64,16 +64,17 @@ def parting_of(run: Run) -> Parting | None:
     if not apart_T.any():
         return None
     t = int(np.argmax(apart_T))
-    there = np.flatnonzero(measured_TN[t])
-    took = {ranks[n]: float(took_TN[t, n]) for n in there.tolist()}
+    measured: list[int] = np.flatnonzero(measured_TN[t]).tolist()
+    took = {ranks[n]: float(took_TN[t, n]) for n in measured}
     odd = odd_ranks(took)
     usual = _usual(took_TN)
+    # No majority took the same number of passes: blame those that took another number than is usual.
     if len(odd) == len(took):
-        least = min(abs(each - usual) for each in took.values()) if run.manifest.adapter == "manual" else 0
+        least = min(abs(passes - usual) for passes in took.values()) if run.manifest.adapter == "manual" else 0
         odd = tuple(rank for rank in odd if abs(took[rank] - usual) != least) or odd
     rest = [took[rank] for rank in took if rank not in odd]
     left_out = bool(np.mean([took[rank] for rank in odd]) > (rest[0] if rest else usual))
-    return Parting(int(run.steps[t]), odd, left_out, {ranks[n]: int(passes_TN[t, n]) for n in there.tolist()})
+    return Parting(int(run.steps[t]), odd, left_out, {ranks[n]: int(passes_TN[t, n]) for n in measured})
 
 
 def _by_hand(run: Run, apart_T: Bools, took_TN: Floats) -> Bools:
@@ -83,7 +84,7 @@ def _by_hand(run: Run, apart_T: Bools, took_TN: Floats) -> Bools:
     """
     if updates_locally(run):
         return np.zeros_like(apart_T)
-    lasting_T = np.logical_and.accumulate((apart_T | (np.isfinite(took_TN).sum(axis=1) < LEAST))[::-1])[::-1]
+    lasting_T = np.logical_and.accumulate((apart_T | (np.isfinite(took_TN).sum(axis=1) < MIN_WORKERS))[::-1])[::-1]
     with np.errstate(invalid="ignore"):
         jump_T = np.fmax.reduce(took_TN, axis=1) - np.fmin.reduce(took_TN, axis=1)
     found_T = np.asarray(apart_T & lasting_T & (jump_T > _usual(took_TN) / 2), dtype=np.bool_)
@@ -91,13 +92,14 @@ def _by_hand(run: Run, apart_T: Bools, took_TN: Floats) -> Bools:
 
 
 def _differ(run: Run, step: int) -> bool:
-    """Whether replicas hold other parameters at a step from there on, or as training left them."""
-    held: defaultdict[int, set[tuple[int, ...]]] = defaultdict(set)
+    """True if replicas hold different parameters at a step after ``step``, or as training left them."""
+    digests_by_step: defaultdict[int, set[tuple[int, ...]]] = defaultdict(set)
     for (at, _), digests in run.lists("param_digests").items():
         if at > step:
-            held[at].add(tuple(digests))
-    held[-1] = {tuple(digests) for (at, _), digests in run.lists("closing_digests").items() if at >= step - 1}
-    return any(len(digests) > 1 for digests in held.values())
+            digests_by_step[at].add(tuple(digests))
+    closing = run.lists("closing_digests")
+    digests_by_step[-1] = {tuple(digests) for (at, _), digests in closing.items() if at >= step - 1}
+    return any(len(digests) > 1 for digests in digests_by_step.values())
 
 
 def _took(run: Run, passes_TN: Floats, measured_TN: Bools) -> Floats:
@@ -108,6 +110,6 @@ def _took(run: Run, passes_TN: Floats, measured_TN: Bools) -> Floats:
 
 
 def _usual(took_TN: Floats) -> float:
-    """What an update takes most often."""
+    """The number of passes that an update takes most often; NaN where none is known."""
     values, counts = np.unique(took_TN[np.isfinite(took_TN)], return_counts=True)
     return float(values[np.argmax(counts)]) if len(values) else float("nan")

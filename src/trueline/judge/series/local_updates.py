@@ -1,4 +1,4 @@
-"""Whether replicas update by themselves between averagings, on purpose: declared, recognised, or seen in weights."""
+"""Replicas that update by themselves between averagings on purpose: declared, recognised, or seen in weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trueline.judge.stats.memoize import memoized
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 
-ENOUGH = 3
+MIN_RETURNS = 3
 """Returns to equal weights that make a rhythm."""
 
 
@@ -22,49 +22,50 @@ def require_equal_replicas(run: Run) -> None:
         raise CannotTell(
             f"replicas update by themselves and are averaged now and then, on purpose ({declared})", reason="by-design"
         )
-    every = equal_again_every(run)
-    if every is not None:
+    period = averaging_period(run)
+    if period is not None:
         raise CannotTell(
-            f"replicas update by themselves and are equal again every {every} steps, as in local SGD (if that is not "
-            f"meant, some update is not averaged: look at what happens every {every} steps)",
+            f"replicas update by themselves and are equal again every {period} steps, as in local SGD (if that is not "
+            f"meant, some update is not averaged: look at what happens every {period} steps)",
             reason="by-design",
         )
 
 
 def updates_locally(run: Run) -> bool:
-    """Whether replicas need not be equal after every update."""
-    return any(env.local_updates for env in run.env.values()) or equal_again_every(run) is not None
+    """True if replicas need not be equal after every update."""
+    return any(env.local_updates for env in run.env.values()) or averaging_period(run) is not None
 
 
 @memoized
-def equal_again_every(run: Run) -> int | None:
+def averaging_period(run: Run) -> int | None:
     """The number of steps after which replicas that had parted hold equal weights again, each time; None where they do
-    not, or fewer than ``ENOUGH`` times.
+    not, or fewer than ``MIN_RETURNS`` times.
 
     Weights that parted by a fault never become equal by themselves, to the last bit, so a rhythm shows that something
     averages or copies them. At all other steps that were looked at they must differ.
     """
     ranks = set(data_parallel_ranks(run))
-    held: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
+    digests_by_step: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
     for (step, rank), digests in run.lists("param_digests").items():
         if rank in ranks:
-            held[step].append(tuple(digests.tolist()))
-    equal = {step: len(set(each)) == 1 for step, each in held.items() if len(each) == len(ranks)}
-    parted = min((step for step, same in equal.items() if not same), default=None)
+            digests_by_step[step].append(tuple(digests.tolist()))
+    equal = {step: len(set(rows)) == 1 for step, rows in digests_by_step.items() if len(rows) == len(ranks)}
+    parted = min((step for step, is_equal in equal.items() if not is_equal), default=None)
     if len(ranks) < 2 or parted is None:
         return None
-    again = sorted(step for step, same in equal.items() if same and step > parted)
-    if len(again) < ENOUGH:
+    again = sorted(step for step, is_equal in equal.items() if is_equal and step > parted)
+    if len(again) < MIN_RETURNS:
         return None
-    every = gcd(*(later - earlier for earlier, later in itertools.pairwise(again)))
-    in_rhythm = all(same == (step % every == again[0] % every) for step, same in equal.items() if step >= parted)
-    return every if every > 1 and in_rhythm else None
+    period = gcd(*(later - earlier for earlier, later in itertools.pairwise(again)))
+    phase = again[0] % period
+    in_rhythm = all(is_equal == (step % period == phase) for step, is_equal in equal.items() if step >= parted)
+    return period if period > 1 and in_rhythm else None
 
 
 def digests_alike(run: Run) -> frozenset[bool]:
-    """Whether all workers held equal parameters at a step with digests of all of them: each answer that there is."""
+    """Answers to whether all workers held equal parameters, over the steps with digests of all of them."""
     ranks = data_parallel_ranks(run)
-    held: defaultdict[int, list[bytes]] = defaultdict(list)
+    digests_by_step: defaultdict[int, list[bytes]] = defaultdict(list)
     for (step, _), digests in run.lists("param_digests", ranks=ranks).items():
-        held[step].append(digests.tobytes())
-    return frozenset(len(set(each)) == 1 for each in held.values() if len(each) == len(ranks) > 1)
+        digests_by_step[step].append(digests.tobytes())
+    return frozenset(len(set(rows)) == 1 for rows in digests_by_step.values() if len(rows) == len(ranks) > 1)

@@ -20,7 +20,7 @@ from trueline.schema.formats import FORMATS
 from trueline.store.reader import Run
 
 _NUMBERS = ("step", "mu_product", "param_norm")
-"""What there is one of for all elements of a parameter."""
+"""States of which there is one number for all elements of a parameter."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Slice:
     ``numbers_before`` and ``numbers_after``. ``dtypes`` are by name, without 'torch.'. ``has_gradient`` is whether
     ``.grad`` was there, ``trains`` whether the parameter asks for one, ``numel`` its elements, ``shape`` its own where
     its law needs that. ``skipped`` says that a gradient scaler told a fused update to change nothing. The first element
-    is the one of the flat index ``start``, and ``made`` the number of its optimizer among those of its process.
+    is the one of the flat index ``start``, and ``optimizer_number`` that of its optimizer among those of its process,
+    in the order of their making.
     """
 
     step: int
@@ -53,7 +54,7 @@ class Slice:
     skipped: bool
     shape: tuple[int, ...] = ()
     start: int = 0
-    made: int = 0
+    optimizer_number: int = 0
 
     @property
     def end(self) -> int:
@@ -66,8 +67,8 @@ class Slice:
         return max(FORMATS[dtype].unit for dtype in self.dtypes.values())
 
     def tiny(self, name: str) -> float:
-        """What a value of this name may lose to underflow: the smallest number of its format, or where that format
-        reaches to 1e-38 the smallest normal one, as some devices flush what is below to zero.
+        """Largest loss of a value of this name to underflow: the smallest number of its format, or where that format
+        reaches to 1e-38 the smallest normal one, as some devices flush smaller ones to zero.
         """
         kind = FORMATS[self.dtypes.get(name, self.dtypes[PARAM])]
         normal = kind.smallest / (2 * kind.unit)
@@ -75,7 +76,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Pair:
+class CopyPair:
     """[K] elements of a parameter as the forward pass of ``step`` used them (``working``, of ``dtype``), and of the
     copy in higher precision that the optimizer updates. Not ``certain`` where that was found by its order and shape.
     """
@@ -90,7 +91,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Aside:
+class UnheldSample:
     """[K] elements, the same ones in each sample, of a parameter of the model that the optimizer does not hold, before
     the update. ``version`` is how often it was written to, ``trains`` whether it asks for a gradient.
     """
@@ -104,51 +105,51 @@ class Aside:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SampledUpdates:
     """The updates of a Run that were sampled. ``outside`` has, by (step, rank), the names of parameters that have a
-    gradient and that the optimizer does not hold, ``held`` how many of the model's it does hold, and ``frozen`` the
+    gradient and that the optimizer does not hold, ``num_held`` how many of the model's it does hold, and ``frozen`` the
     names of those that it holds and that are frozen, where it holds no others.
     """
 
     slices: tuple[Slice, ...]
-    held: Mapping[tuple[int, int], int]
+    num_held: Mapping[tuple[int, int], int]
     outside: Mapping[tuple[int, int], Sequence[str]]
     optimizers: tuple[str, ...]
-    pairs: tuple[Pair, ...] = ()
-    aside: tuple[Aside, ...] = ()
+    copies: tuple[CopyPair, ...] = ()
+    unheld: tuple[UnheldSample, ...] = ()
     frozen: Mapping[tuple[int, int], Sequence[str]] = field(default_factory=dict[tuple[int, int], Sequence[str]])
 
 
 @memoized
-def sampled_updates(run: Run) -> Sampled:
+def sampled_updates(run: Run) -> SampledUpdates:
     """All of them, by step, then rank. Raises ``CannotTell`` where there are none."""
     values = run.lists("update_values")
     slices: list[Slice] = []
-    held: dict[tuple[int, int], int] = {}
+    num_held: dict[tuple[int, int], int] = {}
     outside: dict[tuple[int, int], Sequence[str]] = {}
     frozen: dict[tuple[int, int], Sequence[str]] = {}
     optimizers: dict[str, None] = {}
-    pairs: list[Pair] = []
-    aside: list[Aside] = []
+    copies: list[CopyPair] = []
+    unheld: list[UnheldSample] = []
     for key, text in run.texts("update_facts").items():
         if key not in values:
             continue
         facts = json.loads(text)
         slices += slices_of(key, facts, values[key])
-        pairs += _pairs(key, facts, values[key])
-        aside += _aside(key, facts, values[key])
-        held[key], outside[key], frozen[key] = facts["num_held"], facts["outside"], facts.get("held_frozen", ())
+        copies += _copy_pairs(key, facts, values[key])
+        unheld += _unheld_samples(key, facts, values[key])
+        num_held[key], outside[key], frozen[key] = facts["num_held"], facts["outside"], facts.get("held_frozen", ())
         optimizers[facts["optimizer"]] = None
-    if not held:
-        seen = run.has("optimizer_digest")
+    if not num_held:
+        has_optimizer = run.has("optimizer_digest")
         raise CannotTell(
             "no update was sampled: updates are compiled or call a closure several times, or the Run is of an older "
             "version"
-            if seen
+            if has_optimizer
             else "no update of an optimizer was seen",
-            reason="no-data" if seen else "not-recorded",
+            reason="no-data" if has_optimizer else "not-recorded",
         )
-    return Sampled(tuple(slices), held, outside, tuple(optimizers), tuple(pairs), tuple(aside), frozen)
+    return SampledUpdates(tuple(slices), num_held, outside, tuple(optimizers), tuple(copies), tuple(unheld), frozen)
 
 
 def slices_of(key: tuple[int, int], facts: Mapping[str, Any], values: np.ndarray | Sequence[float]) -> Iterator[Slice]:
@@ -158,6 +159,7 @@ def slices_of(key: tuple[int, int], facts: Mapping[str, Any], values: np.ndarray
     entries = cast(Sequence[Mapping[str, Any]], facts["slices"])
     before = [feed.take(roles[entry["before"]]) for entry in entries]
     extra = {name: float(feed.next(1)[0]) for name in facts["extra"]}
+    # Values lie in the order before, extra, copies, aside, after (``laws/optimizer/probe/updates.py``).
     feed.next(_num_copied(facts) + sum(num for _, num, *_ in facts.get("aside", ())))
     after = [feed.take(roles[entry["after"]]) for entry in entries]
     for entry, (old, old_numbers), (new, new_numbers) in zip(entries, before, after, strict=True):
@@ -166,6 +168,7 @@ def slices_of(key: tuple[int, int], facts: Mapping[str, Any], values: np.ndarray
         if PARAM not in old or any(dtype not in FORMATS for dtype in arrays.values()):
             continue
         scale = extra.get("grad_scale", 1.0)
+        # A fused update unscales gradients itself, behind the sample: what the law takes is the unscaled one.
         if GRAD in old and scale != 1.0:
             old[GRAD] = old[GRAD] / scale
         yield Slice(
@@ -186,26 +189,26 @@ def slices_of(key: tuple[int, int], facts: Mapping[str, Any], values: np.ndarray
             skipped=extra.get("found_inf", 0.0) != 0.0,
             shape=tuple(entry.get("shape", ())),
             start=entry["start"],
-            made=facts.get("made", 0),
+            optimizer_number=facts.get("made", 0),
         )
 
 
-def _pairs(key: tuple[int, int], facts: Mapping[str, Any], values: np.ndarray) -> Iterator[Pair]:
+def _copy_pairs(key: tuple[int, int], facts: Mapping[str, Any], values: np.ndarray) -> Iterator[CopyPair]:
     """The copies of one sample: they follow what was there before the update."""
     feed = _Feed(values)
     feed.next(_num_before(facts))
     for name, num, dtype, certain in facts.get("copies", ()):
         working, master = feed.next(num), feed.next(num)
         if dtype in FORMATS:
-            yield Pair(*key, name, dtype, working, master, certain)
+            yield CopyPair(*key, name, dtype, working, master, certain)
 
 
-def _aside(key: tuple[int, int], facts: Mapping[str, Any], values: np.ndarray) -> Iterator[Aside]:
-    """What is outside of the optimizer in one sample: it follows the copies."""
+def _unheld_samples(key: tuple[int, int], facts: Mapping[str, Any], values: np.ndarray) -> Iterator[UnheldSample]:
+    """Parameters outside of the optimizer in one sample: they follow the copies."""
     feed = _Feed(np.asarray(values, dtype=np.float64))
     feed.next(_num_before(facts) + _num_copied(facts))
     for name, num, version, trains in facts.get("aside", ()):
-        yield Aside(*key, name, feed.next(num), version, trains)
+        yield UnheldSample(*key, name, feed.next(num), version, trains)
 
 
 def _num_before(facts: Mapping[str, Any]) -> int:
@@ -247,15 +250,15 @@ def _numbers(entry: Mapping[str, Any], begin: str) -> dict[str, float]:
 
 def _settings(group: Mapping[str, Any], number: int, extra: Mapping[str, float]) -> dict[str, Any]:
     """The hyper-parameters, with those that were read from the device."""
-    read = {key.partition(".")[2]: value for key, value in extra.items() if key.startswith(f"{number}.")}
-    return {**group, **read}
+    from_device = {key.partition(".")[2]: value for key, value in extra.items() if key.startswith(f"{number}.")}
+    return {**group, **from_device}
 
 
 def finite_numbers(settings: Mapping[str, Any], *names: str) -> bool:
-    """Whether these settings are numbers, or lists of them."""
-    every = [one for name in names for one in _each(settings.get(name, 0.0))]
-    return all(isinstance(one, (int, float)) and math.isfinite(one) for one in every)
+    """True if these settings are finite numbers, or lists of them."""
+    numbers = [number for name in names for number in _as_list(settings.get(name, 0.0))]
+    return all(isinstance(number, (int, float)) and math.isfinite(number) for number in numbers)
 
 
-def _each(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return cast(list[Any], value) if isinstance(value, list) else [value]

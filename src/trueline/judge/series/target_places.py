@@ -1,4 +1,4 @@
-"""Where in the input the targets of each rank stand: at the next token, as a language model's do, or elsewhere."""
+"""Places of each rank's targets in its input: the next token, as a language model's are, or elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trueline.schema.columns.target_places import PLACES
 from trueline.store.reader import Run
 
 NEXT = 1
-"""How many places on the target of a language model stands."""
+"""Places from a token to its target in a language model."""
 
 FEWEST = 64
 """Targets that must be equal. Where the next token is not the target, texts whose every token k places on is equal to a
@@ -21,22 +21,22 @@ target by chance would have to repeat themselves throughout."""
 
 @memoized
 def target_places(run: Run) -> Mapping[int, int | None]:
-    """Of each rank, how many places on from a token its target stands; ``NEXT`` also where that holds of most targets,
-    and None where they are no tokens of the input, or too few.
+    """Places from a token to its target, by rank; ``NEXT`` also where that holds of most targets, None where targets
+    are no tokens of the input, or too few.
     """
-    return {rank: _place(counts_2K) for rank, counts_2K in _counts(run).items()}
+    return {rank: _most_frequent_offset(counts_2K) for rank, counts_2K in _counts(run).items()}
 
 
 def _counts(run: Run) -> Mapping[int, Ints]:
     """int64 [2, places] by rank: targets compared and equal, over the Run."""
-    found: dict[int, Ints] = {}
+    counts: dict[int, Ints] = {}
     for (_, rank), values in run.lists("target_places").items():
         if len(values) == 2 * len(PLACES):
-            found[rank] = found.get(rank, np.zeros((2, len(PLACES)), np.int64)) + np.reshape(values, (2, -1))
-    return found
+            counts[rank] = counts.get(rank, np.zeros((2, len(PLACES)), np.int64)) + np.reshape(values, (2, -1))
+    return counts
 
 
-def _place(counts_2K: Ints) -> int | None:
+def _most_frequent_offset(counts_2K: Ints) -> int | None:
     compared_K, equal_K = counts_2K
     at_next, enough_K = PLACES.index(NEXT), compared_K >= FEWEST
     whole_K = enough_K & (compared_K == equal_K)

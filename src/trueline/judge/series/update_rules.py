@@ -1,4 +1,4 @@
-"""What torch's optimizers make of sampled elements: each state and each parameter after an update, in float64.
+"""Predictions of the updates of torch's optimizers: each state and each sampled parameter after one, in float64.
 
 States are predicted from the states before and the gradient, parameters from the parameter before and the states
 *after*, so that a fault is localised to one of them. The formulas are those of ``torch.optim`` 2.13 (for-loop, foreach
@@ -29,7 +29,7 @@ PARAM, GRAD = "param", "grad"
 
 
 @dataclass(frozen=True)
-class Predicted:
+class Prediction:
     """Values float64 [K] and the sum of the magnitudes of the terms that each is made of, float64 [K]."""
 
     value: Array
@@ -42,13 +42,13 @@ class Predicted:
         allowed = TOLERANCE * unit * self.scale + 2 * tiny
         with np.errstate(invalid="ignore", over="ignore"):
             excess = np.abs(measured - self.value) / allowed
-        known = np.isfinite(measured) & np.isfinite(self.value) & np.isfinite(allowed)
-        return np.where(known, excess, 0.0)
+        is_finite = np.isfinite(measured) & np.isfinite(self.value) & np.isfinite(allowed)
+        return np.where(is_finite, excess, 0.0)
 
 
 @dataclass(frozen=True)
-class Before:
-    """What goes into an update of [K] elements: hyper-parameters, values before, states after, and which update of
+class UpdateInputs:
+    """All that goes into an update of [K] elements: hyper-parameters, values before, states after, and which update of
     these elements it is, from 1. ``unit`` is the unit roundoff of the parameter.
     """
 
@@ -63,8 +63,8 @@ class Before:
         return self.values.get(name, np.zeros_like(self.values[PARAM]))
 
     @property
-    def gradient(self) -> Predicted:
-        """What the moments are made of: the gradient, negated where it is maximized, with weight decay where that is
+    def gradient(self) -> Prediction:
+        """The gradient that moments are made of: negated where the loss is maximized, with weight decay where that is
         not decoupled.
         """
         grad = -self.values[GRAD] if self.settings.get("maximize") else self.values[GRAD]
@@ -78,38 +78,38 @@ class Before:
         rate = self.settings["lr"] * self.settings.get("weight_decay", 0.0) if shrinks else 0.0
         return self.values[PARAM] * (1 - rate)
 
-    def moved(self, *moves: Array, times: float = 1.0) -> Predicted:
+    def moved(self, *moves: Array, times: float = 1.0) -> Prediction:
         """The parameter once it has moved by these, whose rounding errors are ``times`` as large as of one term."""
         at = self.decayed
-        return Predicted(at + sum(moves), np.abs(self.values[PARAM]) + times * sum(np.abs(move) for move in moves))
+        return Prediction(at + sum(moves), np.abs(self.values[PARAM]) + times * sum(np.abs(move) for move in moves))
 
     def doubt(self, *powers: float) -> float:
-        """How much larger the relative error of a step is where bias corrections 1 - beta^t are formed in float32, on
-        the device: cancellation costs (1 + beta^t) / (1 - beta^t) roundings each.
+        """Factor on the relative error of a step where bias corrections 1 - beta^t are formed in float32, on the
+        device: cancellation costs (1 + beta^t) / (1 - beta^t) roundings each.
         """
         if not (self.settings.get("capturable") or self.settings.get("differentiable")):
             return 1.0
-        lost = sum(2 * (1 + power) / max(1 - power, 1e-12) for power in powers)  # the power is rounded, too
-        return 1 + lost * FORMATS["float32"].unit / self.unit
+        roundings = sum(2 * (1 + power) / max(1 - power, 1e-12) for power in powers)  # the power is rounded, too
+        return 1 + roundings * FORMATS["float32"].unit / self.unit
 
 
-Law = Callable[[Before], dict[str, Predicted]]
+UpdateRule = Callable[[UpdateInputs], dict[str, Prediction]]
 """Predicts each state and the parameter, by name."""
 
 
-def _sum(*terms: Array) -> Predicted:
-    return Predicted(np.add.reduce(terms), np.add.reduce(np.abs(terms)))
+def _sum(*terms: Array) -> Prediction:
+    return Prediction(np.add.reduce(terms), np.add.reduce(np.abs(terms)))
 
 
-def _average(old: Array, new: Predicted, weight: float) -> Predicted:
+def _average(old: Array, new: Prediction, weight: float) -> Prediction:
     """An exponential average in which ``new`` has ``weight``."""
-    return Predicted(
+    return Prediction(
         (1 - weight) * old + weight * new.value, (1 - weight) * np.abs(old) + weight * (new.scale + np.abs(old))
     )
 
 
-def _square(x: Predicted) -> Predicted:
-    return Predicted(x.value**2, x.scale**2)
+def _square(x: Prediction) -> Prediction:
+    return Prediction(x.value**2, x.scale**2)
 
 
 def _ratio(numerator: Array, denominator: Array) -> Array:
@@ -117,110 +117,113 @@ def _ratio(numerator: Array, denominator: Array) -> Array:
         return numerator / denominator
 
 
-def adam(of: Before) -> dict[str, Predicted]:
+def adam(inputs: UpdateInputs) -> dict[str, Prediction]:
     """Adam, AdamW (Loshchilov and Hutter, arXiv 1711.05101) and AMSGrad."""
-    beta1, beta2 = of.settings["betas"]
-    power1, power2 = beta1**of.step, beta2**of.step
-    found = {
-        "exp_avg": _average(of.state("exp_avg"), of.gradient, 1 - beta1),
-        "exp_avg_sq": _average(of.state("exp_avg_sq"), _square(of.gradient), 1 - beta2),
+    beta1, beta2 = inputs.settings["betas"]
+    power1, power2 = beta1**inputs.step, beta2**inputs.step
+    predicted = {
+        "exp_avg": _average(inputs.state("exp_avg"), inputs.gradient, 1 - beta1),
+        "exp_avg_sq": _average(inputs.state("exp_avg_sq"), _square(inputs.gradient), 1 - beta2),
     }
-    second = of.after["exp_avg_sq"]
-    if of.settings.get("amsgrad"):
-        largest = np.maximum(of.state("max_exp_avg_sq"), second)
-        found["max_exp_avg_sq"] = Predicted(largest, np.abs(largest))
-        second = of.after["max_exp_avg_sq"]
-    root = np.sqrt(second / (1 - power2)) + of.settings["eps"]
-    move = -of.settings["lr"] / (1 - power1) * _ratio(of.after["exp_avg"], root)
-    return found | {PARAM: of.moved(move, times=of.doubt(power1, power2))}
+    second = inputs.after["exp_avg_sq"]
+    if inputs.settings.get("amsgrad"):
+        largest = np.maximum(inputs.state("max_exp_avg_sq"), second)
+        predicted["max_exp_avg_sq"] = Prediction(largest, np.abs(largest))
+        second = inputs.after["max_exp_avg_sq"]
+    root = np.sqrt(second / (1 - power2)) + inputs.settings["eps"]
+    move = -inputs.settings["lr"] / (1 - power1) * _ratio(inputs.after["exp_avg"], root)
+    return predicted | {PARAM: inputs.moved(move, times=inputs.doubt(power1, power2))}
 
 
-def sgd(of: Before) -> dict[str, Predicted]:
+def sgd(inputs: UpdateInputs) -> dict[str, Prediction]:
     """SGD with momentum, Nesterov's too; the first gradient enters the buffer undamped."""
-    momentum, lr, grad = of.settings["momentum"], of.settings["lr"], of.gradient
+    momentum, lr, grad = inputs.settings["momentum"], inputs.settings["lr"], inputs.gradient
     if not momentum:
-        return {PARAM: _moved_by(of, lr, grad)}
-    fresh = 1.0 if "momentum_buffer" not in of.values else 1 - of.settings["dampening"]
-    old = momentum * of.state("momentum_buffer")
-    buffer = Predicted(old + fresh * grad.value, np.abs(old) + abs(fresh) * grad.scale)
-    new = of.after["momentum_buffer"]
-    used = Predicted(new, np.abs(new))
-    if of.settings["nesterov"]:
-        used = Predicted(grad.value + momentum * new, grad.scale + momentum * np.abs(new))
-    return {"momentum_buffer": buffer, PARAM: _moved_by(of, lr, used)}
+        return {PARAM: _moved_by(inputs, lr, grad)}
+    fresh = 1.0 if "momentum_buffer" not in inputs.values else 1 - inputs.settings["dampening"]
+    old = momentum * inputs.state("momentum_buffer")
+    buffer = Prediction(old + fresh * grad.value, np.abs(old) + abs(fresh) * grad.scale)
+    new = inputs.after["momentum_buffer"]
+    applied = Prediction(new, np.abs(new))
+    if inputs.settings["nesterov"]:
+        applied = Prediction(grad.value + momentum * new, grad.scale + momentum * np.abs(new))
+    return {"momentum_buffer": buffer, PARAM: _moved_by(inputs, lr, applied)}
 
 
-def _moved_by(of: Before, lr: float, by: Predicted) -> Predicted:
-    return Predicted(of.decayed - lr * by.value, np.abs(of.values[PARAM]) + abs(lr) * by.scale)
+def _moved_by(inputs: UpdateInputs, lr: float, direction: Prediction) -> Prediction:
+    return Prediction(inputs.decayed - lr * direction.value, np.abs(inputs.values[PARAM]) + abs(lr) * direction.scale)
 
 
-def adagrad(of: Before) -> dict[str, Predicted]:
+def adagrad(inputs: UpdateInputs) -> dict[str, Prediction]:
     """Adagrad; its sum begins with ``initial_accumulator_value``."""
-    grad, square = of.gradient, _square(of.gradient)
-    old = of.state("sum")
-    rate = of.settings["lr"] / (1 + (of.step - 1) * of.settings["lr_decay"])
-    root = np.sqrt(of.after["sum"]) + of.settings["eps"]
-    by = Predicted(_ratio(grad.value, root), _ratio(grad.scale, root))
-    return {"sum": Predicted(old + square.value, np.abs(old) + square.scale), PARAM: _moved_by(of, rate, by)}
+    grad, square = inputs.gradient, _square(inputs.gradient)
+    old = inputs.state("sum")
+    rate = inputs.settings["lr"] / (1 + (inputs.step - 1) * inputs.settings["lr_decay"])
+    root = np.sqrt(inputs.after["sum"]) + inputs.settings["eps"]
+    direction = Prediction(_ratio(grad.value, root), _ratio(grad.scale, root))
+    total = Prediction(old + square.value, np.abs(old) + square.scale)
+    return {"sum": total, PARAM: _moved_by(inputs, rate, direction)}
 
 
-def rmsprop(of: Before) -> dict[str, Predicted]:
+def rmsprop(inputs: UpdateInputs) -> dict[str, Prediction]:
     """RMSprop, centered and with momentum too. A variance that cancels to nothing tells nothing."""
-    alpha, momentum, lr, grad = of.settings["alpha"], of.settings["momentum"], of.settings["lr"], of.gradient
-    found = {"square_avg": _average(of.state("square_avg"), _square(grad), 1 - alpha)}
-    variance = second = of.after["square_avg"]
+    alpha, momentum, lr = (inputs.settings[name] for name in ("alpha", "momentum", "lr"))
+    grad = inputs.gradient
+    predicted = {"square_avg": _average(inputs.state("square_avg"), _square(grad), 1 - alpha)}
+    variance = second = inputs.after["square_avg"]
     doubt = np.ones_like(second)
-    if of.settings["centered"]:
-        found["grad_avg"] = _average(of.state("grad_avg"), grad, 1 - alpha)
-        mean2 = of.after["grad_avg"] ** 2
+    if inputs.settings["centered"]:
+        predicted["grad_avg"] = _average(inputs.state("grad_avg"), grad, 1 - alpha)
+        mean2 = inputs.after["grad_avg"] ** 2
         variance = second - mean2
-        known = variance > 4 * TOLERANCE * of.unit * (second + mean2)
-        doubt = np.where(known, 1 + _ratio(second + mean2, np.where(known, variance, 1.0)), np.inf)
-    root = np.sqrt(np.maximum(variance, 0.0)) + of.settings["eps"]
-    by = Predicted(_ratio(grad.value, root), doubt * _ratio(grad.scale, root))
+        # E[g²] - E[g]² cancels where gradients hardly vary: below a few roundings the variance tells nothing.
+        is_resolved = variance > 4 * TOLERANCE * inputs.unit * (second + mean2)
+        doubt = np.where(is_resolved, 1 + _ratio(second + mean2, np.where(is_resolved, variance, 1.0)), np.inf)
+    root = np.sqrt(np.maximum(variance, 0.0)) + inputs.settings["eps"]
+    direction = Prediction(_ratio(grad.value, root), doubt * _ratio(grad.scale, root))
     if momentum > 0:
-        old = momentum * of.state("momentum_buffer")
-        found["momentum_buffer"] = Predicted(old + by.value, np.abs(old) + by.scale)
-        new = of.after["momentum_buffer"]
-        by = Predicted(new, np.abs(new))
-    return found | {PARAM: _moved_by(of, lr, by)}
+        old = momentum * inputs.state("momentum_buffer")
+        predicted["momentum_buffer"] = Prediction(old + direction.value, np.abs(old) + direction.scale)
+        new = inputs.after["momentum_buffer"]
+        direction = Prediction(new, np.abs(new))
+    return predicted | {PARAM: _moved_by(inputs, lr, direction)}
 
 
-def adamax(of: Before) -> dict[str, Predicted]:
+def adamax(inputs: UpdateInputs) -> dict[str, Prediction]:
     """Adamax (Kingma and Ba, arXiv 1412.6980, section 7.1)."""
-    beta1, beta2 = of.settings["betas"]
-    power, eps, grad = beta1**of.step, of.settings["eps"], of.gradient
-    largest = np.maximum(beta2 * of.state("exp_inf"), np.abs(grad.value) + eps)
-    move = -of.settings["lr"] / (1 - power) * _ratio(of.after["exp_avg"], of.after["exp_inf"])
+    beta1, beta2 = inputs.settings["betas"]
+    power, eps, grad = beta1**inputs.step, inputs.settings["eps"], inputs.gradient
+    largest = np.maximum(beta2 * inputs.state("exp_inf"), np.abs(grad.value) + eps)
+    move = -inputs.settings["lr"] / (1 - power) * _ratio(inputs.after["exp_avg"], inputs.after["exp_inf"])
     return {
-        "exp_avg": _average(of.state("exp_avg"), grad, 1 - beta1),
-        "exp_inf": Predicted(largest, np.maximum(beta2 * of.state("exp_inf"), grad.scale + eps)),
-        PARAM: of.moved(move, times=of.doubt(power)),
+        "exp_avg": _average(inputs.state("exp_avg"), grad, 1 - beta1),
+        "exp_inf": Prediction(largest, np.maximum(beta2 * inputs.state("exp_inf"), grad.scale + eps)),
+        PARAM: inputs.moved(move, times=inputs.doubt(power)),
     }
 
 
-def nadam(of: Before) -> dict[str, Predicted]:
+def nadam(inputs: UpdateInputs) -> dict[str, Prediction]:
     """NAdam (Dozat, 2016), with decoupled weight decay too. ``mu_product`` is one number for all elements."""
-    beta1, beta2 = of.settings["betas"]
-    lr, decay, grad = of.settings["lr"], of.settings["momentum_decay"], of.gradient
-    mu, mu_next = (beta1 * (1 - 0.5 * 0.96 ** (step * decay)) for step in (of.step, of.step + 1))
-    product = of.after["mu_product"]
-    power = beta2**of.step
-    root = np.sqrt(of.after["exp_avg_sq"] / (1 - power)) + of.settings["eps"]
+    beta1, beta2 = inputs.settings["betas"]
+    lr, decay, grad = inputs.settings["lr"], inputs.settings["momentum_decay"], inputs.gradient
+    mu, mu_next = (beta1 * (1 - 0.5 * 0.96 ** (step * decay)) for step in (inputs.step, inputs.step + 1))
+    product = inputs.after["mu_product"]
+    power = beta2**inputs.step
+    root = np.sqrt(inputs.after["exp_avg_sq"] / (1 - power)) + inputs.settings["eps"]
     now = -lr * (1 - mu) / (1 - product) * _ratio(grad.value, root)
-    later = -lr * mu_next / (1 - product * mu_next) * _ratio(of.after["exp_avg"], root)
-    by_decay = np.abs(now) * _ratio(grad.scale, np.abs(grad.value)) if of.settings["weight_decay"] else np.abs(now)
-    doubt = of.doubt(power, float(product[0]), float(product[0]) * mu_next)
-    whole = of.moved(now, later, times=doubt)
+    later = -lr * mu_next / (1 - product * mu_next) * _ratio(inputs.after["exp_avg"], root)
+    by_decay = np.abs(now) * _ratio(grad.scale, np.abs(grad.value)) if inputs.settings["weight_decay"] else np.abs(now)
+    doubt = inputs.doubt(power, float(product[0]), float(product[0]) * mu_next)
+    whole = inputs.moved(now, later, times=doubt)
     return {
-        "exp_avg": _average(of.state("exp_avg"), grad, 1 - beta1),
-        "exp_avg_sq": _average(of.state("exp_avg_sq"), _square(grad), 1 - beta2),
-        "mu_product": _sum(of.values.get("mu_product", np.ones_like(product)) * mu),
-        PARAM: Predicted(whole.value, whole.scale + np.nan_to_num(by_decay)),
+        "exp_avg": _average(inputs.state("exp_avg"), grad, 1 - beta1),
+        "exp_avg_sq": _average(inputs.state("exp_avg_sq"), _square(grad), 1 - beta2),
+        "mu_product": _sum(inputs.values.get("mu_product", np.ones_like(product)) * mu),
+        PARAM: Prediction(whole.value, whole.scale + np.nan_to_num(by_decay)),
     }
 
 
-LAWS: Mapping[str, Law] = {
+UPDATE_RULES: Mapping[str, UpdateRule] = {
     "Adam": adam,
     "AdamW": adam,
     "SGD": sgd,

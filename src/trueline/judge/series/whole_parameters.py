@@ -26,11 +26,12 @@ def param_names(env: RankEnv) -> list[str]:
     return [*env.params, *env.frozen]
 
 
-def held_by_one(run: Run) -> frozenset[str]:
-    """Those that are each rank's own and no replicas (experts among FSDP's ``ignored_params``, shards of a wrapper that
-    no adapter knows): they were not equal at the first step with digests, and no gradient of theirs was ever the same
-    on all ranks. Beside them also what is equal at first, such as a bias of zeros: where several ranks hold one expert,
-    or parts of one model, or other parameters are reduced, so that it is not the reduction that lacks.
+def unshared_params(run: Run) -> frozenset[str]:
+    """Parameters that are each rank's own and no replicas: experts among FSDP's ``ignored_params``, shards of a wrapper
+    that no adapter knows. They were not equal at the first step with digests, and no gradient of theirs was ever the
+    same on all ranks. Some were equal at first, such as a bias of zeros: these count beside the others where several
+    ranks hold one expert, or parts of one model, or other parameters are reduced, so that it is not the reduction that
+    lacks.
     """
     ranks = [rank for rank, env in run.env.items() if _in_doubt(env)]
     if len(ranks) < 2:
@@ -38,23 +39,24 @@ def held_by_one(run: Run) -> frozenset[str]:
     env, differ = run.env[ranks[0]], _differ_at_first(run, ranks)
     if not differ or any(run.env[rank].whole != env.whole for rank in ranks):
         return frozenset()
-    doubt = [(at, name) for at, name in enumerate(env.params) if name in _in_doubt(env)]
+    doubtful = [(at, name) for at, name in enumerate(env.params) if name in _in_doubt(env)]
+    # An optimizer of float32 copies has no gradient norms under these names: then backward's own must tell.
     if _updates_others(run, ranks):
         sets = _with_equal_losses(run)
-        parts = {name for at, name in doubt if sets and all(_never_alike(run, ranks, at) for ranks in sets)}
+        parts = {name for at, name in doubtful if sets and all(_never_equal_norms(run, ranks, at) for ranks in sets)}
         return frozenset(parts) if any(differ.get(name) for name in parts) else frozenset()
-    unreduced = {name for at, name in doubt if _never_reduced(run, ranks, at)}
-    own = frozenset(name for name in unreduced if differ.get(name))
-    if own and _with_equal_losses(run):
+    unreduced = {name for at, name in doubtful if _never_reduced(run, ranks, at)}
+    unshared = frozenset(name for name in unreduced if differ.get(name))
+    if unshared and _with_equal_losses(run):
         return frozenset(unreduced)
-    if not own or not (sharers(run, own) or len(unreduced) < len(doubt)):
-        return own
-    modules = {_module(name) for name in own}
-    return own | {name for name in unreduced if _module(name) in modules}
+    if not unshared or not (replica_sets(run, unshared) or len(unreduced) < len(doubtful)):
+        return unshared
+    modules = {_module(name) for name in unshared}
+    return unshared | {name for name in unreduced if _module(name) in modules}
 
 
 def equal_at_first(run: Run, names: Collection[str]) -> list[str]:
-    """Those of ``names``, each rank's own, of which all ranks had equal values at the first step with digests."""
+    """Names among ``names``, each rank's own, whose values all ranks had equal at the first step with digests."""
     differ = _differ_at_first(run, [rank for rank, env in run.env.items() if _in_doubt(env)])
     return [name for name in sorted(names) if not differ.get(name, True)]
 
@@ -67,14 +69,14 @@ def _differ_at_first(run: Run, ranks: Sequence[int]) -> dict[str, bool]:
     step = min((step for step, _ in digests if all((step, rank) in digests for rank in ranks)), default=None)
     if step is None:
         return {}
-    held = [digests[step, rank] for rank in ranks]
-    if any(len(own) != len(held[0]) for own in held):
+    rows = [digests[step, rank] for rank in ranks]
+    if any(len(row) != len(rows[0]) for row in rows):
         return {}
     names = param_names(run.env[ranks[0]])
-    return dict(zip(names, np.any(np.stack(held) != held[0], axis=0).tolist(), strict=False))
+    return dict(zip(names, np.any(np.stack(rows) != rows[0], axis=0).tolist(), strict=False))
 
 
-def sharers(run: Run, names: Collection[str]) -> list[tuple[int, ...]]:
+def replica_sets(run: Run, names: Collection[str]) -> list[tuple[int, ...]]:
     """The ranks that began with equal values of all parameters of these ``names``, each rank's own, as replicas of one
     expert do: sets of two or more, all as large; none where they are not.
     """
@@ -85,10 +87,10 @@ def sharers(run: Run, names: Collection[str]) -> list[tuple[int, ...]]:
         return []
     by_values: defaultdict[bytes, list[int]] = defaultdict(list)
     for rank in ranks:
-        chosen = np.isin(param_names(run.env[rank]), sorted(names))
-        by_values[digests[step, rank][: len(chosen)][chosen].tobytes()].append(rank)
+        is_listed = np.isin(param_names(run.env[rank]), sorted(names))
+        by_values[digests[step, rank][: len(is_listed)][is_listed].tobytes()].append(rank)
     sets = [tuple(value) for value in by_values.values()]
-    return sets if len({len(each) for each in sets}) == 1 < len(sets[0]) else []
+    return sets if len({len(replicas) for replicas in sets}) == 1 < len(sets[0]) else []
 
 
 @memoized
@@ -97,7 +99,7 @@ def parts_of_one_model(run: Run) -> tuple[tuple[int, ...], ...]:
     tensor parallelism by hand. Their losses are equal to the last bit, as of replicas with equal batches, and
     parameters are not, so that what they exchange within the forward pass has made them so.
     """
-    return _with_equal_losses(run) if held_by_one(run) else ()
+    return _with_equal_losses(run) if unshared_params(run) else ()
 
 
 def _with_equal_losses(run: Run) -> tuple[tuple[int, ...], ...]:
@@ -110,14 +112,15 @@ def _with_equal_losses(run: Run) -> tuple[tuple[int, ...], ...]:
     for column, rank in enumerate(run.ranks):
         known_T = measured_TN[:, column]
         if known_T.sum() > 1 and rank in run.env and run.env[rank].talks_in_forward:
-            read = b"".join(digests[key].tobytes() for key in sorted(digests) if key[1] == rank)
+            samples = b"".join(digests[pair].tobytes() for pair in sorted(digests) if pair[1] == rank)
             losses = losses_TN[known_T, column]
-            by_losses[known_T.tobytes() + (read + losses[:1].tobytes() if read else losses.tobytes())].append(rank)
-    return tuple(tuple(loss) for loss in by_losses.values() if len(loss) > 1)
+            key = known_T.tobytes() + (samples + losses[:1].tobytes() if samples else losses.tobytes())
+            by_losses[key].append(rank)
+    return tuple(tuple(equal_ranks) for equal_ranks in by_losses.values() if len(equal_ranks) > 1)
 
 
 def _module(name: str) -> str:
-    """What holds the parameter's own module: a bias may be zero everywhere when the weight beside it is not equal."""
+    """Parent of the parameter's module: a bias may be zero everywhere when the weight beside it is not equal."""
     return ".".join(name.split(".")[:-2])
 
 
@@ -126,22 +129,22 @@ def _in_doubt(env: RankEnv) -> list[str]:
 
 
 def _updates_others(run: Run, ranks: Sequence[int]) -> bool:
-    """Whether the optimizer holds none of the gradients that backward leaves, as where it updates float32 copies."""
+    """True if the optimizer holds none of the gradients that backward leaves, as where it updates float32 copies."""
     norms = run.lists("used_param_norms", ranks=ranks)
     return bool(run.lists("param_grad_norms", ranks=ranks)) and not any((row > 0).any() for row in norms.values())
 
 
-def _never_alike(run: Run, ranks: Sequence[int], index: int, *, column: str = "param_grad_norms") -> bool:
-    """Whether there were gradients of the parameter at ``index``, and never of the same norm on all of ``ranks``: of
-    ranks that compute one loss together, backward leaves equal ones of parameters that all of them hold.
+def _never_equal_norms(run: Run, ranks: Sequence[int], index: int, *, column: str = "param_grad_norms") -> bool:
+    """True if there were gradients of the parameter at ``index``, and never of one norm on all of ``ranks``. On ranks
+    that compute one loss together, backward leaves equal ones of parameters that all of them hold.
     """
     norms = run.lists(column, ranks=ranks)
     steps = sorted({step for step, _ in norms})
     rows = [[norms[step, rank][index] for rank in ranks] for step in steps if all((step, r) in norms for r in ranks)]
-    seen = [row for row in rows if max(row) > 0]
-    return bool(seen) and all(max(row) - min(row) > EQUAL * max(row) for row in seen)
+    nonzero = [row for row in rows if max(row) > 0]
+    return bool(nonzero) and all(max(row) - min(row) > EQUAL * max(row) for row in nonzero)
 
 
 def _never_reduced(run: Run, ranks: list[int], index: int) -> bool:
-    """Whether gradients of the parameter at ``index`` were seen, and never had the same norm on all of ``ranks``."""
-    return _never_alike(run, ranks, index, column="used_param_norms")
+    """True if gradients of the parameter at ``index`` were seen, and never had one norm on all of ``ranks``."""
+    return _never_equal_norms(run, ranks, index, column="used_param_norms")

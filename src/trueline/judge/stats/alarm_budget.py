@@ -64,5 +64,10 @@ class AlarmBudget:
 
 def alarm_budget_of(run: Run) -> AlarmBudget:
     """The budget that the Run's plan asked for (``Plan.false_alarms``), by default ``FALSE_ALARMS``."""
-    asked = run.manifest.plan.get("false_alarms")
-    return AlarmBudget(float(asked)) if isinstance(asked, int | float) and asked > 0 else AlarmBudget()
+    false_alarms = run.manifest.plan.get("false_alarms")
+    # Plans of damaged or foreign manifests may hold anything here.
+    return (
+        AlarmBudget(float(false_alarms))
+        if isinstance(false_alarms, int | float) and false_alarms > 0
+        else AlarmBudget()
+    )

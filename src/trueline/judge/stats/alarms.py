@@ -42,7 +42,7 @@ def alarm_of(log_e_TB: Floats, *, threshold: float) -> Alarm | None:
     if not len(above):
         return None
     crossed, last = int(above[0]), int(np.argmax(height_T))
-    detectors_TB = log_detectors(log_e_TB[: last + 1])
+    detectors_TB = log_detectors(log_e_TB[: last + 1])  # of single bets: their average says when, not which bet
     return Alarm(
         first=_winning_since(log_e_TB, detectors_TB, crossed),
         crossed=crossed,

@@ -1,4 +1,4 @@
-"""How autocorrelated workers are: the factor by which evidence must be divided so that it is not overstated.
+"""Autocorrelation of workers: the factor by which evidence must be divided so that it is not overstated.
 
 The bets of ``exchangeability`` are fair if workers are exchangeable at each step given the past. Workers that each read
 a document from end to end are not: who was high stays high for a while. With r_j the autocorrelation of a worker's
@@ -41,13 +41,13 @@ FEWEST_STEPS = 32
 """Steps below which nothing is estimated, and V is 1."""
 
 FEWEST_OF_TWO = 500
-"""The same for two workers. There every fault is in all there is to measure by, and one that grows over some steps
+"""Least steps with two workers. There every fault is in all there is to measure by, and one that grows over some steps
 cannot be distinguished from autocorrelation in a short Run; a Run that shows none yet must not hide a fault."""
 
 _RANGE = 32
 """The largest lag is this fraction of the Run: longer sums are lost where levels are removed."""
 
-_TAKEN = 3.2
+_LEVEL_BIAS = 3.2
 """Removing the levels lowers every autocorrelation of white noise by this over T, and otherwise by V times as much, for
 which V is corrected."""
 
@@ -67,7 +67,7 @@ _MOST_WORKERS = 32
 _ROUNDING = 1e-9
 """Spreads that are left by rounding when a level is taken out that is the same at all steps."""
 
-_APART = 16
+_UNIT_LAG = 16
 """Steps between those whose differences are the unit of the scores: fewer than half of those that it is pooled over
 (``exchangeability.SPREAD_STEPS``), so that one change of level hardly moves it."""
 
@@ -80,41 +80,45 @@ class Dependence:
     reach: int = 0
 
 
-NONE = Dependence()
-"""What is said where no memory is significant."""
+INDEPENDENT = Dependence()
+"""The dependence where no autocorrelation is significant."""
 
 
 def dependence_of(values_TN: Floats) -> Dependence:
     """The dependence of the workers' values [T, N], NaN where not measured or not to be compared."""
     residual_TN = values_TN[np.count_nonzero(np.isfinite(values_TN), axis=1) > 1]
     if len(residual_TN) < FEWEST_STEPS:
-        return NONE
+        return INDEPENDENT
     residual_TN = residual_TN - medians(residual_TN)[:, None]
     measured_N = np.flatnonzero(np.isfinite(residual_TN).any(axis=0))
     if len(measured_N) == 2 and len(residual_TN) < FEWEST_OF_TWO:
-        return NONE
-    chosen = np.linspace(0, len(measured_N) - 1, min(len(measured_N), _MOST_WORKERS)).round().astype(np.int64)
-    correlation_J = _autocorrelation(_steady(residual_TN[:, measured_N[chosen]]))
-    return _judged(correlation_J, num_steps=len(residual_TN), num_workers=len(chosen))
+        return INDEPENDENT
+    sample_N = np.linspace(0, len(measured_N) - 1, min(len(measured_N), _MOST_WORKERS)).round().astype(np.int64)
+    correlation_J = _autocorrelation(_steady(residual_TN[:, measured_N[sample_N]]))
+    return _dependence(correlation_J, num_steps=len(residual_TN), num_workers=len(sample_N))
 
 
 def longest(dependences: Iterable[Dependence]) -> Dependence:
-    """The largest of each, for a statistic of several quantities."""
-    known = [NONE, *dependences]
-    return Dependence(max(one.ratio for one in known), max(one.reach for one in known))
+    """Dependence of a statistic of several quantities: the largest ratio and the largest reach of them."""
+    candidates = [INDEPENDENT, *dependences]
+    return Dependence(
+        max(dependence.ratio for dependence in candidates), max(dependence.reach for dependence in candidates)
+    )
 
 
-def _judged(correlation_J: Floats, *, num_steps: int, num_workers: int) -> Dependence:
+def _dependence(correlation_J: Floats, *, num_steps: int, num_workers: int) -> Dependence:
     """V of autocorrelations at lags 1 to J, one standard error added, at the range of lags where that is most."""
     if not len(correlation_J):
-        return NONE
+        return INDEPENDENT
+    # Sums over 1, 2, 4 ... lags: few tests, so that the level of each need not be much smaller.
     ladder = np.unique(np.append(2 ** np.arange(int(math.log2(len(correlation_J))) + 1), len(correlation_J)))
+    # Two workers' residuals mirror each other. Medians of N - 1 have 2/π of the efficiency of their mean.
     independent = num_steps * (1.0 if num_workers == 2 else (num_workers - 1) * 2 / math.pi)
     sums = np.cumsum(correlation_J)[ladder - 1]
-    taken = _TAKEN * ladder / num_steps
-    if not np.any(sums + taken > ERRORS * np.sqrt(ladder / independent)):
-        return NONE
-    ratio = (1 + 2 * sums) / (1 - 2 * taken) * (1 + np.sqrt(4 * ladder / independent))
+    bias = _LEVEL_BIAS * ladder / num_steps
+    if not np.any(sums + bias > ERRORS * np.sqrt(ladder / independent)):
+        return INDEPENDENT
+    ratio = (1 + 2 * sums) / (1 - 2 * bias) * (1 + np.sqrt(4 * ladder / independent))
     ratio = 1 + _WARY * (ratio - 1)
     tail, stretch = _tail(correlation_J, independent)
     whole = float(ratio[-1]) + _WARY * 2 * tail
@@ -139,15 +143,16 @@ def _steady(residual_TN: Floats) -> Floats:
     """Residuals from the middle of the step less the levels of each worker, in a unit, and clipped.
 
     From three workers on the residuals may be skewed, so that a unit that changes looks like a level: they are scores.
-    Their unit is that of differences between steps ``_APART`` steps apart, which no level changes. Two workers' are
+    Their unit is that of differences between steps ``_UNIT_LAG`` steps apart, which no level changes. Two workers' are
     symmetric, and a unit that is of this one difference would change wherever it does: theirs is that of the Run.
     """
     measured_TN = np.isfinite(residual_TN)
     if residual_TN.shape[1] == 2:
         unit = medians(np.abs(residual_TN[:, 0]))[None, None] / NORMAL_MAD
     else:
-        apart_TN = residual_TN[_APART:] - residual_TN[:-_APART]
-        unit = pooled_spread(np.concatenate([apart_TN[:_APART], apart_TN]) / math.sqrt(2))[:, None]
+        apart_TN = residual_TN[_UNIT_LAG:] - residual_TN[:-_UNIT_LAG]
+        # A difference has twice the variance of a value; the first steps take those of the steps behind them.
+        unit = pooled_spread(np.concatenate([apart_TN[:_UNIT_LAG], apart_TN]) / math.sqrt(2))[:, None]
     limit = 2 + math.sqrt(2 * math.log(residual_TN.shape[1]))
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio_TN = np.where(residual_TN == 0, 0.0, residual_TN / np.where(unit > 0, unit, 0.0))
@@ -166,14 +171,15 @@ def _autocorrelation(scores_TN: Floats) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         covariance = products / pairs
         correlation = covariance[1:] / covariance[0]
+    # Workers that are constant have no correlation: where they are the majority, nothing is said.
     varies = np.isfinite(correlation).all(axis=0) & (covariance[0] > 1e-12)
-    most = 2 * np.count_nonzero(varies) >= scores_TN.shape[1]
-    return medians(correlation[:, varies]) if most and varies.any() else np.zeros(0)
+    is_majority = 2 * np.count_nonzero(varies) >= scores_TN.shape[1]
+    return medians(correlation[:, varies]) if is_majority and varies.any() else np.zeros(0)
 
 
 def _lagged(values_TN: Floats, num_lags: int) -> Floats:
     """[1 + J, N] sums of products with the values so many steps later."""
-    size = 1 << (2 * len(values_TN) - 1).bit_length()
+    size = 1 << (2 * len(values_TN) - 1).bit_length()  # padded, or the convolution would wrap around
     spectrum = np.fft.rfft(values_TN, size, axis=0)
     return np.fft.irfft(np.abs(spectrum) ** 2, size, axis=0)[: num_lags + 1]
 

@@ -1,4 +1,4 @@
-"""Since which step is a series that was around 0 on another level? A least-squares change point, with an interval.
+"""Step since which a series that was around 0 is on another level: a least-squares change point, with an interval.
 
 Evidence that adds up over steps decides whether there is a difference, and when it had become enough; where it begins
 to win depends on chance before the change, so it does not date. Levels do: exchangeable workers differ by 0 in the
@@ -44,7 +44,7 @@ class Onset:
 
 def onset_of(values_T: Floats, *, latest: int, dependence_ratio: float = 1.0, steady: bool = False) -> Onset:
     """The onset, at ``latest`` or before, of the level that ``values_T`` (measured at every step) end on.
-    ``memory_ratio`` is the factor by which correlated steps overstate the evidence. ``steady`` values have the same
+    ``dependence_ratio`` is the factor by which correlated steps overstate the evidence. ``steady`` values have the same
     noise all along the run until they change, as shares and ranks have; others are divided by what it is nearby.
     """
     values_T = values_T if steady else values_T / _noise(values_T)
@@ -56,8 +56,8 @@ def onset_of(values_T: Floats, *, latest: int, dependence_ratio: float = 1.0, st
         gain_K, spread2 = _gains(np.clip(values_T, levels_T - room, levels_T + room), latest)
     best = int(np.argmax(gain_K))
     ratio_K = (gain_K[best] - gain_K) / (max(spread2, 1e-300) * dependence_ratio)
-    held = np.flatnonzero(ratio_K <= _LEVEL)
-    return Onset(best, int(held[0]), int(held[-1]))
+    plausible = np.flatnonzero(ratio_K <= _LEVEL)
+    return Onset(best, int(plausible[0]), int(plausible[-1]))
 
 
 def alarm_onset(values_R: Floats, alarm: Alarm, dependence: Dependence, *, steady: bool = False) -> Onset:
@@ -70,10 +70,10 @@ def alarm_onset(values_R: Floats, alarm: Alarm, dependence: Dependence, *, stead
     return Onset(*(int(rows[index]) for index in (onset.at, onset.low, onset.high)))
 
 
-def worker_onset(values_RM: Floats, place: int, alarm: Alarm, dependence: Dependence) -> Onset:
-    """The onset, in rows, of the difference of the worker at ``place`` from the mean of the others."""
-    others = tuple(n for n in range(values_RM.shape[1]) if n != place)
-    return alarm_onset(mean_gap(values_RM, (place,), others), alarm, dependence)
+def worker_onset(values_RM: Floats, worker: int, alarm: Alarm, dependence: Dependence) -> Onset:
+    """The onset, in rows, of the difference of the worker at ``worker`` from the mean of the others."""
+    peers = tuple(n for n in range(values_RM.shape[1]) if n != worker)
+    return alarm_onset(mean_gap(values_RM, (worker,), peers), alarm, dependence)
 
 
 def _gains(values_T: Floats, latest: int) -> tuple[Floats, float]:
@@ -97,4 +97,5 @@ def _noise(values_T: Floats) -> Floats:
     noise_T = np.nanmedian(windows, axis=1) / (NORMAL_MAD * math.sqrt(2))
     noise_T = np.concatenate([noise_T, noise_T[-1:]])[: len(values_T)]
     largest = float(noise_T.max())
+    # A stretch of equal values has no noise; dividing by almost none would date the onset there.
     return np.maximum(noise_T, 1e-3 * largest) if largest > 0 else np.ones(len(values_T))

@@ -32,10 +32,10 @@ _BLOCK_CELLS = 1 << 20
 """Steps times pairs that are held at a time."""
 
 _NEAREST = 1e-6
-"""What a distance counts as, at least, where its logarithm is taken."""
+"""Least distance of which a logarithm is taken."""
 
 _HIGHEST = 1e200
-"""Where a detector stops, before it overflows."""
+"""Height at which a detector stops, before it overflows."""
 
 
 def pairs_of(num_workers: int) -> list[tuple[int, int]]:
@@ -55,6 +55,7 @@ def distances(values_TNC: Floats) -> Floats:
     num_steps, num_workers, num_columns = values_TNC.shape
     first, second = np.triu_indices(num_workers, k=1)
     total, count = np.zeros((num_steps, len(first))), np.zeros((num_steps, len(first)))
+    # Column by column and in place: [T, P, C] at once would not fit in memory with 64 workers.
     for c in range(num_columns):
         column_TN = np.ascontiguousarray(values_TNC[:, :, c])
         gap_TP = column_TN.take(first, axis=1)
@@ -72,11 +73,11 @@ def distances(values_TNC: Floats) -> Floats:
         return np.where(count == count.max(axis=1, keepdims=True, initial=1), np.sqrt(total / count), np.nan)
 
 
-def nearness(values_TNC: Floats, chosen: Sequence[int]) -> Floats:
-    """[T] mean log distance of the pairs ``chosen`` (positions in ``pairs_of``), less that of all pairs of the step: 0
+def nearness(values_TNC: Floats, pairs: Sequence[int]) -> Floats:
+    """[T] mean log distance of the pairs ``pairs`` (positions in ``pairs_of``), less that of all pairs of the step: 0
     in the mean if workers are exchangeable. NaN where one of them was not measured.
     """
-    return np.concatenate([_nearness(distances(block), chosen) for block in _blocks(values_TNC)])
+    return np.concatenate([_nearness(distances(block), pairs) for block in _blocks(values_TNC)])
 
 
 def log_e_values(distances_TP: Floats) -> Floats:
@@ -89,8 +90,8 @@ def log_e_values(distances_TP: Floats) -> Floats:
 def heights(values_TNC: Floats, *, dependence_ratio: float = 1.0) -> Floats:
     """[P] natural log of the highest that each pair's e-detector (averaged over the bets) is in T steps, at most 460.
 
-    The logs of the e-values are divided by ``memory_ratio`` (see ``autocorrelation``). In blocks of steps, so that 64
-    workers and 10,000 steps fit in memory.
+    The logs of the e-values are divided by ``dependence_ratio`` (see ``autocorrelation``). In blocks of steps, so that
+    64 workers and 10,000 steps fit in memory.
     """
     with np.errstate(divide="ignore"):
         return np.log(states_after(values_TNC, dependence_ratio=dependence_ratio)[-1])
@@ -102,13 +103,13 @@ def states_after(values_TNC: Floats, before: Floats | None = None, *, dependence
     """
     num_pairs = math.comb(values_TNC.shape[1], 2)
     state = np.zeros((len(CLOSENESS) + 1, num_pairs)) if before is None else before.copy()
-    state_BP, best_P = state[:-1], state[-1]
+    state_BP, best_P = state[:-1], state[-1]  # views: the loop writes through to ``state``
     for block in _blocks(values_TNC):
         e_BTP = _e_values(distances(block))
         if dependence_ratio != 1.0:
             np.power(e_BTP, 1 / dependence_ratio, out=e_BTP)
         for t in range(e_BTP.shape[1]):
-            state_BP += 1
+            state_BP += 1  # Shiryaev-Roberts: a further start at this step
             state_BP *= e_BTP[:, t]
             np.minimum(state_BP, _HIGHEST, out=state_BP)
             e_BTP[:, t] = state_BP
@@ -116,19 +117,19 @@ def states_after(values_TNC: Floats, before: Floats | None = None, *, dependence
     return state
 
 
-def log_e_of_pairs(values_TNC: Floats, chosen: Sequence[int]) -> Floats:
+def log_e_of_pairs(values_TNC: Floats, pairs: Sequence[int]) -> Floats:
     """[T, K, B] natural logs of the e-values of K pairs, given by their positions in ``pairs_of``."""
-    blocks = [log_e_values(distances(block))[:, list(chosen)] for block in _blocks(values_TNC)]
-    return np.concatenate(blocks) if blocks else np.zeros((0, len(chosen), len(CLOSENESS)))
+    blocks = [log_e_values(distances(block))[:, list(pairs)] for block in _blocks(values_TNC)]
+    return np.concatenate(blocks) if blocks else np.zeros((0, len(pairs), len(CLOSENESS)))
 
 
 def closeness(values_TNC: Floats, first: int, second: int) -> float:
-    """How far the two workers are apart over how far they are from others, root mean square over the measured columns:
-    about 1 if healthy, 0 if always equal, NaN where no column was measured.
+    """Distance of the two workers over that of each from others, root mean square over the measured columns: about 1 if
+    healthy, 0 if always equal, NaN where no column was measured.
     """
-    each = [_closeness(values_TNC[:, :, c], first, second) for c in range(values_TNC.shape[2])]
-    known = [close for close in each if math.isfinite(close)]
-    return math.sqrt(sum(close**2 for close in known) / len(known)) if known else math.nan
+    by_column = [_closeness(values_TNC[:, :, c], first, second) for c in range(values_TNC.shape[2])]
+    measured = [close for close in by_column if math.isfinite(close)]
+    return math.sqrt(sum(close**2 for close in measured) / len(measured)) if measured else math.nan
 
 
 def _e_values(distances_TP: Floats) -> Floats:
@@ -136,7 +137,7 @@ def _e_values(distances_TP: Floats) -> Floats:
     measured = np.isfinite(distances_TP)
     count = np.count_nonzero(measured, axis=1)[:, None]
     unjudged = ~(measured & (count > 1))
-    e_BTP = np.empty((len(CLOSENESS), *distances_TP.shape))
+    e_BTP = np.empty((len(CLOSENESS), *distances_TP.shape))  # bets first: each is computed in contiguous memory
     square_TP = np.square(np.where(measured, np.minimum(distances_TP, 1e9), np.inf))
     for b, close in enumerate(CLOSENESS):
         e_TP = e_BTP[b]
@@ -147,7 +148,7 @@ def _e_values(distances_TP: Floats) -> Floats:
             total_T1 = e_TP.sum(axis=1, keepdims=True)
             e_TP *= count
             e_TP /= total_T1
-        e_TP[unjudged] = 1.0
+        e_TP[unjudged] = 1.0  # a bet that is not made neither wins nor loses
     return e_BTP
 
 
@@ -157,7 +158,7 @@ def _blocks(values_TNC: Floats) -> list[Floats]:
 
 
 def _closeness(values_TN: Floats, first: int, second: int) -> float:
-    """The same for one column.
+    """``closeness`` in one column.
 
     The numerator is the median |difference|. The denominator is, for the worker k in the nearer half of the others, the
     smaller median |difference from its own median over time| to either of the pair: taking out what lasts keeps other
@@ -166,7 +167,7 @@ def _closeness(values_TN: Floats, first: int, second: int) -> float:
     gap = _steady_median(values_TN[:, first] - values_TN[:, second], persistent=True)
     spreads: list[float] = []
     for k in range(values_TN.shape[1]):
-        to_k = [_steady_median(values_TN[:, own] - values_TN[:, k], persistent=False) for own in (first, second)]
+        to_k = [_steady_median(values_TN[:, worker] - values_TN[:, k], persistent=False) for worker in (first, second)]
         if k not in (first, second) and all(math.isfinite(spread) for spread in to_k):
             spreads.append(min(to_k))
     if not spreads or not math.isfinite(gap):
@@ -182,11 +183,11 @@ def _steady_median(gap_T: Floats, *, persistent: bool) -> float:
     return float(np.median(np.abs(gap if persistent else gap - np.median(gap))))
 
 
-def _nearness(distances_TP: Floats, chosen: Sequence[int]) -> Floats:
+def _nearness(distances_TP: Floats, pairs: Sequence[int]) -> Floats:
     log_TP = np.log(np.maximum(distances_TP, _NEAREST))
     count_T = np.count_nonzero(np.isfinite(log_TP), axis=1)
     mean_T = np.nansum(log_TP, axis=1) / np.maximum(count_T, 1)
-    return np.asarray(log_TP[:, list(chosen)].mean(axis=1) - mean_T, dtype=np.float64)
+    return np.asarray(log_TP[:, list(pairs)].mean(axis=1) - mean_T, dtype=np.float64)
 
 
 def _typical(gap_TP: Floats) -> Floats:

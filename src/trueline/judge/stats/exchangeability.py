@@ -53,14 +53,15 @@ def scores(values_TN: Floats) -> Floats:
 
 
 def scores_after(values_TN: Floats, spreads: Floats) -> tuple[Floats, Floats]:
-    """The same of steps that come after others, and the spreads [T, ...] of these steps; ``spreads`` [S, ...] are those
-    of the last ``SPREAD_STEPS`` - 1 steps before, or of all there are.
+    """``scores`` of steps that come after others, and the spreads [T, ...] of these steps; ``spreads`` [S, ...] are
+    those of the last ``SPREAD_STEPS`` - 1 steps before, or of all there are.
     """
     residual = values_TN - medians(values_TN)[..., None]
     spread = _spread(residual, np.count_nonzero(np.isfinite(residual), axis=-1))
     unit = _pooled(spread, spreads)[..., None]
     limit = 2 + math.sqrt(2 * math.log(max(values_TN.shape[-1], 2)))
     with np.errstate(divide="ignore", invalid="ignore"):
+        # Without a spread any difference is infinitely many of them: it counts as the limit.
         z = np.where(unit > 0, residual / unit, np.where(residual == 0, 0.0, np.sign(residual) * limit))
     return np.where(np.isfinite(values_TN), np.clip(np.nan_to_num(z, nan=0.0), -limit, limit), np.nan), spread
 
@@ -78,34 +79,37 @@ def log_e_values(
 
     ``allowance`` is a persistent shift, in spreads, that is no fault (see ``series.allowance``): a bet λ is charged
     |λ| * allowance, which keeps its expectation at most 1 when a worker's scores are shifted by no more than that.
-    ``memory`` [..., N] (1 or more; see ``autocorrelation``) divides the logs.
+    ``dependence`` [..., N] (1 or more; see ``autocorrelation``) divides the logs.
     """
     measured = np.isfinite(scores_TN)
     alone = np.count_nonzero(measured, axis=-1) < 2
     allowance = np.broadcast_to(np.asarray(allowance_TN, dtype=np.float64), scores_TN.shape)
     dependence = np.asarray(dependence_N, dtype=np.float64)
-    out = np.zeros((*scores_TN.shape, len(BETS)))
+    log_e_TNB = np.zeros((*scores_TN.shape, len(BETS)))
     count = np.maximum(np.count_nonzero(measured, axis=-1), 1)[..., None]
     for b, bet in enumerate(BETS):
         exponent = np.where(measured, bet * scores_TN, -np.inf)
+        # log-sum-exp around the largest exponent, which a step without measured workers lacks
         top = np.where(alone, 0.0, np.max(exponent, axis=-1, initial=-np.inf))[..., None]
         log_mean = top + np.log(np.maximum(np.exp(exponent - top).sum(axis=-1, keepdims=True), 1e-300) / count)
         log_e = exponent - log_mean - abs(bet) * allowance
-        out[..., b] = np.where(measured & ~alone[..., None], log_e / dependence, 0.0)
-    return out
+        log_e_TNB[..., b] = np.where(measured & ~alone[..., None], log_e / dependence, 0.0)
+    return log_e_TNB
 
 
 def e_values(scores_TN: Floats) -> Floats:
     """[T, B, ..., N] the exponentials of ``log_e_values`` without allowance or dependence, up to rounding."""
     measured = np.isfinite(scores_TN)
     count = np.count_nonzero(measured, axis=-1)[..., None]
-    judged, known = measured & (count > 1), np.where(measured, scores_TN, 0.0)
-    out = np.empty((len(scores_TN), len(BETS), *scores_TN.shape[1:]))
+    judged, filled_TN = measured & (count > 1), np.where(measured, scores_TN, 0.0)
+    e_TBN = np.empty((len(scores_TN), len(BETS), *scores_TN.shape[1:]))
     for b, bet in enumerate(BETS):
-        e_TN = np.exp(bet * known)
+        e_TN = np.exp(bet * filled_TN)
         e_TN[~measured] = 0.0
-        out[:, b] = np.where(judged, e_TN * count / e_TN.sum(axis=-1, keepdims=True, where=judged, initial=1e-300), 1.0)
-    return out
+        e_TBN[:, b] = np.where(
+            judged, e_TN * count / e_TN.sum(axis=-1, keepdims=True, where=judged, initial=1e-300), 1.0
+        )
+    return e_TBN
 
 
 def log_detector(log_e_TNB: Floats) -> Floats:
@@ -116,25 +120,27 @@ def log_detector(log_e_TNB: Floats) -> Floats:
 def log_heights(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0, dependence_N: Floats | float = 1.0) -> Floats:
     """[T, ..., N] ``log_detector`` of ``log_e_values`` of the scores, without holding all bets of all steps at once."""
     allowance = np.broadcast_to(np.asarray(allowance_TN, dtype=np.float64), scores_TN.shape)
-    out = np.empty_like(scores_TN)
+    heights_TN = np.empty_like(scores_TN)
     before: Floats | None = None
     for start in range(0, len(scores_TN), _CHUNK_STEPS):
         part = slice(start, start + _CHUNK_STEPS)
         log_e = log_e_values(scores_TN[part], allowance_TN=allowance[part], dependence_N=dependence_N)
         log_m = log_detectors(log_e, before=before)
-        out[part] = np.logaddexp.reduce(log_m, axis=-1) - math.log(len(BETS))
+        heights_TN[part] = np.logaddexp.reduce(log_m, axis=-1) - math.log(len(BETS))
         before = log_m[-1]
-    return out
+    return heights_TN
 
 
 def log_detectors(log_e_TNB: Floats, *, before: Floats | None = None) -> Floats:
-    """[T, ..., N, B] the same for every bet by itself: M_t = e_t (M_{t-1} + 1), from ``before`` [..., N, B] on."""
-    out = np.empty_like(log_e_TNB)
+    """[T, ..., N, B] natural log of the e-detector of every bet by itself: M_t = e_t (M_{t-1} + 1), from ``before``
+    [..., N, B] on.
+    """
+    log_m_TNB = np.empty_like(log_e_TNB)
     state = np.full(log_e_TNB.shape[1:], -np.inf) if before is None else before
     for t in range(len(log_e_TNB)):
-        state = np.logaddexp(state, 0.0, out=out[t, ...])
+        state = np.logaddexp(state, 0.0, out=log_m_TNB[t, ...])
         state += log_e_TNB[t]
-    return out
+    return log_m_TNB
 
 
 def log_threshold(*, false_alarms: float, weight: float) -> float:
@@ -175,10 +181,11 @@ def _pooled(spread_T: Floats, before: Floats) -> Floats:
     """[T, ...] median of the spreads of the last ``SPREAD_STEPS`` steps, this one and those ``before`` included; NaN
     before the first.
     """
-    out = np.empty_like(spread_T)
+    pooled_T = np.empty_like(spread_T)
     padding = np.full((SPREAD_STEPS - 1, *spread_T.shape[1:]), np.nan)
     past = np.concatenate([padding, before])[len(before) :]
+    # A view: the windows themselves would take SPREAD_STEPS times the memory.
     windows = np.lib.stride_tricks.sliding_window_view(np.concatenate([past, spread_T]), SPREAD_STEPS, axis=0)
     for start in range(0, len(spread_T), _CHUNK_STEPS):
-        out[start : start + _CHUNK_STEPS] = medians(windows[start : start + _CHUNK_STEPS])
-    return out
+        pooled_T[start : start + _CHUNK_STEPS] = medians(windows[start : start + _CHUNK_STEPS])
+    return pooled_T

@@ -1,4 +1,4 @@
-"""How large a difference is: means of per-step differences with intervals, and whether they agree with a value.
+"""Sizes of differences: means of per-step differences with intervals, and whether they agree with a value.
 
 Healthy workers draw new batches at every step, so per-step differences between them are as good as independent, and
 the mean of n of them has a t interval. T steps, N workers, D detectors (the whole, then each parameter group).
@@ -19,7 +19,7 @@ NORMAL_MAD = NormalDist().inv_cdf(0.75)
 """Median absolute deviation of a normal value, in standard deviations."""
 
 LEVEL = 0.95
-"""Of the intervals that findings state."""
+"""Confidence level of the intervals that findings state."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Estimate:
         return (self.value - half, self.value + half)
 
     def agrees(self, target: float, *, room: float, negligible: float = 0.0, among: int = 1) -> bool | None:
-        """Whether the mean is ``target``: False where that is rejected and it differs by more than ``negligible``, else
-        True where the whole interval lies within ``room`` of it, None where it is undecided.
+        """Decide if the mean is ``target``: False where that is rejected and it differs by more than ``negligible``,
+        else True where the whole interval lies within ``room`` of it, None where it is undecided.
 
         ``among`` is the number of tests that share the level of the rejection, ``NAMING_LEVEL``.
         """
@@ -50,23 +50,23 @@ class Estimate:
         return True if target - room <= low and high <= target + room else None
 
 
-def mean_difference(values_TN: Floats, workers: tuple[int, ...], others: tuple[int, ...]) -> Estimate:
+def mean_difference(values_TN: Floats, workers: tuple[int, ...], peers: tuple[int, ...]) -> Estimate:
     """The mean over steps of the workers' mean minus the others' mean, at steps at which both were measured.
 
     Means, not medians: where values are skewed, the median of several differs from the mean of one even when healthy.
     """
-    return estimate(mean_gap(values_TN, workers, others))
+    return estimate(mean_gap(values_TN, workers, peers))
 
 
-def mean_gap(values_TN: Floats, workers: tuple[int, ...], others: tuple[int, ...]) -> Floats:
+def mean_gap(values_TN: Floats, workers: tuple[int, ...], peers: tuple[int, ...]) -> Floats:
     """[T] the workers' mean minus the others' mean; NaN where none of either was measured."""
-    return _mean(values_TN, workers) - _mean(values_TN, others)
+    return _mean(values_TN, workers) - _mean(values_TN, peers)
 
 
-def mean_of_workers(values_TN: Floats, workers: tuple[int, ...], others: tuple[int, ...]) -> Estimate:
+def mean_of_workers(values_TN: Floats, workers: tuple[int, ...], peers: tuple[int, ...]) -> Estimate:
     """The workers' own mean over steps at which they and others were measured."""
-    mine, theirs = _mean(values_TN, workers), _mean(values_TN, others)
-    return estimate(np.where(np.isfinite(theirs), mine, np.nan))
+    means_T, peer_means_T = _mean(values_TN, workers), _mean(values_TN, peers)
+    return estimate(np.where(np.isfinite(peer_means_T), means_T, np.nan))
 
 
 def estimate(values_T: Floats) -> Estimate:
@@ -88,7 +88,7 @@ def t_quantile(probability: float, dof: int) -> float:
     low, high = 0.0, 1.0
     while t_two_sided(high, dof) > 2 * (1 - probability):
         low, high = high, 2 * high
-    for _ in range(60):
+    for _ in range(60):  # bisections: beyond the 52 bits of a float64
         middle = (low + high) / 2
         low, high = (middle, high) if t_two_sided(middle, dof) > 2 * (1 - probability) else (low, middle)
     return (low + high) / 2
@@ -115,9 +115,9 @@ def t_two_sided(t: float, dof: int) -> float:
     return max(0.0, 1 - inside)
 
 
-def _mean(values_TN: Floats, chosen: tuple[int, ...]) -> Floats:
+def _mean(values_TN: Floats, workers: tuple[int, ...]) -> Floats:
     """[T] mean over the chosen workers that measured; NaN where none did."""
-    values = values_TN[:, list(chosen)]
+    values = values_TN[:, list(workers)]
     count = np.count_nonzero(np.isfinite(values), axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(np.nansum(values, axis=1) / np.where(count > 0, count, np.nan), dtype=np.float64)

@@ -7,25 +7,26 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
-Of = TypeVar("Of")
-More = ParamSpec("More")
-Found = TypeVar("Found")
+Source = TypeVar("Source")
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
 
 
-def memoized(work: Callable[Concatenate[Of, More], Found]) -> Callable[Concatenate[Of, More], Found]:
-    """``work``, done once for each object (its first argument, by identity) and other arguments (by equality).
+def memoized(compute: Callable[Concatenate[Source, Params], Result]) -> Callable[Concatenate[Source, Params], Result]:
+    """``compute``, done once for each object (its first argument, by identity) and other arguments (by equality).
 
     The object must not change, and the result must not refer to it, or neither would ever be freed. An error is
     raised anew each time.
     """
-    known: WeakKeyDictionary[Of, dict[object, Found]] = WeakKeyDictionary()
+    results_by_source: WeakKeyDictionary[Source, dict[object, Result]] = WeakKeyDictionary()
 
-    @wraps(work)
-    def once(of: Of, *more: More.args, **named: More.kwargs) -> Found:
-        results = known.setdefault(of, {})
-        key = (more, tuple(sorted(named.items())))
+    @wraps(compute)
+    def once(source: Source, *args: Params.args, **kwargs: Params.kwargs) -> Result:
+        # Weak keys compare by equality: sources must not define it, as a Run does not.
+        results = results_by_source.setdefault(source, {})
+        key = (args, tuple(sorted(kwargs.items())))
         if key not in results:
-            results[key] = work(of, *more, **named)
+            results[key] = compute(source, *args, **kwargs)
         return results[key]
 
     return once

@@ -51,7 +51,8 @@ TAIL = 10
 where the spread wanders become more frequent than the budget allows; with fewer, only larger jumps are reported."""
 
 TAIL_OF_MANY = 20
-"""The same of the highest of many series, whose tail is lighter, and less disturbed by one whose spread wanders."""
+"""Scores for the tail of the highest of many series, which is lighter, and less disturbed by one whose spread wanders.
+"""
 
 FEWEST = 16
 """Scores before the first step that is judged."""
@@ -68,7 +69,7 @@ _ABOVE = 3.0
 _BACK = 3.0
 """A series has come back once it is within so many spreads of its level before the jump, or a quarter of the jump."""
 
-_GONE = 200
+_MAX_SPIKE_STEPS = 200
 """Steps after which a series that has not come back has a new level."""
 
 _NORMAL_MAD = 0.6744897501960817
@@ -89,7 +90,7 @@ class Spike:
 
     ``log_p`` is the natural log of the probability that a healthy step is as far up as ``first``; ``level`` and
     ``value`` are natural logs, of the level before and of the peak; ``score`` is how many spreads ``first`` is above
-    the level. ``back`` says that the series came back after ``last``. ``of`` is which of many series it is.
+    the level. ``back`` says that the series came back after ``last``. ``series_index`` is which of many series it is.
     """
 
     first: int
@@ -100,7 +101,7 @@ class Spike:
     value: float
     score: float
     back: bool
-    of: int = 0
+    series_index: int = 0
 
     @property
     def ratio(self) -> float:
@@ -115,12 +116,12 @@ def find_spikes(log_T: Floats, *, log_level: float, least: float, starts: Sequen
     natural log) a step must be above its level to be a jump at all. The past before each of ``starts`` (indices, where
     a healthy run may jump) is forgotten there.
     """
-    found: list[Spike] = []
+    spikes: list[Spike] = []
     for begin, end in stretches(len(log_T), starts):
         at = begin + np.flatnonzero(np.isfinite(log_T[begin:end]))
         if len(at) > STEPS_BEFORE:
-            found += _in_stretch(log_T[at], at.astype(np.int64), log_level, least)
-    return found
+            spikes += _in_stretch(log_T[at], at.astype(np.int64), log_level, least)
+    return spikes
 
 
 def find_spikes_of_many(log_TP: Floats, *, log_level: float, least: float, starts: Sequence[int] = ()) -> list[Spike]:
@@ -128,19 +129,19 @@ def find_spikes_of_many(log_TP: Floats, *, log_level: float, least: float, start
     jump at one step it is the one with the highest score. A jump is over after ``LEVEL_STEPS`` at the latest, and until
     then no other is looked for.
     """
-    found: list[Spike] = []
+    spikes: list[Spike] = []
     for begin, end in stretches(len(log_TP), starts):
         at = begin + np.flatnonzero(np.isfinite(log_TP[begin:end]).any(axis=1))
         if len(at) > STEPS_BEFORE and log_TP.shape[1]:
             part_TP = log_TP[at]
             scored = scores_of_many(part_TP)
-            found += _reported(part_TP, *scored, at, log_level, least, gone=LEVEL_STEPS, tail=TAIL_OF_MANY)
-    return found
+            spikes += _reported(part_TP, *scored, at, log_level, least, max_steps=LEVEL_STEPS, tail=TAIL_OF_MANY)
+    return spikes
 
 
 @dataclass(frozen=True)
-class Past:
-    """What a further step of P series that are judged together (or of one) is compared with, since the last start.
+class SpikePast:
+    """The past that a further step of P series, judged together, or of one is compared with, since the last start.
 
     ``values`` [S, P] are the last ones, as many as a level and a spread need, where there is none the last one known;
     ``scores`` [H] are the highest of each of the last ``HISTORY_STEPS`` steps, -inf where there is none; ``num_steps``
@@ -152,13 +153,13 @@ class Past:
     num_steps: int
 
     @classmethod
-    def none(cls, num_series: int) -> Past:
-        """Nothing yet."""
+    def empty(cls, num_series: int) -> SpikePast:
+        """The past before any step."""
         return cls(np.zeros((0, num_series)), np.zeros(0), 0)
 
 
-def past_of(before: Past, log_TP: Floats, *, log_level: float, least: float, one: bool) -> Past | None:
-    """``before`` with further steps; None where ``find_spikes`` (``one`` series) or ``find_spikes_of_many`` finds a
+def extend_past(before: SpikePast, log_TP: Floats, *, log_level: float, least: float, single: bool) -> SpikePast | None:
+    """``before`` with further steps; None where ``find_spikes`` (``single`` series) or ``find_spikes_of_many`` finds a
     jump at any of them, if none was at the steps before.
     """
     log_TP = log_TP[np.isfinite(log_TP).any(axis=1)]
@@ -166,24 +167,25 @@ def past_of(before: Past, log_TP: Floats, *, log_level: float, least: float, one
         return before
     num = len(before.values)
     known_TP = np.concatenate([before.values, log_TP])
-    score_TP, level_TP, _ = (score[:, None] for score in scores(known_TP[:, 0])) if one else scores_of_many(known_TP)
+    score_TP, level_TP, _ = (score[:, None] for score in scores(known_TP[:, 0])) if single else scores_of_many(known_TP)
     score_T, rise_T, _ = _highest(score_TP[num:], log_TP - level_TP[num:])
     score_T = np.concatenate([before.scores, score_T])
     offset = len(before.scores)
+    # Only steps that are far up can be jumps: the tail, which takes longer, is looked up for these alone.
     for t in np.flatnonzero((score_T[offset:] > _ABOVE) & (rise_T >= least)).tolist():
         if before.num_steps + t >= STEPS_BEFORE:
             history = score_T[max(offset + t - HISTORY_STEPS, 0) : offset + t]
             history = history[np.isfinite(history)]
-            tail = TAIL if one else TAIL_OF_MANY
+            tail = TAIL if single else TAIL_OF_MANY
             if len(history) >= FEWEST and log_probability(float(score_T[offset + t]), history, tail=tail) <= log_level:
                 return None
     num_steps = before.num_steps + len(log_TP)
-    kept = LEVEL_STEPS + SPREAD_STEPS + num_steps % HELD_STEPS  # so that levels are held at the same steps
-    return Past(_filled(known_TP)[-kept:], score_T[-HISTORY_STEPS:], num_steps)
+    num_kept = LEVEL_STEPS + SPREAD_STEPS + num_steps % HELD_STEPS  # so that levels are held at the same steps
+    return SpikePast(_filled(known_TP)[-num_kept:], score_T[-HISTORY_STEPS:], num_steps)
 
 
 def num_judged(log_T: Floats, starts: Sequence[int] = ()) -> int:
-    """How many steps ``find_spikes`` would judge."""
+    """Number of steps that ``find_spikes`` would judge."""
     counts = [int(np.count_nonzero(np.isfinite(log_T[a:b]))) for a, b in stretches(len(log_T), starts)]
     return sum(max(count - STEPS_BEFORE, 0) for count in counts)
 
@@ -196,12 +198,12 @@ def log_probability(score: float, before: Floats, *, tail: int = TAIL) -> float:
     """
     num = len(before)
     k = tail_size(num, tail)
-    ordered = np.partition(before, num - k - 1)
+    ordered = np.partition(before, num - k - 1)  # the order of the others does not matter
     return log_tail(score, ordered[num - k - 1 :], num)
 
 
 def tail_size(num: int, tail: int = TAIL) -> int:
-    """How many of the largest of ``num`` scores the tail is estimated from, ``tail`` at most."""
+    """Number of the largest of ``num`` scores that the tail is estimated from, ``tail`` at most."""
     return min(tail, max(num // 3, 1))
 
 
@@ -233,9 +235,9 @@ def scores_of_many(log_TP: Floats) -> tuple[Floats, Floats, Floats]:
     series has no value, its last one counts for the level.
     """
     filled_TP = _filled(log_TP)
-    level_TP = _held(filled_TP, LEVEL_STEPS, LEVEL_STEPS)
+    level_TP = _held_medians(filled_TP, LEVEL_STEPS, LEVEL_STEPS)
     residual_TP = filled_TP - level_TP
-    spread_TP = _held(np.abs(residual_TP), LEVEL_STEPS, SPREAD_STEPS, skipped=LEVEL_STEPS) / _NORMAL_MAD
+    spread_TP = _held_medians(np.abs(residual_TP), LEVEL_STEPS, SPREAD_STEPS, skipped=LEVEL_STEPS) / _NORMAL_MAD
     with np.errstate(divide="ignore", invalid="ignore"):
         score_TP = np.where(spread_TP > 0, (log_TP - level_TP) / spread_TP, np.nan)
     return score_TP, level_TP, spread_TP
@@ -247,31 +249,33 @@ def _filled(log_TP: Floats) -> Floats:
     return np.take_along_axis(log_TP, np.maximum.accumulate(last_TP, axis=0), axis=0)
 
 
-def _held(values_TP: Floats, fewest: int, width: int, *, skipped: int = 0) -> Floats:
+def _held_medians(values_TP: Floats, fewest: int, width: int, *, skipped: int = 0) -> Floats:
     """[T, P] median of the up to ``width`` values before each, at every ``HELD_STEPS``-th step and kept until the next;
     the first ``skipped`` are no values.
     """
-    out = np.full_like(values_TP, np.nan)
+    medians_TP = np.full_like(values_TP, np.nan)
     full = skipped + width  # steps from this one on have so many values before them
     for t in range(skipped + fewest, min(full, len(values_TP)), HELD_STEPS):
-        out[t : t + HELD_STEPS] = np.median(values_TP[skipped:t], axis=0)
+        medians_TP[t : t + HELD_STEPS] = np.median(values_TP[skipped:t], axis=0)
     at = np.arange(full, len(values_TP), HELD_STEPS)
-    for some in np.array_split(at, max(len(at) * width * values_TP.shape[1] // _CELLS, 1)) if len(at) else ():
-        windows_TPW = np.lib.stride_tricks.sliding_window_view(values_TP, width, axis=0)[some - width]
-        held = np.repeat(np.median(windows_TPW, axis=2), HELD_STEPS, axis=0)
-        out[some[0] : some[0] + len(held)] = held[: len(out) - some[0]]
-    return out
+    for block in np.array_split(at, max(len(at) * width * values_TP.shape[1] // _CELLS, 1)) if len(at) else ():
+        windows_TPW = np.lib.stride_tricks.sliding_window_view(values_TP, width, axis=0)[block - width]
+        medians = np.repeat(np.median(windows_TPW, axis=2), HELD_STEPS, axis=0)
+        medians_TP[block[0] : block[0] + len(medians)] = medians[: len(medians_TP) - block[0]]
+    return medians_TP
 
 
 def stretches(num_steps: int, starts: Sequence[int]) -> list[tuple[int, int]]:
-    """Where each past begins, and the step after its last."""
+    """First step of each past, and the step after its last."""
     return list(pairwise([0, *sorted({start for start in starts if 0 < start < num_steps}), num_steps]))
 
 
 def _in_stretch(log_T: Floats, at: Ints, log_level: float, least: float) -> list[Spike]:
     """The spikes of a series without gaps, whose steps are ``at`` in the one that was given."""
     score_T1, level_T1, spread_T1 = (score[:, None] for score in scores(log_T))
-    return _reported(log_T[:, None], score_T1, level_T1, spread_T1, at, log_level, least, gone=_GONE, tail=TAIL)
+    return _reported(
+        log_T[:, None], score_T1, level_T1, spread_T1, at, log_level, least, max_steps=_MAX_SPIKE_STEPS, tail=TAIL
+    )
 
 
 def _reported(
@@ -283,20 +287,21 @@ def _reported(
     log_level: float,
     least: float,
     *,
-    gone: int,
+    max_steps: int,
     tail: int,
 ) -> list[Spike]:
     """The spikes of the highest score of each step."""
     score_T, rise_T, of_T = _highest(score_TP, log_TP - level_TP)
     known_T: Bools = np.isfinite(score_T)
     reported: list[int] = []
-    found: list[Spike] = []
+    spikes: list[Spike] = []
     free = STEPS_BEFORE
     for t in np.flatnonzero((score_T > _ABOVE) & (rise_T >= least)).tolist():
         if t < free:
             continue
         begin = max(t - HISTORY_STEPS, 0)
         reported = [index for index in reported if index >= begin]
+        # A lone jump is left out of the past, so that a second one is reported too; what recurs is usual.
         known_T[reported] = len(reported) > FEW_ALARMS
         before = score_T[begin:t][known_T[begin:t]]
         log_p = log_probability(float(score_T[t]), before, tail=tail) if len(before) >= FEWEST else 0.0
@@ -304,41 +309,41 @@ def _reported(
             continue
         p = int(of_T[t])
         log_T = log_TP[:, p]
-        end, back = _end(log_T, t, float(level_TP[t, p]), float(spread_TP[t, p]), gone)
-        known_T[t:end] = False
+        end, back = _end(log_T, t, float(level_TP[t, p]), float(spread_TP[t, p]), max_steps)
+        known_T[t:end] = False  # the steps of a spike are no past either
         reported.append(t)
         free = end
         peak = t + int(np.nanargmax(log_T[t:end]))
         level, value, score = float(level_TP[t, p]), float(log_T[peak]), float(score_T[t])
-        found.append(Spike(int(at[t]), int(at[peak]), int(at[end - 1]), log_p, level, value, score, back, p))
-    return found
+        spikes.append(Spike(int(at[t]), int(at[peak]), int(at[end - 1]), log_p, level, value, score, back, p))
+    return spikes
 
 
 def _highest(score_TP: Floats, rise_TP: Floats) -> tuple[Floats, Floats, Ints]:
     """[T] the highest score of each step, -inf where there is none, how far that series is up, and which it is."""
     score_TP = np.where(np.isfinite(score_TP), score_TP, -np.inf)
     of_T = np.argmax(score_TP, axis=1)
-    score_T, rise_T = (np.take_along_axis(each, of_T[:, None], axis=1)[:, 0] for each in (score_TP, rise_TP))
+    score_T, rise_T = (np.take_along_axis(values_TP, of_T[:, None], axis=1)[:, 0] for values_TP in (score_TP, rise_TP))
     return score_T, rise_T, of_T
 
 
-def _end(log_T: Floats, first: int, level: float, spread: float, gone: int) -> tuple[int, bool]:
-    """The index after the last step of a spike, and whether the series came back there, within ``gone`` steps."""
+def _end(log_T: Floats, first: int, level: float, spread: float, max_steps: int) -> tuple[int, bool]:
+    """The index after the last step of a spike, and whether the series came back there, within ``max_steps`` steps."""
     line = level + max(_BACK * spread, float(log_T[first] - level) / 4)
-    under = np.flatnonzero(log_T[first + 1 : first + gone] <= line)
-    if len(under):
-        return first + 1 + int(under[0]), True
-    return min(first + gone, len(log_T)), False
+    below = np.flatnonzero(log_T[first + 1 : first + max_steps] <= line)
+    if len(below):
+        return first + 1 + int(below[0]), True
+    return min(first + max_steps, len(log_T)), False
 
 
 def _before(values_T: Floats, fewest: int, width: int) -> Floats:
     """[T] median of the up to ``width`` values before each; NaN where there are fewer than ``fewest``."""
-    out = np.full(len(values_T), np.nan)
+    medians_T = np.full(len(values_T), np.nan)
     for t in range(fewest, min(width, len(values_T))):
-        out[t] = np.median(values_T[:t])
+        medians_T[t] = np.median(values_T[:t])
     if len(values_T) > width:
         windows = np.lib.stride_tricks.sliding_window_view(values_T[:-1], width)
         for begin in range(0, len(windows), _CHUNK):
             part = np.median(windows[begin : begin + _CHUNK], axis=1)
-            out[width + begin : width + begin + len(part)] = part
-    return out
+            medians_T[width + begin : width + begin + len(part)] = part
+    return medians_T

@@ -39,7 +39,7 @@ SampleLosses = Mapping[int, Sequence[Floats]]
 
 LOW_BETS: tuple[float, ...] = (0.01, 0.1, 0.3)
 HIGH_BETS: tuple[float, ...] = (3.0, 10.0, 30.0)
-"""How many times larger than explained the variance between workers is in the alternatives c."""
+"""Alternatives c: the variance between workers, in times of what is explained."""
 
 ALLOWANCE = 2.0
 """Factor of variance between workers, either way, that is no fault: samples of one worker are a little similar where
@@ -57,7 +57,7 @@ _MAX_CELLS = 1 << 17
 """Losses times re-deals of a step, so that 64 workers of 64 samples still take milliseconds; 31 re-deals at least."""
 
 _LEAST_SHARE = 1e-9
-"""What a share of the squares counts as, at least, and at most less than 1, where its logarithm is taken."""
+"""Least share of the squares, and least distance of a share from 1, of which a logarithm is taken."""
 
 _SEED = 0x7472_7565
 """Any number; the step is the other half of the key, so that each step has re-deals of its own."""
@@ -66,13 +66,13 @@ _SEED = 0x7472_7565
 @dataclass(frozen=True)
 class SpreadRatio:
     """``ratio``: the standard deviation between workers over what the spread within them explains (1.0 if healthy);
-    ``low`` to ``high`` covers it with 95 %. ``between`` and ``explained`` are the two, in units of the loss.
+    ``low`` to ``high`` covers it with 95 %. ``std_between`` and ``explained`` are the two, in units of the loss.
     """
 
     ratio: float
     low: float
     high: float
-    between: float
+    std_between: float
     explained: float
     num_steps: int
 
@@ -89,14 +89,14 @@ def log_e_values(
 
     ``steps_T`` [T] are the optimizer steps, which key the re-deals: the same Run always gives the same answer.
     """
-    out = np.zeros((len(steps_T), len(bets)))
+    log_e_TB = np.zeros((len(steps_T), len(bets)))
     for t, arrays in sample_losses.items():
         if (pool := _pool(arrays)) is None:
             continue
         values, sizes = pool
-        observed, others = _between_shares(values, sizes, step=int(steps_T[t]))
-        out[t] = _log_e(observed, others, len(values), np.asarray(bets), allowance)
-    return out
+        observed, redealt_M = _between_shares(values, sizes, step=int(steps_T[t]))
+        log_e_TB[t] = _log_e(observed, redealt_M, len(values), np.asarray(bets), allowance)
+    return log_e_TB
 
 
 def log_odds(sample_losses: SampleLosses, indices: Iterable[int], steps_T: Ints) -> Floats:
@@ -104,14 +104,14 @@ def log_odds(sample_losses: SampleLosses, indices: Iterable[int], steps_T: Ints)
     same losses: 0 on average if they are exchangeable, below where workers are too close and above where too far
     apart. NaN at those of the steps ``indices`` without information.
     """
-    out: list[float] = []
+    log_odds_R: list[float] = []
     for t in indices:
         pool = _pool(sample_losses[t]) if t in sample_losses else None
-        observed, others = _between_shares(*pool, step=int(steps_T[t])) if pool else (math.nan, np.full(1, math.nan))
-        shares = np.clip(np.concatenate([[observed], others]), _LEAST_SHARE, 1 - _LEAST_SHARE)
+        observed, redealt_M = _between_shares(*pool, step=int(steps_T[t])) if pool else (math.nan, np.full(1, math.nan))
+        shares = np.clip(np.concatenate([[observed], redealt_M]), _LEAST_SHARE, 1 - _LEAST_SHARE)
         odds = np.log(shares / (1 - shares))
-        out.append(float(odds[0] - odds[1:].mean()))
-    return np.array(out)
+        log_odds_R.append(float(odds[0] - odds[1:].mean()))
+    return np.array(log_odds_R)
 
 
 def spread_ratio(sample_losses: SampleLosses, indices: Iterable[int]) -> SpreadRatio | None:
@@ -125,17 +125,17 @@ def spread_ratio(sample_losses: SampleLosses, indices: Iterable[int]) -> SpreadR
     if not rows:
         return None
     table = np.array(rows)  # [T, 4] SS between, its degrees of freedom, explained SS between, 1 / mean number of losses
-    between, freedom, explained, inverse = table.sum(axis=0)
+    squares_between, freedom, explained, inverse = table.sum(axis=0)
     if explained <= 0:
         return None
-    ratio = math.sqrt(between / explained)
+    ratio = math.sqrt(squares_between / explained)
     error = max(_jackknife(table), math.sqrt(1 / (2 * freedom)))
     per_mean = inverse / len(rows) / freedom
     return SpreadRatio(
         ratio=ratio,
         low=ratio * math.exp(-1.96 * error),
         high=ratio * math.exp(1.96 * error),
-        between=math.sqrt(between * per_mean),
+        std_between=math.sqrt(squares_between * per_mean),
         explained=math.sqrt(explained * per_mean),
         num_steps=len(rows),
     )
@@ -149,12 +149,12 @@ def by_place(sample_losses: SampleLosses) -> SampleLosses:
     but one of those. Exchangeable losses are exchangeable over places, too. Steps with fewer than two places are left
     out.
     """
-    out: dict[int, tuple[Floats, ...]] = {}
+    dealt: dict[int, tuple[Floats, ...]] = {}
     for t, arrays in sample_losses.items():
-        places_MN = _places(arrays)
+        places_MN = _losses_by_place(arrays)
         if len(places_MN) > 1:
-            out[t] = tuple(places_MN)
-    return out
+            dealt[t] = tuple(places_MN)
+    return dealt
 
 
 def without_profile(sample_losses: SampleLosses) -> SampleLosses:
@@ -167,9 +167,9 @@ def without_profile(sample_losses: SampleLosses) -> SampleLosses:
     for arrays in sample_losses.values():
         middle = np.nanmean(np.concatenate(arrays)) if any(np.isfinite(array).any() for array in arrays) else 0.0
         for array in arrays:
-            seen = np.flatnonzero(np.isfinite(array))
-            total[seen] += array[seen] - middle
-            count[seen] += 1
+            measured = np.flatnonzero(np.isfinite(array))
+            total[measured] += array[measured] - middle
+            count[measured] += 1
     profile = total / np.maximum(count, 1)
     return {t: tuple(array - profile[: len(array)] for array in arrays) for t, arrays in sample_losses.items()}
 
@@ -178,16 +178,18 @@ def place_correlations(sample_losses: SampleLosses, indices: Iterable[int]) -> t
     """[N, N] correlations between workers of the losses at equal places, over the steps ``indices``, each step's mean
     taken out; and the number of losses of a worker in them. NaN where there are none.
     """
-    rows = [places for t in indices if t in sample_losses and len(places := _places(sample_losses[t])) > 1]
+    rows = [
+        losses_MN for t in indices if t in sample_losses and len(losses_MN := _losses_by_place(sample_losses[t])) > 1
+    ]
     if not rows:
         return np.full((0, 0), np.nan), 0
-    centred_SN = np.concatenate([places - places.mean() for places in rows])
+    centred_SN = np.concatenate([losses_MN - losses_MN.mean() for losses_MN in rows])
     norms_N = np.sqrt(np.square(centred_SN).sum(axis=0))
     with np.errstate(divide="ignore", invalid="ignore"):
         return centred_SN.T @ centred_SN / np.outer(norms_N, norms_N), len(centred_SN)
 
 
-def _places(arrays: Sequence[Floats]) -> Floats:
+def _losses_by_place(arrays: Sequence[Floats]) -> Floats:
     """[m, N] the losses at places that all workers have."""
     shortest = min((len(array) for array in arrays), default=0)
     places_MN = np.stack([array[:shortest] for array in arrays], axis=1).astype(np.float64)
@@ -203,7 +205,7 @@ def _pool(arrays: Sequence[Floats]) -> tuple[Floats, tuple[int, ...]] | None:
     if len(sizes) < 2 or min(sizes) < 1 or sum(sizes) <= len(sizes):
         return None
     values = np.concatenate(arrays).astype(np.float64)
-    if values.max() == values.min():
+    if values.max() == values.min():  # there is no variance to share
         return None
     return values - values.mean(), sizes
 
@@ -211,16 +213,18 @@ def _pool(arrays: Sequence[Floats]) -> tuple[Floats, tuple[int, ...]] | None:
 def _between_shares(values: Floats, sizes: tuple[int, ...], *, step: int) -> tuple[float, Floats]:
     """The share b of the observed deal, and those [M] of the re-deals other than it."""
     total = float(np.square(values).sum())
-    observed = float(_between(values[None], sizes)[0]) / total
+    observed = float(_between_squares(values[None], sizes)[0]) / total
     if _num_deals(sizes) <= _EXHAUSTIVE:
-        return observed, _between(values[_all_deals(sizes)], sizes)[1:] / total
+        # The first of all deals is the observed one.
+        return observed, _between_squares(values[_all_deals(sizes)], sizes)[1:] / total
+    # Philox with the step as key: re-deals depend on nothing else, so that any part of a Run gets the same ones.
     num = max(31, min(NUM_DEALS, _MAX_CELLS // len(values)))
     rng = np.random.Generator(np.random.Philox(key=[_SEED, step]))
     deals = np.argsort(rng.random((num, len(values))), axis=1)
-    return observed, _between(values[deals], sizes) / total
+    return observed, _between_squares(values[deals], sizes) / total
 
 
-def _between(dealt_MP: Floats, sizes: tuple[int, ...]) -> Floats:
+def _between_squares(dealt_MP: Floats, sizes: tuple[int, ...]) -> Floats:
     """[M] sum of squares between workers of centred values that are dealt out in order."""
     starts = np.cumsum((0, *sizes[:-1]))
     return np.asarray((np.square(np.add.reduceat(dealt_MP, starts, axis=1)) / np.array(sizes)).sum(axis=1))
@@ -239,10 +243,10 @@ def _log_e(observed: float, others_M: Floats, num_parts: int, bets_B: Floats, al
 
 
 def _num_deals(sizes: tuple[int, ...]) -> int:
-    count, left = 1, sum(sizes)
+    count, num_left = 1, sum(sizes)
     for size in sizes:
-        count *= math.comb(left, size)
-        left -= size
+        count *= math.comb(num_left, size)
+        num_left -= size
         if count > _EXHAUSTIVE:
             break
     return count
@@ -254,13 +258,13 @@ def _all_deals(sizes: tuple[int, ...]) -> Ints:
     return np.array(list(_deals(tuple(range(sum(sizes))), sizes)), dtype=np.int64)
 
 
-def _deals(left: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def _deals(cards: tuple[int, ...], sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     if len(sizes) == 1:
-        yield left
+        yield cards
         return
-    for hand in combinations(left, sizes[0]):
-        held = set(hand)
-        for rest in _deals(tuple(part for part in left if part not in held), sizes[1:]):
+    for hand in combinations(cards, sizes[0]):
+        dealt = set(hand)
+        for rest in _deals(tuple(part for part in cards if part not in dealt), sizes[1:]):
             yield hand + rest
 
 
@@ -268,10 +272,15 @@ def _squares(arrays: Sequence[Floats]) -> tuple[float, float, float, float] | No
     if (pool := _pool(arrays)) is None:
         return None
     values, sizes = pool
-    between = float(_between(values[None], sizes)[0])
-    within = max(float(np.square(values).sum()) - between, 0.0)
+    squares_between = float(_between_squares(values[None], sizes)[0])
+    squares_within = max(float(np.square(values).sum()) - squares_between, 0.0)
     freedom = len(sizes) - 1
-    return between, freedom, within / (len(values) - len(sizes)) * freedom, sum(1 / size for size in sizes) / len(sizes)
+    return (
+        squares_between,
+        freedom,
+        squares_within / (len(values) - len(sizes)) * freedom,
+        sum(1 / size for size in sizes) / len(sizes),
+    )
 
 
 def _jackknife(table: Floats) -> float:

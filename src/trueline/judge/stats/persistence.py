@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trueline.judge.stats.autocorrelation import NONE, Dependence
+from trueline.judge.stats.autocorrelation import INDEPENDENT, Dependence
 from trueline.judge.stats.exchangeability import Bools, Floats
 
 HORIZONS: tuple[float, ...] = (10.0, 50.0, 250.0)
@@ -36,18 +36,20 @@ _PRIOR_STEPS = 1.0
 @dataclass(frozen=True)
 class PersistentSpread:
     """``ratio``: the standard deviation between workers, persistent differences included, over what it is without them
-    (1.0 if healthy); ``low`` to ``high`` covers it with 95 %. ``between`` is that of the persistent differences,
+    (1.0 if healthy); ``low`` to ``high`` covers it with 95 %. ``std_of_means`` is that of the persistent differences,
     ``noise`` that of a step, both in units of the values.
     """
 
     ratio: float
     low: float
     high: float
-    between: float
+    std_of_means: float
     noise: float
 
 
-def log_e_values(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0, dependence: Dependence = NONE) -> Floats:
+def log_e_values(
+    scores_TN: Floats, *, allowance_TN: Floats | float = 0.0, dependence: Dependence = INDEPENDENT
+) -> Floats:
     """[T, B] natural logs of the e-values of every step and memory; 0 before there is a past.
 
     ``scores_TN`` [T, N] are ``exchangeability.scores``, NaN where not measured. ``allowance`` [T, N] is a persistent
@@ -65,15 +67,16 @@ def log_e_values(scores_TN: Floats, *, allowance_TN: Floats | float = 0.0, depen
 
 
 def log_e_after(scores_TN: Floats, past_2BN: Floats) -> tuple[Floats, Floats]:
-    """The same [T, B] of workers that are not autocorrelated, at steps that come after others, and what is then past:
-    the sums of the scores of the steps before, less those that are forgotten, and how many these were (zeros at first).
+    """``log_e_values`` [T, B] of workers that are not autocorrelated, at steps that come after others, and the past
+    behind them: sums of the scores of the steps so far, less what is forgotten of them, and how many these were (zeros
+    at first).
     """
     measured_TN = np.isfinite(scores_TN)
     new_T21N = np.stack([np.where(measured_TN, scores_TN, 0.0), measured_TN], axis=1)[:, :, None]
     sums_T2BN = np.empty((len(scores_TN) + 1, *past_2BN.shape))
     sums_T2BN[0] = past_2BN
     for t in range(len(scores_TN)):
-        np.multiply(sums_T2BN[t], _keep(NONE), out=sums_T2BN[t + 1])
+        np.multiply(sums_T2BN[t], _keep(INDEPENDENT), out=sums_T2BN[t + 1])
         sums_T2BN[t + 1] += new_T21N[t]
     past_TBN = sums_T2BN[:-1, 0] / (sums_T2BN[:-1, 1] + _PRIOR_STEPS)
     none_TN = np.zeros(scores_TN.shape)
@@ -96,12 +99,12 @@ def persistent_spread(values_TN: Floats) -> PersistentSpread | None:
     are those of these workers, and only the noise in them is uncertain: N - 1 times their variance over v is noncentral
     chi-square, so that the error of t2 has the variance 2 v (v + 2 t2)/(N - 1).
     """
-    used = values_TN[:, np.isfinite(values_TN).any(axis=0)]
-    used = used[np.isfinite(used).all(axis=1)]
-    num_steps, num_workers = used.shape
+    complete_TN = values_TN[:, np.isfinite(values_TN).any(axis=0)]
+    complete_TN = complete_TN[np.isfinite(complete_TN).all(axis=1)]
+    num_steps, num_workers = complete_TN.shape
     if num_steps < 3 or num_workers < 2:
         return None
-    residual = used - used.mean(axis=1, keepdims=True)
+    residual = complete_TN - complete_TN.mean(axis=1, keepdims=True)
     means = residual.mean(axis=0)
     noise2 = float(np.square(residual - means).sum() / ((num_steps - 1) * (num_workers - 1)))
     if noise2 <= 0:
@@ -117,7 +120,7 @@ def persistent_spread(values_TN: Floats) -> PersistentSpread | None:
         ratio=ratio(persistent2),
         low=ratio(persistent2 - error),
         high=ratio(persistent2 + error),
-        between=math.sqrt(persistent2),
+        std_of_means=math.sqrt(persistent2),
         noise=math.sqrt(noise2),
     )
 
@@ -127,6 +130,7 @@ def _past_means(known_TN: Floats, measured_TN: Bools, dependence: Dependence) ->
     keep_B1 = _keep(dependence)
     new_T21N = np.stack([known_TN, measured_TN], axis=1)[:, :, None]
     sums_T2BN = np.zeros((len(known_TN), 2, len(HORIZONS), known_TN.shape[1]))
+    # Steps within reach of autocorrelation are no independent past: bets on them would not be fair.
     for t in range(dependence.reach + 1, len(known_TN)):
         np.multiply(sums_T2BN[t - 1], keep_B1, out=sums_T2BN[t])
         sums_T2BN[t] += new_T21N[t - dependence.reach - 1]
@@ -141,6 +145,7 @@ def _keep(dependence: Dependence) -> Floats:
 def _log_e(mean_TN: Floats, scores_TN: Floats, allowance_TN: Floats) -> Floats:
     """[T] the logs for one memory: of those measured at a step, pair the highest mean with the lowest, and inwards."""
     measured_TN = np.isfinite(scores_TN)
+    # Stable: equal means are paired by position, on every machine alike.
     order_TN = np.argsort(np.where(measured_TN, mean_TN, np.inf), axis=1, kind="stable")
     count_T1 = np.count_nonzero(measured_TN, axis=1)[:, None]
     pair_P = np.arange(scores_TN.shape[1] // 2, dtype=np.int64)
@@ -163,7 +168,7 @@ def _means(values: Floats, *, axis: int) -> Floats:
 
 
 def _row_medians(values_TN: Floats) -> Floats:
-    out = np.full(len(values_TN), np.nan)
-    some = np.isfinite(values_TN).any(axis=1)
-    out[some] = np.nanmedian(values_TN[some], axis=1)
-    return out
+    medians_T = np.full(len(values_TN), np.nan)
+    measured_T = np.isfinite(values_TN).any(axis=1)
+    medians_T[measured_T] = np.nanmedian(values_TN[measured_T], axis=1)
+    return medians_T

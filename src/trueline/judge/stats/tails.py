@@ -53,7 +53,7 @@ def log_e_process(hits_M: Ints, trials_M: Ints, chance_M: Floats, block_M: Ints)
     """
     if not len(hits_M):
         return np.zeros(0)
-    starts_M = np.diff(block_M, prepend=block_M[0] - 1) != 0
+    starts_M = np.diff(block_M, prepend=block_M[0] - 1) != 0  # the first event begins a block, too
     order_M = np.cumsum(starts_M)
     weight_M = np.where(order_M == 1, 0.8, 0.2 / np.maximum(order_M * (order_M - 1.0), 1))
     log_weight_M = np.where(starts_M, np.log(weight_M), -np.inf)
@@ -73,6 +73,7 @@ def evidence_start(steps_M: Floats, alarm: int) -> int:
     it, the last of several.
     """
     sums = np.concatenate([[0.0], np.cumsum(steps_M[:alarm])])
+    # Reversed: argmin takes the first of equal sums, and the last is wanted.
     return alarm - int(np.argmin(sums[::-1]))
 
 
@@ -139,7 +140,7 @@ def _gamma_series(shape: float, x: float) -> float:
 
 
 def _gamma_fraction(shape: float, x: float) -> float:
-    tiny = 1e-300
+    tiny = 1e-300  # in place of a zero denominator, as Lentz's method takes it
     b = x + 1 - shape
     c, d = 1 / tiny, 1 / b
     fraction = d

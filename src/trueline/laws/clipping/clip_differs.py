@@ -173,13 +173,13 @@ def _multiplied_calls(calls: Sequence[ClipCall]) -> list[ClipCall]:
     """Calls before an update after which gradients were made larger; none where that is no habit of the job."""
     # Gradients with the loss scale are divided by it after the call, as they should be.
     last_calls = [call for call in calls if call.clips and call.then == "update" and not call.scaled]
-    multiplied = [call for call in last_calls if call.since > 1 + _NEAR]
+    multiplied = [call for call in last_calls if call.factor_since > 1 + _NEAR]
     return multiplied if len(multiplied) >= min(_FEWEST_STEPS, len(last_calls)) else []
 
 
 def _gradients_stay(call: ClipCall) -> bool:
     """True if gradients, not all of them zero, are still as the call had left them."""
-    stay = all(np.array_equal(after, at_next) for after, at_next in zip(call.after, call.used, strict=True))
+    stay = all(np.array_equal(after, at_next) for after, at_next in zip(call.after, call.next_values, strict=True))
     return stay and any(np.any(values) for values in call.after)
 
 
@@ -240,7 +240,7 @@ def _on_one_gradient(calls: Sequence[ClipCall]) -> bool:
     first = calls[0]
     if any((call.names, call.num_grads) != (first.names, first.num_grads) for call in calls):
         return False
-    if all(call.in_shards and call.known for call in calls):
+    if all(call.in_shards and call.is_complete for call in calls):
         return True
     return all(
         np.array_equal(expected, values)
@@ -316,7 +316,7 @@ def _empty_finding(affected: _AffectedCalls) -> Finding:
 def _misplaced_finding(kind: str, affected: _AffectedCalls) -> Finding:
     """Calls before or after the place where they clip what the update uses."""
     first, steps = affected.first, affected.steps
-    amount = f", by {first.since:.4g} at step {first.step}" if kind == "multiplied" else ""
+    amount = f", by {first.factor_since:.4g} at step {first.step}" if kind == "multiplied" else ""
     return Finding(
         code=CODE,
         severity="warning",
@@ -325,7 +325,7 @@ def _misplaced_finding(kind: str, affected: _AffectedCalls) -> Finding:
         step_first=steps[0],
         step_last=steps[-1],
         sites=sites_of(steps[0], affected.ranks[:2], phase="bwd", names=first.names[: MAX_SITES // 2]),
-        measured=first.since if kind == "multiplied" else first.ratio,
+        measured=first.factor_since if kind == "multiplied" else first.ratio,
         expected=1.0,
         unit="factor since the call" if kind == "multiplied" else "factor of all elements",
         false_alarm_rate=0.0,

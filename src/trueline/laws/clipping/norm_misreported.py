@@ -114,13 +114,13 @@ def _is_scaled(call: ClipCall) -> bool:
 def _fault(norm: ClipNorm, *, is_complete: bool) -> ClipNormFault | None:
     """Fault of a norm, None for none; ``is_complete`` says that the Run has all ranks of the job."""
     slack = norm.call.slack
-    low, high = norm.was * (1 - slack), norm.was * (1 + slack)
-    if low <= norm.by <= high or slack >= 1:
+    low, high = norm.whole * (1 - slack), norm.whole * (1 + slack)
+    if low <= norm.clipped_by <= high or slack >= 1:
         return None
-    if norm.own < low and abs(norm.by - norm.own) <= slack * norm.own:
+    if norm.of_rank < low and abs(norm.clipped_by - norm.of_rank) <= slack * norm.of_rank:
         return "own-shard"
     # A larger norm may be that of gradients on ranks that this Run has not.
-    return "other" if norm.call.norm_type == 2 and (norm.by < low or is_complete) else None
+    return "other" if norm.call.norm_type == 2 and (norm.clipped_by < low or is_complete) else None
 
 
 def _finding(
@@ -129,7 +129,9 @@ def _finding(
     """The Finding on the ``affected`` calls of those that were ``judged``; ``wrong`` are their norms that are known."""
     steps, ranks = sorted({call.step for call in affected}), tuple(sorted({call.rank for call in affected}))
     when = steps_text(steps, among=[call.step for call in judged])
-    factor = float(np.median([norm.call.scale if fault == "scaled" else norm.by / norm.was for norm in wrong]))
+    ratios = [norm.call.scale if fault == "scaled" else norm.clipped_by / norm.whole for norm in wrong]
+    factor = float(np.median(ratios))
+
     how = {
         "own-shard": f"by the norm of each rank's own shard, {factor:.3g} times their norm",
         "scaled": f"before the gradient scaler had divided them by {factor:g}, so that their norm after that is "
@@ -155,6 +157,6 @@ def _finding(
         expected=1.0,
         unit="norm that was clipped by, over that of the gradients",
         false_alarm_rate=0.0,
-        evidence={"kind": fault, "by": wrong[0].by, "was": wrong[0].was, "num_steps": len(steps)},
+        evidence={"kind": fault, "by": wrong[0].clipped_by, "was": wrong[0].whole, "num_steps": len(steps)},
         next=(advice[fault],),
     )

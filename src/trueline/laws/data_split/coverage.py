@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueline.judge.compared_ranks import Bools, Floats, Ints
-from trueline.judge.series.declared_sampling import Declared
+from trueline.judge.series.declared_sampling import DeclaredSampling
 from trueline.judge.stats.tails import ALARM_LEVEL, log_e_process
 from trueline.laws.data_split.consumed import Samples, Tally, first_equal
 from trueline.laws.data_split.repeats_in_epoch import RANK_SHARE, TOTAL_SHARE
@@ -58,7 +58,7 @@ def largest_step(samples: Samples) -> int:
     return int((samples.step_end - samples.step_start).max())
 
 
-def complete_blocks(samples: Samples, declared: Declared) -> list[int]:
+def complete_blocks(samples: Samples, declared: DeclaredSampling) -> list[int]:
     """Epochs that were watched from start to end.
 
     A later epoch exists, and so does an earlier one, of the same start of the job; the first epoch may have been
@@ -73,7 +73,7 @@ def complete_blocks(samples: Samples, declared: Declared) -> list[int]:
     return [0, *later] if samples.num_blocks > 1 and _is_as_long_as_declared(samples, declared) else later
 
 
-def short_epoch(samples: Samples, declared: Declared, expected: int) -> Gap | None:
+def short_epoch(samples: Samples, declared: DeclaredSampling, expected: int) -> Gap | None:
     """The fullest complete epoch, if fewer samples were consumed in it than ``expected``, beyond what ``drop_last``
     drops.
     """
@@ -82,7 +82,7 @@ def short_epoch(samples: Samples, declared: Declared, expected: int) -> Gap | No
     return fullest if fullest is not None and fullest.consumed + largest_step(samples) <= expected else None
 
 
-def gap_of_own_rows(samples: Samples, declared: Declared) -> Gap | None:
+def gap_of_own_rows(samples: Samples, declared: DeclaredSampling) -> Gap | None:
     """The first complete epoch, if every worker consumed one N-th of the rows that it said its data set has.
 
     That is right where the data set is the same on all workers, and a gap where each has rows of its own.
@@ -90,7 +90,7 @@ def gap_of_own_rows(samples: Samples, declared: Declared) -> Gap | None:
     return _gap_of_one_part(samples, declared, declared.of_each("dataset_len"))
 
 
-def gap_in_share(samples: Samples, declared: Declared) -> Gap | None:
+def gap_in_share(samples: Samples, declared: DeclaredSampling) -> Gap | None:
     """The first complete epoch, if every worker consumed one N-th of the part that its sampler deals to it."""
     lengths, parts = declared.of_each("dataset_len"), declared.num_replicas
     if lengths is None or parts is None or parts < 2:
@@ -114,7 +114,7 @@ def find_returns(samples: Samples) -> Returns:
     return Returns(np.concatenate(stays), np.concatenate(chances), np.concatenate(blocks), fresh)
 
 
-def fresh_after_complete(samples: Samples, declared: Declared, returns: Returns) -> int | None:
+def fresh_after_complete(samples: Samples, declared: DeclaredSampling, returns: Returns) -> int | None:
     """Number of fresh samples that an epoch brought though the one before was complete, beyond what ``drop_last``
     leaves over; None where it is none.
     """
@@ -136,7 +136,7 @@ def log_e_of_staying(returns: Returns) -> float | None:
     return log_e if log_e >= math.log(1 / (ALARM_LEVEL * COVERAGE_SHARE)) else None
 
 
-def draws_with_replacement(samples: Samples, declared: Declared) -> bool:
+def draws_with_replacement(samples: Samples, declared: DeclaredSampling) -> bool:
     """True where workers repeat samples within an epoch as often as drawing with replacement would, and not never.
 
     n draws of L rows give about n (n - 1)/(2 L) repeats; the nearer of that and none decides.
@@ -175,7 +175,7 @@ def _size(samples: Samples, block: int) -> int:
     return slots.stop - slots.start
 
 
-def _gap_of_one_part(samples: Samples, declared: Declared, whole: dict[int, int] | None) -> Gap | None:
+def _gap_of_one_part(samples: Samples, declared: DeclaredSampling, whole: dict[int, int] | None) -> Gap | None:
     """The first complete epoch, if in all of them every worker consumed one N-th of its ``whole``.
 
     To within a step, and nearer to one N-th than to the whole.
@@ -195,7 +195,7 @@ def _gap_of_one_part(samples: Samples, declared: Declared, whole: dict[int, int]
     return gaps[0]
 
 
-def _is_as_long_as_declared(samples: Samples, declared: Declared) -> bool:
+def _is_as_long_as_declared(samples: Samples, declared: DeclaredSampling) -> bool:
     """True where each worker consumed, in the first block, its sampler's share of its data set, up to one incomplete
     batch.
     """

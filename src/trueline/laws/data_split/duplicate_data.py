@@ -78,7 +78,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trueline.judge.compared_ranks import MAX_SITES, numbers
-from trueline.judge.series.declared_sampling import ONE_SPLIT, SPLIT_STREAM, Declared, declared_sampling
+from trueline.judge.series.declared_sampling import ONE_SPLIT, SPLIT_STREAM, DeclaredSampling, declared_sampling
 from trueline.judge.stats.tails import ALARM_LEVEL, probability
 from trueline.laws.data_split.consumed import Samples, consumed_samples
 from trueline.laws.data_split.fresh import FreshSamples
@@ -136,7 +136,7 @@ def _exchange_nothing(run: Run, ranks: Sequence[int], first: int, last: int) -> 
     return run.manifest.adapter == "manual" and len(count_TN) > 1 and not np.any(count_TN != count_TN[0])
 
 
-def _finding(samples: Samples, duplicates: Duplicates, declared: Declared, *, alone: bool) -> Finding:
+def _finding(samples: Samples, duplicates: Duplicates, declared: DeclaredSampling, *, alone: bool) -> Finding:
     groups = [[samples.ranks[worker] for worker in group] for group in duplicates.groups]
     ranks = sorted(rank for group in groups for rank in group)
     in_part = len(groups[0]) < len(samples.ranks)
@@ -222,7 +222,7 @@ def _same_part(groups: list[list[int]]) -> tuple[str, ...]:
     )
 
 
-def _advice(declared: Declared, *, few: bool) -> tuple[str, ...]:
+def _advice(declared: DeclaredSampling, *, few: bool) -> tuple[str, ...]:
     if declared.is_stream:
         return (SPLIT_STREAM,)
     sampler, parts = declared.all_equal("sampler"), declared.num_replicas

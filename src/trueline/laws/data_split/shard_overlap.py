@@ -84,7 +84,7 @@ from typing import Any
 import numpy as np
 
 from trueline.judge.compared_ranks import Ints
-from trueline.judge.series.declared_sampling import ONE_SPLIT, SPLIT_STREAM, Declared, declared_sampling
+from trueline.judge.series.declared_sampling import ONE_SPLIT, SPLIT_STREAM, DeclaredSampling, declared_sampling
 from trueline.judge.stats.tails import ALARM_LEVEL, probability
 from trueline.laws.data_split.consumed import Samples, consumed_samples
 from trueline.laws.data_split.coverage import (
@@ -129,7 +129,7 @@ _SPLIT_ONCE = (
 @dataclass(frozen=True)
 class _Evidence:
     samples: Samples
-    declared: Declared
+    declared: DeclaredSampling
     repeats: Repeats
 
 
@@ -149,7 +149,7 @@ def check(run: Run) -> list[Finding]:
 
 
 def judge(
-    samples: Samples, declared: Declared, *, dataset_size: int | None = None, all_present: bool = True
+    samples: Samples, declared: DeclaredSampling, *, dataset_size: int | None = None, all_present: bool = True
 ) -> list[Finding]:
     """Findings on samples alone: ``dataset_size`` is what the plan declares for an epoch over all workers.
 
@@ -274,7 +274,7 @@ def _finding(
     )
 
 
-def _advice(declared: Declared) -> tuple[str, ...]:
+def _advice(declared: DeclaredSampling) -> tuple[str, ...]:
     if declared.draws_splits:
         return (ONE_SPLIT,)
     return (SPLIT_STREAM,) if declared.is_stream else _ONE_SEED
@@ -365,7 +365,7 @@ def _epoch_text(samples: Samples, block: int) -> str:
     return f"of steps {samples.step[slots.start]}-{samples.step[slots.stop - 1]}"
 
 
-def _unread_parts_finding(samples: Samples, declared: Declared, num_read: int, parts: int) -> Finding:
+def _unread_parts_finding(samples: Samples, declared: DeclaredSampling, num_read: int, parts: int) -> Finding:
     rows = declared.of_each("rows_digest")
     holders = "that only some ranks hold" if rows is not None and len(set(rows.values())) > 1 else "that all ranks hold"
     return _missing_finding(

@@ -80,7 +80,7 @@ x = x.transpose(0, 1)
 
 from __future__ import annotations
 
-from trueline.judge.series.influence import Key, known_influences, leak_finding
+from trueline.judge.series.influence import StepRank, known_influences, leak_finding
 from trueline.schema.columns.influence import RowInfluence
 from trueline.schema.finding import Finding
 from trueline.store.reader import Run
@@ -112,7 +112,7 @@ def check(run: Run) -> list[Finding]:
     ]
 
 
-def _row_finding(mixed: dict[Key, RowInfluence]) -> Finding:
+def _row_finding(mixed: dict[StepRank, RowInfluence]) -> Finding:
     """Outputs of a row that depend on other rows."""
     (step, rank), influence, share = _largest(
         {key: (influence, influence.others, influence.own) for key, influence in mixed.items()}
@@ -132,7 +132,7 @@ def _row_finding(mixed: dict[Key, RowInfluence]) -> Finding:
     return _gradient_finding("rows", claim, mixed, share, is_sure=influence.sure > 0, hints=hints)
 
 
-def _padding_finding(padded: dict[Key, RowInfluence]) -> Finding:
+def _padding_finding(padded: dict[StepRank, RowInfluence]) -> Finding:
     """Outputs that depend on padding."""
     (step, rank), influence, share = _largest(
         {key: (influence, influence.padding, influence.kept) for key, influence in padded.items()}
@@ -159,7 +159,7 @@ def _padding_finding(padded: dict[Key, RowInfluence]) -> Finding:
     return _gradient_finding(kind, claim, padded, share, is_sure=is_sure, hints=hints)
 
 
-def _edge_finding(bare: dict[Key, RowInfluence]) -> Finding:
+def _edge_finding(bare: dict[StepRank, RowInfluence]) -> Finding:
     """Joined graphs most of which have no edges."""
     (step, rank), influence = min(bare.items())
     claim = (
@@ -172,7 +172,7 @@ def _edge_finding(bare: dict[Key, RowInfluence]) -> Finding:
     return leak_finding(CODE, "warning", claim, bare, share, unit="of the graphs", advice=hints, kind="edges")
 
 
-def _largest(gradients: dict[Key, tuple[RowInfluence, float, float]]) -> tuple[Key, RowInfluence, float]:
+def _largest(gradients: dict[StepRank, tuple[RowInfluence, float, float]]) -> tuple[StepRank, RowInfluence, float]:
     """The key where the gradient that must be 0, the first of two, is the largest share of both, and that share."""
     shares = {key: (influence, wrong / max(wrong, right)) for key, (influence, wrong, right) in gradients.items()}
     key, (influence, share) = max(shares.items(), key=lambda item: item[1][1])
@@ -182,7 +182,7 @@ def _largest(gradients: dict[Key, tuple[RowInfluence, float, float]]) -> tuple[K
 def _gradient_finding(
     kind: str,
     claim: str,
-    leaks: dict[Key, RowInfluence],
+    leaks: dict[StepRank, RowInfluence],
     share: float,
     *,
     is_sure: bool,

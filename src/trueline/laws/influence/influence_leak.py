@@ -70,7 +70,7 @@ y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 from __future__ import annotations
 
-from trueline.judge.series.influence import Key, known_influences, leak_finding
+from trueline.judge.series.influence import StepRank, known_influences, leak_finding
 from trueline.schema.columns.influence import Influence
 from trueline.schema.finding import Finding, Severity
 from trueline.store.reader import Run
@@ -113,7 +113,7 @@ def check(run: Run) -> list[Finding]:
     return findings
 
 
-def _finding(claim: str, leaks: dict[Key, Influence], share: float, *, severity: Severity) -> Finding:
+def _finding(claim: str, leaks: dict[StepRank, Influence], share: float, *, severity: Severity) -> Finding:
     unit = "of the largest gradient to embeddings that may be seen"
     return leak_finding(CODE, severity, claim, leaks, share, unit=unit, advice=_ADVICE)
 

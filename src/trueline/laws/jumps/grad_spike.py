@@ -169,7 +169,7 @@ def _find_param_jumps(params: ParamNorms, series: WholeRun, budget: AlarmBudget)
     spikes = find_spikes_of_many(
         params.logs(series), log_level=log_level(budget, "params"), least=math.log(LEAST), starts=params.starts(series)
     )
-    return [_Jump(params.in_run_steps(spike), param=spike.of) for spike in spikes]
+    return [_Jump(params.in_run_steps(spike), param=spike.series_index) for spike in spikes]
 
 
 def _events(jumps: Sequence[_Jump]) -> list[list[_Jump]]:

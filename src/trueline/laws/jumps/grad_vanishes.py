@@ -156,7 +156,7 @@ def _find_falls(log_SP: Floats, starts: Sequence[int], budget: AlarmBudget) -> l
     for fall in find_spikes_of_many(
         -log_SP, log_level=level, least=least, starts=starts
     ):  # a fall is a jump upside down
-        lowest = np.nanmin(log_SP[max(fall.first - HISTORY_STEPS, 0) : fall.first, fall.of])
+        lowest = np.nanmin(log_SP[max(fall.first - HISTORY_STEPS, 0) : fall.first, fall.series_index])
         if -fall.value < lowest:
             falls.append(replace(fall, level=-fall.level, value=-fall.value))
     return falls
@@ -190,14 +190,14 @@ def _find_zeros(squared_SP: Floats, starts: Sequence[int], budget: AlarmBudget) 
 def _fall_finding(series: WholeRun, params: ParamNorms, fall: Spike) -> Finding:
     rise_P = params.rise(fall.first)
     fallen = np.flatnonzero(rise_P <= min(float(rise_P.min()) / 2, -math.log(LEAST))).tolist()
-    names = params.backward_order(fallen or [fall.of])
+    names = params.backward_order(fallen or [fall.series_index])
     spike = params.in_run_steps(fall)
     names_text = f" (in {named_some(names)})" if len(names) > 1 else ""
     text = jump_text(series, [spike], verb="fell")
     return _finding(
         series,
         names,
-        f"The norm of the gradient of {params.names[fall.of]} {text}{names_text}.",
+        f"The norm of the gradient of {params.names[fall.series_index]} {text}{names_text}.",
         (int(series.steps[spike.first]), int(series.steps[spike.last])),
         measured=math.exp(fall.value),
         expected=math.exp(fall.level),

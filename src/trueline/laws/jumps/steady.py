@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from trueline.judge.compared_ranks import Floats, columns_of, data_parallel_ranks, numbers
 from trueline.judge.follows import Stretch
 from trueline.judge.stats.alarm_budget import AlarmBudget, alarm_budget_of
-from trueline.judge.stats.peaks_over_threshold import STEPS_BEFORE, Past, past_of
+from trueline.judge.stats.peaks_over_threshold import STEPS_BEFORE, SpikePast, extend_past
 from trueline.laws.jumps.run_series import (
     FEW_TOKENS,
     MAX_PARAM_VALUES,
@@ -91,12 +91,12 @@ class Steady:
             level = _log_level(alarm_budget_of(stretch.run), name, int(np.count_nonzero(state.get("measured", 0))))
             past = _carried_past(carried, name, log_TP.shape[1])
             for begin, end, anew in _stretches(len(log_TP), starts):
-                past = past_of(
-                    Past.none(log_TP.shape[1]) if anew else past,
+                past = extend_past(
+                    SpikePast.empty(log_TP.shape[1]) if anew else past,
                     log_TP[begin:end],
                     log_level=level,
                     least=math.log(self.least),
-                    one=not of_params,
+                    single=not of_params,
                 )
                 if past is None:
                     return None
@@ -119,10 +119,10 @@ def _log_level(budget: AlarmBudget, name: str, measured: int) -> float:
     return log_level(budget, kind, among=measured if kind == "groups" else 1)
 
 
-def _carried_past(carried: Arrays, name: str, num_series: int) -> Past:
+def _carried_past(carried: Arrays, name: str, num_series: int) -> SpikePast:
     if f"count {name}" not in carried:
-        return Past.none(num_series)
-    return Past(carried[f"values {name}"], carried[f"scores {name}"], int(carried[f"count {name}"]))
+        return SpikePast.empty(num_series)
+    return SpikePast(carried[f"values {name}"], carried[f"scores {name}"], int(carried[f"count {name}"]))
 
 
 def _stretches(num_steps: int, starts: Sequence[int]) -> Iterator[tuple[int, int, bool]]:

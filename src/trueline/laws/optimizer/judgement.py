@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trueline.judge.series.sampled_updates import Slice, finite_numbers, sampled_updates
-from trueline.judge.series.update_rules import GRAD, LAWS, PARAM, TOLERANCE, Array, Before, Predicted
+from trueline.judge.series.update_rules import GRAD, PARAM, TOLERANCE, UPDATE_RULES, Array, Prediction, UpdateInputs
 from trueline.judge.stats.memoize import memoized
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
@@ -58,11 +58,11 @@ def judged_updates(run: Run) -> tuple[JudgedUpdate, ...]:
     sampled = sampled_updates(run)
     updates = tuple(update for sample in sampled.slices if (update := judge_update(sample)) is not None)
     if not updates:
-        has_law = any(sample.law in LAWS for sample in sampled.slices)
+        has_law = any(sample.law in UPDATE_RULES for sample in sampled.slices)
         names = ", ".join(sorted(sampled.optimizers))
         raise CannotTell(
-            f"how {names} updates is not known: laws exist for {', '.join(LAWS)} of torch.optim, with a step that is "
-            "torch's own"
+            f"how {names} updates is not known: laws exist for {', '.join(UPDATE_RULES)} of torch.optim, with a step "
+            "that is torch's own"
             if not has_law
             else f"no sampled update of {names} could be predicted: parameters and states are not of plain numbers",
             reason="undecidable",
@@ -72,7 +72,7 @@ def judged_updates(run: Run) -> tuple[JudgedUpdate, ...]:
 
 def judge_update(sample: Slice) -> JudgedUpdate | None:
     """Compare a slice with the law of its optimizer; None where that law is not known, or lacks what it needs."""
-    law = LAWS.get(sample.law)
+    law = UPDATE_RULES.get(sample.law)
     if law is None or PARAM not in sample.after or not finite_numbers(sample.settings, *_NUMBERS):
         return None
     if sample.skipped or not sample.has_gradient:
@@ -88,7 +88,7 @@ def judge_update(sample: Slice) -> JudgedUpdate | None:
     settings = {**sample.settings, "decoupled_weight_decay": decoupled}
     try:
         with np.errstate(all="ignore"):
-            predicted = law(Before(settings, {**before, **sample.before}, after, step, sample.unit))
+            predicted = law(UpdateInputs(settings, {**before, **sample.before}, after, step, sample.unit))
     except (KeyError, TypeError, ZeroDivisionError, OverflowError):
         return None  # settings or states that this class does not have
     counts_right = "step" not in sample.numbers_after or _counts_one(sample.numbers_before.get("step", 0.0), step)
@@ -101,13 +101,13 @@ def _counts_one(before: float, after: float) -> bool:
 
 def _judge_skipped_update(sample: Slice) -> JudgedUpdate:
     """Without a gradient, and where a scaler says so, nothing may change."""
-    predicted = {name: Predicted(value, np.zeros_like(value)) for name, value in sample.before.items() if name != GRAD}
+    predicted = {name: Prediction(value, np.zeros_like(value)) for name, value in sample.before.items() if name != GRAD}
     counts_right = sample.numbers_after.get("step") == sample.numbers_before.get("step")
     return _excesses(sample, predicted, sample.after, counts_right=counts_right or "step" not in sample.numbers_before)
 
 
 def _excesses(
-    sample: Slice, predicted: Mapping[str, Predicted], after: Mapping[str, Array], *, counts_right: bool
+    sample: Slice, predicted: Mapping[str, Prediction], after: Mapping[str, Array], *, counts_right: bool
 ) -> JudgedUpdate:
     excess = {
         name: values.excess(after[name], sample.unit, sample.tiny(name))

@@ -96,7 +96,8 @@ def lost_states(run: Run) -> list[LostState]:
             continue
         old, new = pair.earlier[0], pair.later[0]
         went_on = pair.rank_step in unmoved or schedule_goes_on(old, new)
-        losses.append(LostState(old, new, *loss, is_new_optimizer=old.made != new.made, job_went_on=went_on))
+        is_new_optimizer = old.optimizer_number != new.optimizer_number
+        losses.append(LostState(old, new, *loss, is_new_optimizer=is_new_optimizer, job_went_on=went_on))
     return sorted(losses, key=lambda state: state.later.step)
 
 
@@ -107,12 +108,15 @@ def _successions(slices: Sequence[Slice]) -> Iterator[_Succession]:
     for sample in slices:
         if sample.is_own and sample.law:
             by_param[sample.rank, sample.name][sample.step].append(sample)
-            steps[sample.rank, sample.made].append(sample.step)
+            steps[sample.rank, sample.optimizer_number].append(sample.step)
     for (rank, _), by_step in by_param.items():
         for (_, earlier), (_, later) in pairwise(sorted(by_step.items())):
             old, new = earlier[0], later[0]
             # Optimizers that take turns keep states of their own, which need not follow from each other's.
-            takes_over = old.made == new.made or steps[rank, old.made][-1] < steps[rank, new.made][0]
+            takes_over = (
+                old.optimizer_number == new.optimizer_number
+                or steps[rank, old.optimizer_number][-1] < steps[rank, new.optimizer_number][0]
+            )
             if takes_over and (old.law, old.optimizer) == (new.law, new.optimizer):
                 yield _Succession(earlier, later)
 

@@ -53,7 +53,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from trueline.judge.compared_ranks import MAX_SITES
-from trueline.judge.series.sampled_updates import Pair, sampled_updates
+from trueline.judge.series.sampled_updates import CopyPair, sampled_updates
 from trueline.judge.series.update_rules import Array
 from trueline.schema.errors import CannotTell
 from trueline.schema.finding import Finding
@@ -71,7 +71,7 @@ ACROSS_RANKS = False
 
 def check(run: Run) -> list[Finding]:
     """The Finding of parameters that are not their copies; raises ``CannotTell`` where there are no copies."""
-    pairs = sampled_updates(run).pairs
+    pairs = sampled_updates(run).copies
     if not pairs:
         raise CannotTell("no copies of parameters in higher precision were seen", reason="by-design")
     wrong = list(_mismatched(pairs))
@@ -105,7 +105,7 @@ def check(run: Run) -> list[Finding]:
     ]
 
 
-def _mismatched(pairs: Sequence[Pair]) -> Iterator[Pair]:
+def _mismatched(pairs: Sequence[CopyPair]) -> Iterator[CopyPair]:
     """Pairs that differ and belong together."""
     confirmed: set[tuple[int, str]] = set()
     for pair in pairs:
@@ -118,7 +118,7 @@ def _mismatched(pairs: Sequence[Pair]) -> Iterator[Pair]:
             confirmed.add(key)
 
 
-def spacings(pair: Pair) -> Array:
+def spacings(pair: CopyPair) -> Array:
     """[K] distance over the largest spacing of the format at the copy; 0 where one of both is not finite."""
     dtype = FORMATS[pair.dtype]
     finite = np.isfinite(pair.working) & np.isfinite(pair.master) & (np.abs(pair.master) <= dtype.largest)

@@ -195,4 +195,4 @@ def _is_unmeant(state: LostState, states: Sequence[LostState]) -> bool:
         return state.job_went_on
     # One new optimizer may be meant, as at another stage of training; several of the same settings are not.
     alike = [new for new in states if new.is_new_optimizer and new.earlier.settings == state.earlier.settings]
-    return len({new.later.made for new in alike}) > 1
+    return len({new.later.optimizer_number for new in alike}) > 1

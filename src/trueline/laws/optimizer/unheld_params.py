@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from trueline.judge.series.sampled_updates import Aside, Sampled, sampled_updates
+from trueline.judge.series.sampled_updates import SampledUpdates, UnheldSample, sampled_updates
 from trueline.judge.series.update_rules import TOLERANCE
 from trueline.judge.stats.memoize import memoized
 from trueline.schema.files.run_manifest import RankEnv
@@ -71,9 +71,9 @@ def unheld_params(run: Run) -> tuple[UnheldParams, ...]:
     return tuple(params for rank in ranks for params in _unheld_of_rank(run, rank, sampled))
 
 
-def _unheld_of_rank(run: Run, rank: int, sampled: Sampled) -> list[UnheldParams]:
+def _unheld_of_rank(run: Run, rank: int, sampled: SampledUpdates) -> list[UnheldParams]:
     steps = sorted(step for step, sampled_rank in sampled.outside if sampled_rank == rank)
-    num_held = max(sampled.held[step, rank] for step in steps)
+    num_held = max(sampled.num_held[step, rank] for step in steps)
     frozen = sampled.frozen.get((steps[-1], rank), ())
     # Where the optimizer holds nothing that trains, all parameters are outside for that one reason.
     sign_of_all: TrainingSign = "frozen" if frozen else "all"
@@ -153,10 +153,10 @@ def _digests(run: Run, rank: int) -> list[tuple[int, np.ndarray]]:
 
 
 @memoized
-def _unheld_samples(run: Run) -> Mapping[tuple[int, str], Sequence[Aside]]:
+def _unheld_samples(run: Run) -> Mapping[tuple[int, str], Sequence[UnheldSample]]:
     """Samples of parameters that the optimizer does not hold, by rank and name, each in the order of steps."""
-    samples: defaultdict[tuple[int, str], list[Aside]] = defaultdict(list)
-    for sample in sorted(sampled_updates(run).aside, key=lambda sample: sample.step):
+    samples: defaultdict[tuple[int, str], list[UnheldSample]] = defaultdict(list)
+    for sample in sorted(sampled_updates(run).unheld, key=lambda sample: sample.step):
         samples[sample.rank, sample.name].append(sample)
     return samples
 
@@ -214,7 +214,7 @@ def decayed_params(run: Run) -> tuple[DecayedParam, ...]:
     return tuple(decayed)
 
 
-def _decay_factor(old: Aside, new: Aside) -> float | None:
+def _decay_factor(old: UnheldSample, new: UnheldSample) -> float | None:
     """The factor below 1 that all elements of a frozen parameter were multiplied by; None where there is none."""
     usable = (old.values != 0) & np.isfinite(old.values) & np.isfinite(new.values)
     if old.trains or new.trains or old.values.shape != new.values.shape or usable.sum() < FEWEST:

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from trueline.judge.compared_ranks import Bools, Floats, Ints, any_over, columns_of, numbers, several_workers
-from trueline.judge.series.whole_parameters import EQUAL, held_by_one
+from trueline.judge.series.whole_parameters import EQUAL, unshared_params
 from trueline.schema.errors import CannotTell, RunError
 from trueline.schema.files.run_manifest import RankEnv
 from trueline.store.reader import Run
@@ -117,7 +117,7 @@ class Reductions:
     @cached_property
     def own_P(self) -> Bools:
         """[P] parameters that are each rank's own, and no replicas."""
-        return np.isin(np.array(self.env.params, dtype=str), sorted(held_by_one(self.run)))
+        return np.isin(np.array(self.env.params, dtype=str), sorted(unshared_params(self.run)))
 
     def in_groups(self, mask_TP: Bools) -> Bools:
         """[T, G] groups in which the mask is set for a parameter."""

@@ -93,13 +93,13 @@ from numpy.typing import NDArray
 from trueline.judge.compared_ranks import MAX_SITES, odd_ranks, sites_of
 from trueline.judge.follows import ByStep
 from trueline.judge.series.local_updates import require_equal_replicas
-from trueline.judge.series.parts_alike import HeldAlike, held_alike, other_parts_beside
+from trueline.judge.series.parts_alike import SharedParams, groups_share_one_model, shared_params
 from trueline.judge.series.whole_parameters import (
     equal_at_first,
-    held_by_one,
     param_names,
     parts_of_one_model,
-    sharers,
+    replica_sets,
+    unshared_params,
 )
 from trueline.laws.replicas.states_alike import compare_states, find_scaled_gradient, unequal_update_counts
 from trueline.schema.errors import CannotTell
@@ -179,7 +179,7 @@ def check(run: Run) -> list[Finding]:
     ``CannotTell`` without replicas.
     """
     require_equal_replicas(run)
-    shared = held_alike(run)
+    shared = shared_params(run)
     if shared is None:
         return _findings_of_replicas(run)
     copies = [_Replicas(ranks, names) for ranks, names in shared.sets]
@@ -191,7 +191,7 @@ def check(run: Run) -> list[Finding]:
         return findings
 
 
-def _with_gradients(shared: HeldAlike, finding: Finding) -> Finding:
+def _with_gradients(shared: SharedParams, finding: Finding) -> Finding:
     """The finding about copies on parts of one model, with the factor between the gradients that optimizers received of
     the same elements, if there is one.
     """
@@ -221,7 +221,7 @@ def _findings_of_replicas(run: Run) -> list[Finding]:
     measured: list[TensorKind] = [
         kind for kind in _TENSOR_KINDS if _measured_together(run, _COLUMN[kind], replicas[kind])
     ]
-    own_params = [_own_params_finding(run, names)] if (names := sorted(held_by_one(run))) else []
+    own_params = [_own_params_finding(run, names)] if (names := sorted(unshared_params(run))) else []
     if own_params and not measured:
         return own_params
     if not measured and not replicas["parameter"]:
@@ -242,7 +242,7 @@ def _without_replicas(run: Run) -> CannotTell:
     """Reason for comparing nothing: one rank, shards, or ranks whose parameters differ without a known reason."""
     if run.world_size == 1:
         return CannotTell("it compares ranks, and there is only one worker", reason="one-worker")
-    if other_parts_beside(run):
+    if groups_share_one_model(run):
         return CannotTell("the ranks that hold copies of its parameters are in other groups", reason="by-design")
     if run.manifest.adapter in ("deepspeed", "fsdp1", "fsdp2"):
         return CannotTell("no two ranks hold the same parameters: each has its own shard", reason="by-design")
@@ -267,10 +267,10 @@ def _replica_sets(run: Run, kind: TensorKind) -> list[_Replicas]:
             by_key[env.buffer_key or env.replica_key if kind == "buffer" else env.replica_key].append(rank)
             by_whole[tuple(env.whole)].append(rank)
     sets = [_Replicas(tuple(ranks)) for ranks in by_key.values()]
-    own_params: frozenset[str] = held_by_one(run) if kind == "parameter" else frozenset()
+    own_params: frozenset[str] = unshared_params(run) if kind == "parameter" else frozenset()
     if own_params and len(by_key) == 1:
         sets = [replace(key, names=frozenset(param_names(run.env[key.ranks[0]])) - own_params) for key in sets]
-    sets += [_Replicas(ranks, own_params) for ranks in (sharers(run, own_params) if own_params else ())]
+    sets += [_Replicas(ranks, own_params) for ranks in (replica_sets(run, own_params) if own_params else ())]
     # several keys are shards: those of one key share what is cut, and all ranks what is whole
     if kind == "parameter" and len(by_key) > 1:
         sets = [replace(key, names=_sharded_names(run.env[key.ranks[0]])) for key in sets]

@@ -58,7 +58,7 @@ from itertools import combinations
 import numpy as np
 
 from trueline.judge.compared_ranks import MAX_SITES, sites_of
-from trueline.judge.series.parts_alike import FEWEST, HeldAlike, held_alike
+from trueline.judge.series.parts_alike import MIN_ELEMENTS, SharedParams, shared_params
 from trueline.judge.series.whole_parameters import param_names
 from trueline.schema.errors import CannotTell
 from trueline.schema.files.run_manifest import RankEnv
@@ -75,7 +75,7 @@ def check(run: Run) -> list[Finding]:
     """A Finding for each set of ranks whose shards are equal; raises ``CannotTell`` where no shards of one model are
     known, or parameters were looked at once only.
     """
-    shared = held_alike(run)
+    shared = shared_params(run)
     if shared is None:
         raise CannotTell("no ranks are known to hold shards of the same matrices", reason="by-design")
     if len(shared.by_step) < 2:
@@ -89,7 +89,7 @@ def check(run: Run) -> list[Finding]:
     return findings
 
 
-def _equal_matrices(shared: HeldAlike, pair: tuple[int, int], copies: frozenset[str]) -> list[str]:
+def _equal_matrices(shared: SharedParams, pair: tuple[int, int], copies: frozenset[str]) -> list[str]:
     """Cut matrices that two ranks hold equal though updates have changed them; none where some began unequal."""
     env = shared.env[pair[0]]
     steps = [step for step, by_rank in sorted(shared.by_step.items()) if set(pair) <= by_rank.keys()]
@@ -111,11 +111,11 @@ def _matrix_indices(env: RankEnv, env_of_peer: RankEnv) -> list[int]:
         for index, name in enumerate(env.params)
         if sum(size > 1 for size in env.param_shapes[index]) == 2
         and env.param_sizes[name] == env_of_peer.param_sizes.get(name)
-        and env.param_sizes[name] >= FEWEST
+        and env.param_sizes[name] >= MIN_ELEMENTS
     ]
 
 
-def _finding(shared: HeldAlike, ranks: tuple[int, ...], equal_names: Collection[str]) -> Finding:
+def _finding(shared: SharedParams, ranks: tuple[int, ...], equal_names: Collection[str]) -> Finding:
     steps = [step for step, by_rank in shared.by_step.items() if set(ranks) <= set(by_rank)]
     names = [name for name in shared.env[ranks[0]].params if name in equal_names]
     return Finding(

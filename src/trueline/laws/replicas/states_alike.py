@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from trueline.judge.series.sampled_updates import Slice, sampled_updates
-from trueline.judge.series.update_rules import GRAD, LAWS, PARAM, TOLERANCE, Array
+from trueline.judge.series.update_rules import GRAD, PARAM, TOLERANCE, UPDATE_RULES, Array
 from trueline.schema.errors import CannotTell
 from trueline.store.reader import Run
 
@@ -49,7 +49,7 @@ def compare_states(
         return None
     by_elements: defaultdict[tuple[int, str, int, int], list[Slice]] = defaultdict(list)
     for sample in slices:
-        if sample.name in names and sample.law in LAWS:
+        if sample.name in names and sample.law in UPDATE_RULES:
             by_elements[sample.step, sample.name, sample.start, sample.end].append(sample)
     pairs = [_StatePair(a, b) for samples in by_elements.values() for a, b in combinations(samples, 2)]
     for pair in pairs:
@@ -126,7 +126,7 @@ def find_scaled_gradient(runs: Iterable[Run], ranks: Sequence[int]) -> ScaledGra
             return None
         for sample in slices:
             if sample.rank in ranks and GRAD in sample.before and len(sample.before[GRAD]) >= _MIN_ELEMENTS:
-                elements = sample.name, sample.made, sample.start, sample.end
+                elements = sample.name, sample.optimizer_number, sample.start, sample.end
                 grads[sample.step][elements][sample.rank] = sample.before[GRAD]
     reference = ranks[0]
     for step in sorted(grads):

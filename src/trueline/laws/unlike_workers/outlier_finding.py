@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from trueline.judge.compared_ranks import Floats, sites_of
-from trueline.judge.series.batch_features import Fed, computed_alike, fed
+from trueline.judge.series.batch_features import FeedComparison, compare_feeds, computed_alike
 from trueline.judge.stats.intervals import Estimate, mean_difference
 from trueline.judge.stats.memoize import memoized
 from trueline.judge.stats.tails import NAMING_LEVEL
@@ -239,12 +239,12 @@ class NamedOutlier:
 
 
 @memoized
-def _feed_of(series: WorkerSeries, outlier: Outlier) -> Fed:
+def _feed_of(series: WorkerSeries, outlier: Outlier) -> FeedComparison:
     """Differences from their peers in what the workers concerned read, and compute their loss by, over the steps of the
     evidence.
     """
     steps = slice(outlier.first, outlier.last + 1)
     arguments = series.arguments(series.steps[steps])
-    feed = fed(series.features[steps], outlier.workers, outlier.peers, arguments, ranks=series.ranks)
+    feed = compare_feeds(series.features[steps], outlier.workers, outlier.peers, arguments, ranks=series.ranks)
     loss = computed_alike(series.loss_operations[steps], outlier.workers, outlier.peers)
     return replace(feed, parts={**feed.parts, **({"loss": loss} if loss else {})})

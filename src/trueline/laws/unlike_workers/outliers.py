@@ -31,7 +31,7 @@ import numpy as np
 from trueline.judge.compared_ranks import Bools, Floats, Ints, any_over
 from trueline.judge.stats.alarm_budget import AlarmBudget, Statistic
 from trueline.judge.stats.alarms import Alarm, alarm_of
-from trueline.judge.stats.autocorrelation import NONE, Dependence
+from trueline.judge.stats.autocorrelation import INDEPENDENT, Dependence
 from trueline.judge.stats.change_point import worker_onset
 from trueline.judge.stats.exchangeability import BETS, false_alarm_rate, log_e_values, log_heights, scores
 from trueline.judge.stats.intervals import NORMAL_MAD, Estimate, mean_difference, t_two_sided
@@ -114,7 +114,7 @@ class Outlier:
     group: int | None = None
     undecided: bool = False
     decided_by: str = ""
-    dependence: Dependence = NONE
+    dependence: Dependence = INDEPENDENT
     onset_bounds: tuple[int, int] = (0, 0)
     growth: tuple[tuple[int, float], ...] = ()
 

@@ -23,7 +23,7 @@ from trueline.judge.follows import Stretch
 from trueline.judge.stats import closest_pairs, persistence
 from trueline.judge.stats.alarm_budget import alarm_budget_of
 from trueline.judge.stats.alarms import steps_needed
-from trueline.judge.stats.autocorrelation import NONE
+from trueline.judge.stats.autocorrelation import INDEPENDENT
 from trueline.judge.stats.exchangeability import SPREAD_STEPS, log_detectors, scores_after
 from trueline.laws.unlike_workers.comparable import (
     FIRST_STEPS,
@@ -218,7 +218,7 @@ def _followed_series(stretch: Stretch) -> WorkerSeries | None:
 def _is_any_dependent(run: Run, num_steps: int) -> bool:
     """True where a group of workers was autocorrelated in the first steps."""
     start = start_of(run, num_steps)
-    return any(dependence_among(start, "loss", members) != NONE for members in comparable_groups(start))
+    return any(dependence_among(start, "loss", members) != INDEPENDENT for members in comparable_groups(start))
 
 
 def _order_detectors_after(values_RM: Floats, name: str, carried: Arrays) -> dict[str, NDArray[Any]]:

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from trueline.judge.compared_ranks import Bools, Floats, Ints, columns_of, numbers, several_workers
-from trueline.judge.series.batch_features import Arguments, arguments_of
-from trueline.judge.series.whole_parameters import held_by_one, sharers
+from trueline.judge.series.batch_features import Arguments, model_arguments
+from trueline.judge.series.whole_parameters import replica_sets, unshared_params
 from trueline.judge.stats.memoize import memoized
 from trueline.laws.data_split.consumed import Samples, consumed_samples, first_within, repeated_slots
 from trueline.laws.unlike_workers.loss_weighting import weighting_of
@@ -182,8 +182,8 @@ def measured_alone(run: Run) -> WorkerSeries:
 
 def _unshared_params(run: Run, ranks: Sequence[int]) -> frozenset[str]:
     """Parameters of which the ``ranks`` hold values of their own, as experts; not where they hold the same part."""
-    unshared = held_by_one(run)
-    return frozenset() if any(set(ranks) <= set(holders) for holders in sharers(run, unshared)) else unshared
+    unshared = unshared_params(run)
+    return frozenset() if any(set(ranks) <= set(holders) for holders in replica_sets(run, unshared)) else unshared
 
 
 def _norms_without(run: Run, ranks: Sequence[int], unshared: Collection[str]) -> Floats:
@@ -316,7 +316,7 @@ def _argument_reader(run: Run, ranks: list[int]) -> Callable[[Ints], Arguments]:
 
     def read_arguments(steps: Ints) -> Arguments:
         live_run = run_reference()
-        return Arguments() if live_run is None else arguments_of(live_run, ranks, steps)
+        return Arguments() if live_run is None else model_arguments(live_run, ranks, steps)
 
     return read_arguments
 

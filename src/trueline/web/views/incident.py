@@ -150,7 +150,7 @@ def incident_of(watched: WatchedRun, place: int) -> IncidentView:
         excluded=tuple(excluded_because(findings, index) for index in alternatives if index.standing == "excluded"),
         missing=answer.missing,
         next=answer.next,
-        explain=f"trueline explain {answer.cause if answer.known else findings[0].code}",
+        explain=f"trueline explain {answer.cause if answer.is_known else findings[0].code}",
         findings=tuple(
             finding_row(
                 order + 1,

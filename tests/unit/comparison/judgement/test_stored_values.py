@@ -12,8 +12,8 @@ import pytest
 from trueline.comparison.judgement.values.difference import describe_difference
 from trueline.comparison.judgement.values.distance import tensor_distance
 from trueline.judge.recorded.stored_tensors import (
+    ArrayValue,
     Encoded,
-    Held,
     InOrder,
     Permuted,
     Scaled,
@@ -45,7 +45,7 @@ def assert_reads(value: Stored, whole: Any) -> None:
     assert np.array_equal(np.asarray(value), whole)
     flat = whole.reshape(-1)
     for size in (1, 3, 7, max(whole.size // 2, 1)):
-        pieces = [value.read(begin, min(begin + size, value.size)) for begin in range(0, value.size, size)]
+        pieces = [value.read_range(begin, min(begin + size, value.size)) for begin in range(0, value.size, size)]
         assert np.array_equal(np.concatenate(pieces) if pieces else flat, flat), size
 
 
@@ -56,23 +56,23 @@ def test_parts_side_by_side_are_the_concatenation(dim: int, length: int) -> None
     parts = [draw(*shape, seed=seed) for seed, shape in enumerate(shapes)]
     whole = np.concatenate(parts, axis=dim)
     if whole.size < 1000:
-        assert_reads(SideBySide([Held(part) for part in parts], dim), whole)
+        assert_reads(SideBySide([ArrayValue(part) for part in parts], dim), whole)
     else:
-        value = SideBySide([Held(part) for part in parts], dim)
+        value = SideBySide([ArrayValue(part) for part in parts], dim)
         assert np.array_equal(np.asarray(value), whole)
-        assert np.array_equal(value.read(4999, 12345), whole.reshape(-1)[4999:12345])
+        assert np.array_equal(value.read_range(4999, 12345), whole.reshape(-1)[4999:12345])
 
 
 def test_parts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="do not fit along dim 0"):
-        SideBySide([Held(draw(2, 3)), Held(draw(2, 4))], 0)
+        SideBySide([ArrayValue(draw(2, 3)), ArrayValue(draw(2, 4))], 0)
 
 
 def test_scaled_and_summed_values_are_those_of_numpy() -> None:
     x, y = draw(4, 5), draw(4, 5, seed=1)
-    assert_reads(Scaled(Held(x), 0.25), np.multiply(x, 0.25))
-    assert_reads(Scaled(Held(np.arange(6)), 0.5), np.arange(6) * 0.5)
-    assert_reads(Sum([Held(x), Held(y)]), x.astype(np.float64) + y)
+    assert_reads(Scaled(ArrayValue(x), 0.25), np.multiply(x, 0.25))
+    assert_reads(Scaled(ArrayValue(np.arange(6)), 0.5), np.arange(6) * 0.5)
+    assert_reads(Sum([ArrayValue(x), ArrayValue(y)]), x.astype(np.float64) + y)
 
 
 @pytest.mark.parametrize(("dim", "each"), [(0, 1), (0, 3), (1, 2), (0, 6000), (1, 4000)])
@@ -81,9 +81,9 @@ def test_rows_in_order_are_taken_sample_by_sample(dim: int, each: int) -> None:
     array = draw(*(4 * each if axis == dim else 2 for axis in range(2)))
     samples = np.split(array, 4, axis=dim)
     whole = np.concatenate([samples[place] for place in order_N], axis=dim)
-    value = InOrder(Held(array), order_N, dim)
+    value = InOrder(ArrayValue(array), order_N, dim)
     assert np.array_equal(np.asarray(value), whole)
-    assert np.array_equal(value.read(3, whole.size - 2), whole.reshape(-1)[3:-2])
+    assert np.array_equal(value.read_range(3, whole.size - 2), whole.reshape(-1)[3:-2])
 
 
 @pytest.mark.parametrize("cuts", [((0, 5), (0, 2)), ((0, 3, 4), (0,)), ((0,), (0, 1, 3, 3))])
@@ -91,16 +91,16 @@ def test_parts_are_put_where_they_lie_and_copies_once(cuts: Any) -> None:
     whole = draw(7, 4)
     ends = [(*cut[1:], size) for cut, size in zip(cuts, whole.shape, strict=True)]
     blocks = product(*(zip(cut, end, strict=True) for cut, end in zip(cuts, ends, strict=True)))
-    parts = [((a, c), Held(whole[a:b, c:d])) for (a, b), (c, d) in blocks]
+    parts = [((a, c), ArrayValue(whole[a:b, c:d])) for (a, b), (c, d) in blocks]
     value = placed([*parts, *parts[:2]], whole.shape)
-    assert not isinstance(value, Held) or len(parts) < 2
+    assert not isinstance(value, ArrayValue) or len(parts) < 2
     assert_reads(value, whole)
 
 
 def test_parts_that_leave_holes_are_put_where_they_lie_all_the_same() -> None:
     whole = np.zeros((4, 4), np.float32)
     whole[0, :3], whole[2:, 1:] = draw(3), draw(2, 3)
-    parts: list[Any] = [((0, 0), Held(whole[:1, :3])), ((2, 1), Held(whole[2:, 1:]))]
+    parts: list[Any] = [((0, 0), ArrayValue(whole[:1, :3])), ((2, 1), ArrayValue(whole[2:, 1:]))]
     assert np.array_equal(np.asarray(placed(parts, (4, 4))), whole)
 
 
@@ -117,25 +117,25 @@ def test_what_numpy_has_no_type_for_is_read_as_float32() -> None:
 def test_dims_in_another_order_are_those_of_numpy(shape: tuple[int, ...]) -> None:
     array = draw(*shape)
     for axes in permutations(range(len(shape))):
-        value, whole = Permuted(Held(array), axes), array.transpose(axes)
+        value, whole = Permuted(ArrayValue(array), axes), array.transpose(axes)
         assert value.shape == whole.shape
         assert np.array_equal(np.asarray(value), whole), axes
-        assert np.array_equal(value.read(5, array.size - 3), whole.reshape(-1)[5:-3]), axes
+        assert np.array_equal(value.read_range(5, array.size - 3), whole.reshape(-1)[5:-3]), axes
 
 
 def test_parts_in_groups_are_what_each_group_has_of_all() -> None:
     """Rows by hand: 2 groups of 3 queries, a key and a value of 2 rows each."""
     q, k, v = draw(12, 3), draw(4, 3, seed=1), draw(4, 3, seed=2)
     whole = np.concatenate([q[:6], k[:2], v[:2], q[6:], k[2:], v[2:]])
-    assert_reads(in_groups([Held(q), Held(k), Held(v)], 0, 2), whole)
-    assert_reads(in_groups([Held(part.T.copy()) for part in (q, k, v)], 1, 2), whole.T.copy())
+    assert_reads(in_groups([ArrayValue(q), ArrayValue(k), ArrayValue(v)], 0, 2), whole)
+    assert_reads(in_groups([ArrayValue(part.T.copy()) for part in (q, k, v)], 1, 2), whole.T.copy())
 
 
 def test_the_layouts_of_a_value_are_those_that_its_shape_allows() -> None:
     array = draw(2, 3, 4, 4)
 
     def found(*shape: int) -> list[Any]:
-        return [np.asarray(layout) for layout in layouts(Held(array), shape)]
+        return [np.asarray(layout) for layout in layouts(ArrayValue(array), shape)]
 
     assert [each.shape for each in found(6, 16)] == [(2, 3, 4, 4)]
     swapped = found(4, 2, 3, 4)

@@ -11,7 +11,7 @@ from trueline.comparison.match.fused_modules import Fusion
 from trueline.comparison.match.name_maps import BUILT_IN
 from trueline.comparison.match.names import NameMap, plain_name, shared_names
 from trueline.judge.recorded.step_values import StepValues, Value
-from trueline.judge.recorded.stored_tensors import Held
+from trueline.judge.recorded.stored_tensors import ArrayValue
 from trueline.schema.errors import InputError
 from trueline.schema.site import Site
 from trueline.schema.stats import TensorStats
@@ -136,7 +136,7 @@ def value(index, name, slot="out0", *, kind="module", phase="fwd", module="LM", 
             "float32", array.shape, array.size, sum=array.sum(), sum_sq=(array**2).sum(), fingerprint=index,
             min=array.min(), max=array.max(),
         ),
-        load=lambda: Held(array),
+        load=lambda: ArrayValue(array),
     )  # fmt: skip
 
 

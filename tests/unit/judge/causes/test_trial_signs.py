@@ -8,7 +8,7 @@ from tests.synthetic_runs import write_run
 from trueline.judge.causes.cause import Cause
 from trueline.judge.causes.diagnosis import diagnose
 from trueline.judge.causes.library import known_causes
-from trueline.judge.causes.trial_signs import PREFIX, proposed, read_trial
+from trueline.judge.causes.trial_signs import PREFIX, propose_trial, read_trial
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
 from trueline.schema.trial_verbs import VERBS
@@ -132,13 +132,13 @@ def test_a_vote_speaks_for_causes_that_a_device_brings_and_is_proposed_until_the
 def test_the_trial_that_tells_causes_apart_is_proposed_and_none_where_none_does():
     one = Cause({"trial-sync:ordering": "always"}, "", slug="one")
     other = Cause({"trial-sync:neither": "always", "trial-knobs:a": "often"}, "", slug="other")
-    found = proposed([one, other], {"one": 0.5, "other": 0.5})
+    found = propose_trial([one, other], {"one": 0.5, "other": 0.5})
     assert found is not None
     assert found.verb == "sync"
     assert 0.3 < found.nats < 0.7  # at most ln 2, the doubt that there is
-    assert proposed([one, other], {"one": 0.99999, "other": 0.00001}) is None
+    assert propose_trial([one, other], {"one": 0.99999, "other": 0.00001}) is None
     silent = Cause({"worker-scale": "always"}, "", slug="silent")
-    assert proposed([silent], {"silent": 0.5}) is None
+    assert propose_trial([silent], {"silent": 0.5}) is None
 
 
 def test_causes_state_answers_of_trials_that_there_are():

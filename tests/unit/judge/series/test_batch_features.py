@@ -12,7 +12,7 @@ from torch.nn import functional
 import trueline
 from trueline.capture.probes.batch import features_of, read_features
 from trueline.capture.probes.losses.descent import operations_below
-from trueline.judge.series.batch_features import Arguments, arguments_of, computed_alike, fed, not_finite
+from trueline.judge.series.batch_features import Arguments, compare_feeds, computed_alike, model_arguments, not_finite
 from trueline.schema.columns.batch_features import FEATURES, NUM_FEATURES
 
 STEPS, BATCH = 40, 16
@@ -43,13 +43,13 @@ def images(change=lambda x: x, labels=lambda y: y, bad=2):
     ],
 )
 def test_other_inputs(change, said):
-    found = fed(images(change), (2,), (0, 1, 3))
+    found = compare_feeds(images(change), (2,), (0, 1, 3))
     assert found.parts == {"inputs": "other", "labels": "alike"}
     assert found.text.startswith(said)
 
 
 def test_other_labels():
-    found = fed(images(labels=lambda y: y * 0 + 3), (2,), (0, 1, 3))
+    found = compare_feeds(images(labels=lambda y: y * 0 + 3), (2,), (0, 1, 3))
     assert found.parts == {"inputs": "alike", "labels": "other"}
 
 
@@ -63,7 +63,7 @@ def test_each_rank_with_a_vocabulary_of_its_own_where_several_stand_beside_sever
         return ids[rank][torch.multinomial(often, 64 * BATCH, True, generator=draw).view(BATCH, 64)], torch.zeros(BATCH)
 
     own, shared = (features(lambda step, rank, ids=ids: read(ids, rank)) for ids in (of_rank, of_all))
-    found = fed(own, (1, 3), (0, 2), ranks=(4, 5, 6, 7))
+    found = compare_feeds(own, (1, 3), (0, 2), ranks=(4, 5, 6, 7))
     assert found.parts["inputs"] == "other"
     feature, high, high_rank, low, low_rank = re.fullmatch(
         r"the (.*) of the inputs is (\S+) on rank (\d) and not (\S+), as on rank (\d)", found.text
@@ -71,13 +71,13 @@ def test_each_rank_with_a_vocabulary_of_its_own_where_several_stand_beside_sever
     of_rank = own[:, :, FEATURES.index(feature)].mean(0)
     assert float(high) == pytest.approx(of_rank[int(high_rank) - 4], rel=0.01) == pytest.approx(of_rank.max(), rel=0.01)
     assert float(low) == pytest.approx(of_rank[int(low_rank) - 4], rel=0.01) == pytest.approx(of_rank.min(), rel=0.01)
-    assert fed(shared, (1, 3), (0, 2)).parts["inputs"] == "alike"
+    assert compare_feeds(shared, (1, 3), (0, 2)).parts["inputs"] == "alike"
 
 
 @pytest.mark.parametrize("change", [lambda x: x.flip(3), lambda x: x])
 def test_what_has_the_same_elements_is_alike(change):
     """Permuted labels and flipped inputs are not seen."""
-    found = fed(images(change, labels=lambda y: y[torch.randperm(len(y))]), (2,), (0, 1, 3))
+    found = compare_feeds(images(change, labels=lambda y: y[torch.randperm(len(y))]), (2,), (0, 1, 3))
     assert (found.parts, found.text) == ({"inputs": "alike", "labels": "alike"}, "")
 
 
@@ -89,14 +89,14 @@ def test_ids_of_a_shard_whose_every_second_token_is_zero():
         ids[:, ::2] *= rank != 1
         return ids, ids
 
-    found = fed(features(read, num_ranks=2), (1,), (0,))
+    found = compare_feeds(features(read, num_ranks=2), (1,), (0,))
     assert found.parts == {"inputs": "other", "labels": "other"}
     assert "share of zeros of the labels is 0.5 and not 0" in found.text
 
 
 def test_too_few_steps_say_nothing():
-    assert fed(images()[:5], (2,), (0, 1, 3)).parts == {}
-    assert fed(np.full((STEPS, 4, NUM_FEATURES), np.nan), (2,), (0, 1, 3)).parts == {}
+    assert compare_feeds(images()[:5], (2,), (0, 1, 3)).parts == {}
+    assert compare_feeds(np.full((STEPS, 4, NUM_FEATURES), np.nan), (2,), (0, 1, 3)).parts == {}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -110,7 +110,7 @@ def test_random_fixed_shards_are_alike(seed):
         return shards[rank][rows], torch.zeros(BATCH).long()
 
     values = features(read)
-    assert all(fed(values, (r,), tuple({0, 1, 2, 3} - {r})).parts["inputs"] == "alike" for r in range(4))
+    assert all(compare_feeds(values, (r,), tuple({0, 1, 2, 3} - {r})).parts["inputs"] == "alike" for r in range(4))
 
 
 def test_features_of_a_tensor():
@@ -194,21 +194,21 @@ def more(change, *, name, labels="", bad=2):
 def test_another_argument_is_named_and_belongs_to_its_part(name, part):
     """Inputs and labels that are read first are alike."""
     others = {"inputs": "alike", "labels": "alike"}
-    found = fed(images(), (2,), (0, 1, 3), more(torch.zeros_like, name=name))
+    found = compare_feeds(images(), (2,), (0, 1, 3), more(torch.zeros_like, name=name))
     assert found.parts == others | {part: "other"}
     assert found.text.startswith(f"the share of zeros of {name} is 1 and not 0")
-    healthy = fed(images(), (2,), (0, 1, 3), more(lambda x: x, name=name))
+    healthy = compare_feeds(images(), (2,), (0, 1, 3), more(lambda x: x, name=name))
     assert (healthy.parts, healthy.text) == (others, "")
 
 
 def test_a_second_argument_that_the_model_does_not_call_a_label_is_an_input():
     """As the times of a diffusion model, forward(x, t)."""
     shifted = images(labels=lambda y: y * 0 + 3)
-    assert fed(shifted, (2,), (0, 1, 3)).parts == {"inputs": "alike", "labels": "other"}
-    found = fed(shifted, (2,), (0, 1, 3), Arguments("x", "t"))
+    assert compare_feeds(shifted, (2,), (0, 1, 3)).parts == {"inputs": "alike", "labels": "other"}
+    found = compare_feeds(shifted, (2,), (0, 1, 3), Arguments("x", "t"))
     assert found.parts == {"inputs": "other"}
     assert " of t is " in found.text
-    assert fed(shifted, (2,), (0, 1, 3), Arguments("x", "y")).parts["labels"] == "other"
+    assert compare_feeds(shifted, (2,), (0, 1, 3), Arguments("x", "y")).parts["labels"] == "other"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -223,7 +223,9 @@ def test_more_arguments_do_not_make_a_difference_by_chance(seed):
         )
         for index in range(8)
     }
-    found = [fed(images(), (r,), tuple({0, 1, 2, 3} - {r}), Arguments("x", "", values)).parts for r in (0, 1, 3)]
+    found = [
+        compare_feeds(images(), (r,), tuple({0, 1, 2, 3} - {r}), Arguments("x", "", values)).parts for r in (0, 1, 3)
+    ]
     assert {each["inputs"] for each in found} == {"alike"}
 
 
@@ -250,7 +252,7 @@ def test_all_arguments_of_a_pass_have_features_by_their_names(tmp_path):
             optimizer.step()
     run = trueline.open_run(str(tmp_path / "run"))
     assert run.env[0].arguments == [["x", "", "time", "kind", "mask", "several", "several[1]"]]
-    found = arguments_of(run, [0], run.steps)
+    found = model_arguments(run, [0], run.steps)
     assert (found.read, found.labels, list(found.others)) == ("x", "", run.env[0].arguments[0][2:])
     assert found.others["time"][:3, 0, 0].tolist() == [1.0, 2.0, 3.0]
     assert found.others["kind"][0, 0, 2] == 0.75
@@ -271,7 +273,7 @@ def test_passes_that_are_called_otherwise_are_kept_apart(tmp_path):
             optimizer.step()
     run = trueline.open_run(str(tmp_path / "run"))
     assert run.env[0].arguments == [["x", "", "time", "kind"], ["x", "", "time", "kind", "rest"]]
-    found = arguments_of(run, [0], run.steps)
+    found = model_arguments(run, [0], run.steps)
     assert np.isfinite(found.others["rest"][:, 0, 0]).tolist() == [False, True, False, False]
     assert np.isfinite(found.others["time"][:, 0, 0]).all()
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.unit.healthy_run import healthy_rows, write_run
 
-from trueline.judge.series.local_updates import equal_again_every
+from trueline.judge.series.local_updates import averaging_period
 from trueline.laws.replicas import replica_drift
 from trueline.schema.errors import CannotTell
 
@@ -21,7 +21,7 @@ def parted(path, *, equal, num_steps=40, ranks=3):
 @pytest.mark.parametrize(("first", "every"), [(0, 8), (0, 5), (3, 4)])
 def test_a_rhythm_is_seen_from_wherever_it_begins(tmp_path, first, every):
     run = parted(tmp_path, equal={0, *range(first, 40, every)})
-    assert equal_again_every(run) == every
+    assert averaging_period(run) == every
     with pytest.raises(CannotTell, match=f"equal again every {every} steps") as told:
         replica_drift.check(run)
     assert told.value.reason == "by-design"
@@ -38,4 +38,4 @@ def test_a_rhythm_is_seen_from_wherever_it_begins(tmp_path, first, every):
     ],
 )
 def test_no_rhythm_is_seen_where_there_is_none(tmp_path, equal):
-    assert equal_again_every(parted(tmp_path, equal=equal)) is None
+    assert averaging_period(parted(tmp_path, equal=equal)) is None

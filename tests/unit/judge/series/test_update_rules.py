@@ -6,7 +6,7 @@ import torch
 from tests.optimizer_settings import Setting, settings, train
 
 from trueline.capture.probes.around_update.update_slices import PREDICTED_CLASSES
-from trueline.judge.series.update_rules import LAWS, PARAM, TOLERANCE
+from trueline.judge.series.update_rules import PARAM, TOLERANCE, UPDATE_RULES
 
 FLOAT32 = Setting("AdamW", "foreach", torch.float32)
 
@@ -28,7 +28,7 @@ def test_rounding_explains_every_form_of_every_optimizer(setting):
 
 
 def test_each_law_is_of_a_class_that_is_recognised():
-    assert set(LAWS) == set(PREDICTED_CLASSES)
+    assert set(UPDATE_RULES) == set(PREDICTED_CLASSES)
 
 
 def tampered(setting, change):

@@ -9,7 +9,7 @@ import pytest
 
 from trueline.judge.stats import closest_pairs, exchangeability, persistence
 from trueline.judge.stats.alarm_budget import AlarmBudget
-from trueline.judge.stats.autocorrelation import FEWEST_STEPS, NONE, Dependence, dependence_of, longest
+from trueline.judge.stats.autocorrelation import FEWEST_STEPS, INDEPENDENT, Dependence, dependence_of, longest
 from trueline.laws.unlike_workers import dispersion_high, worker_loss_outlier
 from trueline.laws.unlike_workers.comparable import dependence_among
 from trueline.laws.unlike_workers.series import WorkerSeries
@@ -46,7 +46,7 @@ def test_independent_steps_are_no_memory(workers: int, law: str) -> None:
         values = np.exp(values) * np.exp(-np.arange(STEPS) / 300)[:, None]
     if law == "common walk":
         values += np.cumsum(draw.standard_normal((STEPS, 1)), axis=0)
-    assert dependence_of(values) == NONE
+    assert dependence_of(values) == INDEPENDENT
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
@@ -63,37 +63,37 @@ def test_memory_is_no_shorter_than_it_is(workers: int, weight: float) -> None:
 def test_a_worker_that_is_shifted_from_some_step_on_does_not_remember(workers: int, shift: float) -> None:
     values = np.random.default_rng(workers).standard_normal((STEPS, workers))
     values[STEPS // 3 :, -1] += shift
-    assert dependence_of(values) == NONE
+    assert dependence_of(values) == INDEPENDENT
 
 
 def test_workers_of_a_mixture_each_do_not_remember() -> None:
     values = np.random.default_rng(0).standard_normal((STEPS, 8)) + np.linspace(-3, 3, 8)
-    assert dependence_of(values) == NONE
+    assert dependence_of(values) == INDEPENDENT
 
 
 def test_values_that_differ_at_one_worker_alone_are_no_memory() -> None:
     values = np.zeros((STEPS, 8))
     values[:, 1] = remembering(np.random.default_rng(0), 1, weight=0.9)[:, 0]
-    assert dependence_of(values) == NONE
+    assert dependence_of(values) == INDEPENDENT
 
 
 def test_counts_that_change_once_at_one_worker_are_no_memory() -> None:
     values = np.zeros((400, 2))
     values[100:, 1] = -2.0
-    assert dependence_of(values) == NONE
+    assert dependence_of(values) == INDEPENDENT
 
 
 def test_too_few_steps_say_nothing() -> None:
     values = remembering(np.random.default_rng(0), 8, weight=0.95, steps=FEWEST_STEPS)
-    assert dependence_of(values) != NONE
-    assert dependence_of(values[1:]) == NONE
+    assert dependence_of(values) != INDEPENDENT
+    assert dependence_of(values[1:]) == INDEPENDENT
 
 
 def test_two_workers_need_more_steps_for_a_growing_fault_is_no_memory() -> None:
     values = np.random.default_rng(0).standard_normal((400, 2))
     values[100:, 1] += np.linspace(0, 8, 300)
-    assert dependence_of(values) == NONE
-    assert dependence_of(remembering(np.random.default_rng(0), 2, weight=0.8, steps=500)) != NONE
+    assert dependence_of(values) == INDEPENDENT
+    assert dependence_of(remembering(np.random.default_rng(0), 2, weight=0.8, steps=500)) != INDEPENDENT
 
 
 def test_steps_that_were_not_sampled_do_not_count() -> None:
@@ -166,10 +166,10 @@ def test_three_workers_remember_as_long_as_any_of_their_values_shows() -> None:
     members = (0, 1, 2)
     assert dependence_among(both, "log_norm", members) == dependence_among(both, "loss", members) == dependence_of(loss)
     two = WorkerSeries(np.arange(STEPS), (0, 1), loss[:, :2], norm[:, :2], cosine=np.full((STEPS, 2), np.nan))
-    assert dependence_among(two, "log_norm", (0, 1)) == NONE
-    assert dependence_among(two, "loss", (0, 1)) != NONE
+    assert dependence_among(two, "log_norm", (0, 1)) == INDEPENDENT
+    assert dependence_among(two, "loss", (0, 1)) != INDEPENDENT
 
 
 def test_the_longest_memory_is_the_largest_of_each() -> None:
     assert longest([Dependence(2.0, 30), Dependence(5.0, 4)]) == Dependence(5.0, 30)
-    assert longest([]) == NONE
+    assert longest([]) == INDEPENDENT

@@ -11,12 +11,12 @@ from trueline.judge.stats.peaks_over_threshold import (
     SPREAD_STEPS,
     STEPS_BEFORE,
     TAIL,
-    Past,
+    SpikePast,
+    extend_past,
     find_spikes,
     find_spikes_of_many,
     log_probability,
     num_judged,
-    past_of,
     scores,
     scores_of_many,
 )
@@ -144,10 +144,10 @@ def test_in_pieces_a_jump_is_found_in_the_piece_where_the_first_of_the_whole_is(
     line = math.log(rng.choice([1e-2, 1e-3, 1e-4]))
     find = find_spikes_of_many if not one else lambda log_TP, **how: find_spikes(log_TP[:, 0], **how)
     first = next((spike.first for spike in find(log_TP, log_level=line, least=0.1)), num_steps)
-    past, begin = Past.none(log_TP.shape[1]), 0
+    past, begin = SpikePast.empty(log_TP.shape[1]), 0
     while begin < num_steps:
         end = min(begin + int(rng.integers(1, 400)), num_steps)
-        past = past_of(past, log_TP[begin:end], log_level=line, least=0.1, one=one)
+        past = extend_past(past, log_TP[begin:end], log_level=line, least=0.1, single=one)
         assert (past is None) == (begin <= first < end)
         if past is None:
             return

@@ -138,7 +138,7 @@ def test_the_ratio_recovers_the_spread_that_was_put_in(effect):
     assert spread is not None
     assert spread.low < effect < spread.high
     assert spread.explained == pytest.approx(2 / math.sqrt(6), rel=0.05)
-    assert spread.between == pytest.approx(effect * 2 / math.sqrt(6), rel=0.1)
+    assert spread.std_between == pytest.approx(effect * 2 / math.sqrt(6), rel=0.1)
 
 
 def test_the_interval_covers_in_most_repetitions():

@@ -16,7 +16,7 @@ def test_three_steps_are_the_fewest_that_tell_a_spread_from_noise():
     # 2 (11/6)^2, of which the noise of three steps is taken out.
     noise2 = 2 * np.var([2.0, 1.0, 2.5], ddof=1)
     between2 = 2 * (11 / 6) ** 2 - noise2 / 3
-    assert (found.noise, found.between) == pytest.approx((math.sqrt(noise2), math.sqrt(between2)))
+    assert (found.noise, found.std_of_means) == pytest.approx((math.sqrt(noise2), math.sqrt(between2)))
     assert found.ratio == pytest.approx(math.sqrt(1 + between2 / noise2))
     assert found.low < found.ratio < found.high
     assert persistent_spread(values[1:]) is None

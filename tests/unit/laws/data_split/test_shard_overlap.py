@@ -15,7 +15,7 @@ from tests.simulated_epochs import (
 )
 from tests.unit.healthy_run import rank_env, sample_rows, write_run
 
-from trueline.judge.series.declared_sampling import Declared
+from trueline.judge.series.declared_sampling import DeclaredSampling
 from trueline.judge.stats.tails import log_likelihood_steps
 from trueline.laws.data_split import repeats_in_epoch, shard_overlap
 from trueline.laws.data_split.consumed import Samples
@@ -466,7 +466,7 @@ def test_epochs_that_one_worker_of_three_begins_as_before_are_not_judged():
 
 def test_drawing_with_replacement_is_recognised():
     rng = np.random.default_rng(1)
-    declared = Declared({rank: {"dataset_len": 100} for rank in range(2)})
+    declared = DeclaredSampling({rank: {"dataset_len": 100} for rank in range(2)})
     drawn = samples_of([[rng.integers(100, size=50) for _ in range(2)]], 4)
     dealt = samples_of([[rng.permutation(100)[:50] for _ in range(2)]], 4)
 

@@ -150,7 +150,7 @@ def test_preset_laws_looks_once_when_a_head_of_zeros_has_been_updated(tmp_path, 
     report = check(trueline.open_run(tmp_path / "run"))
     assert [each.step_first for each in report.findings if each.code == "influence-leak"] == [LAWS_AGE] * found
     told = "--plan laws" if preset == "workers" else "trueline trial batch"
-    assert [told in line for line in report.next] == [True] * (not report.found)
+    assert [told in line for line in report.next] == [True] * (not report.has_incidents)
 
 
 def test_a_step_that_the_plan_names_takes_the_place_of_that_of_preset_laws():

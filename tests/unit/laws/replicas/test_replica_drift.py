@@ -7,7 +7,7 @@ import pytest
 from tests.unit.healthy_run import PARAMS, healthy_rows, rank_env, write_run
 
 import trueline
-from trueline.judge.series.sampled_updates import Sampled, Slice
+from trueline.judge.series.sampled_updates import SampledUpdates, Slice
 from trueline.laws.replicas import replica_drift, states_alike
 from trueline.schema.errors import CannotTell
 from trueline.schema.files.run_manifest import Attempt
@@ -161,7 +161,7 @@ def test_states_tell_updates_that_differ_from_weights_that_something_else_wrote(
     slices = [
         sampled_slice(rank, step, **{"weight": 1.0, "state": 0.2} | (change if rank == 2 else {})) for rank in (0, 2)
     ]
-    monkeypatch.setattr(states_alike, "sampled_updates", lambda run: Sampled(tuple(slices), {}, {}, ()))
+    monkeypatch.setattr(states_alike, "sampled_updates", lambda run: SampledUpdates(tuple(slices), {}, {}, ()))
     rows = changed(healthy_rows(4, 10), "param_digests", 3, ranks=[2], step_first=5)
     (finding,) = replica_drift.check(write_run(tmp_path, rows))
     assert finding.evidence["kind"] == ["later", "one", *([alike] if alike else [])]
@@ -185,7 +185,7 @@ def test_what_was_first_seen_after_updates_need_not_come_from_the_start(
         replace(sampled_slice(rank, 3, weight=1.0, state=0.2), numbers_before={"step": float(count)})
         for rank, count in zip((0, 2), counts, strict=True)
     ]
-    monkeypatch.setattr(states_alike, "sampled_updates", lambda run: Sampled(tuple(slices), {}, {}, ()))
+    monkeypatch.setattr(states_alike, "sampled_updates", lambda run: SampledUpdates(tuple(slices), {}, {}, ()))
     rows = changed(healthy_rows(4, 4), "param_digests", 3, ranks=[2], step_first=0)
     run = write_run(tmp_path, rows, attempts=[Attempt(step=0, updates=updates)])
     (finding,) = replica_drift.check(run)

@@ -65,7 +65,7 @@ def test_two_ranks_of_which_none_is_like_the_others_updates_are_undecided(tmp_pa
 
 @pytest.mark.parametrize("rows_at_once", [1, 7, 8, 10**6])
 def test_whether_workers_may_part_is_seen_a_few_steps_at_a_time(tmp_path, monkeypatch, rows_at_once):
-    monkeypatch.setattr(iterations, "AT_ONCE", rows_at_once)
+    monkeypatch.setattr(iterations, "ROWS_AT_ONCE", rows_at_once)
     for name, updates in (("apart", 0), ("healthy", 1)):
         path = write_run(tmp_path / name, _rows(2, 20, updates, at=18)).path
         assert may_part(Run(path)) is (name == "apart")

@@ -41,7 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueline.comparison.expect.rounding import UNIT_ROUNDOFF
-from trueline.judge.recorded.stored_tensors import Held, Stored
+from trueline.judge.recorded.stored_tensors import ArrayValue, Stored
 from trueline.schema.fact import fact
 from trueline.schema.formats import MASKS
 from trueline.schema.stats import TensorStats
@@ -185,10 +185,10 @@ def blocks(
     pairs of real ones, booleans as uint8. ``arrays`` of that size in float64 take ``max_bytes``.
     """
     block_size = max(1, min(_BLOCK_BYTES, max_bytes // arrays) // 8)
-    stored, ref_stored = (side if isinstance(side, Stored) else Held(side) for side in (numbers, ref_numbers))
+    stored, ref_stored = (side if isinstance(side, Stored) else ArrayValue(side) for side in (numbers, ref_numbers))
     for begin in range(0, stored.size, block_size):
         end = min(begin + block_size, stored.size)
-        yield begin, _real(stored.read(begin, end)), _real(ref_stored.read(begin, end))
+        yield begin, _real(stored.read_range(begin, end)), _real(ref_stored.read_range(begin, end))
 
 
 def _different_statistics(stats: TensorStats, ref_stats: TensorStats) -> dict[str, Any]:
