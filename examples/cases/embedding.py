@@ -1,4 +1,4 @@
-"""Case 3.2.1.3: from step 100 on the gradient of the embedding jumps, and the loss with it: `embedding.py good|bad`."""
+"""Case 3.2.1.3: from step 60 on the gradient of the embedding jumps, and the loss with it: `embedding.py good|bad`."""
 
 import sys
 
@@ -23,10 +23,10 @@ model = Model()
 step = 0
 if BAD:
     model.embed.weight.register_hook(
-        lambda grad: grad + 20 * torch.randn_like(grad) if step > 100 and step % 10 == 0 else grad
+        lambda grad: grad + 20 * torch.randn_like(grad) if step > 60 and step % 10 == 0 else grad
     )
 optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-for step in range(200):  # noqa: B007  # the hook reads it
+for step in range(120):  # noqa: B007  # the hook reads it
     ids = torch.randint(20, (32, 3))
     loss = nn.functional.cross_entropy(model(ids), ids[:, 0])
     loss.backward()
