@@ -69,7 +69,7 @@ def test_a_run_that_vanishes_is_said_and_what_was_read_stays(tmp_path: Path) -> 
     run.look()
     seen = triage_of(run)
 
-    assert "can no longer be read" in seen.read_failure
+    assert "can no longer be read" in seen.gone
     assert seen.last_step == 2
     assert seen.status is not None
     assert not seen.live
@@ -81,8 +81,8 @@ def test_a_run_that_vanishes_between_two_looks_is_said_by_whatever_is_asked(tmp_
     run = watch(path)
     shutil.rmtree(path)
     seen = triage_of(run)
-    assert seen.read_failure.startswith("The Run can no longer be read: workers/")
-    assert seen.read_failure.endswith("). What is shown was read before.")
+    assert seen.gone.startswith("The Run can no longer be read: workers/")
+    assert seen.gone.endswith("). What is shown was read before.")
     assert (seen.facts, seen.live) == ((), False)
     with pytest.raises(RunError, match="can no longer be read"), run.reading():
         run.pivot("loss")
