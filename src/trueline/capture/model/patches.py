@@ -85,6 +85,7 @@ class Patch:
         # What the class itself holds: getattr has bound a classmethod or unpacked a staticmethod.
         self._original, self._wrapped = vars(self._owner).get(self._name, original), wrapped
         setattr(self._owner, self._name, wrapped)
+        # a module that had imported it by name holds the original, unless the user replaced that
         if getattr(self._also, self._name, None) is original:
             setattr(self._also, self._name, wrapped)
 
@@ -133,6 +134,7 @@ class _Listeners:
 
     def add(self, listener: Callable[..., Any], *, keep: bool = False, switch: Switch | None = None) -> None:
         """Call ``listener`` from now on, while ``switch`` is on, and ``keep`` the object of a method alive."""
+        # a weak reference to a bound method would be dead at once
         if isinstance(listener, MethodType) and not keep:
             entry: _Listener = weakref.ref(listener.__self__), listener.__func__
         else:
@@ -236,6 +238,7 @@ class UpdateCalls:
         """Call ``listener`` from now on, while ``switch`` is on, as long as its object lives, which is ``keep`` for
         ever.
         """
+        # a test or a framework may have cleared torch's table of hooks
         if self._hook is None or all(hook is not self._hook for hook in self._hooks.values()):
             self._hook = Hook(self._notify)
             self._hooks.move_to_end(self._register(self._hook).id, last=False)
@@ -259,6 +262,7 @@ def _warning_of_others(original: Function) -> Function:
         if users_hooks:
             for _ in range(1 + len(users_hooks)):
                 tensor._backward_hooks  # noqa: B018
+            # tensor subclasses would see one more call than without us
             with torch._C.DisableTorchFunction():
                 original(tensor)
 

@@ -118,6 +118,7 @@ def _width(name: str, values: list[Any]) -> int:
 
 def _fitting(widths: list[int], room: int) -> int:
     """Number of columns, from the first on and at least one, that fit into so many characters with their frames."""
+    # rich draws a bar and two blanks around each column, and a bar at the end
     ends = [sum(widths[: count + 1]) + 3 * (count + 1) + 1 for count in range(len(widths))]
     return max(sum(end <= room for end in ends), 1)
 
@@ -129,6 +130,7 @@ def _print_blocks(console: Console, names: list[str], rows: list[tuple[Any, ...]
         _print_line(console, f"{chr(10) if number > 1 else ''}Row {number} of {len(rows)}")
         for name, value in zip(names, row, strict=True):
             if value is not None:
+                # one line a value, whatever it holds
                 text = " ".join(str(value).split())
                 room = max(console.width - name_width - 4, WIDEST)
                 _print_line(console, f"  {name:{name_width}}  {text if len(text) <= room else text[: room - 1] + '…'}")

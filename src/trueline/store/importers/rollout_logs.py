@@ -180,6 +180,7 @@ def _of_nemo_rl(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             np.ravel(np.asarray(line[name], dtype=np.float64)) for name in ("generation_logprobs", "prev_logprobs")
         )
         mask = line.get("token_loss_mask")
+        # NeMo-RL has 0 where the engine generated nothing
         sampled = rollout != 0 if mask is None else np.ravel(np.asarray(mask)) != 0
         first = int(np.argmax(sampled)) if sampled.any() else 0
         columns["logp_rollout"].append(rollout[first:])
@@ -218,6 +219,7 @@ def _sampled_for(path: str, samples: Sequence[Mapping[str, Any]]) -> Sequence[Ma
         return samples
     sampled = _samples_in(_read_arrays(sampled_path))
     positions = [sample.get("rollout_position", position) for position, sample in enumerate(samples)]
+    # a position that leads nowhere says that the files are not of one step
     all_valid = all(isinstance(position, int) and 0 <= position < len(sampled) for position in positions)
     return [sampled[position] for position in positions] if all_valid else samples
 
@@ -254,6 +256,7 @@ def _of_batch(content: Mapping[str, Any]) -> dict[str, Any]:
             columns[column] = value
     if "reward" in columns:
         array = np.asarray(columns["reward"])
+        # frameworks put the reward of a sequence on its last token
         columns["reward"] = array.sum(axis=-1) if array.ndim > 1 else array
     return columns
 

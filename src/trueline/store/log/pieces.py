@@ -117,6 +117,7 @@ class Pieces:
     def _rows(self, piece: _RowPiece, names: Sequence[str], wanted_steps: np.ndarray | None) -> pa.Table:
         if piece.part is None or set(names) <= set(KEYS):
             return _table(piece.rows).select(list(names))
+        # nothing to read: the part holds none of these columns
         if self._present(piece).isdisjoint(names):
             return to_current(_table(piece.rows).select([]), worker_schema(), names)
         wanted_T = None if wanted_steps is None else np.isin(_steps_of(piece.rows), wanted_steps)
@@ -125,6 +126,7 @@ class Pieces:
         row_range = None if piece.own_T is None else _span(piece.own_T)
         rows = self.files.again(piece.part, names, row_range=row_range)
         rows = rows if row_range is None else rows.filter(piece.own_T.slice(row_range.start, len(row_range)))
+        # as many rows as the piece has, null where not asked for: pieces of all columns stay aligned
         return rows if wanted_T is None else rows.take(from_numpy(np.arange(len(wanted_T)), absent_N=~wanted_T))
 
     def _present(self, piece: _RowPiece) -> frozenset[str]:
@@ -154,6 +156,7 @@ class Pieces:
             spans.append(rows)
         else:
             ranks = [span.rank for span in spans]
+            # all ranks have the same steps: the order needs no sorting of a hundred million keys
             if len({(span.first, span.num) for span in spans}) == 1 and ranks == sorted(set(ranks)):
                 return GridOrder(np.array(ranks, dtype=np.int32), spans[0].first, spans[0].num)
         return MergeOrder(*(to_numpy(column) for column in self.columns(KEYS).columns))
@@ -166,6 +169,7 @@ class Pieces:
         readable: set[int] = set()
         merged: set[int] = set()
         for part, rows in parts:
+            # its rows are in the merged part already
             if merged.issuperset(part.numbers):
                 continue
             if isinstance(rows, Problem):
