@@ -237,7 +237,7 @@ ENTRIES = (
         "one rank cuts its labels at a shorter length",
         partial(preprocessed, problem=CausalLM(), change=short),
         must_find=("token-imbalance",),
-        may_find=OUTLIERS,
+        may_find=(*OUTLIERS, "token-weights-differ"),
         family=WEIGHTS_OF_TOKENS,
         causes=("tokens-weighted-unequally", "other-data-on-rank"),
     ),

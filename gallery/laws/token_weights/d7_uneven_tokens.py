@@ -82,7 +82,7 @@ def _weighing_tokens(ctx: EntryContext, called: nn.Module, batch: Any) -> Tensor
     return total * ctx.world_size / num_tokens
 
 
-ALSO = ("worker-grad-norm-outlier", "worker-direction-outlier")
+ALSO = ("worker-grad-norm-outlier", "worker-direction-outlier", "token-weights-differ")
 
 _fault = variants(
     "D7",
