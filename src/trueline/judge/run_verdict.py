@@ -8,31 +8,18 @@ from collections.abc import Sequence
 from trueline.judge.incidents import Incident
 from trueline.schema.finding import WATCH_DEGRADED, Finding
 from trueline.schema.judged import FEWEST_STEPS_OF_ONE, TOPICS, Asked, Judged, Verdict
+from trueline.schema.law import facts_of
 from trueline.schema.text.words import by_reason, counted, listed
-
-TO_CONFIRM = frozenset(
-    (
-        "token-weights-differ",
-        "loss-scale-wrong",
-        "loss-misapplied",
-        "labels-misplaced",
-        "grad-accumulates",
-        "batch-zero",
-        "evaluation-draws",
-        "evaluation-state",
-    )
-)
-"""Checks whose findings of severity info are no fact about the job alone: it may be meant, and seldom is, unless their
-evidence says ``by_design``.
-"""
 
 
 def to_confirm(findings: Sequence[Finding]) -> list[Finding]:
-    """Those that a person is to confirm, though they are no fault by themselves."""
+    """Those of severity info that a person is to confirm: what they say may be meant, and seldom is, unless their
+    evidence says ``by_design``.
+    """
     return [
         finding
         for finding in findings
-        if finding.severity == "info" and finding.code in TO_CONFIRM and not finding.evidence.get("by_design")
+        if finding.severity == "info" and facts_of(finding.code).to_confirm and not finding.evidence.get("by_design")
     ]
 
 

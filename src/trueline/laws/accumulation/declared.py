@@ -19,6 +19,8 @@ LAW = Law(
     columns=COLUMNS,
     probes=("probe",),
     checks={
-        "grad-accumulates": Code(explains=("loss-scale-wrong", "*unlike-worker", "*jump"), signal="grad_norm"),
+        "grad-accumulates": Code(
+            explains=("loss-scale-wrong", "*unlike-worker", "*jump"), signal="grad_norm", to_confirm=True
+        ),
     },
 )

@@ -7,9 +7,9 @@ LAW = Law(
     columns=COLUMNS,
     probes=("probe",),
     checks={
-        "evaluation-draws": Code(),
+        "evaluation-draws": Code(to_confirm=True),
         "evaluation-mode": Code(),
-        "evaluation-state": Code(),
+        "evaluation-state": Code(to_confirm=True),
         "frozen-model-drops": Code(),
     },
 )
