@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
     from trueline.rl.logits import TokenStatistics
     from trueline.rl.logits_hook import ReadLogits
-    from trueline.rl.syncs import Digest
-    from trueline.rl.where import Place
+    from trueline.rl.syncs import WeightDigest
+    from trueline.rl.where import Destination
 
 __all__ = ["close", "digests", "follow_trl", "of_logits", "read_logits", "record", "record_sync"]
 
 RUN = "runs/rollouts"
-"""Where rollouts go that are recorded while no model is watched."""
+"""Path of the Run for rollouts that are recorded while no model is watched."""
 
-_places: dict[str, Place] = {}
+_destinations: dict[str, Destination] = {}
 
 
 def record(
@@ -59,17 +59,24 @@ def record(
     def rows() -> Any:
         batch = importlib.import_module("trueline.rl.batch")
         errors = importlib.import_module("trueline.schema.errors")
-        known = {*batch.TOKEN_COLUMNS, *batch.ID_COLUMNS, *batch.SCALAR_COLUMNS}
-        unknown = sorted(set(more) - known)
+        columns = {*batch.TOKEN_COLUMNS, *batch.ID_COLUMNS, *batch.SCALAR_COLUMNS}
+        unknown = sorted(set(more) - columns)
         if unknown:
-            raise errors.InputError(f"rl.record has no argument {unknown[0]!r}. There are {', '.join(sorted(known))}.")
-        given = {"prompt_ids": prompt_ids, "response_ids": response_ids, "mask": mask, "logp_rollout": logp_rollout}
-        given |= {"logp_train": logp_train, "entropy": entropy, "varentropy": varentropy, **more}
+            raise errors.InputError(
+                f"rl.record has no argument {unknown[0]!r}. There are {', '.join(sorted(columns))}."
+            )
+        batch_columns = {
+            "prompt_ids": prompt_ids,
+            "response_ids": response_ids,
+            "mask": mask,
+            "logp_rollout": logp_rollout,
+        }
+        batch_columns |= {"logp_train": logp_train, "entropy": entropy, "varentropy": varentropy, **more}
         if versions is not None:
-            given["version_rollout"], given["version_train"] = versions
-        return batch.rows_of(step, given, sampling)
+            batch_columns["version_rollout"], batch_columns["version_train"] = versions
+        return batch.rows_of(step, batch_columns, sampling)
 
-    return _place(out).write(rows, out)
+    return _destination(out).write(rows, out)
 
 
 def record_sync(
@@ -87,7 +94,7 @@ def record_sync(
     ``record``.
     """
     syncs = importlib.import_module("trueline.rl.syncs")
-    return _place(out).write(lambda: syncs.rows_of(step, train, rollout, version), out)
+    return _destination(out).write(lambda: syncs.rows_of(step, train, rollout, version), out)
 
 
 def of_logits(
@@ -126,7 +133,7 @@ def read_logits(
 
 def digests(
     weights: Mapping[str, Any] | Iterable[tuple[str, Any]], *, dtype: torch.dtype | None = None
-) -> dict[str, Digest]:
+) -> dict[str, WeightDigest]:
     """The digest of each parameter, by name, for ``record_sync`` in another process."""
     return importlib.import_module("trueline.rl.syncs").digests(weights, dtype=dtype)
 
@@ -144,16 +151,17 @@ def follow_trl() -> None:
 
 def close() -> None:
     """Seal the Runs that ``record`` began; at exit that happens by itself."""
-    for place in _places.values():
-        place.close()
-    _places.clear()
+    for destination in _destinations.values():
+        destination.close()
+    _destinations.clear()
 
 
-def _place(out: str) -> Place:
-    if out not in _places:
+# Submodules are imported when they are called: they import torch, which a script may not have imported yet.
+def _destination(path: str) -> Destination:
+    if path not in _destinations:
         where = importlib.import_module("trueline.rl.where")
-        _places[out] = where.Place(_open_run)
-    return _places[out]
+        _destinations[path] = where.Destination(_open_run)
+    return _destinations[path]
 
 
 def _open_run(path: str, rank: int) -> Any:

@@ -20,7 +20,7 @@ from trueline.tensor.digest import digest_tensor
 _WRAPPED = re.compile(
     r"(?:(?<=^)|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_model\.model)\."
 )
-"""What wrappers put into names: torch.compile, FSDP1, activation checkpointing, PEFT."""
+"""Parts that wrappers put into names: torch.compile, FSDP1, activation checkpointing, PEFT."""
 _SAVED = re.compile(r"\.modules_to_save\.[^.]+\.")
 """PEFT's copy of a module that is trained whole, in whose place ``original_module`` is kept and not used."""
 _BASE = ".base_layer."
@@ -37,28 +37,28 @@ _MATMUL = 2.0**-10
 """Relative error of a product of matrices in TensorFloat-32, which has 10 bits."""
 
 
-def plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """The name of a parameter without what wrappers put into it."""
     while name.startswith("module."):
         name = name.removeprefix("module.")
     return _WRAPPED.sub("", name)
 
 
-def split(weights: Iterable[tuple[str, Any]]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def split_adapters(weights: Iterable[tuple[str, Any]]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The weights by plain name, and beside them what adapters hold, by layer and by name within it. A layer whose
     adapter is held elsewhere has an empty entry.
     """
-    named = [(plain(name), value) for name, value in weights if ".original_module." not in name]
-    layers = {name.partition(_BASE)[0] for name, _ in named if _BASE in name}
-    own: dict[str, Any] = {}
+    plain_weights = [(plain_name(name), value) for name, value in weights if ".original_module." not in name]
+    layers = {name.partition(_BASE)[0] for name, _ in plain_weights if _BASE in name}
+    of_model: dict[str, Any] = {}
     adapters: dict[str, dict[str, Any]] = {layer: {} for layer in layers}
-    for name, value in named:
+    for name, value in plain_weights:
         layer, part = _adapter_of(name, layers)
         if part:
             adapters.setdefault(layer, {})[part] = value
         else:
-            own[_SAVED.sub(".", name).replace(_BASE, ".")] = value
-    return own, adapters
+            of_model[_SAVED.sub(".", name).replace(_BASE, ".")] = value
+    return of_model, adapters
 
 
 def _adapter_of(name: str, layers: set[str]) -> tuple[str, str]:
@@ -75,8 +75,8 @@ def _adapter_of(name: str, layers: set[str]) -> tuple[str, str]:
     return "", ""
 
 
-def changing(name: str, base: Tensor, adapters: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """What is added to the parameter ``name``, by name in its layer: nothing for most, and while B is 0."""
+def changing_parts(name: str, base: Tensor, adapters: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Tensors that are added to the parameter ``name``, by name in its layer: none for most, and while B is 0."""
     layer, _, leaf = name.rpartition(".")
     of_layer = adapters.get(layer, {})
     parts = {part: value for part, value in of_layer.items() if part.endswith(".bias") == (leaf == "bias")}
@@ -88,12 +88,13 @@ def digest_of(parts: Mapping[str, Tensor]) -> int:
     """One digest of all tensors of an adapter."""
     total = 0
     for index, name in enumerate(sorted(parts), 1):
+        # Weighted by position, so that two tensors that change places change the digest.
         total += index * (int(digest_tensor(parts[name].detach().cpu().contiguous().ravel())) % 2**64)
     return total % 2**64
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedWeight:
     """A weight [the shape of the base] with its adapters, ``scale`` of the largest, and whether the engine's differs
     from it by no more than rounding.
     """
@@ -126,7 +127,7 @@ def deltas(base: Tensor, parts: Mapping[str, Tensor]) -> list[list[Tensor]]:
 
 
 def is_visible(base: Tensor, parts: Mapping[str, Tensor], dtype: torch.dtype) -> bool:
-    """Whether adapters would change ``base`` after a cast to ``dtype``; those of another kind than LoRA always."""
+    """True if adapters would change ``base`` after a cast to ``dtype``; those of another kind than LoRA always do."""
     changes = deltas(base, parts)
     if not changes:
         return any(bool(value.any()) for value in parts.values())
@@ -134,27 +135,31 @@ def is_visible(base: Tensor, parts: Mapping[str, Tensor], dtype: torch.dtype) ->
     return float((moved.to(dtype) != base.detach().to(dtype)).float().mean()) > _VISIBLE
 
 
-def merged(base: Tensor, parts: Mapping[str, Tensor], seen: Tensor) -> Merged | None:
-    """``base`` with its adapters at the scales that bring it nearest to the engine's ``seen``, of as many elements;
-    None where they cannot be computed.
+def merge_adapters(base: Tensor, parts: Mapping[str, Tensor], engine_weight: Tensor) -> MergedWeight | None:
+    """``base`` with its adapters at the scales that bring it nearest to the engine's ``engine_weight``, of as many
+    elements; None where they cannot be computed.
     """
     changes = deltas(base, parts)
-    if not changes or not seen.is_floating_point():
+    if not changes or not engine_weight.is_floating_point():
         return None
-    target = seen.detach().to(base.device, torch.float32).reshape(base.shape)
+    target = engine_weight.detach().to(base.device, torch.float32).reshape(base.shape)
     turned = all(len(turns) == 2 for turns in changes)
-    tries = [[turns[0] for turns in changes], *([[turns[1] for turns in changes]] if turned else [])]
-    best = min((_fitted(base.detach().float(), own, target) for own in tries), key=lambda fit: fit[2])
+    orientations = [[turns[0] for turns in changes], *([[turns[1] for turns in changes]] if turned else [])]
+    best = min(
+        (_fit_scales(base.detach().float(), orientation, target) for orientation in orientations),
+        key=lambda fit: fit[2],
+    )
     weight, scales, rest, change = best
-    unit = torch.finfo(seen.dtype).eps / 2
+    unit = torch.finfo(engine_weight.dtype).eps / 2
     room = 2 * unit * float(base.detach().float().norm()) + (4 * unit + _MATMUL) * change
-    return Merged(weight, max(scales, key=abs), rest <= room)
+    return MergedWeight(weight, max(scales, key=abs), rest <= room)
 
 
-def _fitted(base: Tensor, changes: Sequence[Tensor], target: Tensor) -> tuple[Tensor, list[float], float, float]:
+def _fit_scales(base: Tensor, changes: Sequence[Tensor], target: Tensor) -> tuple[Tensor, list[float], float, float]:
     """Base and changes at the scales of least squares, these, and the norms of what is left and of the changes."""
     flat = torch.stack([change.reshape(-1) for change in changes]).double()
     rest = (target - base).reshape(-1).double()
+    # The pseudo-inverse: two adapters of one layer may point the same way.
     scales = torch.linalg.pinv(flat @ flat.T) @ (flat @ rest)
     change = (scales @ flat).reshape(base.shape)
     residual = float((rest - change.reshape(-1)).norm())

@@ -1,4 +1,4 @@
-"""What a training loop hands over of a batch of rollouts, as rows of the table ``rollouts``.
+"""Rows of the table ``rollouts``, made of what a training loop hands over of a batch.
 
 Nothing here raises for values that do not fit: the sequence is kept as far as it can be judged, and its ``note`` says
 what was left out. B sequences, L response tokens of one, P prompt tokens of one.
@@ -24,7 +24,7 @@ TOKEN_COLUMNS: tuple[str, ...] = (
     *("logp_rollout", "logp_train", "logp_update", "entropy", "varentropy", "odds_rollout", "odds_train"),
     "mass_above",
 )
-"""Of each response token a number."""
+"""Columns with a number for each response token."""
 ID_COLUMNS: tuple[str, ...] = ("prompt_ids", "train_prompt_ids", "train_response_ids")
 SCALAR_COLUMNS: tuple[str, ...] = (
     *("version_rollout", "version_train", "reward", "reward_again", "advantage", "group"),
@@ -119,6 +119,7 @@ def _sequence(values_by_column: Mapping[str, NDArray[Any] | None]) -> _Sequence:
     if mask is not None and len(mask) != length:
         sequence.notes.append(f"{misfit('mask', len(mask), length)}, so that no token counts as sampled")
         mask = np.zeros(length, np.int32)
+    # Padding behind the last sampled token is cut off; the 1 in front stands for a sequence without any.
     end = length if mask is None else int(np.flatnonzero(np.concatenate([[1], np.asarray(mask) != 0]))[-1])
     if end == 0:
         sequence.notes.append("no token was sampled")

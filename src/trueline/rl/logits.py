@@ -1,4 +1,4 @@
-"""What the laws of rollouts need of a trainer's logits: entropy, varentropy and the like, a few rows at a time.
+"""Statistics of a trainer's logits for the laws of rollouts: entropy, varentropy and the like, a few rows at a time.
 
 N tokens, V words of the vocabulary.
 """
@@ -63,8 +63,8 @@ def _rows(logits: Tensor) -> Iterator[Tensor]:
     try:
         yield from (rows for rows in logits.view(-1, logits.shape[-1]).split(CHUNK) if len(rows))
     except RuntimeError:  # no view of several sequences
-        for one in logits:
-            yield from _rows(one)
+        for sequence_logits in logits:
+            yield from _rows(sequence_logits)
 
 
 def _chunk(logits_NV: Tensor, ids_N: Tensor, pair_N2: Tensor | None) -> tuple[Tensor, ...]:
@@ -76,5 +76,5 @@ def _chunk(logits_NV: Tensor, ids_N: Tensor, pair_N2: Tensor | None) -> tuple[Te
     logp = log_NV.gather(-1, ids_N[:, None])[:, 0]
     mass = (p_NV * (log_NV > logp[:, None])).sum(-1)
     top = log_NV.topk(2, -1).indices
-    both = log_NV.gather(-1, top if pair_N2 is None else pair_N2)
-    return logp, entropy, varentropy, mass, top, both[:, 0] - both[:, 1]
+    pair_log_N2 = log_NV.gather(-1, top if pair_N2 is None else pair_N2)
+    return logp, entropy, varentropy, mass, top, pair_log_N2[:, 0] - pair_log_N2[:, 1]

@@ -48,8 +48,8 @@ class ReadLogits:
             return
         self._handle.remove()
         if kind is None and self._num_seen != len(self._ids):
-            asked = counted(len(self._ids), "sequence")
-            self._lets_go(f"logits of {self._num_seen} of {asked} were made by this module")
+            sequences = counted(len(self._ids), "sequence")
+            self._lets_go(f"logits of {self._num_seen} of {sequences} were made by this module")
 
     @property
     def logp(self) -> Tensor | None:
@@ -84,7 +84,7 @@ class ReadLogits:
     def _whole(self, name: str) -> Tensor | None:
         if not self._parts or self._num_seen != len(self._ids):
             return None
-        return torch.cat([getattr(one, name) for one in self._parts])
+        return torch.cat([getattr(part, name) for part in self._parts])
 
     def _take(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """A call has returned; never raises. One in backward is that of a checkpoint, once more."""
@@ -92,11 +92,11 @@ class ReadLogits:
         if self._handle is None or in_backward():
             return
         try:
-            self._read(output if isinstance(output, Tensor) else output.logits)
+            self._add_statistics(output if isinstance(output, Tensor) else output.logits)
         except Exception as error:
             self._lets_go(f"{type(error).__name__}: {error}")
 
-    def _read(self, logits_BKV: Tensor) -> None:
+    def _add_statistics(self, logits_BKV: Tensor) -> None:
         num, length = len(logits_BKV), self._ids.shape[1]
         rows = slice(self._num_seen, self._num_seen + num)
         ids = self._ids[rows].to(logits_BKV.device)
@@ -105,6 +105,7 @@ class ReadLogits:
                 f"logits have shape {tuple(logits_BKV.shape)}, expected [sequences, positions, words] of "
                 f"{len(self._ids) - self._num_seen} more sequences with {length} positions or more"
             )
+        # Logits at a position are of the next token: those of a response begin one position before it.
         more = logits_BKV.shape[1] - length
         before = logits_BKV[:, more - 1 : -1] if more else logits_BKV
         pair = None if self._pair is None else self._pair[rows].to(logits_BKV.device)

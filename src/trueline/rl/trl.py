@@ -40,17 +40,17 @@ _KEY = "trueline"
 _COARSEST = ("float32", "float16", "bfloat16")
 _followed: WeakSet[Any] = WeakSet()
 _Unseen = torch._C.DisableTorchFunction
-"""In which our own calls of torch are no part of the step."""
+"""Context in which our own calls of torch are no part of the step."""
 
 
-class Told(NamedTuple):
-    """What is known of sequences when they have been scored, [B] each: ``reward`` and ``group`` (NaN for none) float64,
-    whether it is ``kept``, and the number of updates at which it was generated.
+class ScoredSequences(NamedTuple):
+    """Facts of sequences that have been scored, [B] each: ``reward`` and ``group`` (NaN for none) float64,
+    whether it ``is_recorded``, and the number of updates at which it was generated.
     """
 
     reward: Tensor
     group: Tensor
-    kept: Tensor
+    is_recorded: Tensor
     generated: Tensor
 
 
@@ -64,7 +64,7 @@ def follow(record: Callable[..., Any]) -> None:
             trainer = getattr(sys.modules.get(module), name, None)
             if trainer is not None and trainer not in _followed:
                 _followed.add(trainer)
-                Follower(trainer, record).put()
+                Follower(trainer, record).install()
 
     put_on()
     patches.optimizer_init.add(put_on, after=True)
@@ -81,7 +81,7 @@ class Follower:
         self._num_generations = 0
         self._failed = False
 
-    def put(self) -> None:
+    def install(self) -> None:
         """Wrap them, where they are those that are known."""
         wrapped = {
             "_calculate_rewards": self._scores,
@@ -103,31 +103,32 @@ class Follower:
         return self._rewards
 
     def _generates(self, original: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        made = original(trainer, *args, **kwargs)
+        outputs = original(trainer, *args, **kwargs)
+        # TRL shuffles all tensors of the outputs alike: one more among them says later which sequence is which.
         if trainer.model.training and not self._failed:
             try:
                 with _Unseen():
-                    made[_KEY] = torch.stack(self._told(trainer, len(made["completion_ids"])), 1)
+                    outputs[_KEY] = torch.stack(self._score_sequences(trainer, len(outputs["completion_ids"])), 1)
             except Exception as error:
                 self._fails(f"{type(error).__name__}: {why(error)}")
-        return made
+        return outputs
 
     def _computes(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        made = original(*args, **kwargs)
+        computed = original(*args, **kwargs)
         if torch.is_grad_enabled():
-            self._computed = made[0].detach(), made[1]
-        return made
+            self._computed = computed[0].detach(), computed[1]
+        return computed
 
     def _trains(
         self, original: Callable[..., Any], trainer: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        told = inputs.pop(_KEY, None) if isinstance(inputs, dict) else None
+        scored = inputs.pop(_KEY, None) if isinstance(inputs, dict) else None
         self._computed = None
         loss = original(trainer, model, inputs, *args, **kwargs)
-        if told is not None and not self._failed:
+        if scored is not None and not self._failed:
             try:
                 with _Unseen():
-                    self._keep(trainer, inputs, Told(*told.unbind(1)))
+                    self._keep(trainer, inputs, ScoredSequences(*scored.unbind(1)))
             except Exception as error:
                 self._fails(f"{type(error).__name__}: {why(error)}")
         self._computed = None
@@ -139,81 +140,83 @@ class Follower:
 
     # -- what is recorded ----------------------------------------------------------------------------------------------
 
-    def _told(self, trainer: Any, num: int) -> Told:
-        """Of the ``num`` sequences that this rank has generated just now. All ranks keep sequences of the same groups,
-        others each time.
+    def _score_sequences(self, trainer: Any, num: int) -> ScoredSequences:
+        """Scores of the ``num`` sequences that this rank has generated just now. All ranks record sequences of the same
+        groups, other groups each time.
         """
         ranks, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
         size = trainer.num_generations
-        place = torch.arange(rank * num, (rank + 1) * num)
-        group = place // size
-        most = max(1, TOKENS // (size * trainer.args.max_completion_length))
-        stride = -(-num * ranks // size) // most or 1
-        kept = (group + self._num_generations) % stride == 0
+        index = torch.arange(rank * num, (rank + 1) * num)
+        group = index // size
+        max_groups = max(1, TOKENS // (size * trainer.args.max_completion_length))
+        stride = -(-num * ranks // size) // max_groups or 1
+        is_recorded = (group + self._num_generations) % stride == 0
         self._num_generations += 1
         rewards = torch.full((num,), torch.nan, dtype=torch.float64)
         if self._rewards is not None:
-            given = self._rewards.detach().cpu().double()[place] * trainer.reward_weights.cpu().double()
-            rewards = torch.where(given.isnan().all(1), torch.nan, given.nansum(1))
+            weighted = self._rewards.detach().cpu().double()[index] * trainer.reward_weights.cpu().double()
+            rewards = torch.where(weighted.isnan().all(1), torch.nan, weighted.nansum(1))
         number = group.double() if self._by_groups(trainer) else torch.full_like(rewards, torch.nan)
-        return Told(rewards, number, kept.double(), torch.full_like(rewards, float(trainer.state.global_step)))
+        return ScoredSequences(
+            rewards, number, is_recorded.double(), torch.full_like(rewards, float(trainer.state.global_step))
+        )
 
     def _by_groups(self, trainer: Any) -> bool:
-        """Whether advantages are rewards less the mean of their group, but for a positive factor."""
-        own = all(
+        """True if advantages are rewards less the mean of their group, but for a positive factor."""
+        is_unchanged = all(
             getattr(type(trainer), name) is getattr(self._class, name)
             for name in ("_generate_and_score_completions", "_prepare_inputs", "_calculate_rewards")
         )
         if self._leaves_one_out:
-            return own and trainer.beta == 0.0
-        return own and getattr(trainer, "multi_objective_aggregation", "") == "sum_then_normalize"
+            return is_unchanged and trainer.beta == 0.0
+        return is_unchanged and getattr(trainer, "multi_objective_aggregation", "") == "sum_then_normalize"
 
-    def _keep(self, trainer: Any, inputs: Mapping[str, Any], told: Told) -> None:
+    def _keep(self, trainer: Any, inputs: Mapping[str, Any], scored: ScoredSequences) -> None:
         """Record a micro-batch of which the loss was just computed."""
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-        rows = (told.kept.bool() & mask.any(1).cpu()).nonzero()[:, 0]
+        rows = (scored.is_recorded.bool() & mask.any(1).cpu()).nonzero()[:, 0]
         if not len(rows):
             return
-        updates = int(told.generated[0])
-        same = updates == trainer.state.global_step  # so that this pass has the weights that generated
-        here = rows.to(mask.device)
+        updates = int(scored.generated[0])
+        is_on_policy = updates == trainer.state.global_step  # so that this pass has the weights that generated
+        device_rows = rows.to(mask.device)
 
-        def of(value: Any) -> Any:
-            return value.detach()[here] if isinstance(value, Tensor) else None
+        def select_rows(value: Any) -> Any:
+            return value.detach()[device_rows] if isinstance(value, Tensor) else None
 
-        computed, entropy = self._computed if self._computed is not None and same else (None, None)
+        computed, entropy = self._computed if self._computed is not None and is_on_policy else (None, None)
         before = inputs.get("old_per_token_logps")
-        prompts = zip(of(inputs["prompt_ids"]), of(inputs["prompt_mask"]), strict=True)
-        advantage = of(inputs["advantages"])
+        prompts = zip(select_rows(inputs["prompt_ids"]), select_rows(inputs["prompt_mask"]), strict=True)
+        advantage = select_rows(inputs["advantages"])
         self._record(
             trainer.state.global_step,
-            [ids[kept.bool()] for ids, kept in prompts],
-            of(inputs["completion_ids"]),
-            of(mask),
-            of(inputs.get("sampling_per_token_logps")),
-            of(computed if before is None else before),
-            entropy=of(entropy),
-            logp_update=None if before is None else of(computed),
+            [ids[prompt_mask.bool()] for ids, prompt_mask in prompts],
+            select_rows(inputs["completion_ids"]),
+            select_rows(mask),
+            select_rows(inputs.get("sampling_per_token_logps")),
+            select_rows(computed if before is None else before),
+            entropy=select_rows(entropy),
+            logp_update=None if before is None else select_rows(computed),
             versions=(updates, updates),
             sampling=_declared(trainer, sampled="sampling_per_token_logps" in inputs),
-            reward=told.reward[rows],
+            reward=scored.reward[rows],
             advantage=advantage if advantage.ndim == 1 else None,
-            group=told.group[rows],
+            group=scored.group[rows],
         )
 
 
 def _declared(trainer: Any, *, sampled: bool) -> dict[str, Any]:
-    """What the trainer was told to sample with, and how coarse its numbers are; ``sampled``: by another engine."""
+    """Settings that the trainer samples with, and the dtype of its coarsest numbers; ``sampled``: by another engine."""
     args = trainer.args
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    held = {str(param.dtype).removeprefix("torch.") for param in trainer.model.parameters()}
-    held |= {name for name, on in (("bfloat16", args.bf16), ("float16", args.fp16)) if on}
-    known = [name for name in _COARSEST if name in held]
+    dtypes = {str(param.dtype).removeprefix("torch.") for param in trainer.model.parameters()}
+    dtypes |= {name for name, is_enabled in (("bfloat16", args.bf16), ("float16", args.fp16)) if is_enabled}
+    by_coarseness = [name for name in _COARSEST if name in dtypes]
     declared = {name: value for name in names if (value := getattr(args, name, None)) is not None}
     config = getattr(trainer.model, "config", None)
     words = getattr(config.get_text_config() if hasattr(config, "get_text_config") else config, "vocab_size", None)
     declared |= {"vocabulary": words} if isinstance(words, int) else {}
-    declared |= {"dtype": known[-1] if known else "float32", "group_size": trainer.num_generations}
+    declared |= {"dtype": by_coarseness[-1] if by_coarseness else "float32", "group_size": trainer.num_generations}
     if not sampled or getattr(trainer, "use_vllm", False):
         declared["engine"] = "vllm" if getattr(trainer, "use_vllm", False) else "transformers"
     return declared

@@ -1,4 +1,4 @@
-"""Where rollouts are written: into the Run of what this process watches, or into a Run of their own."""
+"""Destinations of rollouts: the Run of what this process watches, or a Run of their own."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from trueline.schema.text.reading import why
 
 _log = SafeLogger()
 
-HELD = 64
+MAX_WAITING = 64
 """Most batches that are held until a model is watched."""
 
 OpenRun = Callable[[str, int], Sink]
 """Opens a Run of its own for rollouts at a path, for a rank; whoever knows ``store`` hands it in."""
 
 
-class Place:
+class Destination:
     """Takes rows, and never raises for what befalls them: a warning says it once, and training goes on."""
 
     def __init__(self, open_run: OpenRun) -> None:
         self._open_run = open_run
         self._lock = threading.Lock()
-        self._own: Sink | None = None
-        self._held: list[TableRows] = []
-        self._said = set[str]()
+        self._own_sink: Sink | None = None
+        self._waiting: list[TableRows] = []
+        self._warned = set[str]()
         self._path = ""
         self._failed = False
 
     @property
     def path(self) -> str:
-        """Where the Run of its own is; '' as long as there is none."""
+        """Path of the Run of its own; '' as long as there is none."""
         return self._path
 
-    def write(self, make: Callable[[], TableRows], out: str) -> bool:
+    def write(self, make: Callable[[], TableRows], path: str) -> bool:
         """Write the rows that ``make`` makes; whether they were taken."""
         if self._failed:
             return False
@@ -54,7 +54,7 @@ class Place:
             return self._fails(f"{type(error).__name__}: {why(error)}.")
         try:
             with self._lock:
-                self._take(rows, out)
+                self._take(rows, path)
         except TruelineError as error:
             return self._fails(str(error))
         except Exception as error:
@@ -65,18 +65,18 @@ class Place:
         """Seal the Run of its own, if there is one; the next rows begin another."""
         with self._lock:
             try:
-                if self._held:
+                if self._waiting:
                     self._hand_on(self._sink(self._path))
-                if self._own is not None:
-                    self._own.close()
+                if self._own_sink is not None:
+                    self._own_sink.close()
             except (OSError, TruelineError) as error:
                 _log.warning("trueline: the last rollouts could not be written: %s", error)
-            self._own, self._failed, self._held = None, False, []
+            self._own_sink, self._failed, self._waiting = None, False, []
 
     def _refused(self, says: str) -> bool:
         """Say of a batch why it is not taken, each reason once."""
-        if says not in self._said:
-            self._said.add(says)
+        if says not in self._warned:
+            self._warned.add(says)
             _log.warning("trueline: rollouts were not recorded: %s Training goes on.", says)
         return False
 
@@ -87,36 +87,36 @@ class Place:
         return False
 
     def forget(self) -> None:
-        """In a fork: the Run is its parent's."""
-        self._own, self._held = None, []
+        """Let go of the Run in a fork, where it is the parent's."""
+        self._own_sink, self._waiting = None, []
         self._lock = threading.Lock()
 
-    def _take(self, rows: TableRows, out: str) -> None:
+    def _take(self, rows: TableRows, path: str) -> None:
         """Below ``trueline run`` a model is watched from its first call on: what comes before is held until then."""
-        self._held.append(rows)
-        waits = self._own is None and child_env.RUN in os.environ and watch.watched_sink() is None
-        if not waits or len(self._held) > HELD:
-            self._hand_on(self._sink(out))
+        self._waiting.append(rows)
+        waits = self._own_sink is None and child_env.RUN in os.environ and watch.watched_sink() is None
+        if not waits or len(self._waiting) > MAX_WAITING:
+            self._hand_on(self._sink(path))
         elif not self._path:
-            self._path = out
+            self._path = path
             atexit.register(self.close)
 
     def _hand_on(self, sink: Sink) -> None:
-        rows, self._held = self._held, []
-        for each in rows:
-            sink.write(each)
+        rows, self._waiting = self._waiting, []
+        for batch in rows:
+            sink.write(batch)
 
-    def _sink(self, out: str) -> Sink:
-        """Of several models that are watched, the first that was: the policy."""
+    def _sink(self, path: str) -> Sink:
+        """Sink of the Run to write to; of several watched models the first, which is the policy."""
         watched = watch.watched_sink()
         if watched is not None:
             return watched
-        if self._own is None:
-            self._own = self._open_run(out, _rank())
+        if self._own_sink is None:
+            self._own_sink = self._open_run(path, _rank())
             if not self._path:
                 atexit.register(self.close)
-            self._path = out
-        return self._own
+            self._path = path
+        return self._own_sink
 
 
 def _rank() -> int:

@@ -99,7 +99,7 @@ def test_no_more_than_a_chunk_is_held_beside_the_logits(ids, model, monkeypatch)
     monkeypatch.setattr(logits_module, "CHUNK", 2)
     logits = model(ids).logits.detach()
     with Largest() as seen, rl.read_logits(nn.Identity(), ids[:, P:]) as told:
-        told._read(logits)
+        told._add_statistics(logits)
     assert seen.numel == 2 * V
     with Largest() as seen:
         rl.of_logits(logits[:, :L], ids[:, P:])
