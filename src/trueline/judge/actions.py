@@ -1,4 +1,4 @@
-"""What to do next, as commands that run as they are printed."""
+"""Actions to take next, as commands that run as they are printed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Commands:
 
 
 def actions_of(lines: Iterable[str]) -> tuple[Action, ...]:
-    """What each line of advice asks for, in order, each command and each sentence once."""
+    """Actions that lines of advice ask for, in order, each command and each sentence once."""
     return tuple(dict.fromkeys(map(_action, lines)))
 
 
@@ -84,7 +84,7 @@ def _action(line: str) -> Action:
         return Action(line)
     try:
         argv = tuple(shlex.split(match[1]))
-    except ValueError:
+    except ValueError:  # a quote that is not closed: nothing that a program can run
         return Action(line)
     if any(_TO_FILL_IN.fullmatch(word) or HIDDEN in word for word in argv):
         return Action(line)
@@ -102,7 +102,7 @@ def _cost(argv: Sequence[str]) -> str:
 
 
 def split_at_command(line: str) -> tuple[str, str, str]:
-    """What of ``line`` is before a command that starts a job, that command, and what is behind it; the line, "" and ""
+    """Parts of ``line``: before a command that starts a job, that command, and behind it; the line, "" and ""
     where it has none. Such a command is long, and is copied: it stands on a line of its own.
     """
     match = _COMMAND.search(line)

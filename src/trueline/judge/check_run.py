@@ -36,12 +36,12 @@ from trueline.store.log.part_files import known_parts
 from trueline.store.reader import Run
 
 SCHEMA = 1
-"""Of the document that ``CheckReport.to_json`` makes; raised when a field changes meaning."""
+"""Version of the document that ``CheckReport.to_json`` makes; raised when a field changes meaning."""
 
 
 @dataclass(frozen=True)
 class CheckReport(Shown):
-    """What all checks say about one Run; findings are sorted, errors first. ``judged`` is what was looked at, ``notes``
+    """Report of all checks on one Run; findings are sorted, errors first. ``judged`` is what was looked at, ``notes``
     tell what is wrong with the Run itself, ``context`` how the job was run (signs, as ``adapter:ddp``),
     which is read only where something was found.
     """
@@ -52,9 +52,9 @@ class CheckReport(Shown):
     notes: tuple[str, ...] = ()
     context: frozenset[str] = frozenset()
     unlooked: tuple[str, ...] = ()
-    """What nobody looked at though it can be, each with the command that looks."""
+    """Subjects that nobody looked at though one can, each with the command that looks."""
     trials: tuple[TrialSign, ...] = ()
-    """What trials answered about its findings."""
+    """Answers of trials about its findings."""
     job: tuple[str, ...] = ()
     """The whole command that was watched, where it is known."""
     machines: Machines = field(default_factory=dict[int, tuple[str, str]])
@@ -77,7 +77,7 @@ class CheckReport(Shown):
 
     @cached_property
     def causes(self) -> tuple[CauseVerdict, ...]:
-        """What most likely caused each incident, the answer of each first."""
+        """Most likely causes of each incident, the answer of each first."""
         return verdicts_of(self)
 
     def cause(self, incident: int) -> CauseVerdict:
@@ -131,22 +131,22 @@ class CheckReport(Shown):
 
     @property
     def next(self) -> tuple[str, ...]:
-        """What to do where nothing was found."""
+        """Advice where nothing was found."""
         return () if self.incidents else self.unlooked
 
     @property
     def commands(self) -> Commands:
-        """What fills commands in."""
+        """The filler of commands in advice."""
         return Commands(self.run, self.job)
 
     @property
     def actions(self) -> tuple[Action, ...]:
-        """What to do next about all incidents, the gravest first; where nothing was found, what looks further."""
+        """Next actions on all incidents, the gravest first; where nothing was found, those that look further."""
         return actions_of([line for incident in self.incidents for line in self.advice(incident)] or self.next)
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Of each finding a name that it has whenever this Run is checked: its code, ranks, and what it is about."""
+        """Names of the findings, equal whenever this Run is checked: code, ranks, and what each is about."""
         names = [finding.id for finding in self.findings]
         return tuple(
             name if names.index(name) == index else f"{name}.{names[: index + 1].count(name)}"
@@ -172,16 +172,16 @@ class CheckReport(Shown):
         )
 
     def advice(self, incident: Incident) -> tuple[str, ...]:
-        """What to do about ``incident``, each once: by its telling finding and those that nothing of it explains."""
+        """Advice on ``incident``, each line once: of its telling finding and those that nothing of it explains."""
         return advice_of([self.findings[index] for index in incident.findings])
 
     def explained(self, finding: int, incident: Incident) -> bool:
-        """Whether another finding of ``incident`` brings the ``finding``-th of the report with it."""
+        """True if another finding of ``incident`` brings the ``finding``-th of the report with it."""
         return is_explained(self.findings[finding], [self.findings[index] for index in incident.findings])
 
     @property
     def has_incidents(self) -> bool:
-        """Whether anything is more than an info."""
+        """True if anything is more than an info."""
         return bool(self.incidents)
 
     @property
@@ -223,7 +223,7 @@ class CheckReport(Shown):
 
 
 def _learns_alone(finding: Finding, ranks: tuple[int, ...]) -> bool:
-    """Whether the loss of one rank is below those of all others: it may be the only one that is right."""
+    """True if the loss of one rank is below those of all others: it may be the only one that is right."""
     kind = facts_of(finding.code).right_alone
     return (
         bool(kind) and kind in finding.evidence.get("kind", ()) and len(finding.ranks) == 1 and finding.ranks == ranks
@@ -242,7 +242,7 @@ COMPARE_CODES: Mapping[str, str] = {
     "nondeterministic-op": "A call makes other bits of the same tensors in two Runs of one job with fingerprints.",
     "site-missing": "Values of one run that have no counterpart in the other.",
 }
-"""What a comparison with a reference looks for, by the code of the finding."""
+"""Differences that a comparison with a reference looks for, by the code of the finding."""
 JOB_CODES: Mapping[str, str] = {
     "config-differs": "A setting is another than in the reference, in the words that all frameworks share.",
     "env-differs": "Variables of the environment, switches of torch, devices or the build of torch differ.",
@@ -250,12 +250,12 @@ JOB_CODES: Mapping[str, str] = {
     "dataset-differs": "The data set, its order, tokenizer, template or the first batches differ.",
     "rng-differs": "Seeds, or the states of random streams before the first update, differ.",
 }
-"""What `trueline diff` compares, by the code of the finding; of structure and weights it has those of ``compare``."""
+"""Facts that `trueline diff` compares, by the code of the finding; of structure and weights it has ``compare``'s."""
 TRIAL_CODES: Mapping[str, str] = {
     "minority-rank": "One device makes other bits of the same work than the majority, at whatever rank.",
     "op-inaccurate": "An operation is wrong on this device by more than rounding explains.",
 }
-"""What `trueline trial` measures of a job or a device, by the code of the finding."""
+"""Measurements of `trueline trial` on a job or a device, by the code of the finding."""
 
 
 def check(
@@ -282,6 +282,7 @@ def check(
         if judgements is None or may_part(unjudged_steps(opened, judgements, "updates-apart"))
         else None
     )
+    # What was silent was so on steps that are no longer compared: all checks begin anew.
     judgements = None if parting is not None else judgements
     answers, followed = ask_checks(
         opened, opened if parting is None else opened.before(parting.step), checks, judgements
@@ -363,6 +364,7 @@ def _compare_with_reference(run: Run, ref: Run) -> tuple[list[Finding], list[str
     judged: list[str] = []
     lacking: list[NotRun] = []
     for codes, find in sides:
+        # Values tell of these better than the settings of the job: they know whether a difference had an effect.
         codes_seen = {finding.code for finding in findings} | (_SEEN_IN_VALUES if judged else set[str]())
         try:
             findings += [finding for finding in find() if finding.code not in codes_seen]
@@ -373,7 +375,7 @@ def _compare_with_reference(run: Run, ref: Run) -> tuple[list[Finding], list[str
 
 
 def _with_groups(report: CheckReport, of_groups: Sequence[CheckReport]) -> CheckReport:
-    """What is said of all groups of ranks that average apart from each other, as of one Run."""
+    """One report on all groups of ranks that average apart from each other, as on one Run."""
     if not of_groups:
         return report
     reports = [report, *of_groups]

@@ -1,4 +1,4 @@
-"""What all checks share: which workers are compared, which differ from the majority, and at which steps and sites.
+"""Functions that all checks share: workers to compare, those unlike the majority, and the steps and sites of a mask.
 
 T steps, N workers.
 """
@@ -90,7 +90,7 @@ def envs_of(run: Run, ranks: Sequence[int]) -> dict[int, RankEnv]:
 
 def differs(values_TN: NDArray[Any], measured_TN: Bools) -> Bools:
     """[T] whether any two measured values of a step differ; NaN equals NaN."""
-    first_T = np.argmax(measured_TN, axis=1)
+    first_T = np.argmax(measured_TN, axis=1)  # 0 where none was measured: the mask below leaves that step out
     reference_T1 = np.take_along_axis(values_TN, first_T[:, None], axis=1)
     same_TN = values_TN == reference_T1
     if values_TN.dtype.kind == "f":
@@ -116,13 +116,13 @@ def any_over(mask: Bools, axis: int | tuple[int, ...]) -> Bools:
 
 
 def ranks_where(ranks: Sequence[int], chosen_N: NDArray[Any]) -> tuple[int, ...]:
-    """Those of ``ranks`` [N] that the mask chooses."""
+    """Ranks of ``ranks`` [N] that the mask chooses."""
     return tuple(ranks[int(n)] for n in np.flatnonzero(chosen_N))
 
 
 @dataclass(frozen=True)
 class Marked:
-    """Where a mask over steps and workers is set: ``first`` is the index of the first such step in ``run.steps``,
+    """Steps and ranks at which a mask is set: ``first`` is the index of the first such step in ``run.steps``,
     ``steps`` are all of them, ``first_ranks`` are the ranks at the first and ``ranks`` those at any.
     """
 
@@ -133,7 +133,7 @@ class Marked:
 
 
 def marked(run: Run, ranks: Sequence[int], mask_TN: Bools) -> Marked:
-    """Where ``mask_TN``, which is set somewhere, is set."""
+    """Steps and ranks at which ``mask_TN`` is set; it is set somewhere."""
     at_T = any_over(mask_TN, 1)
     first = int(np.argmax(at_T))
     return Marked(

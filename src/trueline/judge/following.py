@@ -76,7 +76,7 @@ class Silent:
 
 @dataclass(frozen=True)
 class Followed:
-    """What is known of the stretches of a Run so far: by code, where each check was silent to, and whether ranks held
+    """Knowledge of the stretches of a Run so far: by code, where each check was silent to, and whether ranks held
     equal parameters at all steps with digests, at none (``alike``).
     """
 
@@ -85,7 +85,7 @@ class Followed:
 
 
 Answers = dict[str, list[Finding] | CannotTell]
-"""What checks say, or why they cannot tell, by their codes."""
+"""Findings of checks, or why they cannot tell, by their codes."""
 
 
 def earlier_judgements(run: Run, checks: Sequence[Check]) -> Followed | None:
@@ -231,7 +231,7 @@ def _stretch(run: Run, window: Run, begin: int, end: int, last: Sequence[int]) -
 
 
 def _num_settled(run: Run) -> int:
-    """How many of the first steps are taken for judged once they were."""
+    """Number of the first steps that are taken for judged once they were."""
     return max(len(run.steps) - OPEN_STEPS, 0) // STRETCH_STEPS * STRETCH_STEPS
 
 
@@ -247,7 +247,7 @@ def _num_shown_at_once(run: Run) -> int:
 
 
 def _followers(checks: Sequence[Check]) -> dict[str, Check]:
-    """Those that follow, by what they are known under."""
+    """Checks that follow, by the name they are known under."""
     return {_name(check): check for check in checks if check.follows is not None}
 
 
@@ -333,7 +333,7 @@ def _lengths_in(part: Run, column: str) -> list[int]:
 
 
 def _is_plain(run: Run) -> bool:
-    """Whether a stretch of the Run is judged as the whole is, and there is enough of it to judge in stretches."""
+    """True if a stretch of the Run is judged as the whole is, and there is enough of it to judge in stretches."""
     if len(run.steps) < STRETCH_STEPS + OPEN_STEPS or not run.manifest.adapter or run.manifest.pieces or run.groups:
         return False
     return not any(

@@ -1,4 +1,4 @@
-"""How little of a Run a check needs for a further step, as its module says (``FOLLOWS``)."""
+"""The part of a Run that a check needs for a further step, as its module says (``FOLLOWS``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trueline.store.reader import Run
 
 @dataclass(frozen=True)
 class ByStep:
-    """What a check needs for its verdict on a step: that step, and the ``reach`` steps before it at which one of
+    """Needs of a check for its verdict on a step: that step, and the ``reach`` steps before it at which one of
     ``columns`` was measured. ``alone`` says of a stretch of a Run whether that holds there (None: it always does).
     """
 

@@ -39,6 +39,7 @@ def incidents_of(findings: Sequence[Finding]) -> tuple[Incident, ...]:
     Those of severity info are in none.
     """
     members = {index: {index} for index, finding in enumerate(findings) if finding.severity != "info"}
+    # Transitive: findings that share a third one are of one fault.
     for member in members:
         for peer in members:
             if members[member] is not members[peer] and _belong_together(findings[member], findings[peer]):
@@ -55,7 +56,7 @@ def incidents_of(findings: Sequence[Finding]) -> tuple[Incident, ...]:
 
 
 def explains(cause: Finding, effect: Finding) -> bool:
-    """Whether ``effect`` is what ``cause`` brings with it: by their codes, on a common rank, not before it, and no
+    """True if ``effect`` is what ``cause`` brings with it: by their codes, on a common rank, not before it, and no
     graver than it (but for what differs between jobs).
     """
     return (
@@ -85,7 +86,7 @@ def _is_same_fault(finding: Finding, second: Finding) -> bool:
 
 
 def _share_onset(first: Finding, second: Finding) -> bool:
-    """Whether both may have begun at one step."""
+    """True if both may have begun at one step."""
     (low, high), (other_low, other_high) = _onset(first), _onset(second)
     return first.step_first is not None and second.step_first is not None and low <= other_high and other_low <= high
 
@@ -107,7 +108,7 @@ def advice_of(group: Sequence[Finding]) -> tuple[str, ...]:
 
 
 def is_explained(effect: Finding, group: Sequence[Finding]) -> bool:
-    """Whether any of ``group`` explains ``effect``."""
+    """True if any of ``group`` explains ``effect``."""
     return any(explains(cause, effect) for cause in group)
 
 

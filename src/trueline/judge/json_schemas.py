@@ -131,6 +131,7 @@ def _with_not_finite(part: Any) -> Any:
     if not isinstance(part, dict):
         return part
     items = cast(dict[str, Any], part)
+    # Documents write what JSON has no number for as a string, wherever a number may stand.
     if items.get("type") == "number":
         return {"anyOf": [items, _NOT_FINITE]}
     return {key: _with_not_finite(value) for key, value in items.items()}

@@ -1,4 +1,4 @@
-"""Until when a fault lasted: to the last step at which what shows it was looked at, or not."""
+"""Last step of a fault: the last look at what shows it, or an earlier one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _over_since(run: Run, finding: Finding, needs: Sequence[str]) -> int | None:
     if last is None or goes_on is True or not run.steps.size:
         return None
     looks = _looks(run, needs)
-    later = looks[looks > last]
+    later = looks[looks > last]  # at these the fault would have shown
     return int(later[0]) if later.size else (last + 1 if goes_on is False else None)
 
 

@@ -18,7 +18,7 @@ def merge_no_update(findings: Sequence[Finding]) -> list[Finding]:
     ranks = tuple(sorted({rank for finding in no_updates for rank in finding.ranks}))
     passes = ranges({int(finding.evidence.get("backward_passes", 0)) for finding in no_updates})
     where = f" on {counted(len(ranks), 'rank')}" if len(ranks) > 1 else ""
-    rest = first.claim.partition(", and no update")[2]
+    rest = first.claim.partition(", and no update")[2]  # the reason, which is that of every rank
     claim = f"{', '.join(passes)} backward passes{where}, and no update{rest}"
     return [
         *(finding for finding in findings if finding.code != NO_UPDATE),

@@ -1,4 +1,4 @@
-"""How a Run ended on each rank: closed, by an exception, killed, or still being written; and which ranks stopped before
+"""Ends of a Run on each rank: closed, by an exception, killed, or still being written; and which ranks stopped before
 the others.
 """
 
@@ -32,7 +32,7 @@ def ends_of(run: Run, *, part: bool) -> list[str]:
     unclosed: dict[End, list[int]] = {}
     for rank in run.unclosed:
         unclosed.setdefault(_end(run, rank), []).append(rank)
-    if part:
+    if part:  # the last steps of workers with other numbers of updates cannot be compared: all count as the latest
         last = dict.fromkeys(last, max((step for step in last.values() if step is not None), default=None))
     lines = _raised(run, last)
     lines += [_not_closed(ranks, [last[rank] for rank in ranks], _WORDS[end]) for end, ranks in unclosed.items()]
@@ -46,9 +46,9 @@ ENDED = ("KeyboardInterrupt", "SystemExit", "TrainingStopped", "GeneratorExit")
 
 
 def death_of(run: Run) -> tuple[Finding, ...]:
-    """That the job died, on which rank first, and where; () where it runs, was closed, or was ended. Where all ranks
-    were killed at once, `trueline run` knows how its command ended, or nobody does: a scheduler that ends a job leaves
-    no more than that.
+    """Finding that the job died, on which rank first, and where; () where it runs, was closed, or was ended. Where all
+    ranks were killed at once, `trueline run` knows how its command ended, or nobody does: a scheduler that ends a job
+    leaves no more than that.
     """
     raised = _in_order(run)
     killed = [rank for rank in run.unclosed if _end(run, rank) == "killed"]
@@ -83,7 +83,7 @@ def death_of(run: Run) -> tuple[Finding, ...]:
 
 
 def _how_killed(run: Run) -> str:
-    """How the command ended of which no rank closed the Run, in words; '' where nobody knows, it was asked to end, or
+    """End of a command of which no rank closed the Run, in words; '' where nobody knows, it was asked to end, or
     it ended with exit code 0.
     """
     end = run.manifest.ended
@@ -100,7 +100,7 @@ def _how_killed(run: Run) -> str:
 
 
 def all_killed(run: Run) -> bool:
-    """Whether no rank closed the Run, and none runs: the job was killed or ended from outside, or left at once."""
+    """True if no rank closed the Run, and none runs: the job was killed or ended from outside, or left at once."""
     return set(run.unclosed) >= set(run.env) and all(_end(run, rank) == "killed" for rank in run.unclosed)
 
 

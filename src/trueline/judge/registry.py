@@ -50,6 +50,7 @@ def installed_checks() -> list[Check]:
     checks += [_of_law(law, code) for law in installed_laws() for code in law.checks]
     entries = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
     checks += [_loaded(entry.name, entry.value, entry.load) for entry in entries]
+    # Of two checks with one code the later one counts: an entry point may replace one of ours.
     return sorted({check.code: check for check in checks}.values(), key=lambda check: check.code)
 
 

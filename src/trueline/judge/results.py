@@ -14,7 +14,7 @@ _BANDED = ("loss_std", "norm_std", "norm_cv")
 
 @dataclass(frozen=True, slots=True)
 class RunResults:
-    """What the checks found in a Run, the dispersion of its workers at each step, and the bands of chance that are
+    """Report of the checks on a Run, the dispersion of its workers at each step, and the bands of chance that are
     known, by the name of a field of ``dispersion``.
     """
 

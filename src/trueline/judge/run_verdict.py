@@ -13,7 +13,7 @@ from trueline.schema.text.words import by_reason, counted, listed
 
 
 def to_confirm(findings: Sequence[Finding]) -> list[Finding]:
-    """Those of severity info that a person is to confirm: what they say may be meant, and seldom is, unless their
+    """Findings of severity info that a person is to confirm: what they say may be meant, and seldom is, unless their
     evidence says ``by_design``.
     """
     return [
@@ -24,8 +24,8 @@ def to_confirm(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judged: Judged, where: str = "") -> Verdict:
-    """What the findings say together, and whether enough was judged for none to mean that there is no fault. ``where``
-    says on which ranks the first of the incidents is, and since when.
+    """Verdict of all findings together, and whether enough was judged for none to mean that there is no fault.
+    ``where`` says on which ranks the first of the incidents is, and since when.
     """
     if incidents:
         first = incidents[0]
@@ -35,6 +35,7 @@ def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judge
         return Verdict("out" if first.severity == "error" else "suspect", where, rest)
     if not judged.enough:
         return Verdict("unknown", "", _lack(judged))
+    # "Nothing found" says little where watching stopped early: what it no longer saw may be wrong.
     stops = [finding for finding in findings if finding.code == WATCH_DEGRADED]
     early = next((finding for finding in stops if not _in_the_second_half(finding, judged)), None)
     if early is not None:
@@ -59,7 +60,7 @@ def _confirm(findings: Sequence[Finding]) -> str:
 
 
 def _in_the_second_half(finding: Finding, judged: Judged) -> bool:
-    """Whether a part of the watching stopped only then, and rows go on: what came before was watched whole."""
+    """True if a part of the watching stopped only then, and rows go on: what came before was watched whole."""
     if finding.step_first is None or judged.steps is None:
         return False
     first, last = judged.steps
@@ -87,7 +88,7 @@ def _left_open(judged: Judged) -> str:
 
 
 def _topics(questions: Sequence[Asked]) -> str:
-    """What was asked, and in brackets why there is no answer; what has one reason together."""
+    """Topics of the questions, and in brackets why there is no answer; topics with one reason stand together."""
     pairs = [(TOPICS[answered.question], _why(answered)) for answered in questions]
     return "; ".join(f"{', '.join(topics)} ({why})" if why else ", ".join(topics) for topics, why in by_reason(pairs))
 

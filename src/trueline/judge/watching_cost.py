@@ -1,4 +1,4 @@
-"""What watching has cost a Run: the time that Trueline measured of itself, over the time of its steps."""
+"""Cost of watching a Run: the time that Trueline measured of itself, over the time of its steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class WatchingCost:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is more than the budget, and that is to be said: of the first steps only where they are long, as
+        """True if it is more than the budget, and that is to be said: of the first steps only where they are long, as
         the least that is watched is a large share of a toy's.
         """
         return self.budget is not None and self.share > self.budget and (self.settled or self.step_s >= SHORT_S)
@@ -53,6 +53,7 @@ def watching_cost(run: Run) -> WatchingCost | None:
     both_TN = timed_TN & owned_TN & (np.nan_to_num(step_s_TN) > 0)
     if not both_TN.any():
         return None
+    # The first steps are watched more closely and tell too much of a long job's cost.
     late_T = run.steps >= run.steps[0] + EARLY_STEPS
     settled = int(both_TN[late_T].any(axis=1).sum()) >= FEWEST
     both_TN = both_TN & late_T[:, None] if settled else both_TN

@@ -1,4 +1,4 @@
-"""Where a finding is: the line of the script, and the rank, machine and device that it names."""
+"""Place of a finding: the line of the script, and the rank, machine and device that it names."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Machines = Mapping[int, tuple[str, str]]
 
 
 def machines_of(run: Run) -> Machines:
-    """Of all ranks that left an environment."""
+    """Host and device of all ranks that left an environment."""
     return {rank: (env.hostname, env.device) for rank, env in run.env.items()}
 
 
@@ -55,6 +55,7 @@ def machine_text(ranks: Sequence[int], machines: Machines) -> str:
 
 
 def _of_calls(envs: Sequence[RankEnv], calls: Sequence[str]) -> tuple[str, int] | None:
+    # By kind before rank: the kinds of call come the most telling first.
     for kind in calls:
         for env in envs:
             for text in env.call_sites.get(kind, ())[:1]:

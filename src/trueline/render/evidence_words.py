@@ -71,7 +71,7 @@ def label(key: str) -> str:
 
 
 def _says(value: Any) -> bool:
-    """Whether there is anything to read; a zero is, and "no" is what goes without saying."""
+    """True if there is anything to read; a zero is, and "no" is what goes without saying."""
     return value is not None and value is not False and (isinstance(value, int | float) or bool(value))
 
 

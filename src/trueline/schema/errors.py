@@ -15,7 +15,7 @@ class TruelineError(Exception):
     """
 
     def __str__(self) -> str:
-        return _LONG_WORD.sub(lambda found: f"{found[0][:150]}...{found[0][-50:]}", super().__str__())
+        return _LONG_WORD.sub(lambda match: f"{match[0][:150]}...{match[0][-50:]}", super().__str__())
 
 
 class InputError(TruelineError):

@@ -165,7 +165,7 @@ class Judged:
     def of(self, *states: State, among: Iterable[Question] = tuple(QUESTIONS)) -> tuple[Asked, ...]:
         """The questions ``among`` those asked that are in one of ``states``."""
         questions = set(among)
-        return tuple(asked for asked in self.questions if asked.state in states and asked.question in questions)
+        return tuple(entry for entry in self.questions if entry.state in states and entry.question in questions)
 
     @property
     def failed(self) -> tuple[str, ...]:
@@ -214,7 +214,7 @@ class Judged:
             "step_first": None if self.steps is None else self.steps[0],
             "step_last": None if self.steps is None else self.steps[1],
             "unclosed": list(self.unclosed),
-            "questions": [asked.to_json() for asked in self.questions],
+            "questions": [question.to_json() for question in self.questions],
         }
 
 
@@ -222,7 +222,7 @@ def asked_of(
     checks_run: Sequence[str], checks_not_run: Sequence[NotRun], question_of: Mapping[str, Question]
 ) -> tuple[Asked, ...]:
     """The questions that any of the checks belongs to, in the order of ``QUESTIONS``."""
-    asked = (
+    entries = (
         Asked(
             question,
             tuple(code for code in checks_run if question_of[code] == question),
@@ -230,21 +230,21 @@ def asked_of(
         )
         for question in QUESTIONS
     )
-    return tuple(each for each in asked if each.checks_run or each.checks_not_run)
+    return tuple(entry for entry in entries if entry.checks_run or entry.checks_not_run)
 
 
 def judged_together(groups: Sequence[Judged]) -> Judged:
     """What was judged of all groups of ranks of one job; a check counts as run where it ran in each group to which it
     applies.
     """
-    ran = [{code for asked in judged.questions for code in asked.checks_run} for judged in groups]
+    ran = [{code for question in judged.questions for code in question.checks_run} for judged in groups]
     question_of: dict[str, Question] = {
-        code: asked.question
+        code: question.question
         for judged in groups
-        for asked in judged.questions
-        for code in (*asked.checks_run, *(entry.check for entry in asked.checks_not_run))
+        for question in judged.questions
+        for code in (*question.checks_run, *(entry.check for entry in question.checks_not_run))
     }
-    not_run = [entry for judged in groups for asked in judged.questions for entry in asked.checks_not_run]
+    not_run = [entry for judged in groups for question in judged.questions for entry in question.checks_not_run]
     lacks = {entry.check for entry in not_run if entry.lacks}
     everywhere = sorted(set[str]().union(*ran) - lacks)
     lacking = {

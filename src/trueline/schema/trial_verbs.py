@@ -75,7 +75,7 @@ class Verb:
         engines = "Where runs take place: local, torchrun, ray or slurm, with options of these behind a colon."
         steps = "as many as RUN has" if self.steps is None else str(self.steps)
         seed = "Random seed of the order of the runs, and of a job that sets none."
-        out = "Folder of the trial; one that was begun with the same command goes on."
+        folder = "Folder of the trial; one that was begun with the same command goes on."
         error = "Probability of a wrong answer that is allowed, over all decisions."
         code = Option("code", str, "The finding that the trial is about.", "CODE", default_text="of the first incident")
         options = (
@@ -84,7 +84,7 @@ class Verb:
             Option("runs", int, "Runs after which it is undecided.", default_text=str(self.max_runs), least=1),
             Option("steps", int, "Steps of each run.", "N", default_text=steps, least=1),
             Option("timeout", float, "Seconds after which a run of the command is stopped.", default=3600.0),
-            Option("out", str, out, default="", default_text=f"trials/{self.name}"),
+            Option("out", str, folder, default="", default_text=f"trials/{self.name}"),
             Option("seed", int, seed, default=0),
             Option("keep", bool, "Keep what every run left, not one of runs alike.", default=False),
             Option("engine", str, engines, "ENGINE[:OPTIONS]", default="local"),

@@ -66,7 +66,7 @@ class Looks:
         return News()
 
     def _is_new(self, finding: Finding) -> bool:
-        """Whether it was not reported of these ranks, and is not of an earlier start of the job alone."""
+        """True if it was not reported of these ranks, and is not of an earlier start of the job alone."""
         if finding.step_last is not None and finding.step_last < self._first:
             return False
         key = (finding.code, finding.severity, finding.ranks)

@@ -48,10 +48,10 @@ def _columns(measured: Dispersion) -> dict[str, Floats]:
     """[T] each series by its name; NaN where not measured."""
     worst_T, ratio_T = _farthest(measured.norms, measured.ranks)
     with np.errstate(invalid="ignore", divide="ignore"):
-        counts = [np.count_nonzero(~np.isnan(each), axis=1) for each in (measured.losses, measured.norms)]
+        counts = [np.count_nonzero(~np.isnan(values_TN), axis=1) for values_TN in (measured.losses, measured.norms)]
         loss_T, norm_T = (
-            np.nansum(each, axis=1) / np.where(count, count, np.nan)
-            for each, count in zip((measured.losses, measured.norms), counts, strict=True)
+            np.nansum(values_TN, axis=1) / np.where(count, count, np.nan)
+            for values_TN, count in zip((measured.losses, measured.norms), counts, strict=True)
         )
     values = (loss_T, measured.loss_std, norm_T, measured.norm_cv, measured.cosine_mean, worst_T, ratio_T)
     return dict(zip(SERIES, values, strict=True))

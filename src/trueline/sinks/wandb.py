@@ -32,7 +32,7 @@ def require_ready() -> None:
 
 
 def _in_netrc(environ: Mapping[str, str]) -> bool:
-    """Whether a .netrc has a key as W&B writes it: of the login ``user``. One that cannot be read may have."""
+    """True if a .netrc has a key as W&B writes it: of the login ``user``. One that cannot be read may have."""
     netrc_path = environ.get("NETRC")
     paths = [Path(netrc_path)] if netrc_path else [Path.home() / name for name in (".netrc", "_netrc")]
     try:
@@ -43,7 +43,7 @@ def _in_netrc(environ: Mapping[str, str]) -> bool:
 
 
 def _in_settings(environ: Mapping[str, str]) -> bool:
-    """Whether a settings file has a key, or says that nothing is sent."""
+    """True if a settings file has a key, or says that nothing is sent."""
     system = Path(environ.get("WANDB_CONFIG_DIR") or Path.home() / ".config" / "wandb")
     for path in (system / "settings", Path(environ.get("WANDB_DIR") or ".") / "wandb" / "settings"):
         try:

@@ -1,4 +1,4 @@
-"""What a cause says of itself: what a Run shows that has it, and what it cannot show."""
+"""A cause as it describes itself: what a Run that has it shows, and what it cannot show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHANCES: dict[Strength, float] = {"always": 0.95, "mostly": 0.8, "often": 0.5}
 0.8 are the prior means of an implied sign; ``benchmarks/gallery`` counts how often they lead to the right cause.
 """
 KIND_ALWAYS = 0.99
-"""The same of the kind of a finding that is always the same: what a check says of it is typed and exact."""
+"""Probability of the kind of a finding where it is always the same: what a check says of it is typed and exact."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from trueline.judge.check_run import CheckReport, check
 from trueline.store.reader import Run
 
 SCHEMA = 1
-"""Of the document that ``Diagnosis.to_json`` makes; raised when a field changes meaning."""
+"""Version of the document that ``Diagnosis.to_json`` makes; raised when a field changes meaning."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the checks found in a Run, and what caused each incident."""
+    """Findings of the checks on a Run, and the causes of each incident."""
 
     report: CheckReport
 
@@ -29,7 +29,7 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> int:
-        """That of ``check``: 0 nothing found and enough was judged, 1 found, 3 cannot tell."""
+        """Exit code of ``check``: 0 nothing found and enough was judged, 1 found, 3 cannot tell."""
         return self.report.exit_code
 
     def verdicts_on(self, incident: int) -> tuple[Verdict, ...]:
@@ -61,6 +61,7 @@ def diagnose(
     are folders of trials about it, whose answers count. Raises ``RunError`` where there is no Run to read,
     ``InputError`` where there is no trial.
     """
+    # Read before the check, which takes long: a folder that is no trial is said at once.
     answers = [(os.fspath(folder), read_trial(folder)) for folder in trials]
     report = check(run, ref=ref)
     codes = {report.findings[index].code for incident in report.incidents for index in incident.findings}

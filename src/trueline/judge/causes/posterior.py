@@ -1,4 +1,4 @@
-"""How well each known cause, or none of them, explains the signs of one incident.
+"""Probability of each known cause, and of none of them, by the signs of one incident.
 
 Naive Bayes over signs, with one vote a root statistic each for and against, so that five checks which one loss spike
 moves do not count five times. A sign that nobody looked at counts nothing.
@@ -39,7 +39,7 @@ def posterior(causes: Sequence[Cause], signs: Signs, telling: Sequence[str]) -> 
         if not exclusions(cause, signs) and any(accounts_for(cause, code, signs) for code in telling)
     }
     scores[UNKNOWN] = 0.0
-    top = max(scores.values())
+    top = max(scores.values())  # subtracted, so that no exponential overflows
     weights = {slug: math.exp(value - top) for slug, value in scores.items()}
     total = sum(weights.values())
     return {cause.slug: 0.0 for cause in causes} | {slug: weight / total for slug, weight in weights.items()}
@@ -62,6 +62,7 @@ def score(cause: Cause, signs: Signs) -> float:
     for sign in {*filter(_is_code, signs.fired), *cause.shows}:
         if sign not in weak and signs.looked_at(sign):
             votes[_root(sign)].append(_log_ratio(cause, sign, signs))
+    # One vote for and one against a root: five checks that one loss spike moves do not count five times.
     return math.fsum(max(0.0, *ratios) + min(0.0, *ratios) for ratios in votes.values())
 
 
@@ -79,12 +80,12 @@ def hints(cause: Cause, signs: Signs) -> frozenset[str]:
 
 
 def accounts_for(cause: Cause, code: str, signs: Signs) -> bool:
-    """Whether ``cause`` brings the finding ``code``, or what brings it."""
+    """True if ``cause`` brings the finding ``code``, or what brings it."""
     return _brings(cause, code, signs) or explained_by(cause, code, signs)
 
 
 def _brings(cause: Cause, code: str, signs: Signs) -> bool:
-    """Whether ``cause`` brings ``code``, of a kind that was found where that has any. One that states no such kind says
+    """True if ``cause`` brings ``code``, of a kind that was found where that has any. One that states no such kind says
     nothing of what was found: the finding's own sentence is better.
     """
     if code not in cause.codes:
@@ -98,7 +99,7 @@ def _kinds_of(code: str, signs: Iterable[str]) -> list[str]:
 
 
 def explained_by(cause: Cause, sign: str, signs: Signs) -> bool:
-    """Whether what ``cause`` brings brings the finding ``sign`` with it."""
+    """True if what ``cause`` brings brings the finding ``sign`` with it."""
     weak = hints(cause, signs)
     codes = [code for code in cause.codes if code in weak or (code in signs.fired and _brings(cause, code, signs))]
     return any(sign in facts_of(code).explains for code in codes)
@@ -108,6 +109,7 @@ def _log_ratio(cause: Cause, sign: str, signs: Signs) -> float:
     if not _is_code(sign):
         chance = cause.chance(sign)
         return math.log((chance if sign in signs.fired else 1 - chance) / NEUTRAL)
+    # A finding that another of the cause's brings with it speaks neither for the cause nor against it.
     if sign not in cause.shows and explained_by(cause, sign, signs):
         return 0.0
     chance = cause.chance(sign) if sign in cause.shows else UNRELATED
@@ -119,7 +121,9 @@ def _is_code(sign: str) -> bool:
 
 
 def _root(sign: str) -> str:
-    """Of a kind its code and kind's own; alternatives of who, when and how are each one question."""
+    """Root statistic of a sign: of a kind its code and kind; alternatives of who, when and how are one question
+    each.
+    """
     return (facts_of(sign).root or sign) if _is_code(sign) else sign.partition(":")[0]
 
 

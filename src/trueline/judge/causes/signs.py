@@ -49,16 +49,16 @@ class Signs:
     hinted: frozenset[str] = frozenset()
 
     def looked_at(self, sign: str) -> bool:
-        """Whether the Run says anything of ``sign``."""
+        """True if the Run says anything of ``sign``."""
         return sign in self.fired or sign in self.silent
 
     def with_found(self, code: str) -> Signs:
-        """The same, had the check of ``code`` found something, of whatever kind."""
+        """These signs, had the check of ``code`` found something, of whatever kind."""
         return Signs(self.fired | {code}, self.silent - {code}, self.hinted)
 
 
 def signs_of(report: CheckReport, incident: Incident, known_signs: Collection[str]) -> Signs:
-    """What ``incident`` shows of the ``known_signs`` signs: kinds only of findings that some cause tells apart by
+    """State of the ``known_signs`` in ``incident``: kinds only of findings that some cause tells apart by
     them.
     """
     findings = [report.findings[index] for index in incident.findings]
@@ -88,6 +88,7 @@ def signs_of(report: CheckReport, incident: Incident, known_signs: Collection[st
         alternatives = {f"{topic}{mark}{kind}" for kind in rest.split("|")}
         if not hinted.isdisjoint(alternatives):
             hinted.add(sign)
+        # ``a/x|y`` fires by either kind.
         if rest and not fired.isdisjoint(alternatives):
             fired.add(sign)
             continue
@@ -103,7 +104,7 @@ def signs_of(report: CheckReport, incident: Incident, known_signs: Collection[st
 
 
 def _is_beside(info: Finding, findings: Sequence[Finding]) -> bool:
-    """Whether ``info`` is about a rank of one of ``findings``, and begins before that ends."""
+    """True if ``info`` is about a rank of one of ``findings``, and begins before that ends."""
     return any(
         (not info.ranks or not finding.ranks or not set(info.ranks).isdisjoint(finding.ranks))
         and (info.step_first is None or finding.step_last is None or info.step_first <= finding.step_last)
@@ -116,7 +117,7 @@ def _kind_sign(finding: Finding, kind: str) -> str:
 
 
 def _kinds(finding: Finding) -> tuple[str, ...]:
-    """Those that the check states; a check of another package may keep something else under this name."""
+    """Kinds that the check states; a check of another package may keep something else under this name."""
     kind = finding.evidence.get("kind")
     if isinstance(kind, str):
         return (kind,)
@@ -125,13 +126,13 @@ def _kinds(finding: Finding) -> tuple[str, ...]:
 
 
 def _feed_states(finding: Finding) -> Mapping[str, str]:
-    """Whether inputs and labels of the ranks are other than those of the others, or alike."""
+    """States of inputs and labels of the ranks: ``other`` than those of their peers, or ``alike``."""
     states = finding.evidence.get("fed")
     return cast(Mapping[str, str], states) if isinstance(states, Mapping) else {}
 
 
 def _rank_signs(findings: Sequence[Finding], world_size: int) -> set[str]:
-    """Whether fewer than half of the ranks are named, or all of them; of two ranks only where one is named."""
+    """Sign that fewer than half of the ranks are named, or all of them; of two ranks only where one is named."""
     naming = [finding for finding in findings if finding.ranks and not finding.evidence.get("undecided")]
     if world_size < 2 or not naming:
         return set()
@@ -143,7 +144,7 @@ def _rank_signs(findings: Sequence[Finding], world_size: int) -> set[str]:
 
 
 def _onset_signs(findings: Sequence[Finding], report: CheckReport) -> set[str]:
-    """Whether it is there from the first step of the Run on, or began within it."""
+    """Sign that the fault is there from the first step of the Run on, or began within it."""
     if report.judged.steps is None:
         return set()
     begins: list[int] = []
@@ -158,7 +159,7 @@ def _onset_signs(findings: Sequence[Finding], report: CheckReport) -> set[str]:
 
 
 def _duration_signs(findings: Sequence[Finding]) -> set[str]:
-    """Whether the telling finding is of a single step, or of several."""
+    """Sign that the telling finding is of a single step, or of several."""
     first = findings[0]
     if first.step_first is None or first.step_last is None:
         return set()
@@ -166,7 +167,7 @@ def _duration_signs(findings: Sequence[Finding]) -> set[str]:
 
 
 def context_of(run: Run) -> frozenset[str]:
-    """How the job was run: framework, sampler, micro-batches, precision; without what a damaged Run does not say."""
+    """Signs of how the job was run: framework, sampler, micro-batches, precision; but for what a damaged Run lacks."""
     envs = list(run.env.values())
     context = {f"adapter:{adapter}"} if (adapter := _adapter(run)) else set[str]()
     samplers = {_sampler(env.data) for env in envs} - {""}
@@ -181,14 +182,16 @@ def context_of(run: Run) -> frozenset[str]:
 
 
 def _adapter(run: Run) -> str:
-    """That of the manifest; ``part-in-ddp`` where the script reduces by itself, and DDP wraps a part of its model."""
+    """Adapter of the manifest; ``part-in-ddp`` where the script reduces by itself, and DDP wraps a part of its
+    model.
+    """
     kinds = {part.kind for env in run.env.values() if env.facts for part in env.facts.modules}
     inside = run.manifest.adapter == "manual" and "DistributedDataParallel" in kinds
     return "part-in-ddp" if inside else run.manifest.adapter
 
 
 def _sampler(data: Mapping[str, object]) -> str:
-    """How the data are split by what the loader declares; a sampler of the user's own may split them by itself."""
+    """Split of the data by what the loader declares; a sampler of the user's own may split them by itself."""
     if not data:
         return ""
     if data.get("stream") is True:
@@ -199,9 +202,9 @@ def _sampler(data: Mapping[str, object]) -> str:
 
 
 def _sampling_signs(declared: DeclaredSampling) -> set[str]:
-    """Whether each rank's sampler declares a rank, and its data set holds rows, that no other's does; and in which
-    order samplers that split nothing go through it. A split is ``drawn`` where ranks hold other rows of one data set,
-    in no even order.
+    """Signs of sampling: if each rank's sampler declares a rank, and its data set holds rows, that no other's does; in
+    which order samplers that split nothing go through it. A split is ``drawn`` where ranks hold other rows of one data
+    set, in no even order.
     """
     signs: set[str] = set()
     for topic, key in (("parts", "sampler_rank"), ("rows", "rows_digest")):
@@ -215,7 +218,7 @@ def _sampling_signs(declared: DeclaredSampling) -> set[str]:
 
 
 def _wrapper_signs(run: Run) -> set[str]:
-    """Of DDP, whether it was called, and whether every step had a backward pass that it was to reduce: none is under
+    """Signs of DDP: if it was called, and if every step had a backward pass that it was to reduce: none is under
     ``no_sync``.
     """
     if run.manifest.adapter != "ddp":
@@ -231,7 +234,7 @@ def _wrapper_signs(run: Run) -> set[str]:
 
 
 def _label_signs(run: Run) -> set[str]:
-    """Whether each rank's targets are the next tokens of its own inputs, so that they belong to these."""
+    """Sign that each rank's targets are the next tokens of its own inputs, so that they belong to these."""
     offsets = target_places(run).values()
     return {"labels:of-inputs"} if offsets and all(offset == NEXT for offset in offsets) else set()
 

@@ -1,4 +1,4 @@
-"""What trials say of causes: the signs that their answers are, and which trial would tell most.
+"""Answers of trials as signs of causes, and the trial that would tell most.
 
 A trial leaves ``trial.json`` with its answer. Of one that has an answer, that is a sign: ``trial-sync:ordering``,
 ``trial-knobs:fused-optimizer``; of trials that name what only the job has (a device, a call, a module), the kind of
@@ -26,7 +26,7 @@ LEAST_NATS = 0.02
 
 
 DECISIVE = frozenset({"trial-sync:ordering", "trial-sync:memory", "trial-sync:filling"})
-"""What no cause has that does not state it: of a mistake in the script the trial says ``neither``."""
+"""Signs that no cause has which does not state them: of a mistake in the script the trial says ``neither``."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TrialSign:
 
     @property
     def topic(self) -> str:
-        """What the signs of all answers of that trial begin with."""
+        """Prefix of the signs of all answers of that trial."""
         return self.sign.partition(":")[0] + ":"
 
     @property

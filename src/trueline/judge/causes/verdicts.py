@@ -1,4 +1,4 @@
-"""What is said of the causes of each incident: what most likely went wrong, what speaks for and against it, and what
+"""Verdicts on the causes of each incident: what most likely went wrong, what speaks for and against it, and what
 would settle it.
 """
 
@@ -64,12 +64,12 @@ class Verdict:
 
     @property
     def is_known(self) -> bool:
-        """Whether a cause is named, and not that none is known."""
+        """True if a cause is named, and not that none is known."""
         return self.cause != UNKNOWN
 
     @property
     def is_likely(self) -> bool:
-        """Whether it is one of few causes."""
+        """True if it is one of few causes."""
         return self.is_known and len(self.among) <= _MAX_LIKELY
 
     @property
@@ -84,13 +84,13 @@ class Verdict:
 
     @property
     def strength(self) -> str:
-        """How surely it is said: ``suspected``, ``likely``, ``confirmed``; or ``undecided, one of 3``."""
+        """Certainty in words: ``suspected``, ``likely``, ``confirmed``; or ``undecided, one of 3``."""
         more = f", one of {len(self.among)}" if self.among else ""
         return f"{'likely' if self.standing == 'supported' else self.standing}{more}"
 
     @property
     def shortly(self) -> str:
-        """The same beside a finding."""
+        """The answer in a few words, beside a finding."""
         return f"{capitalized(self.strength)}: {self.says}"
 
     def to_json(self) -> dict[str, Any]:
@@ -134,6 +134,7 @@ def _verdicts(
     untold, rivals = ([], []) if answer is None else _untested_rivals(lacking, causes, signs, telling, answer)
     among = [slug for slug in (*first, *rivals) if slug != UNKNOWN]
     answers = _answers_about(report, incident)
+    # A decisive answer that the best cause does not state refutes it, whatever its probability.
     if answer is not None and any(trial.sign in DECISIVE and trial.sign not in answer.shows for trial in answers):
         return [
             _unknown(report, position, incident, among, chances, untold, answers),
@@ -194,7 +195,7 @@ def _untested_rivals(
 
 
 def _is_not_shown(cause: Cause, signs: Signs, telling: Sequence[str], lacking: Sequence[NotRun]) -> bool:
-    """Whether ``cause``, though nearer than the others, always shows something that was looked for and is not there,
+    """True if ``cause``, though nearer than the others, always shows something that was looked for and is not there,
     or nothing that it needs was found, as nobody could look, or the findings ``telling`` are of it only as what a
     finding would bring whose check is ``lacking`` data.
     """
@@ -248,7 +249,7 @@ def _verdict(
 
 
 def _answers_about(report: CheckReport, incident: Incident) -> list[TrialSign]:
-    """What trials answered about ``incident`` or about the whole job."""
+    """Answers of trials about ``incident`` or about the whole job."""
     codes = {report.findings[index].code for index in incident.findings}
     return [trial for trial in report.trials if not trial.code or trial.code in codes]
 

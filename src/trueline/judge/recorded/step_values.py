@@ -69,12 +69,12 @@ class Value:
 
     @property
     def returned(self) -> bool:
-        """Whether the call of this value returned it (else it took it). Of a gradient: of the forward call."""
+        """True if the call of this value returned it (else it took it). Of a gradient: of the forward call."""
         return is_returned(self.site.slot)
 
     @property
     def in_model(self) -> bool:
-        """Whether its call is of the model's forward pass: that of a module, or inside of one."""
+        """True if its call is of the model's forward pass: that of a module, or inside of one."""
         return self.site.phase == "fwd" and (self.kind == "module" or bool(self.module))
 
     @property
@@ -84,7 +84,7 @@ class Value:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """How many NaN, +inf and -inf it has; 0 where it was not measured."""
+        """Numbers of NaN, +inf and -inf in it; 0 where it was not measured."""
         return (0, 0, 0) if self.stats is None else (self.stats.nan, self.stats.pos_inf, self.stats.neg_inf)
 
     @property
@@ -95,7 +95,7 @@ class Value:
 
     @property
     def function(self) -> str:
-        """What was called: ``softmax`` of ``torch.nn.functional.softmax``, ``truediv`` of
+        """Name of the called function: ``softmax`` of ``torch.nn.functional.softmax``, ``truediv`` of
         ``torch.Tensor.__truediv__``.
         """
         return function_name(self.api)
@@ -103,7 +103,7 @@ class Value:
 
 @functools.cache
 def is_returned(slot: str) -> bool:
-    """Whether a slot is of what a call returned."""
+    """True if a slot is of what a call returned."""
     return _RETURNED.fullmatch(slot) is not None
 
 
@@ -123,7 +123,7 @@ def key_of(value: Value) -> CallKey:
 
 
 def spot_of(value: Value) -> tuple[int, str, int, str]:
-    """Where a value of the forward pass, and its gradient, are: micro-batch, name, call and slot."""
+    """Key of a value of the forward pass, and of its gradient: micro-batch, name, call and slot."""
     site = value.site
     return site.micro, site.name, site.call, site.slot
 
@@ -140,7 +140,7 @@ class Call:
 
     @property
     def key(self) -> CallKey:
-        """What identifies it among the calls of the step."""
+        """Key of the call among those of the step."""
         return self.micro, self.phase, self.name, self.number
 
     @property
@@ -150,12 +150,12 @@ class Call:
 
     @property
     def ins(self) -> list[Value]:
-        """What it took; of gradients: the gradients of that."""
+        """Values that it took; of gradients: the gradients of these."""
         return [value for value in self.values if not value.returned]
 
     @property
     def outs(self) -> list[Value]:
-        """What it returned; of gradients: the gradients of that."""
+        """Values that it returned; of gradients: the gradients of these."""
         return [value for value in self.values if value.returned]
 
     @property
@@ -165,7 +165,7 @@ class Call:
 
     @property
     def op(self) -> str:
-        """What was called, without where: ``linear``, ``add``; the class's name for a module."""
+        """Name of the operation, without where it is: ``linear``, ``add``; the class's name for a module."""
         return self.first.api.rsplit(".", 1)[-1] if self.first.api else self.name.rsplit(".", 1)[-1]
 
 
@@ -232,7 +232,7 @@ class RankStep:
 
 
 def read_step(run: Run, step: int, rank: int) -> StepValues:
-    """What was measured of the values of a step on a rank, in the order in which they were seen; none where it recorded
+    """Values of a step on a rank as they were measured, in the order in which they were seen; none where it recorded
     none. Stored values are left where they are.
 
     Raises ``RunError`` where a part is gone since the Run was opened.
@@ -327,7 +327,7 @@ def _of_row(
     """Imported statistics that count nothing are of finite numbers where they say nothing else; of values that are not,
     all that is known is that some are NaN or infinite: one is counted. Of some only a checksum is known.
     """
-    if nan is None:
+    if nan is None:  # the tool that was imported counts nothing
         nan = pos_inf = neg_inf = zero = subnormal = 0
         if Unmeasured.of(note) is Unmeasured.UNCOUNTED:
             nan, total, total_sq = 1, 0.0, 0.0
@@ -336,6 +336,7 @@ def _of_row(
     if numel is None:
         return None
     counts = nan, pos_inf, neg_inf, zero, subnormal
+    # NaN stands for an extreme that no finite number has, and None for it here.
     extremes = None if low is None or math.isnan(low) else low, None if high is None or math.isnan(high) else high
     sums = math.nan if total is None else total, math.nan if total_sq is None else total_sq
     projections = None if first is None or second is None or third is None else (first, second, third)
@@ -343,7 +344,7 @@ def _of_row(
 
 
 def _loaders(run: Run, step: int, rank: int, columns: dict[str, list[Any]]) -> Iterable[Loader | None]:
-    """What reads the stored value of each row, that of its root."""
+    """Loader of the stored value of each row, that of its root."""
     keys = columns["tensor"]
     if keys.count(None) == len(keys) or not run.stored.opens(rank, step, run.problems):
         return repeat(None)

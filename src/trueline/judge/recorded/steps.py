@@ -1,4 +1,4 @@
-"""Which recorded steps are worth reading: those with statistics, and those with values that are not finite."""
+"""Recorded steps that are worth reading: those with statistics, and those with values that are not finite."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AT_A_TIME = 32
 """Steps that are looked through at a time, which bounds memory."""
 
 _SCALER = "_amp_foreach_non_finite_check"
-"""What ``torch.amp.GradScaler`` calls before each update, in the ``api`` of its calls."""
+"""Function that ``torch.amp.GradScaler`` calls before each update, as in the ``api`` of its calls."""
 
 
 def require_statistics(run: Run) -> None:
@@ -42,7 +42,7 @@ def require_statistics(run: Run) -> None:
 
 
 def _asked_to_record(run: Run) -> bool:
-    """Whether any Plan of the Run asked for recorded steps."""
+    """True if any Plan of the Run asked for recorded steps."""
     plans = [run.manifest.plan, *(revision.plan for revision in run.manifest.plans)]
     return any(plan.get("preset", "workers") not in WATCH_ONLY for plan in plans)
 
@@ -66,6 +66,7 @@ def nonfinite_steps(run: Run) -> list[int]:
         name_R = np.asarray(table["name"].to_pylist(), dtype=object)
         backward_R = phase_R == "bwd"
         with_gradient = set(name_R[backward_R].tolist())
+        # In the forward pass -inf is mostly a mask: only a loss, a single element with a gradient, is telling there.
         telling_R = bad_R & (phase_R != "fwd")
         for row in np.flatnonzero(bad_R & ~telling_R & (numel_R == 1)).tolist():
             telling_R[row] = name_R[row] in with_gradient
@@ -75,7 +76,7 @@ def nonfinite_steps(run: Run) -> list[int]:
 
 
 def is_scaled(run: Run, step: StepValues) -> bool:
-    """Whether a gradient scaler is at work on the rank of a recorded step."""
+    """True if a gradient scaler is at work on the rank of a recorded step."""
     env = run.env.get(step.ranks[0])
     return (env is not None and env.in_float16) or any(_SCALER in value.api for value in step.values)
 

@@ -44,6 +44,7 @@ class Stored(ABC):
     @abstractmethod
     def _read_range(self, begin: int, end: int) -> NDArray[Any]: ...
 
+    # NumPy calls it, so that comparisons take a stored value as they take an array.
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         """The whole value in memory."""
         whole = self.read_range(0, self.size).reshape(self.shape)
@@ -88,6 +89,7 @@ class SideBySide(Stored):
 
     def _read_range(self, begin: int, end: int) -> NDArray[Any]:
         width = self._ends[-1]
+        # Long rows are read part by part; many short ones at once, as one read a row would take longer than the copy.
         if width >= _SHORT or not width:
             return self._one_by_one(begin, end)
         first, last = begin // width, -(-end // width)
@@ -129,7 +131,7 @@ class Sum(Stored):
         self._values = values
 
     def _read_range(self, begin: int, end: int) -> NDArray[Any]:
-        total = np.array(self._values[0].read_range(begin, end), np.float64)
+        total = np.array(self._values[0].read_range(begin, end), np.float64)  # a copy: the values may be a mapped file
         for value in self._values[1:]:
             np.add(total, value.read_range(begin, end), out=total)
         return total
@@ -230,7 +232,7 @@ def in_groups(parts: Sequence[Stored], dim: int, num_groups: int) -> Stored:
 
 
 def stored(value: TensorValue) -> Stored:
-    """What was stored, as numbers. Raises ``RunError`` for a dtype that is not known."""
+    """The stored value as numbers. Raises ``RunError`` for a dtype that is not known."""
     return ArrayValue(numbers(value)) if value.data.dtype.kind != "u" or value.dtype.startswith("U") else Encoded(value)
 
 

@@ -18,7 +18,7 @@ def steps_lines(steps: Sequence[StepSummary]) -> list[str]:
 
 
 def differs(summary: StepSummary) -> bool:
-    """Whether any value of the step and rank is not equal."""
+    """True if any value of the step and rank is not equal."""
     return any(summary.counts.get(name, 0) for name in ("within", "beyond", "propagated"))
 
 

@@ -117,7 +117,7 @@ def most_relevant(rows: Sequence[ComparedRow], first: ComparedRow | None, limit:
 
 
 def same_row(row: ComparedRow, other_row: ComparedRow) -> bool:
-    """Whether both are the same line of a comparison."""
+    """True if both are the same line of a comparison."""
     return (row.step, row.rank, row.place, row.site) == (
         other_row.step,
         other_row.rank,

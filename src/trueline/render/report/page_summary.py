@@ -45,7 +45,7 @@ def summary(report: CheckReport) -> Summary:
 
 
 def judges_workers(checks_run: Sequence[str]) -> bool:
-    """Whether any check that ran judges single workers' losses, norms or directions."""
+    """True if any check that ran judges single workers' losses, norms or directions."""
     return any(facts_of(code).judge_workers for code in checks_run)
 
 

@@ -30,7 +30,7 @@ class UntrainedPass:
 
 def evaluations_text(passes: Sequence[UntrainedPass]) -> str:
     """The string of the column."""
-    return json.dumps([asdict(one) for one in passes])
+    return json.dumps([asdict(untrained) for untrained in passes])
 
 
 def untrained_passes(text: str) -> tuple[UntrainedPass, ...]:

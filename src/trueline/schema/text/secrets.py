@@ -173,7 +173,7 @@ def redacted(value: Any) -> Any:
         return redacted_text(value)
     if isinstance(value, Mapping):
         items = cast(Mapping[str, Any], value).items()
-        return {key: _redacted_under(key, one) for key, one in items}
+        return {key: _redacted_under(key, item_value) for key, item_value in items}
     if not isinstance(value, list):
         return value
     items = cast(list[Any], value)
@@ -221,7 +221,7 @@ def redacted_text(text: str, *, is_prose: bool = False) -> str:
     if is_prose:
         return text
     text = _AFTER_P.sub(_hide_after_p, _AS_USER.sub(rf"\g<front>:{HIDDEN}", text))
-    return _BARE.sub(lambda found: HIDDEN if _is_drawn(found[0]) else found[0], text)
+    return _BARE.sub(lambda match: HIDDEN if _is_drawn(match[0]) else match[0], text)
 
 
 def without_credentials(text: str) -> str:
