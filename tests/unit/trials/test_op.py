@@ -7,6 +7,7 @@ import contextlib
 import json
 import runpy
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from tests.cli import in_process
 from tests.unit.trials.recorded_calls import recorded, sites
 
+from trueline.trials.op import stress
 from trueline.trials.op.stand_alone import alone
 
 
@@ -188,7 +190,12 @@ torch.nn.functional.gelu = spoilt
     [((), 1.0, "excluded", []), (("c",), 0.3, "confirmed", ["c"]), (("a", "b", "c", "d"), 0.5, "undecided", [])],
     ids=["sound", "one spoils a third", "all do"],
 )
-def test_a_device_that_returns_other_bits_than_most_is_voted_out(tmp_path, op, monkeypatch, names, share, answer, odd):
+def test_a_device_that_returns_other_bits_than_most_is_voted_out(
+    tmp_path, op, python, monkeypatch, names, share, answer, odd
+):
+    """The interpreter is that of users where one spoils it, else one that has imported torch."""
+    if not odd:
+        monkeypatch.setattr(stress, "sys", SimpleNamespace(executable=python))
     run = recorded(tmp_path / "run", lambda x, weight: F.gelu(x @ weight))
     (tmp_path / "bad_device.py").write_text(BAD.format(names=names, share=share))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
