@@ -4,8 +4,8 @@
 
 A bound name (of a variable, an argument, a function, a class, an attribute) that is a pronoun, a bare participle or a
 preposition says nothing to somebody who starts reading there. ``names.json`` has the share of them among all bound
-names, and the comments in 100 lines of code, of each package. A package that got worse is said, and the command fails;
-``--write`` writes down what got better.
+names, and the comments in 100 lines of code, of each package. A package that got worse is said, and the command fails,
+unless it is still as good as asked for; ``--write`` writes down what got better.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "trueline"
 NUMBERS = Path(__file__).with_suffix(".json")
+MOST_PRONOUNS, FEWEST_COMMENTS = 1.0, 2.0
+"""What is asked of a package: code that is read aloud without stumbling has 0 to 1 % and 3.6 to 7.8 (starlette,
+torchtitan, sqlite-utils, cockpit, einops, counted likewise).
+"""
 _WORDS = """
 all another any anything both each either every everything it its mine most neither none nothing one ones other
 others ours same several some something such that the their theirs them there these they this those what which
@@ -45,8 +49,8 @@ def bound_names(tree: ast.AST) -> Iterator[str]:
 
 
 def is_pronoun(name: str) -> bool:
-    """Whether the name, without underscores around it, is one of ``PRONOUNS``."""
-    return name.strip("_").lower() in PRONOUNS
+    """True if the name, without underscores around it, is one of ``PRONOUNS``; ``__all__`` is Python's own."""
+    return name != "__all__" and name.strip("_").lower() in PRONOUNS
 
 
 def num_comments(text: str) -> int:
@@ -97,12 +101,12 @@ def main() -> None:
     worse = [
         f"{package}: {share['pronouns']} % of bound names are pronouns, {before[package]['pronouns']} % before."
         for package, share in now.items()
-        if package in before and share["pronouns"] > before[package]["pronouns"]
+        if package in before and share["pronouns"] > max(before[package]["pronouns"], MOST_PRONOUNS)
     ]
     worse += [
         f"{package}: {share['comments']} comments in 100 lines of code, {before[package]['comments']} before."
         for package, share in now.items()
-        if package in before and share["comments"] < before[package]["comments"]
+        if package in before and share["comments"] < min(before[package]["comments"], FEWEST_COMMENTS)
     ]
     if worse:
         sys.exit("\n".join(worse))

@@ -98,24 +98,25 @@ def watch(
     from trueline.schema.plan import Plan
     from trueline.store.writer import Destination
 
-    out = os.fspath(out)
-    asked, callbacks = _with_sinks(Plan.load(plan), sinks, on_finding)
-    further = Handle.further_name(out, model, name or name_of(model))
-    if further is not None:
-        out, name, overwrite = further_run(out, further), further, False
+    folder = os.fspath(out)
+    full_plan, callbacks = _with_sinks(Plan.load(plan), sinks, on_finding)
+    # A second model that is trained in the same process has a Run of its own beside the first.
+    second_name = Handle.further_name(folder, model, name or name_of(model))
+    if second_name is not None:
+        folder, name, overwrite = further_run(folder, second_name), second_name, False
     handle = Handle(
         model,
         optimizer,
-        make_sink=Destination(out, overwrite=overwrite, resume=resume).open,
-        run_path=out,
-        plan=asked,
+        make_sink=Destination(folder, overwrite=overwrite, resume=resume).open,
+        run_path=folder,
+        plan=full_plan,
         process_group=process_group,
         version=__version__,
         step=step,
         name=name,
         averages=averages,
     )
-    if further is None:
+    if second_name is None:
         _report_live(handle, callbacks)
     return handle
 
@@ -126,10 +127,10 @@ def _with_sinks(
     """The Plan with further ``sinks``, and those that are functions. Raises ``InputError`` for what is neither."""
     from trueline.sinks.registry import at_home, require_sinks
 
-    named = [at_home(one) for one in (*plan.sinks, *sinks) if isinstance(one, str)]
-    require_sinks(named)
-    changed = {"sinks": tuple(named), "on_finding": on_finding or plan.on_finding}
-    return type(plan).load(plan.model_dump() | changed), [one for one in sinks if not isinstance(one, str)]
+    names = [at_home(sink) for sink in (*plan.sinks, *sinks) if isinstance(sink, str)]
+    require_sinks(names)
+    changes = {"sinks": tuple(names), "on_finding": on_finding or plan.on_finding}
+    return type(plan).load(plan.model_dump() | changes), [sink for sink in sinks if not isinstance(sink, str)]
 
 
 def _report_live(watch: Watch, callbacks: Sequence[Callback]) -> None:
@@ -147,9 +148,9 @@ def _report_live(watch: Watch, callbacks: Sequence[Callback]) -> None:
         when_steps=plan.when_steps,
         sends_numbers=bool(callbacks),
     )
-    beside = start(settings, callbacks)
-    if beside is not None:
-        watch.after_close(beside.finish)
+    process = start(settings, callbacks)
+    if process is not None:
+        watch.after_close(process.finish)
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
@@ -203,11 +204,11 @@ def trial(
     "repeat", "batch". ``more`` are the options of the verb, by their names with underscores (``knob`` and ``axis`` and
     ``way`` are lists); ``out`` is by default ``trials/VERB``. Raises ``InputError`` for what cannot be.
     """
-    asked = importlib.import_module("trueline.trials.frame.asked").Asked(
+    question = importlib.import_module("trueline.trials.frame.asked").Asked(
         *(verb, tuple(command), "" if run is None else os.fspath(run)),
         *(code, error, runs, steps, timeout_s, os.fspath(out), seed, keep, engine),
     )
-    return importlib.import_module("trueline.trials.start").prepared(asked, **more).trial.answer()
+    return importlib.import_module("trueline.trials.start").prepared(question, **more).trial.answer()
 
 
 def collect(
@@ -239,13 +240,13 @@ def compare(
     given). Raises ``RunError`` where there is no Run, ``InputError`` for a file that cannot be used, ``CannotTell`` or
     ``AlignmentError`` where nothing of the two can be compared.
     """
-    given: dict[str, Any] = {} if max_bytes is None else {"max_bytes": max_bytes}
+    options: dict[str, Any] = {} if max_bytes is None else {"max_bytes": max_bytes}
     if isinstance(tolerance, (str, os.PathLike)):
-        given["tolerance"] = importlib.import_module("trueline.schema.files.tolerance").Tolerance.load(tolerance)
+        options["tolerance"] = importlib.import_module("trueline.schema.files.tolerance").Tolerance.load(tolerance)
     elif tolerance is not None:
-        given["tolerance"] = tolerance
+        options["tolerance"] = tolerance
     judge = importlib.import_module("trueline.comparison.compare").compare
-    return judge(run, ref, names=_name_map(names), steps=steps, ranks=ranks, **given)
+    return judge(run, ref, names=_name_map(names), steps=steps, ranks=ranks, **options)
 
 
 def diff(run: Any, ref: Any) -> JobDiff:
@@ -260,18 +261,18 @@ def diff(run: Any, ref: Any) -> JobDiff:
     return importlib.import_module("trueline.same_job.diff").diff(_job_of(run), _job_of(ref))
 
 
-def _job_of(given: Any) -> Any:
+def _job_of(job: Any) -> Any:
     """What ``diff`` takes: an object that holds options as a job of these."""
-    if isinstance(given, str | os.PathLike) or type(given).__name__ in ("Run", "Job"):
-        return given
-    options = importlib.import_module("trueline.capture.job.configs_in_sight").options_of(given)
+    if isinstance(job, str | os.PathLike) or type(job).__name__ in ("Run", "Job"):
+        return job
+    options = importlib.import_module("trueline.capture.job.configs_in_sight").options_of(job)
     if not options:
         errors = importlib.import_module("trueline.schema.errors")
         raise errors.InputError(
-            f"diff was given {type(given).__name__}, which holds no options. Pass a path, a Run, or a configuration: a "
+            f"diff was given {type(job).__name__}, which holds no options. Pass a path, a Run, or a configuration: a "
             "mapping, a dataclass, a namespace of argparse, or an object with to_dict()."
         )
-    return importlib.import_module("trueline.store.job_files.job").job_of_options(type(given).__name__, options)
+    return importlib.import_module("trueline.store.job_files.job").job_of_options(type(job).__name__, options)
 
 
 def calibrate(
