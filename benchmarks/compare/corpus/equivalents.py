@@ -396,13 +396,6 @@ def _(t: Training) -> None:
         layer.gather = gather
 
 
-@healthy("lstm", "packed sequences")
-def _(t: Training) -> None:
-    """Of one length, which is what the model is given without."""
-    for lstm in (t.model.lstm1, t.model.lstm2):
-        lstm.forward = lambda x, state, lstm=lstm: packed(lstm, x, state, [x.shape[1]] * len(x))
-
-
 def packed(lstm: nn.LSTM, x_BLD: Tensor, state: object, lengths: list[int]) -> tuple[Tensor, object]:
     """What ``lstm`` returns for sequences of ``lengths``, padded with zeros."""
     together = nn.utils.rnn.pack_padded_sequence(x_BLD, lengths, batch_first=True, enforce_sorted=False)

@@ -3,17 +3,18 @@ are small, a mask of a batch without padding.
 
 Nothing differs here by more than rounding explains, and other numbers would: that the runs compute differently is
 certain. Left out are calls that change no number whatever it is (they move, copy or cast it), and such that multiply by
-constants: where these leave one value as it is, they leave all.
+constants: where these leave one value as it is, they leave all. Left out are also lines that elsewhere in the step are
+another way to compute one value: a product in two halves changes nothing where the second half is zero.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 from trueline.comparison.judgement.step import Step
-from trueline.comparison.judgement.structure import agrees, innermost
+from trueline.comparison.judgement.structure import agrees, innermost, is_apart
 from trueline.comparison.judgement.values.compared import Compared
 from trueline.comparison.match.graph_diff import GraphDifference
 from trueline.comparison.op_names import LINEAR, RANDOM, function_of
@@ -48,11 +49,13 @@ def _index_of(call: Call) -> int:
     return call.first.index
 
 
-def _differences(step: Step) -> Iterator[GraphDifference]:
+def _differences(step: Step) -> list[GraphDifference]:
     """Differences at which a value agrees that only one run has changed on its way from a call to the next."""
     if step.rank is None:
-        return  # ranks that are merged gather and cut what one has whole
+        return []  # ranks that are merged gather and cut what one has whole
     graph, first = step.graph_diff, _first_by_root(step)
+    differences: list[tuple[int, GraphDifference]] = []
+    rewritten_lines: set[tuple[int, int | None]] = set()
     for row in step.rows:
         if row.run_value is None or row.ref_value is None or row.run_value.site.phase != "fwd" or not agrees(row):
             continue
@@ -60,21 +63,32 @@ def _differences(step: Step) -> Iterator[GraphDifference]:
         if seam is None:
             continue
         difference = graph.leading_to(seam)
-        # Calls on both sides are two ways to compute one value; on none it is only connected otherwise.
-        if bool(difference.mine) == bool(difference.theirs):
-            continue
+        if not difference.mine and not difference.theirs:
+            continue  # the value is only connected otherwise
         side = 0 if difference.mine else 1
         calls = difference.mine or difference.theirs
         handed = (seam.theirs if side == 0 else seam.mine).root
         twin = first[1 - side].get(handed)
         handed_on = None if twin is None else (twin.run_value, twin.ref_value)[side]
-        if twin is None or handed_on is None or not agrees(twin):
+        # The calls must work on what the other run hands on as it is: else the two runs compute one value in two ways.
+        if (difference.mine and difference.theirs) or (twin is not None and is_apart(twin)):
+            rewritten_lines |= _lines(0, difference.mine) | _lines(1, difference.theirs)
+        elif twin is None or handed_on is None or not agrees(twin):
             continue
-        # The calls must work on what the other run hands on as it is.
-        if not any(value.root == handed_on.root for call in calls for value in call.ins):
-            continue
-        if not all(map(_changes_nothing, innermost(calls))):
-            yield difference
+        elif any(value.root == handed_on.root for call in calls for value in call.ins) and not all(
+            map(_changes_nothing, innermost(calls))
+        ):
+            differences.append((side, difference))
+    return [
+        difference
+        for side, difference in differences
+        if rewritten_lines.isdisjoint(_lines(side, difference.mine or difference.theirs))
+    ]
+
+
+def _lines(side: int, calls: Sequence[Call]) -> set[tuple[int, int | None]]:
+    """The lines of the user from which ``calls`` of one side are made, by the numbers of their stacks."""
+    return {(side, call.first.stack) for call in calls if call.first.stack is not None}
 
 
 def _first_by_root(step: Step) -> tuple[dict[int, Compared], dict[int, Compared]]:

@@ -466,6 +466,38 @@ def test_a_split_linear_is_no_fault_unless_a_part_is_wrong(
     assert comparison.exit_code == exit_code
 
 
+class Recurrent(nn.Module):
+    """A state that begins with zeros and is added to itself by a linear, three times."""
+
+    def __init__(self, in_halves: bool, cap: float = 0.0) -> None:
+        super().__init__()
+        self.of_state, self.cap = nn.Linear(8, 8), cap
+        if in_halves:
+            self.of_state.forward = self.add_halves  # type: ignore[method-assign]
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        state_BD = torch.zeros_like(x_BLD[:, 0])
+        for x_BD in x_BLD.unbind(1)[:3]:
+            change_BD = self.of_state(state_BD)
+            if self.cap:
+                change_BD = self.cap * torch.tanh(change_BD / self.cap)
+            state_BD = torch.relu(change_BD + x_BD)
+        return state_BD
+
+    def add_halves(self, state_BD: Tensor) -> Tensor:
+        weight, bias = self.of_state.weight, self.of_state.bias
+        first_BD = functional.linear(state_BD[..., :4], weight[:, :4], bias)
+        return first_BD + functional.linear(state_BD[..., 4:], weight[:, 4:])
+
+
+@pytest.mark.parametrize(("run", "exit_code"), [((True,), 0), ((False, 1e6), 1)], ids=["in halves", "capped"])
+def test_a_product_in_halves_is_no_fault_where_one_is_of_zeros_and_a_cap_is_one(
+    tmp_path: Path, run: tuple[Any, ...], exit_code: int
+) -> None:
+    """The first state is zero, so that the second half adds nothing to it; a cap of 10^6 changes nothing at all."""
+    assert compared(tmp_path, lambda: Recurrent(*run), lambda: Recurrent(False)).exit_code == exit_code
+
+
 def test_an_evaluation_before_the_step_is_no_call_that_the_other_run_lacks(tmp_path: Path) -> None:
     def evaluated(model: nn.Module, x: Tensor) -> None:
         with torch.no_grad():
