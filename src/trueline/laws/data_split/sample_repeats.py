@@ -28,8 +28,8 @@ one batch throughout.
 
 Restarts: the first samples of the start are those of an earlier stretch, in that order, with a probability that
 shuffles of what the start read give (a product of count/left), times the number of places where a stretch may begin.
-A whole pass over the data set is no fault: one that was complete before, by what the loader declares, or by what the
-rank itself had read several times over.
+A whole pass over the data set, each sample once, is no fault: one that was complete before, by what the loader
+declares, or by what the rank itself had read several times over.
 
 Both together have a false-alarm rate of 1e-6 a Run, split over ranks, lags and restarts.
 
@@ -142,8 +142,11 @@ def _finished_pass(run: Run, rank: int, before: Sequence[Batches], reread: Rerea
     declared = declared_sampling(run.env, [rank]).by_rank[rank]
     length, parts = declared.get("dataset_len"), declared.get("num_replicas") or 1
     if isinstance(length, int):
-        batch = int(np.bincount(steps - steps[0]).max())
-        return len(stretch) + batch > length // parts
+        batch, one_pass = int(np.bincount(steps - steps[0]).max()), length // parts
+        # As many samples as a pass has are one only where each is new: else the stretch is parts of two passes, of
+        # other orders.
+        num_new = len(np.unique(stretch)) + batch
+        return len(stretch) + batch > one_pass and num_new > min(one_pass, len(np.unique(digests)))
     # without a declared length, a stretch that holds all that was ever read is a pass
     earlier = digests[steps < reread.like]
     return bool(len(earlier)) and len(np.unique(stretch)) == len(np.unique(digests))

@@ -149,6 +149,14 @@ def test_a_restart_in_the_second_epoch_of_one_order_is_found(tmp_path):
     assert (finding.step_first, finding.evidence["like_step"]) == (60, 40)
 
 
+def test_a_restart_that_takes_the_order_of_the_first_epoch_in_the_second_is_found(tmp_path):
+    """As many samples as an epoch has lie between, but of two orders: some of them twice, others never."""
+    epoch = fresh(40)
+    second = np.random.default_rng(7).permutation(np.concatenate(epoch)).reshape(40, -1)
+    (finding,) = _resumed(tmp_path, [*epoch, *second[:20]], epoch[20:], restart=60)
+    assert (finding.step_first, finding.evidence["like_step"]) == (60, 20)
+
+
 @pytest.mark.parametrize("data", [MAP, STREAM])
 def test_epochs_in_one_order_that_are_whole_are_silent(tmp_path, data):
     """The restart falls on the end of an epoch; of a stream, the passes before show how long one is."""
