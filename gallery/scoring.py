@@ -209,7 +209,7 @@ def answer_on(fault: Fault, diagnosis: Diagnosis) -> Verdict | None:
     report, wanted = diagnosis.report, fault.must_find[0].split("|")
     for place, incident in enumerate(report.incidents):
         if any(report.findings[each].code in wanted for each in incident.findings):
-            return diagnosis.verdicts_on(place)[0]
+            return diagnosis.of(place)[0]
     return None
 
 

@@ -122,7 +122,11 @@ class _Started:
 
     def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            (os.killpg if self.is_session else os.kill)(self.pid, number)
+            if self.is_session:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pid, number)
+                    return
+            os.kill(self.pid, number)  # a fork that has not opened its session yet, too
 
     def close(self) -> None:
         self.client.close()

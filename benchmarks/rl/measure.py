@@ -47,7 +47,7 @@ def judged(out: str, case: str) -> dict[str, Any]:
 
     diagnosis = trueline.diagnose(out)
     report = diagnosis.report
-    answer = diagnosis.verdicts_on(0)[0] if report.incidents else None
+    answer = diagnosis.of(0)[0] if report.incidents else None
     cause = "none"
     if answer is not None:
         named = answer.standing in ("suspected", "supported")

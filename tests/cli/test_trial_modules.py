@@ -71,5 +71,5 @@ def test_what_was_not_stored_is_said(modules, alike):
     assert (code, "stored no values of modules. Record a step" in " ".join(err.split())) == (3, True), err
     code, _, err = modules("none", "--step", "4")
     assert (code, "--step is 4" in err, "it recorded 2" in " ".join(err.split())) == (2, True, True), err
-    code, found, _ = modules("none,gelu", "--timeout", "0.01")
+    code, found, _ = modules("none,gelu", "--timeout", "0.0001")
     assert (code, found["answer"]) == (3, "undecided"), found

@@ -63,7 +63,7 @@ def _print_incident(console: Console, diagnosis: Diagnosis, index: int, incident
     from trueline.render.cause_words import excluded_because, speaking_against, speaking_for
     from trueline.schema.text.words import capitalized
 
-    answer, *alternatives = diagnosis.verdicts_on(index)
+    answer, *alternatives = diagnosis.of(index)
     findings = [diagnosis.report.findings[finding] for finding in incident.findings]
     number = f"{index + 1}. " if len(diagnosis.report.incidents) > 1 else ""
     console.print(Text.assemble((f"{number}{answer.headline}", "bold")))

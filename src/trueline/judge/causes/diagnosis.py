@@ -32,7 +32,7 @@ class Diagnosis:
         """Exit code of ``check``: 0 nothing found and enough was judged, 1 found, 3 cannot tell."""
         return self.report.exit_code
 
-    def verdicts_on(self, incident: int) -> tuple[Verdict, ...]:
+    def of(self, incident: int) -> tuple[Verdict, ...]:
         """The Verdicts on one incident, the answer first."""
         return tuple(verdict for verdict in self.verdicts if verdict.incident == incident)
 

@@ -120,7 +120,7 @@ def test_missing_log_probabilities_that_were_filled_with_zeros_are_an_error(
     diagnosis = trueline.diagnose(recorded(tmp_path, Made(size=32), change=change))
     found = [each for each in diagnosis.report.findings if each.evidence.get("kind") == "padded"]
     assert [each.severity for each in found] == ["error"] * padded
-    assert (diagnosis.verdicts_on(0)[0].cause == "logprobs-missing") == padded
+    assert (diagnosis.of(0)[0].cause == "logprobs-missing") == padded
 
 
 def _all(batch: dict[str, Any]) -> None:
@@ -223,7 +223,7 @@ def test_an_engine_that_records_what_is_before_its_temperature_beside_a_trainer_
         )
     trueline.rl.close()
     diagnosis = trueline.diagnose(out)
-    assert diagnosis.verdicts_on(0)[0].cause == "temperature-not-recorded"
+    assert diagnosis.of(0)[0].cause == "temperature-not-recorded"
     wrong = [each for each in diagnosis.report.findings if each.code == "recorded-logprobs-wrong"]
     assert any("as-trainer" in each.evidence["kind"] for each in wrong)
     assert not any("nan" in each.claim or "inf" in each.claim for each in wrong)
@@ -319,7 +319,7 @@ def test_a_gap_that_grows_gradually_from_nothing_comes_with_the_weights(
     diagnosis = trueline.diagnose(recorded(tmp_path, made, steps=20, change=grows))
     grown = next(each for each in diagnosis.report.findings if each.code == "logprob-gap-grows")
     assert ("gradually" in _kinds(grown)) is not at_once
-    assert diagnosis.verdicts_on(0)[0].cause == cause
+    assert diagnosis.of(0)[0].cause == cause
 
 
 def test_a_cut_that_was_not_recorded_is_told_from_a_temperature(tmp_path: Path) -> None:
@@ -688,4 +688,4 @@ def test_lists_that_do_not_fit_the_tokens_are_an_error(
     assert [each.evidence["list"] for each in found] == lists
     assert says in found[0].claim
     assert diagnosis.report.exit_code == 1
-    assert diagnosis.verdicts_on(0)[0].cause == "unknown"
+    assert diagnosis.of(0)[0].cause == "unknown"
