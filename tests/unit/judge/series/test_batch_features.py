@@ -253,10 +253,10 @@ def test_all_arguments_of_a_pass_have_features_by_their_names(tmp_path):
     run = trueline.open_run(str(tmp_path / "run"))
     assert run.env[0].arguments == [["x", "", "time", "kind", "mask", "several", "several[1]"]]
     found = model_arguments(run, [0], run.steps)
-    assert (found.read, found.labels, list(found.others)) == ("x", "", run.env[0].arguments[0][2:])
-    assert found.others["time"][:3, 0, 0].tolist() == [1.0, 2.0, 3.0]
-    assert found.others["kind"][0, 0, 2] == 0.75
-    assert found.others["several[1]"][0, 0, 0] == 0.5
+    assert (found.inputs, found.labels, list(found.by_name)) == ("x", "", run.env[0].arguments[0][2:])
+    assert found.by_name["time"][:3, 0, 0].tolist() == [1.0, 2.0, 3.0]
+    assert found.by_name["kind"][0, 0, 2] == 0.75
+    assert found.by_name["several[1]"][0, 0, 0] == 0.5
     assert [not_finite(run, step, [0]) for step in (2, 3)] == [[], ["time"]]
     assert not run.live_findings
 
@@ -274,8 +274,8 @@ def test_passes_that_are_called_otherwise_are_kept_apart(tmp_path):
     run = trueline.open_run(str(tmp_path / "run"))
     assert run.env[0].arguments == [["x", "", "time", "kind"], ["x", "", "time", "kind", "rest"]]
     found = model_arguments(run, [0], run.steps)
-    assert np.isfinite(found.others["rest"][:, 0, 0]).tolist() == [False, True, False, False]
-    assert np.isfinite(found.others["time"][:, 0, 0]).all()
+    assert np.isfinite(found.by_name["rest"][:, 0, 0]).tolist() == [False, True, False, False]
+    assert np.isfinite(found.by_name["time"][:, 0, 0]).all()
 
 
 def test_a_batch_given_by_hand_has_labels_that_the_model_is_not_called_on(tmp_path):
