@@ -140,7 +140,10 @@ def _print_troubles(console: Any, score: Score) -> None:
     lines = [f"healthy run: {alarm}" for alarm in score.alarms]
     if score.kind == "fault" and not (score.detected and score.localised and not score.unexpected):
         lines += [f"planted run: {claim}" for claim in score.claims]
-        lines += [f"planted run: {code} was not expected" for code in score.unexpected]
+        lines += [
+            f"planted run: {code} was not expected; if it is a true consequence, add it to may_find"
+            for code in score.unexpected
+        ]
     lines += [f"{variant} run did not finish: {_last_word(text)}" for variant, text in score.failures.items()]
     for line in lines:
         console.print(f"{score.id}: {line}", markup=False, highlight=False)
