@@ -3,8 +3,8 @@ are small, a mask of a batch without padding.
 
 Nothing differs here by more than rounding explains, and other numbers would: that the runs compute differently is
 certain. Left out are calls that change no number whatever it is (they move, copy or cast it), and such that multiply by
-constants: where these leave one value as it is, they leave all. Left out are also lines that elsewhere in the step are
-another way to compute one value: a product in two halves changes nothing where the second half is zero.
+constants: where these leave one value as it is, they leave all. Left out are also lines that elsewhere, or at another
+step, are another way to compute one value: a product in two halves changes nothing where the second half is zero.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trueline.comparison.judgement.structure import agrees, innermost, is_apart
 from trueline.comparison.judgement.values.compared import Compared
 from trueline.comparison.match.graph_diff import GraphDifference
 from trueline.comparison.op_names import LINEAR, RANDOM, function_of
-from trueline.judge.recorded.step_values import Call, CallKey
+from trueline.judge.recorded.step_values import Call
 
 _CHANGING = frozenset({"masked_fill", "where", "triu", "tril", "add", "radd", "sub", "rsub", "sum", "mean", "pad"})
 _MOVING = (LINEAR - _CHANGING) | {"detach", "alias", "requires_grad", "identity", "apply", "checkpoint", "zeros_like"}
@@ -27,35 +27,57 @@ _MOVING = (LINEAR - _CHANGING) | {"detach", "alias", "requires_grad", "identity"
 _SCALING = frozenset({"mul", "rmul", "div", "truediv"})
 
 
-def inserted_calls(step: Step) -> GraphDifference | None:
-    """Calls of a step that one run inserts and that change nothing of it, in order, with the first seam that one leads
-    to; None where there are none.
+Line = tuple[int | None, int, int | None]
+"""Of a rank, of the run (0) or the reference (1): the number of a stack."""
+
+
+def inserted_calls(steps: Sequence[Step]) -> tuple[Step, GraphDifference] | None:
+    """The first step in which one run inserts calls that change nothing of it, and these, in order, with the first
+    seam that one leads to; None without one.
     """
-    if step.alignment.connects_alike:
-        return None
-    side_and_call: dict[CallKey, tuple[int, Call]] = {}
-    seam = None
-    for difference in _differences(step):
-        seam = seam or difference.seam
-        for side, calls in enumerate((difference.mine, difference.theirs)):
-            side_and_call |= {call.key: (side, call) for call in calls}
-    if seam is None:
-        return None
-    run_calls, ref_calls = ([call for of_ref, call in side_and_call.values() if of_ref == side] for side in (0, 1))
-    return GraphDifference(sorted(run_calls, key=_index_of), sorted(ref_calls, key=_index_of), seam)
+    differences_of: list[tuple[Step, list[tuple[int, GraphDifference]]]] = []
+    rewritten_lines: set[Line] = set()
+    for step in steps:
+        if step.alignment.connects_alike:
+            continue
+        differences, lines = _differences(step)
+        differences_of.append((step, differences))
+        rewritten_lines |= lines
+    for step, differences in differences_of:
+        inserting = [
+            difference
+            for side, difference in differences
+            if rewritten_lines.isdisjoint(_lines(step, side, difference.mine or difference.theirs))
+        ]
+        if inserting:
+            return step, _together(inserting)
+    return None
+
+
+def _together(differences: Sequence[GraphDifference]) -> GraphDifference:
+    """The calls of all ``differences``, once each, with the seam of the first."""
+    run_calls, ref_calls = (
+        {call.key: call for difference in differences for call in (difference.theirs if side else difference.mine)}
+        for side in (0, 1)
+    )
+    return GraphDifference(
+        sorted(run_calls.values(), key=_index_of), sorted(ref_calls.values(), key=_index_of), differences[0].seam
+    )
 
 
 def _index_of(call: Call) -> int:
     return call.first.index
 
 
-def _differences(step: Step) -> list[GraphDifference]:
-    """Differences at which a value agrees that only one run has changed on its way from a call to the next."""
+def _differences(step: Step) -> tuple[list[tuple[int, GraphDifference]], set[Line]]:
+    """Differences at which a value agrees that only one run (0: RUN) has changed on its way from a call to the next,
+    and the lines that are another way to compute one value.
+    """
     if step.rank is None:
-        return []  # ranks that are merged gather and cut what one has whole
+        return [], set()  # ranks that are merged gather and cut what one has whole
     graph, first = step.graph_diff, _first_by_root(step)
     differences: list[tuple[int, GraphDifference]] = []
-    rewritten_lines: set[tuple[int, int | None]] = set()
+    rewritten_lines: set[Line] = set()
     for row in step.rows:
         if row.run_value is None or row.ref_value is None or row.run_value.site.phase != "fwd" or not agrees(row):
             continue
@@ -72,23 +94,19 @@ def _differences(step: Step) -> list[GraphDifference]:
         handed_on = None if twin is None else (twin.run_value, twin.ref_value)[side]
         # The calls must work on what the other run hands on as it is: else the two runs compute one value in two ways.
         if (difference.mine and difference.theirs) or (twin is not None and is_apart(twin)):
-            rewritten_lines |= _lines(0, difference.mine) | _lines(1, difference.theirs)
+            rewritten_lines |= _lines(step, 0, difference.mine) | _lines(step, 1, difference.theirs)
         elif twin is None or handed_on is None or not agrees(twin):
             continue
         elif any(value.root == handed_on.root for call in calls for value in call.ins) and not all(
             map(_changes_nothing, innermost(calls))
         ):
             differences.append((side, difference))
-    return [
-        difference
-        for side, difference in differences
-        if rewritten_lines.isdisjoint(_lines(side, difference.mine or difference.theirs))
-    ]
+    return differences, rewritten_lines
 
 
-def _lines(side: int, calls: Sequence[Call]) -> set[tuple[int, int | None]]:
+def _lines(step: Step, side: int, calls: Sequence[Call]) -> set[Line]:
     """The lines of the user from which ``calls`` of one side are made, by the numbers of their stacks."""
-    return {(side, call.first.stack) for call in calls if call.first.stack is not None}
+    return {(step.rank, side, call.first.stack) for call in calls if call.first.stack is not None}
 
 
 def _first_by_root(step: Step) -> tuple[dict[int, Compared], dict[int, Compared]]:

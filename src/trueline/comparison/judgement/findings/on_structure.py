@@ -136,22 +136,21 @@ def tie_differs(tie: BrokenTie) -> Finding:
 
 def calls_inserted(steps: Sequence[Step]) -> tuple[Finding, StepRow] | None:
     """The finding on calls of one run that change nothing of these steps, and the row of the first of them."""
-    for step in steps:
-        difference = inserted_calls(step)
-        if difference is None:
-            continue
-        words = difference_in_words(step, difference)
-        claim = (
-            f"{the_runs_part(difference, words)} With the numbers of these steps the values after it agree, up to "
-            "rounding; with others they need not."
-        )
-        calls = innermost([*difference.mine, *difference.theirs])
-        first = StepRow(step, step.row_of(calls[0]))
-        evidence = {
-            "difference": words,
-            "only in RUN": call_sites(difference.mine),
-            "only in REF": call_sites(difference.theirs),
-        }
-        advice = (COMPARE_LINES, first.command)
-        return finding_on("structure-differs", "warning", claim, [first], evidence=evidence, advice=advice), first
-    return None
+    inserted = inserted_calls(steps)
+    if inserted is None:
+        return None
+    step, difference = inserted
+    words = difference_in_words(step, difference)
+    claim = (
+        f"{the_runs_part(difference, words)} With the numbers of these steps the values after it agree, up to "
+        "rounding; with others they need not."
+    )
+    calls = innermost([*difference.mine, *difference.theirs])
+    first = StepRow(step, step.row_of(calls[0]))
+    evidence = {
+        "difference": words,
+        "only in RUN": call_sites(difference.mine),
+        "only in REF": call_sites(difference.theirs),
+    }
+    advice = (COMPARE_LINES, first.command)
+    return finding_on("structure-differs", "warning", claim, [first], evidence=evidence, advice=advice), first
