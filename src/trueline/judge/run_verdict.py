@@ -23,7 +23,9 @@ def to_confirm(findings: Sequence[Finding]) -> list[Finding]:
     ]
 
 
-def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judged: Judged, where: str = "") -> Verdict:
+def verdict_of(
+    findings: Sequence[Finding], incidents: Sequence[Incident], coverage: Judged, where: str = ""
+) -> Verdict:
     """Verdict of all findings together, and whether enough was judged for none to mean that there is no fault.
     ``where`` says on which ranks the first of the incidents is, and since when.
     """
@@ -33,20 +35,20 @@ def verdict_of(findings: Sequence[Finding], incidents: Sequence[Incident], judge
         in_incidents = f" in {len(incidents)} incidents" if len(incidents) > 1 else ""
         rest = f"{'; ' if where else ': '}{counted(num_grave, 'finding')}{in_incidents}"
         return Verdict("out" if first.severity == "error" else "suspect", where, rest)
-    if not judged.enough:
-        return Verdict("unknown", "", _lack(judged))
+    if not coverage.enough:
+        return Verdict("unknown", "", _lack(coverage))
     # "Nothing found" says little where watching stopped early: what it no longer saw may be wrong.
     stops = [finding for finding in findings if finding.code == WATCH_DEGRADED]
-    early = next((finding for finding in stops if not _in_the_second_half(finding, judged)), None)
+    early = next((finding for finding in stops if not _in_the_second_half(finding, coverage)), None)
     if early is not None:
         return Verdict("unknown", "", f": {early.claim[:1].lower()}{early.claim[1:].rstrip('.')}")
     alone = ""
-    if judged.world_size == 1 and judged.num_steps:
+    if coverage.world_size == 1 and coverage.num_steps:
         alone = ". Comparisons between ranks do not apply"
-    elif judged.world_size > 1 and judged.of("not-applicable", among=("workers",)):
+    elif coverage.world_size > 1 and coverage.of("not-applicable", among=("workers",)):
         alone = ". Comparisons between workers do not apply"
-    stopped = f". Watching stopped in part at step {stops[0].step_first}" if stops else ""
-    return Verdict("clear", "", f"{_scope(judged)}{_confirm(findings)}{alone}{_left_open(judged)}{stopped}")
+    stop_text = f". Watching stopped in part at step {stops[0].step_first}" if stops else ""
+    return Verdict("clear", "", f"{_scope(coverage)}{_confirm(findings)}{alone}{_left_open(coverage)}{stop_text}")
 
 
 def _confirm(findings: Sequence[Finding]) -> str:
@@ -59,65 +61,65 @@ def _confirm(findings: Sequence[Finding]) -> str:
     return f"; {counted(len(texts), 'thing')} to confirm: {'; '.join(texts)}" if texts else ""
 
 
-def _in_the_second_half(finding: Finding, judged: Judged) -> bool:
+def _in_the_second_half(finding: Finding, coverage: Judged) -> bool:
     """True if a part of the watching stopped only then, and rows go on: what came before was watched whole."""
-    if finding.step_first is None or judged.steps is None:
+    if finding.step_first is None or coverage.steps is None:
         return False
-    first, last = judged.steps
+    first, last = coverage.steps
     return (first + last) / 2 <= finding.step_first <= last
 
 
-def _scope(judged: Judged) -> str:
+def _scope(coverage: Judged) -> str:
     """`` in 150 steps of 4 ranks``, ``of one process``, `` so far in`` them where the Run was not closed; nothing for
     records alone.
     """
-    if not judged.num_steps:
+    if not coverage.num_steps:
         return ""
-    so_far = " so far" if judged.unclosed and not judged.killed else ""
-    ended = ", before the job was killed, or ended without closing its Run" if judged.killed else ""
-    left_out = f"{len(judged.ranks)} of {judged.world_size} ranks"
-    ranks = counted(judged.world_size, "rank") if len(judged.ranks) == judged.world_size else left_out
-    ranks = "one process" if judged.world_size == 1 else ranks
-    return f"{so_far} in {counted(judged.num_steps, 'step')} of {ranks}{ended}"
+    so_far = " so far" if coverage.unclosed and not coverage.killed else ""
+    how_ended = ", before the job was killed, or ended without closing its Run" if coverage.killed else ""
+    left_out = f"{len(coverage.ranks)} of {coverage.world_size} ranks"
+    ranks = counted(coverage.world_size, "rank") if len(coverage.ranks) == coverage.world_size else left_out
+    ranks = "one process" if coverage.world_size == 1 else ranks
+    return f"{so_far} in {counted(coverage.num_steps, 'step')} of {ranks}{how_ended}"
 
 
-def _left_open(judged: Judged) -> str:
+def _left_open(coverage: Judged) -> str:
     """``. Not tested: token order (no token stands twice in a row). Partly: data sharding (…)``: what and why."""
-    untested, partly = _topics(judged.of("open")), _topics(judged.of("partly"))
-    return (f". Not tested: {untested}" if untested else "") + (f". Partly: {partly}" if partly else "")
+    open_topics, partly = _topics(coverage.of("open")), _topics(coverage.of("partly"))
+    return (f". Not tested: {open_topics}" if open_topics else "") + (f". Partly: {partly}" if partly else "")
 
 
 def _topics(questions: Sequence[Asked]) -> str:
     """Topics of the questions, and in brackets why there is no answer; topics with one reason stand together."""
-    pairs = [(TOPICS[answered.question], _why(answered)) for answered in questions]
+    pairs = [(TOPICS[question.question], _why(question)) for question in questions]
     return "; ".join(f"{', '.join(topics)} ({why})" if why else ", ".join(topics) for topics, why in by_reason(pairs))
 
 
-def _why(answered: Asked) -> str:
+def _why(question: Asked) -> str:
     """Why most checks of the question have no answer, up to where the reason begins to list examples."""
-    whys = [entry.why for entry in answered.checks_not_run if entry.lacks]
+    whys = [entry.why for entry in question.checks_not_run if entry.lacks]
     return max(whys, key=whys.count).split(": ")[0] if whys else ""
 
 
-def _lack(judged: Judged) -> str:
+def _lack(coverage: Judged) -> str:
     """Why nothing can be told, as it stands behind ``Cannot tell``."""
-    if judged.failed:
-        looks = "looks" if len(judged.failed) == 1 else "look"
+    if coverage.failed:
+        looks = "looks" if len(coverage.failed) == 1 else "look"
         return (
-            f": {listed(judged.failed)} could not be run, and nobody looked at what it {looks} for; the other checks "
-            f"found nothing{_scope(judged)}"
+            f": {listed(coverage.failed)} could not be run, and nobody looked at what it {looks} for; the other checks "
+            f"found nothing{_scope(coverage)}"
         )
-    if judged.of("open", among=("reference",)):
+    if coverage.of("open", among=("reference",)):
         return ": it could not be compared with the reference"
-    if not judged.num_steps:
-        for rollouts in judged.of("partly", among=("rollouts",)):
+    if not coverage.num_steps:
+        for rollouts in coverage.of("partly", among=("rollouts",)):
             ran, all_of = len(rollouts.checks_run), len(rollouts.checks_run) + len(rollouts.checks_not_run)
             return f": {ran} of {all_of} checks of rollouts had what they need; these found nothing"
         return ": no step was recorded"
-    if judged.world_size == 1 and judged.num_steps < FEWEST_STEPS_OF_ONE:
-        steps = counted(judged.num_steps, "step")
-        verb = "is" if judged.num_steps == 1 else "are"
+    if coverage.world_size == 1 and coverage.num_steps < FEWEST_STEPS_OF_ONE:
+        steps = counted(coverage.num_steps, "step")
+        verb = "is" if coverage.num_steps == 1 else "are"
         return f": {steps} of one process {verb} too few; it takes {FEWEST_STEPS_OF_ONE}"
-    if judged.world_size > 1 and len(judged.ranks) < 2:
-        return f": no two of {judged.world_size} ranks could be compared with each other"
-    return f". Not tested: {_topics(judged.of('open', among=judged.main))}"
+    if coverage.world_size > 1 and len(coverage.ranks) < 2:
+        return f": no two of {coverage.world_size} ranks could be compared with each other"
+    return f". Not tested: {_topics(coverage.of('open', among=coverage.main))}"

@@ -197,13 +197,13 @@ class Judged:
             return True
         if not self.num_steps:
             return False
-        settled = self.of("judged", "partly", "not-applicable", among=self.main)
+        closed_questions = self.of("judged", "partly", "not-applicable", among=self.main)
         is_looked_at = (
             self.num_steps >= FEWEST_STEPS_OF_ONE
             if self.world_size == 1
             else bool(self.of("judged", "partly", among=BETWEEN_RANKS))
         )
-        return is_looked_at and len(self.main) - len(settled) <= 1
+        return is_looked_at and len(self.main) - len(closed_questions) <= 1
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -237,14 +237,14 @@ def judged_together(groups: Sequence[Judged]) -> Judged:
     """What was judged of all groups of ranks of one job; a check counts as run where it ran in each group to which it
     applies.
     """
-    ran = [{code for question in judged.questions for code in question.checks_run} for judged in groups]
+    ran = [{code for question in group.questions for code in question.checks_run} for group in groups]
     question_of: dict[str, Question] = {
         code: question.question
-        for judged in groups
-        for question in judged.questions
+        for group in groups
+        for question in group.questions
         for code in (*question.checks_run, *(entry.check for entry in question.checks_not_run))
     }
-    not_run = [entry for judged in groups for question in judged.questions for entry in question.checks_not_run]
+    not_run = [entry for group in groups for question in group.questions for entry in question.checks_not_run]
     lacks = {entry.check for entry in not_run if entry.lacks}
     everywhere = sorted(set[str]().union(*ran) - lacks)
     lacking = {
@@ -252,15 +252,15 @@ def judged_together(groups: Sequence[Judged]) -> Judged:
         for entry in not_run
         if entry.check not in everywhere and (entry.lacks or entry.check not in lacks)
     }
-    spans = [judged.steps for judged in groups if judged.steps is not None]
+    spans = [group.steps for group in groups if group.steps is not None]
     return Judged(
         questions=asked_of(everywhere, list(lacking.values()), question_of),
-        ranks=tuple(sorted(rank for judged in groups for rank in judged.ranks)),
+        ranks=tuple(sorted(rank for group in groups for rank in group.ranks)),
         world_size=groups[0].world_size,
-        num_steps=min(judged.num_steps for judged in groups),
+        num_steps=min(group.num_steps for group in groups),
         steps=(min(first for first, _ in spans), max(last for _, last in spans)) if spans else None,
-        unclosed=tuple(sorted(rank for judged in groups for rank in judged.unclosed)),
-        killed=any(judged.killed for judged in groups),
+        unclosed=tuple(sorted(rank for group in groups for rank in group.unclosed)),
+        killed=any(group.killed for group in groups),
     )
 
 

@@ -61,9 +61,9 @@ class BatchTrial:
     progress: Callable[[str, int], None] = lambda name, runs: None
     _folder: Path = Path()
     _runs: list[str] = field(default_factory=list[str])
-    _showed: list[str] = field(default_factory=list[str])
-    _again: FirstStep | None = None
-    _nudged: FirstStep | None = None
+    _broken_arms: list[str] = field(default_factory=list[str])
+    _repeat: FirstStep | None = None
+    _nudged_step: FirstStep | None = None
     _rounding: Rounding | None = None
     _lacks: str = ""
 
@@ -87,40 +87,44 @@ class BatchTrial:
         # ranks that end late may still write while it is removed
         with tempfile.TemporaryDirectory(prefix="trueline-", ignore_cleanup_errors=True) as folder:
             self._folder = Path(folder)
-            return self._judged_all()
+            return self._judge_all()
 
-    def _judged_all(self) -> TrialAnswer:
+    def _judge_all(self) -> TrialAnswer:
         try:
-            base = self._required("base", signs="gradient" in self.laws)
+            base = self._run_to_update("base", signs="gradient" in self.laws)
             if base.fact("closure"):
                 raise Undecided("The optimizer calls a closure, so that there is no gradient before its update.")
             if not base.is_finite:
                 raise Undecided("The loss or the gradient of the first step is not finite.")
         except Undecided as why:
-            return self._answered("undecided", (why.says,), why.then)
-        judged: list[LawJudgement] = []
+            return self._trial_answer("undecided", (why.says,), why.then)
+        judgements: list[LawJudgement] = []
         for judge in (self._of_batches, self._of_weights):
             try:
-                judged += judge(base)
+                judgements += judge(base)
             except Undecided as why:
-                judged.append(LawJudgement(self.laws[0], None, why.says, why.then))
-        broken = [judgement for judgement in judged if judgement.holds is False]
-        held_laws = [judgement for judgement in judged if judgement.holds]
+                judgements.append(LawJudgement(self.laws[0], None, why.says, why.then))
+        broken_laws = [judgement for judgement in judgements if judgement.holds is False]
+        held_laws = [judgement for judgement in judgements if judgement.holds]
         says = [
             judgement.says
-            for judgement in (*broken, *held_laws, *(judgement for judgement in judged if judgement.holds is None))
+            for judgement in (
+                *broken_laws,
+                *held_laws,
+                *(judgement for judgement in judgements if judgement.holds is None),
+            )
         ]
         if self._rounding is not None:
             says.append(f"Rounding explains up to {self._rounding.says()} in this step.")
-        then = tuple(dict.fromkeys(line for judgement in judged for line in judgement.next))
-        if broken:
-            return self._answered("confirmed", dict.fromkeys(says), then)
-        is_open = any(judgement.is_looked_at for judgement in judged if judgement.holds is None)
-        return self._answered("excluded" if held_laws and not is_open else "undecided", dict.fromkeys(says), then)
+        advice = tuple(dict.fromkeys(line for judgement in judgements for line in judgement.next))
+        if broken_laws:
+            return self._trial_answer("confirmed", dict.fromkeys(says), advice)
+        is_open = any(judgement.is_looked_at for judgement in judgements if judgement.holds is None)
+        return self._trial_answer("excluded" if held_laws and not is_open else "undecided", dict.fromkeys(says), advice)
 
-    def _answered(self, answer: str, says: Iterable[str], then: Sequence[str]) -> TrialAnswer:
-        arms = [Arm(name, self._runs.count(name), self._showed.count(name)) for name in dict.fromkeys(self._runs)]
-        return TrialAnswer("batch", QUESTION, answer, tuple(says), tuple(arms), tuple(then))  # type: ignore[arg-type]
+    def _trial_answer(self, answer: str, says: Iterable[str], advice: Sequence[str]) -> TrialAnswer:
+        arms = [Arm(name, self._runs.count(name), self._broken_arms.count(name)) for name in dict.fromkeys(self._runs)]
+        return TrialAnswer("batch", QUESTION, answer, tuple(says), tuple(arms), tuple(advice))  # type: ignore[arg-type]
 
     def _of_batches(self, base: FirstStep) -> list[LawJudgement]:
         """The laws of a changed batch; raises where the step draws random numbers, which go by it."""
@@ -133,104 +137,109 @@ class BatchTrial:
                 "No batch of a torch DataLoader was seen before the first update.",
                 "Give the training batches through a DataLoader: they are what laws of the batch change.",
             )
-        again = self._required("base", model_seed=MODEL_SEEDS[1])
+        repeat = self._run_to_update("base", model_seed=MODEL_SEEDS[1])
         # other random numbers for the model: a step that draws none is the same with them
-        if not _alike(base, again, rounding_of(base, base, base)):
-            self._require_repeats(base, again)
-        self._again = again
-        rounding = self._rounding_in(base, again)
-        return [self._judged(law, base, rounding) for law in laws]
+        if not _alike(base, repeat, rounding_of(base, base, base)):
+            self._require_repeats(base, repeat)
+        self._repeat = repeat
+        rounding = self._rounding_in(base, repeat)
+        return [self._judge_law(law, base, rounding) for law in laws]
 
     def _of_weights(self, base: FirstStep) -> list[LawJudgement]:
         """The law of moved weights, for which random numbers may be drawn, if they are the same in each run."""
         if "gradient" not in self.laws:
             return []
-        again = self._again or self._required("base")
+        repeat = self._repeat or self._run_to_update("base")
         floor = rounding_of(base, base, base)
-        if not _alike(base, again, Rounding(LIMIT * floor.losses, LIMIT * floor.gradients)):
-            raise Undecided(*_does_not_repeat(base, again))
-        self._rounding_in(base, again)
-        assert self._nudged is not None
-        judged = judge_gradient(base, self._nudged, self._moved)
-        self._showed += ["moved"] * (judged.holds is False)
-        return [judged]
+        if not _alike(base, repeat, Rounding(LIMIT * floor.losses, LIMIT * floor.gradients)):
+            raise Undecided(*_does_not_repeat(base, repeat))
+        self._rounding_in(base, repeat)
+        assert self._nudged_step is not None
+        judgement = judge_gradient(base, self._nudged_step, self._run_moved)
+        self._broken_arms += ["moved"] * (judgement.holds is False)
+        return [judgement]
 
-    def _rounding_in(self, base: FirstStep, again: FirstStep) -> Rounding:
+    def _rounding_in(self, base: FirstStep, repeat: FirstStep) -> Rounding:
         """The differences that rounding explains. Raises ``Undecided`` where they are too large."""
         if self._rounding is None:
-            self._nudged = self._required("rounding", nudge=float(base.fact("unit")) or UNIT_ROUNDOFF["float32"])
-            self._rounding = rounding_of(base, again, self._nudged)
+            self._nudged_step = self._run_to_update(
+                "rounding", nudge=float(base.fact("unit")) or UNIT_ROUNDOFF["float32"]
+            )
+            self._rounding = rounding_of(base, repeat, self._nudged_step)
         if max(self._rounding.losses, self._rounding.gradients) > COARSE:
             raise Undecided(f"Rounding alone explains {self._rounding.says()}: nothing can be told from such a step.")
         return self._rounding
 
-    def _require_repeats(self, base: FirstStep, again: FirstStep) -> None:
+    def _require_repeats(self, base: FirstStep, repeat: FirstStep) -> None:
         """Raise where a step differs by more than sums do that a device adds up in another order each time: between two
         runs alike, or between those with other random numbers.
         """
         floor = rounding_of(base, base, base)
         noise = Rounding(LIMIT * floor.losses, LIMIT * floor.gradients)
-        self._again = alike = self._required("base")
+        self._repeat = alike = self._run_to_update("base")
         if not _alike(base, alike, noise):
-            self._showed.append("base")
+            self._broken_arms.append("base")
             raise Undecided(*_does_not_repeat(base, alike))
         # two runs alike agree where one with other random numbers does not: the step draws some
-        if _alike(base, alike, floor) or not _alike(base, again, noise):
-            self._showed.append("base")
+        if _alike(base, alike, floor) or not _alike(base, repeat, noise):
+            self._broken_arms.append("base")
             raise Undecided(
                 "The step draws random numbers that are no dropout of torch: with others the loss is apart by "
-                f"{losses_apart(base.losses, again.losses):.2g} of it.",
+                f"{losses_apart(base.losses, repeat.losses):.2g} of it.",
                 "Take the noise, sampling, masking or augmentation out of the model and the loop for this trial, or "
                 "do it in the dataset, whose random numbers are the same in all runs.",
             )
 
-    def _judged(self, law: Law, base: FirstStep, rounding: Rounding) -> LawJudgement:
+    def _judge_law(self, law: Law, base: FirstStep, rounding: Rounding) -> LawJudgement:
         sure, why = _may_be_changed(law, base)
         if why:
             return LawJudgement(law, None, f"{law}: not looked at, as {why}.", is_looked_at=False)
         arms: list[FirstStep] = []
         for change in _CHANGES[law]:
-            measured, ended = self._run(change, change=change)
-            why = _no_answer(change, measured, ended)
-            if measured is None or why:
+            first_step, run_end = self._run(change, change=change)
+            why = _no_answer(change, first_step, run_end)
+            if first_step is None or why:
                 return LawJudgement(law, None, f"{law}: {why}")
-            arms.append(measured)
-        judged = judge_halves(base, *arms, rounding) if law == "halves" else judge_same(law, base, *arms, rounding)
+            arms.append(first_step)
+        judgement = judge_halves(base, *arms, rounding) if law == "halves" else judge_same(law, base, *arms, rounding)
         # a batch split along another dimension than that of samples breaks any law
-        if judged.holds is False and not sure and law != "padding":
+        if judgement.holds is False and not sure and law != "padding":
             return LawJudgement(
-                law, None, f"{judged.says} But its loader does not say which dimension is of samples.", judged.next
+                law,
+                None,
+                f"{judgement.says} But its loader does not say which dimension is of samples.",
+                judgement.next,
             )
-        if judged.holds is False and law == "halves":
-            judged = self._unless_by_design(judged, base, rounding)
-        self._showed += _CHANGES[law] if judged.holds is False else ()
-        return judged
+        if judgement.holds is False and law == "halves":
+            judgement = self._unless_by_design(judgement, base, rounding)
+        self._broken_arms += _CHANGES[law] if judgement.holds is False else ()
+        return judgement
 
-    def _unless_by_design(self, judged: LawJudgement, base: FirstStep, rounding: Rounding) -> LawJudgement:
+    def _unless_by_design(self, judgement: LawJudgement, base: FirstStep, rounding: Rounding) -> LawJudgement:
         """A loss that is nothing for one row alone compares rows: the law is not one of it."""
         one_row, _ = self._run("one", change="one")
         if one_row is None or not is_nothing_alone(base, one_row, rounding):
-            return judged
+            return judgement
         return LawJudgement(
             "halves",
             None,
-            f"{judged.says} But of one row alone the loss is 0: it compares rows, as contrastive losses do, and for "
+            f"{judgement.says} But of one row alone the loss is 0: it compares rows, as contrastive losses do, and for "
             "these the law does not hold by design.",
             ("If the loss is meant to be of each row by itself, look for softmax or mean over dimension 0.",),
         )
 
-    def _moved(self, direction: Direction, step: float, among: Sequence[int]) -> FirstStep:
+    def _run_moved(self, direction: Direction, step: float, among: Sequence[int]) -> FirstStep:
         along = str(self._run_folder(0, "base")) if direction == "along" else ""
-        moved = self._required("moved", move=step, among=list(among), along=along)
-        if not moved.is_finite:
+        moved_step = self._run_to_update("moved", move=step, among=list(among), along=along)
+        if not moved_step.is_finite:
             raise Undecided(f"gradient: with its weights moved by {step:.1e} of their size the loss is not finite.")
-        return moved
+        return moved_step
 
-    def _required(self, name: str, **changes: Any) -> FirstStep:
-        measured, ended = self._run(name, **changes)
-        if measured is None:
-            raise Undecided(_how_it_ended(name, ended), "Run the command by itself: does it reach an update?")
-        return measured
+    def _run_to_update(self, name: str, **changes: Any) -> FirstStep:
+        first_step, run_end = self._run(name, **changes)
+        if first_step is None:
+            raise Undecided(_how_it_ended(name, run_end), "Run the command by itself: does it reach an update?")
+        return first_step
 
     def _run_folder(self, number: int, name: str) -> Path:
         return self._folder.resolve() / f"{number}-{name}"
@@ -241,8 +250,8 @@ class BatchTrial:
         run_folder.mkdir(parents=True)
         self._runs.append(name)
         request = {"out": str(run_folder), "seed": self.seed, "model_seed": MODEL_SEEDS[0]} | changes
-        ended = self.job.run(trial_environment(request, base=dict(os.environ)), printed=run_folder / "printed.txt")
-        return read_first_step(run_folder), ended
+        run_end = self.job.run(trial_environment(request, base=dict(os.environ)), printed=run_folder / "printed.txt")
+        return read_first_step(run_folder), run_end
 
 
 def prepare(asked: Asked, *, law: str = ",".join(LAWS)) -> Prepared:
@@ -256,17 +265,17 @@ def prepare(asked: Asked, *, law: str = ",".join(LAWS)) -> Prepared:
     return Prepared(trial, plan, f"3 to {trial.max_runs}{note}", trial)
 
 
-def _does_not_repeat(base: FirstStep, again: FirstStep) -> tuple[str, str]:
+def _does_not_repeat(base: FirstStep, repeat: FirstStep) -> tuple[str, str]:
     return (
         "The first step does not repeat itself with the same seeds: two runs are apart by "
-        f"{losses_apart(base.losses, again.losses):.2g} of the loss.",
+        f"{losses_apart(base.losses, repeat.losses):.2g} of the loss.",
         "Look for seeds from the clock or the process, and for a dataset that is in another order at each start.",
     )
 
 
-def _alike(base: FirstStep, again: FirstStep, rounding: Rounding) -> bool:
-    near = losses_apart(base.losses, again.losses) <= rounding.losses
-    return near and gradients_apart(base.gradients, again.gradients) <= rounding.gradients
+def _alike(base: FirstStep, repeat: FirstStep, rounding: Rounding) -> bool:
+    near = losses_apart(base.losses, repeat.losses) <= rounding.losses
+    return near and gradients_apart(base.gradients, repeat.gradients) <= rounding.gradients
 
 
 def _may_be_changed(law: Law, base: FirstStep) -> tuple[bool, str]:
@@ -280,15 +289,15 @@ def _may_be_changed(law: Law, base: FirstStep) -> tuple[bool, str]:
     return all(batch["sure"] for batch in batches), why
 
 
-def _no_answer(change: str, measured: FirstStep | None, ended: Ended) -> str:
-    if measured is None:
-        return _how_it_ended(change, ended)
-    if measured.fact("problem"):
-        return f"not looked at, as {measured.fact('problem')}."
-    return "" if measured.is_finite else f"with the batch changed ('{change}') loss or gradient are not finite."
+def _no_answer(change: str, first_step: FirstStep | None, run_end: Ended) -> str:
+    if first_step is None:
+        return _how_it_ended(change, run_end)
+    if first_step.fact("problem"):
+        return f"not looked at, as {first_step.fact('problem')}."
+    return "" if first_step.is_finite else f"with the batch changed ('{change}') loss or gradient are not finite."
 
 
-def _how_it_ended(name: str, ended: Ended) -> str:
-    how = "was stopped, as it took too long," if ended.status is None else f"ended with status {ended.status}"
-    last = f" It printed last: {ended.tail}" if ended.tail else ""
-    return f"In arm '{name}' the command {how} before its first update was seen.{last}"
+def _how_it_ended(name: str, run_end: Ended) -> str:
+    how = "was stopped, as it took too long," if run_end.status is None else f"ended with status {run_end.status}"
+    tail_text = f" It printed last: {run_end.tail}" if run_end.tail else ""
+    return f"In arm '{name}' the command {how} before its first update was seen.{tail_text}"
