@@ -70,6 +70,13 @@ def start_id() -> str:
     return bytes(store.compare_set("trueline/start", "", uuid.uuid4().hex)).decode()
 
 
+def seconds_left(deadline: float) -> float:
+    """Seconds until ``deadline`` by ``time.perf_counter``, at least a millisecond: stores in memory or in a file, and
+    gloo, take less than one for no limit at all, and would wait for ever.
+    """
+    return max(deadline - time.perf_counter(), 0.001)
+
+
 @dataclass(frozen=True)
 class Meeting:
     """A prefix of its own in the store of the default group, and the message of each rank that came there, by rank.
@@ -129,8 +136,9 @@ def meet(
 
 def _wait(meeting_store: dist.Store, patience_s: float, is_in_vain: Callable[[], bool] | None) -> bool:
     """Wait until it is known who came, or ``patience_s``; True once ``is_in_vain``, asked at times, says so."""
-    deadline = time.monotonic() + patience_s
-    while (left_s := deadline - time.monotonic()) > 0:
+    deadline = time.perf_counter() + patience_s
+    while time.perf_counter() < deadline:
+        left_s = seconds_left(deadline)
         with contextlib.suppress(RuntimeError):
             meeting_store.wait(
                 ["who"], datetime.timedelta(seconds=left_s if is_in_vain is None else min(left_s, LOOK_S))

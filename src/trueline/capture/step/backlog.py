@@ -4,7 +4,6 @@ ranks.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 
 from trueline.capture.adapters.base import Reduction
 from trueline.capture.model.host_copy import HostCopy
+from trueline.capture.model.world import seconds_left
 from trueline.capture.probes.base import Probe, Step
 from trueline.capture.step import own_columns, shared_columns
 from trueline.capture.step.exchange import Pending
@@ -58,7 +58,7 @@ class Backlog:
             if decides_at is not None and not _any_decides(self._written, decides_at):
                 return
             pending = self._written[0].pending
-            if pending is None or pending.ready() or (deadline is not None and pending.wait(_seconds_left(deadline))):
+            if pending is None or pending.ready() or (deadline is not None and pending.wait(seconds_left(deadline))):
                 yield self._written.popleft(), True
             elif deadline is not None or sum(record.step_state.sampled for record in self._written) > MAX_PENDING:
                 yield self._written.popleft(), False
@@ -72,11 +72,6 @@ class Backlog:
 
 def _any_decides(records: Iterable[StepRecord], step: int) -> bool:
     return any(record.step_state.sampled and record.known_from <= step for record in records)
-
-
-def _seconds_left(deadline: float) -> float:
-    """Seconds left until then, at least a millisecond."""
-    return max(deadline - time.perf_counter(), 0.001)
 
 
 @dataclass

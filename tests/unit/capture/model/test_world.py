@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from trueline.capture.model import world
 
-LATE_S = 1.0
+LATE_S = 0.2
 REAL = dist.PrefixStore
 
 
@@ -77,3 +77,13 @@ def test_what_a_rank_asks_of_the_store_does_not_grow_with_the_ranks(monkeypatch)
         stores.met(range(num_ranks), range(num_ranks), patience_s=60)
         counts.append(max(stores.counts.values()))
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("patience_s", [0.0004, 0.0104])
+def test_less_than_a_millisecond_is_waited_for_no_longer(tmp_path, patience_s):
+    """For a store in a file, as for one in memory, a time limit of no whole millisecond is none at all."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    waiting = threading.Thread(target=world._wait, args=(store, patience_s, None), daemon=True)
+    waiting.start()
+    waiting.join(30)
+    assert not waiting.is_alive()
