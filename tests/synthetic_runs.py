@@ -34,7 +34,7 @@ def write_run(
     every: int = 1,
     matrix_every: int = 20,
     change: Change | None = None,
-    env: Mapping[str, Any] | None = None,
+    env: Mapping[str, Any] | Callable[[int], Mapping[str, Any]] | None = None,
     findings: tuple[Finding, ...] = (),
     notes: tuple[str, ...] = (),
     seed: int = 0,
@@ -42,14 +42,15 @@ def write_run(
 ) -> Path:
     """A healthy-looking Run at ``path``: losses that fall, gradients with a small common part, sketches now and then.
 
-    ``env`` overrides fields of every RankEnv; ``change`` may edit each row; ``findings`` are left as live
-    ones. Samples are never repeated.
+    ``env`` overrides fields of every RankEnv, or of that of the rank it is called with. ``change`` may edit each row;
+    ``findings`` are left as live ones. Samples are never repeated.
     """
     rng = np.random.default_rng(seed)
     rows: list[list[dict[str, Any]]] = [[] for _ in range(num_ranks)]
     writers = [RunWriter(path, rank=rank) for rank in range(num_ranks)]
     for rank, writer in enumerate(writers):
-        writer.describe(_manifest(num_ranks, notes) if rank == 0 else None, _env(rank, num_ranks, env or {}))
+        fields = env(rank) if callable(env) else env or {}
+        writer.describe(_manifest(num_ranks, notes) if rank == 0 else None, _env(rank, num_ranks, fields))
     for step in range(num_steps):
         gradients_NK = 0.3 * rng.normal(size=SKETCH_LENGTH) + rng.normal(size=(num_ranks, SKETCH_LENGTH))
         for rank in range(num_ranks):

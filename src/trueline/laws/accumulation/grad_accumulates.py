@@ -115,7 +115,7 @@ _FIELDS = 4
 _NEAR = 1e-3
 """Relative difference within which the factors of two gradients are one, in bfloat16 too."""
 
-PositionsByKey = Mapping[tuple[int, int], np.ndarray]
+PositionsByKey = Mapping[tuple[int, int], Sequence[int] | np.ndarray]
 """Positions of parameters among those of the model, by step and rank."""
 
 
@@ -250,10 +250,9 @@ def _epoch_findings(run: Run) -> list[Finding]:
 
 def _change_finding(run: Run, changes: Sequence[_Change], sampled_steps: Sequence[int]) -> Finding:
     steps, ranks = sorted({change.step for change in changes}), tuple(sorted({change.rank for change in changes}))
-    positions = {
-        (change.step, change.rank): np.array([peer.position for peer in changes if peer.step == change.step])
-        for change in changes
-    }
+    positions: dict[tuple[int, int], list[int]] = {}
+    for change in changes:
+        positions.setdefault((change.step, change.rank), []).append(change.position)
     names = _names(run, positions)
     factors = [change.factor for change in changes]
     is_one_factor = bool(np.isfinite(factors).all()) and float(np.ptp(factors)) <= _NEAR * abs(factors[0])

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from tests.synthetic_runs import write_run
 from tests.unit.trained_updates import mlp
 from torch import nn
 from torch.utils.data import DataLoader
 
 import trueline
+from trueline.laws.accumulation import grad_accumulates
 
 AT = 6
 """The first step that begins with gradients of another."""
@@ -259,6 +261,17 @@ def test_gradients_that_change_between_passes(tmp_path, change, severity, says):
     (finding,) = watched(tmp_path / "run", between(change))
     assert (finding.severity, finding.evidence["kind"], finding.step_first) == (severity, "between-passes", 0)
     assert says in finding.claim
+
+
+def test_a_changed_gradient_has_the_name_that_its_own_rank_gives_its_place(tmp_path):
+    def halved(step, rank, row):
+        row["changed_between"] = [2.0, float(rank), 0.0, 0.5, 1.0]
+
+    stages = [["embed.weight", "layer.weight"], ["norm.weight", "head.weight"]]
+    env = {"param_shapes": [[8, 16]] * 2, "param_dtypes": ["torch.float32"] * 2, "requires_grad": [True] * 2}
+    write_run(tmp_path / "run", num_ranks=2, change=halved, env=lambda rank: {**env, "params": stages[rank]})
+    (finding,) = grad_accumulates.check(trueline.open_run(tmp_path / "run"))
+    assert finding.evidence["names"] == ["embed.weight", "head.weight"]
 
 
 def masked(step, model, optimizer):
