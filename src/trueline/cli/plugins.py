@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from trueline.schema.law import DECLARED, GROUP, installed_laws
+from trueline.schema.plugins import entry_points
 
 GROUPS = ("trueline.checks", "trueline.adapters", "trueline.sinks")
 """What enters as single entry points; checks of laws stand in the folder of their law."""
@@ -32,12 +33,12 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="One JSON docum
 
 
 def _entries(group: str) -> list[dict[str, str]]:
-    entries = sorted(importlib.metadata.entry_points(group=group), key=lambda entry: entry.name)
-    return [_row(group.partition(".")[2], entry.name, entry.value, entry.dist) for entry in entries]
+    role = group.partition(".")[2]
+    return [_row(role, entry.name, entry.value, entry.dist) for entry in entry_points(group=group)]
 
 
 def _checks_of_laws() -> list[dict[str, str]]:
-    dist_by_module = {entry.value: entry.dist for entry in importlib.metadata.entry_points(group=GROUP)}
+    dist_by_module = {entry.value: entry.dist for entry in entry_points(group=GROUP)}
     trueline = importlib.metadata.distribution("trueline")
     return [
         _row("checks", code, law.module_of(code), dist_by_module.get(f"{law.package}.{DECLARED}", trueline))

@@ -8,7 +8,6 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import entry_points
 from types import ModuleType
 
 from trueline.judge.follows import Adding, ByStep
@@ -17,6 +16,7 @@ from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
 from trueline.schema.judged import QUESTIONS, Question
 from trueline.schema.law import Law, broken_laws, installed_laws, not_loaded
+from trueline.schema.plugins import entry_points
 from trueline.store.reader import Run
 
 GROUP = "trueline.checks"
@@ -48,8 +48,7 @@ def installed_checks() -> list[Check]:
     """
     checks = [_broken(law.name, law.reason) for law in broken_laws()]
     checks += [_of_law(law, code) for law in installed_laws() for code in law.checks]
-    entries = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
-    checks += [_loaded(entry.name, entry.value, entry.load) for entry in entries]
+    checks += [_loaded(entry.name, entry.value, entry.load) for entry in entry_points(group=GROUP)]
     # Of two checks with one code the later one counts: an entry point may replace one of ours.
     return sorted({check.code: check for check in checks}.values(), key=lambda check: check.code)
 

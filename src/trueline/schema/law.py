@@ -7,12 +7,12 @@ import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Any
 
 from trueline.schema.column import Column, column_fault
 from trueline.schema.columns.workers import SHARED_COLUMNS
 from trueline.schema.errors import InputError
+from trueline.schema.plugins import entry_points
 from trueline.schema.text.reading import why
 
 GROUP = "trueline.laws"
@@ -190,7 +190,7 @@ def _modules() -> Iterator[tuple[str, str]]:
         yield folder.name, f"{LAWS}.{folder.name}.{DECLARED}"
     for package in BESIDE:
         yield package.rpartition(".")[2], f"{package}.{DECLARED}"
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+    for entry in entry_points(group=GROUP):
         yield entry.name, entry.value
 
 

@@ -15,11 +15,11 @@ import os
 import pkgutil
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.metadata import entry_points
 
 from trueline import sinks
 from trueline.schema.errors import InputError
 from trueline.schema.live import LiveSink
+from trueline.schema.plugins import entry_points
 from trueline.schema.text.reading import shortened, why
 
 GROUP = "trueline.sinks"

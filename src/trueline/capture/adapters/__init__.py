@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from torch import nn
 
 from trueline.capture.adapters.base import Adapter, AdapterModule, with_defaults
 from trueline.schema.errors import CaptureError, TruelineError
+from trueline.schema.plugins import entry_points
 from trueline.schema.text.reading import why
 
 GROUP = "trueline.adapters"
@@ -51,8 +52,7 @@ def installed_adapters() -> list[AdapterModule]:
     Where the package is run from its sources without being installed there are no entry points; then it is the
     modules of this package.
     """
-    entries = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
-    modules: list[Any] = [_loaded(entry) for entry in entries] or [
+    modules: list[Any] = [_loaded(entry) for entry in entry_points(group=GROUP)] or [
         module
         for info in pkgutil.iter_modules(__path__, f"{__name__}.")
         if hasattr(module := importlib.import_module(info.name), "adapter_for")
