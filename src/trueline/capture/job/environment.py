@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import platform
@@ -80,12 +81,15 @@ def versions() -> dict[str, str]:
     for package in _PACKAGES:
         if package in sys.modules or package == "trueline":
             try:
-                version_of[package] = importlib.metadata.version(package)
+                version_of[package] = _version(package)
             except importlib.metadata.PackageNotFoundError:
                 continue
     if torch.version.cuda is not None:
         version_of["cuda"] = str(torch.version.cuda)
     return version_of
+
+
+_version = functools.cache(importlib.metadata.version)
 
 
 def flags() -> dict[str, Any]:

@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -32,6 +33,7 @@ _MAX_FILE_BYTES, _MAX_FILES = 64 * 1024, 12
 _GIT_S = 5.0
 """Seconds that one question to git may take: a checkout on a network disk is left out."""
 _MAX_MODULES = 2_000
+_FIELD = re.compile(r"^(Name|Version): *(.*?) *$", re.MULTILINE)
 
 
 class FactsInBackground:
@@ -104,8 +106,15 @@ def packages() -> tuple[tuple[str, str], ...]:
     version_of: dict[str, str] = {}
     for package in importlib.metadata.distributions():
         with contextlib.suppress(Exception):
-            version_of.setdefault(package.metadata["Name"].lower().replace("_", "-"), package.version)
+            fields = _fields(package)
+            version_of.setdefault(fields["Name"].lower().replace("_", "-"), fields["Version"])
     return tuple(sorted(version_of.items()))
+
+
+def _fields(package: importlib.metadata.Distribution) -> dict[str, str]:
+    """Name and Version of ``package``, without parsing its whole description: of 170 packages that takes 0.25 s."""
+    text = package.read_text("METADATA") or package.read_text("PKG-INFO") or ""
+    return dict(_FIELD.findall(text.partition("\n\n")[0]))
 
 
 def sources(script: Path | None, left_out: list[str]) -> dict[str, SourceState]:
@@ -131,7 +140,7 @@ def _editable() -> tuple[tuple[str, str], ...]:
         with contextlib.suppress(Exception):
             origin = json.loads(package.read_text("direct_url.json") or "{}")
             if origin.get("dir_info", {}).get("editable"):
-                folders.append((package.metadata["Name"].lower(), unquote(urlparse(origin["url"]).path)))
+                folders.append((_fields(package)["Name"].lower(), unquote(urlparse(origin["url"]).path)))
     return tuple(folders)
 
 

@@ -1,6 +1,7 @@
 """What a process knows of its job is collected without a change to the script, and without a secret."""
 
 import argparse
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -166,3 +167,12 @@ def test_a_run_has_the_facts_of_its_first_rank(tmp_path):
     assert facts["packages"]["torch"] == torch.__version__
     assert vars(args) in facts["configs"].values()
     assert facts["modules"][0]["kind"] == "Linear"
+
+
+def test_every_installed_package_has_the_name_and_version_of_its_metadata():
+    described = [package.metadata for package in importlib.metadata.distributions()]
+    names = {fields["Name"].lower().replace("_", "-") for fields in described}
+    assert {name for name, _ in job_facts.packages()} == names
+    assert {(fields["Name"].lower().replace("_", "-"), fields["Version"]) for fields in described} >= set(
+        job_facts.packages()
+    )
