@@ -264,6 +264,7 @@ def _leave_groups() -> None:
     for group in [group for group in _world.pg_map if not group.group_desc.startswith(KEPT_GROUPS)]:
         dist.destroy_process_group(group)
     gc.collect()  # a group ends with the last object that refers to it, and models refer to themselves
+    gc.freeze()  # what is left are modules that the task imported: hundreds of thousands of objects with a compiler
 
 
 def seed_generators() -> None:
