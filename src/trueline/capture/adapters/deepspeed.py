@@ -12,7 +12,6 @@ Attributes of DeepSpeed without a documentation of their own: ``_take_model_step
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -25,6 +24,7 @@ from trueline.capture.adapters.base import Guard, HookingAdapter, Reduction
 from trueline.capture.adapters.manual import first_hook
 from trueline.capture.model import patches
 from trueline.capture.model.layout import deepspeed_engine, experts, in_shards, is_engine, unwrap
+from trueline.capture.model.live_objects import instances_of
 from trueline.capture.model.mesh import Mesh, workers_in
 from trueline.capture.model.untraced import skipped, untraced
 from trueline.capture.probes.gradients import GradientProbe
@@ -174,9 +174,9 @@ def _engine_of(model: nn.Module) -> Any:
     if kind is None or is_engine(model):
         return model if kind is not None else None
     inside = unwrap(model)
-    # by the type and not by isinstance, which a proxy could answer
-    engines = (engine for engine in gc.get_objects() if issubclass(type(engine), kind))
-    return next((engine for engine in engines if engine.__dict__.get("optimizer") and unwrap(engine) is inside), None)
+    return next(
+        (engine for engine in instances_of(kind) if engine.__dict__.get("optimizer") and unwrap(engine) is inside), None
+    )
 
 
 def _mesh(engine: Any, workers: Mesh, stage: int) -> Mesh:

@@ -7,9 +7,6 @@ An adapter makes it once a model, from what its framework says; everything else 
 from __future__ import annotations
 
 import functools
-import gc
-import itertools
-import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +17,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trueline.capture.model.live_objects import instances_of
 from trueline.capture.model.world import is_initialised, own_rank, ranks_of
 
 if TYPE_CHECKING:
@@ -174,9 +172,8 @@ def _is_along(description: str) -> bool:
 
 def _along_in_meshes() -> set[tuple[str, tuple[int, ...]]]:
     """Name and ranks of axes that hold all ranks, for which torch takes the default group."""
-    kind: Any = getattr(sys.modules.get("torch.distributed.device_mesh"), "DeviceMesh", ())
-    objects = gc.get_objects()  # a million, of which one by one would take longer than all else that begins a Run
-    meshes = itertools.compress(objects, map(operator.is_, map(type, objects), itertools.repeat(kind)))
+    kind: type[Any] | None = getattr(sys.modules.get("torch.distributed.device_mesh"), "DeviceMesh", None)
+    meshes = [] if kind is None else instances_of(kind)
     return {
         (name, on_device_mesh(mesh).group(name))
         for mesh in meshes

@@ -5,7 +5,6 @@ follows, around each update of the optimizer, and around calls of torch's ``Aver
 from __future__ import annotations
 
 import functools
-import gc
 import itertools
 import json
 import random
@@ -23,6 +22,7 @@ from trueline.capture.adapters.base import Guard
 from trueline.capture.declared_averages import Average
 from trueline.capture.model import patches
 from trueline.capture.model.layout import Layout, clean_name, unwrap
+from trueline.capture.model.live_objects import instances_of
 from trueline.capture.model.object_table import ObjectTable
 from trueline.capture.probes.around_update.sampling import NowAndThen, Waiting
 from trueline.capture.probes.around_update.update_slices import Gathered, ParamSlice, slice_at
@@ -264,7 +264,7 @@ def model_copies(model: nn.Module, declared: Sequence[Average]) -> list[nn.Modul
     averages = [average.average for average in declared if isinstance(average.average, nn.Module)]
     known_ids = {id(part) for average in averages for part in average.modules()}
     copies: list[nn.Module] = []
-    for module in gc.get_referrers(type(inner), AveragedModel):  # as an object refers to its class
+    for module in instances_of(type(inner), AveragedModel):
         if type(module) is AveragedModel:
             known_ids |= {id(part) for part in module.modules()}
         elif type(module) is type(inner) and module is not inner and shapes:

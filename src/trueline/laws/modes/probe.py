@@ -4,7 +4,6 @@ values: a teacher, a reference or a reward model that was left in training mode.
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from trueline.capture.adapters.base import Guard
 from trueline.capture.model.layout import compiled_inside, local, unwrap
+from trueline.capture.model.live_objects import instances_of
 from trueline.capture.model.outputs import differentiable
 from trueline.capture.model.untraced import Hook, compiled_in_place, in_backward, script_line
 from trueline.capture.probes.around_update.sampling import NowAndThen
@@ -222,7 +222,7 @@ def parts_beside_trained(model: nn.Module) -> tuple[list[tuple[str, nn.Module]],
     parts = _disjoint_parts(unwrap(model), "", DEPTH, trains)
     frozen = [(name, part) for name, part, learns in parts if not learns][:MAX_PARTS]
     own_ids = {id(param) for param in params} if frozen else set[int]()
-    compiled = (module for module in (_alive() if frozen else ()) if _is_compiled(module))
+    compiled = (module for module in (instances_of(nn.Module) if frozen else ()) if _is_compiled(module))
     if not frozen or any(id(param) in own_ids for module in compiled for param in module.parameters()):
         return [], []
     trained = [module for _, part, learns in parts if learns for module in (part, *part.children())]
@@ -249,7 +249,7 @@ def models_beside(model: nn.Module) -> list[nn.Module]:
     """Modules that are alive and inside of no other, share no parameter with ``model``, and have parameters and a part
     that may drop values; of one that shares some, what is inside of it. Those with compiled parts are left out.
     """
-    alive = _alive()
+    alive = instances_of(nn.Module)
     inner_ids = {id(part) for candidate in alive for part in candidate._modules.values()}
     own_ids = {id(param) for param in model.parameters()}
     models: list[nn.Module] = []
@@ -281,17 +281,6 @@ def dropping_parts(module: nn.Module) -> Iterator[tuple[str, nn.Module, float]]:
         p = max((value for value in numbers if isinstance(value, float) and 0 < value <= 1), default=0.0)
         if p > 0:
             yield name, part, p
-
-
-def _alive() -> list[nn.Module]:
-    kinds = set(_kinds(nn.Module))
-    return [module for module in gc.get_objects() if type(module) in kinds]  # no isinstance: a proxy would answer
-
-
-def _kinds(kind: type[nn.Module]) -> Iterator[type[nn.Module]]:
-    yield kind
-    for subclass in kind.__subclasses__():
-        yield from _kinds(subclass)
 
 
 def called_parts(module: nn.Module, depth: int) -> Iterator[nn.Module]:
