@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.unit.asked import asked
 from tests.unit.trained_updates import mlp
 
 import trueline
@@ -31,8 +32,7 @@ def scaler(scale=1024.0, **settings):
 
 def found(out):
     """The kinds of the findings of ``loss-scale-wrong``, and the findings."""
-    findings = [each for each in trueline.check(out).findings if each.code == "loss-scale-wrong"]
-    return {each.evidence["kind"]: each for each in findings}
+    return {each.evidence["kind"]: each for each in asked(out, "loss-scale-wrong")[0]}
 
 
 def test_updates_that_are_left_out_to_the_end(tmp_path):

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 import torch
+from tests.unit.asked import asked
 from torch import nn
 from torch.nn import functional
 
 import trueline
 from trueline.capture.probes import own_draws as probe
-from trueline.judge.check_run import check
 
 ROWS, WIDTH, STEPS = 8, 6, 8
 
@@ -45,9 +45,7 @@ def trained(out, noise, *, model=None, before=lambda step: None, steps=STEPS):
 
 
 def found_in(out):
-    report = check(trueline.open_run(out))
-    assert not [each for each in report.findings if each.code == "watch-degraded"]
-    return [each for each in report.findings if each.code == "rng-streams" and "called_at" in each.evidence]
+    return [each for each in asked(out, "rng-streams")[0] if "called_at" in each.evidence]
 
 
 def said(out):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from gallery.problems import CausalLM
+from tests.unit.asked import asked
 from torch import nn
 from torch.nn import functional
 
@@ -34,9 +35,7 @@ def trained(out, problem=None, *, dtype=torch.float32, targets=lambda ids: ids[:
 
 def judged(out):
     """Findings, and why there is no answer."""
-    report = check(trueline.open_run(out))
-    why = [each.why for each in report.checks_not_run if each.check == "influence-leak"]
-    return [each for each in report.findings if each.code == "influence-leak"], why
+    return asked(out, "influence-leak")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

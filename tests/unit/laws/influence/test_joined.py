@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from tests.unit.asked import asked
 from torch import nn
 
 import trueline
-from trueline.judge.check_run import check
 
 SIZES, WIDTH = (4, 7, 5, 6, 3, 8), 8
 
@@ -49,9 +49,8 @@ def said(out, model, **inputs):
         updates.step()
         updates.zero_grad()
     watch.close()
-    report = check(trueline.open_run(out))
-    why = [each.why for each in report.checks_not_run if each.check == "batch-leak"]
-    return [(each.severity, each.evidence["kind"]) for each in report.findings if each.code == "batch-leak"], why
+    findings, why = asked(out, "batch-leak")
+    return [(each.severity, each.evidence["kind"]) for each in findings], why
 
 
 @pytest.mark.parametrize("nodes", [False, True])

@@ -4,11 +4,11 @@ import pytest
 import torch
 from gallery.laws.influence.w6_lost_order import Ordered
 from gallery.problems import CausalLM
+from tests.unit.asked import asked
 from torch import nn
 from torch.nn import functional
 
 import trueline
-from trueline.judge.check_run import check
 
 LENGTH, VOCABULARY, WIDTH = CausalLM.length, CausalLM.vocab_size, 16
 
@@ -66,10 +66,8 @@ def trained(out, model, *, distinct=False, dtype=torch.float32, plan=None, **mor
 
 
 def judged(out):
-    report = check(trueline.open_run(out))
-    why = [each.why for each in report.checks_not_run if each.check == "order-ignored"]
-    found = [each for each in report.findings if each.code == "order-ignored"]
-    return [(each.severity, each.evidence["kind"]) for each in found], why
+    findings, why = asked(out, "order-ignored")
+    return [(each.severity, each.evidence["kind"]) for each in findings], why
 
 
 LOST, NONE = [("warning", "positions-lost")], [("info", "no-positions")]

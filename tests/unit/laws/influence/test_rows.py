@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from tests.unit.asked import asked
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
@@ -44,9 +45,8 @@ def trained(out, model, *, loader=partial(DataLoader, batch_size=BATCH), **input
 
 def judged(out):
     """Severities and kinds of the findings, and why there is no answer."""
-    report = check(trueline.open_run(out))
-    why = [each.why for each in report.checks_not_run if each.check == "batch-leak"]
-    return [(each.severity, each.evidence["kind"]) for each in report.findings if each.code == "batch-leak"], why
+    findings, why = asked(out, "batch-leak")
+    return [(each.severity, each.evidence["kind"]) for each in findings], why
 
 
 MIXING = {
@@ -152,8 +152,7 @@ BY_WAVES, BY_NUMBER = lambda: nn.Linear(6, WIDTH), lambda: nn.Embedding(BATCH, W
 def test_a_condition_that_does_not_get_into_the_model_is_found(tmp_path, made, reads, inputs, found):
     model = Timed(lambda t: made(t.flatten()), reads())
     trained(tmp_path / "run", model, **inputs)
-    findings = check(trueline.open_run(tmp_path / "run")).findings
-    assert [each.evidence["kind"] for each in findings if each.code == "input-constant"] == found
+    assert [each.evidence["kind"] for each in asked(tmp_path / "run", "input-constant")[0]] == found
 
 
 @pytest.mark.parametrize("norm", [None, nn.LayerNorm(WIDTH), nn.BatchNorm1d(WIDTH).eval()])

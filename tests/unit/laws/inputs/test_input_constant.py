@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from tests.unit.asked import asked
 from torch import nn
 from torch.nn import functional
 
 import trueline
-from trueline.judge.check_run import check
 
 ROWS, WIDTH, STEPS = 16, 32, 10
 
@@ -41,9 +41,7 @@ def findings_of(folder, inputs, loss=lambda output: output.square().mean(), *, s
         updates.step()
         updates.zero_grad()
     watch.close()
-    report = check(trueline.open_run(folder))
-    constants = [finding for finding in report.findings if finding.code == "input-constant"]
-    why = [entry.why for entry in report.checks_not_run if entry.check == "input-constant"]
+    constants, why = asked(folder, "input-constant")
     return [(finding.evidence["kind"], finding.severity, finding.evidence["name"]) for finding in constants], why
 
 

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tests.unit.asked import asked
 from torch import nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
@@ -103,11 +104,9 @@ def without_gradients(model):
 
 
 def judged(out):
-    report = check(trueline.open_run(out))
-    assert CODE in report.checks_run
-    assert not [each for each in report.findings if each.code == "watch-degraded"]
-    found = [finding for finding in report.findings if finding.code == CODE]
-    return [(each.severity, each.evidence["kind"], each.evidence["model"]) for each in found]
+    findings, why = asked(out, CODE)
+    assert why == []
+    return [(each.severity, each.evidence["kind"], each.evidence["model"]) for each in findings]
 
 
 STILL = [("warning", "still", "Net")]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.synthetic_runs import write_run
+from tests.unit.asked import asked
 from tests.unit.trained_updates import mlp
 from torch import nn
 from torch.utils.data import DataLoader
@@ -22,10 +23,8 @@ def watched(out, loop, *, model=mlp, make=torch.optim.AdamW, steps=12, watch_opt
     with trueline.watch(made, optimizer if watch_optimizer else None, out=out, plan={"every": 1}):
         for step in range(steps):
             loop(step, made, optimizer)
-    report = trueline.check(out)
-    if "grad-accumulates" not in report.checks_run:
-        return None
-    return [finding for finding in report.findings if finding.code == "grad-accumulates"]
+    findings, why = asked(out, "grad-accumulates")
+    return None if why else findings
 
 
 def loss_of(model):
@@ -355,7 +354,7 @@ def through_epochs(out, *, clears=False, carries=False, every=1):
                         loss_of(model).backward()
             if clears:
                 optimizer.zero_grad()
-    return [each for each in trueline.check(out).findings if each.code == "grad-accumulates"]
+    return asked(out, "grad-accumulates")[0]
 
 
 def test_micro_batches_that_are_left_over_at_the_end_of_an_epoch(tmp_path):

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from tests.unit.asked import asked
 from tests.unit.healthy_run import healthy_rows, write_run
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import trueline
-from trueline.judge.check_run import check
 from trueline.laws.random_streams import rng_streams
 from trueline.schema.columns.own_draws import OwnDraw, draws_text
 
@@ -36,8 +36,7 @@ def trained(out, before, *, dropout=0.0, noise=True, recompute=False):
 
 
 def again(out):
-    findings = check(trueline.open_run(out)).findings
-    return [finding for finding in findings if finding.evidence.get("kind") == "begins-again"]
+    return [finding for finding in asked(out, "rng-streams")[0] if finding.evidence.get("kind") == "begins-again"]
 
 
 def seeded(step):

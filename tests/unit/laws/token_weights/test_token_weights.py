@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from tests.unit.asked import asked
 from tests.unit.healthy_run import healthy_rows, write_run
 from tests.unit.trained_updates import mlp
 
@@ -40,7 +41,7 @@ def row_of(count, weight, *, within=0.0, reduction=1.0, scalings=1.0, doubt=0.0)
 
 def findings(run):
     """Severity and the finding by code."""
-    return {each.code: each for each in trueline.check(run).findings if each.code in CODES}
+    return {each.code: each for each in asked(run, *CODES)[0]}
 
 
 def not_run(run):
