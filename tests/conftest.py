@@ -36,6 +36,7 @@ ranks.PRELOADED += (
     *("trueline.capture.launch", "trueline.rl.trl", "trueline.sinks.registry", "trueline.capture.trial.changes"),
     *(f"trueline.capture.adapters.{name}" for name in ("ddp", "deepspeed", "fsdp2", "megatron", "single")),
     "trueline.capture.trial.first_step",
+    "pytest",  # which modules of tests import, and each new rank with them
 )
 
 MAY_SKIP = ("no CUDA device", "a tmpfs cannot be mounted here")

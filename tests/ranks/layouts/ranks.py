@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import warnings
@@ -17,11 +18,10 @@ def trained(ranks: Ranks, mode: str, *, steps: int, fault: str = "", bad: tuple[
     return ranks.run(_train, mode, (steps, fault, bad))
 
 
-def watched(mode: str, run: Path, *, world: int, steps: int, fault: str = "", bad: tuple[int, ...] = ()) -> list[str]:
-    """The same of new ranks, watched into ``run``."""
+def watched(ranks: Ranks, mode: str, run: Path, *, steps: int, fault: str = "", bad: tuple[int, ...] = ()) -> list[str]:
+    """The same, watched into ``run``. The ranks are of no use for unwatched trainings afterwards."""
     told = environment(out=str(run), plan=Plan.load({"every": 1}).model_dump(mode="json"), overwrite=False, base={})
-    with Ranks(world) as ranks:
-        return ranks.run(_attached, mode, (steps, fault, bad), told)
+    return ranks.run(_attached, mode, (steps, fault, bad), told)
 
 
 def _train(rank: int, world: int, mode: str, job: tuple[int, str, tuple[int, ...]]) -> str:
@@ -36,6 +36,7 @@ def _train(rank: int, world: int, mode: str, job: tuple[int, str, tuple[int, ...
 def _attached(rank: int, world: int, mode: str, job: tuple[int, str, tuple[int, ...]], told: dict[str, str]) -> str:
     import trueline
     from trueline.capture.launch import Attachment
+    from trueline.capture.model import patches
 
     os.environ.update(told)
     attachment = Attachment(trueline.watch)
@@ -43,4 +44,6 @@ def _attached(rank: int, world: int, mode: str, job: tuple[int, str, tuple[int, 
     weights = _train(rank, world, mode, job)
     for watch in attachment.watches:
         watch.close()  # as at the exit of a process, which a rank does not come to
+    patches.update_begins.remove(attachment._at_update)  # or it would look at the next training too
+    atexit.unregister(attachment._at_exit)
     return weights

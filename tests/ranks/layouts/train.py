@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 D, V, L, B = 16, 64, 12, 8
 SAMPLES = 2048
 LR = 0.01
-PLANTED_AT = 20
+PLANTED_AT = 4
 """The step from which on a fault that changes weights is there."""
 
 
