@@ -37,6 +37,7 @@ ranks.PRELOADED += (
     *(f"trueline.capture.adapters.{name}" for name in ("ddp", "deepspeed", "fsdp2", "megatron", "single")),
     "trueline.capture.trial.first_step",
     "pytest",  # which modules of tests import, and each new rank with them
+    *("trueline.cli.main", "trueline.cli.run_end", "trueline.judge.check_run"),  # of the warm `trueline`
 )
 
 MAY_SKIP = ("no CUDA device", "a tmpfs cannot be mounted here")
@@ -150,6 +151,12 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An interpreter for scripts that train, which has imported torch already."""
     with warm_python(tmp_path_factory.mktemp("warm")) as path:
         yield path
+
+
+@pytest.fixture(scope="session")
+def warm_trueline(python: str) -> str:
+    """A `trueline` that has imported its verbs, for tests whose fact is what a command does and not how it starts."""
+    return str(Path(python).with_name("trueline"))
 
 
 @pytest.fixture(scope="session")

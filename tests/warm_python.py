@@ -1,4 +1,5 @@
-"""A `python` that need not import torch: each start is a fork of a process that has, which saves five seconds.
+"""A `python` that need not import torch: each start is a fork of a process that has, which saves five seconds. Beside
+it a `trueline`, which has imported its verbs.
 
 For tests whose fact is what a started process does under `trueline run`, not how Python starts. Working directory,
 environment, sitecustomize, standard streams, exit status and signals are those of a process of its own, and `import
@@ -39,7 +40,7 @@ CLIENT = """#!{python} -IS
 import array, json, os, signal, socket, struct, sys
 files = [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + name)]
 files = sorted(number for number in files if number < 3 or os.get_inheritable(number))
-given = {{"argv": sys.argv, "environ": dict(os.environ), "cwd": os.getcwd(), "files": files}}
+given = {{"argv": [*{words!r}, *sys.argv[1:]], "environ": dict(os.environ), "cwd": os.getcwd(), "files": files}}
 words = json.dumps(given).encode()
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
@@ -67,16 +68,18 @@ MAX_FILES = 64
 
 @contextlib.contextmanager
 def warm_python(folder: Path) -> Iterator[str]:
-    """The path of such a `python`, in ``folder``."""
-    address, client = str(folder / "socket"), folder / "python"
-    client.write_text(CLIENT.format(python=sys.executable, address=address), encoding="utf-8")
-    client.chmod(0o755)
+    """The path of such a `python`, in ``folder``, beside which is the `trueline`."""
+    address, python, trueline = (str(folder / name) for name in ("socket", "python", "trueline"))
+    for client, words in ((python, [python]), (trueline, [python, "-m", "trueline"])):
+        text = CLIENT.format(python=sys.executable, address=address, words=words)
+        Path(client).write_text(text, encoding="utf-8")
+        Path(client).chmod(0o755)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen(64)
         server = ranks._context().Process(target=_serve, args=(listener,), daemon=True)
         server.start()
-    yield str(client)
+    yield python
     server.kill()
     server.join()
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-TRUELINE = str(Path(sys.executable).parent / "trueline")
 
 MODEL = """
 import gc, io, copy, logging, os, pickle, sys, warnings, weakref
@@ -184,11 +183,22 @@ def run(python: str, script: Path, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize(("job", "plan"), [(job, plan) for job in JOBS for plan in PLANS.get(job, ("workers",))])
-def test_a_job_ends_and_prints_as_it_does_alone(job, plan, tmp_path, python):
-    script = tmp_path / "train.py"
+def placed(job: str, folder: Path) -> Path:
+    """The script of a job."""
+    script = folder / "train.py"
     script.write_text(MODEL + JOBS[job] + WEIGHTS, encoding="utf-8")
-    alone = run(python, script)
-    assert alone[0] == 0
-    assert run(python, script, TRUELINE, "run", "--plan", plan, "--out", str(tmp_path / "run"), "--") == alone
+    return script
+
+
+@pytest.fixture(scope="module")
+def alone(python, tmp_path_factory):
+    """What a job does alone."""
+    return functools.cache(lambda job: run(python, placed(job, tmp_path_factory.mktemp("alone"))))
+
+
+@pytest.mark.parametrize(("job", "plan"), [(job, plan) for job in JOBS for plan in PLANS.get(job, ("workers",))])
+def test_a_job_ends_and_prints_as_it_does_alone(job, plan, tmp_path, python, warm_trueline, alone):
+    assert alone(job)[0] == 0
+    watched = (warm_trueline, "run", "--plan", plan, "--out", str(tmp_path / "run"), "--")
+    assert run(python, placed(job, tmp_path), *watched) == alone(job)
     assert (tmp_path / "run").is_file() or (tmp_path / "run" / "manifest.json").exists(), "the job was not watched"

@@ -186,11 +186,13 @@ def test_exit_code_output_and_sitecustomize_are_the_programs_own(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_an_exception_of_the_script_is_shown_as_it_is_and_the_run_is_kept_but_not_told_again(script, tmp_path, python):
+def test_an_exception_of_the_script_is_shown_as_it_is_and_the_run_is_kept_but_not_told_again(
+    script, tmp_path, python, warm_trueline
+):
     import trueline
 
     script.write_text(SCRIPT.replace("total = sum", "raise ValueError('mine')\ntotal = sum"), encoding="utf-8")
-    done = call([TRUELINE, "run", "--out", "run", "--", python, "train.py", "single"], tmp_path)
+    done = call([warm_trueline, "run", "--out", "run", "--", python, "train.py", "single"], tmp_path)
     assert done.returncode == 1
     assert "ValueError: mine" in done.stderr
     assert "watched model (single, 1 rank): 16 steps, gradients at 16" in done.stderr
@@ -199,25 +201,27 @@ def test_an_exception_of_the_script_is_shown_as_it_is_and_the_run_is_kept_but_no
     line = 1 + SCRIPT[: SCRIPT.index("total = sum")].count("\n")
     assert run.env[0].raised == f"ValueError at {script.name}:{line}"
     assert trueline.check(run).notes[0] == f"Rank 0 raised ValueError at {script.name}:{line} after step 15."
-    again = call([TRUELINE, "run", "--overwrite", "--out", "run", "--", "true"], tmp_path)
+    again = call([warm_trueline, "run", "--overwrite", "--out", "run", "--", "true"], tmp_path)
     assert "NOTHING WAS WATCHED: the Run at 'run' is as it was before the command" in again.stderr
     assert "The command" not in again.stderr
-    killed = call([TRUELINE, "run", "--out", "other", "--", "timeout", "-s", "KILL", "0.1", "sleep", "9"], tmp_path)
+    killed = call(
+        [warm_trueline, "run", "--out", "other", "--", "timeout", "-s", "KILL", "0.1", "sleep", "9"], tmp_path
+    )
     assert "NOTHING WAS WATCHED" in killed.stderr
     assert killed.stderr.endswith(" The command, or what it started, was ended by SIGKILL.\n")
 
 
-def test_a_model_that_compiled_code_alone_calls_is_told_with_what_to_do(tmp_path, python):
-    done = call([TRUELINE, "run", "--out", "run", "--", python, "-c", COMPILED], tmp_path)
+def test_a_model_that_compiled_code_alone_calls_is_told_with_what_to_do(tmp_path, warm_trueline, python):
+    done = call([warm_trueline, "run", "--out", "run", "--", python, "-c", COMPILED], tmp_path)
     assert "NOTHING WAS WATCHED: the model is called only inside of what torch.compile made" in done.stderr
     assert "leave its call, loss.backward() and optimizer.step() outside" in done.stderr
 
 
-def test_the_run_has_the_whole_command_and_the_keys_that_were_set(tmp_path):
+def test_the_run_has_the_whole_command_and_the_keys_that_were_set(tmp_path, warm_trueline, python):
     (tmp_path / "train.py").write_text(COMPILED.replace("torch.compile", "(lambda f, backend: f)"), encoding="utf-8")
-    words = [sys.executable, "train.py", "--name", "a b", "--token", "hf_abcdefghijklmnop1234"]
+    words = [python, "train.py", "--name", "a b", "--token", "hf_abcdefghijklmnop1234"]
     done = call(
-        [TRUELINE, "run", "--out", "run", "--set", "every=7", "--set", "names=we*,bias", "--", *words], tmp_path
+        [warm_trueline, "run", "--out", "run", "--set", "every=7", "--set", "names=we*,bias", "--", *words], tmp_path
     )
     assert "trueline: watched " in done.stderr, done.stderr
     manifest = trueline.open_run(tmp_path / "run").manifest
@@ -226,11 +230,11 @@ def test_the_run_has_the_whole_command_and_the_keys_that_were_set(tmp_path):
     assert (manifest.plan["every"], manifest.plan["names"]) == (7, ["we*", "bias"])
 
 
-def test_a_signal_reaches_the_program(tmp_path):
+def test_a_signal_reaches_the_program(tmp_path, warm_trueline):
     program = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
     program += "print('ready', flush=True)\ntime.sleep(60)\n"
     (tmp_path / "waits.py").write_text(program, encoding="utf-8")
-    words = [TRUELINE, "run", "--out", "run", "--", sys.executable, "waits.py"]
+    words = [warm_trueline, "run", "--out", "run", "--", sys.executable, "waits.py"]
     with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -261,9 +265,9 @@ KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
         ("os.kill(os.getpid(), signal.SIGTERM)", ""),
     ],
 )
-def test_a_job_that_was_killed_at_once_is_said_to_have_died(tmp_path, python, end, says):
+def test_a_job_that_was_killed_at_once_is_said_to_have_died(tmp_path, warm_trueline, python, end, says):
     (tmp_path / "train.py").write_text(ENDS.format(end=end), encoding="utf-8")
-    ended = call([TRUELINE, "run", "--out", "run", "--", python, "train.py"], tmp_path)
+    ended = call([warm_trueline, "run", "--out", "run", "--", python, "train.py"], tmp_path)
     report = trueline.check(tmp_path / "run")
     if not says:
         assert not report.incidents
@@ -274,11 +278,11 @@ def test_a_job_that_was_killed_at_once_is_said_to_have_died(tmp_path, python, en
     assert report.exit_code == 1
 
 
-def test_a_job_that_was_told_to_end_did_not_die(tmp_path):
+def test_a_job_that_was_told_to_end_did_not_die(tmp_path, warm_trueline, python):
     """It takes its time, and `trueline run` passed the signal on before."""
     waits = "signal.signal(signal.SIGTERM, lambda *_: os._exit(5))\nprint('ready', flush=True)\nsignal.pause()"
     (tmp_path / "train.py").write_text(ENDS.format(end=waits), encoding="utf-8")
-    words = [TRUELINE, "run", "--out", "run", "--", sys.executable, "train.py"]
+    words = [warm_trueline, "run", "--out", "run", "--", python, "train.py"]
     with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -289,13 +293,13 @@ def test_a_job_that_was_told_to_end_did_not_die(tmp_path):
     assert not trueline.check(run).incidents
 
 
-def test_killed_training_leaves_a_readable_run(script, tmp_path, python):
+def test_killed_training_leaves_a_readable_run(script, tmp_path, python, warm_trueline):
     import trueline
     from trueline.schema.errors import RunError
 
     slow = SCRIPT.replace("optimizer.step()", "optimizer.step(); __import__('time').sleep(0.3)")
     script.write_text(slow, encoding="utf-8")
-    words = [TRUELINE, "run", "--out", "run", "--", python, "train.py", "single"]
+    words = [warm_trueline, "run", "--out", "run", "--", python, "train.py", "single"]
     with subprocess.Popen(words, cwd=tmp_path) as process:
         until = time.monotonic() + 60
         while time.monotonic() < until:
@@ -389,19 +393,19 @@ def test_a_key_of_wandb_is_found_wherever_it_is(tmp_path, monkeypatch, how):
 
 
 @pytest.mark.parametrize("how", ["--overwrite", "--resume"])
-def test_the_run_of_a_job_that_lives_is_left_alone(tmp_path, how):
+def test_the_run_of_a_job_that_lives_is_left_alone(tmp_path, warm_trueline, how):
     wait = "import sys; from trueline.store.writer import RunWriter; RunWriter('run', rank=0); print('x', flush=True);"
     words = [sys.executable, "-c", f"{wait} sys.stdin.read()"]
     with subprocess.Popen(words, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as job:
         job.stdout.readline()
-        done = call([TRUELINE, "run", "--out", "run", how, "--", sys.executable, "-V"], tmp_path)
+        done = call([warm_trueline, "run", "--out", "run", how, "--", sys.executable, "-V"], tmp_path)
         job.stdin.close()
     assert done.returncode == 2
     assert f"is still being written by process {job.pid}" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
-def test_a_model_that_cannot_be_watched_trains_on(tmp_path, python):
+def test_a_model_that_cannot_be_watched_trains_on(tmp_path, warm_trueline, python):
     program = (
         "import torch\nfrom torch import nn\n"
         "model = nn.Linear(2, 2)\nopt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
@@ -410,7 +414,7 @@ def test_a_model_that_cannot_be_watched_trains_on(tmp_path, python):
     (tmp_path / "train.py").write_text(program, encoding="utf-8")
     (tmp_path / "file").write_text("", encoding="utf-8")
     (tmp_path / "plan.toml").write_text('names = ["nothing.*"]\n', encoding="utf-8")
-    words = [TRUELINE, "run", "--out", "run", "--plan", "plan.toml", "--", python, "train.py"]
+    words = [warm_trueline, "run", "--out", "run", "--plan", "plan.toml", "--", python, "train.py"]
     done = call(words, tmp_path)
     assert done.returncode == 0
     assert done.stdout == "done\n"

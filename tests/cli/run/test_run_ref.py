@@ -47,16 +47,16 @@ def ref(tmp_path):
     return write_run(tmp_path / "ref", num_ranks=1, num_steps=2)
 
 
-def words_for(*command: str) -> list[str]:
-    return [TRUELINE, "run", "--out", "run", "--ref", "ref", "--", *command]
+def words_for(*command: str, trueline: str = TRUELINE) -> list[str]:
+    return [trueline, "run", "--out", "run", "--ref", "ref", "--", *command]
 
 
-def test_the_comparison_is_on_standard_error_and_the_exit_code_is_the_commands(tmp_path, python):
+def test_the_comparison_is_on_standard_error_and_the_exit_code_is_the_commands(tmp_path, python, warm_trueline):
     (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     for out, decay, exit_code in (("ref", "0.0", 0), ("run", "0.5", 41)):
         options = ["--out", out, "--plan", "mix", *(["--ref", "ref"] if out == "run" else [])]
-        words = [TRUELINE, "run", *options, "--", python, "train.py", decay, str(exit_code)]
+        words = [warm_trueline, "run", *options, "--", python, "train.py", decay, str(exit_code)]
         done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == exit_code
         assert done.stdout == ""
@@ -67,9 +67,9 @@ def test_the_comparison_is_on_standard_error_and_the_exit_code_is_the_commands(t
 @pytest.mark.parametrize(
     ("ends", "status"), [("import sys; sys.exit(37)", 37), ("import os; os.kill(os.getpid(), 9)", -9), ("raise", 1)]
 )
-def test_the_command_ends_as_it_would_by_itself(tmp_path, ref, ends, status):
+def test_the_command_ends_as_it_would_by_itself(tmp_path, ref, warm_trueline, ends, status):
     done = subprocess.run(
-        words_for(sys.executable, "-c", f"print('mine')\n{ends}"),
+        words_for(sys.executable, "-c", f"print('mine')\n{ends}", trueline=warm_trueline),
         cwd=tmp_path,
         capture_output=True,
         text=True,

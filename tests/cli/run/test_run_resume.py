@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 import trueline
 from trueline.schema.files.run_manifest import Attempt, Manifest, RankEnv
 from trueline.store.writer import RunWriter
-
-TRUELINE = str(Path(sys.executable).with_name("trueline"))
 
 SCRIPT = """
 import os, signal, sys, time, torch, torch.distributed as dist
@@ -78,8 +74,8 @@ def printed_losses(printed, rank):
     return {int(step): float(loss) for owner, step, loss in lines if int(owner) == rank}
 
 
-def test_a_killed_job_goes_on_where_its_optimizer_counts(tmp_path, python):
-    watched = [TRUELINE, "run", "--out", "run", "--plan", "modules", "--resume", "--", python, "train.py", "8"]
+def test_a_killed_job_goes_on_where_its_optimizer_counts(tmp_path, warm_trueline, python):
+    watched = [warm_trueline, "run", "--out", "run", "--plan", "modules", "--resume", "--", python, "train.py", "8"]
     first = call(tmp_path, *watched)
     assert first.returncode == -9
     assert len(trueline.open_run(tmp_path / "run").steps) >= 7
@@ -97,9 +93,9 @@ def test_a_killed_job_goes_on_where_its_optimizer_counts(tmp_path, python):
     assert any("goes on from step 5" in note for note in trueline.check(run).notes)
 
 
-def test_a_restart_by_torchelastic_goes_on_by_itself_and_is_no_finding(tmp_path, python):
+def test_a_restart_by_torchelastic_goes_on_by_itself_and_is_no_finding(tmp_path, warm_trueline, python):
     torchrun = [python, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
-    done = call(tmp_path, TRUELINE, "run", "--out", "run", "--", *torchrun, "train.py", "8", PYTHON_EXEC=python)
+    done = call(tmp_path, warm_trueline, "run", "--out", "run", "--", *torchrun, "train.py", "8", PYTHON_EXEC=python)
     assert done.returncode == 0, done.stderr
     run = trueline.open_run(tmp_path / "run")
     assert (run.problems, run.restarts, run.unclosed) == ([], [5], [])
@@ -111,14 +107,14 @@ def test_a_restart_by_torchelastic_goes_on_by_itself_and_is_no_finding(tmp_path,
     assert [finding.claim for finding in trueline.check(run).findings if finding.severity != "info"] == []
 
 
-def test_a_start_with_another_number_of_workers_leaves_the_run_alone(tmp_path, python):
+def test_a_start_with_another_number_of_workers_leaves_the_run_alone(tmp_path, warm_trueline, python):
     attempts = [Attempt(started_at="then")]
     writer = RunWriter(tmp_path / "run", rank=0)
     writer.describe(Manifest(world_size=2, adapter="ddp", started_at="then", attempts=attempts), RankEnv())
     writer.write({"step": 0, "loss": 1.0})
     writer.close()
     before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
-    watched = [TRUELINE, "run", "--out", "run", "--resume", "--", python, "train.py", "-1"]
+    watched = [warm_trueline, "run", "--out", "run", "--resume", "--", python, "train.py", "-1"]
     done = call(tmp_path, *watched)
     assert done.returncode == 0
     why, end = done.stderr.splitlines()
