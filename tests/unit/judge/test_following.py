@@ -84,20 +84,9 @@ def lasting(step, rank, by):
 FAULTS = {
     "healthy": with_fault(),
     "one step": with_fault(one={"at": [70], "ranks": [1], "group_reduce_residual": [0.1]}),
-    "first step": with_fault(one={"at": [0], "ranks": [1], "group_reduce_residual": [0.1]}),
-    "last step": with_fault(one={"at": [118], "ranks": [1], "group_reduce_residual": [0.1]}),
-    # in a row over the ends of stretches, which are at 20, 40, 60 ...
-    "multiplied thrice": with_fault(one={"at": [38, 40, 42], "group_used_factor": [4.0], "group_used_residual": [0.0]}),
-    "multiplied twice": with_fault(one={"at": [38, 40], "group_used_factor": [4.0]}),
-    "multiplied with a gap": with_fault(one={"at": [36, 38, 42], "group_used_factor": [4.0]}),
-    "changed in between": with_fault(
-        one={"at": range(60, 80), "group_reduce_residual": [float("nan")], "group_reduce_shape_residual": [0.3]}
-    ),
-    "seeded in between": with_fault(one={"at": [18, 50, 90], "ranks": [1], "rng_drawn": [5, 0, 0, 0]}),
-    "not finite": with_fault(one={"at": [90], "ranks": [2], "any": 1, "loss": float("nan")}),
-    "drift": with_fault(one={"at": [50], "ranks": [2], "any": 1, "param_digests": [3]}),
-    "drift to the end": with_fault(one={"at": range(50, 120, 10), "ranks": [2], "any": 1, "param_digests": [3]}),
-    "equal now and then": with_fault(
+    "first step; seeded in between; equal now and then": with_fault(
+        one={"at": [0], "ranks": [1], "group_reduce_residual": [0.1]},
+        two={"at": [18, 50, 90], "ranks": [1], "rng_drawn": [5, 0, 0, 0]},
         **{
             f"rank {rank}": {
                 "at": [step for step in range(5, 120, 5) if step % 20],
@@ -106,21 +95,28 @@ FAULTS = {
                 "param_digests": [rank + 1000],
             }
             for rank in range(4)
-        }
+        },
     ),
-    "not reduced": with_fault(
-        **{
-            f"rank {rank}": {
-                "at": [66],
-                "ranks": [rank],
-                "group_used_residual": [0.5],
-                "group_used_local": [0.0],
-                "used_param_norms": [0.1 + rank],
-            }
-            for rank in range(4)
-        }
+    "last step; modes differ": with_fault(
+        one={"at": [118], "ranks": [1], "group_reduce_residual": [0.1]},
+        **each_rank(range(120), lambda step, rank: {"eval_modules": 2.0 * (step + rank == 93)}),
     ),
-    "other lengths": with_fault(one={"at": range(80, 120), "group_used_residual": [0.0, 0.0]}),
+    "passes differ": with_fault(
+        **each_rank(range(120), lambda step, rank: {"passes": step + (step > 85 and rank == 1)})
+    ),
+    # in a row over the ends of stretches, which are at 20, 40, 60 ...
+    "multiplied thrice": with_fault(one={"at": [38, 40, 42], "group_used_factor": [4.0], "group_used_residual": [0.0]}),
+    "changed in between; random streams": with_fault(
+        one={"at": range(60, 80), "group_reduce_residual": [float("nan")], "group_reduce_shape_residual": [0.3]},
+        **each_rank(range(30, 120, 5), lambda step, rank: {"rng_torch": step + rank * (step > 60), "rng_python": 7}),
+    ),
+    "not finite": with_fault(one={"at": [90], "ranks": [2], "any": 1, "loss": float("nan")}),
+    "drift": with_fault(one={"at": [50], "ranks": [2], "any": 1, "param_digests": [3]}),
+    "drift to the end; rates differ; multiplied twice": with_fault(
+        one={"at": range(50, 120, 10), "ranks": [2], "any": 1, "param_digests": [3]},
+        **each_rank(range(120), lambda step, rank: {"lr": [1e-3 * (1 + (step == 66) * rank)]}),
+        two={"at": [38, 40], "group_used_factor": [4.0]},
+    ),
     "loss jumps": with_fault(**jump("loss", 9.0, at=90, lasts=3)),
     "loss jumps too early to be judged": with_fault(**jump("loss", 9.0, at=30, lasts=3)),
     "loss jumps where the learning rate does": with_fault(
@@ -160,36 +156,47 @@ FAULTS = {
     "losses of samples": with_fault(
         **each_rank(range(120), lambda step, rank: {"part_losses": [3 + rank / 9, 3 + step % 5, 2.5]})
     ),
-    "a sample again, at once": with_fault(
-        one={"at": [50, 51], "ranks": [1], "any": 1, "sample_digests": [10**6, 10**6 + 1]}
+    "a sample again, at once; multiplied with a gap": with_fault(
+        one={"at": [50, 51], "ranks": [1], "any": 1, "sample_digests": [10**6, 10**6 + 1]},
+        two={"at": [36, 38, 42], "group_used_factor": [4.0]},
     ),
     "a sample again, much later": with_fault(one={"at": [5, 117], "ranks": [1], "any": 1, "sample_digests": [10**6]}),
-    "a sample on two ranks": with_fault(one={"at": [90], "ranks": [1, 2], "any": 1, "sample_digests": [10**6]}),
-    "an epoch ends": with_fault(one={"at": range(70, 120), "any": 1, "epoch": 1}),
-    "an epoch is told late": with_fault(one={"at": range(70), "any": 1, "epoch": None}),
-    "one rank reads": with_fault(one={"at": range(120), "any": 1, "ranks": [0, 1, 2], "sample_digests": None}),
+    "a sample on two ranks; not reduced": with_fault(
+        one={"at": [90], "ranks": [1, 2], "any": 1, "sample_digests": [10**6]},
+        **{
+            f"rank {rank}": {
+                "at": [66],
+                "ranks": [rank],
+                "group_used_residual": [0.5],
+                "group_used_local": [0.0],
+                "used_param_norms": [0.1 + rank],
+            }
+            for rank in range(4)
+        },
+    ),
+    "an epoch ends; other lengths": with_fault(
+        one={"at": range(70, 120), "any": 1, "epoch": 1},
+        two={"at": range(80, 120), "group_used_residual": [0.0, 0.0]},
+    ),
+    "an epoch is told late; none sampled for long": with_fault(
+        one={"at": range(70), "any": 1, "epoch": None},
+        two={"at": range(30, 90), **dict.fromkeys(("group_reduce_residual", "group_used_residual"))},
+    ),
+    "one rank reads; silent on a parameter": with_fault(
+        one={"at": range(120), "any": 1, "ranks": [0, 1, 2], "sample_digests": None},
+        two={"at": range(44, 120, 2), "ranks": [2], "param_grad_norms": [-1.0]},
+    ),
     "silent": with_fault(one={"at": [30, 71], "ranks": [2], "any": 1, "grad_norm": 0.0}),
-    "silent on a parameter": with_fault(one={"at": range(44, 120, 2), "ranks": [2], "param_grad_norms": [-1.0]}),
-    "rates differ": with_fault(**each_rank(range(120), lambda step, rank: {"lr": [1e-3 * (1 + (step == 66) * rank)]})),
-    "modes differ": with_fault(**each_rank(range(120), lambda step, rank: {"eval_modules": 2.0 * (step + rank == 93)})),
-    "random streams": with_fault(
-        **each_rank(range(30, 120, 5), lambda step, rank: {"rng_torch": step + rank * (step > 60), "rng_python": 7})
-    ),
-    "passes differ": with_fault(
-        **each_rank(range(120), lambda step, rank: {"passes": step + (step > 85 and rank == 1)})
-    ),
     "few tokens": with_fault(one={"at": [100], "any": 1, "tokens": 20.0}),
     "rates now and then": with_fault(one={"at": range(0, 120, 7), "any": 1, "lr": [1e-3]}),
-    "none sampled for long": with_fault(
-        one={"at": range(30, 90), **dict.fromkeys(("group_reduce_residual", "group_used_residual"))}
-    ),
 }
+"""By what is wrong: of several, each is of columns of its own."""
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_is_said_is_the_same_judged_whole_and_followed(tmp_path, fault):
     path = write_run(tmp_path / "run", num_steps=120, change=FAULTS[fault], rows_a_part=50)
-    followed = assert_follows(path, ENDS if fault in LOOKED_AT_OFTEN else ENDS[1::2], steps=20)
+    followed = assert_follows(path, ENDS if fault in LOOKED_AT_OFTEN else [80], steps=20)
     if fault == "healthy":
         assert followed == NAMES
     if fault in ("loss jumps where the learning rate does", "loss jumps at a short window"):
@@ -206,17 +213,17 @@ def test_what_is_said_is_the_same_judged_whole_and_followed(tmp_path, fault):
 def test_it_is_the_same_where_dependence_is_measured_in_fewer_steps_than_there_are(tmp_path, monkeypatch, fault):
     for module in (comparable, outliers, quiet, quiet_sets):
         monkeypatch.setattr(module, "FIRST_STEPS", 30)
-    assert_follows(write_run(tmp_path / "run", num_steps=120, change=FAULTS[fault]), ENDS, steps=20)
+    assert_follows(write_run(tmp_path / "run", num_steps=120, change=FAULTS[fault]), ENDS[1::2], steps=20)
 
 
 @pytest.mark.parametrize("kind", CHANGES)
 def test_it_is_the_same_of_runs_of_all_kinds(tmp_path, kind):
-    assert_follows(write_kind(tmp_path / "run", kind), ENDS, steps=20)
+    assert_follows(write_kind(tmp_path / "run", kind), [61], steps=20)
 
 
 def test_it_is_the_same_after_every_step(tmp_path):
     path = write_run(tmp_path / "run", num_ranks=2, num_steps=60, change=FAULTS["multiplied thrice"])
-    assert_follows(path, range(30, 60), steps=10)
+    assert_follows(path, range(37, 53), steps=10)
 
 
 def test_a_further_look_shows_checks_only_what_is_new(tmp_path, monkeypatch):
