@@ -16,6 +16,7 @@ from pathlib import Path
 
 _FORK = """
 import os, signal, sys
+import pyarrow.compute, pyarrow.parquet  # which a writer imports when it seals
 
 def fork(work):
     child = os.fork()
@@ -35,6 +36,8 @@ for attempt in range(int(sys.argv[2])):
 """
 
 _AT_EACH_CALL = """
+import tempfile
+
 CALLS = ("open", "write", "pwrite", "fsync", "replace", "close", "remove")
 REAL = {name: getattr(os, name) for name in CALLS}
 REAL["fsync"] = lambda handle: None  # what a killed process wrote is there without
@@ -66,6 +69,9 @@ def train(path, fatal, when):
     writer = make(path)
     arm(fatal, when)
     write(writer, lambda number: REAL["write"](log, b"%d\\n" % number))
+
+with tempfile.TemporaryDirectory() as folder:  # whatever is still imported as steps are written is, once
+    write(make(folder), lambda number: None)
 
 for when, stride in (("before", 2), ("within", 1), ("after", 2)):
     for fatal in range(1, 1000, stride):

@@ -50,10 +50,6 @@ WRITE_THREE_STEPS = WRITE + textwrap.dedent("""
             writer.write(piece)
             tell(index)
         writer.close()
-
-    import tempfile
-    with tempfile.TemporaryDirectory() as folder:
-        write(make(folder), lambda index: None)
 """)
 
 
