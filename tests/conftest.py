@@ -38,6 +38,7 @@ ranks.PRELOADED += (
     "trueline.capture.trial.first_step",
     "pytest",  # which modules of tests import, and each new rank with them
     *("trueline.cli.main", "trueline.cli.run_end", "trueline.judge.check_run"),  # of the warm `trueline`
+    *("trueline.capture.record.session", "trueline.capture.record.updates", "pyarrow.compute"),  # as calls are recorded
 )
 
 MAY_SKIP = ("no CUDA device", "a tmpfs cannot be mounted here")
