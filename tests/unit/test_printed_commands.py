@@ -20,9 +20,10 @@ FOR_DEVELOPERS = ("testing/", "cli/verbs/", "cli/help_texts.py", "demo/", "compa
 
 def _texts(tree: ast.AST) -> Iterator[str]:
     """String constants but documentation, with ``{}`` for what an f-string puts in."""
-    lone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    lone = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    inner = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             yield "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in lone | inner:
@@ -34,9 +35,10 @@ def test_a_command_with_a_word_to_fill_in_stands_between_backticks_where_it_is_f
     left: list[str] = []
     for path in sorted(SOURCES.rglob("*.py")):
         name = path.relative_to(SOURCES).as_posix()
-        if name.startswith(FOR_DEVELOPERS):
+        source = path.read_text()
+        if name.startswith(FOR_DEVELOPERS) or "trueline " not in source:
             continue
-        for text in _texts(ast.parse(path.read_text())):
+        for text in _texts(ast.parse(source)):
             found = TO_FILL_IN.findall(BETWEEN_BACKTICKS.sub("", text))
             left += [f"{name}: {command}" for command in found if command != BY_A_PERSON.get(name)]
     assert left == []

@@ -97,15 +97,15 @@ def test_ranks_that_are_nowhere_are_named(disks, tmp_path):
 
 def test_a_job_that_writes_is_collected_again_and_again(tmp_path):
     (writer,) = machine(tmp_path / "a", [0], steps=range(3), close=False, seal_steps=2)
-    rows = healthy_rows(WORLD, 40)
+    rows = healthy_rows(WORLD, 20)
     whole = tmp_path / "whole"
-    for step in range(3, 40):
+    for step in range(3, 20):
         assert trueline.collect([tmp_path / "a"], whole).unclosed == (0,)
         assert content(whole) == [(number, 0) for number in range(step)]
         writer.write({"step": step, **rows[step, 0]})
     writer.close()
     assert trueline.collect([tmp_path / "a"], whole).unclosed == ()
-    assert content(whole) == [(number, 0) for number in range(40)]
+    assert content(whole) == [(number, 0) for number in range(20)]
     assert {name for name in files(whole) if "part" in name} == {
         name for name in files(tmp_path / "a") if "part" in name
     }

@@ -88,15 +88,14 @@ def test_every_flipped_bit_and_every_cut_is_named(whole, tmp_path):
     stacks = read_stacks(path)
     for name in [file.file for file in verify(str(whole)).files if "-00001" not in file.file or "tensors" in file.file]:
         data = (path / name).read_bytes()
-        for _ in range(3):
-            at = rng.randrange(len(data))
-            for damaged in (data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :], data[:at]):
-                (path / name).write_bytes(damaged)
-                found = verify(str(path))
-                named = [file.file for file in found.files if file.why]
-                if named != [name]:  # a footer has texts that nobody reads
-                    assert (named, read_stacks(path)) == ([], stacks), (name, at)
-                    assert name.startswith("stacks")
+        at = rng.randrange(len(data))
+        for damaged in (data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :], data[:at]):
+            (path / name).write_bytes(damaged)
+            found = verify(str(path))
+            named = [file.file for file in found.files if file.why]
+            if named != [name]:  # a footer has texts that nobody reads
+                assert (named, read_stacks(path)) == ([], stacks), (name, at)
+                assert name.startswith("stacks")
         (path / name).write_bytes(data)
     assert verify(str(path)).exit_code == 0
 
