@@ -88,6 +88,7 @@ class Runs:
     about: str = ""
     log: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     _stored_log: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    _log_texts: list[str] = field(default_factory=list[str])
     _has_begun: bool = False
 
     def begin(self) -> None:
@@ -228,18 +229,24 @@ class Runs:
 
     def _write(self, answer: Mapping[str, Any]) -> None:
         """Write the whole document in place of what was there: a reader, or a trial that goes on, sees one or the
-        other.
+        other. Of the log, which only grows, each entry is put into words once.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         log = self.log if len(self.log) >= len(self._stored_log) else self._stored_log
-        document = {"schema": SCHEMA, "trial": self.trial, **answer, "asked": _plain(self.request), "log": log}
+        self._log_texts += [_text(entry).replace("\n", "\n  ") for entry in log[len(self._log_texts) :]]
+        entries = ",\n  ".join(self._log_texts)
+        head = _text({"schema": SCHEMA, "trial": self.trial, **answer, "asked": _plain(self.request)})
         part = self.folder / f"{FILE}.part"
         with part.open("w", encoding="utf-8") as file:
-            json.dump(finite(document), file, allow_nan=False, ensure_ascii=False, indent=1)
+            file.write(head.removesuffix("\n}") + (f',\n "log": [\n  {entries}\n ]\n}}' if log else ',\n "log": []\n}'))
             file.flush()
             # else a machine that goes down may leave the new name with an empty file
             os.fsync(file.fileno())
         part.replace(self.folder / FILE)
+
+
+def _text(value: Mapping[str, Any]) -> str:
+    return json.dumps(finite(value), allow_nan=False, ensure_ascii=False, indent=1)
 
 
 def _alike(entry: Mapping[str, Any], arm: str, outcome: Outcome) -> bool:

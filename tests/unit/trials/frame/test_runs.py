@@ -46,7 +46,9 @@ def test_a_trial_that_was_killed_goes_on_where_it_was(tmp_path):
     assert after.counts("base") == Counts(2, 2)
     assert [(arm.name, arm.runs, arm.showed) for arm in after.arms] == [("base", 2, 2), ("off", 1, 0)]
     after.end(TrialAnswer("knobs", "?", "confirmed", (), after.arms))
-    written = json.loads((tmp_path / "t" / FILE).read_text())
+    text = (tmp_path / "t" / FILE).read_text()
+    written = json.loads(text)
+    assert text == json.dumps(written, indent=1), "though entries of the log are put into words one by one"
     assert (written["answer"], written["runs"], len(written["log"])) == ("confirmed", 3, 3)
 
 
