@@ -37,11 +37,19 @@ def parts_of(entry: Entry) -> set[Hashable]:
     return {(train.__module__, sharing), (train.__module__, entry.world_size)}
 
 
+QUICK = ("D2.large", "D4.short", "N1.modules", "N2.modules", "R3.fsdp", "healthy.recorded-scaler")
+"""Entries that take half as long as others which show as much."""
+
+
 def smallest_cover(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries to train, so that no part of any is left out: of those that add most, the first."""
+    """The entries to train, so that no part of any is left out: of those that add most a rank, the first."""
+
+    def adds(entry: Entry) -> float:
+        return len(parts_of(entry) & left) / entry.world_size * (2 if entry.id in QUICK else 1)
+
     left, chosen = set().union(*map(parts_of, entries)), []
     while left:
-        chosen.append(max(entries, key=lambda entry: len(parts_of(entry) & left)))
+        chosen.append(max(entries, key=adds))
         left -= parts_of(chosen[-1])
     return chosen
 
