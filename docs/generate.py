@@ -44,6 +44,7 @@ API = {
         "judge/check_run.py",
         ("verdict", "findings", "incidents", "judged", "checks_run", "checks_not_run", "notes", "exit_code", "to_json"),
     ),
+    "TrainingFacts": ("judge/facts/training_facts.py", ("facts", "unknown", "to_json")),
     "Diagnosis": ("judge/causes/diagnosis.py", ("verdicts", "report", "of", "exit_code", "to_json")),
     "Comparison": (
         "comparison/result.py",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trueline.comparison.result import Comparison
     from trueline.judge.causes.diagnosis import Diagnosis
     from trueline.judge.check_run import CheckReport
+    from trueline.judge.facts.training_facts import TrainingFacts
     from trueline.same_job.diff import JobDiff
     from trueline.schema.files.tolerance import Tolerance
     from trueline.schema.live import Callback
@@ -38,6 +39,7 @@ __all__ = [
     "compare",
     "diagnose",
     "diff",
+    "facts",
     "open_run",
     "report",
     "seed_all",
@@ -167,6 +169,13 @@ def check(
     where there is no Run.
     """
     return importlib.import_module("trueline.judge.check_run").check(run, ref=ref)
+
+
+def facts(run: str | os.PathLike[str] | Run) -> TrainingFacts:
+    """What the training of ``run`` did, a line a fact, and what the Run does not tell. Raises ``RunError`` where there
+    is no Run.
+    """
+    return importlib.import_module("trueline.judge.facts.training_facts").read_facts(run)
 
 
 def diagnose(

@@ -21,6 +21,7 @@ from trueline.cli.verbs import (
     env,
     explain,
     export,
+    facts,
     gallery,
     import_,
     info,
@@ -46,7 +47,7 @@ for panel, verbs in zip(
     GROUPS,
     (
         (demo, run, plan, collect),
-        (check, diagnose, view, report, info, explain, verify),
+        (check, diagnose, facts, view, report, info, explain, verify),
         (compare, diff, calibrate, env),
         (trial,),
         (import_, export),

@@ -19,6 +19,7 @@ def instances_of(*kinds: type[Any]) -> list[Any]:
     classes = {subclass for kind in kinds for subclass in _subclasses(kind)}
     # An object refers to its class.
     objects = gc.get_referrers(*classes) if len(classes) <= _FEW else gc.get_objects()
+    # In C: of half a million objects a loop of Python takes 0.1 s.
     return list(itertools.compress(objects, map(classes.__contains__, map(type, objects))))
 
 

@@ -1,0 +1,1 @@
+"""What a training did, in lines: facts with their numbers, and no judgement."""

@@ -1,0 +1,129 @@
+"""Facts of the data that a training read.
+
+D samples in the order in which one rank read them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from trueline.judge.compared_ranks import data_parallel_ranks
+from trueline.schema.errors import CannotTell
+from trueline.schema.text.words import counted
+from trueline.store.reader import Run
+
+MAX_SAMPLES = 20_000_000
+"""Digests of samples that are looked at together: 160 MB."""
+
+
+def samples(run: Run) -> tuple[str, Any]:
+    """Samples read, those of them that are different, and how many the data set has."""
+    digests_D = _digests(run)
+    read, distinct = len(digests_D), len(np.unique(digests_D))
+    steps, ranks = len(run.steps), len(data_parallel_ranks(run))
+    size = _loader(run).get("dataset_len")
+    amount = "all of them different" if distinct == read else f"{distinct:,} of them different"
+    text = f"{counted(read, 'sample')} in {counted(steps, 'step')} of {_processes(ranks)}, {amount}"
+    if isinstance(size, int) and not isinstance(size, bool):
+        text += f"; the data set has {size:,}"
+    return text, {"read": read, "different": distinct, "data_set": size}
+
+
+def batch(run: Run) -> tuple[str, Any]:
+    """Samples of a micro-batch, micro-batches of an update, and samples of an update on all ranks together."""
+    ranks = data_parallel_ranks(run)
+    steps_L, _, lengths_L, _ = run.flat("sample_digests", ranks=ranks)
+    micros_TN, measured_TN = run.pivot("num_micro")
+    if not len(lengths_L) or not measured_TN.any():
+        raise CannotTell("no batch of samples was seen")
+    # Medians: the last batch of an epoch may be smaller.
+    of_update = int(np.median(np.bincount(np.searchsorted(run.steps, steps_L), weights=lengths_L)))
+    micros = int(np.median(micros_TN[measured_TN]))
+    of_rank = int(np.median(lengths_L))
+    of_micro = of_rank // max(micros, 1)
+    # A single micro-batch, and a single rank, say nothing that the number of samples does not.
+    text = f"{counted(of_update, 'sample')} an update: {of_micro} a micro-batch"
+    text += f", {counted(micros, 'micro-batch')}" if micros > 1 else ""
+    text += f", {counted(len(ranks), 'rank')}" if len(ranks) > 1 else ""
+    return text, {"update": of_update, "micro_batch": of_micro, "micro_batches": micros, "ranks": len(ranks)}
+
+
+def epoch_order(run: Run) -> tuple[str, Any] | None:
+    """Whether the epochs of the first rank have one order of samples."""
+    epochs = _epochs(run)
+    if len(epochs) < 2:
+        return None
+    first, later = epochs[0], epochs[1:]
+    # The last epoch may have been left in its midst.
+    equal = [np.array_equal(samples_D, first[: len(samples_D)]) for samples_D in later]
+    if all(equal):
+        order = "each has the samples of the first in the same order"
+    elif not any(equal):
+        order = "each has another order than the first"
+    else:
+        order = f"{sum(equal)} of {len(later)} have the order of the first"
+    return f"{counted(len(epochs), 'epoch')}: {order}", {"epochs": len(epochs), "as_the_first": sum(equal)}
+
+
+def loader(run: Run) -> tuple[str, Any]:
+    """What the DataLoader of the first rank was made with."""
+    made = _loader(run)
+    if not made:
+        raise CannotTell("no DataLoader of torch was seen")
+    words = [str(made.get("dataset_type") or "a data set")]
+    words += [f"read by {made['sampler']}"] if made.get("sampler") else []
+    words += ["shuffled" if made["shuffle"] else "not shuffled"] if isinstance(made.get("shuffle"), bool) else []
+    if isinstance(made.get("num_workers"), int):
+        words.append(counted(made["num_workers"], "loader worker") if made["num_workers"] else "no loader workers")
+    words += ["the last incomplete batch is dropped"] if made.get("drop_last") is True else []
+    known = ("dataset_type", "sampler", "shuffle", "num_workers", "drop_last", "seed", "batch_size")
+    return ", ".join(words), {name: made[name] for name in known if name in made}
+
+
+def tokens(run: Run) -> tuple[str, Any] | None:
+    """Tokens that the losses of a step average over, where these are tokens."""
+    source = run.env[run.ranks[0]].token_source if run.ranks and run.ranks[0] in run.env else ""
+    values_TN, measured_TN = run.pivot("tokens")
+    if not source or source == "samples" or not measured_TN.any():
+        return None
+    of_rank = values_TN[measured_TN]
+    low, high = int(of_rank.min()), int(of_rank.max())
+    amount = f"{low}" if low == high else f"{low} to {high}"
+    return f"{amount} tokens a rank and update are trained on", {"least": low, "most": high}
+
+
+def _loader(run: Run) -> dict[str, Any]:
+    return next((env.data for _, env in sorted(run.env.items()) if env.data), dict[str, Any]())
+
+
+def _digests(run: Run) -> np.ndarray:
+    """[D] of all ranks that read data of their own."""
+    _, _, lengths_L, digests_D = run.flat("sample_digests", ranks=data_parallel_ranks(run))
+    if not len(digests_D):
+        raise CannotTell("no batch of samples was seen")
+    if int(lengths_L.sum()) > MAX_SAMPLES:
+        raise CannotTell(f"more than {MAX_SAMPLES:,} samples were read")
+    return digests_D
+
+
+def _epochs(run: Run) -> list[np.ndarray]:
+    """Digests [D] of the first rank's samples in each epoch that was seen."""
+    rank = data_parallel_ranks(run)[:1]
+    epochs_TN, measured_TN = run.pivot("epoch")
+    if not rank or not measured_TN.any():
+        raise CannotTell("no DataLoader was gone through, or it is not one of torch")
+    column = run.ranks.index(rank[0])
+    epoch_of = dict(zip(run.steps.tolist(), epochs_TN[:, column].tolist(), strict=True))
+    by_epoch: dict[float, list[np.ndarray]] = {}
+    for (step, _), digests_D in run.lists("sample_digests", ranks=rank).items():
+        if epoch_of.get(step) == epoch_of.get(step):  # NaN where the DataLoader was not seen
+            by_epoch.setdefault(epoch_of[step], []).append(digests_D)
+    if not by_epoch:
+        raise CannotTell("no batch of samples was seen")
+    return [np.concatenate(by_epoch[epoch]) for epoch in sorted(by_epoch)]
+
+
+def _processes(num: int) -> str:
+    return "one process" if num == 1 else counted(num, "rank")

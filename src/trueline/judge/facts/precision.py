@@ -1,0 +1,84 @@
+"""Facts of precision, randomness, and of how often the job was started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from trueline.judge.compared_ranks import data_parallel_ranks
+from trueline.schema.errors import CannotTell
+from trueline.schema.files.run_manifest import RankEnv
+from trueline.schema.text.words import listed, named_some
+from trueline.store.reader import Run
+
+STREAMS = {"rng_python": "Python's", "rng_numpy": "NumPy's", "rng_torch": "torch's", "rng_device": "the device's"}
+"""Columns of the states of random streams, in the order of the bits of ``rng_used``, and whose stream it is."""
+
+
+def autocast(run: Run) -> tuple[str, Any]:
+    """In which dtype the forward pass computes under autocast."""
+    by_device = _env(run).autocast
+    if not by_device:
+        return "no autocast in the forward pass", {}
+    words = [f"{dtype.removeprefix('torch.')} on {device}" for device, dtype in by_device.items()]
+    return f"autocast to {listed(words)}", dict(by_device)
+
+
+def switches(run: Run) -> tuple[str, Any]:
+    """Switches of torch that decide bits: TF32, deterministic algorithms, cuDNN's choice by measuring."""
+    flags = _env(run).flags
+    if not flags:
+        raise CannotTell("no switches of torch were recorded")
+    words = ["deterministic algorithms on" if flags.get("deterministic_algorithms") else "deterministic algorithms off"]
+    if "float32_matmul_precision" in flags:
+        words.append(f"float32 matrix products at precision '{flags['float32_matmul_precision']}'")
+    words += ["cuDNN chooses kernels by measuring"] if flags.get("cudnn_benchmark") else []
+    known = ("deterministic_algorithms", "float32_matmul_precision", "cudnn_benchmark", "matmul_tf32", "cudnn_tf32")
+    return ", ".join(words), {name: flags[name] for name in known if name in flags}
+
+
+def streams(run: Run) -> tuple[str, Any]:
+    """Global random streams that somebody draws from, and whether ranks are at the same place of each."""
+    ranks = data_parallel_ranks(run)
+    used_TN, measured_TN = run.pivot("rng_used")
+    if not measured_TN.any():
+        raise CannotTell("no state of a random stream was sampled")
+    # A stream that nobody draws from cannot matter, whatever its state.
+    bits = int(np.bitwise_or.reduce(used_TN[measured_TN].astype(np.int64)))
+    words: list[str] = []
+    shared: dict[str, bool | None] = {}
+    for place, (column, whose) in enumerate(STREAMS.items()):
+        if bits & 1 << place:
+            shared[column] = _alike(run, column, ranks)
+            alike = {True: " (all ranks at one place of it)", False: " (ranks at other places of it)", None: ""}
+            words.append(f"{whose} stream{alike[shared[column]]}")
+    return (f"random numbers come from {listed(words)}" if words else "no global random stream is drawn from"), shared
+
+
+def starts(run: Run) -> tuple[str, Any]:
+    """How often the job was started, and at which steps it went on."""
+    attempts = run.manifest.attempts
+    steps = [attempt.step for attempt in attempts]
+    if len(steps) < 2:
+        return "started once", {"starts": 1, "steps": steps}
+    text = f"started {len(steps)} times, at steps {named_some(list(map(str, steps)))}"
+    return text, {"starts": len(steps), "steps": steps}
+
+
+def _alike(run: Run, column: str, ranks: list[int] | tuple[int, ...]) -> bool | None:
+    """True if all ranks had one state at every step at which it is known; None for a single rank, or if unknown."""
+    states_TN, measured_TN = run.digests(column)
+    columns = [run.ranks.index(rank) for rank in ranks]
+    states_TN, measured_TN = states_TN[:, columns], measured_TN[:, columns]
+    whole_T = measured_TN.all(axis=1)
+    if len(ranks) < 2 or not whole_T.any():
+        return None
+    return bool((states_TN[whole_T] == states_TN[whole_T][:, :1]).all())
+
+
+def _env(run: Run) -> RankEnv:
+    env = next((env for _, env in sorted(run.env.items())), None)
+    if env is None:
+        raise CannotTell("no rank described itself")
+    return env

@@ -1,0 +1,101 @@
+"""All facts of one Run, in the order in which they are shown."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trueline.judge.facts import data, model, precision, update
+from trueline.judge.facts.fact import AREAS, Fact, Subject
+from trueline.schema.errors import CannotTell
+from trueline.schema.text.reading import why
+from trueline.schema.text.shown import Shown
+from trueline.store.log.part_files import known_parts
+from trueline.store.reader import Run
+
+SCHEMA = 1
+"""Version of the document that ``TrainingFacts.to_json`` makes."""
+
+SUBJECTS: tuple[Subject, ...] = (
+    Subject("samples", "data", "samples", data.samples),
+    Subject("loader", "data", "the DataLoader", data.loader),
+    Subject("epoch-order", "data", "the order of epochs", data.epoch_order),
+    Subject("batch", "data", "the size of batches", data.batch),
+    Subject("tokens", "data", "tokens", data.tokens),
+    Subject("parameters", "model", "parameters", model.parameters),
+    Subject("without-gradient", "model", "parameters without a gradient", model.without_gradient),
+    Subject("tied", "model", "ties", model.tied),
+    Subject("evaluation-modules", "model", "modules in evaluation mode", model.evaluation_modules),
+    Subject("weight-dtypes", "model", "dtypes of parameters", model.weight_dtypes),
+    Subject("loss", "loss", "the loss", update.loss),
+    Subject("optimizer", "update", "the optimizer", update.optimizer),
+    Subject("learning-rate", "update", "the learning rate", update.learning_rate),
+    Subject("rate-zero", "update", "updates at rate 0", update.rate_zero),
+    Subject("clipping", "update", "clipping", update.clipping),
+    Subject("scaler", "update", "the loss scale", update.scaler),
+    Subject("autocast", "precision", "autocast", precision.autocast),
+    Subject("switches", "precision", "switches of torch", precision.switches),
+    Subject("random-streams", "precision", "random streams", precision.streams),
+    Subject("starts", "starts", "starts", precision.starts),
+)
+
+
+@dataclass(frozen=True)
+class TrainingFacts(Shown):
+    """What a training did: ``facts`` in the order of ``SUBJECTS``. ``unknown`` are the subjects that the Run does not
+    tell, with the reason.
+    """
+
+    run: str
+    facts: tuple[Fact, ...]
+    unknown: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of the outside contract."""
+        return {
+            "schema": SCHEMA,
+            "run": self.run,
+            "facts": [fact.to_json() for fact in self.facts],
+            "unknown": dict(self.unknown),
+        }
+
+    def by_area(self) -> list[tuple[str, list[str]]]:
+        """The heading of each area that has facts, and a line a fact."""
+        lines = {heading: [fact.text for fact in self.facts if fact.area == area] for area, heading in AREAS.items()}
+        return [(heading, texts) for heading, texts in lines.items() if texts]
+
+    @property
+    def unknown_line(self) -> str:
+        """``Not known: the order of epochs (no DataLoader was gone through).``; '' where all is known."""
+        reasons = "; ".join(f"{words} ({reason.rstrip('.')})" for words, reason in self.unknown.items())
+        return f"Not known: {reasons}." if reasons else ""
+
+    def _title(self) -> str:
+        return f"What the training of {self.run} did"
+
+    def _columns_shown(self) -> Mapping[str, Sequence[Any]]:
+        return {
+            "about": [fact.area for fact in self.facts],
+            "fact": [fact.text for fact in self.facts],
+        }
+
+    def _notes(self) -> Sequence[str]:
+        return [f"not known: {words}: {reason}" for words, reason in self.unknown.items()]
+
+
+def read_facts(run: str | os.PathLike[str] | Run) -> TrainingFacts:
+    """The facts of a Run, or a path of one. Raises ``RunError`` where there is no Run to read."""
+    opened = run if isinstance(run, Run) else Run(run, parts=known_parts(run))
+    facts: list[Fact] = []
+    unknown: dict[str, str] = {}
+    for subject in SUBJECTS:
+        try:
+            answer = subject.find(opened)
+        except CannotTell as error:
+            unknown[subject.words] = why(error)
+            continue
+        if answer is not None:  # else the job has nothing of the kind, which is no line
+            facts.append(Fact(subject.name, subject.area, *answer))
+    return TrainingFacts(os.fspath(opened.path), tuple(facts), unknown)

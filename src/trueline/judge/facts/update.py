@@ -1,0 +1,134 @@
+"""Facts of the loss and of the updates.
+
+T steps, N ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from trueline.judge.compared_ranks import data_parallel_ranks, numbers
+from trueline.judge.series.clip_calls import clip_calls
+from trueline.schema.errors import CannotTell
+from trueline.schema.text.words import counted, named_some, steps_text
+from trueline.store.reader import Run
+
+ENDS = 0.1
+"""Share of the steps that the first and the last losses are taken from."""
+FEWEST = 8
+"""Steps from which on the noise of single ones is measured."""
+SETTINGS = ("momentum", "betas", "eps", "weight_decay", "nesterov", "amsgrad")
+MAX_TURNS = 6
+"""Points of the curve of the learning rate that one line has."""
+
+
+def loss(run: Run) -> tuple[str, Any]:
+    """Mean loss of the first and of the last steps, and whether these differ by more than the noise of single steps."""
+    loss_T = _mean_losses(run)
+    # Of a short training the first and the last step, of a long one means that single steps do not move.
+    num = max(int(len(loss_T) * ENDS), 1)
+    first_T, last_T = loss_T[:num], loss_T[-num:]
+    first, last = float(first_T.mean()), float(last_T.mean())
+    numbers_said = {"first": first, "last": last, "steps": num}
+    text = f"from {first:.4g} to {last:.4g} (means of the first and the last {counted(num, 'step')})"
+    if len(loss_T) > 1 and np.all(loss_T == loss_T[0]):
+        return f"{first:.4g} at every one of {counted(len(loss_T), 'step')}", numbers_said
+    if len(loss_T) < FEWEST:
+        return text, numbers_said
+    # Differences of neighbours: a trend, which is no noise, takes part in them by one step's worth.
+    noise = float(np.median(np.abs(np.diff(loss_T)))) / 0.9539  # median |x - y| of two normal ones is 0.9539 sigma
+    if abs(first - last) < 3 * noise * np.sqrt(2 / num):
+        text += ": no more than the noise of single steps explains"
+    return text, numbers_said | {"noise": noise}
+
+
+def optimizer(run: Run) -> tuple[str, Any]:
+    """The class of the optimizer and the settings it was made with."""
+    made = next((env.optimizer for _, env in sorted(run.env.items()) if env.optimizer), dict[str, Any]())
+    if not made:
+        raise CannotTell("no optimizer was seen")
+    groups: list[dict[str, Any]] = made.get("groups", [])
+    words: list[str] = []
+    for name in SETTINGS:
+        values = list(dict.fromkeys(str(group[name]) for group in groups if group.get(name)))
+        words += [f"{name} {' / '.join(values)}"] if values else []
+    text = f"{made.get('class', 'an optimizer')} ({', '.join(words)})" if words else str(made.get("class"))
+    text += f", {counted(len(groups), 'parameter group')}" if len(groups) > 1 else ""
+    return text, {"class": made.get("class"), "groups": groups}
+
+
+def learning_rate(run: Run) -> tuple[str, Any]:
+    """The learning rate of the first parameter group as a line of its turns: "0 at 0, 0.0002 at 10, 0 at 60"."""
+    steps, rates_T = _rates(run)
+    turns = _turns(rates_T)
+    points = [(int(steps[turn]), float(rates_T[turn])) for turn in turns]
+    said = [f"{rate:.3g} at {step}" for step, rate in points]
+    if len(set(rates_T.tolist())) == 1:
+        return f"learning rate {rates_T[0]:.3g} at all {counted(len(steps), 'step')}", {"turns": points[:1]}
+    words = " → ".join(said if len(said) <= MAX_TURNS else [*said[: MAX_TURNS - 1], "…", said[-1]])
+    return f"learning rate {words}", {"turns": points}
+
+
+def rate_zero(run: Run) -> tuple[str, Any] | None:
+    """Updates whose learning rate is 0, which change nothing."""
+    steps, rates_T = _rates(run)
+    zero = steps[rates_T == 0]
+    if not len(zero):
+        return None
+    share = len(zero) / len(steps)
+    said = steps_text(zero.tolist(), among=steps.tolist())
+    text = f"{len(zero)} of {counted(len(steps), 'update')} had the learning rate 0 ({share:.0%}): {said}"
+    return text, {"updates": len(zero), "share": share}
+
+
+def clipping(run: Run) -> tuple[str, Any] | None:
+    """Calls that clip gradients by their norm, and how many of them did."""
+    try:
+        calls = clip_calls(run)
+    except CannotTell:
+        return None
+    clipped = sum(call.clips for call in calls)
+    limits = list(dict.fromkeys(f"{call.max_norm:.3g}" for call in calls))
+    text = f"gradients are clipped at the norm {named_some(limits)}: {clipped} of {counted(len(calls), 'sampled call')}"
+    return f"{text} made them smaller", {"calls": len(calls), "clipped": clipped, "limits": limits}
+
+
+def scaler(run: Run) -> tuple[str, Any] | None:
+    """Updates that a GradScaler left out."""
+    left_out = {key: int(values[0]) for key, values in run.lists("loss_scaler").items() if len(values)}
+    if not left_out:
+        return None
+    of_rank = {rank: sum(num for (_, other), num in left_out.items() if other == rank) for _, rank in left_out}
+    most = max(of_rank.values())
+    text = f"the GradScaler left out {counted(most, 'update')} of {counted(len(run.steps) + most, 'step')}"
+    return text, {"left_out": most}
+
+
+def _mean_losses(run: Run) -> np.ndarray:
+    """[T] mean over ranks of the finite losses, of the steps that have one."""
+    losses_TN, measured_TN = numbers(run, "loss", data_parallel_ranks(run))
+    known_TN = measured_TN & np.isfinite(losses_TN)
+    if not known_TN.any():
+        raise CannotTell("no loss was seen")
+    sums_T = np.where(known_TN, losses_TN, 0).sum(axis=1)
+    counts_T = known_TN.sum(axis=1)
+    return sums_T[counts_T > 0] / counts_T[counts_T > 0]
+
+
+def _rates(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """Steps [T] and the learning rate [T] of the first parameter group on the first rank that has any."""
+    rates = run.lists("lr", ranks=data_parallel_ranks(run)[:1])
+    steps = [step for (step, _), rates_K in rates.items() if len(rates_K)]
+    if not steps:
+        raise CannotTell("no optimizer with learning rates was seen")
+    return np.array(steps), np.array([rates_K[0] for rates_K in rates.values() if len(rates_K)])
+
+
+def _turns(rates_T: np.ndarray) -> list[int]:
+    """Indices of the first and last rate, and of those where it goes over from rising, falling or constant to another
+    of these.
+    """
+    directions = np.sign(np.diff(rates_T))
+    return sorted({0, len(rates_T) - 1, *(np.flatnonzero(directions[1:] != directions[:-1]) + 1).tolist()})

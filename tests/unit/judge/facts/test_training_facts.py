@@ -1,0 +1,146 @@
+"""What a training did is said in lines whose numbers are those of the training."""
+
+import json
+
+import pytest
+import torch
+from tests.synthetic_runs import write_run
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import trueline
+from trueline.judge.facts.training_facts import SUBJECTS, read_facts
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Three epochs of 16 samples by fours, in one order; the rate falls to 0 at the sixth of twelve updates."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 2))
+    model.head = nn.Linear(2, 2)
+    model[0].bias.requires_grad_(False)
+    model[1].eval()
+    model.forward = lambda x: model[2](model[1](model[0](x)))
+    optimizer = torch.optim.SGD([param for param in model.parameters() if param.requires_grad], lr=0.5, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: max(0, 1 - update / 6))
+    data = DataLoader(TensorDataset(torch.randn(16, 8), torch.arange(16) % 2), batch_size=4)
+    out = tmp_path_factory.mktemp("facts") / "run"
+    with trueline.watch(model, optimizer, out=out, plan={"every": 1}):
+        for _ in range(3):
+            for x, y in data:
+                nn.functional.cross_entropy(model(x), y).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1e-4)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+    return trueline.facts(out)
+
+
+def text_of(facts, name):
+    (fact,) = (fact for fact in facts.facts if fact.name == name)
+    return fact.text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("samples", "48 samples in 12 steps of one process, 16 of them different; the data set has 16"),
+        ("loader", "TensorDataset, read by SequentialSampler, no loader workers"),
+        ("epoch-order", "3 epochs: each has the samples of the first in the same order"),
+        ("batch", "4 samples an update: 4 a micro-batch"),
+        ("parameters", "5 parameters trained, of 168 numbers on a rank; 1 frozen (0.bias)"),
+        (
+            "without-gradient",
+            "2 trained parameters never had a gradient: head.bias and head.weight, of 12 sampled steps",
+        ),
+        ("evaluation-modules", "1 module in evaluation mode at 12 of 12 sampled steps"),
+        ("weight-dtypes", "all parameters are float32"),
+        ("optimizer", "SGD (momentum 0.9)"),
+        ("learning-rate", "learning rate 0.5 at 0 → 0 at 6 → 0 at 11"),
+        ("rate-zero", "6 of 12 updates had the learning rate 0 (50%): steps 6-11"),
+        ("clipping", "gradients are clipped at the norm 0.0001: 12 of 12 sampled calls made them smaller"),
+        ("autocast", "no autocast in the forward pass"),
+        ("starts", "started once"),
+    ],
+)
+def test_a_line_has_the_numbers_of_the_training(trained, name, text):
+    assert text_of(trained, name) == text
+
+
+def test_subjects_are_in_one_order_and_the_document_is_json(trained):
+    names = [fact.name for fact in trained.facts]
+    assert names == [subject.name for subject in SUBJECTS if subject.name in names]
+    document = json.loads(json.dumps(trained.to_json()))
+    assert (document["schema"], document["unknown"]) == (1, {})
+    assert {"name": "rate-zero", "area": "update", "value": {"updates": 6, "share": 0.5}}.items() <= next(
+        fact for fact in document["facts"] if fact["name"] == "rate-zero"
+    ).items()
+
+
+def with_epochs(orders):
+    """Rows of epochs of four steps, whose samples are read in these orders."""
+
+    def change(step, rank, row):
+        row["epoch"] = step // 4
+        row["sample_digests"] = [1 + orders[step // 4][step % 4]]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("orders", "says"),
+    [
+        ([[0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 1, 0]], "3 epochs: each has another order than the first"),
+        ([[0, 1, 2, 3], [0, 1, 2, 3], [2, 3, 1, 0]], "3 epochs: 1 of 2 have the order of the first"),
+        ([[0, 1, 2, 3]], None),
+    ],
+)
+def test_the_order_of_epochs(tmp_path, orders, says):
+    write_run(tmp_path / "run", num_ranks=1, num_steps=4 * len(orders), change=with_epochs(orders))
+    texts = [fact.text for fact in read_facts(tmp_path / "run").facts if fact.name == "epoch-order"]
+    assert texts == ([says] if says else [])
+
+
+def test_a_loss_that_does_not_fall_beyond_its_noise(tmp_path):
+    def steady(step, rank, row):
+        row["loss"] = 2.0 + 0.1 * (-1) ** step
+
+    def falling(step, rank, row):
+        row["loss"] = 2.0 - step / 20 + 0.1 * (-1) ** step
+
+    for name, change in (("steady", steady), ("falling", falling)):
+        write_run(tmp_path / name, num_ranks=2, num_steps=40, change=change)
+    assert text_of(read_facts(tmp_path / "steady"), "loss") == (
+        "from 2 to 2 (means of the first and the last 4 steps): no more than the noise of single steps explains"
+    )
+    assert text_of(read_facts(tmp_path / "falling"), "loss") == (
+        "from 1.925 to 0.125 (means of the first and the last 4 steps)"
+    )
+
+
+def test_ranks_that_share_a_stream_and_ranks_that_do_not(tmp_path):
+    def rows(shared):
+        def change(step, rank, row):
+            row |= {"rng_used": 4, "rng_torch": 7 + step + (0 if shared else 100 * rank)}
+
+        return change
+
+    for shared, says in ((True, "all ranks at one place of it"), (False, "ranks at other places of it")):
+        write_run(tmp_path / str(shared), num_ranks=2, num_steps=8, change=rows(shared))
+        text = text_of(read_facts(tmp_path / str(shared)), "random-streams")
+        assert text == f"random numbers come from torch's stream ({says})"
+
+
+def test_what_a_run_does_not_tell_is_named_with_the_reason(tmp_path):
+    write_run(tmp_path / "run", num_ranks=2, num_steps=8)
+    facts = read_facts(tmp_path / "run")
+    assert facts.unknown["the DataLoader"] == "no DataLoader of torch was seen"
+    assert "the DataLoader (no DataLoader of torch was seen)" in facts.unknown_line
+    assert not {"loader", "learning-rate"} & {fact.name for fact in facts.facts}
+    assert list(facts.to_pandas()["fact"]) == [fact.text for fact in facts.facts]
+    assert "not known: the DataLoader" in facts._repr_html_()
+
+
+def test_a_loss_that_never_moves(tmp_path):
+    write_run(tmp_path / "run", num_ranks=2, num_steps=12, change=lambda step, rank, row: row.update(loss=2.303))
+    assert text_of(read_facts(tmp_path / "run"), "loss") == "2.303 at every one of 12 steps"
