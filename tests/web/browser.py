@@ -76,6 +76,7 @@ class _Chromium:
         self._unread = b""
         self._answers: dict[int, dict[str, Any]] = {}
         self._listeners: dict[str, Callable[[str, dict[str, Any]], None]] = {}
+        self._free: list[tuple[str, str]] = []
         self._profile = tempfile.TemporaryDirectory(prefix="trueline-chromium-", ignore_cleanup_errors=True)
         self._process, self._to, self._from = _start(executable, self._profile.name)
         self._arrives = select.poll()  # select.select takes no descriptor of 1,024 or more
@@ -94,11 +95,21 @@ class _Chromium:
         self._profile.cleanup()
 
     def open(self, heard: Callable[[str, dict[str, Any]], None]) -> tuple[str, str]:
-        """Target and session of a new window, whose events are given to ``heard``: method and parameters."""
-        target = self.call("Target.createTarget", {"url": "about:blank", "newWindow": True})["targetId"]
-        session = self.call("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
+        """Target and session of a window that nobody uses, whose events are given to ``heard``: method and parameters.
+
+        A new one, with a process of its own, takes as long as a page.
+        """
+        if not self._free:
+            target = self.call("Target.createTarget", {"url": "about:blank", "newWindow": True})["targetId"]
+            session = self.call("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
+            self._free.append((target, session))
+        target, session = self._free.pop()
         self._listeners[session] = heard
         return target, session
+
+    def leave(self, target: str, session: str) -> None:
+        """Keep a window, which shows nothing, for another page."""
+        self._free.append((target, session))
 
     def call(self, method: str, parameters: dict[str, Any], session: str | None = None) -> dict[str, Any]:
         """One DevTools call, of a session or of the browser itself, and its result."""
@@ -152,11 +163,16 @@ class BrowserPage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        else:
+            self._browser.call("Target.closeTarget", {"targetId": self._target})
 
     def close(self) -> None:
-        """Close the window."""
-        self._browser.call("Target.closeTarget", {"targetId": self._target})
+        """Leave the page and its window, with the mouse in the corner."""
+        self._go("about:blank")
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=0, y=0)
+        self._browser.leave(self._target, self._session)
 
     def evaluate(self, expression: str) -> Any:
         """The JSON value of a JavaScript expression; a promise is awaited."""
@@ -215,6 +231,10 @@ class BrowserPage:
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=features)
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
+        self._go(url)
+
+    def _go(self, url: str) -> None:
+        """Show another document, and wait until it is loaded."""
         self._loaded = False
         self.call("Page.navigate", url=url)
         end_s = time.monotonic() + TIMEOUT_S
