@@ -82,7 +82,7 @@ def test_what_the_trial_itself_cures_is_blamed_on_no_switch(tmp_path):
 
 def test_a_machine_that_drifts_is_noticed(tmp_path):
     """All runs show it until the tenth, and none after: whatever was off then would be blamed."""
-    answer, arms = tried(tmp_path, lambda arm, off, number: number <= 10 and len(off) < 6, size=32)
+    answer, arms = tried(tmp_path, lambda arm, off, number: number <= 10 and len(off) < 6, size=12)
     assert answer.answer == "undecided", answer.says
     assert arms[10:].count("base") >= len(arms[10:]) // CONTROL_EVERY - 1
 

@@ -1,6 +1,7 @@
 """Sentences agree with what they count, whether it is none, one, two or many."""
 
 import ast
+import functools
 import itertools
 import re
 from pathlib import Path
@@ -80,13 +81,16 @@ MANY = {
 """Counts that are never one where the sentence is said, or that are of bytes and of a whole of which some are named."""
 
 
+@functools.cache
 def templates():
     """(file:line, node) of every text of ours with a place to fill in."""
-    for path in sorted(SOURCE.rglob("*.py")):
-        if "testing" not in path.parts:
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.JoinedStr):
-                    yield f"{path.relative_to(SOURCE)}:{node.lineno}", node
+    return [
+        (f"{path.relative_to(SOURCE)}:{node.lineno}", node)
+        for path in sorted(SOURCE.rglob("*.py"))
+        if "testing" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.JoinedStr)
+    ]
 
 
 def filled_in(node):
