@@ -164,11 +164,12 @@ def check(
     run: str | os.PathLike[str] | Run,
     *,
     ref: str | os.PathLike[str] | Run | None = None,
+    facts: bool = False,
 ) -> CheckReport:
-    """Run every check that ``run`` has data for, and compare it with ``ref`` where that is given. Raises ``RunError``
-    where there is no Run.
+    """Run every check that ``run`` has data for, and compare it with ``ref`` where that is given; with ``facts`` say
+    what the training did, too. Raises ``RunError`` where there is no Run.
     """
-    return importlib.import_module("trueline.judge.check_run").check(run, ref=ref)
+    return importlib.import_module("trueline.judge.check_run").check(run, ref=ref, facts=facts)
 
 
 def facts(run: str | os.PathLike[str] | Run) -> TrainingFacts:

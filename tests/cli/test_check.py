@@ -78,7 +78,8 @@ def test_a_program_gets_the_status_the_actions_and_names_of_findings(trueline, r
     assert record["argv"] is None  # the Run does not have the command
     healthy = json.loads(trueline("check", runs / "healthy", "--json").stdout)
     assert (healthy["status"], healthy["exit_code"], healthy["cause"]) == ("fine", 0, None)
-    assert (healthy["confirm"], healthy["facts"]) == ([], [])
+    assert healthy["confirm"] == []
+    assert [fact["name"] for fact in healthy["facts"]][:2] == ["parameters", "without-gradient"]
 
 
 def test_github_gets_one_annotation_a_finding_and_one_of_the_verdict(trueline, runs):

@@ -32,3 +32,11 @@ def test_no_run_is_one_sentence(tmp_path):
     result = CliRunner().invoke(app, ["facts", str(tmp_path / "none")])
     assert result.exit_code != 0
     assert "none" in str(result.exception)
+
+
+def test_a_check_says_them_where_it_is_asked_and_always_to_programs(run):
+    facts = json.loads(CliRunner().invoke(app, ["facts", str(run), "--json"]).stdout)["facts"]
+    lines = CliRunner().invoke(app, ["facts", str(run)]).stdout
+    assert json.loads(CliRunner().invoke(app, ["check", str(run), "--json"]).stdout)["facts"] == facts
+    assert CliRunner().invoke(app, ["check", str(run), "--facts"]).stdout.endswith(lines)
+    assert "24 samples" not in CliRunner().invoke(app, ["check", str(run)]).stdout

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from trueline.cli.screen import Console
     from trueline.judge.check_run import CheckReport
+    from trueline.judge.facts.training_facts import TrainingFacts
 
 ENDLESS = 1 << 15
 """Columns of what is no terminal: more than a line has."""
@@ -52,6 +53,19 @@ def print_verdict(console: Console, report: CheckReport) -> None:
     for line in report.next:
         print_advice(console, Text(line), indent=0)
     console.print()
+
+
+def print_facts(console: Console, facts: TrainingFacts) -> None:
+    """Print what a training did, a line a fact, and what its Run does not tell."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    for heading, lines in facts.by_area():
+        console.print(f"{heading}:", style="bold")
+        for line in lines:
+            console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
+    if facts.unknown:
+        console.print(facts.unknown_line, markup=False, highlight=False)
 
 
 def print_advice(console: Console, line: Text, *, indent: int = 2) -> None:

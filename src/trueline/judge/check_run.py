@@ -16,6 +16,7 @@ from trueline.judge.causes.trial_signs import TrialSign
 from trueline.judge.causes.verdicts import Verdict as CauseVerdict
 from trueline.judge.causes.verdicts import verdicts_of
 from trueline.judge.compared_ranks import data_parallel_ranks
+from trueline.judge.facts.training_facts import TrainingFacts, read_facts
 from trueline.judge.following import earlier_judgements, unjudged_steps, write_judgements
 from trueline.judge.incidents import Incident, advice_of, began, incidents_of, is_explained, onset_interval
 from trueline.judge.no_update import merge_no_update
@@ -58,6 +59,8 @@ class CheckReport(Shown):
     job: tuple[str, ...] = ()
     """The whole command that was watched, where it is known."""
     machines: Machines = field(default_factory=dict[int, tuple[str, str]])
+    facts: TrainingFacts | None = None
+    """What the training did, where that was asked for."""
 
     @property
     def checks_run(self) -> tuple[str, ...]:
@@ -209,7 +212,7 @@ class CheckReport(Shown):
             "cause": self.cause(0).cause if self.incidents and self.cause(0).is_likely else None,
             "actions": [action.to_json() for action in self.actions],
             "confirm": [],
-            "facts": [],
+            "facts": [] if self.facts is None else [fact.to_json() for fact in self.facts.facts],
             "judged": self.judged.to_json(),
             "incidents": [incident.to_json() for incident in self.incidents],
             "findings": [
@@ -262,9 +265,10 @@ def check(
     run: str | os.PathLike[str] | Run,
     *,
     ref: str | os.PathLike[str] | Run | None = None,
+    facts: bool = False,
 ) -> CheckReport:
-    """Run every installed check on a Run, or a path of one, and compare it with ``ref`` where that is given.
-    Raises ``RunError`` where there is no Run to read.
+    """Run every installed check on a Run, or a path of one, and compare it with ``ref`` where that is given; with
+    ``facts`` say what the training did, too. Raises ``RunError`` where there is no Run to read.
 
     Findings that live checks left while the job ran are included, and what is said of further groups of ranks and of
     further models.
@@ -341,6 +345,8 @@ def check(
         unlooked=tuple(map(commands.filled, unlooked_influences(opened, not_run))),
         job=commands.job,
         machines=machines_of(opened),
+        # Asked for: of a Run of millions of samples they read all digests, which a later look at it does without.
+        facts=read_facts(opened) if facts else None,
     )
     return _with_groups(report_of_run, [check(path) for path in opened.groups])
 

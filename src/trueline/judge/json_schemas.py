@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 
 from trueline.judge.actions import Action
 from trueline.judge.causes.verdicts import Verdict
+from trueline.judge.facts.fact import Fact
 from trueline.judge.incidents import Incident
 from trueline.schema.errors import InputError
 from trueline.schema.finding import Finding
@@ -55,7 +56,7 @@ class CheckDocument(TypedDict):
     cause: str | None
     actions: list[Action]
     confirm: list[Finding]
-    facts: list[dict[str, Any]]
+    facts: list[Fact]
     judged: JudgedDocument
     incidents: list[Incident]
     findings: list[Finding]

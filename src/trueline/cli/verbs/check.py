@@ -32,6 +32,7 @@ def command(
     every: Annotated[
         bool, typer.Option("--all", help="Say of every check that did not run why, also of those that do not apply.")
     ] = False,
+    facts: Annotated[bool, typer.Option("--facts", help="Say what the training did, too.")] = False,
     json: Json = False,
 ) -> None:
     """Say what is wrong in a Run: since which step, on which ranks, and what to do next.
@@ -50,7 +51,7 @@ def command(
     if json and format is not None:
         raise InputError(f"--json and --format {format} contradict each other. Pass one of them.")
     with waiting(f"Checking {run}"):
-        report = check(run, ref=ref)
+        report = check(run, ref=ref, facts=facts or json)
     if json:
         print_document(report.to_json())
     elif format == "github":
@@ -69,7 +70,7 @@ def print_report(console: Console, report: CheckReport, *, all_reasons: bool = F
     from rich.padding import Padding
     from rich.text import Text
 
-    from trueline.cli.lines import print_verdict
+    from trueline.cli.lines import print_facts, print_verdict
     from trueline.judge.run_verdict import to_confirm
 
     print_verdict(console, report)
@@ -91,6 +92,8 @@ def print_report(console: Console, report: CheckReport, *, all_reasons: bool = F
             for line in lines:
                 console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
             console.print()
+    if report.facts is not None:
+        print_facts(console, report.facts)
 
 
 def _print_incident(console: Console, report: CheckReport, incident: Incident, number: str) -> None:

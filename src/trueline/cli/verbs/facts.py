@@ -11,7 +11,7 @@ def command(run: RunPath = LATEST, json: Json = False) -> None:
     What the Run does not tell is named at the end, with the reason.
     """
     from trueline.cli.json_document import print_document
-    from trueline.cli.lines import screen
+    from trueline.cli.lines import print_facts, screen
     from trueline.cli.waiting import waiting
     from trueline.judge.facts.training_facts import read_facts
 
@@ -19,11 +19,5 @@ def command(run: RunPath = LATEST, json: Json = False) -> None:
         facts = read_facts(run)
     if json:
         print_document(facts.to_json())
-        return
-    console = screen()
-    for heading, lines in facts.by_area():
-        console.print(f"{heading}:", style="bold")
-        for line in lines:
-            console.print(f"  {line}", markup=False, highlight=False)
-    if facts.unknown:
-        console.print(facts.unknown_line, markup=False, highlight=False)
+    else:
+        print_facts(screen(), facts)
