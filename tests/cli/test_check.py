@@ -1,7 +1,6 @@
 """`trueline check`: exit codes, one JSON document, readable text."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -54,16 +53,14 @@ def test_nothing_found_is_exit_code_0(runs):
     assert "Partly: " in done.stdout.splitlines()[0]
 
 
-def test_what_a_program_reads_is_neither_wrapped_nor_padded(runs):
-    code = "from trueline.cli.main import main; main()"
-    environ = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    command = [sys.executable, "-c", code, "check", str(runs / "faulty"), "--all"]
-    lines = subprocess.run(command, capture_output=True, text=True, check=False, env=environ).stdout.splitlines()
+def test_what_a_program_reads_is_neither_wrapped_nor_padded(trueline, runs, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    lines = trueline("check", runs / "faulty", "--all").stdout.splitlines()
     assert all(line == line.rstrip() for line in lines)
     assert max(map(len, lines)) > 200
     assert any(re.match(r"  [a-z-]+(?:, [a-z-]+)*: ", line) for line in lines)
-    environ["COLUMNS"] = "70"  # somebody says how wide
-    lines = subprocess.run(command, capture_output=True, text=True, check=False, env=environ).stdout.splitlines()
+    monkeypatch.setenv("COLUMNS", "70")  # somebody says how wide
+    lines = trueline("check", runs / "faulty", "--all").stdout.splitlines()
     assert all(line == line.rstrip() and len(line) <= 70 for line in lines[1:])
 
 
