@@ -277,14 +277,14 @@ def test_a_deal_that_comes_again_in_every_epoch_is_no_new_evidence(check):
 
 
 def test_healthy_series_keep_the_promise():
-    """The share of this check is an eighth of one alarm per 10,000 steps; 6,000 steps in runs of 300. More than 2
-    have a probability of 7e-5.
+    """The share of this check is an eighth of one alarm per 10,000 steps; 2,400 steps in runs of 300. More than 1
+    have a probability of 4e-4.
     """
     num_findings = sum(
         bool(dispersion_low.judge(series_from(independent(3, 3, tails=True), 300, seed=seed), BUDGET))
-        for seed in range(20)
+        for seed in range(8)
     )
-    assert num_findings <= 2
+    assert num_findings <= 1
 
 
 def test_two_workers_without_parts_cannot_tell():

@@ -144,15 +144,15 @@ def test_a_fault_in_one_group_names_the_group():
 
 
 def test_healthy_series_keep_the_promise():
-    """20 runs of 2,000 steps at N = 2, 3, 4 and 8, three quantities with groups: their shares are 2/3 of one alarm per
-    10,000 steps, 2.7 in all; a Poisson count of that mean exceeds 12 with probability 4e-6.
+    """Eight runs of 2,000 steps at N = 2, 3, 4 and 8, three quantities with groups: their shares are 2/3 of one alarm
+    per 10,000 steps, 1.07 in all; a Poisson count of that mean exceeds 7 with probability 2e-5.
     """
     alarms = 0
     for num_workers in (2, 3, 4, 8):
-        for seed in range(5):
+        for seed in range(2):
             series = noisy_workers(num_workers, 2000, num_groups=3, seed=seed)
             alarms += sum(len(workers_named(series, quantity)) for quantity in ("loss", "norm", "direction"))
-    assert alarms <= 12
+    assert alarms <= 7
 
 
 def test_a_worker_that_joins_late_or_drops_out_is_healthy():
