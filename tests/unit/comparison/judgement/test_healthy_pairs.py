@@ -33,15 +33,16 @@ def record(
     clip: float = 0.0,
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     prepare: Callable[[torch.optim.Optimizer], Any] = lambda optimizer: None,
+    steps: int = 2,
 ) -> Path:
-    """Two steps of AdamW on one batch."""
+    """Some steps of AdamW on one batch."""
     torch.manual_seed(0)
     model, x_BLD = made().to(dtype), torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
     torch.manual_seed(2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
     prepare(optimizer)
     watch = trueline.watch(model, optimizer, out=out, plan={"preset": "mix", "depth": "stats", "stacks": True})
-    for _ in range(2):
+    for _ in range(steps):
         with watch.step(), around():
             begin(model, x_BLD)
             loss_of(model(x_BLD).float()).backward()

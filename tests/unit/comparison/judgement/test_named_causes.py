@@ -11,9 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.comparison.judgement.test_healthy_pairs import Around, Residual, compared, with_part
+from tests.unit.comparison.judgement import test_healthy_pairs as pairs
+from tests.unit.comparison.judgement.test_healthy_pairs import Around, Residual, with_part
 from torch import Tensor, nn
 from torch.nn import functional
+
+from trueline.comparison.result import Comparison
+
+
+def compared(tmp_path: Path, run_setup: Any, ref_setup: Any, *, steps: int = 1, **how: Any) -> Comparison:
+    """What differs is named at the first step; what does not has to stay silent at one more."""
+    return pairs.compared(tmp_path, run_setup, ref_setup, steps=steps, **how)
 
 
 class Masked(nn.Module):
@@ -35,7 +43,8 @@ class Masked(nn.Module):
 def test_attention_whose_mask_is_another_is_named_itself_and_not_its_block(
     tmp_path: Path, diagonal: int, exit_code: int
 ) -> None:
-    comparison = compared(tmp_path, lambda: Around(lambda: Masked(None)), lambda: Around(lambda: Masked(diagonal)))
+    run, ref = (lambda at=at: Around(lambda: Masked(at)) for at in (None, diagonal))
+    comparison = compared(tmp_path, run, ref, steps=2 - exit_code)
     assert comparison.exit_code == exit_code
     if exit_code:
         claim = comparison.findings[0].claim
@@ -114,7 +123,7 @@ def test_a_call_that_only_one_run_makes_is_a_finding_though_it_changes_nothing_h
 def test_a_call_that_changes_no_number_whatever_it_is_raises_no_alarm(
     tmp_path: Path, part: Callable[[Tensor], Tensor]
 ) -> None:
-    assert compared(tmp_path, with_part(part), with_part(lambda x: x)).exit_code == 0
+    assert compared(tmp_path, with_part(part), with_part(lambda x: x), steps=2).exit_code == 0
 
 
 # Parameters and the update
@@ -153,7 +162,7 @@ def test_weights_and_states_in_16_bits_are_a_finding_where_the_forward_pass_has_
 
 @pytest.mark.parametrize("run", [{"dtype": torch.bfloat16}, {"around": autocast}], ids=["all of it", "autocast"])
 def test_a_run_that_is_in_another_precision_altogether_is_no_fault(tmp_path: Path, run: dict[str, Any]) -> None:
-    assert compared(tmp_path, {"made": Residual, **run}, Residual).exit_code == 0
+    assert compared(tmp_path, {"made": Residual, **run}, Residual, steps=2).exit_code == 0
 
 
 def advanced(optimizer: torch.optim.Optimizer) -> None:
@@ -178,7 +187,7 @@ def test_clipping_that_only_one_run_does_is_named(tmp_path: Path) -> None:
 
 
 def test_another_norm_to_clip_by_is_the_one_error(tmp_path: Path) -> None:
-    comparison = compared(tmp_path, {"made": Residual, "clip": 1e-2}, {"made": Residual, "clip": 2e-2})
+    comparison = compared(tmp_path, {"made": Residual, "clip": 1e-2}, {"made": Residual, "clip": 2e-2}, steps=2)
     (error,) = [finding for finding in comparison.findings if finding.severity == "error"]
     assert error.claim.startswith("Gradients are clipped differently: max_norm of clip_grad_norm_ is 0.01 and not 0.02")
 
