@@ -2,7 +2,6 @@
 
 import copy
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -135,7 +134,7 @@ def test_training_is_the_same_to_the_bit(tmp_path, noise):
     assert all(torch.equal(one, other) for one, other in zip(alone, watched, strict=True))
 
 
-def test_two_models_that_are_watched_together_see_their_draws_and_torch_warns_of_nothing(tmp_path):
+def test_two_models_that_are_watched_together_see_their_draws_and_torch_warns_of_nothing(python, tmp_path):
     """Torch warns once in a process of a kernel that takes the place of another."""
     script = """
 import sys, warnings
@@ -155,7 +154,7 @@ for _ in range(8):
 for watch in watches:
     watch.close()
 """
-    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([python, "-c", script, tmp_path], capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stderr) == (0, "")
     assert [len(trueline.open_run(tmp_path / name).texts("own_draws")) for name in "ab"] == [8, 8]
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from tests.forked_scripts import run_watched
+from tests.unit.asked import asked
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, spectral_norm
 
 import trueline
-from trueline.judge.check_run import check
 
 ROWS, WIDTH, STEPS = 8, 6, 8
 
@@ -59,14 +59,9 @@ def trained(out, model, *, before=evaluated):
 
 def told(out):
     """Kind, whether it is to be confirmed, and claim, of what is said of evaluations."""
-    report = check(trueline.open_run(out))
-    assert not [each for each in report.findings if each.code == "watch-degraded"]
-    asked = str(report.verdict)
-    return [
-        (each.evidence["kind"], "to confirm" in asked, each.claim)
-        for each in report.findings
-        if each.code in ("evaluation-draws", "evaluation-state")
-    ]
+    findings, _ = asked(out, "evaluation-draws", "evaluation-state")
+    is_asked = bool(findings) and "to confirm" in str(trueline.check(out).verdict)
+    return [(finding.evidence["kind"], is_asked, finding.claim) for finding in findings]
 
 
 def dropout_on(model, h):
