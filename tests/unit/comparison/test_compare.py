@@ -15,6 +15,7 @@ import torch
 from gallery.changed_kernel import ChangedKernel
 from gallery.problems import CausalLM
 from gallery.reference_training import in_halves
+from tests.following import copy_of
 from torch import nn
 
 import trueline
@@ -55,6 +56,20 @@ def record(
                 optimizer.zero_grad()
     watch.close()
     return out
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A Run with the ``fault`` of that name, or none, to read: one training for all tests that ask for it."""
+    folder = tmp_path_factory.mktemp("compare")
+
+    def run(fault: str | None = None, depth: str = "fingerprint") -> Path:
+        out = folder / f"{fault} {depth}"
+        if not out.exists():
+            record(out, depth=depth, **(FAULTS[fault][0]() if fault else {}))
+        return out
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -108,20 +123,24 @@ def codes(comparison: Comparison, severity: str = "error") -> set[str]:
     return {finding.code for finding in comparison.findings if finding.severity == severity}
 
 
-def test_a_run_that_is_the_same_has_no_difference(reference: Path, tmp_path: Path) -> None:
-    comparison = compare(record(tmp_path / "run"), reference)
+def test_a_run_that_is_the_same_has_no_difference(reference: Path, recorded: Callable[..., Path]) -> None:
+    comparison = compare(recorded(), reference)
     assert set(comparison.counts) == {"equal"}
     assert (comparison.findings, comparison.first, comparison.exit_code) == ((), None, 0)
 
 
-@pytest.mark.parametrize("depth", ["stats", "tensor"])
-@pytest.mark.parametrize("name", FAULTS)
+STORED = ("tanh by argument", "tanh in the kernel", "weight x 1.00001", "an infinite weight")
+"""An argument, a kernel and weights of which values are stored."""
+
+
+@pytest.mark.parametrize(
+    ("name", "depth"), [*((name, "stats") for name in FAULTS), *((name, "tensor") for name in STORED)]
+)
 def test_the_call_that_computes_otherwise_is_named_first(
-    name: str, depth: str, reference: Path, tmp_path: Path, tensors: Path
+    name: str, depth: str, recorded: Callable[..., Path], request: pytest.FixtureRequest
 ) -> None:
-    planted, site, why = FAULTS[name]
-    run = record(tmp_path / "run", depth=depth, **planted())
-    comparison = compare(run, reference if depth == "stats" else tensors)
+    _, site, why = FAULTS[name]
+    comparison = compare(recorded(name, depth), request.getfixturevalue("reference" if depth == "stats" else "tensors"))
     assert comparison.first is not None
     assert comparison.first.site == f"0.0/r0/fwd/{site}"
     assert comparison.exit_code == 1
@@ -136,8 +155,8 @@ def tensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("compare") / "tensors", depth="tensor")
 
 
-def test_a_changed_weight_is_told_beside_the_call_that_uses_it(reference: Path, tmp_path: Path) -> None:
-    comparison = compare(record(tmp_path / "run", change=scaled(1.001)), reference)
+def test_a_changed_weight_is_told_beside_the_call_that_uses_it(reference: Path, recorded: Callable[..., Path]) -> None:
+    comparison = compare(recorded("weight x 1.001"), reference)
     assert codes(comparison) == {"first-divergence", "weight-differs"}
     weights = next(finding for finding in comparison.findings if finding.code == "weight-differs")
     assert weights.evidence["parameters"] == [f"{UP}.weight"]
@@ -176,29 +195,28 @@ def test_another_reduction_order_is_explained_by_rounding(reference: Path, tmp_p
     assert codes(comparison) == set()
 
 
-def test_the_first_difference_between_stored_values_is_described(tensors: Path, tmp_path: Path) -> None:
-    run = record(tmp_path / "run", change=tanh, depth="tensor")
-    comparison = compare(run, tensors)
+def test_the_first_difference_between_stored_values_is_described(tensors: Path, recorded: Callable[..., Path]) -> None:
+    comparison = compare(recorded("tanh by argument", "tensor"), tensors)
     assert comparison.first is not None
     assert comparison.first.how == "tensor"
     assert {"max_abs", "cosine"} <= set(comparison.first.details or {})
 
 
 def test_only_the_first_steps_that_differ_and_some_later_ones_are_looked_at(
-    reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reference: Path, recorded: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trueline.comparison.compare.STEPS_IN_DETAIL", 1)
-    same = compare(record(tmp_path / "same"), reference)
+    same = compare(recorded(), reference)
     assert [step.detailed for step in same.steps] == [True, False]
     assert (same.exit_code, len(same.notes)) == (0, 1)
-    other = compare(record(tmp_path / "other", change=tanh), reference)
+    other = compare(recorded("tanh by argument"), reference)
     assert [step.detailed for step in other.steps] == [True, True]
-    chosen = compare(tmp_path / "same", reference, steps=[0, 1])
+    chosen = compare(recorded(), reference, steps=[0, 1])
     assert [step.detailed for step in chosen.steps] == [True, True]
 
 
 def test_fingerprints_of_two_kinds_are_not_held_against_each_other(reference: Path, tmp_path: Path) -> None:
-    run = record(tmp_path / "run")
+    run = copy_of(reference, tmp_path / "run")
     manifest = run / "manifest.json"
     document = json.loads(manifest.read_text())
     del document["crc32"]
@@ -260,8 +278,9 @@ def test_a_chosen_step_has_the_verdict_of_all_steps(reference: Path, tmp_path: P
     assert [row for row in whole.rows if row.step == 1] == list(last.rows)
 
 
-def test_a_fault_that_begins_before_the_chosen_step_is_told_with_its_step(reference: Path, tmp_path: Path) -> None:
-    run = record(tmp_path / "run", change=tanh)
-    found = compare(run, reference, steps=[1])
+def test_a_fault_that_begins_before_the_chosen_step_is_told_with_its_step(
+    reference: Path, recorded: Callable[..., Path]
+) -> None:
+    found = compare(recorded("tanh by argument"), reference, steps=[1])
     assert (found.exit_code, found.findings[0].step_first) == (1, 0)
     assert "The difference begins at step 0, before the steps that were chosen." in found.notes

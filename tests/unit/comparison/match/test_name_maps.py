@@ -20,15 +20,14 @@ from trueline.schema.errors import InputError
 
 MADE = {"hf-vllm": served.Vllm, "hf-megatron": served.Megatron}
 TRAINED = {"hf-vllm": False, "hf-megatron": True}
-STEPS = 2
 
 
-def record(out: Path, model: Any, *, trained: bool, depth: str, preset: str) -> torch.Tensor:
+def record(out: Path, model: Any, *, trained: bool, depth: str, preset: str, steps: int = 2) -> torch.Tensor:
     """The logits of the last step, [B, L, VOCABULARY]."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
     watch = trueline.watch(model, optimizer, out=out, plan={"preset": preset, "depth": depth})
     draw, logits = torch.Generator().manual_seed(0), torch.empty(0)
-    for _ in range(STEPS):
+    for _ in range(steps):
         ids = torch.randint(served.VOCABULARY, (served.B, served.L), generator=draw)
         with watch.step(ids):
             made = model(input_ids=ids)
@@ -101,7 +100,7 @@ def test_a_fault_is_found_where_it_is(pair, tmp_path, fault, place) -> None:
 
 
 def test_without_shapes_of_heads_the_map_says_how_large_they_are(tmp_path) -> None:
-    how = {"trained": True, "depth": "tensor", "preset": "modules"}
+    how = {"trained": True, "depth": "tensor", "preset": "modules", "steps": 1}
     record(tmp_path / "hf", served.llama(), **how)
     record(tmp_path / "other", served.Megatron(served.llama()), **how)
 
@@ -123,7 +122,7 @@ def test_without_shapes_of_heads_the_map_says_how_large_they_are(tmp_path) -> No
 
 def test_the_merged_weight_is_that_of_megatron(tmp_path) -> None:
     """Against the rows that the conversion in ``served_models`` writes one by one."""
-    how = {"trained": False, "depth": "tensor", "preset": "mix"}
+    how = {"trained": False, "depth": "tensor", "preset": "mix", "steps": 1}
     record(tmp_path / "hf", served.llama(), **how)
     other = served.Megatron(served.llama())
     record(tmp_path / "other", other, **how)
