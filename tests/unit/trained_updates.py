@@ -10,7 +10,7 @@ from torch import nn
 
 import trueline
 
-STEPS = 24
+STEPS = 12
 
 
 def mlp():

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from tests.unit.trained_updates import STEPS, adamw, from_step, kernel, mlp, trained
+from tests.unit.trained_updates import adamw, from_step, kernel, mlp, trained
 from torch import nn
 from torch.nn import functional
 
@@ -16,6 +16,8 @@ from trueline.laws.optimizer.unheld_params import _owner_prefixes
 
 AT = 6
 """The first update that is faulty."""
+LONG = 24
+"""Steps of which the last are not sampled."""
 
 
 def findings(folder):
@@ -37,7 +39,7 @@ def one_by_one(model):
 
 
 def test_a_healthy_optimizer_is_left_alone(tmp_path):
-    trained(tmp_path / "run")
+    trained(tmp_path / "run", steps=LONG)
     report = trueline.check(tmp_path / "run")
     assert report.findings == ()
     (question,) = [question for question in report.judged.questions if question.question == "updates"]
@@ -487,7 +489,7 @@ def test_steps_that_are_sampled_grow_rare(tmp_path):
     run = trueline.open_run(tmp_path / "run")
     sampled = run.steps[run.measured("update_values")[:, 0]].tolist()
     assert sampled == [*range(16), 35, 55]
-    assert STEPS > 16
+    assert LONG > 16
     assert [gap(age) for age in (0, 999, 2_500, 1_000_000)] == [20, 20, 50, 100]
 
 
@@ -564,13 +566,13 @@ class Differences(nn.Module):
     ],
 )
 def test_what_nothing_trains_is_named(tmp_path, model, names, kind, severity):
-    trained(tmp_path / "run", model=model)
+    trained(tmp_path / "run", model=model, steps=LONG)
     (finding,) = trueline.check(tmp_path / "run").findings
     assert (finding.code, finding.severity, finding.evidence["kind"]) == ("param-frozen", severity, kind)
     assert finding.evidence["names"] == names
-    assert f"at all {STEPS} measured steps: nothing trains {'it' if len(names) == 1 else 'them'}" in finding.claim
+    assert f"at all {LONG} measured steps: nothing trains {'it' if len(names) == 1 else 'them'}" in finding.claim
 
 
 def test_what_begins_to_learn_one_layer_after_the_other_is_healthy(tmp_path):
-    trained(tmp_path / "run", model=lambda: Pair(torch.ones))
+    trained(tmp_path / "run", model=lambda: Pair(torch.ones), steps=LONG)
     assert trueline.check(tmp_path / "run").findings == ()
