@@ -72,17 +72,17 @@ def store() -> Iterator[Mapping[str, str]]:
     server.wait()
 
 
-def launched(place: Path, *, destination: str, steps: int = 12) -> list[subprocess.CompletedProcess[str]]:
+def launched(python: str, place: Path, *, destination: str, steps: int = 12) -> list[subprocess.CompletedProcess[str]]:
     """Two machines of one rank each, which have a disk each."""
     script, port = place / "train.py", free_port()
     script.write_text(SCRIPT)
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHON_EXEC": python}
     started: list[subprocess.Popen[str]] = []
     for node in range(2):
         words = ["torch.distributed.run", "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1"]
         words += ["--master-addr", "127.0.0.1", "--master-port", str(port), str(script), str(steps)]
         watched = ["trueline", "run", "--out", str(place / f"disk-{node}" / "run"), "--collect", destination]
-        words = [sys.executable, "-m", *watched, "--", sys.executable, "-m", *words]
+        words = [sys.executable, "-m", *watched, "--", python, "-m", *words]
         started.append(subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     ended = [process.communicate(timeout=200) for process in started]
     return [
@@ -91,8 +91,8 @@ def launched(place: Path, *, destination: str, steps: int = 12) -> list[subproce
     ]
 
 
-def test_two_machines_collect_into_an_object_store(tmp_path, store):
-    done = launched(tmp_path, destination="s3://bucket/runs/two")
+def test_two_machines_collect_into_an_object_store(python, tmp_path, store):
+    done = launched(python, tmp_path, destination="s3://bucket/runs/two")
     assert [each.returncode for each in done] == [0, 0], [each.stderr for each in done]
     assert "rank 0 elsewhere" in done[1].stderr
     assert all("trueline: collected. " in each.stderr for each in done)
