@@ -13,7 +13,7 @@ from torch import nn
 
 from trueline.store.summary import summarize
 
-STEPS = 42
+STEPS = 24
 
 
 def train(rank, world, out, plan, edits, fault=None, steps=STEPS):
@@ -105,8 +105,8 @@ def test_all_ranks_begin_and_end_at_the_same_step(ranks_of, unwatched, tmp_path,
 
     edits = {4: {"preset": "mix", "steps": [0, None], "every": 1}, 22: {"preset": "workers"}}
     out = str(tmp_path / "run")
-    watched = ranks_of(world).run(train, out, plan, edits)
-    assert_same_training(unwatched(world), watched)
+    watched = ranks_of(world).run(train, out, plan, edits, None, ends + 2)
+    assert_same_training(unwatched(world, None, ends + 2), watched)
     run = trueline.open_run(out)
     assert [finding.claim for finding in run.live_findings] == []
     assert [(entry.revision, entry.step, entry.plan["preset"]) for entry in run.manifest.plans] == [
@@ -133,8 +133,8 @@ def test_an_edit_that_cannot_be_followed_is_refused_in_words_and_the_plan_stays(
     import trueline
 
     out = str(tmp_path / "run")
-    watched = two.run(train, out, {}, {4: edit, 12: {"preset": "modules", "steps": [20, 22]}}, None, 24)
-    assert_same_training(unwatched(2, None, 24), watched)
+    watched = two.run(train, out, {}, {4: edit, 12: {"preset": "modules", "steps": [20, 22]}})
+    assert_same_training(unwatched(2), watched)
     run = trueline.open_run(out)
     (finding,) = run.live_findings
     assert (finding.code, finding.severity, finding.ranks) == ("plan-refused", "info", (0,))
@@ -188,13 +188,13 @@ def test_one_process_follows_at_its_next_step_and_records_after_its_own_nan(tmp_
     import trueline
 
     out = str(tmp_path / "edited")
-    train(0, 1, out, {}, {4: {"preset": "ops", "steps": [6, 9]}})
+    train(0, 1, out, {}, {4: {"preset": "ops", "steps": [6, 9]}}, steps=12)
     run = trueline.open_run(out)
     assert [entry.step for entry in run.manifest.plans] == [6]
     assert recorded_steps(run, 1) == [6, 7, 8]
     assert summarize(run)["records"]["preset"] == "ops", "not what the job started with"
     out = str(tmp_path / "poisoned")
-    train(0, 1, out, {"preset": "modules", "when": ["worker-nonfinite"]}, {}, "nan")
+    train(0, 1, out, {"preset": "modules", "when": ["worker-nonfinite"]}, {}, "nan", 12)
     assert recorded_steps(trueline.open_run(out), 1) == [7, 8, 9]
 
 
