@@ -35,7 +35,7 @@ def record(
     prepare: Callable[[torch.optim.Optimizer], Any] = lambda optimizer: None,
     steps: int = 2,
 ) -> Path:
-    """Some steps of AdamW on one batch."""
+    """Some steps of AdamW on one batch: one where a fault is to be found, two where nothing is."""
     torch.manual_seed(0)
     model, x_BLD = made().to(dtype), torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
     torch.manual_seed(2)
@@ -106,7 +106,7 @@ def test_other_random_numbers_of_one_dtype_are_a_finding(tmp_path: Path) -> None
     def late(model: nn.Module, x: Tensor) -> None:
         torch.rand(1)
 
-    comparison = compared(tmp_path, {"made": with_part(noisy), "begin": late}, with_part(noisy))
+    comparison = compared(tmp_path, {"made": with_part(noisy), "begin": late}, with_part(noisy), steps=1)
     assert (comparison.exit_code, comparison.findings[0].code) == (1, "first-divergence")
     assert "draws random numbers" in comparison.findings[0].claim
 
@@ -125,7 +125,7 @@ class Halved(torch.autograd.Function):
 
 def test_half_a_gradient_is_found_where_rounding_hides_it_in_those_of_parameters(tmp_path: Path) -> None:
     run = with_part(lambda x: x + 0.01 * Halved.apply(x.sin()))
-    comparison = compared(tmp_path, run, with_part(lambda x: x + 0.01 * x.sin()), dtype=torch.bfloat16)
+    comparison = compared(tmp_path, run, with_part(lambda x: x + 0.01 * x.sin()), dtype=torch.bfloat16, steps=1)
     assert comparison.exit_code == 1
     assert "only in RUN: `view_as`" in comparison.findings[0].claim
 
@@ -134,7 +134,7 @@ def test_a_call_that_draws_in_one_run_only_is_named(tmp_path: Path) -> None:
     def draws_more(x: Tensor) -> Tensor:
         return noisy(x + 0 * torch.rand(()))
 
-    finding = compared(tmp_path, with_part(draws_more), with_part(noisy)).findings[0]
+    finding = compared(tmp_path, with_part(draws_more), with_part(noisy), steps=1).findings[0]
     assert "the two runs draw different ones: before it, only RUN draws with `rand` (" in finding.claim
     assert finding.next[0].startswith("Draw as often in both runs")
 
@@ -167,7 +167,9 @@ def test_a_wrong_backward_of_calls_that_one_run_makes_is_found(
     def made(middle: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
         return lambda: nn.Sequential(*(with_part(middle)() for _ in range(blocks)))
 
-    comparison = compared(tmp_path, made(lambda x: Own.apply(x, power)), made(torch.tanh), clip=1e-2)
+    comparison = compared(
+        tmp_path, made(lambda x: Own.apply(x, power)), made(torch.tanh), clip=1e-2, steps=2 - exit_code
+    )
     assert comparison.exit_code == exit_code
     if exit_code:
         assert "only in RUN: `mul`" in comparison.findings[0].claim
@@ -193,7 +195,7 @@ class Squared(torch.autograd.Function):
 def test_the_code_that_has_a_backward_of_its_own_is_named(tmp_path: Path, right: bool) -> None:
     """Both runs call the same there, but for a clone, and one has no gradients inside."""
     run, ref = with_part(lambda x: Squared.apply(x, right)), with_part(lambda x: (x.clone() * x).tanh())
-    comparison = compared(tmp_path, run, ref)
+    comparison = compared(tmp_path, run, ref, steps=2 if right else 1)
     assert comparison.exit_code == (0 if right else 1)
     if not right:
         assert "only in REF: `clone`" in comparison.findings[0].claim
@@ -248,7 +250,7 @@ class Gated(nn.Module):
 
 
 def test_a_detach_is_found_where_16_bits_may_explain_what_it_leaves(tmp_path: Path) -> None:
-    comparison = compared(tmp_path, lambda: Gated(True), lambda: Gated(False), dtype=torch.bfloat16)
+    comparison = compared(tmp_path, lambda: Gated(True), lambda: Gated(False), dtype=torch.bfloat16, steps=1)
     assert comparison.exit_code == 1
     assert "only in RUN: `detach`" in comparison.findings[0].claim
 
@@ -303,7 +305,7 @@ class Swapped(Experts):
 
 
 def test_an_expert_that_answers_for_another_is_a_finding(tmp_path: Path) -> None:
-    assert compared(tmp_path, Swapped, Experts).exit_code == 1
+    assert compared(tmp_path, Swapped, Experts, steps=1).exit_code == 1
 
 
 @pytest.mark.parametrize(("turned", "exit_code"), [(True, 0), (False, 1)])
@@ -319,7 +321,7 @@ def test_addends_in_another_order_are_no_fault_unless_their_places_stay(
     def backwards(x_BLD: Tensor) -> Tensor:
         return added(place_N.flip(0) if turned else place_N, x_BLD.flatten(0, 1).flip(0).view_as(x_BLD))
 
-    comparison = compared(tmp_path, with_part(backwards), with_part(lambda x: added(place_N, x)))
+    comparison = compared(tmp_path, with_part(backwards), with_part(lambda x: added(place_N, x)), steps=2 - exit_code)
     assert comparison.exit_code == exit_code
 
 
@@ -356,7 +358,7 @@ def test_a_decision_that_rounding_turns_for_one_number_is_no_fault(
         lambda halves=halves, factor=factor: Turned(decide, in_halves=halves, scale=factor)
         for halves, factor in ((True, scale), (False, 1.0))
     )
-    comparison = compared(tmp_path, run, ref)
+    comparison = compared(tmp_path, run, ref, steps=2 - exit_code)
     assert comparison.exit_code == exit_code
     assert (scale == 1.0) == any(row.note.startswith("a decision that rounding turned") for row in comparison.rows)
 
@@ -386,7 +388,7 @@ def test_another_number_in_a_mask_is_no_fault(tmp_path: Path, lowest: float) -> 
 
 @pytest.mark.parametrize("lowest", [LOWEST, -torch.inf, -1e9, -65504.0, -1e4])
 def test_a_mask_off_by_one_is_a_finding_whatever_its_number(tmp_path: Path, lowest: float) -> None:
-    comparison = compared(tmp_path, masked(lowest, diagonal=2), masked(lowest))
+    comparison = compared(tmp_path, masked(lowest, diagonal=2), masked(lowest), steps=1)
     assert comparison.exit_code == 1
     assert comparison.first is not None
     assert "triu" in str(comparison.first.site)
@@ -404,9 +406,8 @@ def test_what_is_made_of_scores_beside_a_mask_is_judged(
         powers_BLL = power(scores_BLL - scores_BLL.amax(-1, keepdim=True))
         return powers_BLL / powers_BLL.sum(-1, keepdim=True)
 
-    comparison = compared(
-        tmp_path, with_part(lambda x: attend(x, by_hand)), with_part(lambda x: attend(x, lambda s: s.softmax(-1)))
-    )
+    run, ref = (with_part(lambda x, weigh=weigh: attend(x, weigh)) for weigh in (by_hand, lambda s: s.softmax(-1)))
+    comparison = compared(tmp_path, run, ref, steps=2 - exit_code)
     assert comparison.exit_code == exit_code
 
 
@@ -461,9 +462,8 @@ class Around(nn.Module):
 def test_a_split_linear_is_no_fault_unless_a_part_is_wrong(
     tmp_path: Path, names: str, scale: float, exit_code: int
 ) -> None:
-    comparison = compared(
-        tmp_path, lambda: Around(lambda: Split(scale)), lambda: Around(Merged), names=names, clip=1e-2
-    )
+    run, ref = lambda: Around(lambda: Split(scale)), lambda: Around(Merged)
+    comparison = compared(tmp_path, run, ref, names=names, clip=1e-2, steps=2 - exit_code)
     assert comparison.exit_code == exit_code
 
 
@@ -496,7 +496,8 @@ def test_a_product_in_halves_is_no_fault_where_one_is_of_zeros_and_a_cap_is_one(
     tmp_path: Path, run: tuple[Any, ...], exit_code: int
 ) -> None:
     """The first state is zero, so that the second half adds nothing to it; a cap of 10^6 changes nothing at all."""
-    assert compared(tmp_path, lambda: Recurrent(*run), lambda: Recurrent(False)).exit_code == exit_code
+    comparison = compared(tmp_path, lambda: Recurrent(*run), lambda: Recurrent(False), steps=2 - exit_code)
+    assert comparison.exit_code == exit_code
 
 
 def test_an_evaluation_before_the_step_is_no_call_that_the_other_run_lacks(tmp_path: Path) -> None:
@@ -518,7 +519,8 @@ def test_a_sum_that_is_divided_is_a_mean_unless_by_another_number(tmp_path: Path
     def averaged(y: Tensor) -> Tensor:
         return functional.mse_loss(y, torch.zeros_like(y))
 
-    comparison = compared(tmp_path, {"made": Residual, "loss_of": summed}, {"made": Residual, "loss_of": averaged})
+    run, ref = ({"made": Residual, "loss_of": loss_of} for loss_of in (summed, averaged))
+    comparison = compared(tmp_path, run, ref, steps=2 - exit_code)
     assert comparison.exit_code == exit_code
 
 
@@ -547,7 +549,7 @@ def turned(x: Tensor) -> Tensor:
 def test_a_call_that_no_other_undoes_is_a_finding_though_rounding_hides_what_follows(
     tmp_path: Path, made: Callable[[], nn.Module], exit_code: int
 ) -> None:
-    comparison = compared(tmp_path, made, small(functional.softplus), dtype=torch.bfloat16)
+    comparison = compared(tmp_path, made, small(functional.softplus), dtype=torch.bfloat16, steps=2 - exit_code)
     assert comparison.exit_code == exit_code
     assert all(finding.code == "structure-differs" for finding in comparison.findings if finding.severity != "info")
 
@@ -575,5 +577,5 @@ def added(x: Tensor, order: int) -> Tensor:
 def test_calls_connected_otherwise_are_a_finding_unless_they_only_add_in_another_order(
     tmp_path: Path, made: Callable[[Tensor], Tensor], ref: Callable[[Tensor], Tensor], exit_code: int
 ) -> None:
-    comparison = compared(tmp_path, small(made), small(ref), dtype=torch.bfloat16)
+    comparison = compared(tmp_path, small(made), small(ref), dtype=torch.bfloat16, steps=2 - exit_code)
     assert comparison.exit_code == exit_code
