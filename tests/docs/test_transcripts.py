@@ -20,6 +20,7 @@ from trueline.cli.run_end import watched
 from trueline.schema.plan import WATCH_ONLY
 
 ROOT = Path(__file__).parents[2]
+TRUELINE = typer.main.get_command(app)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -60,9 +61,8 @@ def test_walkthrough_ends_with_a_sound_run(page: Path) -> None:
 def test_commands_that_a_page_names_exist(page: Path) -> None:
     """Each verb, and each option before the command that `trueline run` is given."""
     wrong: list[str] = []
-    trueline = typer.main.get_command(app)
     for command in re.findall(r"(?:`|^|\$ )trueline ([a-z][^`\n#|…]*)", page.read_text(), re.MULTILINE):
-        words, verb = re.split(r" --(?: |$)", command)[0].split(), trueline
+        words, verb = re.split(r" --(?: |$)", command)[0].split(), TRUELINE
         while words and words[0] in getattr(verb, "commands", {}):
             verb = verb.commands[words.pop(0)]
         known = {text for option in verb.params for text in option.opts}
