@@ -32,7 +32,8 @@ def loss(run: Run) -> tuple[str, Any]:
     first_T, last_T = loss_T[:num], loss_T[-num:]
     first, last = float(first_T.mean()), float(last_T.mean())
     numbers_said = {"first": first, "last": last, "steps": num}
-    text = f"from {first:.4g} to {last:.4g} (means of the first and the last {counted(num, 'step')})"
+    of_which = "the first and the last step" if num == 1 else f"means of the first and the last {num} steps"
+    text = f"from {first:.4g} to {last:.4g} ({of_which})"
     if len(loss_T) > 1 and np.all(loss_T == loss_T[0]):
         return f"{first:.4g} at every one of {counted(len(loss_T), 'step')}", numbers_said
     if len(loss_T) < FEWEST:
