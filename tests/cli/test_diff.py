@@ -5,6 +5,7 @@ import zipfile
 
 import pytest
 from tests.cli.in_process import trueline as call
+from tests.synthetic_runs import write_run
 
 
 @pytest.fixture
@@ -70,3 +71,17 @@ def test_a_configuration_that_is_not_there_is_named(jobs, monkeypatch, capsys):
     assert status == 2
     assert "'none.yaml'" in errors
     assert not (jobs / "e.json").exists()
+
+
+def test_what_two_runs_did_otherwise_stands_first(tmp_path, monkeypatch, capsys):
+    for name, rate in (("a", 0.1), ("b", 0.2)):
+        write_run(tmp_path / name, num_steps=12, change=lambda step, rank, row, rate=rate: row.update(lr=[rate]))
+    _, out, _ = call(monkeypatch, capsys, "diff", str(tmp_path / "a"), str(tmp_path / "b"))
+    assert out.splitlines()[1:5] == [
+        "",
+        "What they did otherwise:",
+        "  A: learning rate 0.1 at all 12 steps",
+        "  B: learning rate 0.2 at all 12 steps",
+    ]
+    _, out, _ = call(monkeypatch, capsys, "diff", str(tmp_path / "a"), str(tmp_path / "a"))
+    assert "otherwise" not in out

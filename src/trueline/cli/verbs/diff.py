@@ -53,7 +53,7 @@ def command(
         )
         if path is not None
     }
-    job_diff = diff(run, ref)
+    job_diff = diff(run, ref, facts=True)
     for write, target in targets.items():
         write(target, job_diff)
     written = [str(target) for target in targets.values()]
@@ -71,6 +71,14 @@ def _print(console: Console, job_diff: JobDiff, written: list[str], *, all_lines
 
     style = "bold yellow" if job_diff.telling else "bold green"
     lines = [Text(one_line(job_diff.headline), style=style), Text("")]
+    if job_diff.facts:
+        lines.append(Text("What they did otherwise:", style="bold"))
+        lines += [
+            Text(one_line(f"{head}{text}"))
+            for pair in job_diff.facts
+            for head, text in (("  A: ", pair.run), ("  B: ", pair.ref))
+        ]
+        lines.append(Text(""))
     differences = job_diff.differences if all_lines else job_diff.differences[:_MAX_LINES]
     width = max((len(difference.says) for difference in differences), default=0)
     lines += [_line(difference, min(width, 58)) for difference in differences]
