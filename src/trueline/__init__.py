@@ -268,7 +268,7 @@ def diff(run: Any, ref: Any) -> JobDiff:
     Raises ``InputError`` for what is none of them, ``CannotTell`` where the two have nothing in common that can be
     compared.
     """
-    return importlib.import_module("trueline.same_job.diff").diff(_job_of(run), _job_of(ref), facts=True)
+    return importlib.import_module("trueline.judge.facts.apart").diff_trainings(_job_of(run), _job_of(ref))
 
 
 def _job_of(job: Any) -> Any:

@@ -15,7 +15,7 @@ from trueline.same_job.compare_settings import canonical_texts, compare_settings
 from trueline.same_job.curves import Curves, compare_curves
 from trueline.same_job.derived import Derived, derive
 from trueline.same_job.difference import TELLING, UNSET, Difference, is_divided_alike
-from trueline.same_job.facts_apart import FactPair, facts_apart
+from trueline.same_job.fact_pair import FactPair
 from trueline.same_job.settings import Settings, read_settings
 from trueline.same_job.vocabulary import vocabulary
 from trueline.schema.errors import CannotTell
@@ -47,7 +47,7 @@ class JobDiff(Shown):
     notes: tuple[str, ...]
     settings: tuple[Mapping[str, str], Mapping[str, str]]
     facts: tuple[FactPair, ...] = ()
-    """What two Runs did otherwise, where that was asked for."""
+    """Facts of two Runs that differ, where these were asked for."""
 
     @property
     def began(self) -> str:
@@ -129,12 +129,8 @@ class JobDiff(Shown):
         return self.notes
 
 
-def diff(
-    run: str | os.PathLike[str] | Run | Job, ref: str | os.PathLike[str] | Run | Job, *, facts: bool = False
-) -> JobDiff:
-    """Compare two jobs; with ``facts`` say what two Runs did otherwise, too. Raises ``InputError`` for a path of no
-    job, ``CannotTell`` without a common fact.
-    """
+def diff(run: str | os.PathLike[str] | Run | Job, ref: str | os.PathLike[str] | Run | Job) -> JobDiff:
+    """Compare two jobs; raises ``InputError`` for a path that is no job, ``CannotTell`` without a common fact."""
     job, ref_job = (side if isinstance(side, Job) else open_job(side) for side in (run, ref))
     settings, ref_settings = read_settings(_sources(job)), read_settings(_sources(ref_job))
     differences, num_settings = compare_settings(
@@ -168,7 +164,6 @@ def diff(
         curves=curves,
         notes=tuple(_notes(job, ref_job, settings, ref_settings)),
         settings=(canonical_texts(settings), canonical_texts(ref_settings)),
-        facts=facts_apart(job.run, ref_job.run) if facts and job.run is not None and ref_job.run is not None else (),
     )
 
 

@@ -41,9 +41,9 @@ def command(
     """
     from trueline.cli.json_document import print_document
     from trueline.cli.lines import screen
+    from trueline.judge.facts.apart import diff_trainings
     from trueline.render.job_diff import write_html, write_xlsx
     from trueline.render.output import writable_target
-    from trueline.same_job.diff import diff
 
     targets = {
         write: writable_target(path, overwrite=overwrite, kind=kind, example=example)
@@ -53,7 +53,7 @@ def command(
         )
         if path is not None
     }
-    job_diff = diff(run, ref, facts=True)
+    job_diff = diff_trainings(run, ref)
     for write, target in targets.items():
         write(target, job_diff)
     written = [str(target) for target in targets.values()]

@@ -62,7 +62,7 @@ def starts(run: Run) -> tuple[str, Any]:
     steps = [attempt.step for attempt in attempts]
     if len(steps) < 2:
         return "started once", {"starts": 1, "steps": steps}
-    text = f"started {len(steps)} times, at steps {named_some(list(map(str, steps)))}"
+    text = f"{counted(len(steps), 'start')}, at steps {named_some(list(map(str, steps)))}"
     return text, {"starts": len(steps), "steps": steps}
 
 

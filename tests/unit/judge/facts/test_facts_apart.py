@@ -3,7 +3,8 @@
 from tests.synthetic_runs import write_run
 
 import trueline
-from trueline.same_job.facts_apart import ABSENT, FactPair, facts_apart
+from trueline.judge.facts.apart import facts_apart
+from trueline.same_job.fact_pair import ABSENT, FactPair
 
 
 def with_rate(*rates):

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import replace
 
 from trueline.judge.facts.training_facts import SUBJECTS, read_facts
+from trueline.same_job.diff import JobDiff, diff
+from trueline.same_job.fact_pair import ABSENT, FactPair
+from trueline.store.job_files.job import Job, open_job
 from trueline.store.reader import Run
 
-ABSENT = "nothing of the kind"
 
-
-@dataclass(frozen=True, slots=True)
-class FactPair:
-    """A fact ``name`` that two Runs say in other words or with other numbers: the sentence of each."""
-
-    name: str
-    run: str
-    ref: str
-
-    def to_json(self) -> dict[str, str]:
-        return {"name": self.name, "run": self.run, "ref": self.ref}
+def diff_trainings(run: str | os.PathLike[str] | Run | Job, ref: str | os.PathLike[str] | Run | Job) -> JobDiff:
+    """Compare two jobs as ``diff`` does, and of two Runs what they did. Raises as ``diff`` does."""
+    job, ref_job = (side if isinstance(side, Job) else open_job(side) for side in (run, ref))
+    job_diff = diff(job, ref_job)
+    if job.run is None or ref_job.run is None:
+        return job_diff
+    return replace(job_diff, facts=facts_apart(job.run, ref_job.run))
 
 
 def facts_apart(run: Run, ref: Run) -> tuple[FactPair, ...]:
