@@ -9,7 +9,7 @@ import numpy as np
 from trueline.judge.compared_ranks import data_parallel_ranks
 from trueline.schema.errors import CannotTell
 from trueline.schema.files.run_manifest import RankEnv
-from trueline.schema.text.words import listed, named_some
+from trueline.schema.text.words import counted, listed, named_some
 from trueline.store.reader import Run
 
 STREAMS = {"rng_python": "Python's", "rng_numpy": "NumPy's", "rng_torch": "torch's", "rng_device": "the device's"}

@@ -144,3 +144,17 @@ def test_what_a_run_does_not_tell_is_named_with_the_reason(tmp_path):
 def test_a_loss_that_never_moves(tmp_path):
     write_run(tmp_path / "run", num_ranks=2, num_steps=12, change=lambda step, rank, row: row.update(loss=2.303))
     assert text_of(read_facts(tmp_path / "run"), "loss") == "2.303 at every one of 12 steps"
+
+
+def test_a_job_that_was_started_again(tmp_path):
+    def train(resume, steps):
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with trueline.watch(model, optimizer, out=tmp_path / "run", resume=resume, step=steps[0]):
+            for _ in steps:
+                model(torch.randn(4, 4)).sum().backward()
+                optimizer.step()
+
+    train(False, range(4))
+    train(True, range(4, 8))
+    assert text_of(read_facts(tmp_path / "run"), "starts") == "2 starts, at steps 0 and 4"
