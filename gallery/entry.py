@@ -144,10 +144,15 @@ def _named(entry: Entry, name: str) -> bool:
     return entry.id == name or entry.id.startswith(name + ".")
 
 
+def modules_in(*packages: ModuleType) -> list[ModuleType]:
+    """The modules of ``packages``, each of which has ``ENTRIES``."""
+    infos = [info for package in packages for info in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
+    return [importlib.import_module(info.name) for info in infos if not info.ispkg]
+
+
 def _entries_in(*packages: ModuleType) -> list[Entry]:
-    found = [each for package in packages for each in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
-    modules = [importlib.import_module(module.name) for module in found if not module.ispkg]
-    return sorted((entry for module in modules for entry in module.ENTRIES), key=lambda entry: _natural(entry.id))
+    entries = (entry for module in modules_in(*packages) for entry in module.ENTRIES)
+    return sorted(entries, key=lambda entry: _natural(entry.id))
 
 
 def _natural(text: str) -> list[tuple[int, str]]:

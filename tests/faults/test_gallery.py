@@ -6,7 +6,8 @@ from collections.abc import Hashable, Sequence
 from functools import partial
 
 import pytest
-from gallery.entry import Control, Entry, Fault, all_entries, chosen_entries, num_ranks
+from gallery import laws
+from gallery.entry import Control, Entry, Fault, all_entries, chosen_entries, modules_in, num_ranks
 from gallery.independence import independent_fault, placed
 from gallery.scoring import Score, Stage, answer_on, cause_found, judge, localises, summary, upper_bound
 from gallery.witness import replicas_differ
@@ -144,6 +145,15 @@ def test_variants_count_as_one_fault_that_is_as_good_as_its_worst():
 def test_ids_are_unique():
     ids = [entry.id for entry in ENTRIES]
     assert len(ids) == len(set(ids))
+
+
+def test_entries_of_two_laws_share_no_beginning_of_their_ids():
+    """Or the name of a fault would choose those of another law with its own variants."""
+    folders: dict[str, set[str]] = {}
+    for module in modules_in(laws):
+        for entry in module.ENTRIES:
+            folders.setdefault(entry.id.partition(".")[0], set()).add(module.__name__.split(".")[2])
+    assert {id for id, names in folders.items() if len(names) > 1} == set()
 
 
 def test_a_family_name_chooses_its_variants():

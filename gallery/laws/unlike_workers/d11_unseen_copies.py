@@ -1,4 +1,4 @@
-"""D1, where no digest shows it: workers read the same samples, and something makes them look different.
+"""D11. As D1, where no digest shows it: workers read the same samples, and something makes them look different.
 
 Who had it: as D1, with an augmentation, a random prefix or a mask that each rank draws for itself. No two inputs are
 equal then, nor any two losses.
@@ -71,18 +71,18 @@ def _with_own_token(ctx: EntryContext, problem: CausalLM, shard: int) -> Iterato
 
 
 _fault = variants(
-    "D1",
+    "D11",
     ("dispersion-low",),
     trains_differently,
     within=None,
     family=DATA_THAT_IS_NOT_SPLIT,
     causes=("sampler-rank-wrong", "data-not-split"),
-    variant_of="D1.unseen-all",
+    variant_of="D11",
 )
 
 ENTRIES = (
     _fault(
-        "unseen-pair",
+        "pair",
         "two ranks of four read the same samples behind tokens of their own",
         a_pair,
         may_find=("shard-overlap", "worker-direction-outlier"),
@@ -90,7 +90,7 @@ ENTRIES = (
         world_size=4,
     ),
     _fault(
-        "unseen-all",
+        "",
         "both ranks read the same samples behind tokens of their own, under dropout",
         both,
         may_find=("shard-overlap",),
