@@ -16,6 +16,8 @@ from trueline.store.reader import Run
 
 MAX_SAMPLES = 20_000_000
 """Digests of samples that are looked at together: 160 MB."""
+FEW_STEPS = 64
+"""Steps whose batches stand for all, as batches have one size but at the ends of epochs."""
 
 
 def samples(run: Run) -> tuple[str, Any]:
@@ -33,13 +35,13 @@ def samples(run: Run) -> tuple[str, Any]:
 
 def batch(run: Run) -> tuple[str, Any]:
     """Samples of a micro-batch, micro-batches of an update, and samples of an update on all ranks together."""
-    ranks = data_parallel_ranks(run)
-    steps_L, _, lengths_L, _ = run.flat("sample_digests", ranks=ranks)
+    ranks, steps = data_parallel_ranks(run), run.steps[:FEW_STEPS].tolist()
+    steps_L, _, lengths_L, _ = run.flat("sample_digests", ranks=ranks, steps=steps)
     micros_TN, measured_TN = run.pivot("num_micro")
     if not len(lengths_L) or not measured_TN.any():
         raise CannotTell("no batch of samples was seen")
     # Medians: the last batch of an epoch may be smaller.
-    of_update = int(np.median(np.bincount(np.searchsorted(run.steps, steps_L), weights=lengths_L)))
+    of_update = int(np.median(np.bincount(np.searchsorted(steps, steps_L), weights=lengths_L)))
     micros = int(np.median(micros_TN[measured_TN]))
     of_rank = int(np.median(lengths_L))
     of_micro = of_rank // max(micros, 1)
@@ -100,11 +102,13 @@ def _loader(run: Run) -> dict[str, Any]:
 
 def _digests(run: Run) -> np.ndarray:
     """[D] of all ranks that read data of their own."""
-    _, _, lengths_L, digests_D = run.flat("sample_digests", ranks=data_parallel_ranks(run))
+    ranks = data_parallel_ranks(run)
+    *_, of_first_step = run.flat("sample_digests", ranks=ranks, steps=run.steps[:1].tolist())
+    if len(of_first_step) * len(run.steps) > MAX_SAMPLES:
+        raise CannotTell(f"there may be more than {MAX_SAMPLES:,}, which are not looked at together")
+    *_, digests_D = run.flat("sample_digests", ranks=ranks)
     if not len(digests_D):
         raise CannotTell("no batch of samples was seen")
-    if int(lengths_L.sum()) > MAX_SAMPLES:
-        raise CannotTell(f"more than {MAX_SAMPLES:,} samples were read")
     return digests_D
 
 

@@ -13,6 +13,9 @@ from trueline.schema.files.run_manifest import RankEnv
 from trueline.schema.text.words import counted, listed, named_some
 from trueline.store.reader import Run
 
+MAX_NORMS = 10_000_000
+"""Norms of single parameters on all ranks that are looked at together: of longer Runs every so many steps."""
+
 
 def parameters(run: Run) -> tuple[str, Any]:
     """Parameters that are trained and that are frozen, with the numbers they hold, on all ranks of one replica."""
@@ -29,7 +32,11 @@ def without_gradient(run: Run) -> tuple[str, Any]:
     """Trained parameters that no sampled step brought a gradient to, or only one of zeros, on any rank."""
     # Over all ranks: a rank that holds no shard of a parameter has no gradient of it.
     seen, reached = set[str](), set[str]()
-    norms = run.lists("param_grad_norms")
+    num_values = len(run.ranks) * max((len(env.params) for env in run.env.values()), default=1)
+    sampled = run.steps[run.measured("param_grad_norms").any(axis=1)]
+    num_steps = max(MAX_NORMS // max(num_values, 1), 1)
+    steps = sampled[:: max(len(sampled) // num_steps, 1)].tolist()
+    norms = run.lists("param_grad_norms", steps=steps)
     for (_, rank), norms_P in norms.items():
         names = run.env[rank].params if rank in run.env else []
         # After a change of the parameters, lists are about others than the names of today.

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import trueline
+from trueline.judge.facts import data, model
 from trueline.judge.facts.training_facts import SUBJECTS, read_facts
 
 
@@ -158,3 +159,17 @@ def test_a_job_that_was_started_again(tmp_path):
     train(False, range(4))
     train(True, range(4, 8))
     assert text_of(read_facts(tmp_path / "run"), "starts") == "2 starts, at steps 0 and 4"
+
+
+def test_of_a_large_run_some_steps_are_looked_at(tmp_path, monkeypatch):
+    def row_of(step, rank, row):
+        row["param_grad_norms"] = [0.0 if step % 2 else 1.0]
+
+    write_run(tmp_path / "run", num_ranks=2, num_steps=40, change=row_of)
+    monkeypatch.setattr(model, "MAX_NORMS", 20)
+    monkeypatch.setattr(data, "MAX_SAMPLES", 79)
+    facts = read_facts(tmp_path / "run")
+    assert text_of(facts, "without-gradient") == "every trained parameter had a gradient, of 10 sampled steps"
+    assert facts.unknown["samples"] == "there may be more than 79, which are not looked at together"
+    monkeypatch.setattr(data, "MAX_SAMPLES", 80)
+    assert text_of(read_facts(tmp_path / "run"), "samples").startswith("80 samples in 40 steps of 2 ranks")
