@@ -16,8 +16,8 @@ help: ## list the targets
 demo: $(READY) ## watch a small language model train on local workers, right and wrong; writes trueline-demo/report.html
 	$(BIN)/trueline demo --overwrite $(ARGS)
 
-test: $(READY) ## run all tests, three at a time: they wait for other processes now and then
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+test: $(READY) ## run all tests, three files at a time: they wait for other processes more than they compute
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 check: $(READY) ## lint, format, types, imports, names
 	$(BIN)/ruff check .
