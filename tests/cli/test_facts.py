@@ -14,6 +14,11 @@ def run(tmp_path_factory):
     return write_run(tmp_path_factory.mktemp("facts") / "run", num_ranks=2, num_steps=12)
 
 
+@pytest.fixture(autouse=True)
+def unwrapped(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 def test_lines_stand_under_their_headings(run):
     result = CliRunner().invoke(app, ["facts", str(run)])
     lines = result.stdout.splitlines()
