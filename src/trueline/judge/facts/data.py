@@ -62,6 +62,9 @@ def epoch_order(run: Run) -> tuple[str, Any] | None:
     equal = [np.array_equal(samples_D, first[: len(samples_D)]) for samples_D in later]
     if all(equal):
         order = "each has the samples of the first in the same order"
+    elif not any(equal) and not any(np.isin(samples_D, first).any() for samples_D in later):
+        # Samples are known by their values, which an augmentation changes: then their order is not.
+        order = "none has a sample of the first with the same values"
     elif not any(equal):
         order = "each has another order than the first"
     else:

@@ -42,7 +42,7 @@ def without_gradient(run: Run) -> tuple[str, Any]:
         # After a change of the parameters, lists are about others than the names of today.
         if len(names) == len(norms_P):
             seen |= set(names)
-            reached |= {names[index] for index in np.flatnonzero(norms_P != 0).tolist() if norms_P[index] > 0}
+            reached |= {names[index] for index in np.flatnonzero(~(norms_P <= 0)).tolist()}  # NaN reached it, too
     if not seen:
         raise CannotTell("no gradient of single parameters was sampled")
     without = sorted(seen - reached)
@@ -54,7 +54,9 @@ def without_gradient(run: Run) -> tuple[str, Any]:
 
 def tied(run: Run) -> tuple[str, Any] | None:
     """Names that stand for one parameter."""
-    groups = next((env.facts.tied for env in _envs(run) if env.facts is not None), list[list[str]]())
+    groups = next((env.facts.tied for env in _envs(run) if env.facts is not None), None)
+    if groups is None:
+        raise CannotTell("no rank described the tree of its model")
     pairs = [" = ".join(names) for names in groups if len(names) > 1]
     return (f"tied: {named_some(pairs)}", {"tied": groups}) if pairs else None
 

@@ -12,6 +12,7 @@ from trueline.judge.facts.fact import AREAS, Fact, Subject
 from trueline.schema.errors import CannotTell
 from trueline.schema.text.reading import why
 from trueline.schema.text.shown import Shown
+from trueline.schema.text.words import named_some
 from trueline.store.log.part_files import known_parts
 from trueline.store.reader import Run
 
@@ -98,4 +99,6 @@ def read_facts(run: str | os.PathLike[str] | Run) -> TrainingFacts:
             continue
         if answer is not None:  # else the job has nothing of the kind, which is no line
             facts.append(Fact(subject.name, subject.area, *answer))
+    if others := [*opened.groups, *opened.models.values()]:
+        unknown["other groups of ranks, and other models"] = f"they have facts of their own: {named_some(others)}"
     return TrainingFacts(os.fspath(opened.path), tuple(facts), unknown)

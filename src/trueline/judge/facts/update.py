@@ -5,12 +5,14 @@ T steps, N ranks.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 
 from trueline.judge.compared_ranks import data_parallel_ranks, numbers
 from trueline.judge.series.clip_calls import clip_calls
+from trueline.judge.stats.memoize import memoized
 from trueline.schema.errors import CannotTell
 from trueline.schema.text.words import counted, named_some, steps_text
 from trueline.store.reader import Run
@@ -62,25 +64,28 @@ def optimizer(run: Run) -> tuple[str, Any]:
 
 def learning_rate(run: Run) -> tuple[str, Any]:
     """The learning rate of the first parameter group as a line of its turns: "0 at 0, 0.0002 at 10, 0 at 60"."""
-    steps, rates_T = _rates(run)
+    steps, rates = _rates(run)
+    rates_T = np.array([rates_K[0] for rates_K in rates])
     turns = _turns(rates_T)
     points = [(int(steps[turn]), float(rates_T[turn])) for turn in turns]
-    said = [f"{rate:.3g} at {step}" for step, rate in points]
+    texts = [f"{rate:.3g} at {step}" for step, rate in points]
+    num_groups = max(map(len, rates))
+    head = "learning rate" if num_groups == 1 else f"learning rate of the first of {num_groups} parameter groups"
     if len(set(rates_T.tolist())) == 1:
-        return f"learning rate {rates_T[0]:.3g} at all {counted(len(steps), 'step')}", {"turns": points[:1]}
-    words = " → ".join(said if len(said) <= MAX_TURNS else [*said[: MAX_TURNS - 1], "…", said[-1]])
-    return f"learning rate {words}", {"turns": points}
+        return f"{head} {rates_T[0]:.3g} at all {counted(len(steps), 'step')}", {"turns": points[:1]}
+    words = " → ".join(texts if len(texts) <= MAX_TURNS else [*texts[: MAX_TURNS - 1], "…", texts[-1]])
+    return f"{head} {words}", {"turns": points}
 
 
 def rate_zero(run: Run) -> tuple[str, Any] | None:
-    """Updates whose learning rate is 0, which change nothing."""
-    steps, rates_T = _rates(run)
-    zero = steps[rates_T == 0]
+    """Updates at which the learning rates of all parameter groups are 0, which change nothing."""
+    steps, rates = _rates(run)
+    zero = steps[[not rates_K.any() for rates_K in rates]]
     if not len(zero):
         return None
     share = len(zero) / len(steps)
-    said = steps_text(zero.tolist(), among=steps.tolist())
-    text = f"{len(zero)} of {counted(len(steps), 'update')} had the learning rate 0 ({share:.0%}): {said}"
+    when = steps_text(zero.tolist(), among=steps.tolist())
+    text = f"{len(zero)} of {counted(len(steps), 'update')} had the learning rate 0 ({share:.0%}): {when}"
     return text, {"updates": len(zero), "share": share}
 
 
@@ -89,7 +94,13 @@ def clipping(run: Run) -> tuple[str, Any] | None:
     try:
         calls = clip_calls(run)
     except CannotTell:
-        return None
+        if not run.has("grad_norm"):
+            raise
+        return "no call of torch that clips by a norm was seen at sampled steps", {
+            "calls": 0,
+            "clipped": 0,
+            "limits": [],
+        }
     clipped = sum(call.clips for call in calls)
     limits = list(dict.fromkeys(f"{call.max_norm:.3g}" for call in calls))
     text = f"gradients are clipped at the norm {named_some(limits)}: {clipped} of {counted(len(calls), 'sampled call')}"
@@ -98,13 +109,15 @@ def clipping(run: Run) -> tuple[str, Any] | None:
 
 def scaler(run: Run) -> tuple[str, Any] | None:
     """Updates that a GradScaler left out."""
-    left_out = {key: int(values[0]) for key, values in run.lists("loss_scaler").items() if len(values)}
-    if not left_out:
+    by_rank = Counter[int]()
+    for column in ("loss_scaler", "closing_loss_scaler"):
+        for (_, rank), values in run.lists(column).items():
+            by_rank[rank] += int(values[0]) if len(values) else 0
+    if not by_rank:
         return None
-    of_rank = {rank: sum(num for (_, other), num in left_out.items() if other == rank) for _, rank in left_out}
-    most = max(of_rank.values())
-    text = f"the GradScaler left out {counted(most, 'update')} of {counted(len(run.steps) + most, 'step')}"
-    return text, {"left_out": most}
+    num_left_out = max(by_rank.values())
+    total = counted(len(run.steps) + num_left_out, "step")
+    return f"the GradScaler left out {counted(num_left_out, 'update')} of {total}", {"left_out": num_left_out}
 
 
 def _mean_losses(run: Run) -> np.ndarray:
@@ -118,13 +131,14 @@ def _mean_losses(run: Run) -> np.ndarray:
     return sums_T[counts_T > 0] / counts_T[counts_T > 0]
 
 
-def _rates(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """Steps [T] and the learning rate [T] of the first parameter group on the first rank that has any."""
-    rates = run.lists("lr", ranks=data_parallel_ranks(run)[:1])
-    steps = [step for (step, _), rates_K in rates.items() if len(rates_K)]
-    if not steps:
+@memoized
+def _rates(run: Run) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Steps [T] and the learning rates [K] of the parameter groups at each, on the first rank."""
+    rates = {step: rates_K for (step, _), rates_K in run.lists("lr", ranks=data_parallel_ranks(run)[:1]).items()}
+    rates = {step: rates_K for step, rates_K in rates.items() if len(rates_K)}
+    if not rates:
         raise CannotTell("no optimizer with learning rates was seen")
-    return np.array(steps), np.array([rates_K[0] for rates_K in rates.values() if len(rates_K)])
+    return np.array(list(rates)), list(rates.values())
 
 
 def _turns(rates_T: np.ndarray) -> list[int]:

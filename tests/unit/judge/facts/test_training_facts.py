@@ -173,3 +173,32 @@ def test_of_a_large_run_some_steps_are_looked_at(tmp_path, monkeypatch):
     assert facts.unknown["samples"] == "there may be more than 79, which are not looked at together"
     monkeypatch.setattr(data, "MAX_SAMPLES", 80)
     assert text_of(read_facts(tmp_path / "run"), "samples").startswith("80 samples in 40 steps of 2 ranks")
+
+
+def test_rates_of_several_groups(tmp_path):
+    """An update changes nothing only where all rates are 0."""
+
+    def change(step, rank, row):
+        row["lr"] = [0.0, 0.0 if step < 3 else 0.1]
+
+    write_run(tmp_path / "run", num_ranks=1, num_steps=12, change=change)
+    facts = read_facts(tmp_path / "run")
+    assert text_of(facts, "learning-rate") == "learning rate of the first of 2 parameter groups 0 at all 12 steps"
+    assert text_of(facts, "rate-zero") == "3 of 12 updates had the learning rate 0 (25%): steps 0-2"
+
+
+def test_samples_whose_values_change_from_epoch_to_epoch_have_no_known_order(tmp_path):
+    write_run(tmp_path / "run", num_ranks=1, num_steps=8, change=with_epochs([[0, 1, 2, 3], [10, 11, 12, 13]]))
+    assert text_of(read_facts(tmp_path / "run"), "epoch-order") == (
+        "2 epochs: none has a sample of the first with the same values"
+    )
+
+
+def test_updates_that_a_scaler_left_out_are_counted_to_the_end(tmp_path):
+    def change(step, rank, row):
+        row["loss_scaler"] = [float(step == 2), 1024.0, 2.0, 0.5]
+        if step == 7:
+            row["closing_loss_scaler"] = [3.0, 128.0, 2.0, 0.5]
+
+    write_run(tmp_path / "run", num_ranks=2, num_steps=8, change=change)
+    assert text_of(read_facts(tmp_path / "run"), "scaler") == "the GradScaler left out 4 updates of 12 steps"
